@@ -62,8 +62,8 @@ class CommandGroup(click.Group):
         help: str | None = None,
         options: Callable[..., Any] | None = None,
     ) -> None:
-        own: dict[str, Any] = {"help": help} if options is None else _calling(options)
-        super().__init__(name, context_settings=CONTEXT, invoke_without_command=options is not None, **own)
+        passed: dict[str, Any] = {"help": help} if options is None else _calling(options)
+        super().__init__(name, context_settings=CONTEXT, invoke_without_command=options is not None, **passed)
         self.homes = homes
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -76,8 +76,8 @@ class CommandGroup(click.Group):
             return None
         home, short_help = self.homes[cmd_name]
         module, _, attribute = home.partition(":")
-        found = getattr(importlib.import_module(module), attribute)
-        return found if isinstance(found, click.Command) else command(found, cmd_name, short_help)
+        loaded = getattr(importlib.import_module(module), attribute)
+        return loaded if isinstance(loaded, click.Command) else command(loaded, cmd_name, short_help)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -97,22 +97,25 @@ class CommandGroup(click.Group):
 def _calling(function: Callable[..., Any]) -> dict[str, Any]:
     """Return what makes a command call a function."""
     hints, parameters = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
-    params = [_parameter(name, hints[name], each.default) for name, each in parameters.items()]
+    params = [_parameter(name, hints[name], parameter.default) for name, parameter in parameters.items()]
     return {"callback": function, "params": params, "help": inspect.cleandoc(function.__doc__ or "")}
 
 
 def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
     """Return what click parses for a parameter of a function."""
     annotated, said = get_args(hint) if get_origin(hint) is Annotated else (hint, CommandParameter(click.Argument, ()))
-    kind = next((each for each in get_args(annotated) if each is not NoneType and each is not ...), annotated)
+    kind = next(
+        (annotation for annotation in get_args(annotated) if annotation is not NoneType and annotation is not ...),
+        annotated,
+    )
     several = get_origin(annotated) is tuple
     words = {key: value for key, value in said.words.items() if value is not None}
     words["type"] = click.Path(path_type=Path) if kind is Path else kind
     words |= {"required": True} if default is inspect.Parameter.empty else {"default": default}
     if said.kind is click.Argument:
         return click.Argument([name], nargs=-1 if several else 1, **words)
-    own = "--" + name.replace("_", "-")
-    names = said.names or ((f"{own}/--no-{own[2:]}",) if kind is bool else (own,))
+    flag = "--" + name.replace("_", "-")
+    names = said.names or ((f"{flag}/--no-{flag[2:]}",) if kind is bool else (flag,))
     return click.Option(
         [name, *names], is_flag=kind is bool or None, multiple=several, show_default=default != "", **words
     )

@@ -60,7 +60,7 @@ def highs(
     lp.a_matrix_.value_ = np.asarray(matrix.values, dtype=np.float64)
     if integer is not None:
         kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-        lp.integrality_ = [kinds[int(one)] for one in integer]
+        lp.integrality_ = [kinds[int(kind)] for kind in integer]
     solver = _quiet_solver()()
     for name, setting in {**SETTINGS, **settings}.items():
         solver.setOptionValue(name, setting)

@@ -23,8 +23,8 @@ def coarse(values: NDArray[np.float64]) -> NDArray[np.float64]: ...
 def coarse(values: float | NDArray[np.float64]) -> float | NDArray[np.float64]:
     """Return values with `BITS` binary digits each; zeros and infinities stay."""
     mantissa, exponent = np.frexp(values)
-    found = np.ldexp(np.rint(mantissa * 2.0**BITS), exponent - BITS)
-    return np.asarray(found) if isinstance(values, np.ndarray) else float(found)
+    rounded = np.ldexp(np.rint(mantissa * 2.0**BITS), exponent - BITS)
+    return np.asarray(rounded) if isinstance(values, np.ndarray) else float(rounded)
 
 
 def weighed(rows: NDArray[Any], weights: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -120,7 +120,7 @@ def test_limits_that_nothing_keeps_are_exit_3_with_what_is_possible(offers: str,
     assert outcome.code == 3
     assert words in outcome.out
     document = json.loads(run([*SHOP, "--offers", offers, *limits, "--json"]).out)
-    assert words in document["infeasible"]["remedies"][0]
+    assert words in document["infeasible"]["remedies"][0]["words"]
     assert document["front"]
 
 

@@ -45,18 +45,19 @@ def test_json_has_every_row_duplicates_and_skipped_ones_too(rows, tmp_path: Path
     outcome = run(["validate", write(tmp_path / "runs.csv", given), "--json"])
     assert outcome.code == 0, outcome.err
     document = json.loads(outcome.out)
-    assert set(document) == {"runs", "summary"}
+    assert set(document) == {"version", "runs", "summary"}
     holds("validation", document)
     first, second, skipped, memory = document["runs"]
     assert (first["duplicate"], second["duplicate"]) == (False, True)
     assert first["measured_seconds"] == float(rows[0]["measured_iter_time_s"])
     low, high = first["interval"]
     assert low < first["predicted_seconds"] < high
-    assert skipped == {"row_id": rows[1]["row_id"], "skipped": "precision nvfp4 is not modelled"}
+    reason = {"kind": "not_modelled", "words": "precision nvfp4 is not modelled"}
+    assert skipped == {"row_id": rows[1]["row_id"], "skipped": reason}
     assert memory["measured_seconds"] is None
     assert memory["measured_memory_bytes"] == 60 * 2.0**30
     assert document["summary"]["timed"] == 1
-    assert document["summary"]["skipped"] == {"precision nvfp4 is not modelled": 1}
+    assert document["summary"]["skipped"] == [{**reason, "count": 1}]
 
 
 def test_failed_runs_alone_are_predicted(rows, tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_failed_runs_alone_are_predicted(rows, tmp_path: Path) -> None:
 def test_quality_and_kind_choose() -> None:
     document = json.loads(run(["validate", str(KNOWN), "--quality", "a", "--kind", "fwd+bwd", "--json"]).out)
     assert document["summary"]["predicted"] == 1
-    assert sum(document["summary"]["skipped"].values()) == document["summary"]["rows"] - 1
+    assert sum(entry["count"] for entry in document["summary"]["skipped"]) == document["summary"]["rows"] - 1
 
 
 def test_page_and_picture_are_written_and_the_same_each_time(tmp_path: Path) -> None:

@@ -137,9 +137,11 @@ def test_infeasible_says_why_and_what_would_help() -> None:
     assert "data parallel only: needs 465.7 GiB of 74.5 GiB" in text
     pinned = infeasible_text(replace(ranking, baselines=BASELINES), plan.model, plan.cluster, plan.job)
     assert "expert" not in pinned
-    document = ranking_document(ranking)
+    document: Any = ranking_document(ranking)
     assert document["plans"] == []
-    assert document["infeasible"] == {"reason": reason, "remedies": remedies}
+    assert document["infeasible"]["reason"] == {"kind": "pins_too_tight", "words": reason}
+    assert [remedy["words"] for remedy in document["infeasible"]["remedies"]] == remedies
+    assert document["infeasible"]["remedies"][0]["machines"] == 3
 
 
 def test_an_evaluation_shows_both_plans_and_every_second() -> None:
@@ -159,7 +161,7 @@ def test_an_evaluation_shows_both_plans_and_every_second() -> None:
     document: Any = evaluation_document(result, (), Origin())
     assert document["fits"] is document["legal"] is True
     assert document["terms"]["recompute_seconds"] == {"plan": 3.0, "best": 0.0, "difference": 3.0}
-    assert document["settings"] == {"sequence parallel": {"plan": "off", "best": "on"}}
+    assert document["settings"] == {"sequence_parallel": {"words": "sequence parallel", "plan": "off", "best": "on"}}
 
 
 def test_a_plan_that_does_not_fit_is_told_what_would_make_it_fit() -> None:

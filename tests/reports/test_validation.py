@@ -52,7 +52,7 @@ def test_long_lists_are_cut_with_a_note() -> None:
 
 def test_the_document_has_every_run_with_the_promised_keys(known) -> None:
     document = json.loads(json.dumps(validation_document(known), allow_nan=False))
-    assert set(document) == {"runs", "summary"}
+    assert set(document) == {"version", "runs", "summary"}
     assert [run["row_id"] for run in document["runs"]] == [outcome.run.row_id for outcome in known.outcomes]
     promised = {
         "row_id", "predicted_seconds", "interval", "measured_seconds", "predicted_memory_bytes",

@@ -333,8 +333,8 @@ def test_unequal_replicas_on_one_type_are_found_where_they_are_run_and_named_whe
         plan(model, cluster, make_job(global_batch=5, seq_len=16384, framework=framework), top=1)
         for framework in ("megatron", "train")
     )
-    assert NotCovered.UNEQUAL_REPLICAS in equal.search.not_covered
-    assert NotCovered.UNEQUAL_REPLICAS not in unequal.search.not_covered
+    assert NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE in equal.search.not_covered
+    assert NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE not in unequal.search.not_covered
     assert sorted(replica.micro_batches for replica in unequal.best.replicas) == [1, 2]
     assert seconds(unequal.best) < 0.9 * seconds(equal.best)
 

@@ -9,6 +9,7 @@ from tests.validation.known import known_runs
 
 from shardwright.cost.learned import default_efficiency
 from shardwright.units import GIBIBYTE, GIGA
+from shardwright.validation.facts import Skip
 from shardwright.validation.outcome import Outcome, RunPrediction, measured_bytes, memory_kind, outcomes
 from shardwright.validation.runs import PublishedRun
 
@@ -55,7 +56,8 @@ def test_of_duplicates_the_first_that_can_be_predicted_counts() -> None:
     unclear = replace(run, n_gpus=None)
     found = outcomes([unclear, run, run, RUNS["413f238ffe"]], EFFICIENCY)
     assert [outcome.counted for outcome in found if outcome.predicted] == [True, False, True]
-    assert "n_gpus" in found[0].skipped
+    assert found[0].skipped is not None
+    assert "n_gpus" in found[0].skipped.words
 
 
 def test_runs_that_are_not_asked_for_are_skipped_and_unrated_ones_are_not() -> None:
@@ -63,12 +65,12 @@ def test_runs_that_are_not_asked_for_are_skipped_and_unrated_ones_are_not() -> N
     runs = [run, replace(run, quality="C"), replace(run, quality=""), replace(run, kind="lora"), replace(run, kind="")]
     found = outcomes(runs, EFFICIENCY, quality="AB", kinds=["pretrain"])
     skipped = ["", "quality C is not asked for", "", "kind lora is not asked for", ""]
-    assert [outcome.skipped for outcome in found] == skipped
+    assert [outcome.skipped.words if outcome.skipped else "" for outcome in found] == skipped
 
 
 def test_a_precision_that_the_gpu_lacks_is_a_reason_not_an_error() -> None:
     (outcome,) = outcomes([replace(RUNS["75913be254"], precision="fp8")], EFFICIENCY)
-    assert outcome.skipped == "A100-SXM-80 cannot compute in fp8"
+    assert outcome.skipped == Skip("unable_gpu", "A100-SXM-80 cannot compute in fp8")
 
 
 def test_the_recomputation_that_was_taken_is_said() -> None:

@@ -66,15 +66,15 @@ class Series:
 
 def read_collectives(folder: Path) -> list[Series]:
     """Return the measured collectives of `folder`, of each the sizes of training (at most 24, evenly spread)."""
-    found: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+    by_name: dict[tuple[str, ...], list[tuple[float, float]]] = {}
     for values in read_columns(folder / COMM_FILE, COLUMNS):
         row = dict(zip(COLUMNS, values, strict=True))
         if not _usable(row):
             continue
         key = tuple(row[name] for name in ("source", "gpu", "interconnect", "collective", "n_ranks", "ranks_per_node"))
-        found.setdefault((*key, row["n_nodes"]), []).append((float(row["bytes"]), float(row["time_us"]) * 1e-6))
+        by_name.setdefault((*key, row["n_nodes"]), []).append((float(row["bytes"]), float(row["time_us"]) * 1e-6))
     series = []
-    for (source, gpu, words, collective, ranks, per_node, nodes), points in sorted(found.items()):
+    for (source, gpu, words, collective, ranks, per_node, nodes), points in sorted(by_name.items()):
         values_ = np.array(sorted(points))
         spread = np.unique(np.linspace(0, len(values_) - 1, MOST_SIZES).astype(int))
         sizes, seconds = values_[spread].T
@@ -129,4 +129,4 @@ def measured_pool(gpu_name: str, interconnect: str, per_node: int, nodes: int) -
 
 def gpu_names(series: Sequence[Series]) -> list[str]:
     """Return the GPUs that were measured, sorted."""
-    return sorted({one.pool.gpu.name for one in series})
+    return sorted({measured.pool.gpu.name for measured in series})

@@ -60,34 +60,34 @@ class CollectiveFits:
     links: LinkFits
     network: NetworkFit
 
-    def predicted(self, one: Series) -> Floats:
+    def predicted(self, measured: Series) -> Floats:
         """Return the predicted seconds of a series, [S]."""
-        return one.predicted(fit_of(self.links, one.pool), self.network)
+        return measured.predicted(fit_of(self.links, measured.pool), self.network)
 
 
 def fit_collectives(series: Sequence[Series]) -> CollectiveFits:
     """Return the fits to all series."""
-    inside = [one for one in series if not one.crosses]
+    inside = [measured for measured in series if not measured.crosses]
     fits: dict[tuple[str, str], LinkFit] = {}
     for kind in KINDS:
-        of_kind = [one for one in inside if link_kind(one.pool) == kind]
+        of_kind = [measured for measured in inside if link_kind(measured.pool) == kind]
         fits[kind, ""] = fit_link(of_kind, USUAL) if of_kind else USUAL
-        for architecture in sorted({one.pool.gpu.architecture for one in of_kind if kind != PCIE}):
-            own = [one for one in of_kind if one.pool.gpu.architecture == architecture]
-            fits[kind, architecture] = fit_link(own, fits[kind, ""])
-    return CollectiveFits(links=fits, network=fit_network([one for one in series if one.crosses], fits))
+        for architecture in sorted({measured.pool.gpu.architecture for measured in of_kind if kind != PCIE}):
+            of_architecture = [measured for measured in of_kind if measured.pool.gpu.architecture == architecture]
+            fits[kind, architecture] = fit_link(of_architecture, fits[kind, ""])
+    return CollectiveFits(links=fits, network=fit_network([measured for measured in series if measured.crosses], fits))
 
 
 def fit_link(series: Sequence[Series], usual: LinkFit) -> LinkFit:
     """Return the link fit that suits `series` best; where they say little it is as `usual`."""
-    return _fitted(series, lambda one, fit: one.predicted(fit, USUAL_NETWORK), usual, SPREAD, LARGEST)
+    return _fitted(series, lambda measured, fit: measured.predicted(fit, USUAL_NETWORK), usual, SPREAD, LARGEST)
 
 
 def fit_network(series: Sequence[Series], links: LinkFits) -> NetworkFit:
     """Return the network fit that suits `series` best, given the links inside machines."""
 
-    def predicted(one: Series, fit: NetworkFit) -> Floats:
-        return one.predicted(fit_of(links, one.pool), fit)
+    def predicted(measured: Series, fit: NetworkFit) -> Floats:
+        return measured.predicted(fit_of(links, measured.pool), fit)
 
     return _fitted(series, predicted, USUAL_NETWORK, NETWORK_SPREAD, LARGEST_NETWORK)
 
@@ -108,7 +108,9 @@ def _fitted(
 
     def misfit(logs: Floats) -> Floats:
         fit = made(logs)
-        errors = [w * np.log(predicted(one, fit) / one.seconds) for w, one in zip(weights, series, strict=True)]
+        errors = [
+            w * np.log(predicted(measured, fit) / measured.seconds) for w, measured in zip(weights, series, strict=True)
+        ]
         return np.concatenate([np.concatenate(errors) / SCALE, 2.0 * (logs - centre) / ends])
 
     bounds = np.full_like(centre, -np.inf), limits
@@ -118,10 +120,10 @@ def _fitted(
 def _weights(series: Sequence[Series]) -> Floats:
     """Return the weight of each series: GPUs (by source) count by the fourth root of their rows."""
     rows: dict[tuple[str, str], int] = {}
-    for one in series:
-        key = (one.pool.gpu.name, one.source)
-        rows[key] = rows.get(key, 0) + len(one.sizes)
-    weights = np.array([rows[one.pool.gpu.name, one.source] ** -0.25 for one in series])
+    for measured in series:
+        key = (measured.pool.gpu.name, measured.source)
+        rows[key] = rows.get(key, 0) + len(measured.sizes)
+    weights = np.array([rows[measured.pool.gpu.name, measured.source] ** -0.25 for measured in series])
     return np.asarray(weights / weights.mean())
 
 
@@ -132,39 +134,39 @@ def _values(fit: LinkFit | NetworkFit) -> Floats:
 def left_out_collectives(series: Sequence[Series]) -> dict[str, tuple[int, float]]:
     """Return rows and median error of time, as a share, of the collectives within machines of each GPU under fits to
     the other GPUs."""
-    inside = [one for one in series if not one.crosses]
-    found = {}
+    inside = [measured for measured in series if not measured.crosses]
+    errors = {}
     for gpu in gpu_names(inside):
-        fits = fit_collectives([one for one in inside if one.pool.gpu.name != gpu])
-        held = [one for one in inside if one.pool.gpu.name == gpu]
-        found[gpu] = _error(fits, held)
-    return found
+        fits = fit_collectives([measured for measured in inside if measured.pool.gpu.name != gpu])
+        held = [measured for measured in inside if measured.pool.gpu.name == gpu]
+        errors[gpu] = _error(fits, held)
+    return errors
 
 
 def left_out_networks(series: Sequence[Series]) -> dict[str, tuple[int, float]]:
     """Return rows and median error of the collectives between machines of each source and GPU under fits to the
     others."""
 
-    def name(one: Series) -> str:
-        return f"{one.pool.gpu.name} × {one.ranks} ({one.source})"
+    def name(measured: Series) -> str:
+        return f"{measured.pool.gpu.name} × {measured.ranks} ({measured.source})"
 
-    across = [one for one in series if one.crosses]
-    found = {}
-    for held in sorted({name(one) for one in across}):
-        fits = fit_collectives([one for one in series if not one.crosses or name(one) != held])
-        found[held] = _error(fits, [one for one in across if name(one) == held])
-    return found
+    across = [run for run in series if run.crosses]
+    errors = {}
+    for held in sorted({name(run) for run in across}):
+        fits = fit_collectives([run for run in series if not run.crosses or name(run) != held])
+        errors[held] = _error(fits, [run for run in across if name(run) == held])
+    return errors
 
 
 def random_collectives(series: Sequence[Series], *, share: float, seed: int) -> tuple[int, float]:
     """Return rows and median error on a share of the rows within machines, left out at random."""
     random = np.random.default_rng(seed)
-    inside = [one for one in series if not one.crosses]
-    held = [random.random(len(one.sizes)) < share for one in inside]
-    fits = fit_collectives([one.part(~chosen) for one, chosen in zip(inside, held, strict=True)])
-    return _error(fits, [one.part(chosen) for one, chosen in zip(inside, held, strict=True)])
+    inside = [measured for measured in series if not measured.crosses]
+    held = [random.random(len(measured.sizes)) < share for measured in inside]
+    fits = fit_collectives([measured.part(~chosen) for measured, chosen in zip(inside, held, strict=True)])
+    return _error(fits, [measured.part(chosen) for measured, chosen in zip(inside, held, strict=True)])
 
 
 def _error(fits: CollectiveFits, series: Sequence[Series]) -> tuple[int, float]:
-    ratios = np.concatenate([fits.predicted(one) / one.seconds for one in series])
+    ratios = np.concatenate([fits.predicted(measured) / measured.seconds for measured in series])
     return len(ratios), float(np.median(np.abs(ratios - 1.0)))

@@ -11,7 +11,7 @@ from shardwright.arrays import Floats
 from shardwright.calibrate.crossvalidate import LearningPoint
 from shardwright.calibrate.training import Trained
 from shardwright.reports.pages.markdown import markdown_table
-from shardwright.reports.text.validation import NONE, number, percent
+from shardwright.reports.text.validation import DIMENSION_WORDS, NONE, number, percent
 from shardwright.validation.case import Case
 from shardwright.validation.outcome import RECOMPUTE_WORDS, Outcome, RunPrediction
 from shardwright.validation.reasons import NO_REASON, reasons, sweep_outliers
@@ -28,12 +28,12 @@ CURVE = """The learning curve: sources drawn at random (five draws each), error 
 the linear picture of the fit."""
 
 
-def cross_page(cases: Sequence[Case], found: Trained, curve: Sequence[LearningPoint]) -> str:
+def cross_page(cases: Sequence[Case], training: Trained, curve: Sequence[LearningPoint]) -> str:
     """Return the section as Markdown."""
     summaries = {
-        one.protocol: summarise(held_out_outcomes(cases, found, place))
-        for place, one in enumerate(found.held_out)
-        if not np.isnan(one.seconds).all()
+        held.protocol: summarise(held_out_outcomes(cases, training, place))
+        for place, held in enumerate(training.held_out)
+        if not np.isnan(held.seconds).all()
     }
     return "\n\n".join(
         [
@@ -45,10 +45,10 @@ def cross_page(cases: Sequence[Case], found: Trained, curve: Sequence[LearningPo
             "By source:",
             _by("source", summaries),
             "By GPU:",
-            _by("GPU", summaries),
+            _by("gpu", summaries),
             "By framework:",
             _by("framework", summaries),
-            _largest(summaries["in domain"], held_out_outcomes(cases, found, 0)),
+            _largest(summaries["in domain"], held_out_outcomes(cases, training, 0)),
             CURVE,
             markdown_table(
                 ("sources seen", "median error", "mean error"),
@@ -58,9 +58,9 @@ def cross_page(cases: Sequence[Case], found: Trained, curve: Sequence[LearningPo
     )
 
 
-def held_out_outcomes(cases: Sequence[Case], found: Trained, place: int) -> list[Outcome]:
+def held_out_outcomes(cases: Sequence[Case], training: Trained, place: int) -> list[Outcome]:
     """Return the outcomes of the cases that the protocol at `place` leaves out."""
-    held_out, widths = found.held_out[place], found.widths[place]
+    held_out, widths = training.held_out[place], training.widths[place]
     return [
         Outcome(run=replace(case.run, measured_mem_gb=None), case=case, predicted=_predicted(case, seconds, width))
         for case, seconds, width in zip(cases, held_out.seconds, widths, strict=True)
@@ -122,7 +122,7 @@ def _by(dimension: str, summaries: dict[str, Summary]) -> str:
                 row += [f"{group.runs:,}", percent(group.coverage), number(group.tau)]
             row.append(NONE if group is None else percent(group.median_error))
         rows.append(row)
-    return markdown_table((dimension, "runs", "inside", "tau", *summaries), rows)
+    return markdown_table((DIMENSION_WORDS.get(dimension, dimension), "runs", "inside", "tau", *summaries), rows)
 
 
 def _largest(summary: Summary, outcomes: Sequence[Outcome]) -> str:

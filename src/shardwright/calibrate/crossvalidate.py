@@ -90,7 +90,7 @@ def learning_curve(cases: Sequence[Case], efficiency: Efficiency, centre: Calibr
     linear = linearised(cases, efficiency, centre)
     sources = np.array([case.run.source for case in cases])
     names, chance = np.unique(sources), np.random.default_rng(SEED)
-    found = []
+    points = []
     for seen in SOURCES_SEEN:
         if seen >= len(names):
             break
@@ -98,12 +98,12 @@ def learning_curve(cases: Sequence[Case], efficiency: Efficiency, centre: Calibr
         for _ in range(DRAWS):
             drawn = chance.permutation(names)[:seen]
             calibration = solved(cases, linear, np.flatnonzero(np.isin(sources, drawn)))
-            move = np.log([value(calibration, one) / value(centre, one) for one in linear.parameters])
+            move = np.log([value(calibration, parameter) / value(centre, parameter) for parameter in linear.parameters])
             off = np.abs(np.expm1(-(linear.errors + linear.slopes @ move)))
             unseen = [off[sources == name] for name in names if name not in drawn]
-            medians.append(np.mean([np.median(one) for one in unseen]))
-            means.append(np.mean([np.mean(one) for one in unseen]))
-        found.append(
+            medians.append(np.mean([np.median(errors) for errors in unseen]))
+            means.append(np.mean([np.mean(errors) for errors in unseen]))
+        points.append(
             LearningPoint(sources=seen, median_error=float(np.mean(medians)), mean_error=float(np.mean(means)))
         )
-    return found
+    return points

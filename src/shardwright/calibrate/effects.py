@@ -17,12 +17,12 @@ def noise(counts: Floats) -> Floats:
     return NOISE**2 * (1.0 + FEW_ROWS / np.minimum(counts, 100.0))
 
 
-def fit_variances(cells: Cells, found: Floats, counts: Floats) -> Floats:
-    """Return the variances of the effects at which the measured offsets `found` [C] are likeliest."""
+def fit_variances(cells: Cells, medians: Floats, counts: Floats) -> Floats:
+    """Return the variances of the effects at which the measured offsets `medians` [C] are likeliest."""
     from scipy.optimize import minimize  # type: ignore[import-untyped]
 
     terms = np.stack([covariance(row, cells, cells) for row in np.eye(len(EFFECTS))])
-    error, centred = np.diag(noise(counts)), found - found.mean()
+    error, centred = np.diag(noise(counts)), medians - medians.mean()
 
     def loss(logs: Floats) -> tuple[float, Floats]:
         variances = np.exp(logs)
@@ -40,16 +40,16 @@ def fit_variances(cells: Cells, found: Floats, counts: Floats) -> Floats:
     return np.asarray(np.exp(minimize(loss, start, jac=True, method="L-BFGS-B").x))
 
 
-def fit_offsets(cells: Cells, found: Floats, counts: Floats, shape_deviation: float) -> Offsets:
-    """Return the process given the offsets `found` of cells with so many rows each."""
-    variances = fit_variances(cells, found, counts)
+def fit_offsets(cells: Cells, medians: Floats, counts: Floats, shape_deviation: float) -> Offsets:
+    """Return the process given the offsets `medians` of cells with so many rows each."""
+    variances = fit_variances(cells, medians, counts)
     inverse = np.asarray(np.linalg.inv(covariance(variances, cells, cells) + np.diag(noise(counts))), dtype=float)
-    mean = float(found.mean())
+    mean = float(medians.mean())
     return Offsets(
         cells=cells,
         variances=variances,
         mean=mean,
-        weights=inverse @ (found - mean),
+        weights=inverse @ (medians - mean),
         inverse=inverse,
         shape_deviation=shape_deviation,
     )

@@ -29,9 +29,9 @@ def evidence_table(cases: Sequence[Case], in_domain: HeldOutPredictions) -> Publ
     seconds = np.array([case.run.seconds for case in cases], dtype=float)
     tokens = np.array([case.job.tokens_per_iteration for case in cases], dtype=float)
     return Published(
-        names=np.array([[getattr(one, name) for name in NAMES] for one in settings]),
-        flags=np.array([[getattr(one, name) for name in FLAGS] for one in settings]),
-        sizes=np.log2([[getattr(one, name) for name in DOUBLINGS] for one in settings]),
+        names=np.array([[getattr(setting, name) for name in NAMES] for setting in settings]),
+        flags=np.array([[getattr(setting, name) for name in FLAGS] for setting in settings]),
+        sizes=np.log2([[getattr(setting, name) for name in DOUBLINGS] for setting in settings]),
         model=np.array([case.run.model for case in cases]),
         source=np.array([case.run.source for case in cases]),
         strategy=np.array([_words(case) for case in cases]),
@@ -60,10 +60,10 @@ def held_out_distances(cases: Sequence[Case], runs: Published, protocol: str) ->
         known = Published(**{name: getattr(runs, name)[seen] for name in Published.__slots__})
         memo: dict[Conditions, float] = {}
         for index in left_out:
-            one = settings[index]
-            if one not in memo:
-                memo[one] = float(distances(one, known).min(initial=FARTHEST))
-            far[index] = memo[one]
+            setting = settings[index]
+            if setting not in memo:
+                memo[setting] = float(distances(setting, known).min(initial=FARTHEST))
+            far[index] = memo[setting]
     return np.asarray(np.minimum(far, FARTHEST))
 
 
@@ -74,13 +74,13 @@ def spreads(
     which intervals made without the runs hold eight in ten where sources or GPU types are left out (each source
     counting alike)."""
     measured = np.array([case.run.seconds for case in cases], dtype=float)
-    errors = [np.log(measured / one.seconds) for one in held_out]
+    errors = [np.log(measured / held.seconds) for held in held_out]
     frameworks = np.array([case.job.framework for case in cases])
     best, chosen = np.inf, 0.0
     for growth in GROWTHS:
         gap = 0.0
-        for error, distance, one in zip(errors[1:3], far[1:3], held_out[1:3], strict=True):
-            ends = held_out_widths(cases, held_out[0], far[0], distance, weights, float(growth), one.protocol)
+        for error, distance, held in zip(errors[1:3], far[1:3], held_out[1:3], strict=True):
+            ends = held_out_widths(cases, held_out[0], far[0], distance, weights, float(growth), held.protocol)
             inside = (error >= ends[:, 0]) & (error <= ends[:, 1])
             known = ~np.isnan(error)
             gap += abs(float((weights * inside)[known].sum() / weights[known].sum()) - (1.0 - 2.0 * TAIL))
@@ -102,16 +102,16 @@ def held_out_widths(
     not leave out with it. `seen` are in-domain distances, `far` those under the protocol."""
     error = np.log(np.array([case.run.seconds for case in cases], dtype=float) / in_domain.seconds)
     frameworks = np.array([case.job.framework for case in cases])
-    found = np.full((len(cases), 2), np.nan)
+    widths = np.full((len(cases), 2), np.nan)
     for left_out in groups(cases, protocol):
         kept = np.setdiff1d(np.arange(len(cases)), left_out)
         if not len(kept):
             continue
-        own = _quantiles(error[kept], seen[kept], frameworks[kept], weights[kept], growth)
+        spread = _quantiles(error[kept], seen[kept], frameworks[kept], weights[kept], growth)
         wider = 1.0 + growth * np.minimum(far[left_out], FARTHEST)
-        found[left_out, 0] = -wider * np.array([own[name].low for name in frameworks[left_out]])
-        found[left_out, 1] = wider * np.array([own[name].high for name in frameworks[left_out]])
-    return found
+        widths[left_out, 0] = -wider * np.array([spread[name].low for name in frameworks[left_out]])
+        widths[left_out, 1] = wider * np.array([spread[name].high for name in frameworks[left_out]])
+    return widths
 
 
 def _quantiles(
@@ -123,9 +123,9 @@ def _quantiles(
     for framework in sorted(framework_names()):
         mine = frameworks == framework
         count = float(mine.sum())
-        own = weighted_quantiles(scaled[mine], weights[mine]) if mine.any() else pooled
+        ends = weighted_quantiles(scaled[mine], weights[mine]) if mine.any() else pooled
         share = count / (count + PSEUDO_RUNS)
-        low, high = (share * one + (1.0 - share) * all_ for one, all_ in zip(own, pooled, strict=True))
+        low, high = (share * end + (1.0 - share) * all_ for end, all_ in zip(ends, pooled, strict=True))
         made[framework] = Spread(low=max(-low, LEAST), high=max(high, LEAST), growth=growth)
     return made
 

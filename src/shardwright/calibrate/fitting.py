@@ -20,15 +20,15 @@ def tables(folder: Path, *, share: float = 1.0) -> dict[str, FitTable]:
     """Return the rows of each family ready to fit; `share` of the usual number."""
     rows = read_operators(folder)
     return {
-        family: table(family, sample(found, int(share * ROWS_OF_CELL[family])))
-        for family, found in rows.items()
-        if len(found)
+        family: table(family, sample(family_rows, int(share * ROWS_OF_CELL[family])))
+        for family, family_rows in rows.items()
+        if len(family_rows)
     }
 
 
-def fitted_files(found: dict[str, FitTable], series: Sequence[Series]) -> Iterator[tuple[str, bytes]]:
+def fitted_files(families: dict[str, FitTable], series: Sequence[Series]) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of every file that `cost/learned/data` has. Equal rows give equal bytes."""
-    for family, rows in found.items():
+    for family, rows in families.items():
         yield f"{family}.npz", pack(fit(family, rows))
     if series:
         fits = fit_collectives(series)

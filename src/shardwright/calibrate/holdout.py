@@ -65,7 +65,7 @@ def gpu_of_rows(rows: FitTable) -> Floats:
 def left_out(family: str, rows: FitTable) -> list[LeftOut]:
     """Return the errors on each GPU when the model is fitted to the other GPUs alone."""
     names = gpu_of_rows(rows)
-    found = []
+    scores = []
     for gpu in np.unique(names):
         test = names == gpu
         if (test & rows.training).sum() < FEWEST_ROWS:
@@ -76,7 +76,7 @@ def left_out(family: str, rows: FitTable) -> list[LeftOut]:
         draw = np.random.default_rng(SEED).permutation(len(ratio))[:CALIBRATION_SHAPES]
         factor = float(np.median(ratio[draw]))
         rest = np.delete(ratio, draw) if len(ratio) > 2 * CALIBRATION_SHAPES else ratio
-        found.append(
+        scores.append(
             LeftOut(
                 gpu=str(gpu),
                 rows=len(ratio),
@@ -85,7 +85,7 @@ def left_out(family: str, rows: FitTable) -> list[LeftOut]:
                 bias=float(np.median(ratio)),
             )
         )
-    return found
+    return scores
 
 
 def learning_curve(family: str, rows: FitTable) -> list[tuple[int, float]]:

@@ -67,15 +67,15 @@ def log_errors(cases: Sequence[Case], facts: Facts) -> Floats:
 def slopes_at(cases: Sequence[Case], facts: Facts, errors: Floats) -> dict[tuple[Framework, str], Floats]:
     """Return the derivative of the log errors by the logarithm of every fitted figure, [N] each."""
     frameworks = np.array([case.job.framework for case in cases])
-    found: dict[tuple[Framework, str], Floats] = {}
+    slopes: dict[tuple[Framework, str], Floats] = {}
     for framework, names in PRIORS.items():
         mine = np.flatnonzero(frameworks == framework)
         for name in names if len(mine) else ():
             moved = moved_by(facts, {(framework, name): STEP})
             column = np.zeros(len(cases))
             column[mine] = (log_errors([cases[int(index)] for index in mine], moved) - errors[mine]) / STEP
-            found[framework, name] = column
-    return found
+            slopes[framework, name] = column
+    return slopes
 
 
 def moved_by(facts: Facts, moves: Mapping[tuple[Framework, str], float]) -> dict[Framework, MemoryFacts]:
@@ -122,12 +122,12 @@ def held_out_errors(cases: Sequence[Case], centre: Facts, *, by_source: bool = F
     slopes = slopes_at(cases, centre, errors)
     offsets, weights = offsets_of(centre, list(slopes)), source_weights(cases)
     keys = np.array([case.run.source if by_source else str(fold_of(case)) for case in cases])
-    found = np.zeros(len(cases))
+    held = np.zeros(len(cases))
     for key in sorted(set(keys.tolist())):
         out = np.flatnonzero(keys == key)
         facts = moved_by(centre, solved(errors, slopes, offsets, weights, np.flatnonzero(keys != key)))
-        found[out] = log_errors([cases[int(index)] for index in out], facts)
-    return found
+        held[out] = log_errors([cases[int(index)] for index in out], facts)
+    return held
 
 
 def source_medians(cases: Sequence[Case], errors: Floats) -> dict[str, tuple[int, float, float]]:
@@ -155,9 +155,9 @@ def spreads(cases: Sequence[Case], errors: Floats, facts: Facts) -> dict[Framewo
         pooled = UNSEEN * _tail(size, weights)
         for framework in new:
             mine = frameworks == framework
-            own = _tail(size[mine], weights[mine]) if mine.any() else pooled
+            tail = _tail(size[mine], weights[mine]) if mine.any() else pooled
             count = float(weights[mine].sum())
-            sigma = max((count * own + PSEUDO_RUNS * pooled) / (count + PSEUDO_RUNS), LEAST_SIGMA)
+            sigma = max((count * tail + PSEUDO_RUNS * pooled) / (count + PSEUDO_RUNS), LEAST_SIGMA)
             new[framework] = replace(new[framework], **{name: sigma})
     return new
 

@@ -64,10 +64,10 @@ def memory(
             "source left out": held_out_errors(measured, centre, by_source=True),
         }
         facts = spreads(measured, errors["near duplicates left out"], centre)
-    for name, found in errors.items():
-        medians = source_medians(measured, found)
+    for name, misses in errors.items():
+        medians = source_medians(measured, misses)
         macro = np.mean([error for _, error, _ in medians.values()])
-        print(f"{name}: median error {np.median(np.abs(np.expm1(-found))):.1%} of runs, {macro:.1%} of mean source")
+        print(f"{name}: median error {np.median(np.abs(np.expm1(-misses))):.1%} of runs, {macro:.1%} of mean source")
         for source, (count, error, ratio) in medians.items():
             print(f"  {count:5d} runs  error {error:6.1%}  measured/predicted {ratio:.2f}  {source}")
     if broken is not None:

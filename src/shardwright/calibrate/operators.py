@@ -70,9 +70,9 @@ def table(family: str, rows: OperatorRows) -> FitTable:
         machine = facts(gpus()[str(first.gpu[0])], _precision(first), block=bool(first.block[0]), method=method)
         if family == "gemm" and method in SUSTAINED:
             machine = sustained(machine)
-        found = COLUMNS[family](machine, rows.take(of_cell).shapes)
-        columns = np.empty((len(rows), found.values.shape[1])) if columns is None else columns
-        columns[of_cell], seconds[of_cell] = found.values, found.seconds
+        computed = COLUMNS[family](machine, rows.take(of_cell).shapes)
+        columns = np.empty((len(rows), computed.values.shape[1])) if columns is None else columns
+        columns[of_cell], seconds[of_cell] = computed.values, computed.seconds
         kind = str(first.kind[0]) or machine.arithmetic
         described.append((machine.gpu, machine.architecture, machine.vendor, kind, method))
         watts.append(np.log(machine.watts_per_teraflops))
@@ -108,16 +108,16 @@ def fit(family: str, rows: FitTable) -> Fitted:
     """Return the family fitted to the rows; cells without rows have no say."""
     growth, present = GROWTH[family], np.unique(rows.cell)
     total = len(rows.cells.log_watts)
-    found = cell_medians(rows.target, rows, total)
+    medians = cell_medians(rows.target, rows, total)
     for turn in range(TURNS):
         rounds = growth.rounds if turn == TURNS - 1 else min(EARLY_ROUNDS, growth.rounds)
-        booster = grow(rows, rows.target - found[rows.cell], replace(growth, rounds=rounds))
+        booster = grow(rows, rows.target - medians[rows.cell], replace(growth, rounds=rounds))
         rest = rows.target - predict(booster, rows.columns)
-        found = cell_medians(rest, rows, total)
+        medians = cell_medians(rest, rows, total)
     cells = Cells(rows.cells.names[present], rows.cells.log_watts[present])
     counts = np.bincount(rows.cell, minlength=total)[present].astype(float)
     low, high = np.quantile(rows.target, LIMIT_QUANTILES)
-    offsets = fit_offsets(cells, found[present], counts, SHAPE_DEVIATION[family])
+    offsets = fit_offsets(cells, medians[present], counts, SHAPE_DEVIATION[family])
     return Fitted(forest_of(booster, growth.depth), offsets, (float(low), float(high)))
 
 

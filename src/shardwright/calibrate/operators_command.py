@@ -37,12 +37,12 @@ def operators(
     from shardwright.errors import bad
     from shardwright.files import write_atomically
 
-    found, series = tables(folder), read_collectives(folder)
-    if not found and not series:
+    fits, series = tables(folder), read_collectives(folder)
+    if not fits and not series:
         raise bad(str(folder), "has no row to fit to", "docs/calibration.md says which rows count")
     if evaluate:
         scores = {}
-        for family, rows in found.items():
+        for family, rows in fits.items():
             print(f"{family}: {len(rows.target):,} rows", file=sys.stderr)
             scores[family] = family_score(family, rows)
         text = operators_page(scores, series) + "\n"
@@ -54,6 +54,6 @@ def operators(
         return
     target = Path(shardwright.cost.learned.__file__).parent / "data" if out is None else out
     target.mkdir(parents=True, exist_ok=True)
-    for name, content in fitted_files(found, series):
+    for name, content in fitted_files(fits, series):
         write_atomically(target / name, content)
         print(target / name)

@@ -40,7 +40,7 @@ class FamilyScore:
     @property
     def macro(self) -> float:
         """The mean over GPUs of the error on a GPU that was left out."""
-        return float(np.mean([one.error for one in self.left_out]))
+        return float(np.mean([gpu.error for gpu in self.left_out]))
 
 
 def family_score(family: str, rows: FitTable) -> FamilyScore:
@@ -69,8 +69,8 @@ def operators_page(scores: Mapping[str, FamilyScore], series: Sequence[Series]) 
 def _summary(scores: Mapping[str, FamilyScore]) -> str:
     rows = []
     for family, score in scores.items():
-        errors = [one.error for one in score.left_out]
-        calibrated = [one.calibrated_error for one in score.left_out]
+        errors = [gpu.error for gpu in score.left_out]
+        calibrated = [gpu.calibrated_error for gpu in score.left_out]
         rows.append(
             [
                 FAMILY_WORDS[family],
@@ -86,8 +86,8 @@ def _summary(scores: Mapping[str, FamilyScore]) -> str:
 
 def _by_gpu(score: FamilyScore) -> str:
     rows = [
-        [one.gpu, f"{one.rows:,}", _percent(one.error), _percent(one.calibrated_error), f"{one.bias:+.2f}"]
-        for one in score.left_out
+        [gpu.gpu, f"{gpu.rows:,}", _percent(gpu.error), _percent(gpu.calibrated_error), f"{gpu.bias:+.2f}"]
+        for gpu in score.left_out
     ]
     return markdown_table(("GPU left out", "rows", "error", "30 shapes", "bias"), rows)
 

@@ -200,7 +200,9 @@ def fitted(cases: Sequence[Case], efficiency: Efficiency) -> Calibration:
 
 def between(parameters: Sequence[OverheadParameter], start: Calibration, end: Calibration, share: float) -> Calibration:
     """Return the calibration on the way from one to another, in logarithms."""
-    return multiplied(start, {one: (value(end, one) / value(start, one)) ** share for one in parameters})
+    return multiplied(
+        start, {parameter: (value(end, parameter) / value(start, parameter)) ** share for parameter in parameters}
+    )
 
 
 def objective(
@@ -208,5 +210,7 @@ def objective(
 ) -> float:
     """Return what the fit makes small: Student's t of the errors, and the prior."""
     robust = (FREEDOM + 1.0) / 2.0 * np.log1p((errors / NOISE) ** 2 / FREEDOM)
-    moved = [np.log(value(calibration, one) / usual_value(one)) / one.spread for one in parameters]
+    moved = [
+        np.log(value(calibration, parameter) / usual_value(parameter)) / parameter.spread for parameter in parameters
+    ]
     return float(source_weights(cases) @ robust + 0.5 * np.square(moved).sum())

@@ -47,14 +47,14 @@ def overheads(
         raise bad(str(runs), "has no run of quality A or B with a measured time", "see docs/how-to-validate.md")
     efficiency = Remembering(default_efficiency())
     print(f"fitting to {len(cases):,} runs, several minutes", file=sys.stderr)
-    found = trained(cases, efficiency)
+    training = trained(cases, efficiency)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-    for name, content in shipped_files(found).items():
+    for name, content in shipped_files(training).items():
         path = Path(__file__).parents[1] / name if out is None else out / Path(name).name
         write_atomically(path, content)
         print(path)
     if page is not None:
-        curve = learning_curve(cases, efficiency, found.calibration)
-        write_atomically(page, (cross_page(cases, found, curve) + "\n").encode())
+        curve = learning_curve(cases, efficiency, training.calibration)
+        write_atomically(page, (cross_page(cases, training, curve) + "\n").encode())
         print(page)

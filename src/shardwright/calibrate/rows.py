@@ -114,7 +114,7 @@ _COMPUTE = (
 
 def read_operators(folder: Path) -> dict[str, OperatorRows]:
     """Return the measured rows of each family (gemm, attention, memory) in the files of `folder`."""
-    found: dict[str, list[dict[str, Any]]] = {"gemm": [], "attention": [], "memory": []}
+    rows: dict[str, list[dict[str, Any]]] = {"gemm": [], "attention": [], "memory": []}
     path = folder / COMPUTE_FILE
     for line, values in enumerate(read_columns(path, _COMPUTE), start=2):
         cells = dict(zip(_COMPUTE, values, strict=True))
@@ -124,8 +124,8 @@ def read_operators(folder: Path) -> dict[str, OperatorRows]:
         except ValueError as error:
             raise bad(f"{path}, line {line}", str(error), "docs/calibration.md has the format") from None
         if record is not None:
-            found[family].append(record)
-    return {family: _settled(_rows(records)) for family, records in found.items()}
+            rows[family].append(record)
+    return {family: _settled(_rows(records)) for family, records in rows.items()}
 
 
 def _record(cells: dict[str, str], reader: Callable[[dict[str, str]], dict[str, Any] | None]) -> dict[str, Any] | None:

@@ -59,7 +59,7 @@ def trained(cases: Sequence[Case], efficiency: Efficiency) -> Trained:
     calibration = fitted(cases, efficiency)
     held_out = cross_validated(cases, efficiency, calibration)
     evidence = evidence_table(cases, held_out[0])
-    far = [held_out_distances(cases, evidence, one.protocol) for one in held_out]
+    far = [held_out_distances(cases, evidence, held.protocol) for held in held_out]
     weights = equal_sources(cases)
     made = spreads(cases, held_out, far, weights)
     growth = next(iter(made.values())).growth
@@ -70,8 +70,8 @@ def trained(cases: Sequence[Case], efficiency: Efficiency) -> Trained:
         held_out=tuple(held_out),
         distances=tuple(far),
         widths=tuple(
-            held_out_widths(cases, held_out[0], far[0], distance, weights, growth, one.protocol)
-            for one, distance in zip(held_out, far, strict=True)
+            held_out_widths(cases, held_out[0], far[0], distance, weights, growth, held.protocol)
+            for held, distance in zip(held_out, far, strict=True)
         ),
     )
 
@@ -82,16 +82,16 @@ def equal_sources(cases: Sequence[Case]) -> Floats:
     return np.array([1.0 / counts[case.run.source] for case in cases])
 
 
-def shipped_files(found: Trained) -> dict[str, bytes]:
+def shipped_files(training: Trained) -> dict[str, bytes]:
     """Return the files of the package that a fit makes anew, by their path in it."""
     frameworks = {
-        name: ({} if name == OWN else figures_text(software, 4)) | figures_text(found.spreads[name], 4)
-        for name, software in found.calibration.frameworks.items()  # no run of our own is published
+        name: ({} if name == OWN else figures_text(software, 4)) | figures_text(training.spreads[name], 4)
+        for name, software in training.calibration.frameworks.items()  # no run of our own is published
     }
     return {
         "spec/catalog/data/frameworks.csv": frameworks_csv(frameworks),
-        "cost/frameworks/data/architectures.csv": _architectures(found.calibration),
-        "cost/trust/data/evidence.npz": packed(found.evidence),
+        "cost/frameworks/data/architectures.csv": _architectures(training.calibration),
+        "cost/trust/data/evidence.npz": packed(training.evidence),
     }
 
 

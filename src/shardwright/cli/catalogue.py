@@ -34,13 +34,13 @@ def gpus(
     from shardwright.spec.catalog.gpus import gpus as known
     from shardwright.spec.catalog.prices import prices
 
-    found = [find_gpu(name)] if name is not None else list(known().values())
+    rows = [find_gpu(name)] if name is not None else list(known().values())
     if json:
-        write_json([asdict(gpu) | {"peak_flops": dict(gpu.peak_flops)} for gpu in found])
+        write_json([asdict(gpu) | {"peak_flops": dict(gpu.peak_flops)} for gpu in rows])
     elif name is None:
-        write(gpus_text(found, screen_width()))
+        write(gpus_text(rows, screen_width()))
     else:
-        write(gpu_text(found[0], [row for row in prices() if row.gpu == found[0].name], terminal_width()))
+        write(gpu_text(rows[0], [row for row in prices() if row.gpu == rows[0].name], terminal_width()))
 
 
 def models(
@@ -68,14 +68,14 @@ def models(
     from shardwright.spec.read.model import load_model
     from shardwright.spec.read.presets import find_preset, preset_names, preset_source
 
-    found = [load_model(preset, accept_guess=accept_guess) for preset in (preset_names() if name is None else (name,))]
-    sources = {model.name: preset_source(preset) for model in found if (preset := find_preset(model.name))}
+    rows = [load_model(preset, accept_guess=accept_guess) for preset in (preset_names() if name is None else (name,))]
+    sources = {model.name: preset_source(preset) for model in rows if (preset := find_preset(model.name))}
     if json:
-        write_json([_model_document(model, sources.get(model.name, "")) for model in found])
+        write_json([_model_document(model, sources.get(model.name, "")) for model in rows])
     elif name is None:
-        write(models_text(found, sources, screen_width()))
+        write(models_text(rows, sources, screen_width()))
     else:
-        write(model_text(found[0], sources.get(found[0].name, ""), terminal_width()))
+        write(model_text(rows[0], sources.get(rows[0].name, ""), terminal_width()))
 
 
 def _model_document(model: Model, source: str) -> dict[str, object]:

@@ -27,8 +27,8 @@ def check(
     from shardwright.reports.documents.ranking import problem_documents
     from shardwright.reports.text.problems import merged
 
-    found = load_plan(plan)
-    problems = violations(found) or tuple(framework_problems(found))
+    checked = load_plan(plan)
+    problems = violations(checked) or tuple(framework_problems(checked))
     if json:
         write_json({"legal": not problems, "violations": problem_documents(problems)})
     if problems:

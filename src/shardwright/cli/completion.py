@@ -15,10 +15,10 @@ def script(command: click.Command, shell: str) -> str:
     """Return the script that makes a shell complete the words of a command. Raises SpecError for another shell."""
     from click.shell_completion import get_completion_class
 
-    found = get_completion_class(shell) if shell in SHELLS else None
-    if found is None:
+    kind = get_completion_class(shell) if shell in SHELLS else None
+    if kind is None:
         raise bad("--show-completion", f"{shell!r} is none of the shells", f"one of {', '.join(SHELLS)}")
-    return found(command, {}, "shardwright", "_SHARDWRIGHT_COMPLETE").source()
+    return kind(command, {}, "shardwright", "_SHARDWRIGHT_COMPLETE").source()
 
 
 def models(incomplete: str) -> list[str]:

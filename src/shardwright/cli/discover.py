@@ -34,13 +34,13 @@ def discover(
     from shardwright.discovery.discover import discover as find
 
     require_writable(out, [], json=json)
-    found = find(source)
+    seen = find(source)
     if out is not None:
-        deliver(found.text, out)
+        deliver(seen.text, out)
     if json:
-        machines = [asdict(group) for group in found.machines]
-        write_json({"source": found.source, "machines": machines, "unseen": list(found.unseen), "text": found.text})
+        machines = [asdict(group) for group in seen.machines]
+        write_json({"source": seen.source, "machines": machines, "unseen": list(seen.unseen), "text": seen.text})
     elif out is None:
-        write(found.text)
-    for words in found.unseen:
+        write(seen.text)
+    for words in seen.unseen:
         print(f"not seen: {words}", file=sys.stderr)

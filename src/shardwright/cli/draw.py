@@ -27,11 +27,11 @@ def draw(
     from shardwright.reports.text.problems import merged
 
     require_writable(out, [plan, *profile])
-    found = load_plan(plan)
-    if problems := check(found):
+    drawn = load_plan(plan)
+    if problems := check(drawn):
         raise SpecError(*merged(problems))
-    measured = efficiency_of(read_measurements(profile), found.model, found.cluster, found.job)
-    text = picture(found, efficiency=measured).svg
+    measured = efficiency_of(read_measurements(profile), drawn.model, drawn.cluster, drawn.job)
+    text = picture(drawn, efficiency=measured).svg
     if out is None:
         write(text)
     else:

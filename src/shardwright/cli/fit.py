@@ -50,16 +50,16 @@ def fit(
     for words, count in (("--gpus", gpus), ("--nodes", nodes), ("--micro-batch", micro_batch)):
         if count < 1:
             raise bad(f"{words} {count}", "is not above 0", "give 1 or more")
-    found = load_model(model, accept_guess=accept_guess)
+    sized = load_model(model, accept_guess=accept_guess)
     cluster = load_cluster(f"{nodes}x{gpus}x{gpu}")
     job = job_of(
         global_batch=cluster.gpus * micro_batch,
-        seq_len=seq_len or min(USUAL_SEQ_LEN, found.max_position or USUAL_SEQ_LEN),
+        seq_len=seq_len or min(USUAL_SEQ_LEN, sized.max_position or USUAL_SEQ_LEN),
         precision=precision,
         optimizer=optimizer,
         framework=framework,
     )
-    sizing = size(found, cluster, job)
+    sizing = size(sized, cluster, job)
     write_json(sizing_document(sizing, model)) if json else write(sizing_text(sizing, model, terminal_width()))
     if sizing.first is None:
         raise Exit(3)

@@ -24,8 +24,11 @@ def job_of(**options: Any) -> Job:
     try:
         return make_job(**options)
     except SpecError as error:
-        told = [replace(each, path=FLAGS.get(each.path, f"--{each.path.replace('_', '-')}")) for each in error.problems]
-        raise SpecError(*told) from None
+        problems = [
+            replace(problem, path=FLAGS.get(problem.path, f"--{problem.path.replace('_', '-')}"))
+            for problem in error.problems
+        ]
+        raise SpecError(*problems) from None
 
 
 def rules_of(file: Path | None, cluster: Cluster) -> tuple[Rule, ...]:
@@ -49,9 +52,9 @@ def part(text: str, option: str) -> float:
     """Return the number of `1%` or `0.01`. Raises SpecError for anything else."""
     number, scale = (text.strip()[:-1], 0.01) if text.strip().endswith("%") else (text, 1.0)
     try:
-        found = float(number) * scale
+        share = float(number) * scale
     except ValueError:
         raise bad(f"{option} {text}", "is not a part of a whole", "write 1% or 0.01") from None
-    if not 0.0 <= found <= 1.0:
+    if not 0.0 <= share <= 1.0:
         raise bad(f"{option} {text}", "is not between 0 and 1", "write 1% or 0.01")
-    return found
+    return share

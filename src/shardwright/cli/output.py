@@ -80,20 +80,20 @@ def progress(words: str) -> Iterator[None]:
     if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
-    done, begin, told = threading.Event(), time.monotonic(), [0.0]
+    done, begin, shown = threading.Event(), time.monotonic(), [0.0]
 
     def show() -> None:
         wait = PATIENCE_SECONDS
         while not done.wait(wait):
             wait = REFRESH_SECONDS
-            line = progress_line(words, time.monotonic() - begin, told[0])
+            line = progress_line(words, time.monotonic() - begin, shown[0])
             width = shutil.get_terminal_size((USUAL_WIDTH, 24)).columns
             print(f"{WIPE}{line[: width - 1]}", end="", file=sys.stderr, flush=True)
         if wait < PATIENCE_SECONDS:
             print(WIPE, end="", file=sys.stderr, flush=True)
 
     def listen(part: float) -> None:
-        told[0] = max(told[0], part)
+        shown[0] = max(shown[0], part)
 
     thread = threading.Thread(target=show, daemon=True)
     thread.start()

@@ -36,11 +36,11 @@ def prices(
 
     if refresh:
         _refresh()
-    found = table_prices(gpu=gpu, provider=provider, region=region)
+    rows = table_prices(gpu=gpu, provider=provider, region=region)
     if json:
-        write_json([asdict(row) for row in found])
+        write_json([asdict(row) for row in rows])
     else:
-        write(prices_text(found, screen_width()))
+        write(prices_text(rows, screen_width()))
 
 
 def _refresh() -> None:
@@ -50,12 +50,13 @@ def _refresh() -> None:
 
     try:
         with progress("fetching prices"):
-            found = fetch(datetime.now(UTC).date().isoformat())
+            fetched = fetch(datetime.now(UTC).date().isoformat())
     except UnreachableError as error:
         print(f"no fresh prices ({error}); this is {table_date()}", file=sys.stderr)
         return
-    keep(found.rows, refreshed_path())
-    left = f", {found.left_out:,} left out (unknown GPUs, implausible prices)" if found.left_out else ""
+    keep(fetched.rows, refreshed_path())
+    left = f", {fetched.left_out:,} left out (unknown GPUs, implausible prices)" if fetched.left_out else ""
     print(
-        f"{len(found.rows):,} prices of {found.rows[0].price.date}{left}, kept in {refreshed_path()}", file=sys.stderr
+        f"{len(fetched.rows):,} prices of {fetched.rows[0].price.date}{left}, kept in {refreshed_path()}",
+        file=sys.stderr,
     )

@@ -93,12 +93,12 @@ def _cluster(result: MachineProfile) -> Cluster:
 def reporter() -> Callable[[MeasureProgress], None]:
     """Return a function that shows how far the measuring is: a bar on a terminal, else ten lines in all; and a line for
     what cannot be measured, once for each kind, pass and precision."""
-    told: set[str] = set()
+    reported: set[str] = set()
 
     def show(progress: MeasureProgress) -> None:
         name = _name(progress.row)
-        if progress.problem and name not in told:
-            told.add(name)
+        if progress.problem and name not in reported:
+            reported.add(name)
             print(f"{CLEAR if sys.stderr.isatty() else ''}left out: {name}: {progress.problem}", file=sys.stderr)
         _show_bar(progress) if sys.stderr.isatty() else _show_line(progress)
 

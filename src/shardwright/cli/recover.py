@@ -30,35 +30,39 @@ def recover(
 
     if not dry_run:
         raise bad("--dry-run", "is missing", "a run recovers by itself; this command shows what it would do")
-    found = rehearse(address_of("--join", join), tuple(name for name in lose.split(",") if name))
+    rehearsal = rehearse(address_of("--join", join), tuple(name for name in lose.split(",") if name))
     if json:
-        write_json(_document(found))
+        write_json(_document(rehearsal))
     else:
-        write(_text(found))
+        write(_text(rehearsal))
     return 0
 
 
-def _document(found: Rehearsal) -> dict[str, Any]:
+def _document(rehearsal: Rehearsal) -> dict[str, Any]:
+    from shardwright.reports.documents.ranking import VERSION
+
     return {
-        "generation": found.generation,
-        "step": found.step,
-        "machines": list(found.machines),
-        "ranks": found.ranks,
-        "bytes": found.moved_bytes,
-        "seconds": found.seconds,
-        "bound_seconds": found.bound_seconds,
-        "decision": found.decision,
+        "version": VERSION,
+        "generation": rehearsal.generation,
+        "step": rehearsal.step,
+        "machines": list(rehearsal.machines),
+        "ranks": rehearsal.ranks,
+        "bytes": {name.replace("'", "").replace(" ", "_"): size for name, size in rehearsal.moved_bytes.items()},
+        "seconds": rehearsal.seconds,
+        "bound_seconds": rehearsal.bound_seconds,
+        "decision": rehearsal.decision,
     }
 
 
-def _text(found: Rehearsal) -> str:
+def _text(rehearsal: Rehearsal) -> str:
     from shardwright.units import format_bytes, format_seconds
 
     lines = [
-        f"generation {found.generation}, {len(found.machines)} machines left: {', '.join(found.machines)}",
-        found.decision,
-        f"{found.ranks} ranks go on at step {found.step}",
-        *(f"{format_bytes(size):>12} from {name}" for name, size in found.moved_bytes.items()),
-        f"moved in {format_seconds(found.seconds)}; no plan takes less than {format_seconds(found.bound_seconds)}",
+        f"generation {rehearsal.generation}, {len(rehearsal.machines)} machines left: {', '.join(rehearsal.machines)}",
+        rehearsal.decision,
+        f"{rehearsal.ranks} ranks go on at step {rehearsal.step}",
+        *(f"{format_bytes(size):>12} from {name}" for name, size in rehearsal.moved_bytes.items()),
+        f"moved in {format_seconds(rehearsal.seconds)}; "
+        f"no plan takes less than {format_seconds(rehearsal.bound_seconds)}",
     ]
     return "\n".join(lines)

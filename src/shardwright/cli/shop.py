@@ -151,7 +151,7 @@ def _sizes(model: Model, seq_len: int | None, global_batch: int | None) -> tuple
 
 def _offers(
     path: Path | None,
-    own: Path | None,
+    prices_file: Path | None,
     provider: str | None,
     region: str | None,
     gpus: tuple[str, ...],
@@ -167,7 +167,7 @@ def _offers(
     for word in markets:
         if word not in MARKETS:
             raise bad(f"--market {word}", "there is no such market", suggestion(word, MARKETS))
-    rows = load_prices(own) if own else ()
+    rows = load_prices(prices_file) if prices_file else ()
     if path is not None:
         for option, value in (("--provider", provider), ("--region", region), ("--max-gpus", max_gpus)):
             if value is not None:
@@ -175,5 +175,5 @@ def _offers(
         return narrowed(load_offers(path, prices=rows), gpus, markets)
     if max_gpus is not None and max_gpus < 1:
         raise bad("--max-gpus", f"{max_gpus} GPUs cannot be rented", f"{MOST_GPUS} is the default")
-    table = table_prices(provider=provider, region=region, own=rows)
+    table = table_prices(provider=provider, region=region, user_prices=rows)
     return narrowed(offers_from_prices(table, gpus=gpus, most_gpus=max_gpus), gpus, markets)

@@ -56,11 +56,11 @@ def simulate_spot(
     require_writable(save_trace, [plan, trace], option="--save-trace")
     if (trace is None) == (not market):
         raise bad("--trace", "give either a trace or --market", "--market batches makes one")
-    found = load_plan(plan)
-    events = read_trace(trace) if trace is not None else _made(found, market, days=days, zones=zones, seed=seed)
+    loaded = load_plan(plan)
+    events = read_trace(trace) if trace is not None else _made(loaded, market, days=days, zones=zones, seed=seed)
     if save_trace is not None:
         write_trace(save_trace, events)
-    outcomes = simulate(events, found, seed=seed)
+    outcomes = simulate(events, loaded, seed=seed)
     if out is not None:
         deliver(picture(events, outcomes), out)
     if json:

@@ -77,5 +77,5 @@ def _missing(group: MachineGroup) -> Iterator[tuple[str, str]]:
     yield "what a machine costs", "price_per_hour:      # US dollars of one machine"
 
 
-def _differs(one: float, other: float, part: float) -> bool:
-    return abs(one - other) > part * other
+def _differs(figure: float, other: float, part: float) -> bool:
+    return abs(figure - other) > part * other

@@ -43,8 +43,8 @@ def _machines(nodes: list[Mapping[str, Any]]) -> Iterator[MachineGroup]:
         labels = node.get("metadata", {}).get("labels", {})
         capacity = node.get("status", {}).get("capacity", {})
         turns = max(_whole(labels.get(LABEL + "replicas")), 1)  # that pods take on a GPU, in the capacity alone
-        told = [-(-_whole(capacity[name]) // turns) for name in RESOURCES if name in capacity]
-        count = max(told) if told else _whole(labels.get(LABEL + "count"))
+        counts = [-(-_whole(capacity[name]) // turns) for name in RESOURCES if name in capacity]
+        count = max(counts) if counts else _whole(labels.get(LABEL + "count"))
         if node.get("spec", {}).get("unschedulable") or not count:
             continue
         mebibytes = str(labels.get(LABEL + "memory", ""))

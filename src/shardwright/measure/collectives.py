@@ -45,8 +45,8 @@ def measured(rows: Sequence[CollectiveTime], device: MeasuredDevice, row_seconds
                 assert process.stdout is not None
                 for line in process.stdout:
                     if line.startswith(MARK):
-                        found = json.loads(line.removeprefix(MARK))
-                        yield replace(rows[found["row"]], seconds=found["seconds"], spread=found["spread"])
+                        times = json.loads(line.removeprefix(MARK))
+                        yield replace(rows[times["row"]], seconds=times["seconds"], spread=times["spread"])
                 code = process.wait()
             finally:
                 _stop(process)
@@ -80,19 +80,19 @@ def main(task: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    found = json.loads(task.read_text())
-    backend, rank = str(found["backend"]), int(os.environ["LOCAL_RANK"])
+    job = json.loads(task.read_text())
+    backend, rank = str(job["backend"]), int(os.environ["LOCAL_RANK"])
     where = torch.device("cpu")
     if backend == "cuda":
         torch.cuda.set_device(rank)
         where = torch.device("cuda", rank)
     dist.init_process_group("nccl" if backend == "cuda" else "gloo")
-    rows = [CollectiveTime(**row) for row in found["rows"]]
+    rows = [CollectiveTime(**row) for row in job["rows"]]
     groups = {ranks: dist.new_group(list(range(ranks))) for ranks in dict.fromkeys(row.ranks for row in rows)}
     for index, row in enumerate(rows):
         dist.barrier()
         if rank < row.ranks:
-            result = _time(_call(row, where, groups[row.ranks]), groups[row.ranks], backend, found["seconds"])
+            result = _time(_call(row, where, groups[row.ranks]), groups[row.ranks], backend, job["seconds"])
             if rank == 0:
                 line = {"row": index, "seconds": result.seconds, "spread": result.spread}
                 print(MARK + json.dumps(line), flush=True)
@@ -139,9 +139,9 @@ def _time(call: Callable[[], object], group: Any, backend: str, seconds: float) 
         synchronize(backend)
         return (time.perf_counter() - begin) / repeats
 
-    each = min(batch(1) for _ in range(1 + WARM_UPS))
+    once = min(batch(1) for _ in range(1 + WARM_UPS))
     where = "cuda" if backend == "cuda" else "cpu"
-    agreed = torch.tensor([each], device=where)
+    agreed = torch.tensor([once], device=where)
     dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=group)
     repeats = max(round(min(BATCH_SECONDS, seconds / FEWEST_BATCHES) / float(agreed)), 1)
     batches = max(round(seconds / (repeats * float(agreed))), FEWEST_BATCHES)

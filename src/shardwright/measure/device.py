@@ -124,14 +124,14 @@ def _cpu_name() -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         text = ""
-    found = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or "CPU"
+    named = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
+    return named[1].strip() if named else platform.processor() or "CPU"
 
 
 def _driver() -> str:
     """Return the version of NVIDIA's driver, "" where its tool is missing or fails."""
-    told = answer(("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")) or ""
-    return next(iter(told.split()), "")
+    version = answer(("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")) or ""
+    return next(iter(version.split()), "")
 
 
 def torch_device(device: MeasuredDevice) -> torch.device:

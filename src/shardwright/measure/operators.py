@@ -103,10 +103,10 @@ def _scaled_call(row: OperatorTime, device: MeasuredDevice) -> Call:
     import torch
 
     a, b = operand(device, "fp8", row.m, row.k), operand(device, "fp8", row.n, row.k).t()
-    one = torch.ones((), device=a.device)
+    scale = torch.ones((), device=a.device)
     multiply: Callable[..., Any] = torch._scaled_mm
     fast = row.direction == "forward"
-    return lambda: multiply(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=fast)
+    return lambda: multiply(a, b, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16, use_fast_accum=fast)
 
 
 def attention_calls(row: OperatorTime, device: MeasuredDevice) -> list[Call]:

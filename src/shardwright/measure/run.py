@@ -65,8 +65,8 @@ def profile(
     `gpu` is its name in the catalogue, or what to call one that it does not have. Raises SpecError where PyTorch or the
     device is missing.
     """
-    found = find_device(device, gpu)
-    return measure(found, out, name=gpu, minutes=minutes, links=links, restart=restart, date=date, report=report)
+    machine = find_device(device, gpu)
+    return measure(machine, out, name=gpu, minutes=minutes, links=links, restart=restart, date=date, report=report)
 
 
 def measure(

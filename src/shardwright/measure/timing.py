@@ -37,9 +37,9 @@ def sustained(calls: Sequence[Call], device: MeasuredDevice, at_least_seconds: f
     timer = cuda_batch if device.backend == "cuda" else host_batch
     turn = cycle(calls)
     first = timer(turn, 1)
-    each = min(timer(turn, 1), first)
+    once = min(timer(turn, 1), first)
     batch_seconds = min(BATCH_SECONDS, at_least_seconds / FEWEST_BATCHES)
-    repeats = min(max(round(batch_seconds / max(each, 1e-9)), 1), MOST_REPEATS)
+    repeats = min(max(round(batch_seconds / max(once, 1e-9)), 1), MOST_REPEATS)
     for _ in until(WARM_UP_SHARE * at_least_seconds):
         timer(turn, repeats)
     return timing([timer(turn, repeats) for _ in until((1.0 - WARM_UP_SHARE) * at_least_seconds, FEWEST_BATCHES)])

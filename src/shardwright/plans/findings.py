@@ -59,7 +59,7 @@ class NotCovered(Enum):
     STRADDLED_STAGES = "a stage on several types"
     UNEQUAL_DEGREES = "several tensor-parallel degrees in a plan"
     UNEQUAL_DEGREES_OF_A_TYPE = "several tensor-parallel degrees on one type"
-    UNEQUAL_REPLICAS = "unequal replicas on one type"
+    UNEQUAL_REPLICAS_OF_A_TYPE = "unequal replicas on one type"
     OTHER_SPLITS = "splits of layers on one type that are far from even"
     UNEQUAL_DEPTHS_OVER_SITES = "replicas of unequal depth over several sites"
     OTHER_MIXES = "three offers, or one GPU type on several markets"

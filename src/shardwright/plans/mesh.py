@@ -24,7 +24,7 @@ def is_mesh(plan: Plan) -> bool:
     """Whether a legal plan is one mesh of ranks."""
     if plan.layered or len({shape(replica) for replica in plan.replicas}) > 1 or one_recompute(plan) is None:
         return False
-    degrees = {tuple(getattr(stage, name) for name in DEGREES) for each in plan.replicas for stage in each.stages}
+    degrees = {tuple(getattr(stage, name) for name in DEGREES) for entry in plan.replicas for stage in entry.stages}
     return len(degrees) == 1 and (plan.uniform or hosts(plan) is not None)
 
 
@@ -71,8 +71,8 @@ def one_recompute(plan: Plan) -> Recompute | None:
 
 
 def _same(stage: Stage, wanted: Recompute) -> bool:
-    own = stage.recompute
-    if own == wanted:
+    mode = stage.recompute
+    if mode == wanted:
         return True
-    whole = own.layers is not None and all(end - start <= own.layers for start, end in stage.layers)
-    return whole and (own.granularity, own.method) == ("full", "block") == (wanted.granularity, wanted.method)
+    whole = mode.layers is not None and all(end - start <= mode.layers for start, end in stage.layers)
+    return whole and (mode.granularity, mode.method) == ("full", "block") == (wanted.granularity, wanted.method)

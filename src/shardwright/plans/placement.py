@@ -72,9 +72,9 @@ def placement_of(plan: Plan) -> Placement:
     stage, start = _groups_in_rank_order(plan, tp, cp, count, begin)
     gpu = np.empty(int((tp * cp * count).sum()), dtype=np.int64)
     for number, name in enumerate(types):
-        own = kind[stage] == number
-        sizes = tp[stage[own]]
-        gpu[_spans(start[own], sizes)] = _given_out(sizes, _machines(plan, name))
+        of_kind = kind[stage] == number
+        sizes = tp[stage[of_kind]]
+        gpu[_spans(start[of_kind], sizes)] = _given_out(sizes, _machines(plan, name))
     return Placement(types=types, type=kind, begin=begin, size=tp * cp, count=count, gpu=gpu)
 
 
@@ -95,10 +95,10 @@ def slots(plan: Plan, placement: Placement) -> tuple[Ints, Ints]:
     kind = placement.type[placement.stage]
     machine, slot = np.empty_like(kind), np.empty_like(kind)
     for number, name in enumerate(placement.types):
-        sizes, own = _machines(plan, name), kind == number
+        sizes, of_kind = _machines(plan, name), kind == number
         ends = np.cumsum(sizes)
-        machine[own] = np.searchsorted(ends, placement.gpu[own], side="right")
-        slot[own] = placement.gpu[own] - (ends - sizes)[machine[own]]
+        machine[of_kind] = np.searchsorted(ends, placement.gpu[of_kind], side="right")
+        slot[of_kind] = placement.gpu[of_kind] - (ends - sizes)[machine[of_kind]]
     return machine, slot
 
 
@@ -108,7 +108,7 @@ def _groups_in_rank_order(plan: Plan, tp: Ints, cp: Ints, count: Ints, begin: In
     stage, number = _numbered(cp * count)
     start = begin[stage] + number * tp[stage]
     if plan.rank_order == STAGES_TOGETHER:
-        replica = np.repeat(np.arange(len(plan.replicas)), [len(each.stages) for each in plan.replicas])
+        replica = np.repeat(np.arange(len(plan.replicas)), [len(entry.stages) for entry in plan.replicas])
         order = np.lexsort((number, stage, number // cp[stage], replica[stage]))
         stage, start = stage[order], start[order]
     return stage, start

@@ -82,8 +82,8 @@ class Replica:
 
     def sizes(self, micro_batch: int) -> tuple[int, ...]:
         """Return the samples of each micro-batch of a copy, larger ones first."""
-        each, more = divmod(self.samples(micro_batch), self.micro_batches)
-        return (each + 1,) * more + (each,) * (self.micro_batches - more)
+        samples, more = divmod(self.samples(micro_batch), self.micro_batches)
+        return (samples + 1,) * more + (samples,) * (self.micro_batches - more)
 
     def waves(self, micro_batch: int, waves: int) -> tuple[tuple[int, ...], ...]:
         """Return the samples of the micro-batches of each of `waves` waves, as equal as can be."""
@@ -271,21 +271,21 @@ class Plan:
     def iteration_dollars(self) -> float | None:
         """What an iteration of a costed plan costs, failures and preemptions counted where the run has a length; None
         where a price is not known."""
-        found = self.prediction
-        if found is None or found.dollars_per_hour is None:
+        prediction = self.prediction
+        if prediction is None or prediction.dollars_per_hour is None:
             return None
-        if found.dollars_total is not None and self.job.iterations is not None:
-            return found.dollars_total / self.job.iterations
-        return found.iteration_seconds * found.dollars_per_hour / SECONDS_PER_HOUR
+        if prediction.dollars_total is not None and self.job.iterations is not None:
+            return prediction.dollars_total / self.job.iterations
+        return prediction.iteration_seconds * prediction.dollars_per_hour / SECONDS_PER_HOUR
 
     def __repr__(self) -> str:
         used = " + ".join(f"{count} {gpu}" for gpu, count in self.gpus_by_type.items())
-        found = self.prediction
-        time = "not costed" if found is None else f"{found.iteration_seconds:.4g} s an iteration"
+        prediction = self.prediction
+        time = "not costed" if prediction is None else f"{prediction.iteration_seconds:.4g} s an iteration"
         tensor = {stage.tensor_parallel for replica in self.replicas for stage in replica.stages}
         depths = {len(replica.stages) for replica in self.replicas}
-        each, deep = ("/".join(map(str, sorted(values))) for values in (tensor, depths))
-        degrees = f"tensor {each} × pipeline {deep} × data {self.data_parallel}, micro-batch {self.micro_batch}"
+        width, deep = ("/".join(map(str, sorted(values))) for values in (tensor, depths))
+        degrees = f"tensor {width} × pipeline {deep} × data {self.data_parallel}, micro-batch {self.micro_batch}"
         if self.layered:
             degrees = f"uneven FSDP × {self.data_parallel}"
         return f"<Plan of {self.model.name} on {used}: {degrees}, {time}>"

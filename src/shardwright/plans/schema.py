@@ -26,17 +26,17 @@ RANGE: Schema = {"type": "array", "items": WHOLE, "minItems": 2, "maxItems": 2}
 
 def plan_schema() -> Schema:
     """Return the schema of the plan file."""
-    found = schema_of(Plan)
-    found["properties"] = {"version": {"enum": list(READ_VERSIONS)}, **found["properties"]}
-    found["required"].append("version")
-    layer = found["properties"]["model"]["properties"]["layers"]["items"]
+    schema = schema_of(Plan)
+    schema["properties"] = {"version": {"enum": list(READ_VERSIONS)}, **schema["properties"]}
+    schema["required"].append("version")
+    layer = schema["properties"]["model"]["properties"]["layers"]["items"]
     layer["properties"] = {"count": WHOLE, **layer["properties"]}
-    stage = found["properties"]["replicas"]["items"]["properties"]["stages"]["items"]
+    stage = schema["properties"]["replicas"]["items"]["properties"]["stages"]["items"]
     stage["properties"]["layers"] = {"anyOf": [RANGE, {"type": "array", "items": RANGE}]}
-    found["properties"]["optimizer"]["properties"]["distributed"] = SCALARS[bool]
-    prediction = found["properties"]["prediction"]["anyOf"][0]
+    schema["properties"]["optimizer"]["properties"]["distributed"] = SCALARS[bool]
+    prediction = schema["properties"]["prediction"]["anyOf"][0]
     prediction["properties"]["memory_bytes"] = {"type": "array", "items": {"type": "array", "items": NUMBER}}
-    return found
+    return schema
 
 
 def schema_of(kind: Any) -> Schema:
@@ -53,11 +53,11 @@ def schema_of(kind: Any) -> Schema:
         }
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return {"anyOf": [schema_of(one) for one in arguments if one is not type(None)] + [{"type": "null"}]}
+        return {"anyOf": [schema_of(part) for part in arguments if part is not type(None)] + [{"type": "null"}]}
     if origin is tuple:
         if Ellipsis in arguments:
             return {"type": "array", "items": schema_of(arguments[0])}
-        items = [schema_of(one) for one in arguments]
+        items = [schema_of(part) for part in arguments]
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
     assert origin is Literal, kind
     return {"enum": list(arguments)}

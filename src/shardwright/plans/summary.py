@@ -14,7 +14,7 @@ Cell = str | int | float | None
 def figures(plan: Plan) -> Mapping[str, Cell]:
     """Return the figures of a plan by name; degrees of a mixed plan are ranges ("2–5"), what is not known is None."""
     stages = [stage for replica in plan.replicas for stage in replica.stages]
-    found = plan.prediction
+    prediction = plan.prediction
     row: dict[str, Cell] = {
         "gpus": plan.gpus,
         "gpu": " + ".join(plan.gpus_by_type),
@@ -26,20 +26,20 @@ def figures(plan: Plan) -> Mapping[str, Cell]:
         "virtual_stages": plan.schedule.virtual_stages,
         "micro_batch": plan.micro_batch,
     }
-    if found is None:
+    if prediction is None:
         return row
-    peak = max(stage.total_bytes for replica in found.memory for stage in replica)
+    peak = max(stage.total_bytes for replica in prediction.memory for stage in replica)
     return row | {
-        "iteration_seconds": found.iteration_seconds,
-        "interval_low_seconds": found.interval[0],
-        "interval_high_seconds": found.interval[1],
-        "tokens_per_second": found.tokens_per_second,
-        "mfu": found.mfu,
+        "iteration_seconds": prediction.iteration_seconds,
+        "interval_low_seconds": prediction.interval[0],
+        "interval_high_seconds": prediction.interval[1],
+        "tokens_per_second": prediction.tokens_per_second,
+        "mfu": prediction.mfu,
         "peak_memory_gib": peak / GIBIBYTE,
-        "fit_probability": found.fit_probability,
-        "dollars_per_hour": found.dollars_per_hour,
-        "hours_total": found.hours_total,
-        "dollars_total": found.dollars_total,
+        "fit_probability": prediction.fit_probability,
+        "dollars_per_hour": prediction.dollars_per_hour,
+        "hours_total": prediction.hours_total,
+        "dollars_total": prediction.dollars_total,
     }
 
 
@@ -68,12 +68,19 @@ def _shown(plans: Sequence[Plan]) -> list[tuple[str, ...]]:
 
 
 def _cells(place: int, plan: Plan) -> tuple[str, ...]:
-    row, found = figures(plan), plan.prediction
+    row, prediction = figures(plan), plan.prediction
     degrees = [row[f"{kind}_parallel"] for kind in ("tensor", "context", "pipeline", "data")]
     cells = [place, row["gpu"], plan.gpus, *degrees, plan.micro_batch]
-    if found is not None:
-        hours, dollars = found.hours_total, found.dollars_total
-        cells += [format_seconds(found.iteration_seconds), f"{found.tokens_per_second:,.0f}", f"{found.mfu:.1%}"]
-        cells += [f"{found.fit_probability:.0%}", "–" if hours is None else format_seconds(hours * SECONDS_PER_HOUR)]
+    if prediction is not None:
+        hours, dollars = prediction.hours_total, prediction.dollars_total
+        cells += [
+            format_seconds(prediction.iteration_seconds),
+            f"{prediction.tokens_per_second:,.0f}",
+            f"{prediction.mfu:.1%}",
+        ]
+        cells += [
+            f"{prediction.fit_probability:.0%}",
+            "–" if hours is None else format_seconds(hours * SECONDS_PER_HOUR),
+        ]
         cells += ["–" if dollars is None else format_dollars(dollars)]
     return tuple(map(str, cells + ["–"] * (14 - len(cells))))

@@ -17,5 +17,5 @@ def pools_assumed(pools: Iterable[NodePool]) -> list[str]:
 
 def offers_assumed(offers: Iterable[Offer], terms: Iterable[Assumption]) -> list[str]:
     """Return what was assumed of machines to rent and of the terms, each once."""
-    found = [f"{offer.pool.gpu.name}: {assumed}" for offer in offers for assumed in offer.assumed]
-    return [flagged(words) for words in dict.fromkeys([*found, *map(str, terms)])]
+    lines = [f"{offer.pool.gpu.name}: {assumed}" for offer in offers for assumed in offer.assumed]
+    return [flagged(words) for words in dict.fromkeys([*lines, *map(str, terms)])]

@@ -34,7 +34,7 @@ FIXED = {
     findings.NotCovered.STRADDLED_STAGES: "a stage on several GPU types, except uniform plans on all their machines",
     findings.NotCovered.UNEQUAL_DEGREES: "different tensor-parallel degrees in one plan (--tp-per-type searches them)",
     findings.NotCovered.UNEQUAL_DEGREES_OF_A_TYPE: "different tensor-parallel degrees on GPUs of one type",
-    findings.NotCovered.UNEQUAL_REPLICAS: "unequal replicas on machines of one type",
+    findings.NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE: "unequal replicas on machines of one type",
     findings.NotCovered.OTHER_SPLITS: (
         "pipelines on machines of one type with uneven layers between the ends, or at an end far from even"
     ),
@@ -107,9 +107,9 @@ SENTENCES = {
     remedies.Shortage: "needs {0.needed_bytes:bytes} of {0.memory_bytes:bytes}",
 }
 MEANING = {
-    FIXED[Cause.MEMORY]: "does not fit in memory",
-    FIXED[Cause.BOUND]: "even a lower bound on its time exceeds the best plan's",
-    FIXED[Cause.DOMINATED]: "differs from a costed candidate only by more recomputation or less overlap",
+    Cause.MEMORY: "does not fit in memory",
+    Cause.BOUND: "even a lower bound on its time exceeds the best plan's",
+    Cause.DOMINATED: "differs from a costed candidate only by more recomputation or less overlap",
 }
 
 
@@ -118,8 +118,8 @@ def flagged(text: str) -> str:
     return ARGUMENT.sub(_flag, text)
 
 
-def _flag(found: re.Match[str]) -> str:
-    name, value = found[1].replace("_", "-"), found[2]
+def _flag(match: re.Match[str]) -> str:
+    name, value = match[1].replace("_", "-"), match[2]
     if value == "False":
         return f"--no-{name}"
     return f"--{name}" if value in ("", "True") else f"--{name} {value}"
@@ -127,8 +127,8 @@ def _flag(found: re.Match[str]) -> str:
 
 def explained(rejection: Rejection) -> str:
     """Return why candidates fell out, with what that means where its name alone does not say it."""
-    name = in_words(rejection)
-    return f"{name}: {MEANING[name]}" if name in MEANING else name
+    meaning = MEANING.get(rejection.cause)
+    return in_words(rejection) if meaning is None else f"{in_words(rejection)}: {meaning}"
 
 
 def limit_names(limits: JobLimits) -> str:
@@ -156,7 +156,7 @@ WRITERS: dict[str, Callable[[Any], str]] = {
     "bytes": format_bytes,
     "dollars": format_dollars,
     "finding": in_words,
-    "findings": lambda found: ", ".join(map(in_words, found)),
+    "findings": lambda parts: ", ".join(map(in_words, parts)),
     "hours": lambda hours: format_seconds(hours * SECONDS_PER_HOUR),
     "limits": limit_names,
     "names": ", ".join,
@@ -165,61 +165,61 @@ _WORDS = _Words()
 
 
 @in_words.register
-def _(found: Rejection) -> str:
-    return f"rule {found.rule}" if found.cause is Cause.RULE else FIXED[found.cause]
+def _(finding: Rejection) -> str:
+    return f"rule {finding.rule}" if finding.cause is Cause.RULE else FIXED[finding.cause]
 
 
 @in_words.register
-def _(found: findings.MixedPlans) -> str:
-    why = " and ".join(map(in_words, found.lacking))
-    return f"{in_words(found.of)} that mix GPU types, which {why}"
+def _(finding: findings.MixedPlans) -> str:
+    why = " and ".join(map(in_words, finding.lacking))
+    return f"{in_words(finding.of)} that mix GPU types, which {why}"
 
 
 @in_words.register
-def _(found: findings.SeveralMakers) -> str:
-    return f"plans over GPUs of {' and '.join(found.makers)}, which no library joins"
+def _(finding: findings.SeveralMakers) -> str:
+    return f"plans over GPUs of {' and '.join(finding.makers)}, which no library joins"
 
 
 @in_words.register
-def _(found: findings.PlacesApart) -> str:
-    names = "; ".join(f"{one or 'no site'} and {other or 'no site'}" for one, other in found.pairs[:MOST_NAMED])
-    more = f" and {len(found.pairs) - MOST_NAMED} more" if len(found.pairs) > MOST_NAMED else ""
+def _(finding: findings.PlacesApart) -> str:
+    names = "; ".join(f"{start or 'no site'} and {other or 'no site'}" for start, other in finding.pairs[:MOST_NAMED])
+    more = f" and {len(finding.pairs) - MOST_NAMED} more" if len(finding.pairs) > MOST_NAMED else ""
     return f"mixes of offers at places that no link joins ({names}{more})"
 
 
 @in_words.register
-def _(found: findings.MixesLeft) -> str:
-    best = " + ".join(f"{gpus} {offer}" for gpus, offer in found.best)
-    return f"{found.count} mixes of two, at best {found.gain - 1.0:.0%} beyond the front: {best} (--mixes N)"
+def _(finding: findings.MixesLeft) -> str:
+    best = " + ".join(f"{gpus} {offer}" for gpus, offer in finding.best)
+    return f"{finding.count} mixes of two, at best {finding.gain - 1.0:.0%} beyond the front: {best} (--mixes N)"
 
 
 @in_words.register
-def _(found: findings.NoLegalLayout) -> str:
-    given = f" with {' '.join(found.pins)}" if found.pins else f" for global batch {found.global_batch}"
-    return f"no layout of {found.gpus} × {found.gpu} is legal{given}"
+def _(finding: findings.NoLegalLayout) -> str:
+    given = f" with {' '.join(finding.pins)}" if finding.pins else f" for global batch {finding.global_batch}"
+    return f"no layout of {finding.gpus} × {finding.gpu} is legal{given}"
 
 
 @in_words.register
-def _(found: findings.TooLittleMemory) -> str:
-    return "; ".join(map(in_words, found.needs)) or "nothing fits in memory"
+def _(finding: findings.TooLittleMemory) -> str:
+    return "; ".join(map(in_words, finding.needs)) or "nothing fits in memory"
 
 
 @in_words.register
-def _(found: remedies.Unpin) -> str:
-    result = "there are legal layouts" if found.seconds is None else "it fits"
-    time = "" if found.seconds is None else f" ({format_seconds(found.seconds)} an iteration)"
-    return f"without --set {found.axis}=… {result}{time}"
+def _(finding: remedies.Unpin) -> str:
+    result = "there are legal layouts" if finding.seconds is None else "it fits"
+    time = "" if finding.seconds is None else f" ({format_seconds(finding.seconds)} an iteration)"
+    return f"without --set {finding.axis}=… {result}{time}"
 
 
 @in_words.register
-def _(found: remedies.Fastest) -> str:
-    price = "" if found.dollars is None else f" for {format_dollars(found.dollars)}"
-    hours, deadline = (format_seconds(each * SECONDS_PER_HOUR) for each in (found.hours, found.deadline_hours))
+def _(finding: remedies.Fastest) -> str:
+    price = "" if finding.dollars is None else f" for {format_dollars(finding.dollars)}"
+    hours, deadline = (format_seconds(limit * SECONDS_PER_HOUR) for limit in (finding.hours, finding.deadline_hours))
     return f"the fastest found takes {hours}{price} (deadline {deadline})"
 
 
 @in_words.register
-def _(found: remedies.Cheapest) -> str:
-    time = "" if found.hours is None else f" in {format_seconds(found.hours * SECONDS_PER_HOUR)}"
-    budget = format_dollars(found.budget_dollars)
-    return f"the cheapest found is {format_dollars(found.dollars)}{time} (budget {budget})"
+def _(finding: remedies.Cheapest) -> str:
+    time = "" if finding.hours is None else f" in {format_seconds(finding.hours * SECONDS_PER_HOUR)}"
+    budget = format_dollars(finding.budget_dollars)
+    return f"the cheapest found is {format_dollars(finding.dollars)}{time} (budget {budget})"

@@ -54,7 +54,7 @@ def _uneven_on_one_type(
     able = of_each_maker(largest_pools(contexts))
     looked_at = exportable_to is not None or all(looks_at_unequal(each, space, filters) for each in able)
     if not looked_at and contexts[0].job.global_batch > 1:
-        yield NotCovered.UNEQUAL_REPLICAS
+        yield NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE
     if contexts[0].layer_count > 1 and space.pins.get("pp") != (1,):
         yield NotCovered.OTHER_SPLITS
 
@@ -86,7 +86,7 @@ def report_of(
         costed += mixed.outcome.costed
         unneeded += max(mixed.outcome.candidates - mixed.outcome.costed, 0)
     if uneven is not None:
-        phases["uneven FSDP"] = uneven.seconds
+        phases["uneven"] = uneven.seconds
         candidates += uneven.outcome.candidates
         costed += uneven.outcome.costed
         unneeded += uneven.outcome.candidates - uneven.outcome.costed

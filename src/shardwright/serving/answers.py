@@ -39,32 +39,32 @@ def plan_answer(ranking: Ranking) -> Answer:
 
 def plan_figures(plan: Plan) -> Answer:
     """Return the figures of a costed plan."""
-    found = predicted(plan)
-    fullest = outcome.fullest(found)
+    prediction = predicted(plan)
+    fullest = outcome.fullest(prediction)
     return {
         "strategy": describe.degrees_words(plan) if plan.uniform else mixed.gpu_words(plan),
         "settings": dict(settings_of(plan)),
-        "iteration_seconds": found.iteration_seconds,
-        "interval_seconds": list(found.interval),
-        "tokens_per_second": found.tokens_per_second,
-        "mfu": found.mfu,
+        "iteration_seconds": prediction.iteration_seconds,
+        "interval_seconds": list(prediction.interval),
+        "tokens_per_second": prediction.tokens_per_second,
+        "mfu": prediction.mfu,
         "fullest_gpu_gib": fullest.total_bytes / GIBIBYTE,
-        "fit_probability": found.fit_probability,
-        "hours": found.hours_total,
-        "dollars": found.dollars_total,
-        "bottleneck": outcome.bottleneck(found),
-        "lower_bound_seconds": found.lower_bound_seconds,
+        "fit_probability": prediction.fit_probability,
+        "hours": prediction.hours_total,
+        "dollars": prediction.dollars_total,
+        "bottleneck": outcome.bottleneck(prediction),
+        "lower_bound_seconds": prediction.lower_bound_seconds,
     }
 
 
 def _next(plan: Plan) -> list[str]:
-    found = predicted(plan)
+    prediction = predicted(plan)
     hints = ["export: the files that make a trainer run this plan"]
     if plan.job.tokens is None:
         hints.append("give tokens to get hours and dollars of the whole run")
     if mixed.idle_words(plan):
         hints.append(f"idle GPUs: {mixed.idle_words(plan)}; another global batch may use them")
-    if found.interval[1] > 1.6 * found.iteration_seconds:
+    if prediction.interval[1] > 1.6 * prediction.iteration_seconds:
         hints.append("the interval is wide: few published runs are near; measure with `shardwright profile`")
     return hints
 

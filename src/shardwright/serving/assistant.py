@@ -33,10 +33,10 @@ has an interval."""
 
 def server() -> MCPServer:
     """Return the server with its tools."""
-    found = MCPServer("shardwright", instructions=INSTRUCTIONS, version=version("shardwright"))
+    tools = MCPServer("shardwright", instructions=INSTRUCTIONS, version=version("shardwright"))
     for tool in (fit, plan_training, shop, export_plan, compare, catalogue):
-        found.add_tool(tool, structured_output=True)
-    return found
+        tools.add_tool(tool, structured_output=True)
+    return tools
 
 
 def _answered(ask: Callable[..., Any], show: Callable[[Any], Answer], *request: Any) -> Answer:
@@ -120,8 +120,8 @@ def compare(
     model: str, cluster: str, global_batch: int, seq_len: int, pins: list[str], others: list[str]
 ) -> dict[str, Any]:
     """Compare two strategies on the same machines: the best with the settings `pins`, and the best with `others`."""
-    one, other = (_request(model, cluster, global_batch, seq_len, each) for each in (pins, others))
-    return _answered(_compared, dict, one, other)
+    mine, other = (_request(model, cluster, global_batch, seq_len, degrees) for degrees in (pins, others))
+    return _answered(_compared, dict, mine, other)
 
 
 def catalogue() -> dict[str, Any]:
@@ -130,12 +130,12 @@ def catalogue() -> dict[str, Any]:
 
 
 def _exported(target: str, request: PlanRequest) -> Answer:
-    found = export(_best(request), target)
-    return {"target": found.target, "version": found.version, "files": dict(found.files)}
+    exported = export(_best(request), target)
+    return {"target": exported.target, "version": exported.version, "files": dict(exported.files)}
 
 
-def _compared(one: PlanRequest, other: PlanRequest) -> Answer:
-    first, second = plan_figures(_best(one)), plan_figures(_best(other))
+def _compared(mine: PlanRequest, other: PlanRequest) -> Answer:
+    first, second = plan_figures(_best(mine)), plan_figures(_best(other))
     ratio = second["iteration_seconds"] / first["iteration_seconds"]
     return {"answer": f"the second takes {ratio:.3f} times as long", "first": first, "second": second}
 

@@ -148,10 +148,10 @@ def _model(name: str) -> Model:
 
 def _cluster(text: str) -> Cluster:
     """Return a cluster in its short form."""
-    found = parse_cluster(_short("cluster", text))
-    if found.gpus > MOST_GPUS:
-        raise bad("cluster", f"has {found.gpus:,} GPUs", f"at most {MOST_GPUS:,} at a time")
-    return found
+    cluster = parse_cluster(_short("cluster", text))
+    if cluster.gpus > MOST_GPUS:
+        raise bad("cluster", f"has {cluster.gpus:,} GPUs", f"at most {MOST_GPUS:,} at a time")
+    return cluster
 
 
 def _short(name: str, text: str) -> str:

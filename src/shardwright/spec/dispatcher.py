@@ -19,8 +19,8 @@ def dispatcher_of(job: Job, gpus: Iterable[Gpu]) -> Dispatcher:
     that nobody asked for, GPUs that it does not run on get the all-to-all."""
     if job.options.dispatcher is not None:
         return job.options.dispatcher
-    own = cast("Dispatcher", framework_rows()[job.framework]["dispatcher"])
-    return own if own != "flex" or flex_runs(gpus) else "alltoall"
+    usual = cast("Dispatcher", framework_rows()[job.framework]["dispatcher"])
+    return usual if usual != "flex" or flex_runs(gpus) else "alltoall"
 
 
 def flex_runs(gpus: Iterable[Gpu]) -> bool:

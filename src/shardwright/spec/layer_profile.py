@@ -94,14 +94,14 @@ def smoothed(profile: LayerProfile, kind_of_layer: Sequence[int]) -> LayerProfil
     """Return the profile with one figure for layers of a kind that differ by no more than `NOISE`: their mean."""
 
     def smooth(column: Column) -> Column:
-        found = list(column)
+        smoothed = list(column)
         for kind in set(kind_of_layer) if column else ():
-            places = [place for place, own in enumerate(kind_of_layer, start=1) if own == kind]
+            places = [place for place, layer_kind in enumerate(kind_of_layer, start=1) if layer_kind == kind]
             values = [column[place] for place in places]
             if max(values) <= (1.0 + NOISE) * min(values):
                 for place in places:
-                    found[place] = sum(values) / len(values)
-        return tuple(found)
+                    smoothed[place] = sum(values) / len(values)
+        return tuple(smoothed)
 
     entries = []
     for entry in profile.entries:

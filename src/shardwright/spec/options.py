@@ -56,7 +56,9 @@ DEFAULTS = Options()
 def _words(hint: Any) -> tuple[str, ...]:
     """The words of the Literal inside a type hint."""
     arguments = get_args(hint)
-    return arguments if get_origin(hint) is Literal else tuple(word for each in arguments for word in _words(each))
+    return (
+        arguments if get_origin(hint) is Literal else tuple(word for argument in arguments for word in _words(argument))
+    )
 
 
 VALUES: dict[str, tuple[str, ...]] = {name: _words(hint) for name, hint in get_type_hints(Options).items()}
@@ -64,14 +66,16 @@ VALUES: dict[str, tuple[str, ...]] = {name: _words(hint) for name, hint in get_t
 
 def said(options: Options) -> dict[str, str]:
     """Return the options that are not the framework's own as words, by name; modules are joined by `+`."""
-    found = {field.name: getattr(options, field.name) for field in fields(Options)}
+    values = {field.name: getattr(options, field.name) for field in fields(Options)}
     return {
-        name: value if isinstance(value, str) else "+".join(value) for name, value in found.items() if value is not None
+        name: value if isinstance(value, str) else "+".join(value)
+        for name, value in values.items()
+        if value is not None
     }
 
 
 def ordered(modules: set[str]) -> tuple[Module, ...] | None:
     """Return modules in the order of `MODULES`; None for core attention alone, which is what Megatron-LM recomputes
     unless told otherwise."""
-    found = tuple(module for module in MODULES if module in modules)
-    return None if found == ("core_attn",) else found
+    in_order = tuple(module for module in MODULES if module in modules)
+    return None if in_order == ("core_attn",) else in_order

@@ -53,7 +53,7 @@ def case_of(run: PublishedRun) -> Case:
     """Return the case of a run. Raises SkippedRunError for a run that lacks something or that
     the cost model does not cover."""
     if run.precision and run.precision not in PRECISIONS:
-        raise SkippedRunError(f"precision {run.precision} is not modelled")
+        raise SkippedRunError("not_modelled", f"precision {run.precision} is not modelled")
     guesses: list[Assumption] = []
     if run.hetero == "yes":
         plan = mixed_plan(run, guesses)
@@ -68,7 +68,7 @@ def case_of(run: PublishedRun) -> Case:
             plan=plan,
         )
     if MULTIMODAL.search(run.model):
-        raise SkippedRunError("a multimodal model is not modelled")
+        raise SkippedRunError("not_modelled", "a multimodal model is not modelled")
     framework = framework_of(run, guesses)
     habits = habits_of(framework)
     try:
@@ -76,7 +76,7 @@ def case_of(run: PublishedRun) -> Case:
         pool = pool_of(run, guesses)
         job = job_of(run, framework, guesses)
     except SpecError as error:
-        raise SkippedRunError(str(error.problems[0])) from None
+        raise SkippedRunError("not_described", str(error.problems[0])) from None
     row = _row_of(run, model, pool, job, habits, guesses)
     if not run.recompute:
         guesses.append(Assumption(RECOMPUTATION, "the least that fits"))
@@ -94,19 +94,19 @@ def case_of(run: PublishedRun) -> Case:
 def pool_of(run: PublishedRun, guesses: list[Assumption]) -> NodePool:
     """Return the machines of a run: the catalogue's, with what the run publishes of memory, network and power."""
     gpus = whole(run, "n_gpus")
-    each = min(whole(run, "gpus_per_node", 8), gpus)
-    if gpus % each:
-        raise SkippedRunError(f"{gpus} GPUs are no whole number of machines with {each}")
+    per_machine = min(whole(run, "gpus_per_node", 8), gpus)
+    if gpus % per_machine:
+        raise SkippedRunError("not_divided", f"{gpus} GPUs are no whole number of machines with {per_machine}")
     name, memory = gpu_name(run.gpu, run.gpu_mem_gb)
     notes = run.noted
-    machine = f"{notes.rented}.48xlarge" if notes.rented and each == 8 else None
-    pool = _pool(name, gpus // each, each, notes.network_gbps, machine)
+    machine = f"{notes.rented}.48xlarge" if notes.rented and per_machine == 8 else None
+    pool = _pool(name, gpus // per_machine, per_machine, notes.network_gbps, machine)
     gpu = pool.gpu
     if notes.special is not None:
         gpu = replace(gpu, memory_bytes_per_second=notes.special[0], tdp_watts=notes.special[1])
     if memory is not None and abs(memory * GIBIBYTE / pool.memory_bytes - 1.0) > 0.1:
         gpu = replace(gpu, memory_bytes=memory * GIBIBYTE)
-    if gpus > each and notes.network_gbps is None:
+    if gpus > per_machine and notes.network_gbps is None:
         guesses.append(
             Assumption(NETWORK, f"{pool.inter_bytes_per_second * 8e-9:g} Gbit/s a machine, as the catalogue has it")
         )
@@ -123,7 +123,7 @@ def _pool(gpu: str, nodes: int, gpus: int, gbps: float | None, machine: str | No
     try:
         return build_cluster({"nodes": [entry]}, "run").pools[0]
     except SpecError as error:
-        raise SkippedRunError(str(replace(error.problems[0], path=""))) from None
+        raise SkippedRunError("not_described", str(replace(error.problems[0], path=""))) from None
 
 
 def _row_of(
@@ -132,19 +132,19 @@ def _row_of(
     """Return the strategy of a run; unpublished switches follow the habits of its framework."""
     tp, pp, cp = whole(run, "tp", 1), whole(run, "pp", 1), whole(run, "cp", 1)
     if run.tp is None and run.pp is None:
-        raise SkippedRunError("tp and pp are not published")
+        raise SkippedRunError("unpublished", "tp and pp are not published")
     dp, rest = divmod(pool.gpus, tp * pp * cp)
     if rest or dp < 1:
-        raise SkippedRunError(f"tp {tp} × cp {cp} × pp {pp} does not divide {pool.gpus} GPUs")
+        raise SkippedRunError("not_divided", f"tp {tp} × cp {cp} × pp {pp} does not divide {pool.gpus} GPUs")
     micro = whole(run, "micro_batch", max(job.global_batch // dp, 1) if pp == 1 else None)
     if job.global_batch % (dp * micro):
-        raise SkippedRunError(f"the global batch is no multiple of dp {dp} × micro-batch {micro}")
+        raise SkippedRunError("not_divided", f"the global batch is no multiple of dp {dp} × micro-batch {micro}")
     vpp = whole(run, "vpp", 1)
     if vpp > 1 and (pp == 1 or (job.global_batch // (dp * micro)) % pp or pp * vpp > len(model.layers)):
         guesses.append(Assumption("virtual stages", f"1, as {vpp} does not go with the batch or the layers"))
         vpp = 1
     if pp > len(model.layers):
-        raise SkippedRunError("more stages than layers")
+        raise SkippedRunError("more_stages_than_layers", "more stages than layers")
     ep = expert_degree(run, model, tp, cp, dp)
     sharding = _sharding(run, habits, guesses) if dp * cp > 1 and job.optimizer != "none" else 0
     if sharding >= 2 and pp > 1 and habits.framework == "megatron":
@@ -155,7 +155,7 @@ def _row_of(
         guesses.append(Assumption("sequence parallel", f"{'on' if sequence_parallel else 'off'}"))
     notes = run.noted
     if run.recompute and run.recompute.casefold() not in RECOMPUTE:
-        raise SkippedRunError(f"recompute {run.recompute} is none of {', '.join(RECOMPUTE)}")
+        raise SkippedRunError("not_modelled", f"recompute {run.recompute} is none of {', '.join(RECOMPUTE)}")
     recompute = RECOMPUTE.get(run.recompute.casefold(), NONE)
     block = notes.block_layers
     if recompute == UNIFORM and block is not None:
@@ -200,15 +200,15 @@ def expert_degree(run: PublishedRun, model: Model, tp: int, cp: int, dp: int) ->
         return 1
     ep = whole(run, "ep", 1)
     if experts % ep or (tp * cp * dp) % ep:
-        raise SkippedRunError(f"ep {ep} does not divide the experts or the ranks")
+        raise SkippedRunError("not_divided", f"ep {ep} does not divide the experts or the ranks")
     return ep
 
 
 def head_layers(model: Model) -> float:
     """Return the weights of the output projection over those of a layer."""
     layer = model.layers[-1]
-    each = model.dense_layer_parameters(layer) + model.expert_layer_parameters(layer)
-    return model.token_table_parameters / each
+    per_layer = model.dense_layer_parameters(layer) + model.expert_layer_parameters(layer)
+    return model.token_table_parameters / per_layer
 
 
 def _sharding(run: PublishedRun, habits: Habits, guesses: list[Assumption]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from shardwright.spec.assumption import Assumption
 from shardwright.spec.job import Framework, Job
@@ -13,8 +13,20 @@ from shardwright.validation.runs import PublishedRun
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "fp32", "fp8": "fp8", "mxfp8": "fp8"}
 
 
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Why a run is not predicted: the kind of the reason, and the reason in words."""
+
+    kind: str
+    words: str
+
+
 class SkippedRunError(ValueError):
-    """A run that cannot be predicted; the message says why."""
+    """A run that cannot be predicted; `skip` says why."""
+
+    def __init__(self, kind: str, words: str) -> None:
+        super().__init__(words)
+        self.skip = Skip(kind, words)
 
 
 def whole(run: PublishedRun, name: str, default: int | None = None) -> int:
@@ -22,18 +34,18 @@ def whole(run: PublishedRun, name: str, default: int | None = None) -> int:
     value = getattr(run, name)
     if value is None:
         if default is None:
-            raise SkippedRunError(f"{name} is not published")
+            raise SkippedRunError("unpublished", f"{name} is not published")
         return default
     if value != int(value) or value < 1:
-        raise SkippedRunError(f"{name} is {value:g}, not a whole number from 1")
+        raise SkippedRunError("not_whole", f"{name} is {value:g}, not a whole number from 1")
     return int(value)
 
 
 def gpu_name(published: str, memory_gb: float | None) -> tuple[str, float | None]:
     """Return the name by which the catalogue may know a GPU, and its memory in GiB where name or run say it."""
     name = re.split(r"[\s(?]", published.strip())[0]
-    found = re.search(r"-?([0-9]{2,3})\s?GB", name, re.I)
-    memory = float(found[1]) if found else memory_gb
+    stated = re.search(r"-?([0-9]{2,3})\s?GB", name, re.I)
+    memory = float(stated[1]) if stated else memory_gb
     base = re.sub(r"-?[0-9]{2,3}\s?GB.*$", "", name, flags=re.I)
     if base.startswith("A100") and memory in (40, 80):
         base = f"{base}-{memory:g}"

@@ -70,8 +70,8 @@ def forecast(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibra
         peak[of, at] = verdict.peak_bytes
         published[of, at] = [comparable_bytes(cases[index].run, job, verdict, row) for row, index in enumerate(of)]
     chosen = np.array([_level(case, peak[index]) for index, case in enumerate(cases)], dtype=np.int64)
-    own = np.arange(len(cases))
-    time, bytes_ = seconds[own, chosen], peak[own, chosen]
+    rows = np.arange(len(cases))
+    time, bytes_ = seconds[rows, chosen], peak[rows, chosen]
     intervals = np.array(
         [interval_seconds(value, setting) for value, setting in zip(time, map(conditions_of_case, cases), strict=True)]
     )
@@ -84,7 +84,7 @@ def forecast(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibra
         peak_bytes=bytes_,
         fit_probability=np.array(fits),
         recompute=chosen,
-        comparable_bytes=published[own, chosen],
+        comparable_bytes=published[rows, chosen],
     )
 
 

@@ -65,8 +65,8 @@ class Pairs:
 def groups_of(pairs: Pairs, names: Sequence[str]) -> tuple[ErrorGroup, ...]:
     """Return the groups of runs of one name, those with most runs first."""
     labels, codes = np.unique([name or NAMELESS for name in names], return_inverse=True)
-    found = [group_of(str(labels[codes[mine[0]]]), pairs.take(mine)) for mine in places_by_value(codes)]
-    return tuple(sorted(found, key=lambda group: (-group.runs, group.name)))
+    groups = [group_of(str(labels[codes[mine[0]]]), pairs.take(mine)) for mine in places_by_value(codes)]
+    return tuple(sorted(groups, key=lambda group: (-group.runs, group.name)))
 
 
 def group_of(name: str, pairs: Pairs) -> ErrorGroup:
@@ -92,7 +92,7 @@ def _taus(pairs: Pairs) -> list[float]:
     Where all predictions of a sweep are the same, they say nothing of its order: 0."""
     if pairs.sweeps is None or pairs.strategies is None:
         return []
-    found = []
+    taus = []
     for places in places_by_value(pairs.sweeps):
         same = places_by_value(pairs.strategies[places])
         if len(same) < SMALLEST_SWEEP:
@@ -101,8 +101,8 @@ def _taus(pairs: Pairs) -> list[float]:
         measured = np.array([pairs.measured[places[mine]].mean() for mine in same])
         tau = kendall_tau(predicted, measured)
         if np.ptp(measured) > 0.0:
-            found.append(0.0 if math.isnan(tau) else tau)
-    return found
+            taus.append(0.0 if math.isnan(tau) else tau)
+    return taus
 
 
 def macro_of(name: str, sources: Sequence[ErrorGroup]) -> Macro:

@@ -26,9 +26,9 @@ def kendall_tau(first: Floats, second: Floats) -> float:
     Σ a b / sqrt(Σ a² Σ b²) over all pairs, a and b the signs of their differences (M. G. Kendall, The treatment of ties
     in ranking problems, Biometrika 33, 1945). Not a number where a column has only one value.
     """
-    one, two = (np.sign(np.subtract.outer(column, column)) for column in (first, second))
-    ordered = float((one**2).sum() * (two**2).sum())
-    return float((one * two).sum()) / math.sqrt(ordered) if ordered else math.nan
+    left, right = (np.sign(np.subtract.outer(column, column)) for column in (first, second))
+    ordered = float((left**2).sum() * (right**2).sum())
+    return float((left * right).sum()) / math.sqrt(ordered) if ordered else math.nan
 
 
 def roc_area(scores: Floats, positive: Bools) -> float:

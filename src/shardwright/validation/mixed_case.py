@@ -29,13 +29,13 @@ def mixed_plan(run: PublishedRun, guesses: list[Assumption]) -> Plan:
     try:
         model, job, cluster = model_of(run, guesses), job_of(run, framework, guesses), _cluster(run)
     except SpecError as error:
-        raise SkippedRunError(str(error.problems[0])) from None
+        raise SkippedRunError("not_described", str(error.problems[0])) from None
     tp, pp = whole(run, "tp", 1), whole(run, "pp", 1)
     kinds = [pool.gpu.name for pool in cluster.pools for _ in range(pool.gpus)]
     dp, rest = divmod(len(kinds), tp * pp)
     micro = whole(run, "micro_batch")
     if rest or job.global_batch % (dp * micro):
-        raise SkippedRunError("tp, pp and the batch do not divide GPUs and samples")
+        raise SkippedRunError("not_divided", "tp, pp and the batch do not divide GPUs and samples")
     layers = _layers(run, len(model.layers), pp)
     paths = [tuple(_kind(kinds, (stage * dp + copy) * tp, tp) for stage in range(pp)) for copy in range(dp)]
     replicas = tuple(
@@ -73,14 +73,18 @@ def mixed_plan(run: PublishedRun, guesses: list[Assumption]) -> Plan:
 
 def _cluster(run: PublishedRun) -> Cluster:
     """Return the machines: those named in the notes, else the catalogue's for each GPU type."""
-    each = whole(run, "gpus_per_node", 8)
+    per_machine = whole(run, "gpus_per_node", 8)
     machines = run.noted.machines
     nodes = []
     for place, part in enumerate(run.gpu.split("+")):
-        found = re.fullmatch(r"(.+)x([0-9]+)", part.strip())
-        if found is None:
-            raise SkippedRunError(f"{part} does not say how many GPUs of the type there are")
-        entry: dict[str, object] = {"count": int(found[2]) // each, "gpus": each, "gpu": gpu_name(found[1], None)[0]}
+        group = re.fullmatch(r"(.+)x([0-9]+)", part.strip())
+        if group is None:
+            raise SkippedRunError("unpublished", f"{part} does not say how many GPUs of the type there are")
+        entry: dict[str, object] = {
+            "count": int(group[2]) // per_machine,
+            "gpus": per_machine,
+            "gpu": gpu_name(group[1], None)[0],
+        }
         if place < len(machines):
             entry = {"count": machines[place][0], "machine": machines[place][1]}
         nodes.append(entry)
@@ -96,12 +100,12 @@ def _layers(run: PublishedRun, layers: int, pp: int) -> list[tuple[int, int]]:
         middle = [first + (layers - first - last) * stage // max(pp - 2, 1) for stage in range(pp - 1)]
         bounds = [0, *middle, layers]
     if len(bounds) != pp + 1:
-        raise SkippedRunError("the layer boundaries are not those of the stages")
+        raise SkippedRunError("unlike_stages", "the layer boundaries are not those of the stages")
     return list(pairwise(bounds))
 
 
 def _kind(kinds: list[str], first: int, count: int) -> str:
     """Return the GPU type of `count` ranks. Raises SkippedRunError where they differ."""
     if len(set(kinds[first : first + count])) != 1:
-        raise SkippedRunError("a tensor-parallel group of several GPU types")
+        raise SkippedRunError("mixed_tensor_parallel", "a tensor-parallel group of several GPU types")
     return kinds[first]

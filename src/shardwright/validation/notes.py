@@ -95,10 +95,10 @@ def notes_of(text: str) -> Notes:
 
 def phrases(text: str) -> str:
     """Return the phrases of notes that are kept, each once, in the order of `PHRASES`."""
-    found: list[str] = []
+    matches: list[str] = []
     for pattern, words in PHRASES:
-        found += [words or match[0].strip() for match in re.finditer(pattern, text, re.IGNORECASE)]
-    return "; ".join(dict.fromkeys(found))
+        matches += [words or match[0].strip() for match in re.finditer(pattern, text, re.IGNORECASE)]
+    return "; ".join(dict.fromkeys(matches))
 
 
 def _found(pattern: str, text: str) -> re.Match[str] | None:

@@ -10,7 +10,7 @@ from shardwright.cost.compute.efficiency import Efficiency, computes
 from shardwright.spec.assumption import Assumption
 from shardwright.units import GIBIBYTE, GIGA
 from shardwright.validation.case import RECOMPUTATION, Case, case_of
-from shardwright.validation.facts import SkippedRunError
+from shardwright.validation.facts import Skip, SkippedRunError
 from shardwright.validation.forecast import forecast
 from shardwright.validation.runs import PublishedRun
 
@@ -48,7 +48,7 @@ class Outcome:
     run: PublishedRun
     case: Case | None = None
     predicted: RunPrediction | None = None
-    skipped: str = ""
+    skipped: Skip | None = None
     failed: bool = False
     counted: bool = True
 
@@ -108,12 +108,12 @@ def outcomes(
     """Return the outcome of every run, in their order. Runs of another quality or kind than asked for are skipped (a
     run without a quality or kind is not); all are asked for by default. Of duplicates the first that can be predicted
     counts."""
-    found = [_prepared(run, failed=failed, quality=quality, kinds=kinds) for run in runs]
-    cases = [outcome.case for outcome in found if outcome.case is not None]
+    prepared = [_prepared(run, failed=failed, quality=quality, kinds=kinds) for run in runs]
+    cases = [outcome.case for outcome in prepared if outcome.case is not None]
     columns = forecast(cases, efficiency)
     rows = iter(range(len(cases)))
     seen: set[str] = set()
-    for place, outcome in enumerate(found):
+    for place, outcome in enumerate(prepared):
         if outcome.case is None:
             continue
         row = next(rows)
@@ -126,25 +126,26 @@ def outcomes(
             recompute=RECOMPUTE_WORDS[int(columns.recompute[row])],
         )
         group = outcome.run.dup_group
-        found[place] = Outcome(
+        prepared[place] = Outcome(
             run=outcome.run, case=outcome.case, predicted=predicted, failed=failed, counted=group not in seen
         )
         seen |= {group} - {""}
-    return tuple(found)
+    return tuple(prepared)
 
 
 def _prepared(run: PublishedRun, *, failed: bool, quality: Collection[str], kinds: Collection[str]) -> Outcome:
     if run.quality and quality and run.quality not in quality:
-        return Outcome(run=run, failed=failed, skipped=f"quality {run.quality} is not asked for")
+        return Outcome(run=run, failed=failed, skipped=Skip("not_asked_for", f"quality {run.quality} is not asked for"))
     if run.kind and kinds and run.kind not in kinds:
-        return Outcome(run=run, failed=failed, skipped=f"kind {run.kind} is not asked for")
+        return Outcome(run=run, failed=failed, skipped=Skip("not_asked_for", f"kind {run.kind} is not asked for"))
     try:
         case = case_of(run)
     except SkippedRunError as error:
-        return Outcome(run=run, failed=failed, skipped=str(error))
+        return Outcome(run=run, failed=failed, skipped=error.skip)
     unable = [pool.gpu.name for pool in case.pools if not computes(pool.gpu, case.job.precision)]
     if unable:
-        return Outcome(run=run, failed=failed, skipped=f"{unable[0]} cannot compute in {case.job.precision}")
+        words = f"{unable[0]} cannot compute in {case.job.precision}"
+        return Outcome(run=run, failed=failed, skipped=Skip("unable_gpu", words))
     return Outcome(run=run, failed=failed, case=case)
 
 

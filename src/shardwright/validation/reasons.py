@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +18,18 @@ WAIT_SECONDS = 0.3
 OUTLIER_SPREADS = 4.0  # median absolute deviations from the median of a sweep
 OUTLIER_FACTOR = 1.25
 MOST_REASONS = 4
-NO_REASON = "nothing that the run publishes tells"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A likely reason of an error: its kind, and the reason in words."""
+
+    kind: str
+    words: str
+
+
+OUTLIER = Reason("outlier", "an outlier within its own sweep")
+NO_REASON = Reason("unknown", "nothing that the run publishes tells")
 
 
 def sweep_of(outcome: Outcome) -> tuple[object, ...]:
@@ -33,23 +45,23 @@ def sweep_outliers(counted: Sequence[Outcome]) -> frozenset[int]:
     for place, outcome in enumerate(counted):
         if outcome.ratio is not None:
             sweeps.setdefault(sweep_of(outcome), []).append(place)
-    found: set[int] = set()
+    outliers: set[int] = set()
     for places in sweeps.values():
         if len(places) < 4:
             continue
         logs = np.log([counted[place].ratio or math.nan for place in places])
         off = np.abs(logs - np.median(logs))
         limit = max(OUTLIER_SPREADS * float(np.median(off)), float(np.log(OUTLIER_FACTOR)))
-        found |= {place for place, distance in zip(places, off, strict=True) if distance > limit}
-    return frozenset(found)
+        outliers |= {place for place, distance in zip(places, off, strict=True) if distance > limit}
+    return frozenset(outliers)
 
 
-def reasons(outcome: Outcome, *, outlier: bool) -> tuple[str, ...]:
+def reasons(outcome: Outcome, *, outlier: bool) -> tuple[Reason, ...]:
     """Return the likely reasons of an error, the most telling first, at most four. `outlier`: the run is one within its
     own sweep."""
-    found = ["an outlier within its own sweep"] if outlier else []
-    found += [words for words, holds in RULES.items() if holds(outcome)]
-    return tuple(found[:MOST_REASONS]) or (NO_REASON,)
+    likely = [OUTLIER] if outlier else []
+    likely += [reason for reason, holds in RULES.items() if holds(outcome)]
+    return tuple(likely[:MOST_REASONS]) or (NO_REASON,)
 
 
 def _assumed(about: str) -> Callable[[Outcome], bool]:
@@ -82,24 +94,32 @@ def _unlikely(outcome: Outcome) -> bool:
     return outcome.predicted is not None and outcome.predicted.fit_probability < UNLIKELY_FIT
 
 
-RULES: Mapping[str, Callable[[Outcome], bool]] = {
-    "less than 0.1 s an iteration: launching kernels counts": _short,
-    "more than 0.3 s longer with every micro-batch of the pipeline, as if it waited": _waits,
-    "tensor parallel across machines": _tensor_parallel_across_machines,
-    "GPUs of several types": lambda outcome: outcome.run.hetero == "yes",
-    "predicted not to fit, so something that saves memory is not published": _unlikely,
-    "flagged by those who collected it": lambda outcome: outcome.run.noted.flagged,
-    "few steps measured": lambda outcome: outcome.run.noted.few_steps,
-    "read from a picture or rounded figures": lambda outcome: outcome.run.noted.rounded,
-    "unpublished recomputation": _assumed(RECOMPUTATION),
-    "network not stated": _assumed(NETWORK),
-    "unpublished optimizer sharding": _assumed(SHARDING),
-    "unpublished micro-batch": lambda outcome: outcome.run.micro_batch is None,
-    "unpublished precision": lambda outcome: not outcome.run.precision,
-    "fp8 recipe not stated": lambda outcome: outcome.run.precision == "fp8",
-    "deterministic kernels of a CI test": lambda outcome: outcome.run.kind in ("ci", "release"),
-    "frozen weights, packed samples": lambda outcome: outcome.run.kind in ("lora", "peft", "sft"),
-    "balance of the experts not stated": lambda outcome: (outcome.run.n_experts or 0.0) > 1.0,
-    "fewer micro-batches than stages": _few_micro_batches,
-    "more than 512 GPUs: stragglers and network load": lambda outcome: (outcome.run.n_gpus or 0.0) > MANY_GPUS,
+RULES: Mapping[Reason, Callable[[Outcome], bool]] = {
+    Reason("kernel_launches", "less than 0.1 s an iteration: launching kernels counts"): _short,
+    Reason("pipeline_waits", "more than 0.3 s longer with every micro-batch of the pipeline, as if it waited"): _waits,
+    Reason("tensor_parallel_across_machines", "tensor parallel across machines"): _tensor_parallel_across_machines,
+    Reason("mixed_gpus", "GPUs of several types"): lambda outcome: outcome.run.hetero == "yes",
+    Reason("predicted_not_to_fit", "predicted not to fit, so something that saves memory is not published"): _unlikely,
+    Reason("flagged", "flagged by those who collected it"): lambda outcome: outcome.run.noted.flagged,
+    Reason("few_steps", "few steps measured"): lambda outcome: outcome.run.noted.few_steps,
+    Reason("rounded", "read from a picture or rounded figures"): lambda outcome: outcome.run.noted.rounded,
+    Reason("unpublished_recomputation", "unpublished recomputation"): _assumed(RECOMPUTATION),
+    Reason("unstated_network", "network not stated"): _assumed(NETWORK),
+    Reason("unpublished_sharding", "unpublished optimizer sharding"): _assumed(SHARDING),
+    Reason("unpublished_micro_batch", "unpublished micro-batch"): lambda outcome: outcome.run.micro_batch is None,
+    Reason("unpublished_precision", "unpublished precision"): lambda outcome: not outcome.run.precision,
+    Reason("unstated_fp8_recipe", "fp8 recipe not stated"): lambda outcome: outcome.run.precision == "fp8",
+    Reason("deterministic_kernels", "deterministic kernels of a CI test"): lambda outcome: (
+        outcome.run.kind in ("ci", "release")
+    ),
+    Reason("frozen_or_packed", "frozen weights, packed samples"): lambda outcome: (
+        outcome.run.kind in ("lora", "peft", "sft")
+    ),
+    Reason("unstated_expert_balance", "balance of the experts not stated"): lambda outcome: (
+        (outcome.run.n_experts or 0.0) > 1.0
+    ),
+    Reason("few_micro_batches", "fewer micro-batches than stages"): _few_micro_batches,
+    Reason("many_gpus", "more than 512 GPUs: stragglers and network load"): lambda outcome: (
+        (outcome.run.n_gpus or 0.0) > MANY_GPUS
+    ),
 }

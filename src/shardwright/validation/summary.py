@@ -12,11 +12,12 @@ import numpy as np
 
 from shardwright.arrays import Ints
 from shardwright.validation.case import Case
+from shardwright.validation.facts import Skip
 from shardwright.validation.fits import Fits, fits_of
 from shardwright.validation.groups import NAMELESS, ErrorGroup, Macro, Pairs, group_of, groups_of, macro_of
 from shardwright.validation.metrics import covered, scale_of
 from shardwright.validation.outcome import Outcome, memory_kind
-from shardwright.validation.reasons import reasons, sweep_of, sweep_outliers
+from shardwright.validation.reasons import Reason, reasons, sweep_of, sweep_outliers
 from shardwright.validation.rivals import constant_mfu_seconds, roofline_seconds
 
 SCALES = (8, 64, 512)
@@ -30,7 +31,7 @@ class Worst:
     row_id: str
     what: str
     ratio: float
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class Summary:
     predicted: int
     timed: int
     duplicates: int
-    skipped: tuple[tuple[str, int], ...]
+    skipped: tuple[tuple[Skip, int], ...]
     overall: ErrorGroup | None
     macro: tuple[Macro, ...]
     by: Mapping[str, tuple[ErrorGroup, ...]]
@@ -59,7 +60,7 @@ def _gpu(outcome: Outcome) -> str:
 
 DIMENSIONS: Mapping[str, Callable[[Outcome], str]] = {
     "source": lambda outcome: outcome.run.source,
-    "GPU": _gpu,
+    "gpu": _gpu,
     "framework": lambda outcome: outcome.case.job.framework if outcome.case else outcome.run.framework,
     "precision": lambda outcome: outcome.case.job.precision if outcome.case else outcome.run.precision,
     "scale": lambda outcome: scale_of(outcome.run.n_gpus or 0.0, SCALES),
@@ -71,14 +72,14 @@ def summarise(outcomes: Sequence[Outcome]) -> Summary:
     """Return the summary of outcomes, those of failed runs among them."""
     counted = [outcome for outcome in outcomes if outcome.predicted is not None and outcome.counted]
     timed = [outcome for outcome in counted if outcome.ratio is not None]
-    skipped = Counter(outcome.skipped for outcome in outcomes if outcome.skipped)
+    skipped = Counter(outcome.skipped for outcome in outcomes if outcome.skipped is not None)
     overall, macro, by = _times(timed) if timed else (None, (), {})
     return Summary(
         rows=len(outcomes),
         predicted=sum(outcome.predicted is not None for outcome in outcomes),
         timed=len(timed),
         duplicates=sum(not outcome.counted for outcome in outcomes),
-        skipped=tuple(sorted(skipped.items(), key=lambda item: (-item[1], item[0]))),
+        skipped=tuple(sorted(skipped.items(), key=lambda item: (-item[1], item[0].words))),
         overall=overall,
         macro=macro,
         by=by,
@@ -91,13 +92,13 @@ def summarise(outcomes: Sequence[Outcome]) -> Summary:
 def _times(timed: Sequence[Outcome]) -> tuple[ErrorGroup, tuple[Macro, ...], dict[str, tuple[ErrorGroup, ...]]]:
     measured = np.array([outcome.measured_seconds for outcome in timed], dtype=float)
     cases = [outcome.case for outcome in timed if outcome.case is not None]
-    own, low, high = (
+    seconds, low, high = (
         np.array([getattr(outcome.predicted, name) for outcome in timed])
         for name in ("seconds", "low_seconds", "high_seconds")
     )
     sweeps = [sweep_of(outcome) for outcome in timed]
     pairs = Pairs(
-        predicted=own,
+        predicted=seconds,
         measured=measured,
         sweeps=_codes(sweeps),
         strategies=_codes([(*sweep, *_strategy(case)) for sweep, case in zip(sweeps, cases, strict=True)]),
@@ -153,12 +154,12 @@ def _worst(timed: Sequence[Outcome]) -> tuple[Worst, ...]:
     outliers = sweep_outliers(timed)
     off = np.array([abs(math.log(outcome.ratio or 1.0)) for outcome in timed])
     taken: Counter[str] = Counter()
-    found: list[Worst] = []
+    worst: list[Worst] = []
     for place in np.argsort(-off, kind="stable"):
         outcome = timed[place]
         taken[outcome.run.source] += 1
-        if taken[outcome.run.source] <= WORST_OF_A_SOURCE and len(found) < WORST:
+        if taken[outcome.run.source] <= WORST_OF_A_SOURCE and len(worst) < WORST:
             why = reasons(outcome, outlier=int(place) in outliers)
             what = f"{outcome.run.model}, {outcome.run.n_gpus:.0f} × {_gpu(outcome)}, {outcome.strategy}".rstrip(", ")
-            found.append(Worst(row_id=outcome.run.row_id, what=what, ratio=outcome.ratio or math.nan, reasons=why))
-    return tuple(found)
+            worst.append(Worst(row_id=outcome.run.row_id, what=what, ratio=outcome.ratio or math.nan, reasons=why))
+    return tuple(worst)

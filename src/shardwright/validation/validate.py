@@ -50,10 +50,10 @@ def validate(
     else:
         name, ran = str(runs) if isinstance(runs, Path | str) else f"{len(runs)} runs", _read(runs)
     model = default_efficiency() if efficiency is None else efficiency
-    found = outcomes(ran, model, quality=quality, kinds=kinds)
+    compared = outcomes(ran, model, quality=quality, kinds=kinds)
     if failed is not None:
-        found += outcomes(_read(failed), model, failed=True, quality=quality, kinds=kinds)
-    return Validation(name=name, outcomes=found, summary=summarise(found))
+        compared += outcomes(_read(failed), model, failed=True, quality=quality, kinds=kinds)
+    return Validation(name=name, outcomes=compared, summary=summarise(compared))
 
 
 def _read(runs: Path | str | Sequence[PublishedRun]) -> tuple[PublishedRun, ...]:

@@ -54,9 +54,9 @@ class MeasuredLayers:
         between = between_machines(self.profile, pool, pool.gpu.kind)
         return with_curves(self.base.fabric(pool), inside, between)
 
-    def between(self, one: NodePool, other: NodePool) -> LinkTimes | None:
+    def between(self, start: NodePool, other: NodePool) -> LinkTimes | None:
         """Return the measured link between machines of two types, None without one."""
-        return between_machines(self.profile, one, other.gpu.kind)
+        return between_machines(self.profile, start, other.gpu.kind)
 
     def overheads(self, gpu: Gpu, job: Job, software: Overheads) -> Overheads:
         """Return what comes on top of measured layers: `software`'s effect on links that were not measured, and the
@@ -73,12 +73,12 @@ class MeasuredLayers:
 
     def _update_seconds(self, gpu: Gpu, job: Job) -> float | None:
         """Return the seconds of an update per parameter, the median over the entries; None if not measured."""
-        each = [
+        seconds = [
             sum(entry.optimizer_seconds) / (sum(entry.weight_bytes) / weight_bytes(job))
             for entry in self.profile.of(gpu.kind)
             if any(entry.optimizer_seconds) and any(entry.weight_bytes)
         ]
-        return float(np.median(each)) if each else None
+        return float(np.median(seconds)) if seconds else None
 
     def attainable_flops(self, gpu: Gpu, model: Model, job: Job) -> float:
         """Return the peak of the data sheet, or of the arithmetic with which layers turned out to be faster."""
@@ -118,7 +118,7 @@ class MeasuredLayers:
             for column in (entry.forward_seconds, entry.backward_seconds, entry.weight_bytes, entry.activation_bytes)
             if column
         ]
-        odd = [place for place in range(self.profile.layers) if any(each[place] != each[-1] for each in columns)]
+        odd = [place for place in range(self.profile.layers) if any(times[place] != times[-1] for times in columns)]
         return odd[-1] + 1 if odd else 0
 
     def table(
@@ -219,9 +219,11 @@ def _running(values: Floats) -> Floats:
     return sums
 
 
-def _measured(entries: list[LayerTimes], name: str, own: Floats) -> Floats:
-    """Return a column of the entries, the model's `own` figures where it was not measured, [M, positions]."""
-    return np.array([getattr(entry, name) or own[row] for row, entry in enumerate(entries)]).reshape(own.shape)
+def _measured(entries: list[LayerTimes], name: str, computed: Floats) -> Floats:
+    """Return a column of the entries, the model's `computed` figures where it was not measured, [M, positions]."""
+    return np.array([getattr(entry, name) or computed[row] for row, entry in enumerate(entries)]).reshape(
+        computed.shape
+    )
 
 
 def _part(part: Floats, whole: Floats, measured: Floats) -> Floats:
@@ -231,6 +233,6 @@ def _part(part: Floats, whole: Floats, measured: Floats) -> Floats:
 
 def _at_the_head(like: Floats, values: Floats) -> Floats:
     """Return `values` [M] at the last position, 0 elsewhere, [M, positions]."""
-    found = np.zeros_like(like)
-    found[:, -1] = values
-    return found
+    at_head = np.zeros_like(like)
+    at_head[:, -1] = values
+    return at_head

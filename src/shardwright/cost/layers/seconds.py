@@ -74,7 +74,7 @@ def layer_seconds(
     tp_forward, tp_backward = _tp_layer(model, shard, job, links, blocks, forward, backward)
     cp_forward, cp_backward = _cp_layer(layer, shard, job, links, core)
     ep_forward, ep_backward = (
-        software.exchange * each for each in _ep_layer(model, layer, shard, job, links, dispatcher)
+        software.exchange * seconds for seconds in _ep_layer(model, layer, shard, job, links, dispatcher)
     )
     return Seconds(
         forward=forward,
@@ -164,29 +164,29 @@ def _ep_layer(
     if layer.moe is None:
         return np.zeros(len(shard.tp)), np.zeros(len(shard.tp))
     early = framework_rows()[job.framework]["cut_experts"] == "tokens"
-    own = tokens(shard, job) / shard.tp * model.hidden
-    routed = own * shard.etp if early else own
+    message = tokens(shard, job) / shard.tp * model.hidden
+    routed = message * shard.etp if early else message
     widths, across = widths_of(job), group(links, shard.ep, shard.etp)
     both = [
         dispatch_seconds(links, across, width * routed, layer.moe.top_k, dispatcher)
         for width in (widths.dispatch, widths.combine)
     ]
-    forward, backward = (_early if early else _late)(layer.moe, shard, job, links, own)
+    forward, backward = (_early if early else _late)(layer.moe, shard, job, links, message)
     return sum(both, forward), sum(both, backward)
 
 
-def _late(moe: Moe, shard: Shard, job: Job, links: Fabric, own: Floats) -> tuple[Floats, Floats]:
+def _late(moe: Moe, shard: Shard, job: Job, links: Fabric, message: Floats) -> tuple[Floats, Floats]:
     """Return the time of gathering rows and of summing their results over the ranks that have parts of an expert, where
-    each has `own` elements, forward and backward: after rows were sent, as Megatron-LM does."""
+    each has `message` elements, forward and backward: after rows were sent, as Megatron-LM does."""
     within = group(links, shard.etp, np.ones_like(shard.etp))
-    seconds = reduce_seconds(links, within, widths_of(job).combine * own * moe.top_k * shard.etp)
+    seconds = reduce_seconds(links, within, widths_of(job).combine * message * moe.top_k * shard.etp)
     return seconds, seconds
 
 
-def _early(moe: Moe, shard: Shard, job: Job, links: Fabric, own: Floats) -> tuple[Floats, Floats]:
+def _early(moe: Moe, shard: Shard, job: Job, links: Fabric, message: Floats) -> tuple[Floats, Floats]:
     """Return the same where tokens are gathered before they are routed, as `train` does, and results summed once they
     are back, together with those of shared experts: of the latter, `_tp_layer` has the sums."""
-    within, widths, whole = group(links, shard.etp, np.ones_like(shard.etp)), widths_of(job), own * shard.etp
+    within, widths, whole = group(links, shard.etp, np.ones_like(shard.etp)), widths_of(job), message * shard.etp
     gather, summed = (gather_seconds(links, within, width * whole) for width in (widths.dispatch, widths.combine))
     if not moe.shared_width:
         both = np.where(shard.sequence_parallel, gather + summed, reduce_seconds(links, within, widths.combine * whole))

@@ -58,7 +58,7 @@ class LayerSource(Protocol):
         """Return what comes on top of the table, where `software` comes on top of predicted layers."""
         ...
 
-    def between(self, one: NodePool, other: NodePool) -> LinkTimes | None:
+    def between(self, start: NodePool, other: NodePool) -> LinkTimes | None:
         """Return the link between machines of two types as it was measured, None where it was not."""
         ...
 
@@ -103,7 +103,7 @@ class PredictedLayers:
     def overheads(self, gpu: Gpu, job: Job, software: Overheads) -> Overheads:
         return software
 
-    def between(self, one: NodePool, other: NodePool) -> LinkTimes | None:
+    def between(self, start: NodePool, other: NodePool) -> LinkTimes | None:
         return None
 
     def attainable_flops(self, gpu: Gpu, model: Model, job: Job) -> float:

@@ -151,8 +151,8 @@ def mtp_parameters(model: Model) -> tuple[int, int]:
     """Return dense and expert parameters of the multi-token-prediction layers: each is a layer like the last, with a
     projection of two hidden vectors to one and three norms."""
     last = model.layers[-1]
-    each = model.dense_layer_parameters(last) + 2 * model.hidden * model.hidden + 3 * model.norm_parameters
-    return model.mtp_layers * each, model.mtp_layers * model.expert_layer_parameters(last)
+    per_module = model.dense_layer_parameters(last) + 2 * model.hidden * model.hidden + 3 * model.norm_parameters
+    return model.mtp_layers * per_module, model.mtp_layers * model.expert_layer_parameters(last)
 
 
 def _timed(

@@ -111,7 +111,7 @@ def generation(machine: Facts) -> float:
     """Return the place of the architecture among all known ones."""
     known = GENERATIONS.get(machine.vendor, GENERATIONS["nvidia"])
     name = machine.architecture if machine.architecture in known else known[-1]
-    return float([each for names in GENERATIONS.values() for each in names].index(name))
+    return float([architecture for names in GENERATIONS.values() for architecture in names].index(name))
 
 
 def method_code(machine: Facts) -> float:

@@ -58,10 +58,10 @@ class Offsets:
     shape_deviation: float
 
 
-def covariance(variances: Floats, one: Cells, other: Cells) -> Floats:
+def covariance(variances: Floats, cells: Cells, other: Cells) -> Floats:
     """Return the covariance of the offsets of two lists of cells, [C1, C2]."""
-    same = one.names[:, None, :] == other.names[None, :, :]
-    near = np.exp(-0.5 * ((one.log_watts[:, None] - other.log_watts[None, :]) / POWER_LENGTH) ** 2)
+    same = cells.names[:, None, :] == other.names[None, :, :]
+    near = np.exp(-0.5 * ((cells.log_watts[:, None] - other.log_watts[None, :]) / POWER_LENGTH) ** 2)
     total = np.zeros(near.shape)
     for variance, fields in zip(variances, EFFECTS, strict=True):
         effect = near if "power" in fields else np.ones_like(near)

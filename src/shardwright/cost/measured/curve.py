@@ -43,10 +43,10 @@ def fitted(predicted: Floats, deviation: Floats) -> Curve:
     logs = np.log(predicted)
     groups = np.array_split(np.argsort(logs, kind="stable"), count)
     knots = np.array([np.median(logs[group]) for group in groups])
-    own = np.array(
+    seconds = np.array(
         [(np.median(deviation[group]) - middle) * len(group) / (len(group) + PRIOR_ROWS) for group in groups]
     )
-    shifts = middle + own
+    shifts = middle + seconds
     return _rising(knots, knots + shifts)
 
 

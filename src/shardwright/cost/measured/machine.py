@@ -120,7 +120,9 @@ def profiled(base: Efficiency, profiles: Sequence[MachineProfile], cluster: Clus
     by_gpu = {name: [item for item in profiles if item.gpu.name == name] for name in pools}
     return Profiled(
         base=base,
-        corrections=tuple(correction(base, pools[name], found) for name, found in by_gpu.items() if found),
+        corrections=tuple(
+            correction(base, pools[name], profiles_of) for name, profiles_of in by_gpu.items() if profiles_of
+        ),
     )
 
 

@@ -56,10 +56,10 @@ def family_summaries(base: Efficiency, pool: NodePool, profile: MachineProfile) 
 
 def link_summaries(base: Efficiency, pool: NodePool, profile: MachineProfile) -> tuple[LinkSummary, ...]:
     """Return the links within and between machines, as far as they were measured."""
-    found, links = correction(base, pool, [profile]), base.fabric(pool)
+    corrected, links = correction(base, pool, [profile]), base.fabric(pool)
     intra = FittedLink(latency_seconds=links.intra_latency_seconds, bytes_per_second=links.intra_bytes_per_second)
     inter = FittedLink(latency_seconds=links.inter_latency_seconds, bytes_per_second=links.inter_bytes_per_second)
-    pairs = (("intra_node", intra, found.intra), ("inter_node", inter, found.inter))
+    pairs = (("intra_node", intra, corrected.intra), ("inter_node", inter, corrected.inter))
     return tuple(
         LinkSummary(scope=scope, predicted=predicted, measured=measured)
         for scope, predicted, measured in pairs

@@ -28,8 +28,8 @@ def egress_dollars(plan: Plan) -> float:
         return 0.0
     prices = {frozenset(link.sites): link.egress_dollars_per_gigabyte for link in plan.cluster.site_links}
 
-    def price(one: str, other: str) -> float:
-        return prices.get(frozenset((one, other)), 0.0) / GIGA
+    def price(start: str, other: str) -> float:
+        return prices.get(frozenset((start, other)), 0.0) / GIGA
 
     tied = sum(2.0 * size * price(*pair) for pair, size in tied_bytes_between(plan).items())
     return sum(_pipelines(plan, sites, price)) + sum(_gradients(plan, sites, price)) + tied
@@ -40,7 +40,7 @@ def _pipelines(plan: Plan, sites: dict[str, str], price: Price) -> Iterator[floa
     message = widths_of(plan.job).pipeline * plan.micro_batch * plan.job.seq_len * plan.model.hidden
     for replica in plan.replicas:
         order = [sites[stage.gpu] for _ in range(plan.schedule.virtual_stages) for stage in replica.stages]
-        way = sum(price(one, other) for one, other in pairwise(order))
+        way = sum(price(start, other) for start, other in pairwise(order))
         yield 2.0 * replica.count * replica.micro_batches * message * way
 
 
@@ -61,4 +61,4 @@ def _gradients(plan: Plan, sites: dict[str, str], price: Price) -> Iterator[floa
         weights += model.embedding_parameters if layer == 0 else 0
         weights += head_weights(model) if layer == len(model.layers) - 1 else 0
         ring = [*held, *list(held)[:1]]
-        yield moved * weights * sum(price(one, other) for one, other in pairwise(ring))
+        yield moved * weights * sum(price(start, other) for start, other in pairwise(ring))

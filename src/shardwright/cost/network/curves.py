@@ -47,7 +47,7 @@ def between_machines(profile: LayerProfile, pool: NodePool, other: str) -> LinkT
     curves = [curve for curve in profile.links if curve.scope == "inter_node" and (curve.source, curve.target) in ends]
     if not curves:
         return None
-    curve = min(curves, key=lambda each: each.bytes[-1] / each.seconds[-1])
+    curve = min(curves, key=lambda candidate: candidate.bytes[-1] / candidate.seconds[-1])
     at_once = np.clip(round(pool.inter_bytes_per_second / (curve.bytes[-1] / curve.seconds[-1])), 1, pool.gpus_per_node)
     return _shared(curve, pool.gpus_per_node / float(at_once))
 

@@ -91,7 +91,11 @@ def _of_strategies() -> list[RareSwitch]:
 def _rare_gpus(kinds: Collection[str]) -> list[RareSwitch]:
     """Return what is rare in a plan on GPUs of these types."""
     values = {TYPES: len(set(kinds)), UNREPORTED: len(unpublished(kinds))}
-    return [each for each in rare_switches() if each.axis in values and each.least <= values[each.axis] <= each.most]
+    return [
+        switch
+        for switch in rare_switches()
+        if switch.axis in values and switch.least <= values[switch.axis] <= switch.most
+    ]
 
 
 def _part(switch: RareSwitch) -> float:

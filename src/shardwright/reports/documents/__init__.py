@@ -1,5 +1,7 @@
 """Results as JSON documents.
 
+* `findings`: a finding as its kind, its figures and its words
+* `earlier`: documents of earlier versions
 * `ranking`: rankings and evaluations
 * `shop`: a search over offers
 * `spot`: a simulation of spot machines

@@ -29,9 +29,9 @@ FIGURES: Schema = {"type": "array", "items": FROM_ZERO, "minItems": 1}
 def _closed(keys: Iterable[str], kinds: Mapping[str, Schema], required: Iterable[str]) -> Schema:
     """Return the schema of an object that has no other keys: numbers above zero where `kinds` says nothing else."""
     needed = list(required)
-    found = {name: kinds.get(name, ABOVE_ZERO) for name in keys}
-    optional = {name: {"anyOf": [kind, {"type": "null"}]} for name, kind in found.items() if name not in needed}
-    return {"type": "object", "properties": {**found, **optional}, "required": needed, "additionalProperties": False}
+    schemas = {name: kinds.get(name, ABOVE_ZERO) for name in keys}
+    optional = {name: {"anyOf": [kind, {"type": "null"}]} for name, kind in schemas.items() if name not in needed}
+    return {"type": "object", "properties": {**schemas, **optional}, "required": needed, "additionalProperties": False}
 
 
 def _gpu() -> Schema:

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from shardwright.errors import Problem
 from shardwright.plans.document import to_document
-from shardwright.plans.ranking import Baseline, Evaluation, Origin, PassedOver, Ranking, SearchReport
+from shardwright.plans.plan import Plan
+from shardwright.plans.ranking import Baseline, Evaluation, NoPlan, NoProgram, Origin, PassedOver, Ranking, SearchReport
+from shardwright.reports.documents.findings import Document, finding_document
+from shardwright.reports.text import outcome
 from shardwright.reports.text.caution import passed_over_words
-from shardwright.reports.text.explain import changes, differences, gaps, shortage, verdict
+from shardwright.reports.text.explain import changes, gap_words, gaps, shortages, telling_gaps, verdict
 from shardwright.reports.text.ladder import Rung
 from shardwright.reports.text.plans import predicted
 from shardwright.reports.text.risk import risk_document
-from shardwright.reports.words import in_words
+from shardwright.reports.text.strategy import SETTINGS
 from shardwright.search.renting.expected import choice_on_cluster
+from shardwright.units import format_bytes
 
-Document = Mapping[str, object]
+VERSION = 2  # of the documents that commands print; 1 told reasons in English alone
 
 
 def ranking_document(ranking: Ranking) -> Document:
     """Return what `plan --json` prints."""
-    document: dict[str, object] = {"plans": [to_document(plan) for plan in ranking.plans]}
+    document: dict[str, object] = {"version": VERSION, "plans": [to_document(plan) for plan in ranking.plans]}
     if ranking.infeasible is not None:
-        document["infeasible"] = {
-            "reason": in_words(ranking.infeasible.reason),
-            "remedies": [in_words(remedy) for remedy in ranking.infeasible.remedies],
-        }
+        document["infeasible"] = infeasible_document(ranking.infeasible)
     risks = [choice_on_cluster(plan) for plan in ranking.plans]
     if any(risks):
         document["risk"] = [None if choice is None else risk_document(choice) for choice in risks]
@@ -34,7 +35,9 @@ def ranking_document(ranking: Ranking) -> Document:
     if ranking.kinds:
         document["kinds"] = [_baseline(entry) for entry in ranking.kinds]
     document["search"] = _search(ranking.search)
-    if ranking.program is not None:
+    if isinstance(ranking.program, NoProgram):
+        document["program"] = {"kind": "no_program", "words": ranking.program.reason}
+    elif ranking.program is not None:
         document["program"] = asdict(ranking.program)
     document["nearby"] = [asdict(row) for row in ranking.nearby]
     document["fewer"] = [asdict(row) for row in ranking.fewer]
@@ -42,14 +45,21 @@ def ranking_document(ranking: Ranking) -> Document:
     return document
 
 
-def _passed_over(found: PassedOver) -> Document:
-    assert found.plan.prediction is not None, "it was costed"
+def infeasible_document(infeasible: NoPlan) -> Document:
+    """Return why there is no plan or no choice, and what would help, as `plan --json` and `shop --json` print it."""
     return {
-        "iteration_seconds": found.plan.prediction.iteration_seconds,
-        "saving": found.saving,
-        "switches": [{"name": each.name, "runs": each.runs, "of": each.of} for each in found.switches],
-        "pins": list(found.pins),
-        "words": passed_over_words(found),
+        "reason": finding_document(infeasible.reason),
+        "remedies": [finding_document(remedy) for remedy in infeasible.remedies],
+    }
+
+
+def _passed_over(better: PassedOver) -> Document:
+    return {
+        "iteration_seconds": predicted(better.plan).iteration_seconds,
+        "saving": better.saving,
+        "switches": [finding_document(switch) for switch in better.switches],
+        "pins": list(better.pins),
+        "words": passed_over_words(better),
     }
 
 
@@ -58,7 +68,7 @@ def _baseline(entry: Baseline) -> Document:
         "rule": entry.rule,
         "iteration_seconds": None if entry.plan is None else predicted(entry.plan).iteration_seconds,
         "dollars": None if entry.plan is None else entry.plan.iteration_dollars,
-        "reason": in_words(entry.failure) if entry.failure else "",
+        "reason": None if entry.failure is None else finding_document(entry.failure),
     }
 
 
@@ -67,11 +77,11 @@ def _search(report: SearchReport) -> Document:
         "candidates": report.candidates,
         "costed": report.costed,
         "seconds": report.seconds,
-        "rejected": {in_words(rejection): count for rejection, count in report.rejected},
+        "rejected": [{**finding_document(rejection), "count": count} for rejection, count in report.rejected],
         "phases": dict(report.phases),
         "gap": report.gap,
         "lower_bound_dollars": report.lower_bound_dollars,
-        "not_covered": [in_words(kind) for kind in report.not_covered],
+        "not_covered": [finding_document(kind) for kind in report.not_covered],
     }
 
 
@@ -80,34 +90,49 @@ def evaluation_document(
 ) -> Document:
     """Return what `evaluate --json` prints."""
     mine, best = result.plan, result.best.plans[0] if result.best.plans else None
-    missing = list(shortage(mine))
-    document: dict[str, object] = {
+    missing = shortages(mine)
+    return {
+        "version": VERSION,
         "plan": to_document(mine),
         "legal": not problems,
         "violations": problem_documents(problems),
         "fits": not missing,
-        "shortage": missing,
-        "remedies": [in_words(remedy) for remedy in result.remedies],
+        "shortage": [{"kind": "stage_shortage", **asdict(stage)} for stage in missing],
+        "remedies": [finding_document(remedy) for remedy in result.remedies],
         "ladder": [_rung(rung) for rung in rungs],
-        "best": None,
-        "verdict": verdict(mine, best, legal=not problems, gap=result.best.search.gap),
-        "settings": {},
-        "terms": {},
-        "differences": [],
+        "best": None if best is None else to_document(best),
+        "verdict": asdict(verdict(mine, best, legal=not problems, gap=result.best.search.gap)),
+        "settings": {} if best is None else _settings(mine, best),
+        "terms": {} if best is None else _terms(mine, best),
+        "differences": [] if best is None else list(_differences(mine, best)),
         "notes": list(origin.notes),
         "not_counted": list(origin.uncounted),
     }
-    if best is not None:
-        document["best"] = to_document(best)
-        document["settings"] = {
-            name: {"plan": value, "best": wanted} for name, (value, wanted) in changes(mine, best).items()
-        }
-        document["terms"] = {
-            gap.name: {"plan": gap.mine_seconds, "best": gap.best_seconds, "difference": gap.seconds}
-            for gap in gaps(mine, best)
-        }
-        document["differences"] = list(differences(mine, best))
-    return document
+
+
+def _settings(mine: Plan, best: Plan) -> Document:
+    return {
+        name: {"words": SETTINGS[name], "plan": value, "best": wanted}
+        for name, (value, wanted) in changes(mine, best).items()
+    }
+
+
+def _terms(mine: Plan, best: Plan) -> Document:
+    return {
+        gap.name: {"plan": gap.mine_seconds, "best": gap.best_seconds, "difference": gap.seconds}
+        for gap in gaps(mine, best)
+    }
+
+
+def _differences(mine: Plan, best: Plan) -> Iterator[Document]:
+    """Yield what the best plan sets otherwise, then where its time differs and why, then the memory."""
+    for name, (value, wanted) in changes(mine, best).items():
+        yield {"kind": "setting", "setting": name, "words": f"{SETTINGS[name]}: {value}, the best has {wanted}"}
+    for gap in telling_gaps(mine, best):
+        yield {"kind": "time", "term": gap.name, "seconds": gap.seconds, "words": gap_words(gap, mine, best)}
+    peak, least = (outcome.fullest(predicted(plan)).total_bytes for plan in (mine, best))
+    words = f"peak memory {format_bytes(peak)}, the best {format_bytes(least)}"
+    yield {"kind": "memory", "plan_bytes": peak, "best_bytes": least, "words": words}
 
 
 def _rung(rung: Rung) -> Document:

@@ -12,7 +12,7 @@ from typing import Any
 
 from shardwright.discovery.machine import MachineGroup
 from shardwright.files import shipped_file
-from shardwright.plans.ranking import Fewer, Nearby, NoProgram, SpmdProgram
+from shardwright.plans.ranking import Fewer, Nearby, SpmdProgram
 from shardwright.plans.schema import DIALECT, Schema, plan_schema, schema_of
 from shardwright.reports.documents.input_schemas import cluster_schema, layers_schema, offers_schema, profile_schema
 from shardwright.spec.catalog.prices import MachinePrice
@@ -35,7 +35,7 @@ WORDS: Mapping[str, Schema] = {
     "object": {"type": "object"},
     "text": {"type": "string"},
 }
-RECORDS = {kind.__name__: kind for kind in (Fewer, MachineGroup, MachinePrice, Nearby, NoProgram, SpmdProgram)}
+RECORDS = {kind.__name__: kind for kind in (Fewer, MachineGroup, MachinePrice, Nearby, SpmdProgram)}
 
 
 def document_names() -> tuple[str, ...]:
@@ -45,8 +45,8 @@ def document_names() -> tuple[str, ...]:
 
 def document_schema(name: str) -> Schema:
     """Return the schema of the documents `name`, one of `document_names`."""
-    found = FILES[name]() if name in FILES else _schema(_documents()[name])
-    return {"$schema": DIALECT, "title": f"Shardwright: {name}", **found}
+    schema = FILES[name]() if name in FILES else _schema(_documents()[name])
+    return {"$schema": DIALECT, "title": f"Shardwright: {name}", **schema}
 
 
 @cache
@@ -66,7 +66,7 @@ def _schema(shape: Any) -> Schema:
     if "enum" in shape:
         return dict(shape)
     if "either" in shape:
-        return {"anyOf": [_schema(one) for one in shape["either"]]}
+        return {"anyOf": [_schema(choice) for choice in shape["either"]]}
     if "*" in shape:
         return {"type": "object", "additionalProperties": _schema(shape["*"])}
     needed = [key for key in shape if not key.endswith("?")]
@@ -79,8 +79,10 @@ def _named(word: str) -> Schema:
         return {"type": [WORDS[word[:-1]]["type"], "null"]}
     if word == "Plan":
         return plan_schema()
+    if word == "Finding":  # and the figures of its kind
+        return _schema({"kind": "text", "words": "text"})
     if word == "Gpu":  # its peaks are printed by precision
-        found = schema_of(Gpu)
-        found["properties"]["peak_flops"] = _schema({"*": "number"})
-        return found
+        schema = schema_of(Gpu)
+        schema["properties"]["peak_flops"] = _schema({"*": "number"})
+        return schema
     return schema_of(RECORDS[word]) if word in RECORDS else dict(WORDS[word])

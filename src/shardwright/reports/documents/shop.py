@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from shardwright.plans.document import to_document
 from shardwright.reports.assumptions import offers_assumed
-from shardwright.reports.documents.ranking import Document
+from shardwright.reports.documents.findings import Document, finding_document
+from shardwright.reports.documents.ranking import VERSION, infeasible_document
 from shardwright.reports.text.risk import risk_document
 from shardwright.reports.text.shop import chances, chosen
-from shardwright.reports.words import in_words
 from shardwright.search.market.result import Shopping, ShopReport
 from shardwright.search.renting.choice import Rental
 
@@ -17,6 +17,7 @@ from shardwright.search.renting.choice import Rental
 def shop_document(result: Shopping, assumed: Sequence[str]) -> Document:
     """Return what `shop --json` prints."""
     document: dict[str, object] = {
+        "version": VERSION,
         "front": [_choice_document(place, result) for place in range(len(result.front))],
         "picks": {
             "knee": result.picks.knee,
@@ -29,10 +30,7 @@ def shop_document(result: Shopping, assumed: Sequence[str]) -> Document:
         "budget_dollars": result.budget_dollars,
     }
     if result.infeasible is not None:
-        document["infeasible"] = {
-            "reason": in_words(result.infeasible.reason),
-            "remedies": [in_words(remedy) for remedy in result.infeasible.remedies],
-        }
+        document["infeasible"] = infeasible_document(result.infeasible)
     document["search"] = _report_document(result.report)
     document["assumed"] = [*assumed, *offers_assumed(result.offers.offers, result.offers.assumed)]
     return document
@@ -74,5 +72,5 @@ def _report_document(report: ShopReport) -> Document:
         "mixes": report.mixes,
         "seconds": report.seconds,
         "phases": dict(report.phases),
-        "not_covered": [in_words(kind) for kind in report.not_covered],
+        "not_covered": [finding_document(kind) for kind in report.not_covered],
     }

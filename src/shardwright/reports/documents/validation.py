@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
+from shardwright.reports.documents.ranking import VERSION
 from shardwright.validation.outcome import Outcome
 from shardwright.validation.validate import Validation
 
@@ -15,15 +16,17 @@ def validation_document(validation: Validation) -> Document:
     """Return what `validate --json` prints."""
     summary = validation.summary
     return {
+        "version": VERSION,
         "runs": [_run(outcome) for outcome in validation.outcomes],
-        "summary": asdict(summary) | {"skipped": dict(summary.skipped)},
+        "summary": asdict(summary)
+        | {"skipped": [asdict(reason) | {"count": count} for reason, count in summary.skipped]},
     }
 
 
 def _run(outcome: Outcome) -> Document:
     predicted, run = outcome.predicted, outcome.run
     if predicted is None:
-        return {"row_id": run.row_id, "skipped": outcome.skipped}
+        return {"row_id": run.row_id, "skipped": None if outcome.skipped is None else asdict(outcome.skipped)}
     return {
         "row_id": run.row_id,
         "predicted_seconds": predicted.seconds,

@@ -26,10 +26,10 @@ def map_section(plan: Plan) -> PageSection:
     machines: list[dict[str, object]] = []
     used: dict[str, Ints] = {}
     for number, name in enumerate(placement.types):
-        own = placement.type[stage] == number
-        found = np.full(sum(pool.gpus for pool in plan.cluster.pools if pool.gpu.name == name), -1, dtype=np.int64)
-        found[placement.gpu[own]] = stage[own]
-        used[name] = found
+        of_type = placement.type[stage] == number
+        numbers = np.full(sum(pool.gpus for pool in plan.cluster.pools if pool.gpu.name == name), -1, dtype=np.int64)
+        numbers[placement.gpu[of_type]] = stage[of_type]
+        used[name] = numbers
     for name in dict.fromkeys(pool.gpu.name for pool in plan.cluster.pools):
         pools = [pool for pool in plan.cluster.pools if pool.gpu.name == name]
         sizes = [pool.gpus_per_node for pool in pools for _ in range(pool.nodes)]

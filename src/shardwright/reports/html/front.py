@@ -32,13 +32,13 @@ def front_section(
     best = _front(choices)
     groups = {
         "this plan": [here],
-        "no other is better in both": [each for each in best if each is not here],
-        "another is better in both": [each for each in others if each not in best],
+        "no other is better in both": [choice for choice in best if choice is not here],
+        "another is better in both": [choice for choice in others if choice not in best],
     }
     series = [
-        {"name": name, "points": [[*_place(choice), words] for words, choice in found]}
-        for name, found in groups.items()
-        if found
+        {"name": name, "points": [[*_place(choice), words] for words, choice in group]}
+        for name, group in groups.items()
+        if group
     ]
     time, cost = _axes(here[1])
     return PageSection(
@@ -60,7 +60,7 @@ def front_section(
         ),
         table=PageTable(
             columns=("machines", "GPUs in use", "iteration", "whole run", "cost", "on the front"),
-            rows=tuple(_row(each, each in best) for each in sorted(choices, key=lambda each: _place(each[1]))),
+            rows=tuple(_row(choice, choice in best) for choice in sorted(choices, key=lambda named: _place(named[1]))),
             words=("machines",),
         ),
     )
@@ -84,11 +84,11 @@ def _axes(choice: Fewer) -> tuple[Mapping[str, str], Mapping[str, str]]:
 
 
 def _front(choices: Sequence[tuple[str, Fewer]]) -> list[tuple[str, Fewer]]:
-    found: list[tuple[str, Fewer]] = []
-    for each in sorted(choices, key=lambda each: _place(each[1])):
-        if not found or _place(each[1])[1] < _place(found[-1][1])[1]:
-            found.append(each)
-    return found
+    front: list[tuple[str, Fewer]] = []
+    for choice in sorted(choices, key=lambda named: _place(named[1])):
+        if not front or _place(choice[1])[1] < _place(front[-1][1])[1]:
+            front.append(choice)
+    return front
 
 
 def _row(named: tuple[str, Fewer], best: bool) -> tuple[str, ...]:
@@ -107,5 +107,5 @@ def _row(named: tuple[str, Fewer], best: bool) -> tuple[str, ...]:
 def limits(deadline_hours: float | None, budget_dollars: float | None) -> list[Mapping[str, object]]:
     """Return the lines of a deadline and a budget in a chart of days against dollars."""
     days = None if deadline_hours is None else deadline_hours / HOURS_PER_DAY
-    found = (("x", days, "deadline"), ("y", budget_dollars, "budget"))
-    return [{"axis": axis, "value": value, "name": name} for axis, value, name in found if value is not None]
+    pairs = (("x", days, "deadline"), ("y", budget_dollars, "budget"))
+    return [{"axis": axis, "value": value, "name": name} for axis, value, name in pairs if value is not None]

@@ -17,6 +17,7 @@ from shardwright.reports.text.explain import changes, reasons, saving, unit, val
 from shardwright.reports.text.first_screen import next_step
 from shardwright.reports.text.mixed import gpu_words
 from shardwright.reports.text.plans import predicted
+from shardwright.reports.text.strategy import SETTINGS
 from shardwright.units import SECONDS_PER_HOUR, format_count, format_dollars, format_seconds
 
 
@@ -27,9 +28,11 @@ def context_lines(plan: Plan) -> tuple[str, ...]:
 
 def answer(plan: Plan) -> str:
     """Return a plan in one sentence: what it runs on, how fast, for how much."""
-    found = predicted(plan)
-    hours, dollars = found.hours_total, found.dollars_total
-    words = f"{plan.model.name} trains on {gpu_words(plan)} at {format_count(found.tokens_per_second)} tokens a second"
+    prediction = predicted(plan)
+    hours, dollars = prediction.hours_total, prediction.dollars_total
+    words = (
+        f"{plan.model.name} trains on {gpu_words(plan)} at {format_count(prediction.tokens_per_second)} tokens a second"
+    )
     if hours is not None:
         words += f": all tokens in {format_seconds(hours * SECONDS_PER_HOUR)}"
         words += "" if dollars is None else f" for {format_dollars(dollars)}"
@@ -55,7 +58,7 @@ def comparison_page(names: tuple[str, str], mine: Plan, other: Plan, efficiency:
     ahead, behind = (mine, other) if value(mine) <= value(other) else (other, mine)
     winner = names[0] if ahead is mine else names[1]
     loser = names[1] if ahead is mine else names[0]
-    rows = tuple((name, *pair) for name, pair in changes(mine, other).items())
+    rows = tuple((SETTINGS[name], *pair) for name, pair in changes(mine, other).items())
     settings = PageSection(
         name="settings",
         title="What is set otherwise",
@@ -69,9 +72,9 @@ def comparison_page(names: tuple[str, str], mine: Plan, other: Plan, efficiency:
         answer=f"{winner}: {saving(behind, ahead)} than {loser}.",
         context=tuple(dict.fromkeys((*context_lines(mine), *context_lines(other)))),
         figures=tuple(
-            Figure(label=f"{each.label}, {name}", value=each.value, note=each.note)
+            Figure(label=f"{figure.label}, {name}", value=figure.value, note=figure.note)
             for name, plan in zip(names, (mine, other), strict=True)
-            for each in list(figures(plan))[:3]
+            for figure in list(figures(plan))[:3]
         ),
         sections=(
             settings,
@@ -86,20 +89,20 @@ def comparison_page(names: tuple[str, str], mine: Plan, other: Plan, efficiency:
 
 
 def _require_comparable(names: tuple[str, str], mine: Plan, other: Plan) -> None:
-    for what, one, two in (
+    for what, left, right in (
         ("models", mine.model.name, other.model.name),
         ("tokens a step", mine.job.tokens_per_iteration, other.job.tokens_per_iteration),
         ("objectives", mine.job.objective, other.job.objective),
     ):
-        if one != two:
-            message = f"are plans of different {what}, {one} and {two}"
+        if left != right:
+            message = f"are plans of different {what}, {left} and {right}"
             raise bad(" and ".join(names), message, "compare plans of one model, batch and objective")
 
 
 def _both(names: tuple[str, str], *sections: PageSection) -> tuple[PageSection, ...]:
     return tuple(
-        replace(each, name=f"{each.name}-{place}", title=f"{each.title}, {name}")
-        for place, (name, each) in enumerate(zip(names, sections, strict=True), start=1)
+        replace(section, name=f"{section.name}-{place}", title=f"{section.title}, {name}")
+        for place, (name, section) in enumerate(zip(names, sections, strict=True), start=1)
     )
 
 

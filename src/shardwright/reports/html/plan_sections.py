@@ -32,27 +32,27 @@ def plan_sections(plan: Plan, efficiency: Efficiency) -> Iterator[PageSection]:
 
 def figures(plan: Plan) -> Iterator[Figure]:
     """Yield the key figures of a costed plan."""
-    found = predicted(plan)
-    seconds = found.iteration_seconds
-    low, high = (clock(end, like=seconds) for end in found.interval)
+    prediction = predicted(plan)
+    seconds = prediction.iteration_seconds
+    low, high = (clock(end, like=seconds) for end in prediction.interval)
     yield Figure(label="iteration", value=clock(seconds, like=seconds), note=f"80 % sure: {low} to {high}")
-    tokens = f"{format_count(found.tokens_per_second / plan.gpus)} a GPU"
-    yield Figure(label="tokens a second", value=format_count(found.tokens_per_second), note=tokens)
-    yield Figure(label="MFU", value=f"{found.mfu:.1%}", note="of the dense peak of the GPUs in use")
-    worst = outcome.fullest(found)
+    tokens = f"{format_count(prediction.tokens_per_second / plan.gpus)} a GPU"
+    yield Figure(label="tokens a second", value=format_count(prediction.tokens_per_second), note=tokens)
+    yield Figure(label="MFU", value=f"{prediction.mfu:.1%}", note="of the dense peak of the GPUs in use")
+    worst = outcome.fullest(prediction)
     share = f"{worst.total_bytes / worst.capacity_bytes:.0%} of {format_bytes(worst.capacity_bytes)}"
-    fits = f"{share}; fits with {found.fit_probability:.0%}"
+    fits = f"{share}; fits with {prediction.fit_probability:.0%}"
     yield Figure(label="fullest GPU", value=format_bytes(worst.total_bytes), note=fits)
-    hours, dollars = found.hours_total, found.dollars_total
+    hours, dollars = prediction.hours_total, prediction.dollars_total
     if hours is not None:
-        least, most = (format_seconds(end * SECONDS_PER_HOUR) for end in carried(found, hours))
+        least, most = (format_seconds(end * SECONDS_PER_HOUR) for end in carried(prediction, hours))
         note = f"80 % sure: {least} to {most}"
         yield Figure(label="whole run", value=format_seconds(hours * SECONDS_PER_HOUR), note=note)
     if dollars is not None and hours is not None:
-        least, most = (format_dollars(end) for end in carried(found, dollars))
+        least, most = (format_dollars(end) for end in carried(prediction, dollars))
         yield Figure(label="cost of the run", value=format_dollars(dollars), note=f"{least} to {most}")
-    elif found.dollars_per_hour is not None:
-        yield Figure(label="price", value=f"{format_dollars(found.dollars_per_hour)} an hour")
+    elif prediction.dollars_per_hour is not None:
+        yield Figure(label="price", value=f"{format_dollars(prediction.dollars_per_hour)} an hour")
 
 
 def settings_section(plan: Plan) -> PageSection:
@@ -69,22 +69,22 @@ def settings_section(plan: Plan) -> PageSection:
 def time_section(plans: list[tuple[str, Plan]]) -> PageSection:
     """Return where the time of one plan or several goes, term by term."""
     times = [(name, predicted(plan)) for name, plan in plans]
-    longest = max(found.iteration_seconds for _, found in times)
+    longest = max(prediction.iteration_seconds for _, prediction in times)
     terms = {
         field: words
         for field, words in outcome.TERMS.items()
-        if any(getattr(found.time, field) >= SMALLEST_SHARE * longest for _, found in times)
+        if any(getattr(prediction.time, field) >= SMALLEST_SHARE * longest for _, prediction in times)
     }
-    seconds = [[getattr(found.time, field) for field in terms] for _, found in times]
+    seconds = [[getattr(prediction.time, field) for field in terms] for _, prediction in times]
     rows = tuple(
         (
             words,
             *(
                 cell
-                for _, found in times
+                for _, prediction in times
                 for cell in (
-                    clock(getattr(found.time, field), like=longest),
-                    f"{getattr(found.time, field) / found.iteration_seconds:.1%}",
+                    clock(getattr(prediction.time, field), like=longest),
+                    f"{getattr(prediction.time, field) / prediction.iteration_seconds:.1%}",
                 )
             ),
         )
@@ -109,10 +109,10 @@ def time_section(plans: list[tuple[str, Plan]]) -> PageSection:
 
 def memory_section(plan: Plan) -> PageSection:
     """Return the peak memory of a GPU of each stage, by kind, against its capacity."""
-    found = predicted(plan)
+    prediction = predicted(plan)
     stages = [
         (_stage_name(plan, number, place), memory)
-        for number, row in enumerate(found.memory)
+        for number, row in enumerate(prediction.memory)
         for place, memory in enumerate(row)
     ]
     kinds = [name for name in outcome.MEMORY_TERMS if any(_term(memory, name) for _, memory in stages)]
@@ -141,7 +141,7 @@ def memory_section(plan: Plan) -> PageSection:
     return PageSection(
         name="memory",
         title="Memory",
-        lead=f"Peak of one GPU of each stage. The plan fits with probability {found.fit_probability:.0%}.",
+        lead=f"Peak of one GPU of each stage. The plan fits with probability {prediction.fit_probability:.0%}.",
         chart=chart,
         table=PageTable(columns=("stage", *kinds, "total", "capacity", "full"), rows=rows, words=("stage",)),
     )
@@ -156,11 +156,11 @@ def _stage_name(plan: Plan, replica: int, place: int) -> str:
     return f"{kind}stage {place}: {plan.replicas[replica].stages[place].gpu}"
 
 
-def trust_section(found: Prediction) -> PageSection:
+def trust_section(prediction: Prediction) -> PageSection:
     """Return the interval and the published runs that the prediction is based on."""
-    low, high = (clock(end, like=found.iteration_seconds) for end in found.interval)
+    low, high = (clock(end, like=prediction.iteration_seconds) for end in prediction.interval)
     lead = f"In 80 of 100 cases an iteration takes {low} to {high}."
-    if not found.evidence:
+    if not prediction.evidence:
         return PageSection(name="trust", title="How sure", lead=f"{lead} No published run is near this plan.")
     rows = tuple(
         (
@@ -171,7 +171,7 @@ def trust_section(found: Prediction) -> PageSection:
             f"{run.distance:.2g}",
             run.source,
         )
-        for run in found.evidence
+        for run in prediction.evidence
     )
     columns = ("published run", "setting", "tokens/s", "predicted", "distance", "source")
     lead += " The nearest published runs, each beside what a calibration without it predicts:"

@@ -11,6 +11,7 @@ from shardwright.plans.codec import decode
 from shardwright.plans.document import from_document
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Fewer
+from shardwright.reports.documents.findings import kind_of
 from shardwright.reports.html.front import machines_front
 from shardwright.reports.html.page_of import plan_page
 from shardwright.reports.html.section import Chart, Page, PageSection, PageTable
@@ -21,6 +22,7 @@ from shardwright.reports.words import MEANING
 from shardwright.units import clock, format_count, format_seconds
 
 MOST_BARS = 14  # of alternatives
+MEANINGS = {kind_of(cause): words for cause, words in MEANING.items()}
 
 
 def ranking_page(document: Mapping[str, Any], efficiency: Efficiency, *, command: str = "") -> Page:
@@ -37,31 +39,35 @@ def ranking_page(document: Mapping[str, Any], efficiency: Efficiency, *, command
 def _fewer(plan: Plan, rows: Sequence[object]) -> tuple[Fewer, ...]:
     """Return the rows `fewer` of a document. Raises SpecError for what is none for the plan's cluster."""
     problems: list[Problem] = []
-    found = tuple(decode(row, Fewer, f"fewer[{place}]", problems) for place, row in enumerate(rows))
+    choices = tuple(decode(row, Fewer, f"fewer[{place}]", problems) for place, row in enumerate(rows))
     if problems:
         raise SpecError(*problems)
-    for place, choice in enumerate(found):
+    for place, choice in enumerate(choices):
         if len(choice.nodes) != len(plan.cluster.pools):
             raise bad(f"fewer[{place}].nodes", f"has {len(choice.nodes)} numbers", "one for each group of machines")
-    return found
+    return choices
 
 
 def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iterator[PageSection]:
     like, least = predicted(plans[0]).iteration_seconds, value(plans[0])
     what = unit(plans[0])
     worth_key = "dollars" if what == "money" else "iteration_seconds"
-    found: list[tuple[str, float, float | None]] = [
+    entries: list[tuple[str, float, float | None]] = [
         (f"plan {place}: {_short(plan)}", predicted(plan).iteration_seconds, value(plan))
         for place, plan in enumerate(plans, 1)
     ]
     for entry in baselines:
         if entry["iteration_seconds"] is not None:
-            found.append((entry["rule"], entry["iteration_seconds"], entry.get(worth_key)))
+            entries.append((entry["rule"], entry["iteration_seconds"], entry.get(worth_key)))
     rows = [
         (name, clock(seconds, like=like), "–" if worth is None else f"{worth / least:.3f}×", "")
-        for name, seconds, worth in found
+        for name, seconds, worth in entries
     ]
-    rows += [(entry["rule"], "–", "–", entry["reason"]) for entry in baselines if entry["iteration_seconds"] is None]
+    rows += [
+        (entry["rule"], "–", "–", entry["reason"]["words"] if entry["reason"] else "")
+        for entry in baselines
+        if entry["iteration_seconds"] is None
+    ]
     why = tuple(
         f"plan {place}: {value(plan) / least - 1.0:+.2%} {what}; {contrast(plan, plans[0])}"
         for place, plan in enumerate(plans[1:], start=2)
@@ -76,9 +82,9 @@ def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iter
             label="Seconds of an iteration of each alternative; the table has the same figures.",
             data={
                 "unit": "seconds",
-                "rows": [name for name, _, _ in found[:MOST_BARS]],
+                "rows": [name for name, _, _ in entries[:MOST_BARS]],
                 "kinds": ["iteration"],
-                "values": [[seconds] for _, seconds, _ in found[:MOST_BARS]],
+                "values": [[seconds] for _, seconds, _ in entries[:MOST_BARS]],
             },
         ),
         table=PageTable(
@@ -99,8 +105,8 @@ def _short(plan: Plan) -> str:
 
 def _search(best: Plan, report: Mapping[str, Any], passed_over: Mapping[str, Any] | None) -> Iterator[PageSection]:
     rows = tuple(
-        (reason, f"{count:,}", MEANING.get(reason, ""))
-        for reason, count in sorted(report["rejected"].items(), key=lambda item: -item[1])
+        (entry["words"], f"{entry['count']:,}", MEANINGS.get(entry["kind"], ""))
+        for entry in sorted(report["rejected"], key=lambda entry: -entry["count"])
     )
     lead = (
         f"{format_count(report['candidates'])} candidates in {format_seconds(report['seconds'])}; "
@@ -113,7 +119,7 @@ def _search(best: Plan, report: Mapping[str, Any], passed_over: Mapping[str, Any
     if passed_over and passed_over["words"]:
         points.append(f"Caution: {passed_over['words']}.")
     if report["not_covered"]:
-        points.append("Not covered: " + "; ".join(report["not_covered"]) + ".")
+        points.append("Not covered: " + "; ".join(kind["words"] for kind in report["not_covered"]) + ".")
     yield PageSection(
         name="search",
         title="What the search dropped, and the proof",

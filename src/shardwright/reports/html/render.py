@@ -69,13 +69,13 @@ def _data(name: str, value: object) -> str:
     return f'<script type="application/json" id="{name}">{text.replace("<", chr(92) + "u003c")}</script>'
 
 
-def figures_html(found: Iterable[Figure]) -> str:
+def figures_html(figures: Iterable[Figure]) -> str:
     """Return key figures as HTML."""
     cells = "".join(
-        f"<div><dt>{escape(each.label)}</dt><dd>{escape(each.value)}"
-        + (f"<small>{escape(each.note)}</small>" if each.note else "")
+        f"<div><dt>{escape(figure.label)}</dt><dd>{escape(figure.value)}"
+        + (f"<small>{escape(figure.note)}</small>" if figure.note else "")
         + "</dd></div>"
-        for each in found
+        for figure in figures
     )
     return f'<dl class="figures">{cells}</dl>'
 

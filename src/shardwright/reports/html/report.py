@@ -13,6 +13,7 @@ from shardwright.plans.check import check
 from shardwright.plans.document import from_document
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, Ranking
+from shardwright.reports.documents.earlier import current
 from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.documents.shop import shop_document
 from shardwright.reports.html.front import machines_front
@@ -41,22 +42,22 @@ def report(
     training run; with `other`, two plans are compared. `command` is shown as what repeats the result. Raises SpecError
     for a plan that is not legal and for a document that is none of these.
     """
-    found = efficiency or default_efficiency()
+    efficiency = efficiency or default_efficiency()
     if isinstance(subject, Ranking):
         subject = ranking_document(subject)
     elif isinstance(subject, Shopping):
         subject = shop_document(subject, ())
     if isinstance(subject, Evaluation):
-        return _compared(subject.plan, subject.best.plans, found)
+        return _compared(subject.plan, subject.best.plans, efficiency)
     if isinstance(subject, Path):
-        return rendered(run_page(subject, found, other))
+        return rendered(run_page(subject, efficiency, other))
     if isinstance(subject, Plan):
-        mine = _ready(subject, found)
+        mine = _ready(subject, efficiency)
         if other is None:
-            return _plan_alone(mine, found, command)
-        return rendered(comparison_page(names, mine, _ready(other, found), found))
+            return _plan_alone(mine, efficiency, command)
+        return rendered(comparison_page(names, mine, _ready(other, efficiency), efficiency))
     try:
-        return _document_page(subject, found, command)
+        return _document_page(subject, efficiency, command)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         # Documents are read as the commands print them: whatever else is in one, it is not theirs.
         message = f"is not what a command printed with --json ({error!r:.80})"
@@ -64,11 +65,13 @@ def report(
 
 
 def _document_page(document: Mapping[str, Any], efficiency: Efficiency, command: str) -> str:
+    if "front" in document or "plans" in document:
+        document = current(document)
     if "front" in document:
         return rendered(shop_page(document, command=command))
     if "plans" in document:
         if not document["plans"]:
-            reason = document.get("infeasible", {}).get("reason", "nothing was found")
+            reason = document["infeasible"]["reason"]["words"] if "infeasible" in document else "nothing was found"
             raise bad("plans", f"is empty: {reason}", "plan again with what that needs")
         return rendered(ranking_page(document, efficiency, command=command))
     if "best" in document and "plan" in document:

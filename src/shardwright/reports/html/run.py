@@ -63,16 +63,16 @@ def _ranks(status: Mapping[str, Any]) -> PageSection:
     ranks: list[Mapping[str, Any]] = status["ranks"]
     rows = tuple(
         (
-            f"rank {each['rank']}, stage {each['stage']}",
-            format_seconds(each["busy_seconds"]),
-            _or_dash(each["predicted_busy_seconds"], format_seconds),
-            format_seconds(each["waiting_seconds"]),
-            f"{each['bubble']:.0%}",
-            _or_dash(each["predicted_bubble"], "{:.0%}".format),
-            format_bytes(each["peak_memory_bytes"]),
-            _or_dash(each["predicted_memory_bytes"], format_bytes),
+            f"rank {rank['rank']}, stage {rank['stage']}",
+            format_seconds(rank["busy_seconds"]),
+            _or_dash(rank["predicted_busy_seconds"], format_seconds),
+            format_seconds(rank["waiting_seconds"]),
+            f"{rank['bubble']:.0%}",
+            _or_dash(rank["predicted_bubble"], "{:.0%}".format),
+            format_bytes(rank["peak_memory_bytes"]),
+            _or_dash(rank["predicted_memory_bytes"], format_bytes),
         )
-        for each in ranks
+        for rank in ranks
     )
     columns = (
         "rank",
@@ -96,7 +96,7 @@ def _ranks(status: Mapping[str, Any]) -> PageSection:
                 "unit": "seconds",
                 "rows": [row[0] for row in rows],
                 "kinds": kinds,
-                "values": [[each["busy_seconds"], each["waiting_seconds"]] for each in ranks],
+                "values": [[rank["busy_seconds"], rank["waiting_seconds"]] for rank in ranks],
             },
         ),
         table=PageTable(columns=columns, rows=rows, words=("rank",), open=True),

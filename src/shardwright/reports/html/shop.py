@@ -24,7 +24,7 @@ def shop_page(document: Mapping[str, Any], *, command: str = "") -> Page:
     """Return the page of what `shop --json` printed. Raises SpecError where its front is empty."""
     front: list[Mapping[str, Any]] = document["front"]
     if not front:
-        reason = document.get("infeasible", {}).get("reason", "no choice was found")
+        reason = document["infeasible"]["reason"]["words"] if "infeasible" in document else "no choice was found"
         raise bad("front", f"is empty: {reason}", "shop again with what that needs")
     chosen = document["chosen"]
     best = front[chosen or 0]
@@ -43,8 +43,10 @@ def shop_page(document: Mapping[str, Any], *, command: str = "") -> Page:
 
 def _refused(page: Page, infeasible: Mapping[str, Any]) -> Page:
     """Return the page of a front of which no choice does what was asked."""
-    help_ = PageSection(name="help", title="What would do", points=tuple(infeasible["remedies"]))
-    answer = f"No offer does: {infeasible['reason']}."
+    help_ = PageSection(
+        name="help", title="What would do", points=tuple(remedy["words"] for remedy in infeasible["remedies"])
+    )
+    answer = f"No offer does: {infeasible['reason']['words']}."
     return replace(page, answer=answer, sections=(help_, *page.sections[:2]), files={})
 
 
@@ -56,18 +58,20 @@ def _limits_words(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _figures(document: Mapping[str, Any]) -> list[Figure]:
-    found = []
+    figures = []
     for name, words in PICKS.items():
         place = document["picks"].get(name)
         if place is not None:
             choice = document["front"][place]
             hours = format_seconds(choice["hours"] * SECONDS_PER_HOUR)
-            found.append(Figure(label=words, value=format_dollars(choice["dollars"]), note=f"{hours}, {_rent(choice)}"))
-    return found
+            figures.append(
+                Figure(label=words, value=format_dollars(choice["dollars"]), note=f"{hours}, {_rent(choice)}")
+            )
+    return figures
 
 
 def _rent(choice: Mapping[str, Any]) -> str:
-    return " + ".join(f"{each['gpus']} {each['gpu']} ({each['market']})" for each in choice["rent"])
+    return " + ".join(f"{rental['gpus']} {rental['gpu']} ({rental['market']})" for rental in choice["rent"])
 
 
 def _front_section(document: Mapping[str, Any], chosen: int | None) -> PageSection:
@@ -83,7 +87,7 @@ def _front_section(document: Mapping[str, Any], chosen: int | None) -> PageSecti
     rows = tuple(
         (
             ("→ " if place == chosen else "") + _rent(choice),
-            " + ".join(dict.fromkeys(each["provider"] or "own" for each in choice["rent"])),
+            " + ".join(dict.fromkeys(rental["provider"] or "own" for rental in choice["rent"])),
             format_seconds(choice["hours"] * SECONDS_PER_HOUR),
             format_dollars(choice["dollars"]),
             f"{choice['interruptions']:,.1f}",
@@ -111,7 +115,7 @@ def _front_section(document: Mapping[str, Any], chosen: int | None) -> PageSecti
 
 
 def _kind(choice: Mapping[str, Any]) -> str:
-    return " + ".join(f"{each['gpu']}, {each['market']}" for each in choice["rent"])
+    return " + ".join(f"{rental['gpu']}, {rental['market']}" for rental in choice["rent"])
 
 
 def _assumed(document: Mapping[str, Any]) -> PageSection:

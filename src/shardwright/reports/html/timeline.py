@@ -37,23 +37,23 @@ DIGITS = 6  # of a start or end, relative to the iteration: below a thousandth o
 
 def timeline_section(plan: Plan, efficiency: Efficiency) -> PageSection:
     """Return the section of one step of a legal plan."""
-    found = mixed_iteration(plan, efficiency)
+    iteration = mixed_iteration(plan, efficiency)
     rows: list[str] = []
     bars: list[list[Any]] = []
     left_out = 0
     for number, replica in enumerate(plan.replicas):
-        own, skipped = _bars(plan, found, number, len(rows), MOST_BARS // len(plan.replicas))
-        bars += own
+        drawn, skipped = _bars(plan, iteration, number, len(rows), MOST_BARS // len(plan.replicas))
+        bars += drawn
         rows += [_name(plan, replica, place, stage) for place, stage in enumerate(replica.stages)]
         left_out += skipped
-    digits = DIGITS - int(np.floor(np.log10(found.seconds)))
+    digits = DIGITS - int(np.floor(np.log10(iteration.seconds)))
     chart = Chart(
         kind="timeline",
-        label=f"Timeline of one iteration of {format_seconds(found.seconds)}; the table has the same figures.",
+        label=f"Timeline of one iteration of {format_seconds(iteration.seconds)}; the table has the same figures.",
         data={
             "rows": rows,
             "kinds": KINDS,
-            "seconds": found.seconds,
+            "seconds": iteration.seconds,
             "pass": UNITS if plan.layered else MICRO_BATCHES if plan.schedule.virtual_stages == 1 else CHUNKS,
             "bars": [[*bar[:2], round(bar[2], digits), round(bar[3], digits), *bar[4:]] for bar in bars],
         },
@@ -61,18 +61,20 @@ def timeline_section(plan: Plan, efficiency: Efficiency) -> PageSection:
     lead = f"{OF_UNITS if plan.layered else OF_STAGES} Drag the slider to zoom."
     if left_out:
         lead += f" {left_out:,} passes in the middle of the step, which repeats, are left out."
-    return PageSection(name="timeline", title="Pipeline", lead=lead, chart=chart, table=_table(plan, found))
+    return PageSection(name="timeline", title="Pipeline", lead=lead, chart=chart, table=_table(plan, iteration))
 
 
-def _bars(plan: Plan, found: Mixed, number: int, first_row: int, budget: int) -> tuple[list[list[Any]], int]:
+def _bars(plan: Plan, iteration: Mixed, number: int, first_row: int, budget: int) -> tuple[list[list[Any]], int]:
     """Return the bars of a replica, and how many of its passes are left out."""
     replica = plan.replicas[number]
-    passes = list(pass_events(plan, found, number))
+    passes = list(pass_events(plan, iteration, number))
     shown = passes
     if len(passes) > budget:
         edge = max(budget // (4 * len(replica.stages) * plan.schedule.virtual_stages), 4)
-        shown = [each for each in passes if min(each.micro_batch, replica.micro_batches - 1 - each.micro_batch) < edge]
-    bars = [_bar(each, first_row) for each in (*shown, *closing_events(plan, found, number))]
+        shown = [
+            event for event in passes if min(event.micro_batch, replica.micro_batches - 1 - event.micro_batch) < edge
+        ]
+    bars = [_bar(event, first_row) for event in (*shown, *closing_events(plan, iteration, number))]
     return bars, len(passes) - len(shown)
 
 
@@ -90,13 +92,13 @@ def _name(plan: Plan, replica: Replica, place: int, stage: Stage) -> str:
     return f"{who}{kind}stage {place}: {stage.tensor_parallel} {stage.gpu}"
 
 
-def _table(plan: Plan, found: Mixed) -> PageTable:
+def _table(plan: Plan, iteration: Mixed) -> PageTable:
     rows = []
-    for number, (replica, times) in enumerate(zip(plan.replicas, found.replicas, strict=True), start=1):
+    for number, (replica, times) in enumerate(zip(plan.replicas, iteration.replicas, strict=True), start=1):
         for place, stage in enumerate(replica.stages):
             forward, backward, again = (
-                float(each[0, :, place].sum())
-                for each in (times.stages.forward, times.stages.backward, times.stages.recompute)
+                float(seconds[0, :, place].sum())
+                for seconds in (times.stages.forward, times.stages.backward, times.stages.recompute)
             )
             busy = replica.micro_batches * (forward + backward)
             rows.append(
@@ -109,7 +111,7 @@ def _table(plan: Plan, found: Mixed) -> PageTable:
                     format_seconds(forward),
                     format_seconds(backward - again),
                     format_seconds(again) if again else "–",
-                    f"{busy / found.seconds:.1%}",
+                    f"{busy / iteration.seconds:.1%}",
                 )
             )
     columns = ("replica", "stage", "GPUs", "layers", "micro-batches", "forward", "backward", "recomputation", "busy")

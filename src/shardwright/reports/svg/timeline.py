@@ -27,11 +27,11 @@ TICKS = 5
 
 def picture(plan: Plan, efficiency: Efficiency) -> str:
     """Return the picture of one step of a legal plan: a row for each stage of each kind of replica."""
-    found = mixed_iteration(plan, efficiency)
+    iteration = mixed_iteration(plan, efficiency)
     rows = sum(len(replica.stages) for replica in plan.replicas)
     height = TOP + ROW * rows + GAP * (len(plan.replicas) + 2)
-    scale = WIDTH / found.seconds
-    title = f"{plan.model.name} on {gpu_words(plan)}: one step takes {format_seconds(found.seconds)}"
+    scale = WIDTH / iteration.seconds
+    title = f"{plan.model.name} on {gpu_words(plan)}: one step takes {format_seconds(iteration.seconds)}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + RIGHT} {height}" '
         'font-family="sans-serif" font-size="11" fill="#333">',
@@ -40,10 +40,10 @@ def picture(plan: Plan, efficiency: Efficiency) -> str:
         *_legend(plan),
     ]
     y = float(TOP)
-    for replica, times in zip(plan.replicas, found.replicas, strict=True):
+    for replica, times in zip(plan.replicas, iteration.replicas, strict=True):
         parts += _replica(plan, replica, times, y, scale)
         y += ROW * len(replica.stages) + GAP
-    parts += _axis(found.seconds, y, scale)
+    parts += _axis(iteration.seconds, y, scale)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

@@ -57,22 +57,22 @@ def _links(gpu: Gpu) -> str:
     pcie = f"PCIe {gpu.pcie_bytes_per_second / GIGA:.0f} GB/s"
     if gpu.link_domain == 1:
         return f"{pcie}, none between GPUs"
-    own = f"{gpu.link} {gpu.link_bytes_per_second / GIGA:.0f} GB/s in one direction among {gpu.link_domain} GPUs"
-    return f"{own}, {pcie}"
+    within = f"{gpu.link} {gpu.link_bytes_per_second / GIGA:.0f} GB/s in one direction among {gpu.link_domain} GPUs"
+    return f"{within}, {pcie}"
 
 
 def _price_range(prices: Sequence[MachinePrice]) -> str:
     """Return the least and the most that one GPU costs an hour."""
     demand = [p.price.on_demand_per_hour / p.gpus for p in prices if p.price.on_demand_per_hour is not None]
     spot = [p.price.spot_per_hour / p.gpus for p in prices if p.price.spot_per_hour is not None]
-    found = [
+    rates = [
         f"{name} ${min(values):.2f} to ${max(values):.2f}"
         for name, values in (("on demand", demand), ("spot", spot))
         if values
     ]
-    if not found:
+    if not rates:
         return "none known"
-    return f"{', '.join(found)} a GPU and hour, whole machines of {len({p.provider for p in prices})} providers"
+    return f"{', '.join(rates)} a GPU and hour, whole machines of {len({p.provider for p in prices})} providers"
 
 
 def models_text(models: Sequence[Model], sources: Mapping[str, str], width: int | None = None) -> str:

@@ -10,8 +10,8 @@ from shardwright.units import counted
 
 def recompute_words(plan: Plan) -> str:
     """Return the recomputation of a plan: none, selective, block 3; several where stages differ."""
-    found = (stage.recompute for replica in plan.replicas for stage in replica.stages)
-    words = (each.granularity if each.method is None else f"{each.method} {each.layers}" for each in found)
+    modes = (stage.recompute for replica in plan.replicas for stage in replica.stages)
+    words = (mode.granularity if mode.method is None else f"{mode.method} {mode.layers}" for mode in modes)
     return " / ".join(dict.fromkeys(words))
 
 
@@ -33,7 +33,7 @@ def rows_words(plan: Plan) -> str:
 def state_words(plan: Plan) -> str:
     """Return the share of the state on each GPU."""
     parts = plan.optimizer.parts
-    return "equal" if parts is None else several(f"{(each.state or 0) / parts:.1%}" for each in plan.replicas)
+    return "equal" if parts is None else several(f"{(replica.state or 0) / parts:.1%}" for replica in plan.replicas)
 
 
 def several(words: Iterable[str]) -> str:

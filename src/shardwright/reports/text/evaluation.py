@@ -8,11 +8,12 @@ from functools import partial
 from shardwright.errors import Problem
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, Origin
-from shardwright.reports.text.explain import changes, gaps, reasons, shortage, verdict
+from shardwright.reports.text.explain import changes, gaps, reasons, shortages, verdict
 from shardwright.reports.text.ladder import Rung, ladder_text
 from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.reports.text.plans import plan_text, plans_table, predicted
 from shardwright.reports.text.problems import merged
+from shardwright.reports.text.strategy import SETTINGS
 from shardwright.reports.text.terminal import assumptions_text, heading
 from shardwright.reports.words import in_words
 from shardwright.units import clock
@@ -31,12 +32,13 @@ def evaluation_text(
     """Return the report of an evaluation; `rungs` lead from the plan to better ones, `measured` is what a step of it
     took the user."""
     mine, best = result.plan, result.best.plans[0] if result.best.plans else None
+    stand = verdict(mine, best, legal=not problems, gap=result.best.search.gap)
     parts = [
         heading(mine.model, mine.cluster, mine.job, width),
         listed("Not legal", [str(problem) for problem in merged(problems)], width),
         plan_text(mine, "Your plan", width),
         _memory_text(mine, [in_words(remedy) for remedy in result.remedies], width),
-        wrapped(f"Against the best: {verdict(mine, best, legal=not problems, gap=result.best.search.gap)}", "", width),
+        wrapped(f"Against the best: {stand.words}", "", width),
         ladder_text(mine, rungs, width, measured),
         "" if best is None else _comparison(mine, best, width),
         listed("Not counted: moves time or memory, and is not modelled", origin.uncounted, width),
@@ -47,7 +49,7 @@ def evaluation_text(
 
 
 def _memory_text(mine: Plan, remedies: Sequence[str], width: int) -> str:
-    missing = list(shortage(mine))
+    missing = [stage.words for stage in shortages(mine)]
     if missing:
         return listed("Does not fit", [*missing, *(remedies or ("no single change makes it fit",))], width)
     sure = predicted(mine).fit_probability
@@ -69,10 +71,12 @@ def _comparison(mine: Plan, best: Plan, width: int) -> str:
     return "\n\n".join(
         (
             table(
-                ("setting", "yours", "the best"), [[name, *pair] for name, pair in changed.items()], words=("setting",)
+                ("setting", "yours", "the best"),
+                [[SETTINGS[name], *pair] for name, pair in changed.items()],
+                words=("setting",),
             ),
             table(("time", "yours", "the best", "difference"), terms, words=("time",)),
-            listed("Why", list(reasons(mine, best)), width) or "Why\n  - nothing differs by more than 0.2%",
+            listed("Why", reasons(mine, best), width) or "Why\n  - nothing differs by more than 0.2%",
             "The best\n" + plans_table([best], width),
         )
     )

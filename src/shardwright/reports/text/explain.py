@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from shardwright.plans.plan import Plan
 from shardwright.reports.text import outcome, strategy
 from shardwright.reports.text.plans import predicted
+from shardwright.reports.text.strategy import SETTINGS
 from shardwright.units import clock, counted, format_bytes, format_seconds
 
 SMALLEST_SHARE = 0.002  # of an iteration; a smaller difference is not worth a line
 # The settings that a term of the time depends on, the most telling first.
 CAUSES = {
-    "forward_seconds": ("GPU type", "GPUs", "tensor parallel", "layers per pipeline rank", "micro-batch"),
-    "backward_seconds": ("GPU type", "GPUs", "tensor parallel", "layers per pipeline rank", "micro-batch"),
-    "recompute_seconds": ("recomputation",),
+    "forward_seconds": ("gpu_types", "gpus", "tensor_parallel", "layers", "micro_batch"),
+    "backward_seconds": ("gpu_types", "gpus", "tensor_parallel", "layers", "micro_batch"),
+    "recompute_seconds": ("recompute",),
     "tensor_parallel_seconds": (
-        "tensor parallel",
-        "sequence parallel",
-        "overlap of tensor-parallel communication",
-        "micro-batch",
-        "context parallel",
+        "tensor_parallel",
+        "sequence_parallel",
+        "overlap_tensor_parallel",
+        "micro_batch",
+        "context_parallel",
     ),
-    "context_parallel_seconds": ("context parallel", "tensor parallel", "micro-batch"),
-    "expert_parallel_seconds": ("expert parallel", "expert tensor parallel", "tensor parallel", "rank order"),
-    "pipeline_seconds": ("pipeline parallel", "virtual stages", "micro-batch", "overlap of pipeline transfers"),
+    "context_parallel_seconds": ("context_parallel", "tensor_parallel", "micro_batch"),
+    "expert_parallel_seconds": ("expert_parallel", "expert_tensor_parallel", "tensor_parallel", "rank_order"),
+    "pipeline_seconds": ("pipeline_parallel", "virtual_stages", "micro_batch", "overlap_pipeline"),
     "data_parallel_seconds": (
         "sharding",
-        "overlap of gradient reduction",
-        "overlap of weight gathering",
-        "data parallel",
-        "context parallel",
-        "micro-batches a step",
-        "rank order",
+        "overlap_grad_reduce",
+        "overlap_param_gather",
+        "data_parallel",
+        "context_parallel",
+        "micro_batches",
+        "rank_order",
     ),
-    "optimizer_seconds": ("sharding", "optimizer offload", "data parallel", "context parallel"),
-    "framework_seconds": ("micro-batch", "virtual stages", "data parallel"),
+    "optimizer_seconds": ("sharding", "offload", "data_parallel", "context_parallel"),
+    "framework_seconds": ("micro_batch", "virtual_stages", "data_parallel"),
 }
 
 
@@ -64,18 +65,27 @@ def gaps(mine: Plan, best: Plan) -> tuple[Gap, ...]:
 
 
 def changes(mine: Plan, best: Plan) -> dict[str, tuple[str, str]]:
-    """Return the settings that differ, by name: of `mine` and of `best`."""
+    """Return the settings that differ, by their names in `strategy.SETTINGS`: of `mine` and of `best`."""
     pairs = zip(strategy.switches(mine), strategy.switches(best), strict=True)
     return {name: (value, other) for (name, value), (_, other) in pairs if value != other}
 
 
-def reasons(mine: Plan, best: Plan) -> Iterator[str]:
-    """Yield where `mine` loses or gains seconds and what causes it, largest difference first."""
-    for gap in sorted(gaps(mine, best), key=lambda gap: -abs(gap.seconds)):
-        if abs(gap.seconds) >= SMALLEST_SHARE * predicted(best).iteration_seconds:
-            more = "more" if gap.seconds > 0 else "less"
-            cause = cause_words(gap, mine, best)
-            yield f"{format_seconds(abs(gap.seconds))} {more} {gap.words}" + (f": {cause}" if cause else "")
+def telling_gaps(mine: Plan, best: Plan) -> list[Gap]:
+    """Return the terms whose difference is worth a line, the largest first."""
+    least = SMALLEST_SHARE * predicted(best).iteration_seconds
+    return sorted((gap for gap in gaps(mine, best) if abs(gap.seconds) >= least), key=lambda gap: -abs(gap.seconds))
+
+
+def gap_words(gap: Gap, mine: Plan, best: Plan) -> str:
+    """Return what `mine` loses or gains in one term, and what causes it."""
+    more = "more" if gap.seconds > 0 else "less"
+    cause = cause_words(gap, mine, best)
+    return f"{format_seconds(abs(gap.seconds))} {more} {gap.words}" + (f": {cause}" if cause else "")
+
+
+def reasons(mine: Plan, best: Plan) -> list[str]:
+    """Return where `mine` loses or gains seconds and what causes it, the largest difference first."""
+    return [gap_words(gap, mine, best) for gap in telling_gaps(mine, best)]
 
 
 def cause_words(gap: Gap, mine: Plan, best: Plan) -> str:
@@ -83,12 +93,12 @@ def cause_words(gap: Gap, mine: Plan, best: Plan) -> str:
     if gap.name == "bubble_seconds":
         return f"{_bubble_words(mine)}; the best: {_bubble_words(best)}"
     pairs = ((cause, changes(mine, best).get(cause)) for cause in CAUSES[gap.name])
-    found = [
-        f"{cause} {pair[0]}, the best {pair[1]}"
+    causes = [
+        f"{SETTINGS[cause]} {pair[0]}, the best {pair[1]}"
         for cause, pair in pairs
         if pair is not None and not (cause.startswith("overlap") and (pair[0] == "off") != (gap.seconds > 0.0))
     ]
-    return "; ".join(found[:3])
+    return "; ".join(causes[:3])
 
 
 def _bubble_words(plan: Plan) -> str:
@@ -103,7 +113,9 @@ def _bubble_words(plan: Plan) -> str:
 
 def contrast(other: Plan, best: Plan) -> str:
     """Return in one line how a plan is set otherwise than the best, and what that costs it most."""
-    set_otherwise = [f"{name} {value} (best {wanted})" for name, (value, wanted) in changes(other, best).items()]
+    set_otherwise = [
+        f"{SETTINGS[name]} {value} (best {wanted})" for name, (value, wanted) in changes(other, best).items()
+    ]
     words = ", ".join(set_otherwise) or "the same settings"
     largest = max(gaps(other, best), key=lambda gap: gap.seconds)
     if largest.seconds > 0:
@@ -131,49 +143,76 @@ def saving(mine: Plan, best: Plan) -> str:
     return f"{less:.0%} less {unit(best)}{ratio}"
 
 
-def differences(mine: Plan, best: Plan) -> Iterator[str]:
-    """Yield what the best plan sets otherwise, then where its time differs and why, then the memory."""
-    for name, (value, other) in changes(mine, best).items():
-        yield f"{name}: {value}, the best has {other}"
-    yield from reasons(mine, best)
-    mine_peak, best_peak = outcome.fullest(predicted(mine)), outcome.fullest(predicted(best))
-    yield f"peak memory {format_bytes(mine_peak.total_bytes)}, the best {format_bytes(best_peak.total_bytes)}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How a plan stands against the best: a kind, the same in `words`, and how far a plan of the space may be better
+    at most (`room`, a part of time or money) where that is known."""
+
+    kind: Literal["illegal", "too_large", "no_plan_fits", "best", "no_better_found", "better_found"]
+    words: str
+    room: float | None = None
 
 
-def verdict(mine: Plan, best: Plan | None, *, legal: bool = True, gap: float | None = None) -> str:
+def verdict(mine: Plan, best: Plan | None, *, legal: bool = True, gap: float | None = None) -> Verdict:
     """Return how a plan stands against the best. `gap` is how far above the bound of its search the best may be."""
-    doubt = ""
     if not legal:
         doubt = "this plan cannot run as it is, its figures only say what it would do if it could; "
-    elif any(shortage(mine)):
+        return Verdict(kind="illegal", words=doubt + _best_words(best))
+    if any(shortages(mine)):
         doubt = "this plan does not fit in memory, its time is what it would be if it did; "
+        return Verdict(kind="too_large", words=doubt + _best_words(best))
     if best is None:
-        return f"{doubt}no plan at all fits these machines"
-    seconds = predicted(best).iteration_seconds
-    found = f"the best plan takes {clock(seconds, like=seconds)} an iteration"
-    if doubt:
-        return doubt + found
+        return Verdict(kind="no_plan_fits", words=_best_words(best))
     if value(best) >= 0.999 * value(mine):
         room = 1.0 - value(best) / value(mine) / (1.0 + (gap or 0.0))
         if room <= 0.001:
-            return "no plan of the space is better by more than 0.1%"
-        return f"no better plan was found; it is proved that none of the space is better by more than {room:.1%}"
+            return Verdict(kind="best", words="no plan of the space is better by more than 0.1%", room=room)
+        words = f"no better plan was found; it is proved that none of the space is better by more than {room:.1%}"
+        return Verdict(kind="no_better_found", words=words, room=room)
     near = ""
     if predicted(mine).iteration_seconds <= predicted(best).interval[1] and mine.job.objective == "time":
         near = "; yours lies within the interval of the best"
-    return f"{found}, {saving(mine, best)}{near}"
+    return Verdict(kind="better_found", words=f"{_best_words(best)}, {saving(mine, best)}{near}")
 
 
-def shortage(mine: Plan) -> Iterator[str]:
-    """Yield a line for each stage that needs more memory than its GPU has, the worst first and with its terms."""
-    several = len(mine.replicas) > 1
+def _best_words(best: Plan | None) -> str:
+    if best is None:
+        return "no plan at all fits these machines"
+    seconds = predicted(best).iteration_seconds
+    return f"the best plan takes {clock(seconds, like=seconds)} an iteration"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageShortage:
+    """A stage that needs more memory than its GPU has: the places of its kind of replica and of its pipeline rank,
+    and the same in `words`."""
+
+    replica: int
+    stage: int
+    needed_bytes: float
+    memory_bytes: float
+    words: str
+
+
+def shortages(mine: Plan) -> list[StageShortage]:
+    """Return each stage that needs more memory than its GPU has, the worst first and with its terms."""
     short = [
-        (f"stage {rank}" + (f" of replicas {place + 1}" if several else ""), stage)
-        for place, row in enumerate(predicted(mine).memory)
+        (replica, rank, stage)
+        for replica, row in enumerate(predicted(mine).memory)
         for rank, stage in enumerate(row)
         if stage.total_bytes > stage.capacity_bytes
     ]
-    short.sort(key=lambda found: found[1].capacity_bytes - found[1].total_bytes)
-    for place, (name, stage) in enumerate(short):
-        need, have = format_bytes(stage.total_bytes), format_bytes(stage.capacity_bytes)
-        yield f"{name} needs {need} of {have}" + (f" ({outcome.memory_terms(stage)})" if place == 0 else "")
+    short.sort(key=lambda entry: entry[2].capacity_bytes - entry[2].total_bytes)
+    several = len(mine.replicas) > 1
+    return [
+        StageShortage(
+            replica=replica,
+            stage=rank,
+            needed_bytes=stage.total_bytes,
+            memory_bytes=stage.capacity_bytes,
+            words=f"stage {rank}{f' of replicas {replica + 1}' if several else ''} needs "
+            f"{format_bytes(stage.total_bytes)} of {format_bytes(stage.capacity_bytes)}"
+            + (f" ({outcome.memory_terms(stage)})" if place == 0 else ""),
+        )
+        for place, (replica, rank, stage) in enumerate(short)
+    ]

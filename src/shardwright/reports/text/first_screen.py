@@ -66,30 +66,30 @@ def _ordinary(plan: Plan) -> bool:
 
 
 def _speed(best: Plan) -> str:
-    found = predicted(best)
-    of = partial(clock, like=found.iteration_seconds)
-    low, high = found.interval
+    prediction = predicted(best)
+    of = partial(clock, like=prediction.iteration_seconds)
+    low, high = prediction.interval
     return (
-        f"{of(found.iteration_seconds)} an iteration (80% sure: {of(low)} to {of(high)}), "
-        f"{format_count(found.tokens_per_second)} tokens/s, MFU {found.mfu:.1%}"
+        f"{of(prediction.iteration_seconds)} an iteration (80% sure: {of(low)} to {of(high)}), "
+        f"{format_count(prediction.tokens_per_second)} tokens/s, MFU {prediction.mfu:.1%}"
     )
 
 
 def _memory(best: Plan) -> str:
-    found = predicted(best)
-    fullest = outcome.fullest(found)
+    prediction = predicted(best)
+    fullest = outcome.fullest(prediction)
     return (
         f"fullest GPU {format_bytes(fullest.total_bytes)} of {format_bytes(fullest.capacity_bytes)}; "
-        f"fits with probability {found.fit_probability:.0%}"
+        f"fits with probability {prediction.fit_probability:.0%}"
     )
 
 
 def _sure(best: Plan) -> Iterator[str]:
-    found = predicted(best)
+    prediction = predicted(best)
     for gpu in unpublished(best.gpus_by_type):
         yield f"no published training run of the {gpu} exists, so the interval is wide"
-    if found.evidence:
-        run = found.evidence[0]
+    if prediction.evidence:
+        run = prediction.evidence[0]
         far = " (far from this plan)" if run.distance > FAR else ""
         yield f"nearest published run{far}: {run.model} on {run.gpus} {run.gpu}, predicted {run.error:+.0%} off"
 

@@ -13,21 +13,21 @@ from shardwright.reports.text.plans import predicted
 from shardwright.units import clock
 
 
-def kinds_words(found: Sequence[Baseline], best: Plan) -> str:
+def kinds_words(kinds: Sequence[Baseline], best: Plan) -> str:
     """Return by how much the best plan beats the best of other kinds: 12% less time than …, 38% less than …; nothing
     where uneven FSDP is not the best."""
     if not best.layered:
         return ""
-    others = [entry for entry in found if entry.plan is not None and value(entry.plan) > value(best)]
+    others = [entry for entry in kinds if entry.plan is not None and value(entry.plan) > value(best)]
     return ", ".join(f"{saving(entry.plan, best)} than {entry.rule}" for entry in others if entry.plan is not None)
 
 
-def kinds_text(found: Sequence[Baseline], best: Plan, width: int) -> str:
+def kinds_text(kinds: Sequence[Baseline], best: Plan, width: int) -> str:
     """Return the best plan of each kind over several GPU types, against the best of all."""
-    if not found:
+    if not kinds:
         return ""
     lines = ["Kinds of plans over several GPU types"]
-    for entry in found:
+    for entry in kinds:
         if entry.plan is None:
             lines.append(labelled("  –", f"{entry.rule}: none fits", width, column=20))
             continue

@@ -10,6 +10,7 @@ from shardwright.reports.text import outcome
 from shardwright.reports.text.explain import changes
 from shardwright.reports.text.layout import labelled, wrapped
 from shardwright.reports.text.plans import predicted
+from shardwright.reports.text.strategy import SETTINGS
 from shardwright.units import clock, format_bytes
 
 INDENT = " " * 26
@@ -40,7 +41,9 @@ def ladder_text(mine: Plan, rungs: Sequence[Rung], width: int, measured: float |
     like = scale * predicted(mine).iteration_seconds
     lines, before = ["One change at a time", _step("yours", mine, scale, like, width)], mine
     for number, rung in enumerate(rungs, 1):
-        changed = "; ".join(f"{name} {old} → {new}" for name, (old, new) in changes(before, rung.plan).items())
+        changed = "; ".join(
+            f"{SETTINGS[name]} {old} → {new}" for name, (old, new) in changes(before, rung.plan).items()
+        )
         words = f"{number}. {changed}{' (free)' if rung.free else ''}"
         lines.append(_step(words, rung.plan, scale, like, width))
         lines += [wrapped(rung.flags, INDENT, width)] if rung.flags else []
@@ -51,19 +54,19 @@ def ladder_text(mine: Plan, rungs: Sequence[Rung], width: int, measured: float |
 
 
 def _step(words: str, plan: Plan, scale: float, like: float, width: int) -> str:
-    found = predicted(plan)
-    memory = format_bytes(outcome.fullest(found).total_bytes)
-    seconds = clock(scale * found.iteration_seconds, like=like)
+    prediction = predicted(plan)
+    memory = format_bytes(outcome.fullest(prediction).total_bytes)
+    seconds = clock(scale * prediction.iteration_seconds, like=like)
     return labelled(f"  {seconds}  {memory}", words, width, column=len(INDENT))
 
 
 def _measured_words(mine: Plan, measured: float, width: int) -> str:
-    found = predicted(mine)
-    seconds, (low, high) = found.iteration_seconds, found.interval
+    prediction = predicted(mine)
+    seconds, (low, high) = prediction.iteration_seconds, prediction.interval
     inside = "inside" if low <= measured <= high else "outside"
-    own, other = (clock(value, like=measured) for value in (measured, seconds))
+    took, other = (clock(value, like=measured) for value in (measured, seconds))
     words = (
-        f"You measured {own}; {other} was predicted ({measured / seconds - 1.0:+.1%}), {inside} its interval. "
+        f"You measured {took}; {other} was predicted ({measured / seconds - 1.0:+.1%}), {inside} its interval. "
         "The times above are scaled by that."
     )
     return wrapped(words, "", width)

@@ -104,8 +104,8 @@ def _stages_words(alike: tuple[str, int, int, Recompute], number: int) -> str:
 
 def certificate(plan: Plan, report: SearchReport) -> str:
     """Return how far from the best a plan can be, and what that leaves out; nothing without a certificate."""
-    found = plan.prediction
-    if found is None or report.gap is None or not report.not_covered:
+    prediction = plan.prediction
+    if prediction is None or report.gap is None or not report.not_covered:
         return ""
     words = f"no strategy of the declared space {least_words(plan, report.lower_bound_dollars)}; "
     if report.gap < 5e-5:
@@ -118,10 +118,10 @@ def certificate(plan: Plan, report: SearchReport) -> str:
 def least_words(plan: Plan, dollars: float | None) -> str:
     """Return what the certificate says: is faster than 1.2 s or, where the bound is of `dollars`, costs less than $1.23
     an iteration."""
-    job, found = plan.job, plan.prediction
-    assert found is not None, "a bound is of costed plans"
+    job, prediction = plan.job, plan.prediction
+    assert prediction is not None, "a bound is of costed plans"
     if dollars is None:
-        seconds = found.lower_bound_seconds
+        seconds = prediction.lower_bound_seconds
         within = "" if job.budget_dollars is None else " within the budget"
         return f"is faster than {clock(seconds, like=seconds)}{within}"
     words = f"costs less than ${dollars:.4g} an iteration"

@@ -53,13 +53,13 @@ def money_words(prediction: Prediction) -> str:
     return words
 
 
-def bottleneck(found: Prediction) -> str:
+def bottleneck(prediction: Prediction) -> str:
     """Return in words what holds a plan back most."""
-    time, total = found.time, found.time.total_seconds
-    filled = [(_share(stage), place) for row in found.memory for place, stage in enumerate(row)]
+    time, total = prediction.time, prediction.time.total_seconds
+    filled = [(_share(stage), place) for row in prediction.memory for place, stage in enumerate(row)]
     share, fullest_stage = min(filled, key=lambda item: (-item[0], item[1]))
     shares = {words: getattr(time, name) / total for name, words in TERMS.items() if name not in COMPUTE}
-    shares[f"compute of stage {found.busiest_stage}"] = sum(getattr(time, name) for name in COMPUTE) / total
+    shares[f"compute of stage {prediction.busiest_stage}"] = sum(getattr(time, name) for name in COMPUTE) / total
     first, second = sorted(shares, key=lambda words: -shares[words])[:2]
     said = f"{first} ({shares[first]:.0%} of the iteration)"
     if shares[second] > 0.02:

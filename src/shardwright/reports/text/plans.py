@@ -42,8 +42,8 @@ def plans_table(plans: Sequence[Plan], width: int) -> str:
 
 
 def _cells(place: int, plan: Plan) -> dict[str, str]:
-    stage, found = plan.replicas[0].stages[0], predicted(plan)
-    hours, dollars = found.hours_total, found.dollars_total
+    stage, prediction = plan.replicas[0].stages[0], predicted(plan)
+    hours, dollars = prediction.hours_total, prediction.dollars_total
     experts = any(kind.moe is not None for kind in plan.model.kinds)
     return {
         "#": str(place),
@@ -58,12 +58,12 @@ def _cells(place: int, plan: Plan) -> dict[str, str]:
         "mbs": str(plan.micro_batch),
         "recompute": describe.recompute_words(plan),
         "sharding": describe.sharding_words(plan),
-        "iteration": clock(found.iteration_seconds, like=found.iteration_seconds),
-        "tokens/s": format_count(found.tokens_per_second),
-        "MFU": f"{found.mfu:.1%}",
-        "peak GiB": f"{outcome.fullest(found).total_bytes / GIBIBYTE:.1f}",
-        "fits": f"{found.fit_probability:.0%}",
-        "$/h": "?" if found.dollars_per_hour is None else f"{found.dollars_per_hour:,.0f}",
+        "iteration": clock(prediction.iteration_seconds, like=prediction.iteration_seconds),
+        "tokens/s": format_count(prediction.tokens_per_second),
+        "MFU": f"{prediction.mfu:.1%}",
+        "peak GiB": f"{outcome.fullest(prediction).total_bytes / GIBIBYTE:.1f}",
+        "fits": f"{prediction.fit_probability:.0%}",
+        "$/h": "?" if prediction.dollars_per_hour is None else f"{prediction.dollars_per_hour:,.0f}",
         "run": "–" if hours is None else format_seconds(hours * SECONDS_PER_HOUR),
         "$ run": "–" if dollars is None else format_dollars(dollars),
     }
@@ -77,48 +77,48 @@ def _gpu_words(plan: Plan) -> str:
 
 def whole_run(best: Plan) -> str:
     """Return hours and dollars of the whole run with their 80 % intervals, failures counted; "" without a length."""
-    found = predicted(best)
-    return "" if found.hours_total is None else run_words(best, found.hours_total, found.dollars_total)
+    prediction = predicted(best)
+    return "" if prediction.hours_total is None else run_words(best, prediction.hours_total, prediction.dollars_total)
 
 
 def run_words(plan: Plan, hours: float, dollars: float | None) -> str:
     """Return hours and dollars of a whole run, its failures counted in both, with their 80 % intervals."""
-    found = predicted(plan)
+    prediction = predicted(plan)
     if run_stretch(plan) > MOST_STRETCH:
         return "an endless time: a run is interrupted too often to ever end (preemptions_per_hour)"
-    low, high = (format_seconds(end * SECONDS_PER_HOUR) for end in carried(found, hours))
+    low, high = (format_seconds(end * SECONDS_PER_HOUR) for end in carried(prediction, hours))
     words = f"{format_seconds(hours * SECONDS_PER_HOUR)} (80% sure: {low} to {high})"
     if dollars is None:
         return f"{words}; no price known, so no cost (price_per_hour)"
-    least, most = (format_dollars(end) for end in carried(found, dollars))
+    least, most = (format_dollars(end) for end in carried(prediction, dollars))
     return f"{words} for {format_dollars(dollars)} ({least} to {most}), failures and restarts counted"
 
 
 def plan_text(plan: Plan, title: str, width: int) -> str:
     """Return one plan in full: settings, memory per stage, where the time goes, money, how sure."""
-    found = predicted(plan)
-    low, high = found.interval
-    of = partial(clock, like=found.iteration_seconds)
+    prediction = predicted(plan)
+    low, high = prediction.interval
+    of = partial(clock, like=prediction.iteration_seconds)
     lines = [
         title,
         *(labelled(name, words, width) for name, words in _settings(plan)),
         "",
         "  Memory of one GPU",
-        *_memory_lines(plan, found, width),
+        *_memory_lines(plan, prediction, width),
         "",
         wrapped(
-            f"Where the {of(found.iteration_seconds)} of an iteration go (communication as far as computation does not "
-            "hide it)",
+            f"Where the {of(prediction.iteration_seconds)} of an iteration go "
+            "(communication as far as computation does not hide it)",
             "  ",
             width,
         ),
-        *_time_lines(found, width),
+        *_time_lines(prediction, width),
         "",
         labelled("interval", f"80% sure: {of(low)} to {of(high)} an iteration", width),
-        labelled("memory", f"fits with probability {found.fit_probability:.0%}", width),
-        *_evidence_lines(found, width),
-        labelled("bottleneck", outcome.bottleneck(found), width),
-        labelled("money", outcome.money_words(found), width),
+        labelled("memory", f"fits with probability {prediction.fit_probability:.0%}", width),
+        *_evidence_lines(prediction, width),
+        labelled("bottleneck", outcome.bottleneck(prediction), width),
+        labelled("money", outcome.money_words(prediction), width),
     ]
     return "\n".join(lines)
 
@@ -138,15 +138,15 @@ def settings_of(plan: Plan) -> Iterator[tuple[str, str]]:
     return strategy.settings(plan) if plan.uniform else mixed.settings(plan)
 
 
-def _evidence_lines(found: Prediction, width: int) -> Iterator[str]:
+def _evidence_lines(prediction: Prediction, width: int) -> Iterator[str]:
     """Yield the published runs that the prediction is based on, or that nothing near is published."""
-    if not found.evidence:
+    if not prediction.evidence:
         return
-    for place, run in enumerate(found.evidence):
+    for place, run in enumerate(prediction.evidence):
         what = f"{run.model} on {run.gpus} {run.gpu} ({run.framework}; {run.strategy})"
         reached = f"{format_count(run.tokens_per_second)} tokens/s measured, {run.error:+.0%} predicted"
         yield labelled("based on" if place == 0 else "", f"{what}: {reached}; {run.source}", width)
-    if found.evidence[0].distance > FAR:
+    if prediction.evidence[0].distance > FAR:
         yield labelled("", "these are far from this plan: nothing like it is published, so the interval is wide", width)
 
 
@@ -154,14 +154,14 @@ def _bar_width(width: int) -> int:
     return 24 if width >= 100 else 12 if width >= 72 else 0
 
 
-def _memory_lines(plan: Plan, found: Prediction, width: int) -> Iterator[str]:
+def _memory_lines(plan: Plan, prediction: Prediction, width: int) -> Iterator[str]:
     for place, replica in enumerate(plan.replicas[:MOST_REPLICAS]):
         if len(plan.replicas) > 1:
             yield f"    replicas {place + 1} of {len(plan.replicas)} kinds ({replica.count} ×)"
-        yield from _stage_lines(replica, found.memory[place], width)
+        yield from _stage_lines(replica, prediction.memory[place], width)
     if len(plan.replicas) > MOST_REPLICAS:
         yield f"    … {len(plan.replicas) - MOST_REPLICAS} kinds more"
-    yield wrapped(f"fullest: {outcome.memory_terms(outcome.fullest(found))}", "    ", width)
+    yield wrapped(f"fullest: {outcome.memory_terms(outcome.fullest(prediction))}", "    ", width)
 
 
 def _stage_lines(replica: Replica, stages: Sequence[StageMemory], width: int) -> Iterator[str]:
@@ -187,10 +187,10 @@ def _shown_ranks(shares: Sequence[float]) -> list[int]:
     return sorted({*ranks[: MOST_STAGES // 2], worst, *ranks[-MOST_STAGES // 4 :]})
 
 
-def _time_lines(found: Prediction, width: int) -> Iterator[str]:
-    of = partial(clock, like=found.iteration_seconds)
+def _time_lines(prediction: Prediction, width: int) -> Iterator[str]:
+    of = partial(clock, like=prediction.iteration_seconds)
     for name, words in outcome.TERMS.items():
-        seconds = getattr(found.time, name)
-        share = seconds / found.iteration_seconds
+        seconds = getattr(prediction.time, name)
+        share = seconds / prediction.iteration_seconds
         if share >= 0.0005:
             yield f"    {words:<30} {bar(share, _bar_width(width))} {share:6.1%} {of(seconds):>12}"

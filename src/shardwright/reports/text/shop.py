@@ -27,9 +27,9 @@ WORDS = ("rent", "mark")
 def chosen(result: Shopping) -> int:
     """Return the place of the choice that answers the question: cheapest in time, else fastest in the budget, else
     the knee, else the cheapest."""
-    found = (result.picks.cheapest_in_time, result.picks.fastest_in_budget, result.picks.knee)
+    picks = (result.picks.cheapest_in_time, result.picks.fastest_in_budget, result.picks.knee)
     cheapest = min(range(len(result.front)), key=lambda place: result.front[place].dollars)
-    return next((place for place in found if place is not None), cheapest)
+    return next((place for place in picks if place is not None), cheapest)
 
 
 def shop_text(result: Shopping, model: Model, job: Job, assumed: Sequence[str], width: int = WIDTH) -> str:
@@ -77,7 +77,7 @@ def offers_words(offers: Offers) -> str:
     prices: dict[str, list[float]] = {}
     for offer in offers.offers:
         prices.setdefault(offer.pool.gpu.name, []).append(offer.dollars_per_hour / offer.pool.gpus_per_node)
-    types = [f"{name} {_price_range(found)}" for name, found in prices.items()]
+    types = [f"{name} {_price_range(of_type)}" for name, of_type in prices.items()]
     left = len(types) - MOST_TYPES
     more = f" and {counted(left, 'GPU type')} more" if left > 0 else ""
     return f"{counted(len(offers.offers), 'offer')}, a GPU's hour: {', '.join(types[:MOST_TYPES])}{more}"
@@ -91,23 +91,23 @@ def _price_range(prices: Sequence[float]) -> str:
 def _answers(result: Shopping, width: int) -> str:
     """Return the answers to what was asked, a line each."""
     picks, front = result.picks, result.front
-    found: list[tuple[str, int | None]] = []
+    answers: list[tuple[str, int | None]] = []
     if result.deadline_hours is not None:
-        found.append((f"Cheapest within {_duration(result.deadline_hours)}", picks.cheapest_in_time))
+        answers.append((f"Cheapest within {_duration(result.deadline_hours)}", picks.cheapest_in_time))
         if picks.on_demand_in_time != picks.cheapest_in_time:
-            found.append(("The same on demand", picks.on_demand_in_time))
+            answers.append(("The same on demand", picks.on_demand_in_time))
     if result.budget_dollars is not None:
-        found.append((f"Fastest for {format_dollars(result.budget_dollars)}", picks.fastest_in_budget))
-    found.append(("Where more speed begins to cost more (the knee)", picks.knee))
+        answers.append((f"Fastest for {format_dollars(result.budget_dollars)}", picks.fastest_in_budget))
+    answers.append(("Where more speed begins to cost more (the knee)", picks.knee))
     fastest = min(range(len(front)), key=lambda place: front[place].hours)
     cheapest = min(range(len(front)), key=lambda place: front[place].dollars)
     safest = min(range(len(front)), key=lambda place: (front[place].preemptions, front[place].dollars))
-    found += [("Fastest", fastest), ("Cheapest", cheapest)]
+    answers += [("Fastest", fastest), ("Cheapest", cheapest)]
     if front[safest].preemptions < front[cheapest].preemptions:
-        found.append(("Cheapest without preemptions" if not front[safest].preemptions else "Safest", safest))
+        answers.append(("Cheapest without preemptions" if not front[safest].preemptions else "Safest", safest))
     lines = [
         f"{question}: choice {place + 1}, {_sentence(front[place], result)}"
-        for question, place in found
+        for question, place in answers
         if place is not None
     ]
     return "\n".join(wrapped(line, "", width) for line in lines)
@@ -202,7 +202,7 @@ def _mark(place: int, result: Shopping) -> str:
         ("on demand in time", picks.on_demand_in_time if picks.on_demand_in_time != picks.cheapest_in_time else None),
         ("in budget", picks.fastest_in_budget),
     )
-    return ", ".join(name for name, found in names if found == place)
+    return ", ".join(name for name, pick in names if pick == place)
 
 
 def _marginal(result: Shopping, width: int) -> str:

@@ -30,8 +30,8 @@ def shop_screen(
         terms = "; ".join([*assumed, *_terms(choice)])
         answers = [*_answers(choice), *([("assumed", terms)] if terms else [])]
         blocks = [answers, [next_step(choice.plan, out), *blocks[0]]]
-    told = ("\n".join(labelled(name, words, width, column=COLUMN) for name, words in block) for block in blocks)
-    return "\n\n".join([front_text(result, model, job, ROWS, width), *told])
+    texts = ("\n".join(labelled(name, words, width, column=COLUMN) for name, words in block) for block in blocks)
+    return "\n\n".join([front_text(result, model, job, ROWS, width), *texts])
 
 
 def _answers(choice: FrontPoint) -> Iterator[tuple[str, str]]:
@@ -47,7 +47,7 @@ def _terms(choice: FrontPoint) -> list[str]:
     return [
         words
         for rental in choice.rentals
-        for found in rental.offer.assumed
-        if found.about.startswith(("price", "preemptions")) or found.about.endswith("machines")
-        for words in offers_assumed([], [found])
+        for assumed in rental.offer.assumed
+        if assumed.about.startswith(("price", "preemptions")) or assumed.about.endswith("machines")
+        for words in offers_assumed([], [assumed])
     ]

@@ -19,11 +19,11 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
     """Return a row for each way, what would make the rest fit, and the command to type next. `source` is how the user
     named the model."""
     pool = sizing.cluster.pools[0]
-    each = sizing.job.global_batch // sizing.cluster.gpus
+    samples = sizing.job.global_batch // sizing.cluster.gpus
     lines = (
         question.model_line(sizing.model),
         f"{sizing.cluster.gpus} {pool.gpu.name}, {pool.memory_bytes / GIBIBYTE:.1f} GiB each; "
-        f"{each} × {sizing.job.seq_len} tokens at a time on each, {sizing.job.precision}, {sizing.job.framework}",
+        f"{samples} × {sizing.job.seq_len} tokens at a time on each, {sizing.job.precision}, {sizing.job.framework}",
         f"Fits with a probability of {SURE:.0%} or more: {_verdict(sizing)}.",
     )
     header = ("way to train", *TERMS, "GiB", "of", "sure", "")

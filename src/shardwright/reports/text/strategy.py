@@ -25,37 +25,67 @@ SHARDING = {
 }
 
 
+SETTINGS = {
+    "gpu_types": "GPU type",
+    "gpus": "GPUs",
+    "tensor_parallel": "tensor parallel",
+    "context_parallel": "context parallel",
+    "pipeline_parallel": "pipeline parallel",
+    "data_parallel": "data parallel",
+    "expert_parallel": "expert parallel",
+    "expert_tensor_parallel": "expert tensor parallel",
+    "virtual_stages": "virtual stages",
+    "micro_batch": "micro-batch",
+    "schedule": "schedule",
+    "rows": "rows of a copy",
+    "state": "state of a GPU",
+    "micro_batches": "micro-batches a step",
+    "layers": "layers per pipeline rank",
+    "recompute": "recomputation",
+    "sharding": "sharding",
+    "offload": "optimizer offload",
+    "sequence_parallel": "sequence parallel",
+    "flash_attention": "FlashAttention",
+    "overlap_grad_reduce": "overlap of gradient reduction",
+    "overlap_param_gather": "overlap of weight gathering",
+    "overlap_tensor_parallel": "overlap of tensor-parallel communication",
+    "overlap_pipeline": "overlap of pipeline transfers",
+    "rank_order": "rank order",
+    **{name: name.replace("_", " ") for name in VALUES},
+}
+
+
 def switches(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a plan by name."""
+    """Yield the settings of a plan by their names in `SETTINGS`."""
     stage = plan.replicas[0].stages[0]
-    yield "GPU type", " + ".join(dict.fromkeys(s.gpu for replica in plan.replicas for s in replica.stages))
-    yield "GPUs", str(plan.gpus)
-    yield "tensor parallel", tensor_parallel_words(plan)
-    yield "context parallel", str(stage.context_parallel)
-    yield "pipeline parallel", several(str(len(replica.stages)) for replica in plan.replicas)
-    yield "data parallel", str(plan.data_parallel)
-    yield "expert parallel", str(stage.expert_parallel)
-    yield "expert tensor parallel", str(stage.expert_tensor_parallel)
-    yield "virtual stages", str(plan.schedule.virtual_stages)
-    yield "micro-batch", str(plan.micro_batch)
+    yield "gpu_types", " + ".join(dict.fromkeys(s.gpu for replica in plan.replicas for s in replica.stages))
+    yield "gpus", str(plan.gpus)
+    yield "tensor_parallel", tensor_parallel_words(plan)
+    yield "context_parallel", str(stage.context_parallel)
+    yield "pipeline_parallel", several(str(len(replica.stages)) for replica in plan.replicas)
+    yield "data_parallel", str(plan.data_parallel)
+    yield "expert_parallel", str(stage.expert_parallel)
+    yield "expert_tensor_parallel", str(stage.expert_tensor_parallel)
+    yield "virtual_stages", str(plan.schedule.virtual_stages)
+    yield "micro_batch", str(plan.micro_batch)
     yield "schedule", plan.schedule.kind if plan.schedule.waves is None else waves_words(plan)
-    yield "rows of a copy", rows_words(plan)
-    yield "state of a GPU", state_words(plan)
-    yield "micro-batches a step", several(str(replica.micro_batches) for replica in plan.replicas)
-    yield "layers per pipeline rank", several(replica_split_words(replica) for replica in plan.replicas)
-    yield "recomputation", recompute_words(plan)
+    yield "rows", rows_words(plan)
+    yield "state", state_words(plan)
+    yield "micro_batches", several(str(replica.micro_batches) for replica in plan.replicas)
+    yield "layers", several(replica_split_words(replica) for replica in plan.replicas)
+    yield "recompute", recompute_words(plan)
     yield "sharding", plan.optimizer.sharding
-    yield "optimizer offload", f"{plan.optimizer.offload:.0%}"
-    yield "sequence parallel", _on(plan.sequence_parallel)
-    yield "FlashAttention", _on(plan.flash_attention)
-    yield "overlap of gradient reduction", _on(plan.overlap.grad_reduce)
-    yield "overlap of weight gathering", _on(plan.overlap.param_gather)
-    yield "overlap of tensor-parallel communication", _on(plan.overlap.tensor_parallel)
-    yield "overlap of pipeline transfers", _on(plan.overlap.pipeline)
-    yield "rank order", plan.rank_order
+    yield "offload", f"{plan.optimizer.offload:.0%}"
+    yield "sequence_parallel", _on(plan.sequence_parallel)
+    yield "flash_attention", _on(plan.flash_attention)
+    yield "overlap_grad_reduce", _on(plan.overlap.grad_reduce)
+    yield "overlap_param_gather", _on(plan.overlap.param_gather)
+    yield "overlap_tensor_parallel", _on(plan.overlap.tensor_parallel)
+    yield "overlap_pipeline", _on(plan.overlap.pipeline)
+    yield "rank_order", plan.rank_order
     given = said(plan.job.options)
     for name in VALUES:
-        yield name.replace("_", " "), given.get(name, "default")
+        yield name, given.get(name, "default")
 
 
 def _on(value: bool) -> str:
@@ -124,13 +154,13 @@ def _pipeline_words(plan: Plan) -> str:
 
 
 def _recompute_sentence(plan: Plan) -> str:
-    found = plan.replicas[0].stages[0].recompute
+    mode = plan.replicas[0].stages[0].recompute
     words = recompute_words(plan)
-    if "/" in words or found.granularity == "none":
+    if "/" in words or mode.granularity == "none":
         return words
-    if found.granularity == "selective":
+    if mode.granularity == "selective":
         modules = plan.job.options.recompute_modules
         return "selective: " + ("core attention" if modules is None else ", ".join(modules))
-    if found.method == "block":
-        return f"full, method block: the first {counted(found.layers or 0, 'layer')} of each virtual stage"
-    return f"full, method uniform: all layers, in groups of {found.layers}"
+    if mode.method == "block":
+        return f"full, method block: the first {counted(mode.layers or 0, 'layer')} of each virtual stage"
+    return f"full, method uniform: all layers, in groups of {mode.layers}"

@@ -60,11 +60,11 @@ def heading(model: Model, cluster: Cluster, job: Job, width: int) -> str:
 def summary_text(ranking: Ranking, width: int) -> str:
     """Return the answer in two or three sentences."""
     best = ranking.best
-    found = predicted(best)
-    seconds = found.iteration_seconds
+    prediction = predicted(best)
+    seconds = prediction.iteration_seconds
     words = (
-        f"{clock(seconds, like=seconds)} an iteration, {format_count(found.tokens_per_second)} tokens/s, "
-        f"MFU {found.mfu:.1%}."
+        f"{clock(seconds, like=seconds)} an iteration, {format_count(prediction.tokens_per_second)} tokens/s, "
+        f"MFU {prediction.mfu:.1%}."
     )
     if run := whole_run(best):
         words += f" All tokens in {run}."
@@ -128,9 +128,9 @@ def certificate_text(best: Plan, report: SearchReport, width: int) -> str:
     return wrapped(f"Certificate: {words}", "", width) if words else ""
 
 
-def caution_text(found: PassedOver | None, width: int) -> str:
+def caution_text(better: PassedOver | None, width: int) -> str:
     """Return what a better plan has that hardly any published run has, where there is one."""
-    words = passed_over_words(found)
+    words = passed_over_words(better)
     return wrapped(f"Caution: {words}.", "", width) if words else ""
 
 

@@ -19,6 +19,7 @@ RUN_HEADER = (
     *("error", "memory", "memory, measured", "fits"),
 )
 LONGEST_NAME = 60
+DIMENSION_WORDS = {"gpu": "GPU"}
 WORST_TITLE = "Largest errors"
 WORST_NOTE = (
     "By measured / predicted, at most five of a source. Reasons are rules on what a run publishes, no diagnosis."
@@ -91,12 +92,12 @@ def runs_section(outcomes: Sequence[Outcome], shown: int) -> TitledTable:
     """Return predicted against measured, run by run, without columns that no run fills."""
     known = [outcome for outcome in outcomes if outcome.predicted is not None]
     rows = [_run_row(outcome) for outcome in known[:shown]]
-    told = [place for place in range(len(RUN_HEADER)) if any(row[place] != NONE for row in rows)]
+    filled = [place for place in range(len(RUN_HEADER)) if any(row[place] != NONE for row in rows)]
     return TitledTable(
         title="Runs",
         note=_cut(len(known), shown, "runs"),
-        header=tuple(RUN_HEADER[place] for place in told),
-        rows=[[row[place] for place in told] for row in rows],
+        header=tuple(RUN_HEADER[place] for place in filled),
+        rows=[[row[place] for place in filled] for row in rows],
         words=("run", "model", "GPUs", "strategy"),
         spare=("memory, measured", "memory", "strategy", "fits"),
     )
@@ -144,12 +145,13 @@ def rivals_section(macro: Sequence[Macro]) -> TitledTable:
 
 def groups_section(dimension: str, groups: Sequence[ErrorGroup], shown: int) -> TitledTable:
     """Return the errors by one dimension; no rows where it has a single group."""
+    name = DIMENSION_WORDS.get(dimension, dimension)
     return TitledTable(
-        title=f"By {dimension}",
+        title=f"By {name}",
         note=_cut(len(groups), shown, "groups"),
-        header=(dimension, "runs", "median error", "mean error", "p10", "p50", "p90", "inside", "tau", "sweeps"),
+        header=(name, "runs", "median error", "mean error", "p10", "p50", "p90", "inside", "tau", "sweeps"),
         rows=[_group_row(group) for group in groups[:shown] if len(groups) > 1],
-        words=(dimension,),
+        words=(name,),
     )
 
 
@@ -203,7 +205,10 @@ def worst_section(entries: Sequence[Worst]) -> TitledTable:
         title=WORST_TITLE,
         note=WORST_NOTE,
         header=("run", "ratio", "what", "likely reasons"),
-        rows=[[entry.row_id, f"{entry.ratio:.2f}", entry.what, "; ".join(entry.reasons)] for entry in entries],
+        rows=[
+            [entry.row_id, f"{entry.ratio:.2f}", entry.what, "; ".join(reason.words for reason in entry.reasons)]
+            for entry in entries
+        ],
         words=("run", "what", "likely reasons"),
     )
 
@@ -212,7 +217,7 @@ def _worst_text(entries: Sequence[Worst], width: int) -> str:
     """Return the same with reasons in lines of their own, for they are long."""
     lines = [WORST_TITLE, wrapped(WORST_NOTE, "  ", width)]
     for entry in entries:
-        words = f"{shortened(entry.row_id, 12)}: {entry.what}: {'; '.join(entry.reasons)}"
+        words = f"{shortened(entry.row_id, 12)}: {entry.what}: {'; '.join(reason.words for reason in entry.reasons)}"
         lines.append(labelled(f"{entry.ratio:>8.2f}", words, width, column=8))
     return "\n".join(lines) if entries else ""
 
@@ -223,7 +228,7 @@ def skipped_section(summary: Summary, shown: int) -> TitledTable:
         title="Not predicted",
         note=_cut(len(summary.skipped), shown, "reasons"),
         header=("rows", "reason"),
-        rows=[[f"{count:,}", shortened(reason, 90)] for reason, count in summary.skipped[:shown]],
+        rows=[[f"{count:,}", shortened(reason.words, 90)] for reason, count in summary.skipped[:shown]],
         words=("reason",),
     )
 

@@ -22,26 +22,26 @@ def fewer_machines(best: Plan, planned: Planned) -> tuple[Fewer, ...]:
     counts = tuple(pool.nodes for pool in best.cluster.pools)
     used = {stage.gpu for replica in best.replicas for stage in replica.stages}
     idle = [pool.gpu.name not in used for pool in best.cluster.pools]
-    found = []
+    choices = []
     for nodes in fewer_counts(counts):
         if any(count and unused for count, unused in zip(nodes, idle, strict=True)):
             continue
         plan = planned(_part(best.cluster, nodes))
         if plan is not None and plan.prediction is not None:
-            found.append(point(nodes, plan))
-    return tuple(found)
+            choices.append(point(nodes, plan))
+    return tuple(choices)
 
 
 def point(nodes: tuple[int, ...], plan: Plan) -> Fewer:
     """Return a costed plan on so many machines of each group as a point of time, dollars and GPUs."""
-    found = plan.prediction
-    assert found is not None, "the plan is costed"
+    prediction = plan.prediction
+    assert prediction is not None, "the plan is costed"
     return Fewer(
         nodes=nodes,
         gpus=plan.gpus,
-        iteration_seconds=found.iteration_seconds,
-        hours=found.hours_total,
-        dollars=found.dollars_total,
+        iteration_seconds=prediction.iteration_seconds,
+        hours=prediction.hours_total,
+        dollars=prediction.dollars_total,
     )
 
 
@@ -68,5 +68,5 @@ def _part(cluster: Cluster, nodes: Sequence[int]) -> Cluster:
     pools = tuple(pool.resized(count) for pool, count in zip(cluster.pools, nodes, strict=True) if count)
     sites = {pool.site for pool in pools}
     return replace(
-        cluster, pools=pools, site_links=tuple(each for each in cluster.site_links if sites >= {*each.sites})
+        cluster, pools=pools, site_links=tuple(link for link in cluster.site_links if sites >= {*link.sites})
     )

@@ -57,7 +57,9 @@ def explain(
     if report.candidates == 0:
         return _nothing_legal(contexts, space)
     limited = any(rejection.cause is Cause.LIMITS for rejection, _ in report.rejected)
-    if limited and _possible([replace(each, job=_freed(each.job, "time")) for each in contexts], space, filters):
+    if limited and _possible(
+        [replace(context, job=_freed(context.job, "time")) for context in contexts], space, filters
+    ):
         return _too_dear(contexts, space, filters, mixed)
     if filters.rules and _possible(contexts, space, Filters()):
         names = tuple(rule.name for rule in filters.rules)
@@ -81,14 +83,14 @@ def _least(contexts: Sequence[Context], space: Space, filters: Filters) -> float
 def _try(context: Context, space: Space, filters: Filters) -> float | None:
     """Return the least value of a search, or None if it finds nothing."""
     objective = Objective(model=context.model, job=context.job, pool=context.pool)
-    found = search(context, searched(context, space), filters, objective, top=1)
-    return None if found.least is None else found.least[0]
+    outcome = search(context, searched(context, space), filters, objective, top=1)
+    return None if outcome.least is None else outcome.least[0]
 
 
 def _nothing_legal(contexts: Sequence[Context], space: Space) -> NoPlan:
     """The settings leave no legal layout at all."""
     context = contexts[0]
-    remedies = [Unpin(axis) for axis in space.pins if any(_legal(each, _without(space, axis)) for each in contexts)]
+    remedies = [Unpin(axis) for axis in space.pins if any(_legal(place, _without(space, axis)) for place in contexts)]
     reason = NoLegalLayout(
         gpus=context.pool.gpus,
         gpu=context.pool.gpu.name,
@@ -146,8 +148,8 @@ def _freed(job: Job, objective: Literal["time", "cost"]) -> Job:
 
 
 def _totals(plan: Plan | None) -> tuple[float | None, float | None]:
-    found = None if plan is None else plan.prediction
-    return (None, None) if found is None else (found.hours_total, found.dollars_total)
+    prediction = None if plan is None else plan.prediction
+    return (None, None) if prediction is None else (prediction.hours_total, prediction.dollars_total)
 
 
 def _whole_hours(context: Context, space: Space, filters: Filters) -> float | None:
@@ -182,7 +184,7 @@ def _memory(contexts: Sequence[Context], space: Space) -> NoPlan:
     job = contexts[0].job
     if job.seq_len > 1024:
         half = replace(job, seq_len=job.seq_len // 2)
-        if any(_fits(replace(each, job=half), space) for each in contexts):
+        if any(_fits(replace(place, job=half), space) for place in contexts):
             remedies.append(ShorterSequence(half.seq_len))
     return NoPlan(reason=TooLittleMemory(tuple(needs)), remedies=tuple(remedies))
 

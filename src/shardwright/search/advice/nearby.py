@@ -31,8 +31,8 @@ def nearby(best: Plan, search: Search) -> tuple[Nearby, ...]:
     able = batches and job.framework != OWN and not beyond_own(job)
     unequal = [(cluster, as_own(job))] if able else []
     sized = [(other, job) for other in _clusters(cluster, job.global_batch)]
-    found = [search(*asked) for asked in (*batches, *unequal, *sized)]
-    rows = [_row(best, plan) for plan in found if plan is not None and _new(best, plan)]
+    outcomes = [search(*asked) for asked in (*batches, *unequal, *sized)]
+    rows = [_row(best, plan) for plan in outcomes if plan is not None and _new(best, plan)]
     return tuple(row for row in rows if row.gain >= WORTH)
 
 
@@ -44,25 +44,25 @@ def _new(best: Plan, plan: Plan) -> bool:
 def _row(best: Plan, plan: Plan) -> Nearby:
     mine, other = best.prediction, plan.prediction
     assert mine is not None and other is not None, "both are costed"
-    each = other.tokens_per_second / plan.cluster.gpus, mine.tokens_per_second / best.cluster.gpus
+    rates = other.tokens_per_second / plan.cluster.gpus, mine.tokens_per_second / best.cluster.gpus
     return Nearby(
         global_batch=plan.job.global_batch,
         gpus=plan.cluster.gpus,
         tokens_per_second=other.tokens_per_second,
-        gain=each[0] / each[1] - 1.0,
+        gain=rates[0] / rates[1] - 1.0,
         shares=tuple(sorted({replica.micro_batches for replica in plan.replicas})) if not plan.uniform else (),
     )
 
 
 def _batches(batch: int, gpus: int) -> Iterator[int]:
     """Yield the batch below and the one above that the most replicas on all GPUs can share, the nearest of these."""
-    own = gcd(batch, gpus)
+    divisor = gcd(batch, gpus)
     for places in (
         range(batch - 1, int(batch * (1.0 - FARTHEST)), -1),
         range(batch + 1, int(batch * (1.0 + FARTHEST))),
     ):
         best = max(places, key=lambda size: gcd(size, gpus), default=batch)
-        if gcd(best, gpus) > own:
+        if gcd(best, gpus) > divisor:
             yield best
 
 

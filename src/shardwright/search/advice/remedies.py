@@ -18,11 +18,11 @@ def remedies(context: Context, row: Strategies, starts: Ints) -> Iterator[Remedy
     """Yield single changes of a row under which every stage fits; none if it fits as it is."""
     if _fits(context, row, starts):
         return
-    one = np.ones(1, dtype=np.int64)
-    if row.recompute[0] == NONE and _fits(context, replace(row, recompute=SELECTIVE * one), starts):
+    single = np.ones(1, dtype=np.int64)
+    if row.recompute[0] == NONE and _fits(context, replace(row, recompute=SELECTIVE * single), starts):
         yield Change.SELECTIVE_RECOMPUTATION
     if row.recompute[0] != UNIFORM:
-        blocks = replace(row, recompute=BLOCK * one)
+        blocks = replace(row, recompute=BLOCK * single)
         shards = layer_rows(context, blocks)
         layers, able = fewest_recomputed_layers(
             context, blocks, shards, starts, fixed_bytes(context, blocks, shards, starts)
@@ -30,7 +30,7 @@ def remedies(context: Context, row: Strategies, starts: Ints) -> Iterator[Remedy
         if able[0]:
             yield BlockRecomputation(int(layers[0]))
     ranks = int(row.dp[0] * row.cp[0])
-    if ranks > 1 and row.sharding[0] == UNSHARDED and _fits(context, replace(row, sharding=ZERO1 * one), starts):
+    if ranks > 1 and row.sharding[0] == UNSHARDED and _fits(context, replace(row, sharding=ZERO1 * single), starts):
         yield Change.ZERO1
     if row.offload[0] < 1.0 and not context.job.options.precision_aware:
         whole = replace(row, sharding=np.maximum(row.sharding, ZERO1), offload=np.ones(1))

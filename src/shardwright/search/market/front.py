@@ -43,5 +43,5 @@ class Front(Generic[Payload]):
         return sorted(self.points, key=lambda entry: entry[0])
 
 
-def _as_good(one: Point, other: Point) -> bool:
-    return all(a <= b for a, b in zip(one, other, strict=True))
+def _as_good(point: Point, other: Point) -> bool:
+    return all(a <= b for a, b in zip(point, other, strict=True))

@@ -53,21 +53,21 @@ def machine_seconds(runs: Sequence[Sweep], front: Front[Find]) -> dict[Offer, fl
     least = {run.lot: float((run.bounds * run.counts).min(initial=np.inf)) for run in runs}
     looseness = [find.seconds * find.machines / least[find.lot] for _, find in front.points]
     scale = max(min(looseness, default=1.0), 1.0)
-    found: dict[Offer, float] = {}
+    seconds: dict[Offer, float] = {}
     for run in runs:
         for tariff in run.tariffs:
-            found[tariff.offer] = min(found.get(tariff.offer, np.inf), least[run.lot] * scale)
-    return found
+            seconds[tariff.offer] = min(seconds.get(tariff.offer, np.inf), least[run.lot] * scale)
+    return seconds
 
 
 def promising(model: Model, job: Job, offers: Offers, slowness: dict[Offer, float], front: Front[Find]) -> list[Mix]:
     """Return the mixes that could reach beyond the front, the farthest first."""
-    found = [
+    mixes = [
         Mix(rentals=rentals, gain=gain)
         for rentals in _pairs(slowness, offers.site_links)
         if (gain := _gain(model, job, offers, rentals, slowness, front)) >= LEAST_GAIN
     ]
-    return sorted(found, key=lambda mix: (-mix.gain, mix.gpus))
+    return sorted(mixes, key=lambda mix: (-mix.gain, mix.gpus))
 
 
 def cluster_of(rentals: Sequence[Rental], site_links: Sequence[SiteLink]) -> Cluster:
@@ -79,32 +79,32 @@ def cluster_of(rentals: Sequence[Rental], site_links: Sequence[SiteLink]) -> Clu
 
 def _pairs(slowness: dict[Offer, float], site_links: Sequence[SiteLink]) -> Iterator[tuple[Rental, ...]]:
     """Yield shares of two offers of two GPU types that stand at one place or have a link between their sites."""
-    for one, other in combinations([offer for offer, slow in slowness.items() if np.isfinite(slow)], 2):
-        if _of_two_types(one, other) and _joined(one, other, site_links):
-            counts = (sorted({max(int(offer.pool.nodes * share), 1) for share in SHARES}) for offer in (one, other))
+    for mine, other in combinations([offer for offer, slow in slowness.items() if np.isfinite(slow)], 2):
+        if _of_two_types(mine, other) and _joined(mine, other, site_links):
+            counts = (sorted({max(int(offer.pool.nodes * share), 1) for share in SHARES}) for offer in (mine, other))
             for first, second in product(*counts):
-                yield Rental(offer=one, machines=first), Rental(offer=other, machines=second)
+                yield Rental(offer=mine, machines=first), Rental(offer=other, machines=second)
 
 
 def apart(offers: Offers) -> Iterator[PlacesApart]:
     """Yield which offers are not mixed because no link joins where they stand."""
-    places = [(one.place, other.place) for one, other in combinations(offers.offers, 2)
-              if _of_two_types(one, other) and not _joined(one, other, offers.site_links)]  # fmt: skip
+    places = [(offer.place, other.place) for offer, other in combinations(offers.offers, 2)
+              if _of_two_types(offer, other) and not _joined(offer, other, offers.site_links)]  # fmt: skip
     distinct = dict.fromkeys((min(pair), max(pair)) for pair in places)
     if distinct:
         yield PlacesApart(tuple(distinct))
 
 
-def _of_two_types(one: Offer, other: Offer) -> bool:
+def _of_two_types(offer: Offer, other: Offer) -> bool:
     """Return whether offers are of GPUs of two types that one plan may have."""
-    gpus = one.pool.gpu, other.pool.gpu
+    gpus = offer.pool.gpu, other.pool.gpu
     return gpus[0].name != gpus[1].name and len(makers(gpus)) < 2
 
 
-def _joined(one: Offer, other: Offer, site_links: Sequence[SiteLink]) -> bool:
-    if one.place == other.place:
+def _joined(offer: Offer, other: Offer, site_links: Sequence[SiteLink]) -> bool:
+    if offer.place == other.place:
         return True
-    return any({one.pool.site, other.pool.site} == set(link.sites) for link in site_links)
+    return any({offer.pool.site, other.pool.site} == set(link.sites) for link in site_links)
 
 
 def _gain(

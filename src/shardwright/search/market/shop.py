@@ -104,7 +104,7 @@ def shop(
     small = [mix for mix in worth if mix.whole and mix.gpus <= MIX_GPUS]
     chosen = small[:1] if mixes is None else worth[:mixes]
     mixed = [_mixed(mix, model, job, offers, space, fit, efficiency) for mix in chosen]
-    found = _distinct([*choices, *(choice for choice in mixed if choice is not None)])
+    distinct = _distinct([*choices, *(choice for choice in mixed if choice is not None)])
     clock.append(("mixes", time.perf_counter()))
     report = ShopReport(
         counts=sum(offer.pool.nodes for lot in lots for offer in lot),
@@ -116,14 +116,14 @@ def shop(
         not_covered=(*_not_covered(worth, chosen), *apart(offers), *_unable(offers, job)),
     )
     return Shopping(
-        front=found,
-        steps=steps(found),
-        picks=picks(found, *limits),
+        front=distinct,
+        steps=steps(distinct),
+        picks=picks(distinct, *limits),
         offers=offers,
         deadline_hours=limits[0],
         budget_dollars=limits[1],
         report=report,
-        infeasible=infeasible(found, *limits) if found else _nothing(runs, model),
+        infeasible=infeasible(distinct, *limits) if distinct else _nothing(runs, model),
     )
 
 
@@ -135,11 +135,11 @@ def _lots(offers: Offers, job: Job) -> list[Lot]:
     able = [offer for offer in offers.offers if computes(offer.pool.gpu, job.precision)]
     if not able:
         peak_flops(offers.offers[0].pool.gpu, job.precision)
-    found: dict[NodePool, list[Offer]] = {}
+    offers_of: dict[NodePool, list[Offer]] = {}
     for offer in able:
         terms = {"nodes": 1, "price": None, "preemptions_per_hour": None, "spot": False, "site": "", "assumed": ()}
-        found.setdefault(replace(offer.pool, **terms), []).append(offer)  # type: ignore[arg-type]
-    return [tuple(same) for same in found.values()]
+        offers_of.setdefault(replace(offer.pool, **terms), []).append(offer)  # type: ignore[arg-type]
+    return [tuple(same) for same in offers_of.values()]
 
 
 def _unable(offers: Offers, job: Job) -> Iterator[UnableGpus]:
@@ -196,7 +196,7 @@ def _distinct(choices: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
 
 
 def _not_covered(worth: Sequence[Mix], chosen: Sequence[Mix]) -> Iterator[Uncovered]:
-    yield NotCovered.UNEQUAL_REPLICAS
+    yield NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE
     yield NotCovered.OTHER_MIXES
     left = [mix for mix in worth if mix not in chosen]
     if left:

@@ -103,11 +103,11 @@ def sweep(lot: int, context: Context, space: Space, tariffs: Sequence[Tariff]) -
 
 def probe(run: Sweep, front: Front[Find]) -> None:
     """Settle a few promising layouts on halved and halved again numbers of machines, for a front to cut with."""
-    each = run.bounds * run.counts
+    seconds = run.bounds * run.counts
     chosen = []
     for step in range(PROBES):
         here = np.flatnonzero(run.counts == max(len(run.strains) - 1 >> step, 1))
-        chosen.append(here[np.argsort(each[here], kind="stable")[:PROBE_LAYOUTS]])
+        chosen.append(here[np.argsort(seconds[here], kind="stable")[:PROBE_LAYOUTS]])
     batch = distinct(np.concatenate(chosen))
     rows, ratios = _arranged(run, front, batch)
     if not len(ratios):
@@ -181,11 +181,11 @@ def _arranged(run: Sweep, front: Front[Find], batch: Ints) -> tuple[ExpandedRows
     taken = run.rows.take(batch)
     cuts = _cuts(run, front)[run.counts[batch]]
     promising = worth_splitting(run.context, run.index, taken, lambda seconds, _, layout: seconds < cuts[layout])
-    found = arrangements(run.context, run.how, taken, run.choices, promising)
-    bounds = coarse(sketch_seconds(run.context, found.strategies, run.index.of(found.strategies)))
-    keep = np.flatnonzero(bounds < cuts[found.layout])
-    found = found.take(keep)
-    return replace(found, layout=batch[found.layout]), bounds[keep]
+    rows = arrangements(run.context, run.how, taken, run.choices, promising)
+    bounds = coarse(sketch_seconds(run.context, rows.strategies, run.index.of(rows.strategies)))
+    keep = np.flatnonzero(bounds < cuts[rows.layout])
+    rows = rows.take(keep)
+    return replace(rows, layout=batch[rows.layout]), bounds[keep]
 
 
 def _settle(run: Sweep, front: Front[Find], rows: ExpandedRows) -> None:
@@ -196,7 +196,7 @@ def _settle(run: Sweep, front: Front[Find], rows: ExpandedRows) -> None:
             parts.append((full, _seconds(run, full, exact=False)))
     if not parts:
         return
-    full, bounds = ExpandedRows.concatenated([rows for rows, _ in parts]), np.concatenate([found for _, found in parts])
+    full, bounds = ExpandedRows.concatenated([rows for rows, _ in parts]), np.concatenate([bound for _, bound in parts])
     counts = run.counts[full.layout]
     while True:
         ratios = _ratios(bounds, _cuts(run, front)[counts])

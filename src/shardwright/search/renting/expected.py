@@ -40,16 +40,18 @@ def _offer(pool: NodePool) -> Offer:
 
 def choice_of(plan: Plan, rentals: tuple[Rental, ...], terms: Terms) -> FrontPoint:
     """Return a costed plan as a point of the front."""
-    found, job = plan.prediction, plan.job
-    assert found is not None and job.iterations is not None and job.tokens is not None, "a costed plan of a whole run"
+    prediction, job = plan.prediction, plan.job
+    assert prediction is not None and job.iterations is not None and job.tokens is not None, (
+        "a costed plan of a whole run"
+    )
     machines = np.array([[rental.machines for rental in rentals]])
     exposed = exposure(plan.model, job, [rental.offer for rental in rentals], terms, machines)
     longer = stretch(exposed)
     factor, rate = float(longer.factor[0]), float(exposed.interruptions_per_hour[0])
-    undisturbed = found.iteration_seconds * job.iterations / SECONDS_PER_HOUR
+    undisturbed = prediction.iteration_seconds * job.iterations / SECONDS_PER_HOUR
     hours = coarse(undisturbed * factor)
     per_hour = sum(rental.machines * rental.offer.dollars_per_hour for rental in rentals)
-    per_hour += egress_dollars(plan) * SECONDS_PER_HOUR / found.iteration_seconds
+    per_hour += egress_dollars(plan) * SECONDS_PER_HOUR / prediction.iteration_seconds
     dollars = coarse(per_hour * hours)
     taken = sum(rental.machines * rental.offer.preemptions_per_hour for rental in rentals)
     interval = float(longer.interval_seconds[0])
@@ -58,7 +60,7 @@ def choice_of(plan: Plan, rentals: tuple[Rental, ...], terms: Terms) -> FrontPoi
     young = float(young_interval_seconds(per_second, exposed.checkpoint_seconds)[0]) if rate else None
     return FrontPoint(
         rentals=rentals,
-        plan=plan.costed(replace(found, dollars_per_hour=per_hour, hours_total=hours, dollars_total=dollars)),
+        plan=plan.costed(replace(prediction, dollars_per_hour=per_hour, hours_total=hours, dollars_total=dollars)),
         hours=hours,
         dollars=dollars,
         preemptions=coarse(taken * hours),

@@ -28,8 +28,8 @@ class Tariff:
 def tariff(model: Model, job: Job, offer: Offer, terms: Terms, machines: Ints) -> Tariff:
     """Return what so many machines of an offer cost. `job` says how many tokens the run has."""
     assert job.iterations is not None, "a run to shop for has a length"
-    found = exposure(model, job, [offer], terms, machines[:, None])
-    factor = stretch(found).factor
+    exposed = exposure(model, job, [offer], terms, machines[:, None])
+    factor = stretch(exposed).factor
     ends = factor <= MOST_STRETCH
     hours = job.iterations / SECONDS_PER_HOUR * np.where(ends, factor, 1.0)
     slopes = np.stack(

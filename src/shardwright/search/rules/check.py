@@ -38,11 +38,13 @@ def faults(expression: Expression, schema: Schema) -> list[RuleError]:
     A rule must be a condition that depends on a variable. Arithmetic and order need numbers; equality needs two
     values of one kind, and words that the variable can take; only what may be unset compares with None.
     """
-    found: list[RuleError] = []
-    _require(expression, "condition", schema, found)
-    if not found and not variables(expression):
-        found.append(RuleError(expression.span, "a rule without a variable is always true or always false", "name one"))
-    return sorted(found, key=lambda fault: fault.span.start)
+    errors: list[RuleError] = []
+    _require(expression, "condition", schema, errors)
+    if not errors and not variables(expression):
+        errors.append(
+            RuleError(expression.span, "a rule without a variable is always true or always false", "name one")
+        )
+    return sorted(errors, key=lambda fault: fault.span.start)
 
 
 _RESULT: Mapping[type[Expression], Kind] = MappingProxyType(
@@ -50,27 +52,27 @@ _RESULT: Mapping[type[Expression], Kind] = MappingProxyType(
 )  # all others are conditions
 
 
-def _kind(node: Expression, schema: Schema, found: list[RuleError]) -> Kind:
-    """Return the kind of `node`, `unknown` where a fault inside it has been added to `found`."""
+def _kind(node: Expression, schema: Schema, errors: list[RuleError]) -> Kind:
+    """Return the kind of `node`, `unknown` where a fault inside it has been added to `errors`."""
     if isinstance(node, Variable):
         given = schema[node.name].kind
         return "condition" if given == "switch" else given
-    before = len(found)
+    before = len(errors)
     match node:
         case Within() | Compare(operator="==" | "!="):
             left, *others = operands(node)
-            sought = _kind(left, schema, found)
+            sought = _kind(left, schema, errors)
             for other in others:
-                _equality((left, sought), (other, _kind(other, schema, found)), schema, found)
+                _equality((left, sought), (other, _kind(other, schema, errors)), schema, errors)
         case _:
             wanted: Kind = "condition" if isinstance(node, Not | Logic) else "number"
             for operand in operands(node):
-                _require(operand, wanted, schema, found)
-    return _RESULT.get(type(node), "condition") if len(found) == before else "unknown"
+                _require(operand, wanted, schema, errors)
+    return _RESULT.get(type(node), "condition") if len(errors) == before else "unknown"
 
 
-def _require(node: Expression, wanted: Kind, schema: Schema, found: list[RuleError]) -> None:
-    kind = _kind(node, schema, found)
+def _require(node: Expression, wanted: Kind, schema: Schema, errors: list[RuleError]) -> None:
+    kind = _kind(node, schema, errors)
     if kind in (wanted, "unknown"):
         return
     if wanted == "number":
@@ -79,30 +81,30 @@ def _require(node: Expression, wanted: Kind, schema: Schema, found: list[RuleErr
     else:
         message = f"this is {_A_KIND[kind]} where a condition is needed"
         hint = "compare it with something, as $tp > 8"
-    found.append(RuleError(node.span, message, _meant(node) or hint))
+    errors.append(RuleError(node.span, message, _meant(node) or hint))
 
 
-def _equality(left: Typed, right: Typed, schema: Schema, found: list[RuleError]) -> None:
+def _equality(left: Typed, right: Typed, schema: Schema, errors: list[RuleError]) -> None:
     kinds = {left[1], right[1]}
     if "unknown" in kinds:
         return
     if "none" in kinds:
         other = left[0] if isinstance(right[0], Nothing) else right[0]
         if not (isinstance(other, Variable) and schema[other.name].may_be_unset):
-            found.append(RuleError(other.span, "this is never None", "remove the comparison"))
+            errors.append(RuleError(other.span, "this is never None", "remove the comparison"))
     elif kinds == {"word"}:
-        _words(left[0], right[0], schema, found)
+        _words(left[0], right[0], schema, errors)
     elif len(kinds) == 2 and not (kinds == {"number", "condition"} and (_is_bit(left[0]) or _is_bit(right[0]))):
-        found.append(_mismatch(left, right, schema))
+        errors.append(_mismatch(left, right, schema))
 
 
 def _is_bit(node: Expression) -> bool:
     return isinstance(node, Number) and node.value in (0.0, 1.0)
 
 
-def _words(left: Expression, right: Expression, schema: Schema, found: list[RuleError]) -> None:
+def _words(left: Expression, right: Expression, schema: Schema, errors: list[RuleError]) -> None:
     if isinstance(left, Word) and isinstance(right, Word):
-        found.append(
+        errors.append(
             RuleError(left.span, "two words are compared, no variable", _meant(left) or "a variable begins with $")
         )
     for variable, word in ((left, right), (right, left)):
@@ -110,7 +112,7 @@ def _words(left: Expression, right: Expression, schema: Schema, found: list[Rule
             known = schema[variable.name].words
             if known and word.text not in known:
                 message = f"${variable.name} is never {word.text!r}"
-                found.append(RuleError(word.span, message, _meant(word) or _choice(word.text, schema[variable.name])))
+                errors.append(RuleError(word.span, message, _meant(word) or _choice(word.text, schema[variable.name])))
 
 
 def _mismatch(left: Typed, right: Typed, schema: Schema) -> RuleError:

@@ -34,8 +34,8 @@ class Filters:
     @property
     def axes(self) -> frozenset[str]:
         """The axes of which the rules speak, beyond the layout."""
-        found = {AXIS_OF[name] for rule in self.rules for name in rule.variables & BEYOND_LAYOUT}
-        return frozenset(found | ({"recompute"} if "recompute_layers" in found else set()))
+        named = {AXIS_OF[name] for rule in self.rules for name in rule.variables & BEYOND_LAYOUT}
+        return frozenset(named | ({"recompute"} if "recompute_layers" in named else set()))
 
     def layout_masks(self, context: Context, rows: Layouts) -> Iterator[tuple[Rejection, Bools]]:
         """Yield why and which rows are dropped: for want of measured times, and by each rule that speaks of the layout

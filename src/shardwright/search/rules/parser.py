@@ -108,7 +108,7 @@ def parse_expression(text: str) -> tuple[Expression, int]:
 
 
 def _tokens(text: str) -> list[Token]:
-    found = []
+    tokens = []
     for match in _TOKEN.finditer(text):
         kind, written = str(match.lastgroup), match.group()
         span = Span(*match.span())
@@ -119,8 +119,8 @@ def _tokens(text: str) -> list[Token]:
             raise RuleError(span, what, hint)
         if kind not in ("space", "comment"):
             symbol = written if kind == "operator" else _KEYWORDS.get(written, "") if kind == "word" else ""
-            found.append(Token(kind, written, symbol, span))
-    return found
+            tokens.append(Token(kind, written, symbol, span))
+    return tokens
 
 
 class _Parser:

@@ -168,15 +168,15 @@ def tensor_parallel_degrees(context: Context) -> list[int]:
     """Return degrees that divide heads, feed-forward widths and hidden size of every layer, that Megatron-LM can
     give key-value heads for (one divides the other), and whose group fits a NVLink domain and tiles its machines."""
     model, pool = context.model, context.pool
-    found = []
+    degrees = []
     for tp in divisors(model.max_heads, pool.domain_gpus):
         if model.hidden % tp or (pool.gpus_per_node % tp and tp % pool.gpus_per_node) or pool.domain_gpus % tp:
             continue
         if all(_splits(kind.attention.heads, kind.attention.kv_heads, tp) for kind in model.kinds) and all(
             width % tp == 0 for kind in model.kinds for width in _widths(kind)
         ):
-            found.append(tp)
-    return found
+            degrees.append(tp)
+    return degrees
 
 
 def _widths(layer: Layer) -> Iterator[int]:

@@ -47,11 +47,11 @@ def completions(
         tried = everything.take(open_rows)
         with_layers = mode in (BLOCK, UNIFORM)
         if with_layers and "recompute_layers" in how.explicit:
-            found, source, lost = _explicit_layers(context, how, tried, mode)
+            completed, source, lost = _explicit_layers(context, how, tried, mode)
         else:
-            found, source, lost = _best_layers(context, tried, mode)
+            completed, source, lost = _best_layers(context, tried, mode)
         rejected[open_rows] += lost
-        parts.append((found, open_rows[source]))
+        parts.append((completed, open_rows[source]))
         if free and mode in (NONE, BLOCK):
             open_rows = np.delete(open_rows, source)
     return *_joined(rows, parts), rejected
@@ -95,8 +95,8 @@ def _best_layers(context: Context, group: _Group, mode: int) -> tuple[ExpandedRo
     else:
         fit = fits(context, strategies, *rest)
         lost = (~fit).astype(np.int64)
-    found = np.flatnonzero(fit)
-    return replace(group.rows, strategies=group.with_recompute(mode, number)).take(found), found, lost
+    fitting = np.flatnonzero(fit)
+    return replace(group.rows, strategies=group.with_recompute(mode, number)).take(fitting), fitting, lost
 
 
 def _explicit_layers(context: Context, how: Axes, group: _Group, mode: int) -> tuple[ExpandedRows, Ints, Ints]:
@@ -117,5 +117,5 @@ def _explicit_layers(context: Context, how: Axes, group: _Group, mode: int) -> t
 def _joined(rows: ExpandedRows, parts: list[tuple[ExpandedRows, Ints]]) -> tuple[ExpandedRows, Ints]:
     """Return parts of `rows` with their indices as one, nothing where there are none."""
     nothing = np.zeros(0, dtype=np.int64)
-    found, sources = zip((rows.take(nothing), nothing), *parts, strict=True)
-    return ExpandedRows.concatenated(found), np.concatenate(sources)
+    joined, sources = zip((rows.take(nothing), nothing), *parts, strict=True)
+    return ExpandedRows.concatenated(joined), np.concatenate(sources)

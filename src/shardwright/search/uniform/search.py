@@ -100,7 +100,7 @@ def search(
         rows, counts = _kept(rows, counts, ~mask)
     clock.append(("enumerate", time.perf_counter()))
     index = shard_index(context, layer_variants(context, how, distinct_shards(rows))[0])
-    clock.append(("layer times", time.perf_counter()))
+    clock.append(("layers", time.perf_counter()))
     fitting = memory_floor(context, how, rows, index) <= context.memory_limit_bytes
     tally.drop(Cause.MEMORY, counts[~fitting].sum())
     rows, counts = _kept(rows, counts, fitting)

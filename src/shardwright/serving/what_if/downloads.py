@@ -50,8 +50,8 @@ def _file(name: str, text: str) -> Answer:
 
 
 def _zipped(files: Mapping[str, str]) -> bytes:
-    found = io.BytesIO()
-    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in files.items():
             archive.writestr(zipfile.ZipInfo(name, EPOCH), text)
-    return found.getvalue()
+    return buffer.getvalue()

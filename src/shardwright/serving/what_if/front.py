@@ -25,6 +25,6 @@ def front_section(plan: Plan, cluster: str, kept: Kept) -> PageSection:
 def _fewer(plan: Plan, groups: list[tuple[int, str]], kept: Kept) -> Iterator[tuple[str, Fewer]]:
     for nodes in fewer_counts([count for count, _ in groups]):
         part = "+".join(f"{count}x{rest}" for count, (_, rest) in zip(nodes, groups, strict=True) if count)
-        found = replan(plan, parse_cluster(part), kept=kept)
-        if found is not None:
-            yield part, point(nodes, found)
+        replanned = replan(plan, parse_cluster(part), kept=kept)
+        if replanned is not None:
+            yield part, point(nodes, replanned)

@@ -33,7 +33,7 @@ class File:
 @cache
 def _page() -> bytes:
     """Return the page with the names of the catalogue in its menus."""
-    told = {
+    facts = {
         "models": _options(preset_names()),
         "lengths": _options(map(str, USUAL_LENGTHS)),
         "precisions": _options(get_args(Precision)),
@@ -42,7 +42,7 @@ def _page() -> bytes:
         "gpus": _options(gpus()),
     }
     text = ASSETS.joinpath("page.html").read_text(encoding="utf-8")
-    for name, value in told.items():
+    for name, value in facts.items():
         text = text.replace(f"<!-- {name} -->", value)
     return text.encode()
 

@@ -106,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def do_POST(self) -> None:
-        length = int(told) if (told := self.headers.get("Content-Length", "")).isdecimal() else 0
+        length = int(stated) if (stated := self.headers.get("Content-Length", "")).isdecimal() else 0
         if not self._from_here():
             return
         if self.path not in ("/answer", "/download"):
@@ -173,12 +173,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _head(self, kind: str, *, name: str = "", length: int | None = None, status: int = HTTPStatus.OK) -> None:
         self.send_response(status)
-        told = {"Content-Type": kind, "Cache-Control": "no-store", **SAFE}
+        headers = {"Content-Type": kind, "Cache-Control": "no-store", **SAFE}
         if length is not None:
-            told["Content-Length"] = str(length)
+            headers["Content-Length"] = str(length)
         if name:
-            told["Content-Disposition"] = f'attachment; filename="{name}"'
-        for field, value in told.items():
+            headers["Content-Disposition"] = f'attachment; filename="{name}"'
+        for field, value in headers.items():
             self.send_header(field, value)
         self.end_headers()
 

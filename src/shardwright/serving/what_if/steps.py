@@ -82,18 +82,18 @@ def _no_plan(words: str, remedies: Iterable[str]) -> Answer:
 
 
 def _sections(step: str, sections: Iterable[PageSection]) -> Answer:
-    found = list(sections)
+    shown = list(sections)
     return {
         "step": step,
-        "sections": {section.name: section_html(section) for section in found},
-        "charts": charts_of(found),
+        "sections": {section.name: section_html(section) for section in shown},
+        "charts": charts_of(shown),
     }
 
 
 def _misses(plan: Plan) -> Iterator[str]:
     """Yield what a plan that keeps not all limits says of them."""
-    found = predicted(plan)
-    hours, dollars = found.hours_total, found.dollars_total
+    prediction = predicted(plan)
+    hours, dollars = prediction.hours_total, prediction.dollars_total
     deadline, budget = plan.job.deadline_hours, plan.job.budget_dollars
     if deadline is not None and hours is not None and hours > deadline:
         yield "misses the deadline"
@@ -120,8 +120,8 @@ def command_line(request: PlanRequest) -> str:
         "budget": request.budget_dollars and f"{request.budget_dollars:.12g}",
         "deadline": request.deadline_hours and f"{request.deadline_hours:.12g}",
     }
-    told = [f"--{name} {quote(str(value))}" for name, value in words.items() if value is not None]
-    return " ".join(["shardwright plan", *told, "--out plan.json"])
+    arguments = [f"--{name} {quote(str(value))}" for name, value in words.items() if value is not None]
+    return " ".join(["shardwright plan", *arguments, "--out plan.json"])
 
 
 def _error(problem: Problem, fields: object) -> Answer:

@@ -76,20 +76,20 @@ def resolve_gpu(name: str, path: str = "gpu") -> tuple[Gpu, str]:
 
     Raises SpecError, placed at `path`, with the nearest names where there is no such GPU.
     """
-    found = _gpu_names().get(_folded(name))
-    if found is None:
+    known = _gpu_names().get(_folded(name))
+    if known is None:
         hint = (
             suggestion(name, [*gpus(), *(row["alias"] for row in shipped_table(CATALOG, "aliases.csv"))])
             + " `shardwright gpus` lists all"
         )
         raise bad(path, f"unknown GPU {shown(name)}", hint)
-    return gpus()[found[0]], found[1]
+    return gpus()[known[0]], known[1]
 
 
 def known_gpu(name: str) -> Gpu | None:
     """Return the GPU that `name` or an alias of it stands for, None where the catalogue has none."""
-    found = _gpu_names().get(_folded(name))
-    return None if found is None else gpus()[found[0]]
+    known = _gpu_names().get(_folded(name))
+    return None if known is None else gpus()[known[0]]
 
 
 def find_gpu(name: str) -> Gpu:

@@ -57,10 +57,10 @@ def fetch(date: str) -> FetchedPrices:
     except Exception as error:
         # Whatever gpuhunt, urllib or a broken archive raises, there is nothing to go by.
         raise UnreachableError(str(error) or type(error).__name__) from None
-    found = from_items(items, date, "gpuhunt, the public catalogue of its provider")
-    if not found.rows:
+    fetched = from_items(items, date, "gpuhunt, the public catalogue of its provider")
+    if not fetched.rows:
         raise UnreachableError("the catalogues have no machine with a known GPU")
-    return found
+    return fetched
 
 
 @contextmanager
@@ -120,12 +120,12 @@ def _gpu_name(name: str | None, memory_gb: float | None) -> tuple[str | None, st
     words = [] if not name else [name] if not memory_gb else [f"{name}-{memory_gb:.0f}", name]
     for word in words:
         try:
-            found, reading = resolve_gpu(word)
+            gpu, reading = resolve_gpu(word)
         except SpecError:
             continue
-        sold = sold_memory_bytes()[found.name] / GIBIBYTE
+        sold = sold_memory_bytes()[gpu.name] / GIBIBYTE
         if not memory_gb or abs(memory_gb - sold) <= MEMORY_TOLERANCE * sold:
-            return found.name, reading
+            return gpu.name, reading
     return None, ""
 
 

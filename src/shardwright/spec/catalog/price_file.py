@@ -47,10 +47,10 @@ def load_prices(path: Path, *, force: bool = False) -> tuple[MachinePrice, ...]:
     ]
     if problems:
         raise SpecError(*problems)
-    found = [_user_price(row, f"{path}: row {number}", problems, force) for number, row in enumerate(rows, start=1)]
+    prices = [_user_price(row, f"{path}: row {number}", problems, force) for number, row in enumerate(rows, start=1)]
     if problems:
         raise SpecError(*problems)
-    return tuple(price for price in found if price is not None)
+    return tuple(price for price in prices if price is not None)
 
 
 def _user_price(

@@ -50,7 +50,7 @@ def typical_price(rows: Sequence[MachinePrice], gpus_per_node: int, *, spot: boo
     of_provider: dict[str, list[tuple[float, MachinePrice]]] = {}
     for dollars, row in priced:
         of_provider.setdefault(row.provider, []).append((dollars, row))
-    votes = sorted((_lower_median(found) for found in of_provider.values()), key=_order)
+    votes = sorted((_lower_median(provider_prices) for provider_prices in of_provider.values()), key=_order)
     dollars, row = _lower_median(votes)
     least, most = votes[0], votes[-1]
     return TypicalPrice(

@@ -21,11 +21,11 @@ def table_prices(
     gpu: str | None = None,
     provider: str | None = None,
     region: str | None = None,
-    own: Sequence[MachinePrice] = (),
+    user_prices: Sequence[MachinePrice] = (),
 ) -> tuple[MachinePrice, ...]:
-    """Return the rows of a GPU, a provider and a region, `own` before those of the table. Raises SpecError for what no
-    row has, and for a table of fetched prices that cannot be read."""
-    return select_prices([*own, *_table()], gpu=gpu, provider=provider, region=region)
+    """Return the rows of a GPU, a provider and a region, `user_prices` before those of the table. Raises SpecError for
+    what no row has, and for a table of fetched prices that cannot be read."""
+    return select_prices([*user_prices, *_table()], gpu=gpu, provider=provider, region=region)
 
 
 def table_date() -> str:

@@ -73,10 +73,10 @@ def parse_cluster(text: str, *, prices: Sequence[MachinePrice] = (), measured: M
 def _grouped(count: int, kind: str) -> str:
     """Return how to write so many GPUs, or machines, of a type."""
     machines = count // USUAL if count > USUAL and count % USUAL == 0 else 1
-    own = f"{machines} machines of {USUAL}" if machines > 1 else "one machine"
+    usual = f"{machines} machines of {USUAL}" if machines > 1 else "one machine"
     return (
-        f"write {machines}x{count // machines}x{kind} for {count} GPUs in {own}, or {count}x{USUAL}x{kind} for {count} "
-        f"machines of {USUAL}"
+        f"write {machines}x{count // machines}x{kind} for {count} GPUs in {usual}, or {count}x{USUAL}x{kind} for "
+        f"{count} machines of {USUAL}"
     )
 
 
@@ -97,17 +97,17 @@ def build_cluster(
     if not data.get("nodes"):
         root.report("nodes", "is missing or empty", "list the machines: - {count: 4, gpu: A100-SXM-80, gpus: 8}")
     pools = [read_pool(section, prices, measured) for section in root.sections("nodes")]
-    found = [pool for pool in pools if pool is not None]
+    known = [pool for pool in pools if pool is not None]
     if problems:
-        read_site_links(root, {pool.site for pool in found})
+        read_site_links(root, {pool.site for pool in known})
         raise SpecError(*problems)
-    found = _alike_together(_with_sites(found, data))
-    stated = read_site_links(root, {pool.site for pool in found})
-    if len({bool(pool.site) for pool in found}) > 1:
+    known = _alike_together(_with_sites(known, data))
+    stated = read_site_links(root, {pool.site for pool in known})
+    if len({bool(pool.site) for pool in known}) > 1:
         root.report("nodes", "some groups have a site and some have none", "give every group a site, or none")
     if problems:
         raise SpecError(*problems)
-    cluster = _joined(root, found, stated, title)
+    cluster = _joined(root, known, stated, title)
     if problems:
         raise SpecError(*problems)
     return cluster
@@ -140,12 +140,12 @@ def _joined(root: Section, pools: Sequence[NodePool], stated: Sequence[SiteLink]
     stated, assumptions. Adds a problem for a site that cannot be reached."""
     sites = list(dict.fromkeys(pool.site for pool in pools))
     if stated:
-        found = connected(sites, stated)
-        root.problems.extend(unreachable(root.place, sites, found))
-        return Cluster(pools=tuple(named_apart(pools)), site_links=found, name=name)
-    found, figures = assumed_links(sites)
-    taken = [(link.sites[1], Assumption(f"link {link.sites[0]} to {link.sites[1]}", figures)) for link in found]
+        links = connected(sites, stated)
+        root.problems.extend(unreachable(root.place, sites, links))
+        return Cluster(pools=tuple(named_apart(pools)), site_links=links, name=name)
+    links, figures = assumed_links(sites)
+    taken = [(link.sites[1], Assumption(f"link {link.sites[0]} to {link.sites[1]}", figures)) for link in links]
     noted = [
         replace(pool, assumed=(*pool.assumed, *(link for site, link in taken if site == pool.site))) for pool in pools
     ]
-    return Cluster(pools=tuple(named_apart(noted)), site_links=found, name=name)
+    return Cluster(pools=tuple(named_apart(noted)), site_links=links, name=name)

@@ -66,7 +66,7 @@ def custom_gpu(section: Section) -> Gpu | None:
     if link not in links() or links()[link].scope != "intra":
         known = ", ".join(kind.name for kind in links().values() if kind.scope == "intra")
         section.report("link", f"{link} is no link between GPUs of a machine", f"known: {known}")
-    told = {field: (section.number(key) or usual) * unit for key, (field, unit, usual) in FIGURES.items()}
+    figures = {field: (section.number(key) or usual) * unit for key, (field, unit, usual) in FIGURES.items()}
     memory, rate = section.number("memory_gb", most=1e5), section.number("memory_gb_per_second")
     domain = section.integer("link_domain", most=MOST_DOMAIN) or DOMAIN
     units = section.number("multiprocessors") or MULTIPROCESSORS
@@ -81,7 +81,7 @@ def custom_gpu(section: Section) -> Gpu | None:
         memory_bytes_per_second=rate * GIGA,
         link=link,
         link_domain=domain,
-        **told,
+        **figures,
     )
 
 

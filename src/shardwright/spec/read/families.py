@@ -76,14 +76,14 @@ class ModelFamily:
 
 def _families() -> Mapping[str, ModelFamily]:
     """Return the rows of the table; a row that is `like` another says what differs from it."""
-    found: dict[str, ModelFamily] = {}
+    families: dict[str, ModelFamily] = {}
     for name, row in [*_TABLE["bases"].items(), *_TABLE["families"].items()]:
         traits: dict[str, Any] = {
             trait: tuple(value) if isinstance(value, list) else value for trait, value in row.items()
         }
-        base = found[traits.pop("like")] if "like" in traits else ModelFamily()
-        found[name] = replace(base, **traits)
-    return MappingProxyType({name: found[name] for name in _TABLE["families"]})
+        base = families[traits.pop("like")] if "like" in traits else ModelFamily()
+        families[name] = replace(base, **traits)
+    return MappingProxyType({name: families[name] for name in _TABLE["families"]})
 
 
 _TABLE: Mapping[str, Mapping[str, Any]] = json.loads(shipped_file("shardwright.spec.read", "families.json"))

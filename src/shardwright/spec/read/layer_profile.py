@@ -66,8 +66,8 @@ def layer_profile(data: object, name: str = "profile") -> LayerProfile:
 
 def gpu_name(name: str) -> str:
     """Return the catalogue's name of a GPU (or alias), or `name` itself where the catalogue has none."""
-    found = known_gpu(name)
-    return found.name if found else name
+    gpu = known_gpu(name)
+    return gpu.name if gpu else name
 
 
 def _entry(section: Section) -> LayerTimes | None:
@@ -82,8 +82,8 @@ def _entry(section: Section) -> LayerTimes | None:
     if len(section.problems) > before:
         return None
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{key} {length}" for key, length in lengths.items())
-        section.report("forward_seconds", f"the lists differ in length: {found}", "one figure for each position")
+        counts = ", ".join(f"{key} {length}" for key, length in lengths.items())
+        section.report("forward_seconds", f"the lists differ in length: {counts}", "one figure for each position")
     elif lengths["forward_seconds"] < FEWEST_POSITIONS:
         section.report("forward_seconds", "has fewer than three positions", "embedding, every layer, head")
     else:

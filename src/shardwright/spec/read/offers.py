@@ -68,14 +68,14 @@ def build_offers(data: object, name: str, *, prices: Sequence[MachinePrice] = ()
     if not data.get("offers"):
         root.report("offers", "is missing or empty", "list what can be rented: - {gpu: H100-SXM, price_per_hour: 20}")
     terms = _terms(root)
-    found = [offer for section in root.sections("offers") if (offer := _offer(section, prices)) is not None]
-    links = read_site_links(root, {offer.pool.site for offer in found}) if found else []
+    offers = [offer for section in root.sections("offers") if (offer := _offer(section, prices)) is not None]
+    links = read_site_links(root, {offer.pool.site for offer in offers}) if offers else []
     if problems:
         raise SpecError(*problems)
     return Offers(
-        offers=tuple(found),
+        offers=tuple(offers),
         terms=terms,
-        site_links=connected(list(dict.fromkeys(offer.pool.site for offer in found)), links),
+        site_links=connected(list(dict.fromkeys(offer.pool.site for offer in offers)), links),
         name=root.text("name") or "",
         assumed=tuple(_assumed_terms(root, terms)),
     )
@@ -132,10 +132,10 @@ def _pool(
     section: Section, fields: Mapping[str, object], most: int | None, prices: Sequence[MachinePrice]
 ) -> NodePool | None:
     """Return all machines of an offer; where nobody says how many there are, those with `MOST_GPUS` GPUs."""
-    one = read_pool(Section(section.place, {**fields, "count": most or 1}, section.problems), prices)
-    if one is None or most is not None:
-        return one
-    count = max(MOST_GPUS // one.gpus_per_node, 1)
+    pool = read_pool(Section(section.place, {**fields, "count": most or 1}, section.problems), prices)
+    if pool is None or most is not None:
+        return pool
+    count = max(MOST_GPUS // pool.gpus_per_node, 1)
     return read_pool(Section(section.place, {**fields, "count": count}, section.problems), prices)
 
 
@@ -175,7 +175,7 @@ def offers_from_prices(
     wanted = {resolve_gpu(name, "`gpu=`")[0].name for name in gpus}
     names = [name for name in dict.fromkeys(row.gpu for row in rows) if not wanted or name in wanted]
     problems: list[Problem] = []
-    found = []
+    offers = []
     for name in names:
         alike = [row for row in rows if row.gpu == name and row.gpus <= MOST_GPUS_PER_NODE]
         size = _usual_size(name, alike)
@@ -185,15 +185,15 @@ def offers_from_prices(
                 continue
             entry, limits = _entry(price.row, market, size, alike, most_gpus)
             offer = _offer(Section(f"prices: {name}", entry, problems), alike)
-            found += [replace(offer, assumed=(*offer.assumed, *limits))] if offer is not None else []
+            offers += [replace(offer, assumed=(*offer.assumed, *limits))] if offer is not None else []
     if problems:
         raise SpecError(*problems)
-    missing = wanted - {offer.pool.gpu.name for offer in found}
-    if missing or not found:
+    missing = wanted - {offer.pool.gpu.name for offer in offers}
+    if missing or not offers:
         words = ", ".join(sorted(missing)) or "these GPUs"
         raise bad("prices", f"the table has no price of {words}", "write an offers file with price_per_hour")
     terms = _assumed_terms(Section("prices", {}, problems), Terms())
-    return Offers(offers=tuple(found), assumed=tuple(terms))
+    return Offers(offers=tuple(offers), assumed=tuple(terms))
 
 
 def _usual_size(gpu: str, rows: Sequence[MachinePrice]) -> int:

@@ -139,10 +139,10 @@ def price_with_network(pool: NodePool, own_prices: Sequence[MachinePrice], *, sp
     have; None where there are none or all have."""
     rows = [row for row in (*own_prices, *table_prices()) if row.gpu == pool.gpu.name]
     able = [row for row in rows if _network(row) >= pool.inter_bytes_per_second / 2]
-    found, every = (typical_price(some, pool.gpus_per_node, spot=spot) for some in (able, rows))
-    if found is None or every is None or found.providers == every.providers:
+    typical, every = (typical_price(some, pool.gpus_per_node, spot=spot) for some in (able, rows))
+    if typical is None or every is None or typical.providers == every.providers:
         return None
-    return Assumption("price of machines whose network is known to be like that", found.words)
+    return Assumption("price of machines whose network is known to be like that", typical.words)
 
 
 def _network(row: MachinePrice) -> float:
@@ -160,16 +160,16 @@ def _at(row: MachinePrice, provider: str | None, region: str | None) -> bool:
 def _guess(rows: Sequence[MachinePrice], gpus_per_node: int, *, spot: bool) -> PriceGuess | None:
     """Return what rows of one GPU type say, or None where they say nothing."""
     demand, taken_back = (typical_price(rows, gpus_per_node, spot=market) for market in (False, True))
-    told = (taken_back or demand) if spot else (demand or taken_back)
-    if told is None:
+    basis = (taken_back or demand) if spot else (demand or taken_back)
+    if basis is None:
         return None
     price = Price(
         on_demand_per_hour=demand.dollars if demand else None,
         spot_per_hour=taken_back.dollars if taken_back else None,
-        source=told.row.price.source,
-        date=told.row.price.date,
+        source=basis.row.price.source,
+        date=basis.row.price.date,
     )
-    words = f"{'spot' if told is taken_back else 'on demand'} {told.words}"
-    if told is not (taken_back if spot else demand):
+    words = f"{'spot' if basis is taken_back else 'on demand'} {basis.words}"
+    if basis is not (taken_back if spot else demand):
         words = f"none known {'for spot' if spot else 'on demand'}, so plans have no cost; {words}"
     return PriceGuess(price=price, assumed=Assumption("price", words))

@@ -158,8 +158,8 @@ def _hardware(section: Section, measured: Mapping[str, Gpu]) -> _Hardware | None
         section.problems.extend(error.problems)
     try:
         if gpu_name is not None:
-            found = measured.get(gpu_name)
-            named, reading = (found, "") if found else resolve_gpu(gpu_name, section.place_of("gpu"))
+            profiled = measured.get(gpu_name)
+            named, reading = (profiled, "") if profiled else resolve_gpu(gpu_name, section.place_of("gpu"))
             if machine is not None and gpu != named:
                 section.report("gpu", f"{machine.name} has {machine.gpu}, not {named.name}", "leave one of them out")
             gpu = named

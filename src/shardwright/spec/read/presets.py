@@ -21,8 +21,8 @@ VARIANTS = (*FORMATS, "-uncased", "-pt", "-it", "-base", "-chat", "-instruct", "
 
 @cache
 def _presets() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads(shipped_file(CATALOG, "models.json"))
-    return found
+    presets: dict[str, dict[str, Any]] = json.loads(shipped_file(CATALOG, "models.json"))
+    return presets
 
 
 def preset_names() -> tuple[str, ...]:
@@ -56,10 +56,10 @@ def _plain(name: str, endings: tuple[str, ...]) -> str:
 
 def preset_model(name: str) -> Model:
     """Return a preset. Raises SpecError with near names for an unknown one."""
-    found = find_preset(name)
-    if found is None:
+    preset = find_preset(name)
+    if preset is None:
         raise bad(f"model {name}", "is not the name of a preset", suggestion(name, _presets()))
-    entry, place = _presets()[found], f"preset {found}"
+    entry, place = _presets()[preset], f"preset {preset}"
     if "dimensions" in entry:
-        return model_of_dimensions(entry["dimensions"], place, title=found)
-    return model_of_config(entry["config"], place, title=found)
+        return model_of_dimensions(entry["dimensions"], place, title=preset)
+    return model_of_config(entry["config"], place, title=preset)

@@ -24,7 +24,7 @@ def stand_in_model(profile: LayerProfile, precision: str) -> Model:
 
     Raises SpecError where the profile does not say what these are.
     """
-    entry = min(profile.entries, key=lambda each: (each.tensor_parallel, each.micro_batch))
+    entry = min(profile.entries, key=lambda candidate: (candidate.tensor_parallel, candidate.micro_batch))
     problems = [
         Problem("`profile=`", f"has no {key}, and no model is given", f"give `model=`, or add {key} of every position")
         for key in ("weight_bytes", "output_bytes")
@@ -36,7 +36,7 @@ def stand_in_model(profile: LayerProfile, precision: str) -> Model:
     hidden = max(round(entry.output_bytes[1] / (width * entry.micro_batch * profile.seq_len)), 1)
     weights = [size * entry.tensor_parallel / width for size in entry.weight_bytes]
     vocab = max(round(weights[-1] / hidden) - 2, 1)
-    degrees = math.lcm(*(each.tensor_parallel for each in profile.entries))
+    degrees = math.lcm(*(timed.tensor_parallel for timed in profile.entries))
     heads = _heads(hidden, degrees)
     attention = Attention(
         heads=heads,
@@ -82,7 +82,7 @@ def _gpu(profile: LayerProfile, name: str, model: Model, precision: str) -> Gpu:
     peak = max(flops_per_second(entry, model, profile.seq_len) for entry in profile.of(name))
     return stand_in(
         name=name,
-        peak_flops=tuple((each, peak) for each in dict.fromkeys((precision, "bf16"))),
+        peak_flops=tuple((dtype, peak) for dtype in dict.fromkeys((precision, "bf16"))),
         memory_bytes=0.0,
         memory_bytes_per_second=1000 * GIGA,
         source=STAND_IN,

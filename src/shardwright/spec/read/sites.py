@@ -18,7 +18,7 @@ LINK_KEYS = ("between", "gbps", "latency_ms", "egress_dollars_per_gb")
 
 def read_site_links(root: Section, sites: set[str]) -> list[SiteLink]:
     """Return the links of `site_links`, adding problems with them to the section."""
-    found: dict[frozenset[str], SiteLink] = {}
+    links: dict[frozenset[str], SiteLink] = {}
     for section in root.sections("site_links"):
         section.reject_unknown(LINK_KEYS)
         stated = {
@@ -33,11 +33,11 @@ def read_site_links(root: Section, sites: set[str]) -> list[SiteLink]:
         unknown = [end for end in ends if end not in sites]
         for end in unknown:
             section.report("between", f"no group of machines is at site {shown(end)}", suggestion(end, sites - {""}))
-        if ends[0] == ends[1] or frozenset(ends) in found:
+        if ends[0] == ends[1] or frozenset(ends) in links:
             section.report("between", "joins a site to itself, or sites already joined", "list each pair once")
         figures: dict[str, Any] = {field: value * unit for field, (value, unit) in stated.items() if value is not None}
-        found[frozenset(ends)] = replace(_wide_area((ends[0], ends[1])), **figures)
-    return list(found.values())
+        links[frozenset(ends)] = replace(_wide_area((ends[0], ends[1])), **figures)
+    return list(links.values())
 
 
 def _wide_area(sites: tuple[str, str]) -> SiteLink:
@@ -55,26 +55,26 @@ def connected(sites: Sequence[str], stated: Sequence[SiteLink]) -> tuple[SiteLin
     """Return a link for every pair of sites that can be reached over `stated` links: the link itself, or else the way
     with the most bandwidth, whose latencies and egress prices add up."""
     ways = {frozenset(link.sites): link for link in stated}
-    for middle, one, other in product(sites, sites, sites):
-        first, second = ways.get(frozenset((one, middle))), ways.get(frozenset((middle, other)))
-        direct = any(set(link.sites) == {one, other} for link in stated)
-        if len({one, middle, other}) < 3 or direct or first is None or second is None:
+    for middle, start, other in product(sites, sites, sites):
+        first, second = ways.get(frozenset((start, middle))), ways.get(frozenset((middle, other)))
+        direct = any(set(link.sites) == {start, other} for link in stated)
+        if len({start, middle, other}) < 3 or direct or first is None or second is None:
             continue
         way = SiteLink(
-            sites=(one, other),
+            sites=(start, other),
             bytes_per_second=min(first.bytes_per_second, second.bytes_per_second),
             latency_seconds=first.latency_seconds + second.latency_seconds,
             egress_dollars_per_gigabyte=first.egress_dollars_per_gigabyte + second.egress_dollars_per_gigabyte,
         )
-        known = ways.get(frozenset((one, other)))
+        known = ways.get(frozenset((start, other)))
         if known is None or way.bytes_per_second > known.bytes_per_second:
-            ways[frozenset((one, other))] = way
+            ways[frozenset((start, other))] = way
     return tuple(ways[pair] for pair in map(frozenset, combinations(sites, 2)) if pair in ways)
 
 
-def unreachable(name: str, sites: Sequence[str], found: Sequence[SiteLink]) -> Iterator[Problem]:
+def unreachable(name: str, sites: Sequence[str], links: Sequence[SiteLink]) -> Iterator[Problem]:
     """Yield a problem for every site that no link joins to the first."""
-    reached = {sites[0], *(site for link in found if sites[0] in link.sites for site in link.sites)}
+    reached = {sites[0], *(site for link in links if sites[0] in link.sites for site in link.sites)}
     for site in sites:
         if site not in reached:
             message = f"no link leads from {sites[0]} to {site}"

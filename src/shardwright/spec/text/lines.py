@@ -55,10 +55,10 @@ def sought(text: str, name: str) -> Iterator[None]:
 def _sought(problem: Problem, text: str, prefix: str) -> Problem:
     field = problem.path.removeprefix(prefix)
     word = re.compile(rf"^(?!\s*#)(?:.*[^\w\n-])?{re.escape(field.rsplit('.', 1)[-1])}(?![\w-])", re.MULTILINE)
-    found = [] if field == problem.path or field.startswith("line ") else [*word.finditer(text)]
-    if len(found) != 1:
+    matches = [] if field == problem.path or field.startswith("line ") else [*word.finditer(text)]
+    if len(matches) != 1:
         return problem
-    return replace(problem, path=f"{prefix}line {text.count(chr(10), 0, found[0].end()) + 1}: {field}")
+    return replace(problem, path=f"{prefix}line {text.count(chr(10), 0, matches[0].end()) + 1}: {field}")
 
 
 def _with_lines(problems: tuple[Problem, ...], text: str, name: str) -> Iterator[Problem]:
@@ -84,17 +84,17 @@ def _line(root: yaml.Node | None, field: str) -> int | None:
 
     node, line = root, None
     for index, key in STEP.findall(field):
-        found: yaml.Node | None = None
+        child: yaml.Node | None = None
         if index and isinstance(node, yaml.SequenceNode) and int(index) < len(node.value):
-            found = node.value[int(index)]
-            line = found.start_mark.line + 1
+            child = node.value[int(index)]
+            line = child.start_mark.line + 1
         elif key and isinstance(node, yaml.MappingNode):
             for key_node, value_node in node.value:
                 if key_node.value == key:
-                    found, line = value_node, key_node.start_mark.line + 1
-        if found is None:
+                    child, line = value_node, key_node.start_mark.line + 1
+        if child is None:
             break
-        node = found
+        node = child
     if line is None and isinstance(root, yaml.CollectionNode):
         return int(root.start_mark.line) + 1
     return line
