@@ -49,10 +49,10 @@ class Watch:
     """What waited, in order, each with what the step was doing."""
 
     doing: str = "passes"
-    found: list[tuple[str, str]] = field(default_factory=list)
+    noted: list[tuple[str, str]] = field(default_factory=list)
 
     def note(self, words: str) -> None:
-        self.found.append((self.doing, words))
+        self.noted.append((self.doing, words))
 
     def reached(self, words: str) -> None:
         if words.startswith(("updating", "waiting for updated")):
@@ -182,7 +182,7 @@ def waited_by(plan: Plan, rank: int, recipe: Recipe, end: int | None = None) -> 
         pairs = [tuple(x.to(DEVICE) for x in rows(number)) for number in range(engine.place.micro_batches)]
         with watched() as watch:
             train_step(engine, pairs.__getitem__, 0, note=watch.reached)  # type: ignore[arg-type]
-    return watch.found
+    return watch.noted
 
 
 def _attention(query: Any, key: Any, value: Any, *, block_mask: Any, enable_gqa: bool) -> torch.Tensor:
@@ -238,7 +238,7 @@ def test_whatever_waits_is_seen(wait: Any) -> None:
             wait(x)
         except (NotImplementedError, RuntimeError):  # a value that is not there
             return
-    assert watch.found
+    assert watch.noted
 
 
 def test_what_does_not_wait_is_left_alone() -> None:
@@ -246,7 +246,7 @@ def test_what_does_not_wait_is_left_alone() -> None:
         x = torch.full((), 2.0, device=DEVICE) * torch.zeros(()) + torch.arange(3, device=DEVICE)
         x.copy_(torch.ones(3), non_blocking=True)
         torch.where(x > 1.0, x, 0.0).sum()
-    assert watch.found == []
+    assert watch.noted == []
 
 
 def test_the_update_is_under_way_before_a_vote_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
