@@ -123,9 +123,9 @@ def test_random_plans_have_every_option_that_is_trained() -> None:
 @pytest.mark.parametrize("name", [*REFUSED, *PARTLY])
 def test_what_is_not_run_is_refused_by_name_where_train_is_to_run_it(name: str) -> None:
     asks, path = (REFUSED | PARTLY)[name]
-    own = with_job(framework="train")(SPLIT)
-    assert check(own) == ()
-    assert path in [problem.path for problem in check(asks(own))]
+    plan = with_job(framework="train")(SPLIT)
+    assert check(plan) == ()
+    assert path in [problem.path for problem in check(asks(plan))]
 
 
 @pytest.mark.parametrize("name", ["Overlap.tensor_parallel", "Plan.flash_attention", "Job.fused_loss"])

@@ -27,7 +27,7 @@ SHARDINGS = ("none", "zero1", "zero2", "zero3")
 
 
 def drawn(seed: int) -> Plan:
-    """Return any plan for `shardwright train` on up to eight GPUs, about half of them legal: every degree of every
+    """Return any plan for `shardwright train` on up to eight GPUs, two thirds of them legal: every degree of every
     stage, and every switch, is drawn for itself."""
     random = Random(seed)
     return (_layered if random.random() < 0.1 else _pipelines)(random, random.choice((1, 1, 2, 2, 2, 3)))

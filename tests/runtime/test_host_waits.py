@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from tests.nightly import nightly
 from tests.runtime.equal import ADAM
 from tests.runtime.random_plans import drawn
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
-from tests.runtime.trained_plans import RECIPES, end_of, runnable
+from tests.runtime.trained_plans import end_of, runnable
 from tests.runtime.workers import batch_of
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -30,7 +31,7 @@ from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model import blocks, masks
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import seeded
-from shardwright.runtime.state.recipe import Recipe
+from shardwright.runtime.state.recipe import METHOD_OF, Recipe
 from shardwright.runtime.step.engine import Engine, make_engine, train_step
 
 DEVICE, HOST = torch.device("meta"), torch.device("cpu")
@@ -49,10 +50,10 @@ class Watch:
     """What waited, in order, each with what the step was doing."""
 
     doing: str = "passes"
-    found: list[tuple[str, str]] = field(default_factory=list)
+    noted: list[tuple[str, str]] = field(default_factory=list)
 
     def note(self, words: str) -> None:
-        self.found.append((self.doing, words))
+        self.noted.append((self.doing, words))
 
     def reached(self, words: str) -> None:
         if words.startswith(("updating", "waiting for updated")):
@@ -182,7 +183,7 @@ def waited_by(plan: Plan, rank: int, recipe: Recipe, end: int | None = None) -> 
         pairs = [tuple(x.to(DEVICE) for x in rows(number)) for number in range(engine.place.micro_batches)]
         with watched() as watch:
             train_step(engine, pairs.__getitem__, 0, note=watch.reached)  # type: ignore[arg-type]
-    return watch.found
+    return watch.noted
 
 
 def _attention(query: Any, key: Any, value: Any, *, block_mask: Any, enable_gqa: bool) -> torch.Tensor:
@@ -190,15 +191,20 @@ def _attention(query: Any, key: Any, value: Any, *, block_mask: Any, enable_gqa:
     return functional.scaled_dot_product_attention(query, key, value, enable_gqa=enable_gqa)
 
 
-SEEDS = [seed for seed in range(40) if runnable(drawn(seed))]
+# All kinds of plans: every sharding, schedule and optimizer, state in host memory, documents, windows, and each degree.
+SEEDS = (0, 5, 6, 8, 12, 19, 27, 30, 31, 36, 49, 54, 56, 74, 82)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [*SEEDS, *nightly(seed for seed in range(300) if seed not in SEEDS)])
 def test_the_host_reads_what_a_step_gave_once_all_of_it_is_under_way(seed: int) -> None:
     """But for how many rows go to experts on other ranks, and for state in host memory, once the passes are over."""
     plan = drawn(seed)
+    if not runnable(plan):
+        assert seed not in SEEDS
+        return
     rank = seed % plan.gpus
-    recipe = RECIPES["adam" if plan.job.optimizer == "sgd" else plan.job.optimizer]  # which has no meta kernel
+    method = METHOD_OF["adam" if plan.job.optimizer == "sgd" else plan.job.optimizer]  # which has no meta kernel
+    recipe = replace(ADAM, method=method)
     *before, last = waited_by(plan, rank, recipe, end_of(seed))
     assert last == ("update", VOTE)
     allowed = {("passes", ROWS)} if layout_of(plan).places[rank].expert_parallel > 1 else set()
@@ -238,7 +244,7 @@ def test_whatever_waits_is_seen(wait: Any) -> None:
             wait(x)
         except (NotImplementedError, RuntimeError):  # a value that is not there
             return
-    assert watch.found
+    assert watch.noted
 
 
 def test_what_does_not_wait_is_left_alone() -> None:
@@ -246,7 +252,7 @@ def test_what_does_not_wait_is_left_alone() -> None:
         x = torch.full((), 2.0, device=DEVICE) * torch.zeros(()) + torch.arange(3, device=DEVICE)
         x.copy_(torch.ones(3), non_blocking=True)
         torch.where(x > 1.0, x, 0.0).sum()
-    assert watch.found == []
+    assert watch.noted == []
 
 
 def test_the_update_is_under_way_before_a_vote_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,8 @@ def test_training_under_random_plans_equals_that_of_one_process(seeds: Sequence[
 
 def test_no_fewer_plans_are_legal_than_there_were() -> None:
     """What is wrong with a plan that was legal is to be mended, not refused."""
-    own = [drawn(seed) for seed in range(PLANS)]
-    others = [replace(plan, job=replace(plan.job, framework="megatron")) for plan in own]
+    plans = [drawn(seed) for seed in range(PLANS)]
+    others = [replace(plan, job=replace(plan.job, framework="megatron")) for plan in plans]
     assert sum(not check(plan) for plan in others) >= LEGAL
-    assert sum(not check(plan) for plan in own) >= TRAINABLE
-    assert not any(unrunnable(plan) for plan in own if not check(plan))
+    assert sum(not check(plan) for plan in plans) >= TRAINABLE
+    assert not any(unrunnable(plan) for plan in plans if not check(plan))

@@ -66,10 +66,10 @@ def _sizes(plan: Plan) -> Iterator[Problem]:
     """Rows that tensor cores read begin at multiples of 16 bytes: in fp8, and those of experts in any precision."""
     stages = [stage for replica in plan.replicas for stage in replica.stages]
     width = 4 if plan.job.precision == "fp32" else 2
-    found = {(size, WHOLE_ROW_BYTES // width, "experts") for stage in stages for size in _expert_sizes(plan, stage)}
+    sizes = {(size, WHOLE_ROW_BYTES // width, "experts") for stage in stages for size in _expert_sizes(plan, stage)}
     if plan.job.precision == "fp8":
-        found |= {(size, WHOLE_ROW_BYTES, "fp8") for stage in stages for size in _dense_sizes(plan, stage)}
-    for size, multiple, what in sorted(found):
+        sizes |= {(size, WHOLE_ROW_BYTES, "fp8") for stage in stages for size in _dense_sizes(plan, stage)}
+    for size, multiple, what in sorted(sizes):
         if size % multiple:
             message = (
                 f"{what} cannot be run: a rank has {size} of a matrix's rows or columns, no multiple of {multiple}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from shardwright.errors import Problem
 from shardwright.spec.catalog.frameworks import OWN, framework_rows
@@ -48,7 +49,8 @@ def beyond_own(job: Job) -> tuple[str, ...]:
 def as_own(job: Job) -> Job:
     """Return a job as `shardwright train` runs it, without what it does not have."""
     recipe = job.fp8_recipe if job.fp8_recipe in OWN_FP8_RECIPES else None
-    return replace(job, framework=OWN, options=DEFAULTS, fp8_recipe=recipe, **dict.fromkeys(SWITCHES, False))
+    off: Any = dict.fromkeys(SWITCHES, False)
+    return replace(job, framework=OWN, options=DEFAULTS, fp8_recipe=recipe, **off)
 
 
 def _widths(job: Job, given: Mapping[str, str]) -> Faults:

@@ -31,11 +31,11 @@ def details_of(model: Model, config: Mapping[str, object] | None, name: str = "c
     fields = {} if config is None else config
     epsilon = next((fields[key] for key in EPSILON_FIELDS if fields.get(key) is not None), model.norm_epsilon)
     usual = model.family in ("mixtral",)
-    told = not any(kind.moe and kind.moe.pre_softmax for kind in model.kinds) if config is None else usual
+    normalised = not any(kind.moe and kind.moe.pre_softmax for kind in model.kinds) if config is None else usual
     return Details(
         norm_epsilon=_number(epsilon, name, 1e-6 if model.family.startswith(("qwen", "llama")) else 1e-5),
         rotary=_known(model.rotary_scaling, "model.rotary_scaling") if config is None else _rotary(fields, name),
-        renormalise=usual or bool(fields.get("norm_topk_prob", told)),
+        renormalise=usual or bool(fields.get("norm_topk_prob", normalised)),
     )
 
 

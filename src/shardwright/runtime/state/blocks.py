@@ -50,6 +50,7 @@ class Blocks:
 def zeros(elements: int, device: torch.device, *, signed: bool) -> Blocks:
     """Return blocks of so many zeros."""
     count = -(-elements // BLOCK)
+    code_book(device, signed=signed)  # else the first step would wait for it
     zero = int((code_book(torch.device("cpu"), signed=signed) == 0.0).nonzero())
     codes = torch.full((count * BLOCK,), zero, dtype=torch.uint8, device=device)
     return Blocks(codes=codes, scales=torch.zeros(count, device=device), elements=elements, signed=signed)
