@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-SLIP, NEAR = 0.75, 0.5  # likeness (`difflib.SequenceMatcher.ratio`) of names; chosen
+SURE_SLIP, SLIP, NEAR = 0.9, 0.75, 0.5  # likeness (`difflib.SequenceMatcher.ratio`) of names; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,11 @@ def require(name: str, value: object, kind: type, made_by: str) -> None:
     if not isinstance(value, kind):
         message = f"{value!r:.60} is no {kind.__name__}"
         raise bad(f"`{name}=`", message, f"shardwright.{made_by} makes one")
+
+
+def slip_of(word: str, known: Iterable[str]) -> str | None:
+    """Return the known name that `word` surely is but for a slip, None where it may be a name of its own."""
+    return next(iter(difflib.get_close_matches(word, sorted(known), n=1, cutoff=SURE_SLIP)), None)
 
 
 def suggestion(word: str, known: Iterable[str], *, limit: int = 3) -> str:

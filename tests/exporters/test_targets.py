@@ -191,3 +191,33 @@ def test_accelerate_is_refused_groups_that_its_machines_would_part() -> None:
     plan = replace(whole, cluster=cluster_of(2), job=job, replicas=replicas)
     with pytest.raises(SpecError, match="12 processes on 2 machines in groups of 4"):
         shardwright.export(plan, "accelerate")
+
+
+def test_a_job_set_asks_for_the_devices_of_their_maker(tmp_path: Path) -> None:
+    """An MI300X under NVIDIA's label, and a GPU that a user describes under NVIDIA's resource, found no machine."""
+    own = "{name: MyCard, architecture: CDNA3, bf16_tflops: 900, memory_gb: 190, memory_gb_per_second: 5000}"
+    other = own.replace("CDNA3", "Unheard")
+    expected = {
+        "H100-SXM": ("nvidia.com/gpu", "nvidia.com/gpu.product"),
+        "MI300X": ("amd.com/gpu", "amd.com/gpu.product-name"),
+        own: ("amd.com/gpu", "amd.com/gpu.product-name"),
+        other: ("SET-ME/gpu", "SET-ME/product"),
+    }
+    for gpu, (resource, label) in expected.items():
+        (tmp_path / "cluster.yaml").write_text(f"nodes: [{{count: 1, gpus: 8, gpu: {gpu}}}]\n")
+        cluster = shardwright.load_cluster(tmp_path / "cluster.yaml")
+        plan = torchtitan_plans()["ddp"]
+        stages = tuple(replace(stage, gpu=cluster.pools[0].gpu.name) for stage in plan.replicas[0].stages)
+        plan = replace(plan, cluster=cluster, replicas=(replace(plan.replicas[0], stages=stages),))
+        text = shardwright.export(plan, "kubernetes").main
+        _, jobs = yaml.safe_load_all(text)
+        pod = jobs["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+        assert pod["containers"][0]["resources"]["limits"] == {resource: 8}
+        assert pod["nodeSelector"] == {label: cluster.pools[0].gpu.kind} and label in text.splitlines()[1]
+
+
+def test_nothing_is_said_of_clipping() -> None:
+    """Neither a plan nor a job says it: the Trainer's own default holds."""
+    files = shardwright.export(samples()["deepspeed"], "deepspeed").files
+    assert not any("clip" in text or "max_grad_norm" in text for text in files.values())
+    assert json.loads(files["training_arguments.json"])["deepspeed"] == "ds_config.json"

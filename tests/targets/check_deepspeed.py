@@ -14,7 +14,6 @@ KNOWN = {  # DeepSpeed passes over keys at the top that it does not know: these 
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
-    "gradient_clipping",
     "zero_optimization",
     "bf16",
     "fp16",

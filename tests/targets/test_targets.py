@@ -85,7 +85,7 @@ BROKEN = {
             ('"gradient_accumulation_steps": 8', '"gradient_accumulation_steps": 7'),
             ('"device": "cpu"', '"device": "gpu"'),
             ('"ratio": 0.5', '"ratio": 1.5'),
-            ('"gradient_clipping"', '"gradient_clip"'),
+            ('"zero_optimization"', '"zero_optimisation"'),
             ('"overlap_comm"', '"overlap_communication"'),
         ],
     ),

@@ -21,7 +21,8 @@ from shardwright.plans.document import dumps
 from shardwright.plans.mesh import hosts
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
-from shardwright.spec.cluster import kind_of
+from shardwright.spec.catalog.gpus import gpus as catalogue
+from shardwright.spec.cluster import Gpu, NodePool, kind_of
 
 DATA, OUT = ("DATA", "token file of `shardwright tokens`"), ("OUT", "folder for checkpoints and metrics")
 PACKAGE = ("SHARDWRIGHT", "what pip installs: a wheel or a checkout of shardwright")
@@ -29,13 +30,15 @@ PACKAGE = ("SHARDWRIGHT", "what pip installs: a wheel or a checkout of shardwrig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRange:
-    """Machines of one GPU type, `count` of them from number `first` on, of which each gives `gpus` to the plan."""
+    """Machines of one GPU type, `count` of them from number `first` on, of which each gives `gpus` to the plan; `vendor`
+    makes these GPUs."""
 
     gpu: str
     first: int
     count: int
     gpus: int
     spot: bool
+    vendor: str
 
     @property
     def kind(self) -> str:
@@ -81,7 +84,7 @@ def _machines(plan: Plan) -> tuple[MachineRange, ...]:
             gpus = sizes[number]
             same = groups and (groups[-1].gpu, groups[-1].gpus, groups[-1].spot) == (pool.gpu.name, gpus, pool.spot)
             first, count = (groups[-1].first, groups.pop().count + 1) if same else (number, 1)
-            groups.append(MachineRange(gpu=pool.gpu.name, first=first, count=count, gpus=gpus, spot=pool.spot))
+            groups.append(_range(pool, first, count, gpus))
             left, taken, number = left - gpus, taken + 1, number + 1
     return tuple(groups)
 
@@ -91,15 +94,25 @@ def _mesh_machines(plan: Plan, machines: tuple[MachineRange, ...]) -> tuple[Mach
     and forth between types, which groups of machines cannot."""
     if plan.uniform:
         return machines
-    spot = {pool.gpu.name: pool.spot for pool in plan.cluster.pools}
+    pools = {pool.gpu.name: pool for pool in plan.cluster.pools}
     runs = [(host, len(list(group))) for host, group in groupby(hosts(plan) or ())]
     if len({host.gpu for host, _ in runs}) < len(runs):
         return ()
     firsts = accumulate((count for _, count in runs), initial=0)
     return tuple(
-        MachineRange(gpu=host.gpu, first=first, count=count, gpus=host.gpus, spot=spot[host.gpu])
-        for (host, count), first in zip(runs, firsts, strict=False)
+        _range(pools[host.gpu], first, count, host.gpus) for (host, count), first in zip(runs, firsts, strict=False)
     )
+
+
+def _range(pool: NodePool, first: int, count: int, gpus: int) -> MachineRange:
+    vendor = vendor_of(pool.gpu)
+    return MachineRange(gpu=pool.gpu.name, first=first, count=count, gpus=gpus, spot=pool.spot, vendor=vendor)
+
+
+def vendor_of(gpu: Gpu) -> str:
+    """Return who makes a GPU; of one that a user describes, who makes its architecture."""
+    makers = {known.architecture: known.vendor for known in catalogue().values()}
+    return makers.get(gpu.architecture, gpu.vendor) if gpu.vendor == "custom" else gpu.vendor
 
 
 def _own_script(plan: Plan, machines: tuple[MachineRange, ...]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from shardwright.errors import Problem
 from shardwright.plans.plan import Plan
@@ -24,16 +24,15 @@ def trainer_arguments(plan: Plan) -> dict[str, object]:
         "gradient_checkpointing": replica.stages[0].recompute.granularity == "full",
         "bf16": plan.job.precision == "bf16",
         "fp16": plan.job.precision == "fp16",
-        "max_grad_norm": 1.0,
     }
     if plan.job.iterations is not None:
         found["max_steps"] = math.ceil(plan.job.iterations)
     return found
 
 
-def trainer_text(plan: Plan) -> str:
+def trainer_text(arguments: Mapping[str, object]) -> str:
     """Return the same as a JSON file, which `HfArgumentParser.parse_json_file` reads."""
-    return json.dumps(trainer_arguments(plan), indent=2) + "\n"
+    return json.dumps(arguments, indent=2) + "\n"
 
 
 def trainer_limits(plan: Plan, name: str) -> Iterator[Problem]:

@@ -76,6 +76,8 @@ def of_trainer(
     }
     inline = {path[1:]: value for path, value in fields.items() if path[0] == "deepspeed" and len(path) > 1}
     plain = {path: value for path, value in fields.items() if path[0] != "deepspeed" or len(path) == 1}
+    if trainers[0] == "axolotl" and any(path[0] == "fsdp_config" for path in fields):
+        plain = {("fsdp",): "full_shard", **plain}  # which it may leave out
     told = question.fields({**plain, **named_sections}, *trainers)
     gpus = gpus or told.whole("num_processes", 0) or None
     every = gpus or question.cluster.gpus

@@ -15,14 +15,13 @@ the trainer's own package. Keys are paths with dots, a section for all that is i
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
-from shardwright.errors import Problem
+from shardwright.errors import Problem, slip_of
 from shardwright.files import shipped_table
 from shardwright.importers.megatron.flags import explained
 from shardwright.importers.python_values import COMPUTED, Path
@@ -30,7 +29,6 @@ from shardwright.importers.shell.unknown import is_known, shown
 
 Effect = Literal["read", "none", "uncounted", "refused", "holds"]
 NOTHING = ("none", "null", "", "[]", "{}")
-SLIP = 0.9  # of a key that is read, by which a name that no trainer has is taken for a misspelt one
 # The length of a run decides nothing about the plan, and the launcher knows how many processes run.
 OPEN = ("max_steps", "steps", "num_processes", "num_machines")
 LEAVE_OUT = "leave it out, or describe the plan in a plan file"
@@ -186,9 +184,8 @@ def _renamed(path: Path, value: Any, means: str) -> dict[Path, Any]:
 def _unknown(path: Path, trainers: Sequence[str], place: str, problems: list[Problem], uncounted: list[str]) -> None:
     """Refuse a key that is a slip of one that counts; name any other."""
     known = {key.rsplit(".", 1)[-1] for trainer in trainers for key, row in known_keys(trainer).items() if _counts(row)}
-    near = difflib.get_close_matches(path[-1], sorted(known), n=1, cutoff=SLIP)
-    if near:
-        problems.append(Problem(place, "is no key of this trainer", f"did you mean {near[0]}?"))
+    if meant := slip_of(path[-1], known):
+        problems.append(Problem(place, "is no key of this trainer", f"did you mean {meant}?"))
     else:
         uncounted.append(f"{'.'.join(path)} (not known here)")
 

@@ -13,7 +13,7 @@ from shardwright.files import shipped_table
 from shardwright.importers.configurations import dialect, of_configuration, of_torchtitan, of_trainer
 from shardwright.importers.launches import COMMANDS, Launch, launches
 from shardwright.importers.megatron.flags import explained
-from shardwright.importers.megatron.read import Reading, reading_of_launch, training_of
+from shardwright.importers.megatron.read import Reading, reading_of_launch, several, training_of
 from shardwright.importers.python_values import Path as Fields
 from shardwright.importers.python_values import python_values
 from shardwright.importers.question import Question, document, named, planned
@@ -32,7 +32,7 @@ TORCHTITAN = ("torchtitan.train", "torchtitan.experiments.train", "torchtitan/tr
 MEGATRON = {"--num-layers", "--num-attention-heads"}  # which no other trainer is told on its command line
 CONFIGURATIONS = (".json", *YAML, ".toml", ".py")
 FILES = (".json", *YAML)
-TRAINERS = {"--per-device-train-batch-size", "--deepspeed", "--deepspeed-config", "--fsdp", "--config"}
+TRAINERS = {"--per-device-train-batch-size", "--deepspeed", "--deepspeed-config", "--fsdp"}
 # Parts of programs and commands that tell whose keys their arguments are.
 KINDS = {
     "llamafactory": ("llamafactory", "transformers", "accelerate"),
@@ -88,9 +88,11 @@ def _sky_task(text: str, name: str) -> tuple[str, dict[str, str]] | None:
 def _of_script(script: ShellScript, question: Question) -> Reading:
     """Return the plan of what a script starts."""
     found = launches(script)
-    for launch in reversed(found):
-        if trainer := _trainer(launch):
-            return _of_launch(launch, trainer, question)
+    training = [launch for launch in found if _trainer(launch)]
+    if len({(launch.program, launch.arguments) for launch in training}) > 1:
+        raise several(training, question.name)
+    if training:
+        return _of_launch(training[-1], _trainer(training[-1]), question)
     job = None if question.seq_len is None else Job(global_batch=1, seq_len=question.seq_len)
     launch, cluster, model = training_of(found, question.name), question.cluster, question.model
     return reading_of_launch(launch, script, cluster=cluster, model=model, job=job, name=question.name)
@@ -105,7 +107,8 @@ def _trainer(launch: Launch) -> str:
         return "torchtitan"
     if given & MEGATRON or any(word.startswith("--tensor-model-parallel") for word in given):
         return ""
-    told = any(word.endswith(FILES) for word in launch.arguments[:1])
+    told = any(word.endswith(FILES) for word in launch.arguments[:1]) or "--config" in given
+    told = told and launch.launcher != "python"
     if launch.launcher == "accelerate" or given & TRAINERS or told or _kind(launch):
         return "transformers"
     return "nemo" if any(word.startswith("model.") and "=" in word for word in launch.arguments) else ""
@@ -125,7 +128,7 @@ def _of_launch(launch: Launch, trainer: str, question: Question) -> Reading:
     if launch.alone and question.cluster.gpus > 1 and launch.processes is None:
         message = "python starts one process, which spreads its batch over the GPUs that it sees (nn.DataParallel)"
         raise bad(question.name, f"{message}: that is not described", "start it with torchrun, accelerate or deepspeed")
-    fields = _accelerate_fields(launch, question) | arguments
+    fields = _accelerate_fields(launch, question) | _with_files(arguments, launch, question)
     if launch.launcher == "deepspeed" and not _deepspeed_file(fields):
         hint = "evaluate that configuration, as JSON"
         raise bad(question.name, "the configuration of DeepSpeed is in the program that it starts", hint)
@@ -169,26 +172,31 @@ def _accelerate_fields(launch: Launch, question: Question) -> dict[Fields, Any]:
 
 
 def _arguments(launch: Launch, question: Question) -> dict[Fields, Any]:
-    """Return `--a.b c` and `--a=b` as fields, over those of the files that the program is told."""
+    """Return `--a.b c` and `--a=b` as fields."""
     found: dict[Fields, Any] = {}
-    files: list[str] = []
     words = [*launch.arguments, "--"]
     position = 0
     while position < len(words) - 1:
         word, follower = words[position], words[position + 1]
         position += 1
         if not word.startswith("--"):
-            files += [word] if word.endswith(FILES) else []
             _refuse_hidden(word, question)
             continue
         key, sign, value = word[2:].partition("=")
         text = value if sign else "true" if follower.startswith("--") else follower
         position += not sign and text is follower
         found[tuple(key.replace("-", "_").split("."))] = literal(text) if is_known(text) else text
-    files += [str(found.pop(("config",)))] if str(found.get(("config",))).endswith(FILES) else []
+    return found
+
+
+def _with_files(arguments: dict[Fields, Any], launch: Launch, question: Question) -> dict[Fields, Any]:
+    """Return a program's arguments over the fields of the files that it is told, and `key=value` over both."""
+    told: list[Fields] = [("accelerate_config",), ("config",)]  # the first of TRL's command
+    files = [str(arguments[key]) for key in told if key in arguments]
+    files += [word for word in launch.arguments if word.endswith(FILES) and word not in map(str, arguments.values())]
     read = {path: value for file in files for path, value in named(file, question).items()}
-    changes = [word for word in launch.arguments if "=" in word and not word.startswith("-") and files]
-    return overridden(read, changes) | found
+    changes = [word for word in launch.arguments if "=" in word and not word.startswith("-")]
+    return overridden(read | {key: value for key, value in arguments.items() if key not in told}, changes)
 
 
 def _refuse_hidden(word: str, question: Question) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from shardwright.errors import Problem
+from shardwright.errors import Problem, slip_of
 from shardwright.importers.keys import accounted, key_of
 from shardwright.importers.megatron.flag_table import is_read, known_flags, read_as
-from shardwright.importers.megatron.flags import LENGTHS, OF_THE_USER
+from shardwright.importers.megatron.flags import LENGTHS, OF_THE_USER, counting_flags
 from shardwright.importers.python_values import COMPUTED, Path
 
 TABLES = ("bridge",)
@@ -49,7 +49,11 @@ def arguments_of(values: Mapping[Path, Any], name: str, problems: list[Problem])
     effective = _effective(values)
     named = {path: _flag(path) for path in effective}
     flagged = {path: flag for path, flag in named.items() if flag is not None}
-    others = accounted({path: effective[path] for path in named if path not in flagged}, TABLES, name, problems)
+    slips = {path: meant for path in named if path not in flagged and (meant := _slip(path))}
+    for path, meant in slips.items():
+        problems.append(Problem(f"{name}: {'.'.join(path)}", "is no key of this trainer", f"did you mean {meant}?"))
+    rest = {path: value for path, value in effective.items() if path not in flagged and path not in slips}
+    others = accounted(rest, TABLES, name, problems)
     for path, flag in flagged.items():
         value = effective[path]
         if value is not COMPUTED:
@@ -71,6 +75,14 @@ def _flag(path: Path) -> str | None:
         return read_as(key.means) if key.means.startswith("--") else None
     flag = read_as("--" + path[-1].replace("_", "-"))
     return flag if flag in known_flags() else None
+
+
+def _slip(path: Path) -> str | None:
+    """Return the field that an unknown one is a slip of, where it is one of Megatron-LM's arguments."""
+    if key_of(path, TABLES) is not None:
+        return None
+    meant = slip_of("--" + path[-1].replace("_", "-"), counting_flags())
+    return None if meant is None else meant.lstrip("-").replace("-", "_")
 
 
 def _special(path: Path, value: Any, name: str, problems: list[Problem]) -> list[str]:

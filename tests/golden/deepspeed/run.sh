@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Written by shardwright for DeepSpeed 0.19.8.
 set -euo pipefail
-: "${TRAIN_SCRIPT:?your training script; it reads training_arguments.json and hands over ds_config.json}"
+: "${TRAIN_SCRIPT:?your training script; it reads training_arguments.json, which names ds_config.json}"
 cd "$(dirname "${BASH_SOURCE[0]}")"
 exec torchrun --nnodes 1 --nproc-per-node 8 \
     "${TRAIN_SCRIPT}" training_arguments.json "$@"

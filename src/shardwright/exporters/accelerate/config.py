@@ -31,7 +31,7 @@ def export_config(plan: Plan) -> Exported:
         version=VERSION,
         files={
             "accelerate.yaml": f"# Written by shardwright for Accelerate {VERSION}.\n{yaml_text(document)}",
-            "training_arguments.json": trainer_text(plan),
+            "training_arguments.json": trainer_text(trainer_arguments(plan)),
             "run.sh": _script(plan),
         },
         document={"config": document, "training_arguments": trainer_arguments(plan)},

@@ -17,6 +17,7 @@ from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 
 VERSION = "0.19.8"
+FILE = "ds_config.json"
 STAGE = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 
 
@@ -25,16 +26,16 @@ def export_config(plan: Plan) -> Exported:
     where the plan is illegal or DeepSpeed cannot run it."""
     if problems := check(plan) or tuple(unsupported(plan)):
         raise SpecError(*problems)
-    document = config(plan)
+    document, arguments = config(plan), {**trainer_arguments(plan), "deepspeed": FILE}
     return Exported(
         target="deepspeed",
         version=VERSION,
         files={
-            "ds_config.json": json.dumps(document, indent=2) + "\n",
-            "training_arguments.json": trainer_text(plan),
+            FILE: json.dumps(document, indent=2) + "\n",
+            "training_arguments.json": trainer_text(arguments),
             "run.sh": _script(plan),
         },
-        document={"config": document, "training_arguments": trainer_arguments(plan)},
+        document={"config": document, "training_arguments": arguments},
     )
 
 
@@ -68,7 +69,6 @@ def config(plan: Plan) -> dict[str, object]:
         "train_batch_size": plan.job.global_batch,
         "train_micro_batch_size_per_gpu": plan.micro_batch,
         "gradient_accumulation_steps": replica.micro_batches,
-        "gradient_clipping": 1.0,
         "zero_optimization": zero,
         "bf16": {"enabled": plan.job.precision == "bf16"},
         "fp16": {"enabled": plan.job.precision == "fp16"},
@@ -83,7 +83,7 @@ def config(plan: Plan) -> dict[str, object]:
 def _script(plan: Plan) -> str:
     return run_script(
         f"Written by shardwright for DeepSpeed {VERSION}.",
-        ': "${TRAIN_SCRIPT:?your training script; it reads training_arguments.json and hands over ds_config.json}"',
+        ': "${TRAIN_SCRIPT:?your training script; it reads training_arguments.json, which names ds_config.json}"',
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
         torchrun(plan, '"${TRAIN_SCRIPT}" training_arguments.json "$@"'),
     )

@@ -16,7 +16,13 @@ from shardwright.plans.plan import Plan
 VERSION = "jobset.x-k8s.io/v1alpha2"
 NAME = "shardwright"
 MOUNT = "/shardwright"
-PRODUCT_LABEL = "nvidia.com/gpu.product"  # of NVIDIA's GPU feature discovery
+# By vendor: the resource of its device plugin, and the label of a node with the GPU's name (NVIDIA's GPU feature
+# discovery; AMD's node labeller). What Intel's are called depends on the plugin.
+DEVICES = {
+    "nvidia": ("nvidia.com/gpu", "nvidia.com/gpu.product"),
+    "amd": ("amd.com/gpu", "amd.com/gpu.product-name"),
+}
+UNKNOWN = ("SET-ME/gpu", "SET-ME/product")
 RESTARTS = 10  # of the whole set, after which a person should look
 
 
@@ -30,9 +36,10 @@ def export_jobset(plan: Plan) -> Exported:
         "data": dict(runner.files),
     }
     documents = [files, _jobset(runner)]
+    labels = dict.fromkeys(DEVICES.get(group.vendor, UNKNOWN)[1] for group in runner.machines)
     head = (
         "# kubectl apply -f jobset.yaml   (written by shardwright). Yours to set: the image, values marked SET ME,\n"
-        f"# a volume for data and checkpoints, and the labels of your nodes ({PRODUCT_LABEL}).\n"
+        f"# a volume for data and checkpoints, and the labels of your nodes ({', '.join(labels)}).\n"
     )
     text = head + "---\n".join(yaml_text(document) for document in documents)
     return Exported(
@@ -56,7 +63,7 @@ def _jobset(runner: Runner) -> dict[str, object]:
 
 
 def _job(runner: Runner, place: int, group: MachineRange) -> dict[str, object]:
-    resource = "amd.com/gpu" if group.gpu.startswith("MI") else "nvidia.com/gpu"
+    resource, label = DEVICES.get(group.vendor, UNKNOWN)
     index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
     environment: list[dict[str, object]] = [
         {"name": "INDEX", "valueFrom": index},
@@ -80,7 +87,7 @@ def _job(runner: Runner, place: int, group: MachineRange) -> dict[str, object]:
         "restartPolicy": "Never",
         "hostNetwork": True,
         "dnsPolicy": "ClusterFirstWithHostNet",
-        "nodeSelector": {PRODUCT_LABEL: group.kind},
+        "nodeSelector": {label: group.kind},
         "containers": [container],
         "volumes": volumes,
     }

@@ -8,7 +8,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from shardwright.errors import Problem, suggestion
+from shardwright.errors import Problem, slip_of, suggestion
 from shardwright.importers.megatron.flag_table import SWITCH, Known, hyphenated, known_flags, read_as, value_of
 from shardwright.importers.shell.unknown import is_known, is_lone, shown, unknowns, variable_of
 from shardwright.spec.text.fields import shown as quoted
@@ -117,7 +117,10 @@ def _parts(flag: str, value: Any) -> list[Any]:
 
 def _pass_over(written: str, values: list[str], known: Known | None, found: _Scan) -> None:
     """Note a flag that is not read; variables of unknown content behind it may hold any other."""
-    if known is None:
+    if known is None and (meant := slip_of(hyphenated(written), counting_flags())):
+        place, hint = f"{found.name}: {written}", f"did you mean {meant}?"
+        found.problems.append(Problem(place, "is no argument of Megatron-LM", hint))
+    elif known is None:
         found.uncounted[written] = "not known here"
     elif known.effect == "uncounted":
         found.uncounted[written] = known.words
@@ -126,6 +129,12 @@ def _pass_over(written: str, values: list[str], known: Known | None, found: _Sca
     taken = 1 if known is None else len(values) if known.values is None else known.values
     for value in values[taken:]:
         _refuse_hidden(value, f"{found.name}: {written}", found)
+
+
+@cache
+def counting_flags() -> tuple[str, ...]:
+    """Return the arguments that say something about a plan or its price."""
+    return tuple(sorted(flag for flag, known in known_flags().items() if known.reads or known.effect or known.means))
 
 
 def _value(flag: str, known: Known, values: list[str], place: str, found: _Scan) -> Any:

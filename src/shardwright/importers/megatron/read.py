@@ -60,9 +60,14 @@ def training_of(found: tuple[Launch, ...], name: str) -> Launch:
         raise bad(name, NO_TRAINING, "give a launch of Megatron-LM, torchtitan, DeepSpeed, Accelerate or a Trainer")
     said = {tuple(scan(launch.arguments, name, []).given.items()) for launch in training}
     if len(said) > 1:
-        lines = ", ".join(str(launch.line) for launch in training)
-        raise bad(name, f"starts several trainings that differ (lines {lines})", "give a script that starts one")
+        raise several(training, name)
     return training[-1]
+
+
+def several(training: Sequence[Launch], name: str) -> SpecError:
+    """Return the error for trainings of one script that differ."""
+    lines = ", ".join(str(launch.line) for launch in training)
+    return bad(name, f"starts several trainings that differ (lines {lines})", "give a script that starts one")
 
 
 def _decisive(launch: Launch) -> bool:
