@@ -33,8 +33,8 @@ def left_out(
     mixed: Pipelines | None,
     uneven: Uneven | None,
 ) -> Iterator[Uncovered]:
-    """Yield which plans no search looked at: those that mix the types of a cluster, and why, if it has several; uneven
-    ones on machines of one type."""
+    """Yield which plans no search looked at: those that mix the types of a cluster, and why, if it has several; those
+    that a search for pipelines leaves out; uneven ones on machines of one type."""
     contexts = [result.context for result in results]
     found = makers(context.pool.gpu for context in contexts)
     if len(found) > 1:
@@ -43,6 +43,7 @@ def left_out(
         lacks = lacking(contexts, space, filters, one_mesh=exportable_to is not None)
         if lacks:
             yield MixedPlans(lacks, Mixing.UNEQUAL if mixed else Mixing.PIPELINES if uneven else Mixing.ANY)
+    yield from mixed.outcome.not_covered if mixed else ()
     if any(context.pool.gpus > 1 for context in contexts):
         yield from _uneven_on_one_type(contexts, space, filters, exportable_to)
 
@@ -64,7 +65,7 @@ def report_of(
     begin: float,
     mixed: Pipelines | None,
     uneven: Uneven | None,
-    unlooked: tuple[Uncovered, ...],
+    not_covered: tuple[Uncovered, ...],
     value: float | None,
     bound: float,
 ) -> SearchReport:
@@ -101,7 +102,7 @@ def report_of(
         seconds=seconds,
         rejected=ordered(rejected),
         phases=tuple(phases.items()),
-        not_covered=(*unlooked, *(mixed.outcome.not_covered if mixed else ())),
+        not_covered=not_covered,
         gap=gap_of(value, bound) if value is not None and (by_time or mixed) else None,
         lower_bound_dollars=bound if value is not None and mixed and not by_time else None,
     )

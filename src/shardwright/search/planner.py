@@ -138,8 +138,8 @@ def _plan(
     bound = min([*values[:1], *bounds], default=np.inf)
     if job.objective == "time":
         plans = tuple(with_bound(plan, bound) for plan in plans)
-    unlooked = tuple(left_out(results, space, filters, exportable_to, mixed, uneven))
-    report = report_of(results, begin, mixed, uneven, unlooked, values[0] if plans else None, bound)
+    not_covered = tuple(left_out(results, space, filters, exportable_to, mixed, uneven))
+    report = report_of(results, begin, mixed, uneven, not_covered, values[0] if plans else None, bound)
     shown = shown_baselines(results, cluster, plans, mixed if several_types(results) else None)
     infeasible: NoPlan | None = None
     if not plans:
