@@ -179,7 +179,7 @@ def judged(case: Case, seed: int) -> Verdict:
         try:
             graph = trace(case, case.batch, case.loss)
         except SpecError as error:
-            return Verdict("refused", "; ".join(f"{one.path}: {one.message}" for one in error.problems))
+            return Verdict("refused", "; ".join(problem.message.partition(" at `")[0] for problem in error.problems))
         expected = _expected(case, graph)
         random = Random(seed)
         program = drawn(graph, every_rule(graph), random.choice((2, 3, 4)), random)
@@ -260,6 +260,15 @@ def _cuts(made: Signature) -> list[Cut]:
 def _shards(made: Signature, cut: Cut) -> bool:
     sides = (*made.inputs, *made.outputs)
     return any(isinstance(placed(dims, made.sizes, cut), Sharded) for dims in sides)
+
+
+def judged_as(several: Sequence[Verdict]) -> str:
+    """Return what an operator comes to: "wrong" if any of its samples is, "equal" if all are that PyTorch can run, else
+    "in part" or "refused"; "skipped" if PyTorch runs none."""
+    words = {verdict.word for verdict in several} - {"skipped"}
+    if "wrong" in words or len(words) < 2:
+        return "wrong" if "wrong" in words else next(iter(words), "skipped")
+    return "in part"
 
 
 def verdicts(entry: Entry, limit: int | None, seed: int) -> list[Verdict]:

@@ -52,7 +52,6 @@ class _Walk:
         self.loss: Ref | None = None
         self.counts: dict[str, itertools.count[int]] = {}
         self.draws: dict[int, int] = {}
-        self.trained: list[str] = []
 
     def value(self, ref: Ref) -> Value:
         return self.values[ref]
@@ -91,7 +90,6 @@ class _Walk:
 
     def graph(self) -> Graph:
         assert self.loss is not None
-        self._require_gradients()
         ends = [self.loss, *(ref for name in ("gradients", "buffer_updates") for ref in self.tables[name].values())]
         leaves = [ref for name in ("parameters", "buffers", "inputs") for ref in self.tables[name].values()]
         needed = {ref.node for ref in (*ends, *leaves)}
@@ -101,17 +99,6 @@ class _Walk:
         kept = tuple(node for node in self.nodes if node.name in needed)
         tables: dict[str, Any] = {name: dict(table) for name, table in self.tables.items()}
         return Graph(nodes=kept, loss=self.loss, **tables)
-
-    def _require_gradients(self) -> None:
-        """Raise `SpecError` for parameters that want a gradient and get none: they would never be trained."""
-        idle = [name for name in self.trained if name not in self.tables["gradients"]]
-        if idle:
-            several = f"{len(idle)} parameters" if len(idle) > 1 else "the parameter"
-            raise bad(
-                "the module",
-                f"the loss does not depend on {several} {', '.join(idle[:5])}{' …' * (len(idle) > 5)}: no gradient",
-                "set requires_grad to False where that is meant",
-            )
 
     def _add_leaf(self, node: fx.Node) -> None:
         kind = node.meta["desc"]
@@ -128,8 +115,6 @@ class _Walk:
             name = self.names[kind.target]
         else:
             raise bad("the module", f"has tensors that share memory ({kind})", "clone one of them")
-        if table == "parameters" and node.meta["val"].requires_grad and name not in self.trained:
-            self.trained.append(name)
         if name not in self.tables[table]:
             self.tables[table][name] = self.make(table.removesuffix("s"), (name,), value)
         self.found[node] = self.tables[table][name]

@@ -65,7 +65,8 @@ def trace(module: nn.Module, batch: Batch, loss: Loss, say: Callable[[str], None
 
     The module stays as it is; its mode, `train` or `eval`, decides about dropout and BatchNorm. Its parameters and the
     batch may lie on any device, "meta" too. `say` is told what is going on. Raises `SpecError` with the line of the
-    user's code where tracing fails, as it does at an `if` that depends on the values of a tensor.
+    user's code where tracing fails, as it does at an `if` that depends on the values of a tensor, and for what a
+    program would train otherwise: numbers drawn at random, parameters that get no gradient.
     """
     shapes = FakeTensorMode(allow_non_fake_inputs=True)
     state = _without_values(module, shapes)
@@ -79,8 +80,21 @@ def trace(module: nn.Module, batch: Batch, loss: Loss, say: Callable[[str], None
             say("recording forward and backward")
             joint = aot_export_joint_with_descriptors(stack, step, (given,), decompositions=DECOMPOSITIONS)
         graph = graph_of(joint.graph_module, canonical_names(module), list(batch))
+        _require_gradients(module, graph)
         say("looking for repeated blocks")
         return with_repeats(graph)
+
+
+def _require_gradients(module: nn.Module, graph: Graph) -> None:
+    """Raise `SpecError` for parameters that want a gradient and get none: they would never be trained."""
+    idle = [name for name, one in module.named_parameters() if one.requires_grad and name not in graph.gradients]
+    if idle:
+        several = f"{len(idle)} parameters" if len(idle) > 1 else "the parameter"
+        raise bad(
+            "the module",
+            f"the loss does not depend on {several} {', '.join(idle[:5])}{' …' * (len(idle) > 5)}: no gradient",
+            "set requires_grad to False where that is meant",
+        )
 
 
 def canonical_names(module: nn.Module) -> dict[str, str]:
