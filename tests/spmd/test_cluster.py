@@ -7,14 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.cli.running import refused, run
+from tests.spmd.steps import traced
 
+from shardwright.cost.compute.efficiency import KERNEL_SECONDS
+from shardwright.cost.frameworks.overheads import overheads
 from shardwright.cost.network.collectives import SECONDS, Fabric, Group
 from shardwright.errors import SpecError
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.machine_profile import CollectiveTime, MachineProfile, OperatorTime
-from shardwright.spmd.cluster import machines_of
+from shardwright.spmd.cluster import LAYER_LAUNCHES, machines_of
 from shardwright.synthesis.collectives import conversion
 from shardwright.synthesis.properties import COMPUTE, REPLICATED, Sharded
+from shardwright.synthesis.synthesize import launched, synthesize
+from shardwright.synthesis.work import FREE
 
 CLUSTER = load_cluster("2x4xV100-SXM2")
 GPU = CLUSTER.pools[0].gpu
@@ -77,6 +82,17 @@ def test_a_measured_link_decides_how_shards_are_gathered(rate: float, way: str) 
     net = machines_of(CLUSTER, "fp32", 0.5, [profile(rate, rate)])
     shares = np.array([1, 1, 1, 1, 0, 0, 0, 0]) / 4
     assert conversion(net, 1e6, Sharded(0, 4, COMPUTE), REPLICATED, lambda _: shares).method == way
+
+
+def test_launches_are_the_least_that_a_step_takes() -> None:
+    """Of operators too small for anything else, and nothing beside those of seconds."""
+    graph, net = traced("bert").graph, machines_of(CLUSTER, "fp32", 0.5)
+    operators = sum(node.op not in FREE for node in graph.nodes)
+    least = operators * overheads("eager", GPU).layer_seconds / LAYER_LAUNCHES
+    found = synthesize(graph, net)
+    assert least <= found.bound_seconds <= found.seconds < 1.5 * least
+    assert launched(graph, net, 100 * least) == pytest.approx(100 * least, rel=1e-6)
+    assert net.machines[0].device.operator_seconds == KERNEL_SECONDS < least / operators
 
 
 def test_profiles_of_other_things_are_refused() -> None:

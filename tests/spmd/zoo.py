@@ -237,7 +237,7 @@ MODELS: dict[str, Published] = {
     ),
     "vit": _vision("ViT"),
     "deit": _vision("DeiT"),
-    "beit": _vision("Beit"),
+    "beit": _vision("Beit", drop_path_rate=0.0),
     "swin": Published(
         model="SwinForImageClassification",
         config="SwinConfig",

@@ -236,6 +236,32 @@ def train(
         write("\n".join(_memory_words(rank, one) for rank, one in enumerate(memory)))
 
 
+def export(
+    step: File,
+    to: Annotated[
+        str, option(metavar="NAME", help="dtensor: PyTorch's placements, of even programs; vescale: ragged shards.")
+    ],
+    out: Annotated[Path | None, option("--out", "-o", metavar="FILE.py", help="Write the placements here.")] = None,
+) -> None:
+    """Write how a program stores parameters, as a Python file of DTensor placements.
+
+    Example:
+
+    \b
+      shardwright spmd export step.json --to vescale -o placements.py
+    """
+    require_writable(out, [step])
+    _require_torch()
+    from shardwright.spmd.document import load
+    from shardwright.spmd.placements import placements_text
+
+    words = placements_text(load(step), to)
+    if out is None:
+        write(words.rstrip("\n"))
+    else:
+        deliver(words, out)
+
+
 def _rate(settings: Mapping[str, Any]) -> Callable[[int], float]:
     """Return what the learning rates of a step are multiplied with."""
     from shardwright.runtime.state.recipe import SCHEDULES, Recipe
@@ -305,6 +331,7 @@ app = CommandGroup(
         "plan": ("shardwright.cli.spmd:plan", "Find the fastest program for a module on a cluster."),
         "show": ("shardwright.cli.spmd:show", "Print a program, operator by operator."),
         "train": ("shardwright.cli.spmd:train", "Train by a program, under torchrun."),
+        "export": ("shardwright.cli.spmd:export", "Write a program's placements for other trainers."),
     },
     help=HELP,
 )

@@ -21,6 +21,7 @@
 * `training`: a training step with an optimizer of the user's own
 * `eager`: the step that PyTorch runs
 * `check`: whether a program's step equals it
+* `placements`: parameters as DTensors of other trainers
 * `document`: the file of a synthesised step
 * `run`: training under torchrun
 * `checkpoint`: what ranks hold, in files

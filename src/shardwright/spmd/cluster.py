@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shardwright.cost.compute.efficiency import KERNEL_SECONDS
+from shardwright.cost.frameworks.overheads import overheads
 from shardwright.cost.measured.links import measured_link, with_links
 from shardwright.cost.measured.machine import require_gpus
 from shardwright.cost.measured.summary import achieved_parts
@@ -15,6 +17,8 @@ from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.read.machine_profile import MachineProfile
 from shardwright.synthesis.machines import Device, DeviceMachine, Machines
 
+# Operators of a layer's forward that launch kernels: 26 in a trace of GPT-2, 40 of Llama.
+LAYER_LAUNCHES = 32
 RESERVED_BYTES = 1.5e9  # CUDA context, NCCL buffers and fragments of the allocator
 
 
@@ -26,7 +30,9 @@ def machines_of(
 
     Each GPU reaches `efficiency` of its peak in `precision`, and links what the data sheets say; where `profiles` have
     measured them, GPUs reach what their matrix products reached, and links the latency and the bandwidth that explain
-    the collectives best. Raises `SpecError` where a GPU has no peak, and for a profile of a GPU that is not there.
+    the collectives best. An operator takes what launching its kernel takes on the device, and a part of what an eager
+    framework's host takes to launch a layer. Raises `SpecError` where a GPU has no peak, and for a profile of a GPU
+    that is not there.
     """
     require_gpus(profiles, cluster)
     links = [_links(pool, profiles) for pool in cluster.pools]
@@ -56,6 +62,8 @@ def _machine(pool: NodePool, links: Fabric, precision: str, reached: float) -> D
         flops_per_second=_peak(pool, precision) * reached,
         memory_bytes=pool.memory_bytes - RESERVED_BYTES,
         memory_bytes_per_second=pool.gpu.memory_bytes_per_second,
+        operator_seconds=KERNEL_SECONDS,
+        launch_seconds=overheads("eager", pool.gpu).layer_seconds / LAYER_LAUNCHES,
     )
     return DeviceMachine(
         device=device,

@@ -140,6 +140,7 @@ def _slower(machines: Machines, part: NDArray[np.float64]) -> Machines:
                 flops_per_second=machine.device.flops_per_second * flops_part,
                 memory_bytes_per_second=machine.device.memory_bytes_per_second * bytes_part,
                 operator_seconds=0.0,
+                launch_seconds=0.0,
             ),
             link_bytes_per_second=machine.link_bytes_per_second * bytes_part,
             link_latency_seconds=0.0,

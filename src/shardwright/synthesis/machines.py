@@ -15,13 +15,15 @@ OVERLAP_SLOWDOWN = 1e-3  # of what is sent while devices compute, as time lost; 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One kind of GPU: what it reaches in training, not its peak. `memory_bytes` is what parameters, their state and
-    activations may take, `operator_seconds` what an operator takes besides, however small it is."""
+    activations may take, `operator_seconds` what an operator takes besides, however small it is, `launch_seconds` what
+    its host takes to launch one, which the device hides where it is slower."""
 
     name: str
     flops_per_second: float
     memory_bytes: float = float("inf")
     memory_bytes_per_second: float = float("inf")
     operator_seconds: float = 0.0
+    launch_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from itertools import product
 
 import numpy as np
 
+from shardwright.cost.frameworks.overheads import launched_seconds
 from shardwright.errors import bad
 from shardwright.progress import tell, within
 from shardwright.rounding import coarse
@@ -30,6 +31,7 @@ from shardwright.synthesis.remedies import remedies
 from shardwright.synthesis.rounding import rounded
 from shardwright.synthesis.starts import by_memory, starts
 from shardwright.synthesis.turns import Position, ProgramProblem, limited, polished, turns
+from shardwright.synthesis.work import FREE
 
 GAP = 2e-3
 POLISHED = 4  # of what turns lead to, the fastest
@@ -71,7 +73,16 @@ def synthesize(
         "machines": net.machine_of.tolist(),
         "memory_bytes": coarse(rank_bytes(found.these, found.choice.rules, net, found.shares)).tolist(),
     }
-    return replace(made, notes=notes)
+    seconds, bound = (launched(graph, net, one) for one in (made.seconds, made.bound_seconds))
+    return replace(made, seconds=seconds, bound_seconds=bound, notes=notes)
+
+
+def launched(graph: Graph, net: Machines, seconds: float) -> float:
+    """Return the time of a step that devices could run in `seconds`, as the slowest host launches its operators: every
+    rank runs them all, whatever the program."""
+    operators = sum(node.op not in FREE for node in graph.nodes)
+    host = operators * max(device.launch_seconds for device in net.device_of)
+    return coarse(float(launched_seconds(np.asarray(seconds), host))) if host else seconds
 
 
 def search(
