@@ -208,16 +208,17 @@ async def listen(host: str, port: int, accept: Accept, *, secret: bytes) -> asyn
             async with asyncio.timeout(GREETING_SECONDS):
                 known = await _is_greeted(reader, writer, secret)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):  # somebody who only looks whether we listen
+            return writer.transport.abort()
+        except BaseException:
             writer.transport.abort()
-            return
+            raise
         if known:
-            accept(reader, writer)
-            return
+            return accept(reader, writer)
         caller = str((writer.get_extra_info("peername") or ["somebody"])[0])
         if caller not in strangers and len(strangers) < MOST_STRANGERS:
             strangers.add(caller)
             print(f"{caller} was refused: it has not the secret of this run", file=sys.stderr, flush=True)
-        writer.close()
+        return writer.close()
 
     return await asyncio.start_server(greeted, host, port)
 

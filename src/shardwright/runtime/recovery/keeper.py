@@ -164,12 +164,14 @@ class Keeper:
         except StrangerError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             self._ended(BAD_INPUT)
-            return []
+            return [self._standing()]
 
     async def _follow(self) -> None:
         """Be a member of the generation, and its coordinator where that falls to this machine."""
         while not self.over.done():
             found = await self._looked_around()
+            if self.over.done():
+                return
             self._lost = None  # but for this once, as it may be back
             leader = leader_of(found, self.options.join[0])
             if leader == self.options.address:
