@@ -2,6 +2,9 @@
 
     def check(plan: Annotated[Path, argument("PLAN.json", help="A plan file.")], json: AsJson = False) -> None: …
 
+A parameter whose type is a dataclass stands for an option a field, which help shows under the first line of its
+docstring. The function gets the dataclass.
+
 A `CommandGroup` imports the module of a command when the command is asked for.
 """
 
@@ -10,12 +13,14 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import click
+from click.core import ParameterSource
 from click.exceptions import NoSuchCommand
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
@@ -47,7 +52,35 @@ def argument(metavar: str | None = None, *, help: str, complete: Complete | None
 
 def command(function: Callable[..., Any], name: str, short_help: str) -> click.Command:
     """Return the command that calls a function with what was parsed; its help is the function's docstring."""
-    return click.Command(name, short_help=short_help, context_settings=CONTEXT, **_calling(function))
+    return GroupedCommand(name, short_help=short_help, context_settings=CONTEXT, **_calling(function))
+
+
+def given() -> frozenset[str]:
+    """Return the names of the parameters that the command that runs was told, whatever their values."""
+    context = click.get_current_context()
+    return frozenset(
+        name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    )
+
+
+class HeadedOption(click.Option):
+    """An option, and the heading that it stands under in help."""
+
+    heading = "Options"
+
+
+class GroupedCommand(click.Command):
+    """A command whose help has its options under headings, where they have some."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options: those without a heading first."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            if not isinstance(parameter, click.Argument) and (record := parameter.get_help_record(ctx)):
+                sections.setdefault(getattr(parameter, "heading", "Options"), []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
 
 class CommandGroup(click.Group):
@@ -97,8 +130,27 @@ class CommandGroup(click.Group):
 def _calling(function: Callable[..., Any]) -> dict[str, Any]:
     """Return what makes a command call a function."""
     hints, parameters = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
-    params = [_parameter(name, hints[name], parameter.default) for name, parameter in parameters.items()]
-    return {"callback": function, "params": params, "help": inspect.cleandoc(function.__doc__ or "")}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    params: list[click.Parameter] = []
+    for name, parameter in parameters.items():
+        params += _options_of(groups[name]) if name in groups else [_parameter(name, hints[name], parameter.default)]
+
+    @wraps(function)
+    def call(**values: Any) -> Any:
+        for name, group in groups.items():
+            values[name] = group(**{item.name: values.pop(item.name) for item in fields(group)})
+        return function(**values)
+
+    return {"callback": call, "params": params, "help": inspect.cleandoc(function.__doc__ or "")}
+
+
+def _options_of(group: Any) -> list[click.Parameter]:
+    """Return the options that are the fields of a dataclass."""
+    hints, heading = get_type_hints(group, include_extras=True), inspect.cleandoc(group.__doc__).partition("\n")[0]
+    options = [_parameter(item.name, hints[item.name], item.default) for item in fields(group)]
+    for parameter in options:
+        vars(parameter)["heading"] = heading.rstrip(".")
+    return options
 
 
 def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
@@ -116,7 +168,7 @@ def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
         return click.Argument([name], nargs=-1 if several else 1, **words)
     flag = "--" + name.replace("_", "-")
     names = said.names or ((f"{flag}/--no-{flag[2:]}",) if kind is bool else (flag,))
-    return click.Option(
+    return HeadedOption(
         [name, *names], is_flag=kind is bool or None, multiple=several, show_default=default != "", **words
     )
 

@@ -61,7 +61,6 @@ def copied(trained: Path, out: Path) -> Path:
     ("number", "under"),
     [
         (signal.SIGKILL, ()),
-        pytest.param(signal.SIGHUP, (), marks=pytest.mark.nightly),
         pytest.param(signal.SIGKILL, TORCHRUN, marks=pytest.mark.nightly),
     ],
 )

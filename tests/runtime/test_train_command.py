@@ -5,13 +5,26 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 from tests.cli.running import refused
 from tests.cli.running import run as run_here
 from tests.cli.schemas import holds
-from tests.runtime.commands import children, make_folder, rank_process, rows, run, run_alone, run_ranks, started, waited
+from tests.nightly import nightly
+from tests.runtime.commands import (
+    children,
+    command,
+    make_folder,
+    rank_process,
+    rows,
+    run,
+    run_alone,
+    run_ranks,
+    started,
+    waited,
+)
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +93,42 @@ def test_too_few_processes_are_one_clear_message(folder: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_signal_ends_the_run_with_a_checkpoint(folder: Path) -> None:
-    out = folder / "stopped"
+@pytest.mark.parametrize("number", [signal.SIGHUP, *nightly([signal.SIGTERM])])
+def test_a_signal_ends_the_run_with_a_checkpoint(folder: Path, number: signal.Signals) -> None:
+    out = folder / f"stopped-{number.name}"
     process = started(folder, out)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     text, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert "stopped at step" in text
     assert [path.name for path in out.glob("step-*")] == [f"step-{len(rows(out)):08d}"]
+
+
+@pytest.mark.nightly
+def test_a_run_under_nohup_outlives_its_terminal(folder: Path) -> None:
+    out = folder / "nohup"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = started(folder, out, plan="single")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    process.send_signal(signal.SIGHUP)
+    step = len(rows(out))
+    assert waited(lambda: len(rows(out)) > step + 5, 60)
+    process.kill()
+    process.communicate()
+
+
+def test_a_rank_out_of_memory_ends_all_at_once_with_its_message(folder: Path, tmp_path: Path) -> None:
+    """Nobody waits for the patience, which is ten minutes here: the rank is not lost, and no neighbour of it is."""
+    (tmp_path / "out of memory").touch()
+    deaths = Path(__file__).parent / "recovery" / "deaths"
+    more = {"DEATHS": str(tmp_path), "PYTHONPATH": f"{deaths}:{os.environ.get('PYTHONPATH', '')}"}
+    words = command(folder / "pair.json", "--data", folder / "c.bin", "--out", tmp_path / "out", "--patience", 600)
+    done = subprocess.run(words, env=os.environ | more, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count(" failed: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB") == 1
+    assert "no sign of life" not in done.stderr
 
 
 def test_a_killed_rank_is_named(folder: Path) -> None:

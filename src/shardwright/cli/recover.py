@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from shardwright.cli import options
@@ -17,6 +18,9 @@ def recover(
     join: Annotated[str, option(metavar="HOST:PORT", help="The keeper of any machine of the run.")],
     lose: Annotated[str, option(metavar="NAME,…", help="The machines that are lost.")] = "",
     dry_run: Annotated[bool, option("--dry-run", help="Only show it; a run recovers by itself.")] = False,
+    secret_file: Annotated[
+        Path | None, option(metavar="FILE", help="The run's secret; else $SHARDWRIGHT_SECRET.")
+    ] = None,
     json: options.AsJson = False,
 ) -> int:
     """Show what would move from where if machines of an elastic run were lost now. Nothing is touched.
@@ -25,12 +29,13 @@ def recover(
       shardwright recover --dry-run --join 10.0.0.1:29400 --lose machine-2
       shardwright recover --dry-run --join 10.0.0.1:29400 --lose machine-1,machine-2
     """
-    from shardwright.cli.elastic import address_of
+    from shardwright.cli.elastic import address_of, secret_of
     from shardwright.runtime.recovery.rehearsal import rehearse
 
     if not dry_run:
         raise bad("--dry-run", "is missing", "a run recovers by itself; this command shows what it would do")
-    rehearsal = rehearse(address_of("--join", join), tuple(name for name in lose.split(",") if name))
+    lost = tuple(name for name in lose.split(",") if name)
+    rehearsal = rehearse(address_of("--join", join), lost, secret_of(secret_file))
     if json:
         write_json(_document(rehearsal))
     else:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+from shardwright.cli.destination import require_writable
+from shardwright.cli.train_options import FleetOptions, OutputOptions, RecipeOptions, names_of
 from shardwright.errors import SpecError, bad
 from shardwright.runtime.job.settings import CHANGES
 from shardwright.runtime.state.recipe import METHOD_OF, METHODS, SCHEDULES, Method, Recipe
@@ -18,6 +21,31 @@ if TYPE_CHECKING:
     from shardwright.runtime.job.settings import Settings
     from shardwright.runtime.layout.groups import Layout
     from shardwright.runtime.storage.mixture import Source
+
+NOT_ELASTIC: Mapping[str, str] = {
+    "save_weights": "no machine has all of them: end without it, then `train --resume CHECKPOINT --save-weights DIR` "
+    "writes them where all of a checkpoint is, as a step in --upload",
+    "json": "it ends with a message on each machine: metrics.csv and recoveries.jsonl in --out say how it went",
+}
+"""Options that --elastic refuses, and what to do."""
+RANGES: Sequence[tuple[Callable[[float], bool], str, str, Iterable[str]]] = (
+    (
+        lambda value: value > 0,
+        "is not above 0",
+        "give a positive number",
+        ("steps", "eval_batches", "profile_steps", "learning_rate", "epsilon", "patience", "snapshot_every", "silence",
+         "wait"),
+    ),
+    (
+        lambda value: value >= 0,
+        "is below 0",
+        "give 0 or a positive number",
+        ("warmup", "decay", "decay_from", "weight_decay", "clip", "checkpoint_every", "eval_every", "keep", "beta1",
+         "beta2", "final_fraction"),
+    ),
+    (lambda value: value < 1, "is not below 1", "give a number from 0 to below 1", ("beta1", "beta2")),
+)  # fmt: skip
+"""What holds of numbers, what is wrong where it does not, what helps, and of which options."""
 
 
 def checked_layout(plan: Plan) -> Layout:
@@ -60,27 +88,109 @@ def with_precision(plan: Plan, precision: str | None) -> Plan:
     return replace(plan, job=job, prediction=None)
 
 
-def settings_before(resume: Path | None) -> Mapping[str, Any]:
-    """Return what travels with the checkpoint that a run goes on from, nothing for a new run."""
-    if resume is None:
-        return {}
+def checked_settings(
+    plan: Plan,
+    file: Path,
+    recipe: RecipeOptions,
+    output: OutputOptions,
+    fleet: FleetOptions,
+    given: Set[str],
+    *,
+    data: Sequence[str],
+    resume: Path | None,
+    accept_change: tuple[str, ...],
+    **others: Any,
+) -> Settings:
+    """Return what a run of a plan, read from a `file`, is told. Raises SpecError for options that say nothing beside
+    those `given`, and for values out of range."""
     from shardwright.runtime.job.course import travelling
+    from shardwright.runtime.job.settings import Settings
+    from shardwright.runtime.storage.data import location_of
     from shardwright.runtime.storage.steps import newest_manifest
 
-    return travelling(newest_manifest(resume)[1])
+    sources = sources_of(data)
+    _require_sense(given, fleet, output)
+    _require_range(recipe, output, fleet, steps=others["steps"], patience=others["patience_seconds"])
+    for name in accept_change:
+        if name not in CHANGES:
+            raise bad(f"--accept-change {name}", "is not known", f"one of {', '.join(CHANGES)}")
+    if output.profile is not None:
+        require_measurable(plan)
+    inputs = [file, *(source.path for source in sources if isinstance(source.path, Path))]
+    require_writable(output.profile, inputs, option="--profile")
+    require_writable(output.trace, [*inputs, output.profile], option="--trace")
+    before = {} if resume is None else travelling(newest_manifest(resume)[1])
+    return Settings(
+        data=sources,
+        out=output.out,
+        recipe=recipe_of(before, METHOD_OF[plan.job.optimizer], recipe),
+        seed=before.get("seed", 0) if recipe.seed is None else recipe.seed,
+        checkpoint_every=output.checkpoint_every,
+        keep=output.keep,
+        resume=resume,
+        accept_change=accept_change,
+        save_weights=output.save_weights,
+        precision=plan.job.precision,
+        profile=output.profile,
+        profile_steps=output.profile_steps,
+        trace=output.trace,
+        held_out=None if output.eval_data is None else location_of(output.eval_data),
+        evaluate_every=output.eval_every,
+        evaluate_batches=output.eval_batches,
+        tensorboard=output.tensorboard,
+        wandb=output.wandb,
+        **others,
+    )
 
 
-def recipe_of(
-    before: Mapping[str, Any], *, beta1: float | None, beta2: float | None, method: Method, **told: float | str | None
-) -> Recipe:
-    """Return the recipe of a run: what it is `told`, else what travelled with the checkpoint that it goes on from."""
-    if told["schedule"] not in (None, *SCHEDULES):
-        raise bad(f"--schedule {told['schedule']}", "is not known", f"one of {', '.join(SCHEDULES)}")
+def recipe_of(before: Mapping[str, Any], method: Method, told: RecipeOptions) -> Recipe:
+    """Return the recipe of a run: what it is `told`, else what travelled with the checkpoint that it goes on from.
+    Raises SpecError where there is no such schedule."""
+    if told.schedule not in (None, *SCHEDULES):
+        raise bad(f"--schedule {told.schedule}", "is not known", f"one of {', '.join(SCHEDULES)}")
     betas = before.get("betas", Recipe().betas)
-    given: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
-    given["betas"] = (betas[0] if beta1 is None else beta1, betas[1] if beta2 is None else beta2)
+    values: dict[str, Any] = {
+        "schedule": told.schedule,
+        "learning_rate": told.learning_rate,
+        "warmup_steps": told.warmup,
+        "decay_from": told.decay_from,
+        "decay_steps": told.decay,
+        "final_fraction": told.final_fraction,
+        "epsilon": told.epsilon,
+        "weight_decay": told.weight_decay,
+        "clip": told.clip,
+        "betas": (betas[0] if told.beta1 is None else told.beta1, betas[1] if told.beta2 is None else told.beta2),
+    }
     kept = {name: value for name, value in before.items() if name != "seed"}
-    return Recipe(**{**kept, **given, "method": method})
+    return Recipe(**{**kept, **{name: value for name, value in values.items() if value is not None}, "method": method})
+
+
+def _require_sense(given: Set[str], fleet: FleetOptions, output: OutputOptions) -> None:
+    """Raise SpecError for options that say nothing without another, or beside --elastic."""
+    of_others = {"eval_every": "eval_data", "eval_batches": "eval_data", "profile_steps": "profile"}
+    if not fleet.elastic:
+        of_others |= dict.fromkeys(names_of(fleet) - {"elastic"}, "elastic")
+    for name, other in of_others.items():
+        if name in given and other not in given:
+            raise bad(_flag(name), f"says nothing without {_flag(other)}", f"add {_flag(other)}, or leave it out")
+    for name in sorted(given & NOT_ELASTIC.keys() if fleet.elastic else ()):
+        raise bad(_flag(name), "is nothing that an elastic run does", NOT_ELASTIC[name])
+    if fleet.elastic and output.keep == 1:
+        message = "an elastic run keeps two checkpoints or more: a new one is whole once all machines have their part"
+        raise bad("--keep 1", message, "keep 2 or more, or 0 for all")
+
+
+def _require_range(recipe: RecipeOptions, output: OutputOptions, fleet: FleetOptions, **numbers: float) -> None:
+    told = {**asdict(recipe), **asdict(output), **asdict(fleet), **numbers}
+    for holds, wrong, remedy, names in RANGES:
+        for name in names:
+            value = told[name]
+            if value is not None and not holds(value):
+                raise bad(_flag(name), f"{value:g} {wrong}", remedy)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def sources_of(told: Sequence[str]) -> tuple[Source, ...]:
@@ -108,38 +218,6 @@ def sources_of(told: Sequence[str]) -> tuple[Source, ...]:
     return tuple(found)
 
 
-def require_changes(names: Sequence[str]) -> None:
-    for name in names:
-        if name not in CHANGES:
-            raise bad(f"--accept-change {name}", "is not known", f"one of {', '.join(CHANGES)}")
-
-
-def require_below_1(**numbers: float | None) -> None:
-    _require(numbers, lambda value: value < 1, "is not below 1", "give a number from 0 to below 1")
-
-
-def require_positive(**numbers: float | None) -> None:
-    _require(numbers, lambda value: value > 0, "is not above 0", "give a positive number")
-
-
-def require_no_less_than_0(**numbers: float | None) -> None:
-    _require(numbers, lambda value: value >= 0, "is below 0", "give 0 or a positive number")
-
-
-def _require(numbers: Mapping[str, float | None], holds: Callable[[float], bool], wrong: str, remedy: str) -> None:
-    for name, value in numbers.items():
-        if value is not None and not holds(value):
-            raise bad(f"--{name.replace('_', '-')}", f"{value:g} {wrong}", remedy)
-
-
-def require_with(option: str, there: bool, **others: object) -> None:
-    """Raise SpecError for those of the `others` that are told though the option without which they say nothing is
-    not."""
-    for name, value in others.items():
-        if value and not there:
-            raise bad(f"--{name.replace('_', '-')}", f"says nothing without {option}", f"add {option}, or leave it out")
-
-
 def require_measurable(plan: Plan) -> None:
     """Raise SpecError where the layers of a plan cannot stand for those of others."""
     stages = [stage for replica in plan.replicas for stage in replica.stages]
@@ -153,26 +231,23 @@ def require_measurable(plan: Plan) -> None:
 
 def require_input(plan: Plan, settings: Settings) -> None:
     """Raise SpecError where data or checkpoint are not what the run needs, before anything is started; say what differs
-    from the checkpoint and may."""
+    from the checkpoint and may. Needs no PyTorch."""
     from shardwright.runtime.job.course import course_of, require_same_course
-    from shardwright.runtime.job.held_out import held_out_samples
-    from shardwright.runtime.job.start import details_for, require_fresh
+    from shardwright.runtime.job.inputs import details_for, held_out_samples, require_fresh, samples_of
     from shardwright.runtime.job.trackers import require_trackers
     from shardwright.runtime.storage.data import require_known
-    from shardwright.runtime.storage.mixture import open_mixture
     from shardwright.runtime.storage.steps import newest_manifest
-    from shardwright.runtime.storage.weights import open_weights
+    from shardwright.runtime.storage.weight_files import weights_fingerprint
 
-    job, vocab = plan.job, plan.model.vocab
-    mixture = open_mixture(settings.data, job.seq_len, settings.seed, vocab, job.global_batch)
-    held_out = held_out_samples(settings, job, vocab)
+    vocab, mixture = plan.model.vocab, samples_of(plan, settings)
+    held_out = held_out_samples(settings, plan.job, vocab)
     for samples in (*mixture.parts, *(held_out.parts if held_out else ())):
         require_known(samples.file, vocab)
     if settings.mask_documents:
         mixture.document_end()
     details_for(plan.model, settings)
     if settings.weights is not None:
-        open_weights(settings.weights)
+        weights_fingerprint(settings.weights)
     require_trackers(settings)
     require_fresh(settings)
     if settings.resume is not None:

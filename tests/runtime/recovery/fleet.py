@@ -25,11 +25,15 @@ from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
 from shardwright.plans.document import save
 from shardwright.plans.plan import Plan
+from shardwright.runtime.job.settings import Settings
+from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.storage.data import write_tokens
+from shardwright.runtime.storage.mixture import Source
 from shardwright.spec.cluster import Cluster
 
 PATIENCE_SECONDS, UNDISTURBED_SECONDS, LOG_CHARACTERS = 120.0, 1200.0, 12_000
 ENDLESS = 1_000_000
+SECRET = "of the machines in tests"
 GENTLY = ("--learning-rate", 3e-5)
 """At the usual rate the data are known by heart after 700 steps, and losses near 0 differ by 4.5e-5 between one process
 and two; at this one by 2.2e-7."""
@@ -132,7 +136,7 @@ class Fleet:
                 words,
                 stdout=log,
                 stderr=log,
-                env=os.environ | {"OMP_NUM_THREADS": "1"} | self._prepared(index),
+                env=os.environ | {"OMP_NUM_THREADS": "1", "SHARDWRIGHT_SECRET": SECRET} | self._prepared(index),
                 start_new_session=True,
             )
 
@@ -235,6 +239,12 @@ class Fleet:
     def _failed(self) -> bool:
         well = (None, 0, -signal.SIGKILL) if self.mortal else (None, 0)
         return any(process.poll() not in well for process in self.running.values())
+
+
+def settings_in(folder: Path) -> Settings:
+    """Return what a run of one step is told that trains on a file of a folder."""
+    supplied(folder, copies())
+    return Settings(data=(Source(path=folder / "c.bin"),), out=folder, steps=1, recipe=Recipe())
 
 
 def supplied(place: Path, plan: Plan) -> None:

@@ -114,6 +114,7 @@ class Remote(fsspec.AbstractFileSystem):  # type: ignore[misc]
 
     protocol = "remote"
     cachable = False
+    exclusive_create = True
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:

@@ -12,7 +12,7 @@ from tests.cli.running import run
 from tests.cli.schemas import holds
 from tests.nightly import nightly
 from tests.runtime.commands import gone, waited
-from tests.runtime.recovery.fleet import ENDLESS, GENTLY, Fleet, copies, descendants, pipelines, undisturbed
+from tests.runtime.recovery.fleet import ENDLESS, GENTLY, SECRET, Fleet, copies, descendants, pipelines, undisturbed
 from tests.runtime.samples import under
 
 from shardwright.runtime.recovery.rehearsal import rehearse
@@ -47,11 +47,14 @@ def test_workers_killed_and_stopped_one_after_another_change_no_loss(
             assert len(found) >= last - kills and last in found
 
 
-def test_the_coordinators_machine_is_lost_and_another_takes_its_place(tmp_path: Path) -> None:
+def test_the_coordinators_machine_is_lost_and_another_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two of three machines go on under a new plan, at the step where they were; a new machine brings the old plan."""
     with Fleet(tmp_path, copies(), ENDLESS, extra=GENTLY) as fleet:
         fleet.until(lambda: fleet.step(1) >= 12, "steps")
-        expected = rehearse(("127.0.0.1", fleet.ports[1]), ("machine-0",))
+        monkeypatch.setenv("SHARDWRIGHT_SECRET", SECRET)
+        expected = rehearse(("127.0.0.1", fleet.ports[1]), ("machine-0",), SECRET.encode())
         told = ["recover", "--dry-run", "--join", f"127.0.0.1:{fleet.ports[1]}", "--lose", "machine-0", "--json"]
         holds("recovery", json.loads(run(told).out))
         assert (expected.ranks, expected.moved_bytes["cloud"]) == (2, 0)

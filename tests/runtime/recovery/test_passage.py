@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.runtime.recovery.fleet import copies
+from tests.runtime.recovery.fleet import copies, settings_in
 from tests.runtime.recovery.store import store
 
 from shardwright.recovery.quorum import Generation, Machine
 from shardwright.recovery.ways import NextPlan
-from shardwright.runtime.job.settings import Settings
+from shardwright.runtime.job.course import RunIdentity, identity_of
 from shardwright.runtime.recovery import passage as passage_module
 from shardwright.runtime.recovery.arbiter import Arbiter
 from shardwright.runtime.recovery.base import Base
 from shardwright.runtime.recovery.channel import Channel, Message, Reply
 from shardwright.runtime.recovery.cloud import Cloud
-from shardwright.runtime.recovery.course import RunIdentity, run_of
 from shardwright.runtime.recovery.fetch import UNSOUND
 from shardwright.runtime.recovery.members import BeginAgainError, Member, Members
 from shardwright.runtime.recovery.options import KeeperOptions
@@ -29,7 +28,6 @@ from shardwright.runtime.recovery.passage import NothingLeftError, Passage, Read
 from shardwright.runtime.recovery.record import Recovery
 from shardwright.runtime.recovery.settlement import Report
 from shardwright.runtime.state.pieces import StatePiece, StoredPiece
-from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.storage.manifest import Manifest
 
 NAMES = ("m0", "m1", "m2")
@@ -63,10 +61,10 @@ def passage_to(folder: Path, cloud: Cloud | None, spoilt: int = -1) -> tuple[Pas
         machine=machines[0],
         join=(),
         plan=plan,
-        settings=Settings(data=(), out=folder, steps=1, recipe=Recipe()),
+        settings=settings_in(folder),
         memory=folder,
     )
-    run = run_of(options)
+    run = identity_of(plan, options.settings)
     channel = cast(Channel, Playing(spoilt))
     members = Members(by_name={machine.name: Member(machine=machine, channel=channel) for machine in machines})
     arbiter = Arbiter(me="m0", run=run.name, claim_store=None, silence_seconds=1.0, wait_seconds=1.0)
@@ -92,8 +90,7 @@ def stored(cloud: Cloud, run: RunIdentity, steps: Sequence[int]) -> None:
             for piece, size in pieces
         )
         told = {"data": {"samples": 0}, "random": {"seed": 0}, "settings": {}, "loss_scale": {"scale": 8.0 * step}}
-        model = run.settings["model"]
-        cloud.commit(Manifest(step=step, model=model, parameters=run.shapes, pieces=found, **told))
+        cloud.commit(Manifest(step=step, model=run.model, parameters=run.shapes, pieces=found, **told))
 
 
 def test_a_run_whose_protected_state_is_lost_stops_and_does_not_begin_anew(tmp_path: Path) -> None:

@@ -7,19 +7,17 @@ import threading
 from pathlib import Path
 from typing import Any, cast
 
-from tests.runtime.recovery.fleet import copies
+from tests.runtime.recovery.fleet import copies, settings_in
 
 from shardwright.recovery.quorum import Generation, Machine
-from shardwright.runtime.job.settings import Settings
+from shardwright.runtime.job.course import identity_of
 from shardwright.runtime.recovery.base import Base, Term
 from shardwright.runtime.recovery.cloud import Cloud
-from shardwright.runtime.recovery.course import run_of
 from shardwright.runtime.recovery.desk import Desk
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.protection import Protection
 from shardwright.runtime.recovery.snapshots import Snapshot, Snapshots
 from shardwright.runtime.recovery.staff import Staff
-from shardwright.runtime.state.recipe import Recipe
 
 
 class Slow:
@@ -65,10 +63,10 @@ def protection_with(folder: Path, slow: Slow) -> tuple[Snapshots, Protection]:
         machine=machine,
         join=(),
         plan=copies(3),
-        settings=Settings(data=(), out=folder, steps=1, recipe=Recipe()),
+        settings=settings_in(folder),
         memory=folder / "memory",
     )
-    run = run_of(options)
+    run = identity_of(options.plan, options.settings)
     snapshots = Snapshots(options.memory, "m0", run.name)
 
     async def tell(_op: str, **_fields: object) -> None:

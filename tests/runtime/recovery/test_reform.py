@@ -18,6 +18,8 @@ from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.recovery import reform
 from shardwright.runtime.recovery.generation_store import GenerationStore
 
+LIMIT = timedelta(seconds=5.0)
+
 
 def test_a_group_that_was_never_made_has_no_number() -> None:
     """Ranks find each other by names that count groups: all must count alike, wherever each was halted."""
@@ -32,7 +34,7 @@ def test_a_group_that_was_never_made_has_no_number() -> None:
     for _ in range(2):
         store = GenerationStore(halted, 5.0)
         with pytest.raises(RuntimeError, match="the generation is over"):
-            reform.form(layout_of(copies(2)), 0, store, torch.device("cpu"), 5.0, reform.Sockets(), pytest.fail)
+            reform.form(layout_of(copies(2)), 0, store, torch.device("cpu"), LIMIT, reform.Sockets(), pytest.fail)
         assert reform.torn_down(5.0)
     assert len(asked) == 2 and asked[0] == asked[1]
 
@@ -50,7 +52,13 @@ def test_groups_that_do_not_form_are_told_of_once_all_ranks_are_there(monkeypatc
 
     with pytest.raises(RuntimeError, match="nobody comes"):
         reform.form(
-            layout_of(copies(2)), 0, GenerationStore(silent, 5.0), torch.device("cpu"), 5.0, reform.Sockets(), late.set
+            layout_of(copies(2)),
+            0,
+            GenerationStore(silent, 5.0),
+            torch.device("cpu"),
+            LIMIT,
+            reform.Sockets(),
+            late.set,
         )
     assert reform.torn_down(5.0)
 

@@ -11,19 +11,17 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from tests.runtime.recovery.fleet import _free_ports, copies
+from tests.runtime.recovery.fleet import _free_ports, copies, settings_in
 
 from shardwright.plans.document import to_document
 from shardwright.recovery.leadership import Standing
 from shardwright.recovery.quorum import Address, Generation, Machine
-from shardwright.runtime.job.settings import Settings
-from shardwright.runtime.recovery.channel import Channel, Message, Reply, refuse
+from shardwright.runtime.recovery.channel import Channel, Message, Reply, listen, refuse
 from shardwright.runtime.recovery.coordinator import Coordinator
 from shardwright.runtime.recovery.keeper import Keeper
 from shardwright.runtime.recovery.lookout import look_around
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.rows import machine_data, standing_data
-from shardwright.runtime.state.recipe import Recipe
 
 SILENCE, PATIENCE = 0.9, 60.0
 
@@ -49,7 +47,7 @@ class Played:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
-        async with await asyncio.start_server(self._accept, *self.machine.address):
+        async with await listen(*self.machine.address, self._accept, secret=b""):
             yield
             for channel in self.channels:
                 channel.close()
@@ -77,7 +75,7 @@ def keeper_options(machine: Machine, others: Sequence[Machine], folder: Path) ->
         machine=machine,
         join=tuple(each.address for each in (machine, *others)),
         plan=copies(3),
-        settings=Settings(data=(), out=folder, steps=1, recipe=Recipe()),
+        settings=settings_in(folder),
         memory=folder / "memory",
         spares=0,
         beat_seconds=SILENCE / 3,
@@ -89,7 +87,7 @@ async def started(keeper: Keeper, machines: Sequence[Machine], seated: Machine) 
     """Have a keeper start a generation, all ranks of which are on another machine."""
     seats = [[seated.name, slot] for slot in range(3)]
     rows = [machine_data(machine) for machine in machines]
-    fields = {"machines": rows, "seated": [], "seats": seats, "store": [], "step": 0, "scale": None}
+    fields = {"machines": rows, "seated": [], "seats": seats, "store": [], "step": 0, "scale": None, "kept": False}
     await keeper.duties.answer({"op": "start", "generation": 5, "plan": to_document(copies(3))} | fields)
 
 

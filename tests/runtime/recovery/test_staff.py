@@ -29,7 +29,7 @@ class Answering:
 
 def staff_of(*answers: Message | None) -> Staff:
     """Return workers, the first of which has GPU 0; None for one that has not come yet."""
-    staff = Staff(host="h", port=1, settings=cast(Settings, None), on_gone=lambda *_: None)
+    staff = Staff(host="h", port=1, secret=b"", settings=cast(Settings, None), on_gone=lambda *_: None)
     for token, answer in enumerate(answers):
         channel: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         if answer is not None:

@@ -15,14 +15,19 @@ from shardwright.runtime.recovery import reform, training, worker
 from shardwright.runtime.recovery.interval import Interval
 from shardwright.runtime.recovery.post import Post
 from shardwright.runtime.recovery.settlement import Report
-from shardwright.runtime.step.engine import Vote
+from shardwright.runtime.step.engine import StepResult, Vote
 
 
-def row_of(vote: Vote, norm: float, done: int) -> Row:
+def row_of(result: StepResult, done: int, _seconds: float) -> Row:
     nothing: dict[str, Any] = dict.fromkeys(
         ("learning_rate", "seconds", "tokens_per_second", "mfu", "pass_seconds", "sync_seconds", "update_seconds"), 0.0
     )
-    return Row(step=done, loss=vote.loss, gradient_norm=norm, peak_memory_bytes=0, **nothing)
+    return Row(step=done, loss=result.loss, gradient_norm=result.gradient_norm, peak_memory_bytes=0, **nothing)
+
+
+def step_result(loss: float, norm: float) -> StepResult:
+    nothing: dict[str, Any] = dict.fromkeys(("pass_seconds", "sync_seconds", "update_seconds"), 0.0)
+    return StepResult(loss=loss, gradient_norm=norm, stop=False, **nothing)
 
 
 @pytest.fixture
@@ -64,7 +69,7 @@ def test_a_row_that_is_being_told_as_a_generation_ends_is_not_told_in_the_next_o
     class Telling:
         def __init__(self, _link: Any, _order: Any, _settings: Any, untold: Row | None) -> None:
             given.append(untold)
-            self.untold: Row | None = row_of(Vote(loss=2.0, square=2.25, stop=0.0), 1.5, 7)
+            self.untold: Row | None = row_of(step_result(2.0, 1.5), 7, 0.0)
 
         def stuck(self) -> bool:
             self.untold = None  # told meanwhile
@@ -79,5 +84,5 @@ def test_a_row_that_is_being_told_as_a_generation_ends_is_not_told_in_the_next_o
     monkeypatch.setattr(reform, "torn_down", lambda _seconds: True)
     monkeypatch.setattr(torch, "set_num_threads", lambda _number: None)
     settings: Any = None
-    worker.work("h", 1, 0, settings)
+    worker.work("h", 1, 0, settings, b"")
     assert given == [None, None]

@@ -5,7 +5,8 @@
 * `feed`: samples read ahead
 * `held_out`: the loss on held-out data
 * `trackers`: TensorBoard, Weights & Biases
-* `course`: what a run that goes on may change
+* `inputs`: what a run reads, checked before it starts
+* `course`: what a run that goes on may change, and what machines must agree on
 * `start`: weights, or a checkpoint
 * `resume`: the newest whole checkpoint
 * `finish`: the last checkpoint and summary
@@ -15,6 +16,7 @@
 * `watchdog`: dead or stuck ranks
 * `meeting`: ranks wait for each other
 * `standing`: whether a thread waits
+* `faults`: whether an error is a rank's own
 * `parent`: ranks end with what started them
 * `lock`: one run in a folder
 * `status`: exit statuses

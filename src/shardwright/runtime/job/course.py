@@ -1,23 +1,30 @@
 """The course of a run: what it was told and what it reads, and how far a run that goes on may leave it.
 
 Weights and optimizer state are of one model and method. Data, seed, batch, sequence and precision may change where that
-is asked for by name; the recipe may, and what does is said. What is not told travels with the checkpoint. Needs no
-PyTorch.
+is asked for by name; the recipe may, and what does is said. What is not told travels with the checkpoint. Machines that
+train together may differ in nothing of it (`RunIdentity`). Needs no PyTorch.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from shardwright.errors import Problem, SpecError
 from shardwright.plans.plan import Plan
+from shardwright.runtime.job.inputs import details_for, held_out_samples, samples_of
 from shardwright.runtime.job.settings import CHANGES, Settings
+from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.state.holdings import parameter_shapes, state_kinds
+from shardwright.runtime.state.pieces import CutShape
 from shardwright.runtime.state.recipe import Recipe
-from shardwright.runtime.storage.manifest import Course, Manifest
+from shardwright.runtime.storage.manifest import Course, Manifest, hash_of
 from shardwright.runtime.storage.mixture import Mixture
 from shardwright.runtime.storage.model_hash import model_hash
+from shardwright.runtime.storage.steps import newest_manifest
+from shardwright.runtime.storage.weight_files import weights_fingerprint
 
 FIXED = ("model", "parameters", "layers", "method")
 SAME_STATE = {"adamw", "adamw8bit"}  # in checkpoints, which have all moments in fp32
@@ -35,6 +42,91 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.name} {self.before} -> {self.now}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunIdentity:
+    """A run of several machines: its name, a hash of all that its state depends on beside the step; the hash of its
+    model, its course, the step at which it begins and the sample that step 0 would begin with; what its ranks do
+    `together` beside that; the kinds of its state and the shapes of its parameters."""
+
+    name: str
+    model: str
+    course: Course
+    step: int
+    origin: int
+    together: Mapping[str, Any]
+    kinds: Mapping[str, tuple[str, ...]]
+    shapes: Mapping[str, CutShape]
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """All that must be the same on every machine, by name, as JSON data."""
+        data = self.course.data
+        told = f"{data['tokens']:,} tokens, fingerprint {data['fingerprint']}"
+        model = {"model": f"{self.course.settings['model']} ({self.model})"}
+        return {
+            **self.course.settings,
+            **model,
+            "data": told,
+            "first_step": self.step,
+            "origin": self.origin,
+            **self.together,
+        }
+
+
+def identity_of(plan: Plan, settings: Settings, **together: Any) -> RunIdentity:
+    """Return the run that a machine takes part in. Ranks meet in collectives wherever the step, an evaluation, a
+    measurement or what else is `together` is due: they must agree on when. Raises SpecError where data or a checkpoint
+    cannot be used."""
+    samples, layout = samples_of(plan, settings), layout_of(plan)
+    course, model = course_of(plan, settings, samples), model_hash(plan.model)
+    step = origin = 0
+    if settings.resume is not None:
+        manifest = newest_manifest(settings.resume)[1]
+        step, origin = manifest.step, origin_of(manifest, plan.job.global_batch)
+    held_out = held_out_samples(settings, plan.job, plan.model.vocab)
+    together |= {
+        "steps": settings.steps,
+        "eval_data": held_out and held_out.fingerprint,
+        "eval_every": settings.evaluate_every,
+        "eval_batches": settings.evaluate_batches,
+        "checkpoint_every": settings.checkpoint_every,
+        "profile_steps": settings.profile_steps if settings.profile is not None else 0,
+        "trace": settings.trace is not None,
+        "wandb": settings.wandb,
+        "device": settings.device,
+        "compile": settings.compiles,
+        "weights": settings.weights and weights_fingerprint(settings.weights),
+        "config": asdict(details_for(plan.model, settings)),
+    }
+    named = [model, course.settings, course.data["fingerprint"], origin]
+    return RunIdentity(
+        name=hash_of(json.dumps(named, sort_keys=True).encode())[:16],
+        model=model,
+        course=course,
+        step=step,
+        origin=origin,
+        together=json.loads(json.dumps(together)),
+        kinds=state_kinds(layout, settings.recipe.method),
+        shapes=parameter_shapes(layout),
+    )
+
+
+def other_terms(mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return in words what another machine was told otherwise than this run was."""
+    return [
+        f"{name} {other.get(name, 'not at all')}, which is {mine.get(name, 'nothing')} in this run"
+        for name in dict.fromkeys([*mine, *other])
+        if mine.get(name) != other.get(name)
+    ]
+
+
+def origin_of(manifest: Manifest, batch: int) -> int:
+    """Return the sample that step 0 of a run would begin with that goes on from a checkpoint: not 0 where its global
+    batch is another one than before."""
+    samples = samples_before(manifest)
+    return 0 if samples is None else samples - manifest.step * batch
 
 
 def course_of(plan: Plan, settings: Settings, mixture: Mixture) -> Course:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -60,22 +59,14 @@ def end_training(
         record.unsaved.append(f"checkpoint of step {done}: {saved.problem}")
     elif settings.save_weights is not None:
         record.unsaved += _exported(engine, settings, saved.folder)
-    ranks = _gathered(engine, _own(engine, record))
+    ranks = _gathered(engine, asdict(_summary(engine, record)))
     document: dict[str, Any] = {"state": STOPPED if stopped else FINISHED, "step": done}
     if record.held_out_losses:
         step, loss = list(record.held_out_losses.items())[-1]
         document["held_out"] = {"step": step, "loss": loss}
-    if engine.place.rank == 0:
-        if record.step_seconds:
-            summaries = [RankSummary(**item["summary"]) for item in ranks]
-            document |= summary_document(engine.layout, summaries, record.step_seconds)
-        if settings.profile is not None and record.stopwatch.forward:
-            measured = [_measured(item["measured"]) for item in ranks]
-            text = json.dumps(profile_document(engine.layout.plan, measured), indent=1) + "\n"
-            record.unsaved += _written(settings.profile, text)
-        if settings.trace is not None and record.trace is not None:
-            text = trace_of_ranks(engine.layout, [item["trace"] for item in ranks])
-            record.unsaved += _written(settings.trace, text)
+    if engine.place.rank == 0 and record.step_seconds:
+        summaries = [RankSummary(**item) for item in ranks]
+        document |= summary_document(engine.layout, summaries, record.step_seconds)
     there = checkpoints(settings.out)
     document |= {"checkpoint": str(there[-1]) if there else None, "unsaved": record.unsaved}
     if engine.place.rank == 0:
@@ -83,8 +74,22 @@ def end_training(
         for what in record.unsaved:
             print(f"error: not saved: {what}", file=sys.stderr, flush=True)
     if engine.layout.world_size > 1:
-        dist.barrier()
+        dist.barrier(group=engine.groups.meeting)
     return document
+
+
+def write_measurements(engine: Engine, settings: Settings, record: Record, *, writes: bool) -> None:
+    """Write the layer profile and the trace of what was measured so far, on the ranks that do. All must call it."""
+    ranks = _gathered(engine, {"measured": asdict(_measured(engine, record)), "trace": record.trace})
+    if not writes:
+        return
+    if settings.profile is not None and record.stopwatch.forward:
+        measured = [Measured(**item["measured"]) for item in ranks]
+        text = json.dumps(profile_document(engine.layout.plan, measured), indent=1) + "\n"
+        record.unsaved += _written(settings.profile, text)
+    if settings.trace is not None and record.trace is not None:
+        record.unsaved += _written(settings.trace, trace_of_ranks(engine.layout, [item["trace"] for item in ranks]))
+    record.trace = None
 
 
 def _written(path: Path, text: str) -> list[str]:
@@ -113,17 +118,20 @@ def _exported(engine: Engine, settings: Settings, folder: Path) -> list[str]:
     return [found] if found else []
 
 
-def _own(engine: Engine, record: Record) -> dict[str, Any]:
+def _summary(engine: Engine, record: Record) -> RankSummary:
     stages = record.stages[1:] or record.stages
-    summary = RankSummary(
+    return RankSummary(
         rank=engine.place.rank,
         busy_seconds=median([stage.busy_seconds for stage in stages] or [0.0]),
         waiting_seconds=median([stage.waiting_seconds for stage in stages] or [0.0]),
         span_seconds=median([stage.span_seconds for stage in stages] or [0.0]),
         peak_memory_bytes=peak_memory_bytes(engine.pipeline.device),
     )
+
+
+def _measured(engine: Engine, record: Record) -> Measured:
     updated = max(sum(slot.stop - slot.start for slot in engine.slots), 1)
-    measured = Measured(
+    return Measured(
         gpu=engine.place.gpu,
         tensor_parallel=engine.place.tensor_parallel,
         forward_seconds=medians(record.stopwatch.forward),
@@ -131,11 +139,6 @@ def _own(engine: Engine, record: Record) -> dict[str, Any]:
         recomputed=_recomputed(engine),
         update_seconds_each=median(record.update_seconds or [0.0]) / updated,
     )
-    return {"summary": asdict(summary), "measured": asdict(measured), "trace": record.trace}
-
-
-def _measured(data: Mapping[str, Any]) -> Measured:
-    return Measured(**data)
 
 
 def _recomputed(engine: Engine) -> frozenset[int]:
@@ -153,5 +156,5 @@ def _gathered(engine: Engine, own: dict[str, Any]) -> list[dict[str, Any]]:
     if engine.layout.world_size == 1:
         return [own]
     found: list[Any] = [None] * engine.layout.world_size
-    dist.all_gather_object(found, own)
+    dist.all_gather_object(found, own, group=engine.groups.meeting)
     return found

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardwright.runtime.job.feed import Feed
+from shardwright.runtime.job.inputs import held_out_samples
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.step.engine import Engine
 from shardwright.runtime.step.evaluation import evaluate
-from shardwright.runtime.storage.mixture import Mixture, Source, open_mixture
-from shardwright.spec.job import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +27,6 @@ class HeldOut:
         """Return the mean loss over their tokens. Every rank must call it."""
         losses = [evaluate(engine, self.feed.batch(number), note) for number in range(self.batches)]
         return sum(losses) / len(losses)
-
-
-def held_out_samples(settings: Settings, job: Job, vocab: int) -> Mixture | None:
-    """Return the held-out samples of a run, None where there are none. Raises SpecError where they are fewer than a
-    global batch, or not of the model's vocabulary."""
-    if settings.held_out is None:
-        return None
-    return open_mixture([Source(path=settings.held_out)], job.seq_len, 0, vocab, job.global_batch)
 
 
 def held_out(engine: Engine, settings: Settings) -> HeldOut | None:

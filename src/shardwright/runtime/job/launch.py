@@ -15,6 +15,7 @@ from types import FrameType
 from shardwright.errors import bad
 from shardwright.runtime.job.settings import Device
 from shardwright.runtime.job.status import BAD_INPUT, TOLD
+from shardwright.runtime.job.stop_request import leave, stop_signals, terminals
 from shardwright.runtime.layout.places import Place
 
 LAUNCHED = "SHARDWRIGHT_LAUNCHED"  # the process id of `launch` in the environment of those that it started
@@ -66,8 +67,9 @@ def launch(arguments: Sequence[str], places: Sequence[Place], stop_file: Path, l
     """Run `python -m shardwright` with `arguments` as every rank, and return the exit status: 0, 2 where the ranks
     found bad input, else 1 after the failed rank was named on standard error.
 
-    SIGINT and SIGTERM leave `stop_file`, on which the run stops after its step with a checkpoint; the second one ends
-    it at once. What ranks print also goes into files in `logs`, with the rank before each line here, as torchrun does.
+    SIGINT, SIGTERM and SIGHUP leave `stop_file`, on which the run stops after its step with a checkpoint; a second
+    SIGINT or SIGTERM ends it at once. What ranks print also goes into files in `logs`, with the rank before each line
+    here, as torchrun does.
     """
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -117,13 +119,17 @@ def _failed(error: object, places: Sequence[Place]) -> int:
 
 @contextmanager
 def _stopping(stop_file: Path) -> Iterator[None]:
+    shown = terminals()
+
     def take(number: int, _frame: FrameType | None) -> None:
-        if stop_file.exists():
+        if number == signal.SIGHUP:
+            leave(shown)
+        elif stop_file.exists():
             raise KeyboardInterrupt
         stop_file.touch()
         print("\nstopping after this step, with a checkpoint (again: at once)", file=sys.stderr, flush=True)
 
-    before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, take) for number in stop_signals()}
     try:
         yield
     finally:

@@ -2,122 +2,107 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
 
 from shardwright.cost.compute.flops import iteration_flops
 from shardwright.runtime.job import metrics
 from shardwright.runtime.job.feed import Feed
-from shardwright.runtime.job.finish import METRICS, Record, end_training
+from shardwright.runtime.job.finish import Record, write_measurements
 from shardwright.runtime.job.held_out import HeldOut
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.start import StartingPoint
 from shardwright.runtime.job.status import DivergedError
-from shardwright.runtime.job.stop_request import StopRequest
-from shardwright.runtime.job.watchdog import SAVING, Watch
+from shardwright.runtime.job.watchdog import SAVING
 from shardwright.runtime.job.worker import peak_memory_bytes
 from shardwright.runtime.layout.groups import Layout
-from shardwright.runtime.step.engine import Engine, StepResult, train_step
-from shardwright.runtime.step.pipeline import Batch, Event
-from shardwright.runtime.storage.checkpoint import prune, save_checkpoint
-from shardwright.runtime.storage.manifest import Course, step_of
-from shardwright.runtime.storage.mixture import Mixture
+from shardwright.runtime.step.engine import Engine, StepPhases, StepResult, train_step
+from shardwright.runtime.step.pipeline import Event
+from shardwright.runtime.storage.manifest import step_of
 from shardwright.runtime.storage.steps import checkpoints
 from shardwright.runtime.timing.step_trace import rank_document, spans, traced
 from shardwright.runtime.timing.stopwatch import Stopwatch, clock, stage_time
 
 WARM_UP_STEPS = 1
-Report = Callable[[metrics.Row, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A rank of a run that has begun: what it trains, from where on which data, on which others its loss is taken, and
-    whom it tells."""
+    """A rank of a run that has begun: what it trains, from where on which data, and on which others its loss is taken.
+
+    A run of fixed ranks (`train`) and a generation of an elastic one (`recovery.training`) differ in what hears of the
+    steps: `begin` which one begins, counted from 1; `note` what the rank does; `stepped` each row; `save` after which
+    step the state is there now, and whether it is the last. `stop` says whether the rank was asked to stop after this
+    step. `phases` are those of the update, where ranks may be lost in it. A rank that `writes` writes what is measured.
+    """
 
     start: StartingPoint
     settings: Settings
-    course: Course
     feed: Feed
     held_out: HeldOut | None
-    watch: Watch
-    stopping: StopRequest
-    report: Report
+    begin: Callable[[int], None]
+    note: Callable[[str], None]
+    stop: Callable[[], bool]
+    stepped: Callable[[Record, metrics.Row], None]
+    save: Callable[[Record, int, bool], None]
+    writes: bool
+    phases: StepPhases | None = None
 
     @property
     def engine(self) -> Engine:
         return self.start.engine
 
-    @property
-    def leads(self) -> bool:
-        """Whether this rank writes what is written once."""
-        return self.engine.place.rank == 0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """How far a rank has come, whether that is because it was asked to stop, and what it measured."""
+
+    done: int
+    stopped: bool
+    record: Record
 
 
-def run_steps(run: Run) -> dict[str, Any]:
-    """Train to the last step, or until asked to stop, and return the account of the run (all of it on rank 0).
-
-    What cannot be written is said and counted, and training goes on. Raises DivergedError where step after step has no
-    finite loss and gradients.
-    """
-    settings, done, stopped = run.settings, run.start.step, False
-    record = Record(stopwatch=Stopwatch(now=clock(run.engine.pipeline.device)))
-    if run.leads:
-        metrics.begin(settings.out / METRICS, done + 1)
+def run_steps(run: Run) -> Trained:
+    """Train to the last step, or until asked to stop. What cannot be written is said and counted, and training goes on.
+    Raises DivergedError where step after step has no finite loss and gradients."""
+    settings, engine, done, stopped = run.settings, run.engine, run.start.step, False
+    record = Record(stopwatch=Stopwatch(now=clock(engine.pipeline.device)))
     while done < settings.steps and not stopped:
         number = done - run.start.step - WARM_UP_STEPS
-        measured = settings.profile is not None and 0 <= number < settings.profile_steps
-        run.watch.begin(done + 1)
-        if settings.trace is not None and number == 0:
-            result = _traced(run, done, record, measured=measured)
-        else:
-            result = _step(run, done, record, measured=measured)
+        run.begin(done + 1)
+        result = _step(run, done, record, number)
         done, stopped = done + 1, result.stop
+        last = done == settings.steps or stopped
+        row = metrics_row(engine, settings, result, done, record.step_seconds[-1])
         if run.held_out is not None and run.held_out.due(done, settings.steps):
-            run.watch.note("evaluating")
-            record.held_out_losses[done] = run.held_out.loss(run.engine, run.watch.note)
-        if run.leads:
-            _tell(run, record, result, done)
-        skipped = run.engine.loss_scale.in_a_row
-        if run.engine.loss_scale.hopeless:
+            run.note("evaluating")
+            loss = record.held_out_losses[done] = run.held_out.loss(engine, run.note)
+            row = replace(row, held_out_loss=loss)
+        run.stepped(record, row)
+        if 0 <= number < settings.measured_steps and (last or number + 1 == settings.measured_steps):
+            write_measurements(engine, settings, record, writes=run.writes)
+        if engine.loss_scale.hopeless:
             raise DivergedError(_diverged(run, result, done))
-        if run.leads and settings.keep == 1 and not skipped:
-            prune(settings.out, 1)  # the newest weights have given a finite loss
-        due = settings.checkpoint_every and done % settings.checkpoint_every == 0
-        if due and done < settings.steps and not stopped and not skipped:
-            _save(run, record, done)
-    run.watch.note(f"{SAVING} what is left at the end")
-    run.engine.unsharding.arrive()
-    return end_training(run.engine, settings, run.start.course_at(run.course, done), record, done, stopped=stopped)
+        run.save(record, done, last)
+    run.note(f"{SAVING} what is left at the end")
+    engine.unsharding.arrive()
+    return Trained(done=done, stopped=stopped, record=record)
 
 
-def batch_of(engine: Engine, samples: Mixture, step: int, origin: int = 0) -> Batch:
-    """Return the micro-batches of this rank's copy in a step: its part of the samples of the global batch, which begins
-    at sample `origin` + `step` batches."""
-    plan, place, device = engine.layout.plan, engine.place, engine.pipeline.device
-
-    def batch(micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        first, count = place.samples(micro_batch)
-        rows = torch.from_numpy(samples.rows(origin + step * plan.job.global_batch + first, count)).to(device)
-        return rows[:, :-1], rows[:, 1:]
-
-    return batch
-
-
-def _traced(run: Run, step: int, record: Record, *, measured: bool) -> StepResult:
-    """Train a step under the profiler, and keep what it saw."""
+def _step(run: Run, step: int, record: Record, number: int) -> StepResult:
+    """Train a step, number `number` of those that may be measured, or traced under the profiler."""
+    settings = run.settings
+    if settings.trace is None or number != 0:
+        return _plain_step(run, step, record, number)
     with traced(run.engine.pipeline.device) as trace:
-        result = _step(run, step, record, measured=measured)
+        result = _plain_step(run, step, record, number)
     record.trace = rank_document(trace, spans(trace, record.events, result))
     return result
 
 
-def _step(run: Run, step: int, record: Record, *, measured: bool) -> StepResult:
+def _plain_step(run: Run, step: int, record: Record, number: int) -> StepResult:
+    measured = run.settings.profile is not None and 0 <= number < run.settings.profile_steps
     events: list[Event] = []
 
     def take(event: Event) -> None:
@@ -130,42 +115,17 @@ def _step(run: Run, step: int, record: Record, *, measured: bool) -> StepResult:
         run.engine,
         run.feed.batch(step),
         step,
-        stop=run.stopping.asked,
+        stop=run.stop,
         observe=record.stopwatch.observe if measured else None,
         record=take,
-        note=run.watch.note,
+        note=run.note,
+        phases=run.phases,
     )
     record.step_seconds.append(time.perf_counter() - begin)
     record.stages.append(stage_time(events))
     record.events = events
     record.update_seconds.append(result.update_seconds)
     return result
-
-
-def _save(run: Run, record: Record, done: int) -> None:
-    run.watch.note(f"{SAVING} a checkpoint")
-    course = run.start.course_at(run.course, done)
-    saved = save_checkpoint(run.engine, run.settings.out, done, course, run.settings.keep)
-    if saved.problem:
-        record.unsaved.append(f"checkpoint of step {done}: {saved.problem}")
-        if run.leads:
-            message = f"step {done} is not saved, training goes on: {saved.problem}"
-            print(f"\nwarning: {message}", file=sys.stderr, flush=True)
-
-
-def _tell(run: Run, record: Record, result: StepResult, done: int) -> None:
-    """Write and report a step. Metrics that could not be written once are not tried again: a row may be half there."""
-    row = metrics_row(run.engine, run.settings, result, done, record.step_seconds[-1])
-    row = replace(row, held_out_loss=record.held_out_losses.get(done))
-    run.report(row, run.settings.steps)
-    if record.metrics_lost:
-        return
-    try:
-        metrics.append(run.settings.out / METRICS, row)
-    except OSError as error:
-        record.metrics_lost = True
-        record.unsaved.append(f"{METRICS} from step {done} on: {error.strerror or error}")
-        print(f"\nwarning: {METRICS} ends at step {done}, training goes on: {error}", file=sys.stderr, flush=True)
 
 
 def _diverged(run: Run, result: StepResult, done: int) -> str:

@@ -55,6 +55,11 @@ class Settings:
     compile: bool | None = None
 
     @property
+    def measured_steps(self) -> int:
+        """How many steps after the first are measured unit by unit, or traced."""
+        return max(self.profile_steps if self.profile is not None else 0, int(self.trace is not None))
+
+    @property
     def compiles(self) -> bool:
         """Whether layers are compiled. Those that are measured unit by unit are not."""
         wanted = self.device == "cuda" if self.compile is None else self.compile

@@ -7,8 +7,8 @@ import sys
 from types import FrameType
 
 COLLECTIVES = "distributed_c10d.py"
-# calls that return when others, or the device, have come so far
-WAITS = (".wait(", "wait_tensor", ".synchronize(", ".tolist(", ".item(")
+FOR_OTHERS = (".wait(", "wait_tensor")
+FOR_DEVICE = (".synchronize(", ".tolist(", ".item(")  # which may be waiting for others
 
 
 def stands_in_a_wait(thread: int) -> bool:
@@ -21,8 +21,11 @@ def stands_in_a_wait(thread: int) -> bool:
     return False
 
 
+def waits_for_others(place: tuple[str, int]) -> bool:
+    """Return whether a line of a file is in a collective of torch.distributed, or waits for one."""
+    return place[0].endswith(COLLECTIVES) or any(call in linecache.getline(*place) for call in FOR_OTHERS)
+
+
 def _waits(frame: FrameType) -> bool:
-    if frame.f_code.co_filename.endswith(COLLECTIVES):
-        return True
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0)  # between two lines it has none
-    return any(call in line for call in WAITS)
+    place = (frame.f_code.co_filename, frame.f_lineno or 0)  # between two lines it has none
+    return waits_for_others(place) or any(call in linecache.getline(*place) for call in FOR_DEVICE)

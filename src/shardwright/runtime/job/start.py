@@ -6,23 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from shardwright.errors import bad
-from shardwright.runtime.job.course import samples_before
+import torch
+
+from shardwright.runtime.job.course import origin_of
+from shardwright.runtime.job.inputs import details_for, samples_of
 from shardwright.runtime.job.resume import resume
 from shardwright.runtime.job.settings import Settings
+from shardwright.runtime.job.watchdog import STARTING
 from shardwright.runtime.job.worker import Worker
 from shardwright.runtime.layout.groups import Layout
-from shardwright.runtime.layout.process_groups import make_process_groups
+from shardwright.runtime.layout.process_groups import ProcessGroups, make_process_groups, with_meeting
 from shardwright.runtime.model.blocks import layer_forward
-from shardwright.runtime.model.details import Details, details_of
 from shardwright.runtime.model.initial import Initial, seeded
 from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.step.engine import Engine, make_engine
+from shardwright.runtime.step.rehearsal import rehearse
 from shardwright.runtime.storage.manifest import Course
-from shardwright.runtime.storage.steps import checkpoints
 from shardwright.runtime.storage.weights import open_weights
-from shardwright.spec.model import Model
-from shardwright.spec.text.reading import parse_json, read_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,62 +40,64 @@ class StartingPoint:
         return replace(course, data={**course.data, "samples": samples})
 
 
-def begin_training(
+def engine_of(
     layout: Layout,
-    worker: Worker,
+    rank: int,
+    groups: ProcessGroups,
+    device: torch.device,
     settings: Settings,
-    course: Course,
     say: Callable[[str], None],
-    end: int | None = None,
-) -> StartingPoint:
-    """Return where a rank begins. Attention stays within documents where their last token `end` is given. `say` is told
-    where layers cannot be compiled.
-
-    Raises SpecError where no checkpoint is whole, or is of another course, or weights do not fit.
-    """
-    model = layout.plan.model
-    initial: Initial | None = seeded(model, settings.seed)
-    if settings.resume is not None:
-        initial = None
-    elif settings.weights is not None:
-        initial = partial(open_weights(settings.weights).whole, model)
-    engine = make_engine(
+    *,
+    fresh: bool,
+) -> Engine:
+    """Return the engine of a rank, with the weights that a run begins with if it is `fresh`, else to be set from what
+    was kept. `say` is told where layers cannot be compiled. Raises SpecError where weights do not fit, or the data do
+    not say where documents end."""
+    plan = layout.plan
+    initial: Initial | None = None
+    if fresh and settings.weights is not None:
+        initial = partial(open_weights(settings.weights).whole, plan.model)
+    elif fresh:
+        initial = seeded(plan.model, settings.seed)
+    return make_engine(
         layout,
-        worker.rank,
-        make_process_groups(layout, worker.rank),
-        details=details_for(model, settings),
+        rank,
+        groups,
+        details=details_for(plan.model, settings),
         recipe=settings.recipe,
         initial=initial,
         precision=settings.precision,
-        device=worker.device,
+        device=device,
         layer=compiled(say) if settings.compiles else layer_forward,
-        end=end,
+        end=samples_of(plan, settings).document_end() if settings.mask_documents else None,
     )
-    if settings.resume is None:
-        return StartingPoint(engine=engine, step=0, origin=0)
+
+
+def begin_training(
+    layout: Layout, worker: Worker, settings: Settings, course: Course, say: Callable[[str], None]
+) -> StartingPoint:
+    """Return where a rank begins. Raises as `engine_of` and `resumed`."""
+    groups = with_meeting(make_process_groups(layout, worker.rank))
+    fresh = settings.resume is None
+    engine = engine_of(layout, worker.rank, groups, worker.device, settings, say, fresh=fresh)
+    return StartingPoint(engine=engine, step=0, origin=0) if fresh else resumed(engine, settings, course)
+
+
+def resumed(engine: Engine, settings: Settings, course: Course) -> StartingPoint:
+    """Set an engine to the checkpoint that a run goes on from, and return where that is. Raises SpecError where none is
+    whole, or it is of another course."""
+    assert settings.resume is not None, "only called where there is one"
     checkpoint = resume(engine, settings, settings.resume, course)
-    usual = checkpoint.step * layout.plan.job.global_batch
-    samples = samples_before(checkpoint.manifest)
-    return StartingPoint(engine=engine, step=checkpoint.step, origin=0 if samples is None else samples - usual)
+    origin = origin_of(checkpoint.manifest, engine.layout.plan.job.global_batch)
+    return StartingPoint(engine=engine, step=checkpoint.step, origin=origin)
 
 
-def require_fresh(settings: Settings) -> None:
-    """Raise SpecError where a new run would mix its checkpoints with those of another."""
-    if settings.resume is None and checkpoints(settings.out):
-        message = "has the checkpoints of an earlier run"
-        raise bad(
-            f"`out={settings.out}`", message, f"go on from them with `resume={settings.out}`, or name another folder"
-        )
-
-
-def details_for(model: Model, settings: Settings) -> Details:
-    """Return the details in the config given, else in that beside the weights, else the family's usual ones."""
-    path = settings.config
-    if path is None and settings.weights is not None and (settings.weights / "config.json").exists():
-        path = settings.weights / "config.json"
-    if path is None:
-        return details_of(model, None)
-    config = parse_json(read_text(path), str(path))
-    if not isinstance(config, dict):
-        raise bad(str(path), "is no config", "give a Hugging Face config.json")
-    return details_of(model, config, str(path))
+def compile_layers(
+    engine: Engine, settings: Settings, note: Callable[[str], None], meet_all: Callable[[], object]
+) -> None:
+    """Compile layers if the run does, and wait until all ranks have."""
+    if settings.compiles:
+        note(f"{STARTING}, compiling layers")
+        rehearse(engine, evaluates=settings.held_out is not None)
+        note(f"{STARTING}, waiting for others that compile")
+        meet_all()

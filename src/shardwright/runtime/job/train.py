@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import traceback
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,22 +12,25 @@ import torch.distributed as dist
 
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
-from shardwright.runtime.job import status
+from shardwright.runtime.job import metrics, status
 from shardwright.runtime.job.course import course_of
+from shardwright.runtime.job.faults import fault_of, lost_others
 from shardwright.runtime.job.feed import Feed
-from shardwright.runtime.job.finish import STOP_REQUEST
+from shardwright.runtime.job.finish import METRICS, STOP_REQUEST, Record, end_training
 from shardwright.runtime.job.held_out import held_out
-from shardwright.runtime.job.loop import Report, Run, run_steps
+from shardwright.runtime.job.inputs import require_fresh, samples_of
+from shardwright.runtime.job.loop import Run, run_steps
 from shardwright.runtime.job.meeting import meet
 from shardwright.runtime.job.settings import Settings
-from shardwright.runtime.job.start import begin_training, require_fresh
+from shardwright.runtime.job.start import StartingPoint, begin_training, compile_layers
 from shardwright.runtime.job.stop_request import StopRequest
-from shardwright.runtime.job.watchdog import STARTING, Watch
+from shardwright.runtime.job.watchdog import SAVING, Watch
 from shardwright.runtime.job.worker import Worker, join
 from shardwright.runtime.layout.groups import Layout, layout_of
-from shardwright.runtime.step.rehearsal import rehearse
-from shardwright.runtime.storage.mixture import open_mixture
+from shardwright.runtime.storage.checkpoint import prune, save_checkpoint
+from shardwright.runtime.storage.manifest import Course
 
+Report = Callable[[metrics.Row, int], None]
 MEETING_SECONDS = 5.0
 
 
@@ -44,10 +49,11 @@ def train(plan: Plan, settings: Settings, report: Report = lambda _row, _steps: 
     watch = Watch(store, worker.rank, [place.name for place in layout.places], settings.patience_seconds)
     stopping = StopRequest(settings.out / STOP_REQUEST if worker.rank == 0 else None)
     try:
-        run = _begun(layout, worker, settings, watch, stopping, report, shared)
-        if settings.compiles:
-            _compile(run, shared)
-        document = run_steps(run)
+        run, course = _begun(layout, worker, settings, watch, stopping, report, shared)
+        compile_layers(run.engine, settings, watch.note, partial(meet, shared, "compiled", layout.world_size))
+        trained = run_steps(run)
+        course = run.start.course_at(course, trained.done)
+        document = end_training(run.engine, settings, course, trained.record, trained.done, stopped=trained.stopped)
     except SpecError as error:
         watch.stop()
         if not _speaks(store, layout.world_size):
@@ -58,7 +64,11 @@ def train(plan: Plan, settings: Settings, report: Report = lambda _row, _steps: 
         if worker.rank:
             raise SystemExit(status.DIVERGED) from error
         raise
-    except RuntimeError as error:  # as torch.distributed reports a lost neighbour
+    except Exception as error:
+        if not lost_others(error):
+            traceback.print_exc()
+            watch.accuse(fault_of(error))
+            raise SystemExit(status.VERDICT) from None
         print(f"{layout.places[worker.rank].name} cannot go on: {error}", file=sys.stderr, flush=True)
         if watch.blame(stopping.asked) or stopping.asked():
             raise SystemExit(status.VERDICT) from error
@@ -76,36 +86,61 @@ def _begun(
     stopping: StopRequest,
     report: Report,
     store: Any,
-) -> Run:
-    plan = layout.plan
-    samples = open_mixture(settings.data, plan.job.seq_len, settings.seed, plan.model.vocab, plan.job.global_batch)
-    course = course_of(plan, settings, samples)
-    start = begin_training(
-        layout,
-        worker,
-        settings,
-        course,
-        partial(_warn, store, layout.places[worker.rank].name),
-        samples.document_end() if settings.mask_documents else None,
-    )
-    return Run(
+) -> tuple[Run, Course]:
+    """Return a rank that is about to train, and the course of its run."""
+    samples = samples_of(layout.plan, settings)
+    course = course_of(layout.plan, settings, samples)
+    start = begin_training(layout, worker, settings, course, partial(_warn, store, layout.places[worker.rank].name))
+    leads = worker.rank == 0
+    if leads:
+        metrics.begin(settings.out / METRICS, start.step + 1)
+    run = Run(
         start=start,
         settings=settings,
-        course=course,
         feed=Feed(start.engine, samples, start.origin),
         held_out=held_out(start.engine, settings),
-        watch=watch,
-        stopping=stopping,
-        report=report,
+        begin=watch.begin,
+        note=watch.note,
+        stop=stopping.asked,
+        stepped=partial(_tell, settings, report) if leads else lambda _record, _row: None,
+        save=partial(_save, start, settings, course, watch),
+        writes=leads,
     )
+    return run, course
 
 
-def _compile(run: Run, store: Any) -> None:
-    """Compile layers, and wait until all ranks have."""
-    run.watch.note(f"{STARTING}, compiling layers")
-    rehearse(run.engine, evaluates=run.held_out is not None)
-    run.watch.note(f"{STARTING}, waiting for others that compile")
-    meet(store, "compiled", run.engine.layout.world_size)
+def _tell(settings: Settings, report: Report, record: Record, row: metrics.Row) -> None:
+    """Write and report a step. Metrics that could not be written once are not tried again: a row may be half there."""
+    report(row, settings.steps)
+    if record.metrics_lost:
+        return
+    try:
+        metrics.append(settings.out / METRICS, row)
+    except OSError as error:
+        record.metrics_lost = True
+        record.unsaved.append(f"{METRICS} from step {row.step} on: {error.strerror or error}")
+        print(f"\nwarning: {METRICS} ends at step {row.step}, training goes on: {error}", file=sys.stderr, flush=True)
+
+
+def _save(
+    start: StartingPoint, settings: Settings, course: Course, watch: Watch, record: Record, done: int, last: bool
+) -> None:
+    """Write a checkpoint where one is due. The last one is written at the end, and none of a step that was left out."""
+    engine = start.engine
+    if engine.loss_scale.in_a_row:
+        return
+    leads = engine.place.rank == 0
+    if leads and settings.keep == 1:
+        prune(settings.out, 1)  # the newest weights have given a finite loss
+    if last or not settings.checkpoint_every or done % settings.checkpoint_every:
+        return
+    watch.note(f"{SAVING} a checkpoint")
+    saved = save_checkpoint(engine, settings.out, done, start.course_at(course, done), settings.keep)
+    if saved.problem:
+        record.unsaved.append(f"checkpoint of step {done}: {saved.problem}")
+        if leads:
+            message = f"step {done} is not saved, training goes on: {saved.problem}"
+            print(f"\nwarning: {message}", file=sys.stderr, flush=True)
 
 
 def _warn(store: Any, name: str, words: str) -> None:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -94,6 +95,15 @@ class Watch:
         self._over.set()
         for thread in self._threads:
             thread.join(FAREWELL_SECONDS)
+
+    def accuse(self, what: str) -> None:
+        """Have all ranks end at once, as this one has failed by itself. Nobody else can say of it why."""
+        self._over.set()  # before this watch finds its own verdict
+        verdict = f"{self._names[self._rank]} failed: {what}"
+        print(f"\nerror: {verdict}", file=sys.stderr, flush=True)
+        with suppress(RuntimeError):  # the store is gone, and with it the launcher
+            self._store.set(VERDICT, verdict)
+            time.sleep(4 * self._interval + 0.5)  # others read it
 
     def blame(self, asked_to_stop: Callable[[], bool]) -> str:
         """Return the verdict on a failure that this rank noticed, "" where none comes within the patience, or the

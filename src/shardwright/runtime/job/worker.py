@@ -38,6 +38,11 @@ class Worker:
     device: torch.device
 
 
+def limit_of(settings: Settings) -> datetime.timedelta:
+    """Return the time limit of the messages of a step."""
+    return datetime.timedelta(seconds=max(4 * settings.patience_seconds, 60.0))
+
+
 def join(settings: Settings, layout: Layout, report: Callable[[torch.device], DeviceReport] | None = None) -> Worker:
     """Join the other processes as the rank whose GPU this process has (`seats`).
 
@@ -55,7 +60,7 @@ def join(settings: Settings, layout: Layout, report: Callable[[torch.device], De
     if settings.device == "cuda":
         device = _own_gpu(int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    patience = datetime.timedelta(seconds=max(4 * settings.patience_seconds, 60.0))
+    patience = limit_of(settings)
     distributed: Any = dist
     store, _, _ = next(distributed.rendezvous("env://", timeout=patience))
     store.set(f"device/{number}", json.dumps(asdict((report or device_report)(device))))

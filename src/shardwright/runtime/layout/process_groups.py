@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
 
 from shardwright.runtime.layout.groups import Communicator, Layout, Purpose
 
+MEETING_LIMIT = datetime.timedelta(days=1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessGroups:
-    """The groups of one rank. Groups of a single rank do not exist: `find` returns None for them."""
+    """The groups of one rank. Groups of a single rank do not exist: `find` returns None for them. At `meeting`, a group
+    of all over gloo, ranks wait for what may take long; None: the default group."""
 
     groups: Mapping[Communicator, Any]
+    meeting: Any = None
 
     def find(self, purpose: Purpose, ranks: tuple[int, ...]) -> Any:
         """Return the group of `ranks` for a purpose."""
@@ -30,3 +35,12 @@ def make_process_groups(layout: Layout, rank: int, **options: Any) -> ProcessGro
         if rank in communicator.ranks:
             groups[communicator] = group
     return ProcessGroups(groups=groups)
+
+
+def with_meeting(groups: ProcessGroups) -> ProcessGroups:
+    """Return groups with one for meetings. Who writes a large checkpoint to a slow disk is not lost: the time limit of
+    a step's messages is not that of a meeting, and NCCL, which would end the process, has no part in it. Every rank
+    must call it."""
+    if dist.get_world_size() == 1:
+        return groups
+    return replace(groups, meeting=dist.new_group(backend="gloo", timeout=MEETING_LIMIT))

@@ -3,7 +3,6 @@
 A keeper on each machine holds snapshots and starts workers. Keepers have no PyTorch; modules that need it say so.
 
 * `options`: what a keeper is told
-* `course`: what must be the same on all machines of a run
 * `keeper`: the process of a machine
 * `lookout`: what the machines that answer say of themselves
 * `arbiter`: whether the machines that are there may go on

@@ -2,6 +2,10 @@
 
 A frame is the length of its header (4 bytes), that of its payload (8), the header as JSON, the payload. A request has
 an id and an `op`, a reply the id as `to`, and an `error` where the other side's handler raised. Needs no PyTorch.
+
+Before the first frame both sides show that they have the secret of the run, and do not send it: each sends a random
+challenge, and answers both challenges with their HMAC-SHA256 under the secret, the caller first. What follows is not
+encrypted, and not signed.
 """
 
 from __future__ import annotations
@@ -14,20 +18,29 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from hmac import compare_digest, digest
 from itertools import count
+from secrets import token_bytes
 from typing import Any
 
 Message = dict[str, Any]
 Payload = bytes | bytearray | memoryview
 Reply = tuple[Message, Payload]
 Handler = Callable[[Message, bytes], Awaitable[Reply]]
+Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
 FRAME = struct.Struct(">IQ")
 LARGEST_HEADER_BYTES, LARGEST_PAYLOAD_BYTES = 1 << 28, 1 << 31
 BEAT = "beat"
+CHALLENGE_BYTES, GREETING_SECONDS, MOST_STRANGERS = 32, 10.0, 100
+CALLER, LISTENER = b"caller", b"listener"
 
 
 class LostError(ConnectionError):
     """The other side has gone, or fell silent."""
+
+
+class StrangerError(LostError):
+    """The other side has another secret."""
 
 
 class RefusedError(RuntimeError):
@@ -167,13 +180,71 @@ class Channel:
         task.add_done_callback(self._tasks.discard)
 
 
-async def connect(host: str, port: int, handler: Handler, *, timeout: float, **options: Any) -> Channel:
-    """Return a channel to a listening process. Raises LostError where there is none within `timeout` seconds."""
+async def connect(host: str, port: int, handler: Handler, *, secret: bytes, timeout: float, **options: Any) -> Channel:
+    """Return a channel to a listening process. Raises LostError where there is none within `timeout` seconds,
+    StrangerError where it has another secret."""
     try:
-        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout)
-    except (OSError, TimeoutError) as error:
+        async with asyncio.timeout(timeout):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                known = await _greets(reader, writer, secret)
+            except BaseException:
+                writer.transport.abort()
+                raise
+    except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
         raise LostError(f"{host}:{port} cannot be reached: {error or 'no answer'}") from None
+    if not known:
+        writer.transport.abort()
+        raise StrangerError(f"{host}:{port} has another secret than this machine")
     return Channel(reader, writer, handler, **options)
+
+
+async def listen(host: str, port: int, accept: Accept, *, secret: bytes) -> asyncio.Server:
+    """Listen, and give every connection that has the secret to `accept`. Of others the first of each host is told."""
+    strangers: set[str] = set()
+
+    async def greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(GREETING_SECONDS):
+                known = await _is_greeted(reader, writer, secret)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):  # somebody who only looks whether we listen
+            return writer.transport.abort()
+        except BaseException:
+            writer.transport.abort()
+            raise
+        if known:
+            return accept(reader, writer)
+        caller = str((writer.get_extra_info("peername") or ["somebody"])[0])
+        if caller not in strangers and len(strangers) < MOST_STRANGERS:
+            strangers.add(caller)
+            print(f"{caller} was refused: it has not the secret of this run", file=sys.stderr, flush=True)
+        return writer.close()
+
+    return await asyncio.start_server(greeted, host, port)
+
+
+async def _greets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
+    """Greet a listener, and return whether it has the secret too."""
+    mine = token_bytes(CHALLENGE_BYTES)
+    writer.write(mine)
+    both = mine + await reader.readexactly(CHALLENGE_BYTES)
+    writer.write(_proof(secret, CALLER, both))
+    return compare_digest(await reader.readexactly(CHALLENGE_BYTES), _proof(secret, LISTENER, both))
+
+
+async def _is_greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
+    """Return whether a caller has the secret; only then it is shown that this side has it."""
+    mine = token_bytes(CHALLENGE_BYTES)
+    writer.write(mine)
+    both = await reader.readexactly(CHALLENGE_BYTES) + mine
+    known = compare_digest(await reader.readexactly(CHALLENGE_BYTES), _proof(secret, CALLER, both))
+    writer.write(_proof(secret, LISTENER, both) if known else bytes(CHALLENGE_BYTES))
+    await writer.drain()
+    return known
+
+
+def _proof(secret: bytes, side: bytes, challenges: bytes) -> bytes:
+    return digest(secret, side + challenges, "sha256")
 
 
 async def refuses(host: str, port: int, seconds: float = 1.0) -> bool:

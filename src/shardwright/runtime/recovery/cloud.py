@@ -7,18 +7,22 @@ against them: however large it is, a few blocks are in memory, as fsspec's file 
 
 from __future__ import annotations
 
+import errno
+import os
+import uuid
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial, wraps
 from hashlib import md5
+from inspect import signature
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from shardwright.errors import SpecError, bad
 from shardwright.recovery.transfer import CLOUD
-from shardwright.runtime.recovery.inventory import KEPT_STEPS, HeldPiece
+from shardwright.runtime.recovery.inventory import HeldPiece
 from shardwright.runtime.state.pieces import StoredPiece
 from shardwright.runtime.storage.manifest import MANIFEST, Manifest, manifest_text, parse_manifest
 from shardwright.runtime.storage.piece_files import read_piece
@@ -28,8 +32,15 @@ Result = TypeVar("Result")
 Content = bytes | bytearray | memoryview
 Blocks = Callable[[], Iterable[Content]]
 """Gives a content from its beginning, in blocks of `BLOCK_BYTES`; the last may be smaller."""
+LOCAL = "fsspec.implementations.local.LocalFileSystem"
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 BLOCK_BYTES = 50 << 20
 """Stores take files in parts of this size."""
+
+
+ATOMIC = ("s3fs.core.S3FileSystem", "gcsfs.core.GCSFileSystem", "adlfs.spec.AzureBlobFileSystem")
+"""Classes whose `pipe_file` leaves it to the store whether a file is new. What fsspec gives all others looks whether it
+exists, and then writes: of two that do so at once, both are first. One that knows better says `exclusive_create`."""
 
 
 def nobody() -> None:
@@ -104,10 +115,27 @@ class Cloud:
         path = f"{self._root}/{_claim_name(run, f'{number:06d}')}"
         self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         try:
-            self._files.pipe_file(path, content.encode(), mode="create")
+            if self._local:
+                _create(Path(path), content)
+            elif self.settles_claims:
+                self._files.pipe_file(path, content.encode(), mode="create")
+            else:
+                raise OSError(f"{type(self._files).__name__} cannot tell which of two claims came first")
         except FileExistsError:
             return self.claimed(run, number)
         return content
+
+    @property
+    def settles_claims(self) -> bool:
+        """Whether of two that claim at once one alone can be first."""
+        kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(self._files).__mro__}
+        create = getattr(self._files, "_pipe_file", None)
+        by_name = bool(kinds.intersection(ATOMIC)) and "mode" in signature(create).parameters if create else False
+        return self._local or by_name or bool(getattr(self._files, "exclusive_create", False))
+
+    @property
+    def _local(self) -> bool:
+        return LOCAL in {f"{kind.__module__}.{kind.__qualname__}" for kind in type(self._files).__mro__}
 
     @_as_oserror
     def claimed(self, run: str, number: int) -> str:
@@ -177,12 +205,37 @@ class Cloud:
         return found
 
     @_as_oserror
-    def keep_newest(self) -> None:
-        """Delete all but the newest steps, the manifest first."""
-        for step in self.steps()[:-KEPT_STEPS]:
+    def keep_newest(self, count: int) -> None:
+        """Delete all but so many of the newest steps (0: none), the manifest first."""
+        for step in self.steps()[:-count] if count else ():
             folder = f"{self._root}/{_folder_name(step)}"
             self._files.rm_file(f"{folder}/{MANIFEST}")
             self._files.rm(folder, recursive=True)
+
+
+def require_claims(url: str) -> None:
+    """Raise SpecError where the store at a URL cannot settle which of two groups of machines goes on."""
+    cloud = Cloud(url)
+    if not cloud.settles_claims:
+        message = "this kind of store cannot tell which of two groups of machines claimed first to go on"
+        raise bad(f"`upload={url}`", message, "name an etcd that can (`etcd=HOST:PORT`), or a folder, S3, GCS or Azure")
+
+
+def _create(path: Path, content: str) -> None:
+    """Write a file whole, or raise FileExistsError where any machine has: a link is made by one alone,
+    on NFS too. Where the folder takes no links, a claim that is read while it is written is none yet."""
+    working = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        working.write_text(content, encoding="utf-8")
+        try:
+            os.link(working, path)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w", encoding="utf-8") as file:
+                file.write(content)
+    finally:
+        working.unlink(missing_ok=True)
 
 
 def _folder_name(step: int) -> str:

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from shardwright.recovery.quorum import Address, Generation
 from shardwright.recovery.slow import Pace, answer, slowed
+from shardwright.runtime.job.course import RunIdentity, other_terms
 from shardwright.runtime.recovery.advance import GenerationProgress
 from shardwright.runtime.recovery.arbiter import Arbiter, MinorityError
 from shardwright.runtime.recovery.base import BAD_INPUT, ENDED, GAVE_UP, Base
 from shardwright.runtime.recovery.causes import Causes
 from shardwright.runtime.recovery.channel import Channel, LostError, Message, RefusedError
 from shardwright.runtime.recovery.cloud import Cloud
-from shardwright.runtime.recovery.course import RunIdentity
 from shardwright.runtime.recovery.errands import Errands
 from shardwright.runtime.recovery.etcd import Etcd
 from shardwright.runtime.recovery.gathering import gathered, regathered
@@ -39,7 +39,7 @@ class Coordinator:
     """Coordinates from its creation until it is closed, at first waiting for those of its generation that are `here`.
     `step_down` is called with the reason, and with an exit status where the whole run is over."""
 
-    HEARS = frozenset(("held", "finished", "stuck", "bad input", "uploaded", "leaving", "pace", "ready"))
+    HEARS = frozenset(("held", "finished", "stuck", "bad input", "failed", "uploaded", "leaving", "pace", "ready"))
 
     def __init__(
         self,
@@ -80,8 +80,9 @@ class Coordinator:
     def join(self, channel: Channel, message: Message) -> Message:
         """Take a machine in, unless it is of another run."""
         machine = machine_of(message["machine"])
-        if message["run"] != self._run.name:
-            return {"refused": f"{machine.name} has another plan, seed or optimizer than this run"}
+        if other := other_terms(self._run.terms, message["terms"]):
+            hint = "start all machines with the same options: only paths and what is a machine's own may differ"
+            return {"refused": f"{machine.name} is of another run: {'; '.join(other)} ({hint})"}
         self.members.put(machine, channel, ready=message["ready"])
         channel.on_lost = self._member_lost
         channel.watch(self._options.beat_seconds, self._options.silence_seconds)
@@ -98,6 +99,8 @@ class Coordinator:
         match message["op"]:
             case "bad input":
                 self._give_up(f"error: {message['reason']}", BAD_INPUT)
+            case "failed":
+                self._give_up(f"error: {name}: {message['reason']}", GAVE_UP)
             case "leaving":
                 self._leaves(name, message["why"])
             case "ready":
@@ -238,9 +241,11 @@ class Coordinator:
     def _give_up(self, reason: str, status: int) -> None:
         """End the run on all machines."""
 
+        told = self._options.machine.name in self.members.by_name
+
         async def end() -> None:
-            await self.members.tell_all("end", GOODBYE_SECONDS, status=status)
-            self._step_down(reason, status)
+            await self.members.tell_all("end", GOODBYE_SECONDS, status=status, reason=reason)
+            self._step_down("" if told else reason, status)
 
         if not self.closed:
             self.closed = True

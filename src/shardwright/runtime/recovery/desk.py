@@ -29,6 +29,7 @@ TOLD = {
     "stuck here": ("stuck", ("reason", "generation")),
     "pace here": ("pace", ("seconds", "work", "generation")),
     "bad input here": ("bad input", ("reason",)),
+    "failed here": ("failed", ("reason",)),
 }
 """What a worker says and a coordinator hears, under which name, with which fields."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from shardwright.errors import SpecError
 from shardwright.files import write_atomically
 from shardwright.recovery.transfer import DISK
-from shardwright.runtime.recovery.inventory import KEPT_STEPS, HeldPiece, held_of, held_row
+from shardwright.runtime.recovery.inventory import HeldPiece, held_of, held_row
 from shardwright.runtime.state.pieces import StoredPiece
 from shardwright.runtime.storage.manifest import step_folder, working_folder
 from shardwright.runtime.storage.piece_files import read_piece
@@ -76,8 +76,8 @@ class DiskTier:
             shutil.rmtree(working, ignore_errors=True)
         self._held[step] = tuple(rows)
 
-    def keep_newest(self) -> None:
-        """Delete all but the newest steps."""
-        for step in sorted(self._held)[:-KEPT_STEPS]:
+    def keep_newest(self, count: int) -> None:
+        """Delete all but so many of the newest steps (0: none)."""
+        for step in sorted(self._held)[:-count] if count else ():
             del self._held[step]
             shutil.rmtree(step_folder(self.folder, step), ignore_errors=True)

@@ -20,9 +20,9 @@ from shardwright.recovery.quorum import Generation
 from shardwright.recovery.seats import RankSeat
 from shardwright.recovery.transfer import CLOUD, DISK, MEMORY
 from shardwright.runtime.job import metrics
+from shardwright.runtime.job.course import RunIdentity
 from shardwright.runtime.recovery.base import ENDED, Base, Term
 from shardwright.runtime.recovery.channel import Message, RefusedError, Reply
-from shardwright.runtime.recovery.course import RunIdentity
 from shardwright.runtime.recovery.desk import Desk
 from shardwright.runtime.recovery.fetch import Fetched, PieceSource, Reader, fetch
 from shardwright.runtime.recovery.inventory import HeldPiece, held_row
@@ -37,6 +37,8 @@ from shardwright.runtime.recovery.store_server import Values
 from shardwright.runtime.state.pieces import StoredPiece
 
 FETCHED = "fetched"
+STARTING_SECONDS = 600.0
+"""So long workers have until they can train, with layers to compile and state to read."""
 STATUS = "elastic.json"
 """Generation, machines, and the process of each GPU of this one."""
 
@@ -172,7 +174,7 @@ class Duties:
             return {"failed": failed}
         readers: dict[int, Reader] = {DISK: self._own_range, CLOUD: self._cloud_range}
         self._snapshots.forget(file)
-        found: Fetched = await fetch(wanted, self._snapshots.folder, file, readers)
+        found: Fetched = await fetch(wanted, self._snapshots.folder, file, readers, self._options.secret)
         self._still(message["generation"])
         self._snapshots.done(
             Snapshot(
@@ -209,16 +211,17 @@ class Duties:
                 "mates": [other for other in mine if other < rank],
                 "store": message["store"],
                 "step": message["step"],
+                "kept": message["kept"],
+                "origin": self._run.origin,
                 "scale": message["scale"],
                 "pieces": rows_of(self._state),
                 "folder": str(self._snapshots.folder),
                 "snapshot_every": self._options.snapshot_every,
-                "operation_seconds": self._options.operation_seconds,
                 "logs": None if self._options.logs is None else str(self._options.logs),
             }
             for rank, slot in mine.items()
         }
-        why = await self._staff.assign(orders, self._options.operation_seconds)
+        why = await self._staff.assign(orders, STARTING_SECONDS)
         self._still(message["generation"])
         if not why:
             generation = Generation(number=message["generation"], machines=machines)
@@ -235,7 +238,10 @@ class Duties:
         return _in(stored, str((self._folder(tier) / stored.file).resolve()))
 
     def _ended(self, message: Message) -> None:
-        """End. Snapshots of a run that ended well go, if the disk or other machines have what they hold."""
+        """End, and say why where the run has failed. Snapshots of a run that ended well go, if the disk or other
+        machines have what they hold."""
+        if message.get("reason"):
+            print(message["reason"], file=sys.stderr, flush=True)
         if message["status"] == ENDED:
             if message.get("left") or self._protection.expendable():
                 self._snapshots.delete()

@@ -52,12 +52,14 @@ class Fetched:
 Reader = Callable[[PieceSource], Awaitable[bytes]]
 
 
-async def fetch(wanted: Sequence[Wanted], folder: Path, file: str, readers: dict[int, Reader]) -> Fetched:
+async def fetch(
+    wanted: Sequence[Wanted], folder: Path, file: str, readers: dict[int, Reader], secret: bytes = b""
+) -> Fetched:
     """Read all pieces into one file, and verify each. `readers` read ranges from this machine's disk and the cloud, by
     tier. Raises OSError where this machine has no room."""
     size = max((item.stored.offset + item.stored.bytes for item in wanted), default=0)
     await asyncio.to_thread(reserve, folder / file, size)
-    peers = Peers()
+    peers = Peers(secret)
     room = asyncio.Semaphore(AT_A_TIME)
     try:
         reasons = await asyncio.gather(*(_arrived(item, folder / file, readers, peers, room) for item in wanted))
@@ -75,7 +77,8 @@ async def fetch(wanted: Sequence[Wanted], folder: Path, file: str, readers: dict
 class Peers:
     """Connections to other keepers, one each, made when they are needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
         self._channels: dict[tuple[str, int], asyncio.Task[Channel]] = {}
 
     async def read(self, source: PieceSource) -> bytes:
@@ -83,7 +86,7 @@ class Peers:
         assert source.address is not None, "own files are read without a connection"
         task = self._channels.get(source.address)
         if task is None:
-            task = asyncio.create_task(connect(*source.address, refuse, timeout=5.0))
+            task = asyncio.create_task(connect(*source.address, refuse, secret=self._secret, timeout=5.0))
             self._channels[source.address] = task
         channel = await task
         start, stop = source.offset + source.start, source.offset + source.stop

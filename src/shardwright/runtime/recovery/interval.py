@@ -18,16 +18,19 @@ EARLY = 0.1
 
 @dataclass(kw_only=True)
 class Interval:
-    """An interval of `every` steps, of which all machines have step number `protected`."""
+    """An interval of `every` steps, of which all machines have step number `protected`. A snapshot is taken every
+    `also_every` steps too (0: not), when a checkpoint is due."""
 
     every: int
     protected: int
+    also_every: int = 0
     handed: int = -1
     reply: Future[Any] | None = None
 
     def due(self, step: int) -> bool:
         """Return whether a snapshot is taken after so many steps."""
-        return step % max(self.every - ceil(EARLY * self.every), 1) == 0
+        usual = max(self.every - ceil(EARLY * self.every), 1)
+        return step % usual == 0 or bool(self.also_every and step % self.also_every == 0)
 
     def hand(self, step: int, reply: Future[Any]) -> None:
         """Note a snapshot that is handed over: `reply` comes once all machines have it."""

@@ -15,8 +15,8 @@ Key = tuple[StatePiece, str]
 Shapes = Mapping[str, CutShape]
 Kinds = Mapping[str, tuple[str, ...]]
 """The kinds of state of every parameter."""
-KEPT_STEPS = 2
-"""The newest steps that a disk and the cloud keep: while one is written, the one before is whole."""
+FEWEST_KEPT = 2
+"""So many of the newest steps a disk and the cloud keep at least: while one is written, the one before is whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -19,10 +19,20 @@ from weakref import WeakSet
 
 from shardwright.recovery.leadership import Standing, leader_of
 from shardwright.recovery.quorum import Address
+from shardwright.runtime.job.course import identity_of
+from shardwright.runtime.job.stop_request import leave, stop_signals, terminals
 from shardwright.runtime.recovery.base import BAD_INPUT, ENDED
-from shardwright.runtime.recovery.channel import Channel, LostError, Message, RefusedError, Reply, connect
+from shardwright.runtime.recovery.channel import (
+    Channel,
+    LostError,
+    Message,
+    RefusedError,
+    Reply,
+    StrangerError,
+    connect,
+    listen,
+)
 from shardwright.runtime.recovery.coordinator import Coordinator
-from shardwright.runtime.recovery.course import run_of
 from shardwright.runtime.recovery.desk import Desk
 from shardwright.runtime.recovery.duties import Duties
 from shardwright.runtime.recovery.errands import Errands
@@ -50,10 +60,13 @@ class Keeper:
     """One keeper. `run` serves until the training is done."""
 
     def __init__(self, options: KeeperOptions) -> None:
-        self.options, self.run_identity = options, run_of(options)
+        self.options = options
+        self.run_identity = identity_of(options.plan, options.settings, snapshot_every=options.snapshot_every)
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         host, port = options.address
-        self.staff = Staff(host=host, port=port, settings=options.settings, on_gone=self._worker_gone)
+        self.staff = Staff(
+            host=host, port=port, secret=options.secret, settings=options.settings, on_gone=self._worker_gone
+        )
         self.snapshots = Snapshots(options.memory, options.machine.name, self.run_identity.name)
         self.desk = Desk(options, self.snapshots, self.staff, self.tell_coordinator)
         self.duties = Duties(options, self.run_identity, self.snapshots, self.staff, self.desk, self._ended)
@@ -71,11 +84,13 @@ class Keeper:
     async def serve(self) -> int:
         """Serve until the end, and return the exit status."""
         host, port = self.options.address
-        server = await asyncio.start_server(self._accept, host, port)
+        server = await listen(host, port, self._accept, secret=self.options.secret)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._signalled)
         notice = Notice(source="SIGTERM", seconds=self.options.notice_seconds)
-        loop.add_signal_handler(signal.SIGTERM, lambda: self._errands.begin(self._noticed(notice)))
+        shown = terminals()
+        for number in set(stop_signals()) - {signal.SIGINT}:
+            loop.add_signal_handler(number, self._taken_away, notice, shown if number == signal.SIGHUP else ())
         watching = [loop.create_task(watch(service, self._noticed)) for service in self.options.notices]
         self.staff.start(self.options.machine.gpus, self.options.spares)
         following = loop.create_task(self._follow())
@@ -144,12 +159,19 @@ class Keeper:
         known = {*self.options.join, *(machine.address for machine in generation), *self._heard}
         self._heard.clear()
         seconds = LOOKING * self.options.silence_seconds
-        return await look_around(self._standing(), known - {self._lost, *passing}, seconds)
+        try:
+            return await look_around(self._standing(), known - {self._lost, *passing}, seconds, self.options.secret)
+        except StrangerError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            self._ended(BAD_INPUT)
+            return [self._standing()]
 
     async def _follow(self) -> None:
         """Be a member of the generation, and its coordinator where that falls to this machine."""
         while not self.over.done():
             found = await self._looked_around()
+            if self.over.done():
+                return
             self._lost = None  # but for this once, as it may be back
             leader = leader_of(found, self.options.join[0])
             if leader == self.options.address:
@@ -180,7 +202,7 @@ class Keeper:
         self.leading, generation = None, self.duties.base.generation.number
         if self._alone.generation != generation:
             self._alone = Alone(generation=generation, since=time.monotonic())
-        if reason != self._said:
+        if reason not in ("", self._said):
             print(reason, file=sys.stderr, flush=True)
         self._said = reason
         if status is not None:
@@ -190,13 +212,14 @@ class Keeper:
         """Join the coordinator at an address and be a member until it is lost; False where there is none."""
         over, limit = asyncio.Event(), self.options.silence_seconds
         try:
-            channel = await connect(*address, self._from_leader, timeout=limit, on_lost=lambda *_: over.set())
+            secret, lost = self.options.secret, lambda *_: over.set()
+            channel = await connect(*address, self._from_leader, secret=secret, timeout=limit, on_lost=lost)
         except LostError:
             return False
         try:
             me, ready = machine_data(self.options.machine), self.staff.ready.is_set()
             reply, _ = await channel.call(
-                "join", timeout=limit, machine=me, run=self.run_identity.name, leaving=self._leaving, ready=ready
+                "join", timeout=limit, machine=me, terms=self.run_identity.terms, leaving=self._leaving, ready=ready
             )
             if "refused" in reply:
                 print(f"error: {reply['refused']}", file=sys.stderr, flush=True)
@@ -234,6 +257,10 @@ class Keeper:
     def _signalled(self) -> None:
         print("stopping after this step, with a snapshot", file=sys.stderr, flush=True)
         self._errands.begin(self.staff.stop())
+
+    def _taken_away(self, notice: Notice, hung_up: Sequence[int]) -> None:
+        leave(hung_up)
+        self._errands.begin(self._noticed(notice))
 
     async def _noticed(self, notice: Notice) -> None:
         """Have this machine's part handed over to the others before it is taken away."""

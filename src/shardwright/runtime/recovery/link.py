@@ -20,6 +20,10 @@ KEEPER_GONE = 75  # exit status of a worker whose keeper is gone
 CONNECT_SECONDS = 30.0
 
 
+class OutsideError(RuntimeError):
+    """Something that a rank needs and that is not in itself is gone; a recovery may bring it back."""
+
+
 @dataclass(slots=True, kw_only=True)
 class KeeperOrder:
     """A request of the keeper, and where the main thread puts its answer."""
@@ -31,11 +35,11 @@ class KeeperOrder:
 class KeeperLink:
     """The thread. `interrupt` makes the main thread's blocked communication fail."""
 
-    def __init__(self, host: str, port: int, hello: Message) -> None:
+    def __init__(self, host: str, port: int, hello: Message, secret: bytes) -> None:
         self.orders: queue.Queue[KeeperOrder] = queue.Queue()
         self.stopping = threading.Event()
         self.interrupt: Callable[[], None] = lambda: None
-        self._address, self._hello = (host, port), hello
+        self._address, self._hello, self._secret = (host, port), hello, secret
         self._store: Channel | None = None
         self._ready = threading.Event()
         self._generation, self._newest = 0, 0
@@ -61,23 +65,25 @@ class KeeperLink:
         asyncio.run_coroutine_threadsafe(self._keeper.tell(op, **fields), self._loop)
 
     def ask_store(self, what: str, payload: Payload = b"", **fields: Any) -> tuple[Message, bytes]:
-        """Ask the store of the generation. Raises RuntimeError where the generation is over."""
+        """Ask the store of the generation. Raises OutsideError where the generation is over."""
         if self._store is None or self.over(self._generation):
-            raise RuntimeError("the generation is over")
+            raise OutsideError("the generation is over")
         try:
             work = self._store.call("store", payload, what=what, generation=self._generation, **fields)
             reply, content = self._await(work)
             return reply, bytes(content)
         except (LostError, RefusedError) as error:
-            raise RuntimeError(str(error)) from None
+            raise OutsideError(str(error)) from None
 
     def open_store(self, address: Sequence[Any], generation: int) -> None:
-        """Connect to the keeper that holds the store of a generation. Raises RuntimeError where it is gone."""
+        """Connect to the keeper that holds the store of a generation. Raises OutsideError where it is gone."""
         self._generation = generation
         try:
-            self._store = self._await(connect(address[0], address[1], self._take, timeout=CONNECT_SECONDS))
+            self._store = self._await(
+                connect(address[0], address[1], self._take, secret=self._secret, timeout=CONNECT_SECONDS)
+            )
         except LostError as error:
-            raise RuntimeError(str(error)) from None
+            raise OutsideError(str(error)) from None
 
     def answer(self, order: KeeperOrder, **fields: Any) -> None:
         """Answer an order."""
@@ -101,7 +107,9 @@ class KeeperLink:
             os._exit(KEEPER_GONE)
 
         try:
-            self._keeper = await connect(*self._address, self._take, timeout=CONNECT_SECONDS, on_lost=gone)
+            self._keeper = await connect(
+                *self._address, self._take, secret=self._secret, timeout=CONNECT_SECONDS, on_lost=gone
+            )
             reply, _ = await self._keeper.call("worker", **self._hello)
         except (LostError, RefusedError):
             os._exit(KEEPER_GONE)

@@ -19,7 +19,7 @@ class KeeperOptions:
     given; claims to go on are made in `etcd`, else in `upload`. A machine silent for `silence_seconds` is lost, and a
     worker that is stopped (`staff.starving`). With fewer machines than any plan needs, the others wait `wait_seconds`
     for more. `notices` say when the machine is taken away; SIGTERM: in `notice_seconds`. What each rank prints is kept
-    in `logs` too."""
+    in `logs` too. Who has not the `secret` of the run is answered nothing."""
 
     machine: Machine
     join: tuple[tuple[str, int], ...]
@@ -33,11 +33,11 @@ class KeeperOptions:
     spares: int = 1
     beat_seconds: float = 0.5
     silence_seconds: float = 5.0
-    operation_seconds: float = 600.0
     wait_seconds: float = 600.0
     notices: tuple[Service, ...] = ()
     notice_seconds: float = SIGNAL_SECONDS
     logs: Path | None = None
+    secret: bytes = field(default=b"", repr=False)
     rates: Rates = field(default_factory=Rates)
 
     @property

@@ -22,12 +22,12 @@ from shardwright.recovery.rates import bandwidths_of
 from shardwright.recovery.seats import RankSeat, fits, seats
 from shardwright.recovery.slow import with_slow_pools
 from shardwright.recovery.ways import RunPlans, choose
+from shardwright.runtime.job.course import RunIdentity
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.recovery.arbiter import Arbiter
 from shardwright.runtime.recovery.base import Base
 from shardwright.runtime.recovery.channel import Message
 from shardwright.runtime.recovery.cloud import Cloud
-from shardwright.runtime.recovery.course import RunIdentity
 from shardwright.runtime.recovery.fetch import UNSOUND
 from shardwright.runtime.recovery.inventory import Key, SurvivingState, disagreements, held_of, newest_state
 from shardwright.runtime.recovery.members import BeginAgainError, Members
@@ -67,11 +67,13 @@ class BehindError(BeginAgainError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Where the next generation starts: its base, who sits where, after which step, with which loss scale."""
+    """Where the next generation starts: its base, who sits where, after which step, with which loss scale, and whether
+    the state of that is kept: at the beginning there is none."""
 
     base: Base
     seats: tuple[RankSeat, ...]
     step: int
+    kept: bool
     scale: Any
 
 
@@ -119,10 +121,10 @@ class Passage:
         if state is not None:
             await self._move(recovery, generation, going, plan, where, state, scale)
         recovery.lap("move")
-        step = 0 if state is None else state.step
+        step = self.run.step if state is None else state.step
         recovery.reached(generation, step, plan)
         after = replace(base, generation=generation, plan=plan, seated=chairs, alone_since=inf)
-        return Ready(base=after, seats=where, step=step, scale=scale)
+        return Ready(base=after, seats=where, step=step, kept=state is not None, scale=scale)
 
     async def start(self, ready: Ready) -> None:
         """Have all machines of the generation train, and the others know of it. Raises as `prepare`."""
@@ -135,6 +137,7 @@ class Passage:
             "seats": [[seat.machine, seat.slot] for seat in ready.seats],
             "store": [base.generation.machines[0].host, base.generation.machines[0].port],
             "step": ready.step,
+            "kept": ready.kept,
             "scale": ready.scale,
         }
         await self.members.ask_each("start", dict.fromkeys([*self.members.by_name, *base.generation.names], fields))
@@ -155,7 +158,7 @@ class Passage:
         state, cloud = newest_state(held, self.run.shapes, self.run.kinds), self.cloud
         if cloud is not None and (state is None or reached is None or state.step < reached):
             try:
-                listed = partial(cloud.held, self.run.settings["model"])
+                listed = partial(cloud.held, self.run.model)
                 stored = await answered(cloud.what, listed, seconds=ASKING_SECONDS)
                 stored = [item for item in stored if self.unsound[item.key] < CHANCES]
                 state = newest_state([*held, *stored], self.run.shapes, self.run.kinds)

@@ -14,11 +14,11 @@ from shardwright.plans.plan import Plan
 from shardwright.recovery.quorum import Machine
 from shardwright.recovery.seats import RankSeat
 from shardwright.recovery.transfer import MEMORY
+from shardwright.runtime.job.course import RunIdentity
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.recovery.base import Term
 from shardwright.runtime.recovery.channel import LostError, Message, RefusedError, Reply, connect, refuse
 from shardwright.runtime.recovery.cloud import Cloud, part_name
-from shardwright.runtime.recovery.course import RunIdentity
 from shardwright.runtime.recovery.desk import Desk
 from shardwright.runtime.recovery.disk import DiskTier
 from shardwright.runtime.recovery.fetch import PieceSource, Wanted, fetch
@@ -40,6 +40,8 @@ class Protection:
         self._me, self._run, self._snapshots, self._desk, self._term = options.machine, run, snapshots, desk, term
         self.disk = DiskTier(options.disk, options.machine.name, run.name) if options.disk else None
         self.cloud = Cloud(options.upload) if options.upload else None
+        self._secret = options.secret
+        self._every, self._keep = options.settings.checkpoint_every, options.settings.keep
         self._saving: asyncio.Task[None] | None = None
         self._due = self._saved = (-1, 0, False)
         self._late = False
@@ -77,7 +79,7 @@ class Protection:
         if partner is None:
             return  # a single machine: its disk and the object store protect it
         try:
-            channel = await connect(*partner.address, refuse, timeout=5.0)
+            channel = await connect(*partner.address, refuse, secret=self._secret, timeout=5.0)
             try:
                 scale = next((s.scale for s in self._snapshots.by_file.values() if s.step == step), None)
                 await channel.call(
@@ -117,7 +119,7 @@ class Protection:
             )
             laid.append(Wanted(stored=replace(stored, file=file, offset=offset), sources=(source,)))
             offset += stored.bytes
-        found = await fetch(laid, self._snapshots.folder, file, {})
+        found = await fetch(laid, self._snapshots.folder, file, {}, self._secret)
         if found.failed:
             raise RefusedError(f"{len(found.failed)} pieces did not arrive: {found.failed[0][2]}")
         self._snapshots.done(
@@ -134,10 +136,12 @@ class Protection:
 
     async def commit(self, message: Message, *, whole: bool = False) -> None:
         """Know that all machines have a step; then bring it to the slower tiers, as soon as they are done with another:
-        steps that come meanwhile are passed over but for the newest. The `whole` of what this machine wrote is uploaded
-        where others that hold it alike may be lost."""
+        steps that come meanwhile are passed over but for the newest, and those in which no checkpoint is due stay in
+        memory. The `whole` of what this machine wrote is uploaded where others that hold it alike may be lost."""
         generation = self._term.base.generation.number
         await self._snapshots.commit(message["step"], generation)
+        if self._every and message["step"] % self._every and not whole:
+            return
         self._due = (message["step"], generation, whole)
         if self._saving is None or self._saving.done():
             self._saving = asyncio.get_running_loop().create_task(self._save_due())
@@ -175,7 +179,7 @@ class Protection:
         try:
             if self.disk is not None and held:
                 await asyncio.to_thread(self.disk.write, step, self._snapshots.folder, held)
-                self.disk.keep_newest()
+                self.disk.keep_newest(self._keep)
         except (OSError, ValueError) as error:
             print(f"step {step} of {self._me.name} is not on disk: {error}", file=sys.stderr, flush=True)
         try:

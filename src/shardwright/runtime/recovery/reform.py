@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright.runtime.layout.groups import Layout
-from shardwright.runtime.layout.process_groups import ProcessGroups, make_process_groups
+from shardwright.runtime.layout.process_groups import ProcessGroups, make_process_groups, with_meeting
 
 SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 DESCRIPTORS = Path("/proc/self/fd")
@@ -69,17 +69,16 @@ def form(
     rank: int,
     store: Any,
     device: torch.device,
-    seconds: float,
+    limit: datetime.timedelta,
     sockets: Sockets,
     late: Callable[[], None],
 ) -> ProcessGroups:
     """Return all groups of a layout for a rank, made anew on the store of their generation; `sockets` gets to know
     theirs.
 
-    Raises RuntimeError where a peer does not come. `seconds` is the time limit of every operation on them. `late` is
-    called where all ranks are there, and their groups are not made in time.
+    Raises RuntimeError where a peer does not come. `limit` is that of every operation on them. `late` is called where
+    all ranks are there, and their groups are not made in time.
     """
-    limit = datetime.timedelta(seconds=seconds)
     if store.add("ranks here", 1) == layout.world_size:
         store.set("all here", "")
     store.wait(["all here"], limit)
@@ -88,8 +87,10 @@ def form(
     alarm.start()
     try:
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=layout.world_size, timeout=limit)
-        groups = make_process_groups(layout, rank, timeout=limit)
+        bound = device if device.type == "cuda" else None  # NCCL then connects at once, on the right device
+        world = layout.world_size
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit, device_id=bound)
+        groups = with_meeting(make_process_groups(layout, rank, timeout=limit))
     finally:
         alarm.cancel()
     sockets.remember()
@@ -97,13 +98,16 @@ def form(
 
 
 def interrupt(sockets: Sockets, device: torch.device) -> None:
-    """Make this process's blocked communication fail, from another thread than its own."""
+    """Make this process's blocked communication fail, from another thread than its own.
+
+    The group of all ranks, in which they vote, goes first: what an aborted group returns of gradients must not come to
+    a vote that still counts this rank.
+    """
     if device.type == "cuda":
         with suppress(RuntimeError, ValueError, AttributeError):
-            for group in list(dist.distributed_c10d._world.pg_map):  # no public name covers groups besides the world
+            for group in list(dist.distributed_c10d._world.pg_map):  # in the order in which they were made
                 group.abort()
-    else:
-        sockets.cut()
+    sockets.cut()
 
 
 def torn_down(seconds: float) -> bool:

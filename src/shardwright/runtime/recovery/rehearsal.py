@@ -39,11 +39,11 @@ class Rehearsal:
     bound_seconds: float
 
 
-def rehearse(address: tuple[str, int], lost: tuple[str, ...]) -> Rehearsal:
+def rehearse(address: tuple[str, int], lost: tuple[str, ...], secret: bytes = b"") -> Rehearsal:
     """Return the recovery from the loss of machines. Raises SpecError where the run cannot be reached, a machine is
     none of it, or its state would not survive."""
     try:
-        first, answers = asyncio.run(_asked(address, lost))
+        first, answers = asyncio.run(_asked(address, lost, secret))
     except (LostError, RefusedError) as error:
         raise bad(f"{address[0]}:{address[1]}", str(error), "name the keeper of a machine of the run") from None
     machines = [machine_of(item) for item in first["machines"] if item["name"] not in lost]
@@ -80,15 +80,15 @@ def rehearse(address: tuple[str, int], lost: tuple[str, ...]) -> Rehearsal:
     )
 
 
-async def _asked(address: tuple[str, int], lost: tuple[str, ...]) -> tuple[Message, list[Message]]:
+async def _asked(address: tuple[str, int], lost: tuple[str, ...], secret: bytes) -> tuple[Message, list[Message]]:
     """Return what one keeper says of the run, and what each machine that is left holds."""
-    first = await _inventory(*address)
+    first = await _inventory(*address, secret)
     left = [machine_of(item) for item in first["machines"] if item["name"] not in lost]
-    return first, list(await asyncio.gather(*(_inventory(*machine.address) for machine in left)))
+    return first, list(await asyncio.gather(*(_inventory(*machine.address, secret) for machine in left)))
 
 
-async def _inventory(host: str, port: int) -> Message:
-    channel = await connect(host, port, refuse, timeout=ASK_SECONDS)
+async def _inventory(host: str, port: int, secret: bytes) -> Message:
+    channel = await connect(host, port, refuse, secret=secret, timeout=ASK_SECONDS)
     try:
         reply, _ = await channel.call("inventory", timeout=ASK_SECONDS)
         return reply

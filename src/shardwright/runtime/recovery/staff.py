@@ -44,6 +44,7 @@ class Staff:
 
     host: str
     port: int
+    secret: bytes
     settings: Settings
     on_gone: Callable[[int, str], None]
     hands: dict[int, Hand] = field(default_factory=dict)
@@ -160,7 +161,8 @@ class Staff:
     def _hire(self) -> Hand:
         """Return a worker that is about to start."""
         token = next(self.tokens)
-        process = self.context.Process(target=_work, args=(self.host, self.port, token, self.settings), daemon=True)
+        told = (self.host, self.port, token, self.settings, self.secret)
+        process = self.context.Process(target=_work, args=told, daemon=True)
         hand = self.hands[token] = Hand(
             token=token, process=process, channel=asyncio.get_running_loop().create_future()
         )
@@ -243,13 +245,13 @@ def starving(process: int, silence_seconds: float, silent_seconds: float) -> boo
     return after_name.split()[0] not in STOPPED
 
 
-def _work(host: str, port: int, token: int, settings: Settings) -> None:
+def _work(host: str, port: int, token: int, settings: Settings, secret: bytes) -> None:
     """Begin as a worker; this module does not need PyTorch, the process it runs in has it."""
     from shardwright.runtime.recovery.worker import work
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the keeper decides
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    work(host, port, token, settings)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the keeper decides
+        signal.signal(number, signal.SIG_IGN)
+    work(host, port, token, settings, secret)
 
 
 def _how(code: int | None) -> str:

@@ -10,11 +10,12 @@ changes under a lock, and not at all once the generation is over: from then on i
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -24,21 +25,25 @@ import torch.distributed as dist
 
 from shardwright.errors import SpecError
 from shardwright.plans.document import from_document
+from shardwright.runtime.job.faults import fault_of, lost_others
+from shardwright.runtime.job.feed import Feed
+from shardwright.runtime.job.finish import Record
 from shardwright.runtime.job.held_out import HeldOut, held_out
-from shardwright.runtime.job.loop import batch_of, metrics_row
+from shardwright.runtime.job.inputs import samples_of
+from shardwright.runtime.job.loop import Run, metrics_row, run_steps
 from shardwright.runtime.job.metrics import Row
 from shardwright.runtime.job.settings import Settings
+from shardwright.runtime.job.start import StartingPoint
+from shardwright.runtime.job.status import DivergedError
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.places import Place
-from shardwright.runtime.recovery.channel import Message, RefusedError
-from shardwright.runtime.recovery.link import KeeperLink, KeeperOrder
+from shardwright.runtime.recovery.channel import LostError, Message, RefusedError
+from shardwright.runtime.recovery.link import KeeperLink, KeeperOrder, OutsideError
 from shardwright.runtime.recovery.post import Post, begun
 from shardwright.runtime.recovery.reporting import Tell, reporting
 from shardwright.runtime.recovery.settlement import Report
-from shardwright.runtime.step.engine import Engine, StepResult, Vote, run_passes, share_weights, take_vote
 from shardwright.runtime.step.pipeline import Event
 from shardwright.runtime.step.timestamps import seconds_between
-from shardwright.runtime.storage.mixture import Mixture, open_mixture
 
 UNWIND_SECONDS = 1.0
 """So long a halted thread has for coming out of what it does, and groups for being destroyed."""
@@ -78,26 +83,35 @@ class Training:
 
     def _run(self) -> None:
         link, message, settings = self._link, self._order.message, self._settings
+        generation = message["generation"]
         try:
             layout = layout_of(from_document(message["plan"]))
-            model, job = layout.plan.model, layout.plan.job
-            samples = open_mixture(settings.data, job.seq_len, settings.seed, model.vocab, job.global_batch)
-            end = samples.document_end() if settings.mask_documents else None
-            self.post = begun(link, self._order, layout, settings, end)
+            self.post = begun(link, self._order, layout, settings)
             self.post.untold = self._untold
-            link.answer(self._order, ready=True)
+            link.answer(self._order, ready=True, step=self.post.report.step)
             with reporting(link, message, self.post.engine, settings) as tell:
-                _train(link, message, self.post, samples, settings, tell)
+                _train(link, message, self.post, settings, tell)
         except SpecError as error:
-            link.answer(self._order, ready=False, why=str(error))
-            link.tell("bad input here", reason=str(error))
-        except RuntimeError as error:  # as torch.distributed reports a lost neighbour
-            link.answer(self._order, ready=False, why=line_of(error))
-            if not link.over(message["generation"]):
-                link.tell("stuck here", reason=line_of(error), generation=message["generation"])
-        except Exception:
-            traceback.print_exc()
+            self._failed("bad input here", str(error))
+        except DivergedError as error:  # as all ranks find
+            self._failed("failed here", f"training has diverged: {error}")
+        except torch.AcceleratorError as error:  # this process can do nothing more with its GPU; a new one may
+            print(f"rank {message['rank']}: {fault_of(error)}", file=sys.stderr, flush=True)
             os._exit(1)
+        except Exception as error:
+            if link.over(generation):
+                return
+            if lost_others(error) or isinstance(error, OutsideError | RefusedError | LostError):
+                link.answer(self._order, ready=False, why=line_of(error))
+                link.tell("stuck here", reason=line_of(error), generation=generation)
+            else:
+                traceback.print_exc()
+                self._failed("failed here", f"rank {message['rank']} failed: {fault_of(error)}")
+
+    def _failed(self, what: str, reason: str) -> None:
+        """Say that no recovery helps: it would come to the same again, on all machines."""
+        self._link.answer(self._order, ready=False, why=reason)
+        self._link.tell(what, reason=reason)
 
 
 def line_of(error: BaseException | Mapping[str, Any]) -> str:
@@ -107,103 +121,89 @@ def line_of(error: BaseException | Mapping[str, Any]) -> str:
     return text.partition(". ")[0]
 
 
-def _train(
-    link: KeeperLink, message: Message, post: Post, samples: Mixture, settings: Settings, tell: Tell | None
-) -> None:
+def _train(link: KeeperLink, message: Message, post: Post, settings: Settings, tell: Tell | None) -> None:
     """Train to the last step, or until all are asked to stop. A rank that records its machine's rows has `tell`."""
-    generation, stopped = message["generation"], False
-    evaluation = held_out(post.engine, settings)
-    _tell_untold(post, evaluation, settings, tell)
+    generation, engine = message["generation"], post.engine
+    run = Run(
+        start=StartingPoint(engine=engine, step=post.report.step, origin=post.origin),
+        settings=settings,
+        feed=Feed(engine, samples_of(engine.layout.plan, settings), post.origin),
+        held_out=held_out(engine, settings),
+        begin=post.begin,
+        note=post.note,
+        stop=link.stopping.is_set,
+        stepped=partial(_stepped, post, tell, PaceWindow(link, generation, _work_of(engine.place))),
+        save=partial(_save, link, post),
+        writes=tell is not None,
+        phases=post,
+    )
+    _tell_untold(post, run.held_out, settings, tell)
     if post.report.step:
         _snapshot(link, post)  # what protected this step may have been lost with a machine
-    paces: list[float] = []
-    window = time.perf_counter()
-    while post.report.step < settings.steps and not stopped:
-        marks = [time.perf_counter()]
-        post.row = None if tell is None else partial(_row, post.engine, settings, marks)
-        vote, norm = _step(link, post, samples, paces, marks)
-        done, stopped = post.report.step, vote.stop > 0.0
-        if post.row is not None:
-            post.untold = post.row(vote, norm, done)  # with the time that its weights took to the others
-        _tell_row(post, evaluation, settings, tell)
-        if len(paces) >= PACED_STEPS and time.perf_counter() - window >= PACED_SECONDS:
-            work = _work_of(post.engine.place)
-            link.tell("pace here", seconds=median(paces), work=work, generation=generation)
-            paces.clear()
-            window = time.perf_counter()
-        if post.interval.due(done) and done < settings.steps and not stopped:
-            _snapshot(link, post)
+    if tell is not None:
+        post.row = partial(metrics_row, engine, settings)
+    trained = run_steps(run)
+    for what in trained.record.unsaved if run.writes else ():
+        print(f"error: not saved: {what}", file=sys.stderr, flush=True)
     _snapshot(link, post)
-    link.tell("finished here", step=post.report.step, generation=generation, stopped=stopped)
+    link.tell("finished here", step=trained.done, generation=generation, stopped=trained.stopped)
 
 
-def _tell_row(post: Post, evaluation: HeldOut | None, settings: Settings, tell: Tell | None) -> None:
-    """Take the held-out loss where it is due, which all ranks do together, and tell the row of the last step."""
-    loss = None
-    if evaluation is not None and evaluation.due(post.report.step, settings.steps):
-        loss = evaluation.loss(post.engine, post.note)
-    if tell is not None and post.untold is not None:
-        tell(replace(post.untold, held_out_loss=loss))
+@dataclass(kw_only=False)
+class PaceWindow:
+    """The seconds that a rank computed in the steps since its keeper last heard of them, and its `work`."""
+
+    link: KeeperLink
+    generation: int
+    work: str
+    seconds: list[float] = field(default_factory=list)
+    since: float = field(default_factory=time.perf_counter)
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Note a step, and tell the keeper where that is due."""
+        self.seconds.append(sum(seconds_between(event.began, event.ended) for event in events))
+        if len(self.seconds) >= PACED_STEPS and time.perf_counter() - self.since >= PACED_SECONDS:
+            pace = median(self.seconds)
+            self.link.tell("pace here", seconds=pace, work=self.work, generation=self.generation)
+            self.seconds.clear()
+            self.since = time.perf_counter()
+
+
+def _stepped(post: Post, tell: Tell | None, paces: PaceWindow, record: Record, row: Row) -> None:
+    """Tell of a step."""
+    paces.add(record.events)
+    if tell is not None:
+        tell(row)
     post.untold = None
+
+
+def _save(link: KeeperLink, post: Post, _record: Record, done: int, last: bool) -> None:
+    """Take a snapshot where one is due. That of the last step is taken at the end."""
+    if post.interval.due(done) and not last:
+        _snapshot(link, post)
 
 
 def _tell_untold(post: Post, evaluation: HeldOut | None, settings: Settings, tell: Tell | None) -> None:
     """Tell the row of the step at which this generation begins, where the one before was over before that was told, or
     before its held-out loss was there: some ranks may have told theirs."""
-    if post.untold is not None and post.untold.step != post.report.step:
-        post.untold = None  # of a step that was given up
-    if evaluation is None or not evaluation.due(post.report.step, settings.steps):
-        _tell_row(post, evaluation, settings, tell)
-        return
-    waiting = torch.full((1,), float(post.untold is not None), device=post.engine.pipeline.device)
-    if post.engine.layout.world_size > 1:
-        dist.all_reduce(waiting)
-    if waiting.item():
-        _tell_row(post, evaluation, settings, tell)
+    step, row = post.report.step, post.untold
+    if row is not None and row.step != step:
+        row = None  # of a step that was given up
+    if evaluation is not None and evaluation.due(step, settings.steps):
+        waiting = torch.full((1,), float(row is not None), device=post.engine.pipeline.device)
+        if post.engine.layout.world_size > 1:
+            dist.all_reduce(waiting)
+        if waiting.item():
+            loss = evaluation.loss(post.engine, post.note)
+            row = row and replace(row, held_out_loss=loss)
+    if tell is not None and row is not None:
+        tell(row)
+    post.untold = None
 
 
 def _work_of(place: Place) -> str:
     """Return what a rank computes in a step, in words that are equal for equal work."""
     return f"{place.gpu}: units {place.chunks}, tp {place.tensor_parallel}, {place.micro_batches} micro-batches"
-
-
-def _step(link: KeeperLink, post: Post, samples: Mixture, paces: list[float], marks: list[float]) -> tuple[Vote, float]:
-    """Run a step in three parts: up to the gradient sums, the vote, and the update, which needs nobody else. Return its
-    vote and the gradients' norm. The seconds that it computed go to `paces`, the times of its parts to `marks`."""
-    engine, step = post.engine, post.report.step
-    events: list[Event] = []
-
-    post.note("beginning a step")
-    loss = run_passes(engine, batch_of(engine, samples, step), note=post.note, record=events.append)
-    marks.append(time.perf_counter())
-    engine.sync.finish()
-    with post.held():
-        post.report = replace(post.report, voted=True)
-    vote = take_vote(engine, step, loss, asked_to_stop=link.stopping.is_set())
-    marks.append(time.perf_counter())
-    paces.append(sum(seconds_between(event.began, event.ended) for event in events))
-    with post.lock:
-        post.report = replace(post.report, vote_step=step, vote=tuple(vote))
-    post.interval.wait(step + 1)
-    with post.held():
-        norm = post.update(vote)
-    share_weights(engine)
-    return vote, norm
-
-
-def _row(engine: Engine, settings: Settings, marks: list[float], vote: Vote, norm: float, done: int) -> Row:
-    """Return the row of a step that began, had passed and had a vote at these `marks`, as far as it came."""
-    now = time.perf_counter()
-    begin, passed, summed = (*marks, now, now)[:3]
-    result = StepResult(
-        loss=vote.loss,
-        gradient_norm=norm,
-        stop=vote.stop > 0.0,
-        pass_seconds=passed - begin,
-        sync_seconds=summed - passed,
-        update_seconds=now - summed,
-    )
-    return metrics_row(engine, settings, result, done, now - begin)
 
 
 def _snapshot(link: KeeperLink, post: Post) -> None:

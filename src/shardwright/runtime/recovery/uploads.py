@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from shardwright.recovery.transfer import CLOUD
+from shardwright.runtime.job.course import RunIdentity
 from shardwright.runtime.recovery.channel import Message
 from shardwright.runtime.recovery.cloud import Cloud
-from shardwright.runtime.recovery.course import RunIdentity
 from shardwright.runtime.recovery.errands import Errands
 from shardwright.runtime.recovery.inventory import HeldPiece, cover
 from shardwright.runtime.recovery.options import KeeperOptions
@@ -50,7 +50,7 @@ class Uploads:
             print(f"step {step} in the object store is not whole, and is not committed", file=sys.stderr, flush=True)
             return
         await answered(self.cloud.what, partial(self.cloud.commit, manifest))
-        await answered(self.cloud.what, self.cloud.keep_newest)
+        await answered(self.cloud.what, partial(self.cloud.keep_newest, self.options.settings.keep))
 
     def _manifest(self, step: int, rows: Sequence[Any], scale: Any) -> Manifest | None:
         """Return the manifest of a step of these pieces, None where they are not all of it."""
@@ -58,12 +58,13 @@ class Uploads:
         pieces = cover(held, self.run.shapes, self.run.kinds)
         if pieces is None:
             return None
+        course = self.run.course
         return Manifest(
             step=step,
-            model=self.run.settings["model"],
-            settings=dict(self.run.settings),
-            data={"samples": step * self.options.plan.job.global_batch},
-            random={"seed": self.options.settings.seed},
+            model=self.run.model,
+            settings=course.settings,
+            data={**course.data, "samples": self.run.origin + step * self.options.plan.job.global_batch},
+            random=course.random,
             loss_scale=scale,
             parameters=self.run.shapes,
             pieces=tuple(items[0].stored for items in pieces.values()),

@@ -23,16 +23,16 @@ from shardwright.runtime.recovery.handover import parts_of
 from shardwright.runtime.recovery.link import KeeperLink
 from shardwright.runtime.recovery.post import Post
 from shardwright.runtime.recovery.rank_logs import keep_log
-from shardwright.runtime.recovery.settlement import Report, Settlement
+from shardwright.runtime.recovery.settlement import Report, Settlement, reaches
 from shardwright.runtime.recovery.training import UNWIND_SECONDS, Training, line_of
 from shardwright.runtime.step.engine import Vote
 
 
-def work(host: str, port: int, token: int, settings: Settings) -> None:
+def work(host: str, port: int, token: int, settings: Settings, secret: bytes) -> None:
     """Serve a keeper until it is done, or gone."""
     reform.environment(host)
     torch.set_num_threads(max(int(os.environ.get("OMP_NUM_THREADS", "1")), 1))
-    link = KeeperLink(host, port, {"token": token, "process": os.getpid()})
+    link = KeeperLink(host, port, {"token": token, "process": os.getpid()}, secret)
     training: Training | None = None
     while True:
         order = link.orders.get()
@@ -68,7 +68,9 @@ def _settled(post: Post | None, message: Message) -> bool:
         return False
     try:
         with post.lock:
-            if post.report.step == settlement.step - 1 and settlement.vote is not None:
+            if not reaches(post.report, settlement):
+                return False
+            if post.report.step < settlement.step and settlement.vote is not None:
                 post.update(Vote(*settlement.vote))
             kept = post.report.step == settlement.step
             if kept and message["hand_over"]:

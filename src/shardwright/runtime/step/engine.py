@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -84,6 +84,17 @@ class Vote(NamedTuple):
     loss: float
     square: float
     stop: float
+
+
+class StepPhases(Protocol):
+    """What a run that outlives lost ranks does inside a step, which for it has two phases: the vote, and the update,
+    which needs nobody else."""
+
+    def voting(self) -> None:
+        """Note that this rank has all gradient sums and is about to vote. Raises where it may not any more."""
+
+    def commit(self, vote: Vote) -> float:
+        """Update by the outcome of the vote, and return the gradients' norm. Raises where it may not any more."""
 
 
 def make_engine(
@@ -173,8 +184,10 @@ def train_step(
     observe: Observer | None = None,
     record: Callable[[Event], None] | None = None,
     note: Callable[[str], None] | None = None,
+    phases: StepPhases | None = None,
 ) -> StepResult:
-    """Run one step, counted from 0, on all ranks together."""
+    """Run one step, counted from 0, on all ranks together; with `phases` the outcome of its vote is known before
+    anything is updated. Raises DistError where that vote was cut off."""
     say = note or (lambda _: None)
     device = engine.pipeline.device
     begin = moment(device)
@@ -182,18 +195,26 @@ def train_step(
     passed = moment(device)
     say("waiting for gradient sums")
     engine.sync.finish()
-    sums = voted(engine, loss, asked_to_stop=stop())
-    summed = moment(device)
-    say("updating")
-    prepare(engine, step, sums)
-    decide(engine, step, sums)
+    if phases is None:
+        sums = voted(engine, loss, asked_to_stop=stop())
+        summed = moment(device)
+        say("updating")
+        prepare(engine, step, sums)
+        decide(engine, step, sums)
+    else:
+        phases.voting()
+        vote = take_vote(engine, step, loss, asked_to_stop=stop())
+        summed = moment(device)
+        norm = phases.commit(vote)
     say("waiting for updated weights")
     share_weights(engine, beside=engine.layout.plan.overlap.param_gather)
     updated = moment(device)
-    vote = Vote(*sums.tolist())  # the first time that the process waits for the device
+    if phases is None:
+        vote = Vote(*sums[:3].tolist())  # the first time that the process waits for the device
+        norm = note_outcome(engine, vote)
     return StepResult(
         loss=vote.loss,
-        gradient_norm=note_outcome(engine, vote),
+        gradient_norm=norm,
         stop=vote.stop > 0.0,
         pass_seconds=seconds_between(begin, passed),
         sync_seconds=seconds_between(passed, summed),
@@ -226,13 +247,23 @@ def run_passes(
 
 
 def voted(engine: Engine, loss: torch.Tensor, *, asked_to_stop: bool) -> torch.Tensor:
-    """Return the figures of a `Vote` [3], alike on all ranks, once this one has all its gradient sums."""
+    """Return the figures of a `Vote` and how many ranks they are of [4], alike on all ranks, once this one has all its
+    gradient sums."""
     mine = mean_loss(engine, loss)
     square = own_square(engine.store, engine.place.rank, engine.pipeline.device)
-    sums = torch.stack([mine, square, torch.full_like(mine, float(asked_to_stop))])
+    sums = torch.stack([mine, square, torch.full_like(mine, float(asked_to_stop)), torch.ones_like(mine)])
     if engine.layout.world_size > 1:
         dist.all_reduce(sums)
     return sums
+
+
+def outcome(engine: Engine, sums: torch.Tensor) -> Vote:
+    """Return the vote in its sums. Raises DistError where they are not of all ranks: NCCL's collectives return without
+    an error when they are aborted, with whatever had been summed by then."""
+    *figures, ranks = sums.tolist()
+    if ranks != engine.layout.world_size:
+        raise dist.DistError(f"the vote of a step was cut off: it is of {ranks:g} of {engine.layout.world_size} ranks")
+    return Vote(*figures)
 
 
 def mean_loss(engine: Engine, loss: torch.Tensor) -> torch.Tensor:
@@ -271,9 +302,11 @@ def take_vote(engine: Engine, step: int, loss: torch.Tensor, *, asked_to_stop: b
     sums = voted(engine, loss, asked_to_stop=asked_to_stop)
     if engine.orthogonaliser is not None:
         prepare(engine, step, sums)
+        prepared = torch.ones_like(sums[3])
         if engine.layout.world_size > 1:
-            dist.barrier()
-    return Vote(*sums.tolist())
+            dist.all_reduce(prepared)
+        sums[3] = torch.minimum(sums[3], prepared)
+    return outcome(engine, sums)
 
 
 def apply_vote(engine: Engine, step: int, vote: Vote) -> float:

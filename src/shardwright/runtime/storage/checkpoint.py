@@ -253,12 +253,8 @@ def problems_of_all(engine: Engine, own: str) -> str:
     """Return what went wrong on any rank, in words, the same on all; a meeting of all ranks."""
     if engine.layout.world_size == 1:
         return own
-    count = torch.full((1,), float(bool(own)), device=engine.pipeline.device)
-    dist.all_reduce(count)
-    if not count.item():
-        return ""
-    found: list[Any] = [None] * engine.layout.world_size
-    dist.all_gather_object(found, own)
-    different = list(dict.fromkeys(problem for problem in found if problem))
+    problems: list[Any] = [None] * engine.layout.world_size
+    dist.all_gather_object(problems, own, group=engine.groups.meeting)
+    different = list(dict.fromkeys(problem for problem in problems if problem))
     more = len(different) - MOST_NAMED
     return "; ".join(different[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")

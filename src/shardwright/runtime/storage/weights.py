@@ -15,9 +15,8 @@ from shardwright.files import write_atomically
 from shardwright.runtime.model.names import TensorSource, source_of
 from shardwright.runtime.model.parameters import ModelParameter, unit_parameters
 from shardwright.runtime.storage.tensor_files import TensorFile, open_tensors, save_tensors
+from shardwright.runtime.storage.weight_files import INDEX, weight_files
 from shardwright.spec.model import Model
-
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +49,9 @@ class HuggingFaceWeights:
 
 def open_weights(folder: Path) -> HuggingFaceWeights:
     """Open the safetensors files of a folder, one or several with an index. Raises SpecError where there are none."""
-    index = folder / INDEX
-    if index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise bad(str(index), "is no index of safetensors files", "fetch or write it anew") from None
-    else:
-        names = [SINGLE]
     files: dict[str, TensorFile] = {}
-    for name in names:
-        file = open_tensors(folder / str(name))
+    for path in weight_files(folder):
+        file = open_tensors(path)
         files |= dict.fromkeys(file.names, file)
     return HuggingFaceWeights(folder=folder, files=files)
 

@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 RECOVERY = "shardwright.runtime.recovery"
-WORKER, MACHINE, THREAD = "worker", "machine", "thread"
+WORKER, MACHINE, THREAD, FULL = "worker", "machine", "thread", "full"
 PLACES = {
-    "shardwright.runtime.step.sync": [("stuck", "GradientSync.finish", THREAD)],
+    "shardwright.runtime.step.sync": [
+        ("stuck", "GradientSync.finish", THREAD),
+        ("out of memory", "GradientSync.pass_done", FULL),
+    ],
     "shardwright.runtime.state.optimizer": [("optimizer", "METHODS.adamw", WORKER)],
     f"{RECOVERY}.handover": [("snapshot", "Writer._copy", WORKER), ("taking back", "take_back", WORKER)],
     f"{RECOVERY}.cloud": [("upload", "Cloud.put", MACHINE)],
@@ -39,7 +42,14 @@ ENDS: dict[str, Callable[[], object]] = {
     WORKER: lambda: os.kill(os.getpid(), signal.SIGKILL),
     MACHINE: lambda: os.killpg(0, signal.SIGKILL),
     THREAD: threading.Event().wait,
+    FULL: lambda: _out_of_memory(),
 }
+
+
+def _out_of_memory():
+    import torch
+
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB")
 
 
 class Deaths(importlib.abc.MetaPathFinder):

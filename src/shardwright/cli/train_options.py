@@ -1,0 +1,121 @@
+"""The options of `shardwright train` that belong together: recipe, output, fleet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from shardwright.commands import option
+from shardwright.runtime.state.recipe import METHODS, SCHEDULES, Recipe
+
+USUAL, TRAVELS = Recipe(), "As before when resumed."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeOptions:
+    """How weights are updated."""
+
+    learning_rate: Annotated[
+        float | None,
+        option(metavar="RATE", help=f"The highest learning rate; {USUAL.learning_rate:g}. {TRAVELS}"),
+    ] = None
+    schedule: Annotated[
+        str | None,
+        option(metavar="NAME", help=f"How it falls: {', '.join(SCHEDULES)}; {USUAL.schedule}. {TRAVELS}"),
+    ] = None
+    warmup: Annotated[int | None, option(metavar="N", help=f"Steps until it is reached; 0. {TRAVELS}")] = None
+    decay: Annotated[int | None, option(metavar="N", help=f"Step at which it is lowest; 0: never. {TRAVELS}")] = None
+    decay_from: Annotated[
+        int | None,
+        option(metavar="N", help=f"Step at which it begins to fall; wsd: in the last tenth. {TRAVELS}"),
+    ] = None
+    final_fraction: Annotated[
+        float | None, option(metavar="X", help=f"What is left of it then; {USUAL.final_fraction:g}. {TRAVELS}")
+    ] = None
+    beta1: Annotated[float | None, option(metavar="X", help=f"Adam's; {USUAL.betas[0]:g}. {TRAVELS}")] = None
+    beta2: Annotated[float | None, option(metavar="X", help=f"Adam's; {USUAL.betas[1]:g}. {TRAVELS}")] = None
+    epsilon: Annotated[float | None, option(metavar="X", help=f"Adam's; {USUAL.epsilon:g}. {TRAVELS}")] = None
+    weight_decay: Annotated[
+        float | None,
+        option(metavar="X", help=f"Decoupled weight decay of matrices; {USUAL.weight_decay:g}. {TRAVELS}"),
+    ] = None
+    clip: Annotated[
+        float | None,
+        option(metavar="X", help=f"Limit of the gradients' global norm; {USUAL.clip:g}; 0: none. {TRAVELS}"),
+    ] = None
+    optimizer: Annotated[str | None, option(metavar="NAME", help=f"{', '.join(METHODS)}, if not the plan's.")] = None
+    seed: Annotated[
+        int | None, option(metavar="N", help=f"Of initial weights and the order of samples; 0. {TRAVELS}")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOptions:
+    """What is kept and measured."""
+
+    out: Annotated[Path, option("--out", "-o", metavar="DIR", help="Checkpoints and metrics.")] = Path("run")
+    checkpoint_every: Annotated[
+        int, option(metavar="N", help="Steps between checkpoints; 0: at the end, with --elastic every snapshot.")
+    ] = 0
+    keep: Annotated[int, option(metavar="N", help="Keep this many checkpoints; 0: all.")] = 2
+    save_weights: Annotated[Path | None, option(metavar="DIR", help="Write Hugging Face weights here at the end.")] = (
+        None
+    )
+    eval_data: Annotated[
+        str | None, option(metavar="FILE.bin", help="Held-out tokens, on which the loss is taken too.")
+    ] = None
+    eval_every: Annotated[int, option(metavar="N", help="Steps between held-out losses; 0: at the end.")] = 0
+    eval_batches: Annotated[int, option(metavar="N", help="Global batches of held-out tokens.")] = 8
+    tensorboard: Annotated[
+        bool, option("--tensorboard", help="Write metrics for TensorBoard too, into DIR/tensorboard.")
+    ] = False
+    wandb: Annotated[str, option(metavar="PROJECT", help="Send metrics to this project of Weights & Biases too.")] = ""
+    logs: Annotated[
+        Path | None, option(metavar="DIR", help="Write what each rank prints into a file of its own too.")
+    ] = None
+    profile: Annotated[
+        Path | None, option(metavar="FILE", help="Write a layer profile of the first steps, to plan with.")
+    ] = None
+    profile_steps: Annotated[int, option(metavar="N", help="Steps to measure for it.")] = 3
+    trace: Annotated[
+        Path | None,
+        option(metavar="FILE.json", help="Write the second step, and the predicted one, for ui.perfetto.dev."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions:
+    """Machines that come and go: run the same command on each."""
+
+    elastic: Annotated[bool, option("--elastic", help="Outlive lost machines.")] = False
+    listen: Annotated[str, option(metavar="HOST:PORT", help="Where the other machines reach this one.")] = (
+        "127.0.0.1:29400"
+    )
+    join: Annotated[str, option(metavar="HOST:PORT,…", help="Where others may be; the first begins.")] = ""
+    secret_file: Annotated[
+        Path | None,
+        option(metavar="FILE", help="The run's secret, the same on all machines; else $SHARDWRIGHT_SECRET."),
+    ] = None
+    name: Annotated[str, option(metavar="NAME", help="This machine's name; the host's.")] = ""
+    zone: Annotated[str, option(metavar="NAME", help="What may be lost as one.")] = ""
+    machine_gpu: Annotated[str, option(metavar="NAME", help="This machine's GPU type, where the plan has several.")] = (
+        ""
+    )
+    memory: Annotated[Path | None, option(metavar="DIR", help="Snapshots in memory; a folder in /dev/shm.")] = None
+    upload: Annotated[str, option(metavar="URL", help="Checkpoints go here too: s3://…, gs://…, file:///….")] = ""
+    etcd: Annotated[str, option(metavar="HOST:PORT,…", help="Who may go on is settled here, else in --upload.")] = ""
+    snapshot_every: Annotated[int, option(metavar="N", help="Steps lost at most, if a shard has no holder.")] = 10
+    silence: Annotated[
+        float, option(metavar="SECONDS", help="A machine silent for longer is lost, and a worker that is stopped.")
+    ] = 5.0
+    wait: Annotated[float, option(metavar="SECONDS", help="Wait so long for machines that a plan needs.")] = 600.0
+    notices: Annotated[
+        str,
+        option(metavar="CLOUD,…", help="Watch for the notice of aws, gcp or azure that it takes this machine."),
+    ] = ""
+
+
+def names_of(group: Any) -> frozenset[str]:
+    """Return the names of the options of a group."""
+    return frozenset(item.name for item in fields(group))
