@@ -24,8 +24,8 @@ from shardwright.cost.memory.facts import MemoryFacts, trial
 from shardwright.spec.job import Framework
 from shardwright.validation.case import Case, case_of, duplicates_left_out
 from shardwright.validation.facts import SkippedRunError
-from shardwright.validation.fits import Fits, fits_of
 from shardwright.validation.forecast import forecast
+from shardwright.validation.metrics import Fits, fits_of
 from shardwright.validation.outcome import measured_bytes
 from shardwright.validation.runs import PublishedRun
 
