@@ -26,7 +26,7 @@ FLOORS = (
     "importers",
     "reports",
 )
-FLOORS += ("validation", "measure", "discovery", "serving", "calibrate", "cli")
+FLOORS += ("validation", "measure", "discovery", "serving", "cli")
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ def test_a_forest_survives_its_file():
 
 def test_it_predicts_as_xgboost_does():
     xgboost = pytest.importorskip("xgboost", reason="needs the extra `calibrate`")
-    from shardwright.calibrate.operators import forest_of
+    from tools.refit.operators import forest_of
 
     random = np.random.default_rng(1)
     columns = random.normal(size=(3000, 6)).astype(np.float32)

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from tests.cli.running import refused, run
 
 from shardwright.discovery.discover import Discovery, discover
-from shardwright.discovery.document import known
+from shardwright.discovery.document import Ask, MachineGroup, known
 from shardwright.discovery.kubernetes import kubernetes_machines
 from shardwright.discovery.local import this_machine
-from shardwright.discovery.machine import Ask, MachineGroup
 from shardwright.discovery.slurm import slurm_machines
 from shardwright.errors import SpecError
 from shardwright.spec.cluster import Cluster

@@ -16,7 +16,7 @@ from shardwright.plans.ranking import Baseline, Evaluation, NoPlan, Origin, Rank
 from shardwright.plans.remedies import Change, MoreMachines, MoreMemory, Shortage
 from shardwright.reports.documents.ranking import evaluation_document, ranking_document
 from shardwright.reports.text.evaluation import evaluation_text
-from shardwright.reports.text.nearest import nearest_words
+from shardwright.reports.text.explain import nearest_words
 from shardwright.reports.text.outcome import bottleneck
 from shardwright.reports.text.plans import plan_text
 from shardwright.reports.text.terminal import infeasible_text, ranking_text

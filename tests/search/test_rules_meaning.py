@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.search.rules.column import Column
+from shardwright.search.rules.evaluation import Column
 from shardwright.search.rules.rules import parse_rules
 
 Value = float | bool | str | None

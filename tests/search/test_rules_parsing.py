@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
+from shardwright.search.rules.check import CANONICAL, schema_with_gpus
 from shardwright.search.rules.parser import MAX_DEPTH
 from shardwright.search.rules.rules import MAX_CHARACTERS, MAX_PROBLEMS, check_rules, load_rules, parse_rules
 from shardwright.search.rules.tree import Arithmetic, Compare, Logic, Not, Within
-from shardwright.search.rules.variables import CANONICAL, schema_with_gpus
 from shardwright.search.space.parameters import PARAMETERS
 from shardwright.spec.catalog.gpus import gpus
 

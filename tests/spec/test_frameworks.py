@@ -15,7 +15,7 @@ from shardwright.files import shipped_file
 from shardwright.spec.catalog import frameworks
 from shardwright.spec.job import Job
 from shardwright.spec.read.job import make_job
-from shardwright.validation.software import habits_of
+from shardwright.validation.facts import habits_of
 
 CACHES = (frameworks.framework_rows, shipped, shipped_facts, habits_of, widths_of)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardwright.importers.megatron.read import Reading
     from shardwright.plans.plan import Plan
     from shardwright.plans.ranking import Evaluation, Origin
-    from shardwright.reports.text.ladder import Rung
+    from shardwright.reports.text.evaluation import Rung
     from shardwright.search.rules.rules import Rule
     from shardwright.search.space.axes import Space
 
@@ -174,7 +174,7 @@ def _rungs(mine: Plan, efficiency: Efficiency | None, space: Space, limits: tupl
     """Return the steps to better plans, with the arguments of Megatron-LM where it runs the plan."""
     from shardwright.exporters.megatron.difference import difference
     from shardwright.exporters.megatron.limits import unsupported
-    from shardwright.reports.text.ladder import Rung
+    from shardwright.reports.text.evaluation import Rung
     from shardwright.search.ladder import ladder
     from shardwright.search.rules.filters import Filters
 

@@ -58,7 +58,7 @@ def export(
     from shardwright.exporters.nearest import nearest_plan
     from shardwright.exporters.targets import export as files_for
     from shardwright.plans.document import load_plan
-    from shardwright.reports.text.nearest import nearest_words
+    from shardwright.reports.text.explain import nearest_words
 
     chosen = load_plan(plan)
     try:

@@ -94,8 +94,7 @@ def shop(
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
     from shardwright.reports.documents.shop import shop_document
-    from shardwright.reports.text.shop import chosen, shop_text
-    from shardwright.reports.text.shop_screen import shop_screen
+    from shardwright.reports.text.shop import chosen, shop_screen, shop_text
     from shardwright.search.market.shop import shop as search
     from shardwright.search.space.axes import parse_pins
     from shardwright.spec.cluster import Cluster
@@ -159,8 +158,7 @@ def _offers(
     max_gpus: int | None,
 ) -> Offers:
     """Return the offers of a file, or of the price table, narrowed to GPU types and markets."""
-    from shardwright.spec.catalog.price_file import load_prices
-    from shardwright.spec.catalog.price_table import table_prices
+    from shardwright.spec.catalog.price_file import load_prices, table_prices
     from shardwright.spec.offers import MARKETS, MOST_GPUS
     from shardwright.spec.read.offers import load_offers, narrowed, offers_from_prices
 

@@ -1,6 +1,5 @@
 """What machines there are: GPUs, memory, NVLink and network cards, as this machine, SLURM or Kubernetes tells them.
 
-* `machine`: groups of equal machines, with what could not be seen
 * `local`: this machine, by nvidia-smi and /sys
 * `slurm`: the nodes of a SLURM cluster, by scontrol
 * `kubernetes`: the nodes of a Kubernetes cluster, by kubectl

@@ -6,10 +6,9 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.discovery.document import cluster_text, known, unseen
+from shardwright.discovery.document import Ask, MachineGroup, cluster_text, known, unseen
 from shardwright.discovery.kubernetes import kubernetes_machines
 from shardwright.discovery.local import this_machine
-from shardwright.discovery.machine import Ask, MachineGroup
 from shardwright.discovery.slurm import slurm_machines
 from shardwright.errors import bad, suggestion
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shardwright.discovery.machine import Ask, MachineGroup, grouped
+from shardwright.discovery.document import Ask, MachineGroup, grouped
 
 NODES = ("kubectl", "get", "nodes", "--output", "json")
 LABEL = "nvidia.com/gpu."

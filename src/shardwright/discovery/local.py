@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardwright.discovery.machine import Ask, MachineGroup
+from shardwright.discovery.document import Ask, MachineGroup
 
 GPUS = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 NVLINK = ("nvidia-smi", "nvlink", "--status", "--id=0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shardwright.discovery.machine import Ask, MachineGroup, grouped
+from shardwright.discovery.document import Ask, MachineGroup, grouped
 
 NODES = ("scontrol", "show", "nodes", "--oneliner")
 FIELD = re.compile(r"(\w+)=(\S*)")

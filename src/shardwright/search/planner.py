@@ -26,9 +26,8 @@ from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import within
 from shardwright.search.account import left_out, report_of
 from shardwright.search.advice.fewer import fewer_machines
-from shardwright.search.advice.infeasible import explain
+from shardwright.search.advice.infeasible import explain, remedies
 from shardwright.search.advice.nearby import nearby
-from shardwright.search.advice.remedies import remedies
 from shardwright.search.combinations import best_of
 from shardwright.search.kinds import (
     EXPORTABLE,

@@ -8,12 +8,10 @@
 * `facts`: single facts of a run
 * `mixed_case`: a run on several GPU types
 * `model_of`: its model
-* `software`: its framework
 * `forecast`: predictions of many cases
 * `outcome`: one run, predicted and measured
 * `groups`: errors by group
-* `metrics`: measures of error
-* `fits`: predicted to fit against what ran
+* `metrics`: measures of error, of time and of what fits
 * `rivals`: two simple predictors
 * `reasons`: why one may be off
 * `summary`: errors of many outcomes

@@ -16,11 +16,20 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.units import GIBIBYTE
-from shardwright.validation.facts import PRECISIONS, SkippedRunError, first_and_last, gpu_name, job_of, whole
+from shardwright.validation.facts import (
+    PRECISIONS,
+    Habits,
+    SkippedRunError,
+    first_and_last,
+    framework_of,
+    gpu_name,
+    habits_of,
+    job_of,
+    whole,
+)
 from shardwright.validation.mixed_case import mixed_plan
 from shardwright.validation.model_of import model_of
 from shardwright.validation.runs import PublishedRun
-from shardwright.validation.software import Habits, framework_of, habits_of
 
 MULTIMODAL = re.compile(r"\bmimo\b|\bvlm\b|llava", re.IGNORECASE)
 # What guesses are about on which the reasons of an error depend.

@@ -1,11 +1,13 @@
-"""Single facts of a published run: its sizes, GPU, job and layer split."""
+"""Single facts of a published run: its sizes, GPU, job, software and layer split."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 
 from shardwright.spec.assumption import Assumption
+from shardwright.spec.catalog.frameworks import figures, framework_rows
 from shardwright.spec.job import Framework, Job
 from shardwright.spec.read.job import make_job
 from shardwright.validation.runs import PublishedRun
@@ -99,3 +101,42 @@ def first_and_last(layers: int, stages: int, head: float) -> tuple[int, int]:
         return first, layers - first
     before_last = int((stages - 1) * share) + 1
     return first, max(layers - before_last, 0) if head else layers // stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """Defaults of a framework: whether attention is fused, what is overlapped and sharded, whether stages of a
+    pipeline are balanced by their weights, whether users recompute activations as soon as memory is short (else they
+    look for another layout first), and then `whole_layers` or nothing."""
+
+    framework: Framework
+    flash: bool
+    sequence_parallel: bool
+    overlap_tp: bool
+    overlap_grad: bool
+    overlap_param: bool
+    sharding: int
+    balanced: bool
+    recomputes: bool
+    whole_layers: bool
+
+
+def framework_of(run: PublishedRun, guesses: list[Assumption]) -> Framework:
+    """Return the framework of a run: the first whose pattern is in the name. Megatron in fp16 is from before bf16 and
+    FlashAttention, torchtitan without compilation is plain FSDP, and so is taken what is unknown."""
+    name = run.framework.casefold()
+    for framework, row in framework_rows().items():
+        if re.search(row["pattern"], name):
+            if framework == "megatron" and run.precision == "fp16":
+                return "megatron-2021"
+            uncompiled = framework == "torchtitan" and run.noted.eager
+            return "fsdp" if uncompiled else framework
+    taken: Framework = "fsdp" if name else "megatron"
+    guesses.append(Assumption("framework", f"{taken}"))
+    return taken
+
+
+@cache
+def habits_of(framework: Framework) -> Habits:
+    """Return what a framework does by default."""
+    return figures(Habits, framework_rows()[framework])

@@ -24,8 +24,8 @@ from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.validation.case import Case
+from shardwright.validation.facts import habits_of
 from shardwright.validation.runs import PublishedRun
-from shardwright.validation.software import habits_of
 
 LEVELS = 4  # of recomputation, as in `cost.strategies`
 OPEN_LEVELS = (NONE, SELECTIVE, UNIFORM)  # where it is not published

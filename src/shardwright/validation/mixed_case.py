@@ -14,10 +14,17 @@ from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Repl
 from shardwright.spec.assumption import Assumption
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.validation.facts import SkippedRunError, first_and_last, gpu_name, job_of, whole
+from shardwright.validation.facts import (
+    SkippedRunError,
+    first_and_last,
+    framework_of,
+    gpu_name,
+    habits_of,
+    job_of,
+    whole,
+)
 from shardwright.validation.model_of import model_of
 from shardwright.validation.runs import PublishedRun
-from shardwright.validation.software import framework_of, habits_of
 
 PSEUDO_LAYERS_BEFORE = 3  # of DeepSpeed's GPT-2 pipeline before the first layer: cast, embedding, transposition
 

@@ -13,9 +13,8 @@ import numpy as np
 from shardwright.arrays import Ints
 from shardwright.validation.case import Case
 from shardwright.validation.facts import Skip
-from shardwright.validation.fits import Fits, fits_of
 from shardwright.validation.groups import NAMELESS, ErrorGroup, Macro, Pairs, group_of, groups_of, macro_of
-from shardwright.validation.metrics import covered, scale_of
+from shardwright.validation.metrics import Fits, covered, fits_of, scale_of
 from shardwright.validation.outcome import Outcome, memory_kind
 from shardwright.validation.reasons import Reason, reasons, sweep_of, sweep_outliers
 from shardwright.validation.rivals import constant_mfu_seconds, roofline_seconds

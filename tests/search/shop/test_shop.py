@@ -16,7 +16,7 @@ from shardwright.errors import SpecError
 from shardwright.plans.check import check
 from shardwright.plans.findings import JobLimits, NeverEnds, NoOfferKeeps, OffersTooSmall, PlacesApart
 from shardwright.plans.remedies import Cheapest, Fastest
-from shardwright.search.market.front import Front, Point
+from shardwright.search.market.picks import Front, Point
 from shardwright.search.market.result import Shopping
 from shardwright.search.market.shop import shop
 from shardwright.search.planner import plan, predict

@@ -4,7 +4,7 @@ An operator model knows kernels and a link model knows collectives, each measure
 Python, fuse few or many of them, bring links to part of their speed beside computation, and wait for the slowest of
 many machines; GPUs run at the clocks that their power allows for hours. The
 catalogue's row of a framework and `data/architectures.csv` hold the parameters, fitted by
-`python -m shardwright.calibrate overheads`.
+`python -m tools.refit overheads`.
 """
 
 from __future__ import annotations

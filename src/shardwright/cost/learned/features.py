@@ -17,7 +17,7 @@ from shardwright.cost.compute.operator_table import BACKWARD
 from shardwright.cost.learned.machine import FP8_BLOCK, VECTOR, Facts, generation, method_code, power_share
 
 # The constants of this file shape the physics under the trees, which are fitted to what it leaves: another value means
-# fitting anew (`python -m shardwright.calibrate operators`), and what it moves is the error of that fit.
+# fitting anew (`python -m tools.refit operators`), and what it moves is the error of that fit.
 
 # Output tiles (rows, columns) of thread blocks, those of cuBLAS (NVIDIA, Matrix Multiplication Background User's Guide)
 # and smaller ones; small tiles reload operands more often, which costs speed.

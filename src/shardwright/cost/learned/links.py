@@ -2,7 +2,7 @@
 joined, and for the network between machines.
 
 `data/links.csv` has a row for each kind of link and, where an architecture was measured, one for it; `data/network.csv`
-has the one of networks. Both are fitted by `python -m shardwright.calibrate operators`.
+has the one of networks. Both are fitted by `python -m tools.refit operators`.
 """
 
 from __future__ import annotations

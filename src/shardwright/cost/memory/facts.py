@@ -1,7 +1,7 @@
 """What frameworks keep in memory beyond the formulas: a few named figures in the catalogue's row of each.
 
 The formulas of `cost.memory` count what a fused implementation with fp32 gradient accumulation (Megatron-LM) must keep.
-Where a figure is not a documented fact it is fitted to published peaks by `shardwright.calibrate.memory`.
+Where a figure is not a documented fact it is fitted to published peaks by `tools.refit.memory`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The published runs that a prediction rests on: how near the nearest are, and which they are.
 
 `data/evidence.npz` has one row for each published run that the cost model predicts, made by
-`python -m shardwright.calibrate overheads`. Two settings are near if software, GPU and arithmetic are the same and the
+`python -m tools.refit overheads`. Two settings are near if software, GPU and arithmetic are the same and the
 sizes alike; the distance is 1 for a run with four times the GPUs, or twice the hidden size.
 """
 
@@ -24,7 +24,7 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
 NAMES = ("framework", "gpu", "architecture", "precision")
-# Distance for another name, and how many doublings of a size are a distance of 1. `calibrate overheads` finds how
+# Distance for another name, and how many doublings of a size are a distance of 1. `tools.refit overheads` finds how
 # intervals grow with distance, so a factor on all of them moves none; chosen, 0.5 to 2 times.
 MISMATCH = {"framework": 1.5, "gpu": 0.5, "architecture": 1.5, "precision": 1.0}
 FLAGS = {"adapters": 1.0, "experts": 1.5}  # chosen, 0.5 to 2 times

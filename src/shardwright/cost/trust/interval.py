@@ -9,7 +9,7 @@ A GPU type of which no run is published has a further, independent error of `UNS
 framework on GPUs that are published), added in squares.
 
 The catalogue's row of the framework has low and high, and the common growth;
-`python -m shardwright.calibrate overheads` makes them.
+`python -m tools.refit overheads` makes them.
 """
 
 from __future__ import annotations

@@ -11,11 +11,17 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, Evaluation, NoPlan, NoProgram, Origin, PassedOver, Ranking, SearchReport
 from shardwright.reports.documents.findings import Document, finding_document
 from shardwright.reports.text import outcome
-from shardwright.reports.text.caution import passed_over_words
-from shardwright.reports.text.explain import changes, gap_words, gaps, shortages, telling_gaps, verdict
-from shardwright.reports.text.ladder import Rung
-from shardwright.reports.text.plans import predicted
-from shardwright.reports.text.risk import risk_document
+from shardwright.reports.text.evaluation import Rung
+from shardwright.reports.text.explain import (
+    changes,
+    gap_words,
+    gaps,
+    passed_over_words,
+    shortages,
+    telling_gaps,
+    verdict,
+)
+from shardwright.reports.text.plans import predicted, risk_document
 from shardwright.reports.text.strategy import SETTINGS
 from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.units import format_bytes

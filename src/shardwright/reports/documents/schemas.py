@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from shardwright.discovery.machine import MachineGroup
+from shardwright.discovery.document import MachineGroup
 from shardwright.files import shipped_file
 from shardwright.plans.ranking import Fewer, Nearby, SpmdProgram
 from shardwright.plans.schema import DIALECT, Schema, plan_schema, schema_of

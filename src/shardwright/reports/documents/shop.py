@@ -8,7 +8,7 @@ from shardwright.plans.document import to_document
 from shardwright.reports.assumptions import offers_assumed
 from shardwright.reports.documents.findings import Document, finding_document
 from shardwright.reports.documents.ranking import VERSION, infeasible_document
-from shardwright.reports.text.risk import risk_document
+from shardwright.reports.text.plans import risk_document
 from shardwright.reports.text.shop import chances, chosen
 from shardwright.search.market.result import Shopping, ShopReport
 from shardwright.search.renting.choice import Rental

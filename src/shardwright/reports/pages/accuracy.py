@@ -83,7 +83,7 @@ def accuracy_plot(validation: Validation) -> str:
 
 
 def _cross_validation(page: Path, *, expected: bool) -> str:
-    """Return the section that `python -m shardwright.calibrate` writes to a file beside the page. Where there is none,
+    """Return the section that `python -m tools.refit` writes to a file beside the page. Where there is none,
     say so if it is `expected`."""
     source = page.with_name(CROSS_VALIDATION_FILE)
     if source.is_file():

@@ -2,24 +2,19 @@
 
 * `first_screen`: a search in fifteen lines
 * `terminal`: a search in full
-* `plans`: plans as a table and in full
-* `evaluation`: a user's own plan
-* `ladder`: the way from a plan to better ones
-* `explain`: how two plans differ
-* `caution`: what hardly any published run has
+* `plans`: plans as a table and in full, and what interruptions do to a run
+* `evaluation`: a user's own plan, and the way from it to better ones
+* `explain`: how two plans differ, and what speaks against a faster one
 * `question`: what was asked, in a line each
 * `describe`: a plan in a few words
 * `strategy`: a plan setting by setting
 * `outcome`: what a plan is predicted to come to, in a few words
 * `mixed`: a plan whose replicas differ
-* `nearest`: the nearest plan that a target can run
 * `shares`: rows and state of each GPU under uneven FSDP
 * `kinds`: kinds of plans over several GPU types
 * `programs`: an SPMD program beside the plans
-* `shop`: offers
-* `shop_screen`: offers on one screen
+* `shop`: offers, in full and in a few lines
 * `spot`: a simulation of spot machines
-* `risk`: interruptions
 * `validation`: measured runs
 * `measured`: a machine profile
 * `sizing`: ways to train and the memory of each

@@ -11,7 +11,7 @@ from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby, Ranking
 from shardwright.reports.text import describe, kinds, mixed, outcome, programs
-from shardwright.reports.text.caution import passed_over_words
+from shardwright.reports.text.explain import passed_over_words
 from shardwright.reports.text.layout import WIDTH, labelled
 from shardwright.reports.text.plans import FAR, predicted, whole_run
 from shardwright.reports.text.terminal import against_rules, heading

@@ -9,11 +9,9 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, PassedOver, Ranking, SearchReport
 from shardwright.reports.assumptions import pools_assumed
 from shardwright.reports.text import describe, kinds, mixed, programs, question
-from shardwright.reports.text.caution import passed_over_words, rare_words
-from shardwright.reports.text.explain import contrast, saving, unit, value
+from shardwright.reports.text.explain import contrast, passed_over_words, rare_words, saving, unit, value
 from shardwright.reports.text.layout import WIDTH, labelled, listed, wrapped
-from shardwright.reports.text.plans import plan_text, plans_table, predicted, whole_run
-from shardwright.reports.text.risk import risk_text
+from shardwright.reports.text.plans import plan_text, plans_table, predicted, risk_text, whole_run
 from shardwright.reports.words import explained, in_words
 from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.spec.cluster import Cluster

@@ -1,7 +1,6 @@
 """What to tell beside the plan, or where there is none.
 
 * `infeasible`: why, and the smallest changes that give one
-* `remedies`: single changes, each tried
 * `nearby`: other batches and numbers of machines that pay
 * `fewer`: the same run on fewer of the machines
 """

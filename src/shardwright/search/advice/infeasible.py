@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from shardwright.cost.context import Context
+from shardwright.arrays import Ints
+from shardwright.cost.context import Context, layer_rows
+from shardwright.cost.iteration.footprint import fewest_recomputed_layers, fixed_bytes, footprint
 from shardwright.cost.money.price import dollars_per_hour
 from shardwright.cost.money.risk import pool_stretch
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, UNSHARDED, ZERO1, Strategies
 from shardwright.plans.findings import (
     Cause,
     JobLimits,
@@ -24,6 +27,7 @@ from shardwright.plans.findings import (
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import NoPlan, SearchReport
 from shardwright.plans.remedies import (
+    BlockRecomputation,
     Change,
     Cheapest,
     Fastest,
@@ -31,6 +35,7 @@ from shardwright.plans.remedies import (
     MoreMemory,
     Remedy,
     ShorterSequence,
+    SmallerMicroBatch,
     Unpin,
 )
 from shardwright.search.objective import Objective
@@ -219,3 +224,36 @@ def _least_memory(context: Context, space: Space) -> float | None:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high
+
+
+def remedies(context: Context, row: Strategies, starts: Ints) -> Iterator[Remedy]:
+    """Yield single changes of a row under which every stage fits; none if it fits as it is."""
+    if _row_fits(context, row, starts):
+        return
+    single = np.ones(1, dtype=np.int64)
+    if row.recompute[0] == NONE and _row_fits(context, replace(row, recompute=SELECTIVE * single), starts):
+        yield Change.SELECTIVE_RECOMPUTATION
+    if row.recompute[0] != UNIFORM:
+        blocks = replace(row, recompute=BLOCK * single)
+        shards = layer_rows(context, blocks)
+        layers, able = fewest_recomputed_layers(
+            context, blocks, shards, starts, fixed_bytes(context, blocks, shards, starts)
+        )
+        if able[0]:
+            yield BlockRecomputation(int(layers[0]))
+    ranks = int(row.dp[0] * row.cp[0])
+    if ranks > 1 and row.sharding[0] == UNSHARDED and _row_fits(context, replace(row, sharding=ZERO1 * single), starts):
+        yield Change.ZERO1
+    if row.offload[0] < 1.0 and not context.job.options.precision_aware:
+        whole = replace(row, sharding=np.maximum(row.sharding, ZERO1), offload=np.ones(1))
+        if _row_fits(context, whole, starts):
+            yield Change.OFFLOADED_OPTIMIZER
+    if row.micro_batch[0] % 2 == 0 and _row_fits(context, replace(row, micro_batch=row.micro_batch // 2), starts):
+        yield SmallerMicroBatch(int(row.micro_batch[0]) // 2)
+
+
+def _row_fits(context: Context, row: Strategies, starts: Ints) -> bool:
+    if not context.timed(row).all():
+        return False  # of layers that were not measured so nothing is known
+    peak = footprint(context, row, layer_rows(context, row), starts).total
+    return bool((peak <= context.memory_limit_bytes).all())

@@ -4,7 +4,6 @@
 * `sweep`: numbers of machines of one type, all at once
 * `mixes`: mixes of two offers
 * `stragglers`: layer times on other numbers of machines
-* `front`: the Pareto front
-* `picks`: answers that a front holds
+* `picks`: the front, and the answers that it holds
 * `result`: what the search returns
 """

@@ -16,7 +16,7 @@ from shardwright.arrays import Floats
 from shardwright.cost.money.risk import MOST_STRETCH, stretch
 from shardwright.plans.abilities import makers
 from shardwright.plans.findings import PlacesApart
-from shardwright.search.market.front import Front, Point
+from shardwright.search.market.picks import Front, Point
 from shardwright.search.market.sweep import Find, Sweep
 from shardwright.search.renting.choice import Rental
 from shardwright.search.renting.tariff import exposure

@@ -28,9 +28,8 @@ from shardwright.plans.ranking import NoPlan
 from shardwright.plans.remedies import Change
 from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import within
-from shardwright.search.market.front import Front
 from shardwright.search.market.mixes import Mix, apart, cluster_of, machine_seconds, promising
-from shardwright.search.market.picks import infeasible, picks, steps
+from shardwright.search.market.picks import Front, infeasible, picks, steps
 from shardwright.search.market.result import Shopping, ShopReport
 from shardwright.search.market.sweep import Find, Sweep, finish, least_dollars, probe, sweep
 from shardwright.search.planner import plan as plan_on

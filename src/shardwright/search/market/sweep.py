@@ -22,7 +22,7 @@ from shardwright.cost.strategies import Layouts, Strategies
 from shardwright.cost.trust.rarity import doubts
 from shardwright.progress import tell
 from shardwright.rounding import coarse
-from shardwright.search.market.front import Front
+from shardwright.search.market.picks import Front
 from shardwright.search.market.stragglers import lengthened, strained
 from shardwright.search.renting.tariff import Tariff
 from shardwright.search.rules.filters import Filters

@@ -3,10 +3,8 @@
 * `rules`: reading and applying them
 * `parser`: text to syntax tree
 * `tree`: the tree
-* `variables`: what a rule may speak of
-* `column`: its values for many candidates
-* `check`: what may be compared with what
-* `evaluation`: what a rule means, over columns
+* `check`: the variables of rules, and what may be compared with what
+* `evaluation`: columns of candidates, and what a rule means over them
 * `filters`: rules and measurements applied to candidates
 * `as_pins`: rules of one axis as pins
 """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -23,8 +24,7 @@ from shardwright.search.rules.tree import (
     operands,
     variables,
 )
-from shardwright.search.rules.variables import CANONICAL
-from shardwright.search.space.parameters import Parameter
+from shardwright.search.space.parameters import PARAMETERS, Parameter
 
 Kind = Literal["number", "condition", "word", "none", "unknown"]
 Schema = Mapping[str, Parameter]
@@ -136,3 +136,17 @@ def _choice(text: str, parameter: Parameter) -> str:
 def _meant(node: Expression) -> str:
     """Return the hint that a word is the name of a variable, or empty."""
     return f"did you mean ${node.text}?" if isinstance(node, Word) and node.text in CANONICAL else ""
+
+
+SCHEMA: Mapping[str, Parameter] = MappingProxyType({parameter.name: parameter for parameter in PARAMETERS})
+"""Each variable by its canonical name."""
+
+CANONICAL: Mapping[str, str] = MappingProxyType(
+    {name: row.name for row in PARAMETERS for name in (row.name, row.synonym) if name}
+)
+"""Every name that a rule may use, and the canonical one it stands for."""
+
+
+def schema_with_gpus(gpus: Iterable[str]) -> Mapping[str, Parameter]:
+    """Return the schema in which `$gpu` takes only the names in `gpus`."""
+    return MappingProxyType({**SCHEMA, "gpu": replace(SCHEMA["gpu"], words=tuple(gpus))})

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
-from shardwright.arrays import Bools, Floats
-from shardwright.search.rules.column import Column
+from shardwright.arrays import Array, Bools, Floats
 from shardwright.search.rules.tree import (
     Arithmetic,
     Compare,
@@ -29,6 +29,20 @@ from shardwright.search.rules.tree import (
     Within,
     Word,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """The values of a variable for many candidates, in any shape that broadcasts with those of other columns.
+
+    Numbers and bools stand for themselves; where `words` is given, values are indices into it. `none` marks the
+    candidates for which the variable is None; their value, an index in range all the same, does not count.
+    """
+
+    values: Array
+    words: tuple[str, ...] | None = None
+    none: Bools | None = None
+
 
 _LITERAL_NONE = Column(values=np.asarray(np.nan), none=np.asarray(True))
 

@@ -13,7 +13,7 @@ from shardwright.arrays import Array, Bools, Ints
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import BLOCK, RANK_ORDERS, SHARDING, UNIFORM, UNSHARDED, Layouts, Strategies
 from shardwright.plans.findings import Cause, Rejection
-from shardwright.search.rules.column import Column
+from shardwright.search.rules.evaluation import Column
 from shardwright.search.space.parameters import AXIS_OF, BEYOND_LAYOUT
 from shardwright.spec.options import VALUES, said
 

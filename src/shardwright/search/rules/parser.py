@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from shardwright.errors import suggestion
+from shardwright.search.rules.check import CANONICAL
 from shardwright.search.rules.tree import (
     Arithmetic,
     Compare,
@@ -36,7 +37,6 @@ from shardwright.search.rules.tree import (
     Within,
     Word,
 )
-from shardwright.search.rules.variables import CANONICAL
 
 # A level of parentheses takes eight Python frames here, far from the interpreter's limit of 1,000.
 MAX_DEPTH = 32

@@ -14,12 +14,10 @@ from pathlib import Path
 
 from shardwright.arrays import Bools
 from shardwright.errors import Problem, SpecError, bad
-from shardwright.search.rules.check import faults
-from shardwright.search.rules.column import Column
-from shardwright.search.rules.evaluation import holds
+from shardwright.search.rules.check import SCHEMA, faults, schema_with_gpus
+from shardwright.search.rules.evaluation import Column, holds
 from shardwright.search.rules.parser import parse_expression
 from shardwright.search.rules.tree import Expression, Location, RuleError, Span, variables
-from shardwright.search.rules.variables import SCHEMA, schema_with_gpus
 from shardwright.search.space.parameters import Parameter
 from shardwright.spec.text.reading import read_text
 

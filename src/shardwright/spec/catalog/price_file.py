@@ -1,16 +1,17 @@
-"""Prices that a user wrote down, in a CSV file with the columns of `data/prices.csv`."""
+"""Prices in a CSV file with the columns of `data/prices.csv`: what a user wrote down, and the table in force."""
 
 from __future__ import annotations
 
 import csv
 import math
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.spec.catalog.gpus import resolve_gpu
-from shardwright.spec.catalog.prices import MachinePrice, machine_price
+from shardwright.spec.catalog.prices import MachinePrice, machine_price, prices, select_prices
 from shardwright.spec.text.fields import shown
 from shardwright.spec.text.reading import read_text
 
@@ -97,3 +98,34 @@ def _price_problems(cells: Mapping[str, str], place: str, gpu_count: int, forced
         elif not forced and not CHEAPEST_GPU_HOUR <= dollars / gpu_count <= DEAREST_GPU_HOUR:
             message = f"${dollars / gpu_count:.4g} per GPU and hour is not plausible"
             yield Problem(f"{place}: {column}", message, "check gpus and the unit, or put yes in a column named force")
+
+
+def refreshed_path() -> Path:
+    """Return where fetched prices are kept, in the user's cache folder."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "shardwright" / "prices.csv"
+
+
+def table_prices(
+    *,
+    gpu: str | None = None,
+    provider: str | None = None,
+    region: str | None = None,
+    user_prices: Sequence[MachinePrice] = (),
+) -> tuple[MachinePrice, ...]:
+    """Return the rows of a GPU, a provider and a region, `user_prices` before those of the table. Raises SpecError for
+    what no row has, and for a table of fetched prices that cannot be read."""
+    return select_prices([*user_prices, *_table()], gpu=gpu, provider=provider, region=region)
+
+
+def table_date() -> str:
+    """Return in words how old the table in force is."""
+    if refreshed_path().exists():
+        return f"the table fetched on {max(row.price.date for row in _table())}"
+    commits = {row.price.source for row in prices()}
+    return f"the table that ships, of {len(commits)} commits of its sources (`date` names each row's)"
+
+
+def _table() -> tuple[MachinePrice, ...]:
+    path = refreshed_path()
+    return load_prices(path) if path.exists() else prices()

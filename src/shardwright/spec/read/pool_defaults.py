@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from shardwright.spec.assumption import Assumption
 from shardwright.spec.catalog.gpus import gpus, sold_memory_bytes
 from shardwright.spec.catalog.machines import GBIT_BYTES, MachineType, links, machines
+from shardwright.spec.catalog.price_file import table_prices
 from shardwright.spec.catalog.price_rule import typical_price
-from shardwright.spec.catalog.price_table import table_prices
 from shardwright.spec.catalog.prices import MachinePrice, select_prices
 from shardwright.spec.cluster import Gpu, NodePool, Price
 from shardwright.spec.read.custom_gpu import reference_machine

@@ -1,4 +1,4 @@
-"""`python -m shardwright.calibrate overheads`."""
+"""`python -m tools.refit overheads`."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ def overheads(
     to published training runs, and predict every run with a calibration that has not seen it.
 
     \b
-        python -m shardwright.calibrate overheads                      what ships, from the runs that ship
-        python -m shardwright.calibrate overheads RUNS.csv -o DIR      from runs of your own, columns as in
-                                                                       docs/how-to-validate.md
+        python -m tools.refit overheads                      what ships, from the runs that ship
+        python -m tools.refit overheads RUNS.csv -o DIR      from runs of your own, columns as in
+                                                             docs/how-to-validate.md
 
     Only runs of quality A and B with a measured time count."""
-    from shardwright.calibrate.cross_page import cross_page
-    from shardwright.calibrate.crossvalidate import learning_curve
-    from shardwright.calibrate.remembering import Remembering
-    from shardwright.calibrate.training import shipped_files, timed_cases, trained
+    from tools.refit.cross_page import cross_page
+    from tools.refit.crossvalidate import learning_curve
+    from tools.refit.remembering import Remembering
+    from tools.refit.training import shipped_files, timed_cases, trained
+
+    import shardwright
     from shardwright.cost.learned import default_efficiency
     from shardwright.errors import bad
     from shardwright.files import write_atomically
@@ -51,7 +53,7 @@ def overheads(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     for name, content in shipped_files(training).items():
-        path = Path(__file__).parents[1] / name if out is None else out / Path(name).name
+        path = Path(shardwright.__file__).parent / name if out is None else out / Path(name).name
         write_atomically(path, content)
         print(path)
     if page is not None:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tools.refit.crossvalidate import PROTOCOLS, cross_validated, fold_of, groups, near_duplicates
+from tools.refit.evidence import evidence_table, packed, weighted_quantiles
+from tools.refit.overheads import USUAL, fitted, log_errors, usual
+from tools.refit.training import timed_cases
 
-from shardwright.calibrate.crossvalidate import PROTOCOLS, cross_validated, fold_of, groups, near_duplicates
-from shardwright.calibrate.evidence import evidence_table, packed, weighted_quantiles
-from shardwright.calibrate.overheads import USUAL, fitted, log_errors, usual
-from shardwright.calibrate.training import timed_cases
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.frameworks.overheads import Calibration
 from shardwright.validation.case import Case

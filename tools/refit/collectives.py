@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import numpy as np
+from tools.refit.collective_rows import Series, gpu_names
 
 from shardwright.arrays import Floats
-from shardwright.calibrate.collective_rows import Series, gpu_names
 from shardwright.cost.learned.links import KINDS, PCIE, LinkFit, LinkFits, NetworkFit, fit_of, link_kind
 
 USUAL = LinkFit(

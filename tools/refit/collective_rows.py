@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from tools.refit.rows import read_columns
 
 from shardwright.arrays import Bools, Floats
-from shardwright.calibrate.rows import read_columns
 from shardwright.cost.learned.links import LinkFit, NetworkFit, link_fabric
 from shardwright.cost.network.collectives import SECONDS, Group, group
 from shardwright.spec.catalog.gpus import gpus

@@ -13,19 +13,19 @@ from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
+from tools.refit.crossvalidate import fold_of
+from tools.refit.evidence import weighted_quantiles
+from tools.refit.framework_table import figures_text, frameworks_csv
+from tools.refit.overheads import robust_move, source_weights
 
 from shardwright.arrays import Floats, Ints
-from shardwright.calibrate.crossvalidate import fold_of
-from shardwright.calibrate.evidence import weighted_quantiles
-from shardwright.calibrate.framework_table import figures_text, frameworks_csv
-from shardwright.calibrate.overheads import robust_move, source_weights
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.memory.facts import MemoryFacts, trial
 from shardwright.spec.job import Framework
 from shardwright.validation.case import Case, case_of, duplicates_left_out
 from shardwright.validation.facts import SkippedRunError
-from shardwright.validation.fits import Fits, fits_of
 from shardwright.validation.forecast import forecast
+from shardwright.validation.metrics import Fits, fits_of
 from shardwright.validation.outcome import measured_bytes
 from shardwright.validation.runs import PublishedRun
 

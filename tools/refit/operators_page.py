@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from tools.refit.collective_rows import Series
+from tools.refit.collectives import left_out_collectives, left_out_networks, random_collectives
+from tools.refit.holdout import SEED, TEST_SHARE, LeftOut, learning_curve, left_out, random_error
+from tools.refit.operators import FitTable
 
-from shardwright.calibrate.collective_rows import Series
-from shardwright.calibrate.collectives import left_out_collectives, left_out_networks, random_collectives
-from shardwright.calibrate.holdout import SEED, TEST_SHARE, LeftOut, learning_curve, left_out, random_error
-from shardwright.calibrate.operators import FitTable
 from shardwright.reports.pages.markdown import markdown_table
 
-COMMAND = "python -m shardwright.calibrate operators DIR --evaluate --page docs/calibration-operators.md"
+COMMAND = "python -m tools.refit operators DIR --evaluate --page docs/calibration-operators.md"
 FAMILY_WORDS = {
     "gemm": "Matrix products",
     "attention": "Fused attention",

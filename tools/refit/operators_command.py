@@ -1,4 +1,4 @@
-"""`python -m shardwright.calibrate operators`."""
+"""`python -m tools.refit operators`."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ def operators(
     """Fit the speed of operators and collectives to measurements of them.
 
     \b
-        python -m shardwright.calibrate operators DIR                    what ships, from the files of DIR
-        python -m shardwright.calibrate operators DIR -o OUT             the same, into a folder
-        python -m shardwright.calibrate operators DIR --evaluate         errors on GPUs and rows left out; fits nothing
+        python -m tools.refit operators DIR                    what ships, from the files of DIR
+        python -m tools.refit operators DIR -o OUT             the same, into a folder
+        python -m tools.refit operators DIR --evaluate         errors on GPUs and rows left out; fits nothing
 
-    docs/calibration.md has the format of the files and where public ones are. Needs the extra `calibrate`."""
+    docs/calibration.md has the format of the files and where public ones are. Needs xgboost-cpu."""
+    from tools.refit.collective_rows import read_collectives
+    from tools.refit.fitting import fitted_files, tables
+    from tools.refit.operators_page import family_score, operators_page
+
     import shardwright.cost.learned
-    from shardwright.calibrate.collective_rows import read_collectives
-    from shardwright.calibrate.fitting import fitted_files, tables
-    from shardwright.calibrate.operators_page import family_score, operators_page
     from shardwright.errors import bad
     from shardwright.files import write_atomically
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from tools.refit.overheads import Linear, linearised, solved, value
 
 from shardwright.arrays import Floats, Ints
-from shardwright.calibrate.overheads import Linear, linearised, solved, value
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.frameworks.overheads import Calibration
 from shardwright.validation.case import Case

@@ -10,11 +10,11 @@ import json
 from dataclasses import dataclass, replace
 
 import numpy as np
+from tools.refit.effects import fit_offsets
+from tools.refit.rows import SUSTAINED, OperatorRows
+from tools.refit.sampling import cell_codes, weights
 
 from shardwright.arrays import Bools, Floats, Ints
-from shardwright.calibrate.effects import fit_offsets
-from shardwright.calibrate.rows import SUSTAINED, OperatorRows
-from shardwright.calibrate.sampling import cell_codes, weights
 from shardwright.cost.learned.features import COLUMNS
 from shardwright.cost.learned.fitted import Fitted
 from shardwright.cost.learned.machine import facts, sustained

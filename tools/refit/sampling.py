@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from tools.refit.rows import OperatorRows
 
 from shardwright.arrays import Array, Floats, Ints
-from shardwright.calibrate.rows import OperatorRows
 
 TRAINING_SHARE = 0.75
 SEED = 0

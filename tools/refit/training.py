@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from tools.refit.crossvalidate import HeldOutPredictions, cross_validated
+from tools.refit.evidence import evidence_table, held_out_distances, held_out_widths, packed, spreads
+from tools.refit.framework_table import figures_text, frameworks_csv
+from tools.refit.overheads import fitted
 
 from shardwright.arrays import Floats
-from shardwright.calibrate.crossvalidate import HeldOutPredictions, cross_validated
-from shardwright.calibrate.evidence import evidence_table, held_out_distances, held_out_widths, packed, spreads
-from shardwright.calibrate.framework_table import figures_text, frameworks_csv
-from shardwright.calibrate.overheads import fitted
 from shardwright.cost.compute.efficiency import Efficiency, computes
 from shardwright.cost.frameworks.overheads import CLOCK_NAMES, Calibration
 from shardwright.cost.trust.evidence import Published

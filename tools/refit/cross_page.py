@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from tools.refit.crossvalidate import LearningPoint
+from tools.refit.training import Trained
 
 from shardwright.arrays import Floats
-from shardwright.calibrate.crossvalidate import LearningPoint
-from shardwright.calibrate.training import Trained
 from shardwright.reports.pages.markdown import markdown_table
 from shardwright.reports.text.validation import DIMENSION_WORDS, NONE, number, percent
 from shardwright.validation.case import Case
@@ -17,7 +17,7 @@ from shardwright.validation.outcome import RECOMPUTE_WORDS, Outcome, RunPredicti
 from shardwright.validation.reasons import NO_REASON, reasons, sweep_outliers
 from shardwright.validation.summary import Summary, summarise
 
-COMMAND = "python -m shardwright.calibrate overheads"
+COMMAND = "python -m tools.refit overheads"
 LARGEST = 0.4
 INTRODUCTION = """Each calibration here is fitted without the runs that it predicts. *In domain*: ten folds, near
 duplicates (same source, model, GPU, strategy and micro-batch) in the same one. *Source left out*: all runs of a

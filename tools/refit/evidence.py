@@ -7,9 +7,9 @@ import zipfile
 from collections.abc import Sequence
 
 import numpy as np
+from tools.refit.crossvalidate import HeldOutPredictions, groups
 
 from shardwright.arrays import Floats
-from shardwright.calibrate.crossvalidate import HeldOutPredictions, groups
 from shardwright.cost.trust.evidence import DOUBLINGS, FLAGS, NAMES, Conditions, Published, distances
 from shardwright.cost.trust.interval import FARTHEST, Spread
 from shardwright.spec.catalog.frameworks import framework_names

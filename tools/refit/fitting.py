@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from shardwright.calibrate.collective_rows import Series
-from shardwright.calibrate.collectives import fit_collectives
-from shardwright.calibrate.operators import FitTable, fit, table
-from shardwright.calibrate.rows import read_operators
-from shardwright.calibrate.sampling import sample
+from tools.refit.collective_rows import Series
+from tools.refit.collectives import fit_collectives
+from tools.refit.operators import FitTable, fit, table
+from tools.refit.rows import read_operators
+from tools.refit.sampling import sample
+
 from shardwright.cost.learned.fitted import pack
 from shardwright.cost.learned.links import links_csv, network_csv
 

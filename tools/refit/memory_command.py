@@ -1,4 +1,4 @@
-"""`python -m shardwright.calibrate memory`."""
+"""`python -m tools.refit memory`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ def memory(
     """Fit what frameworks keep in memory, and how far predicted peaks are off, to published runs.
 
     \b
-        python -m shardwright.calibrate memory                         the runs that ship
-        python -m shardwright.calibrate memory RUNS.csv FAILED.csv     runs of your own
+        python -m tools.refit memory                         the runs that ship
+        python -m tools.refit memory RUNS.csv FAILED.csv     runs of your own
 
     RUNS.csv has runs that ran (columns as in docs/how-to-validate.md; those with measured memory are fitted to),
     FAILED.csv runs that did not. Without --out nothing is written; the errors of held-out predictions are printed."""
     import numpy as np
-
-    from shardwright.calibrate.memory import (
+    from tools.refit.memory import (
         cases_of,
         fit_quality,
         fitted,
@@ -39,6 +38,7 @@ def memory(
         spreads,
         table,
     )
+
     from shardwright.cost.memory.facts import shipped_facts
     from shardwright.errors import bad
     from shardwright.files import write_atomically

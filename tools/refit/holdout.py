@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from tools.refit.operators import FitTable, fit
 
 from shardwright.arrays import Bools, Floats
-from shardwright.calibrate.operators import FitTable, fit
 from shardwright.cost.learned.fitted import Fitted
 from shardwright.cost.learned.offsets import offset
 from shardwright.cost.learned.trees import forest_sum

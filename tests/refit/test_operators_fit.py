@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.calibrate.operator_files import COMM_COLUMNS, COMPUTE_COLUMNS, LINK_SHARE, write, write_operator_files
+from tests.refit.operator_files import COMM_COLUMNS, COMPUTE_COLUMNS, LINK_SHARE, write, write_operator_files
+from tools.refit.collective_rows import measured_pool, read_collectives
+from tools.refit.collectives import fit_collectives, left_out_collectives, random_collectives
+from tools.refit.fitting import fitted_files, tables
+from tools.refit.holdout import left_out, random_error
+from tools.refit.operators_command import operators
+from tools.refit.rows import read_operators
 
-from shardwright.calibrate.collective_rows import measured_pool, read_collectives
-from shardwright.calibrate.collectives import fit_collectives, left_out_collectives, random_collectives
-from shardwright.calibrate.fitting import fitted_files, tables
-from shardwright.calibrate.holdout import left_out, random_error
-from shardwright.calibrate.operators_command import operators
-from shardwright.calibrate.rows import read_operators
 from shardwright.cost.learned.fitted import expected_offset, log_efficiency, unpack
 from shardwright.cost.learned.machine import facts
 from shardwright.errors import SpecError
@@ -126,7 +126,7 @@ def test_what_cannot_be_fitted_to_is_named(tmp_path, changed, words):
 
 def test_the_command_writes_what_it_fitted_and_refuses_a_folder_without_files(folder, tmp_path):
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "shardwright.calibrate", "operators", *map(str, arguments)]
+        command = [sys.executable, "-m", "tools.refit", "operators", *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     done = run(folder, "-o", tmp_path / "out")

@@ -1,1 +1,0 @@
-"""Fits what ships with the package: operator efficiencies and the overheads of frameworks, from measurements."""

@@ -1,0 +1,35 @@
+"""`python -m tools.refit`: fits what ships with the package to measurements."""
+
+from __future__ import annotations
+
+import sys
+
+from click.exceptions import ClickException
+
+from shardwright.commands import CommandGroup
+from shardwright.errors import SpecError
+
+BAD_INPUT = 2
+COMMANDS = {
+    "operators": ("tools.refit.operators_command:operators", "Speed of operators and collectives."),
+    "memory": ("tools.refit.memory_command:memory", "Memory that frameworks keep, from training runs."),
+    "overheads": ("tools.refit.overheads_command:overheads", "Overheads of frameworks, from training runs."),
+}
+HELP = "Fit what predictions rest on to measurements; docs/calibration.md."
+
+app = CommandGroup("python -m tools.refit", COMMANDS, help=HELP)
+
+
+def main() -> None:
+    """Run the command; exit 2 on bad input."""
+    try:
+        app(prog_name="python -m tools.refit", standalone_mode=False)
+    except (SpecError, ClickException) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
