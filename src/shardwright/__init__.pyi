@@ -32,4 +32,5 @@ from .spec.read.model import load_model as load_model
 from .spec.read.offers import load_offers as load_offers
 from .validation.validate import validate as validate
 
+__all__: list[str]
 __version__: str

@@ -35,6 +35,13 @@ MODELS = (
     *("llama-2-7b", "llama-3.1-8b", "gemma-2-9b", "llama-2-13b", "qwen2.5-32b", "llama-2-70b", "qwen2.5-72b"),
     *("qwen1.5-moe-a2.7b", "deepseek-v2-lite", "qwen3-30b-a3b", "mixtral-8x7b", "glm-4.5-air"),
 )
+# Those of the catalogue when the seeds were chosen: a new row of it must not draw other problems.
+GPUS = """
+P100-PCIe P100-SXM2 P4 V100-PCIe V100-PCIe-16 V100-SXM2 V100-SXM2-16 TitanRTX RTX6000 RTX2080Ti T4 A10 A10G
+A30 A40 RTXA6000 A100-PCIe-40 A100-SXM-40 A100-PCIe-80 A100-SXM-80 A800-SXM-80 L4 L40 L40S RTX3090 RTX4090
+RTX6000Ada RTX5090 RTXPRO6000 H20 H100-PCIe H100-NVL H100-SXM H800-SXM H200 GH200-96 B200 B300 MI100 MI210
+MI250-GCD MI250X-GCD MI250X MI300X MI308X MI325X MI355X Gaudi2 Gaudi3 B60
+""".split()
 COUNTS = (1, 1, 1, 1, 2, 2, 2, 3, 3, 4, 5, 8)
 MANY = (12, 18, 32)
 PER_NODE = (1, 2, 2, 3, 4, 4, 5, 6, 8, 8, 8)
@@ -109,15 +116,14 @@ def problem(seed: int) -> Problem:
 
 def _machines(pick: random.Random) -> tuple[tuple[Mapping[str, Any], ...], tuple[Mapping[str, Any], ...]]:
     """Return groups of machines, and the links between their sites where these are said."""
-    known = [name for name, gpu in gpus().items() if gpu.memory_bytes and gpu.link_domain <= 8]
     makers = pick.choice(("nvidia", "nvidia", "nvidia", "nvidia", "amd", "any"))
-    of_makers = [name for name in known if makers in ("any", gpus()[name].vendor)]
+    of_makers = [name for name in GPUS if makers in ("any", gpus()[name].vendor)]
     types = pick.sample(of_makers, min(pick.choice((1, 2, 2, 2, 3, 3, 4)), len(of_makers)))
     if pick.random() < 0.1:  # one type in machines of two kinds
         types.append(types[0])
     nodes: list[dict[str, Any]] = []
     for gpu in types:
-        row = {
+        row: dict[str, Any] = {
             "count": pick.choice(COUNTS if pick.random() < 0.95 else MANY),
             "gpu": gpu,
             "gpus": pick.choice(PER_NODE),

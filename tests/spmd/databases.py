@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from tests.spmd.draws import drawn
-from tests.spmd.ranks import on_ranks
+from shardwright.spmd.threads import on_ranks
 from torch import Tensor, nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db

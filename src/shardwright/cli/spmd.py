@@ -177,13 +177,11 @@ def train(
       torchrun --nproc-per-node 4 -m shardwright spmd train step.json train:task --steps 100
       torchrun --nproc-per-node 4 -m shardwright spmd train step.json train:task --steps 200 --out run --resume run
     """
-    from shardwright.cli.train_input import require_no_less_than_0, require_positive
+    from shardwright.cli.train_input import require_in_range
 
-    require_positive(steps=steps, **({} if accumulate is None else {"accumulate": accumulate}))
-    require_no_less_than_0(
-        clip=clip, warmup=warmup, decay=decay, decay_from=decay_from, final_fraction=final_fraction,
-        checkpoint_every=checkpoint_every, keep=keep,
-    )  # fmt: skip
+    numbers = {"clip": clip, "warmup": warmup, "decay": decay, "decay_from": decay_from, "keep": keep}
+    numbers |= {"steps": steps, "accumulate": accumulate, "checkpoint_every": checkpoint_every}
+    require_in_range({**numbers, "final_fraction": final_fraction})
     require_writable(save_weights, [weights], option="--save-weights")
     if out is not None and out.exists() and not out.is_dir():
         raise bad(f"--out {out}", "is a file, not a folder", "name a folder for checkpoints")

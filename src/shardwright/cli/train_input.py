@@ -33,8 +33,8 @@ RANGES: Sequence[tuple[Callable[[float], bool], str, str, Iterable[str]]] = (
         lambda value: value > 0,
         "is not above 0",
         "give a positive number",
-        ("steps", "eval_batches", "profile_steps", "learning_rate", "epsilon", "patience", "snapshot_every", "silence",
-         "wait"),
+        ("steps", "accumulate", "eval_batches", "profile_steps", "learning_rate", "epsilon", "patience", "snapshot_every",
+         "silence", "wait"),
     ),
     (
         lambda value: value >= 0,
@@ -110,7 +110,8 @@ def checked_settings(
 
     sources = sources_of(data)
     _require_sense(given, fleet, output)
-    _require_range(recipe, output, fleet, steps=others["steps"], patience=others["patience_seconds"])
+    numbers = {"steps": others["steps"], "patience": others["patience_seconds"]}
+    require_in_range(asdict(recipe) | asdict(output) | asdict(fleet) | numbers)
     for name in accept_change:
         if name not in CHANGES:
             raise bad(f"--accept-change {name}", "is not known", f"one of {', '.join(CHANGES)}")
@@ -180,11 +181,11 @@ def _require_sense(given: Set[str], fleet: FleetOptions, output: OutputOptions) 
         raise bad("--keep 1", message, "keep 2 or more, or 0 for all")
 
 
-def _require_range(recipe: RecipeOptions, output: OutputOptions, fleet: FleetOptions, **numbers: float) -> None:
-    told = {**asdict(recipe), **asdict(output), **asdict(fleet), **numbers}
+def require_in_range(told: Mapping[str, Any]) -> None:
+    """Raise SpecError for the first option, by name, whose number lies outside its range."""
     for holds, wrong, remedy, names in RANGES:
         for name in names:
-            value = told[name]
+            value = told.get(name)
             if value is not None and not holds(value):
                 raise bad(_flag(name), f"{value:g} {wrong}", remedy)
 
