@@ -9,11 +9,11 @@ import pytest
 import torch
 from tests.spmd.models import Batch
 from tests.spmd.programs import whole
-from shardwright.spmd.eager import eager
 from tests.spmd.steps import Traced, require_equal
 from torch import Tensor, nn
 
 from shardwright.errors import SpecError
+from shardwright.spmd.eager import eager
 from shardwright.spmd.trace import trace
 from shardwright.spmd.training import whole_state
 from shardwright.synthesis.graph import Graph
@@ -106,7 +106,7 @@ def hooked() -> nn.Module:
     """Return a module with a hook on a parameter that has two names."""
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     module[1].weight = module[0].weight
-    module[0].weight.register_hook(lambda gradient: 5 * gradient)
+    module.get_parameter("0.weight").register_hook(lambda gradient: 5 * gradient)
     return module
 
 

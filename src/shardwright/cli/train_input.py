@@ -33,8 +33,8 @@ RANGES: Sequence[tuple[Callable[[float], bool], str, str, Iterable[str]]] = (
         lambda value: value > 0,
         "is not above 0",
         "give a positive number",
-        ("steps", "accumulate", "eval_batches", "profile_steps", "learning_rate", "epsilon", "patience", "snapshot_every",
-         "silence", "wait"),
+        ("steps", "accumulate", "eval_batches", "profile_steps", "learning_rate", "epsilon", "patience",
+         "snapshot_every", "silence", "wait"),
     ),
     (
         lambda value: value >= 0,
