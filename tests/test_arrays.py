@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.arrays import Bools, Columns, Ints, bits_of, distinct, distinct_rows, fit_in, packed, unpacked
+from shardwright.arrays import Bools, Columns, Ints, bits_of, distinct, distinct_rows, packed, unpacked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,6 @@ def test_keys_are_equal_where_rows_are(rows):
     keys = packed(columns, bits)
     assert len(set(keys.tolist())) == len(set(rows))
     np.testing.assert_array_equal(unpacked(keys, bits), columns)
-    assert fit_in(columns, bits)
-    assert not fit_in([columns[0] + 8, *columns[1:]], bits)
 
 
 @pytest.mark.parametrize(("value", "bits"), [(8, 3), (-1, 3), (1 << 20, 20)])

@@ -83,9 +83,10 @@ def packed(columns: Sequence[Array], bits: Sequence[int]) -> Ints:
         raise OverflowError(f"a key has {KEY_BITS} bits")
     key = np.zeros(len(columns[0]), dtype=np.int64)
     for column, width in zip(columns, bits, strict=True):
-        if not fit_in([column], [width]):
+        values = column.astype(np.int64, copy=False)
+        if (values >> width).any():
             raise OverflowError(f"a column of a key does not fit in {width} bits")
-        key = (key << width) | column.astype(np.int64)
+        key = (key << width) | values
     return key
 
 
@@ -96,11 +97,3 @@ def unpacked(keys: Ints, bits: Sequence[int]) -> list[Ints]:
         columns.append(keys & ((1 << width) - 1))
         keys = keys >> width
     return columns[::-1]
-
-
-def fit_in(columns: Sequence[Array], bits: Sequence[int]) -> bool:
-    """Return whether no value of the columns is negative or needs more bits than its column is given."""
-    pairs = zip(columns, bits, strict=True)
-    return all(
-        not len(column) or (int(column.min()) >= 0 and not int(column.max()) >> width) for column, width in pairs
-    )

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from shardwright.arrays import Array, Bools, Ints, bits_of, fit_in, packed, unpacked
+from shardwright.arrays import Array, Bools, Ints, bits_of, packed, unpacked
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.compute.operators import Shard
 from shardwright.cost.frameworks.overheads import Overheads, overheads
@@ -137,14 +137,15 @@ class ShardIndex:
         """Return the rows of the table that belong to `rows`; all must have been indexed."""
         return LayerRows(table=self.table, row=np.searchsorted(self.codes, packed(sharding_of(rows), self.bits)))
 
-    def has(self, rows: Strategies) -> bool:
-        """Return whether all of `rows` are in the table."""
-        columns = sharding_of(rows)
-        if not fit_in(columns, self.bits):
-            return False
-        codes = packed(columns, self.bits)
+    def known(self, rows: Strategies) -> LayerRows | None:
+        """Return the rows of the table that belong to `rows`, None where some have not been indexed."""
+        try:
+            codes = packed(sharding_of(rows), self.bits)
+        except OverflowError:
+            return None
         row = np.searchsorted(self.codes, codes)
-        return bool((row < len(self.codes)).all()) and bool((self.codes[row] == codes).all())
+        there = bool((row < len(self.codes)).all()) and bool((self.codes[row] == codes).all())
+        return LayerRows(table=self.table, row=row) if there else None
 
 
 def shard_index(context: Context, rows: Strategies) -> ShardIndex:
@@ -164,5 +165,8 @@ def shard_index(context: Context, rows: Strategies) -> ShardIndex:
 
 def layer_rows(context: Context, rows: Strategies) -> LayerRows:
     """Return a layer table of `rows` with each row's place in it, one made before if there is any."""
-    known = (index for index in context.indexed if index.has(rows))
-    return (next(known, None) or shard_index(context, rows)).of(rows)
+    for index in context.indexed:
+        found = index.known(rows)
+        if found is not None:
+            return found
+    return shard_index(context, rows).of(rows)

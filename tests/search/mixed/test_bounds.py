@@ -25,6 +25,7 @@ from shardwright.search.mixed.bounds.compositions import (
     columns,
     micro_batches,
 )
+from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.bounds.stage_limits import figures, most_layers
 from shardwright.search.mixed.drafts.split_times import pipeline_seconds, stages, update_seconds
 from shardwright.search.mixed.drafts.splits import moves_of
@@ -161,3 +162,12 @@ def test_recomputation_that_saves_nothing_rules_out_no_layers() -> None:
         most = [most_layers(of, left, space, flight, modes, layers_of(table))[0] for modes in ((NONE,), (NONE, BLOCK))]
     np.testing.assert_array_equal(*most)
     assert (most[0] > 0.0).all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_there_is_a_bottleneck_to_look_at_however_short_the_time(seed):
+    """Rounding put both ends of a range of 1 % outside of it."""
+    problem = small(seed)
+    for each in instances(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space):
+        found = capacity(each.table, each.layers, copies=1, depth=3, longest=1e-9, few=True, modes=each.modes)
+        assert len(found.seconds)

@@ -83,7 +83,7 @@ def _times(table: Table, layers: Layers, of: Figures, depth: int, longest: float
     low = 0.98 * t.min() * max(layers.total / depth, float(layers.weight.min()))
     high = (layers.total * (t + of.recompute[there]) + offset).max()
     high = min(high + float((of.first_seconds + of.last_seconds)[there].max()), longest)
-    high = max(high, 1.01 * low)
+    low, high = coarse(low), coarse(max(high, 1.01 * low))  # as the grid is: its ends are within
     grid = coarse(np.geomspace(low, high, int(np.ceil(np.log(high / low) / FINENESS)) + 1))
     parts = [grid]
     if layers.whole:
