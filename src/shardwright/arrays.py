@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -41,6 +41,16 @@ def places_by_value(values: Array) -> list[Ints]:
         return []
     order = np.argsort(values, kind="stable")
     return list(np.split(order, np.flatnonzero(np.diff(values[order])) + 1))
+
+
+def least_enough(low: Ints, high: Ints, enough: Callable[[Ints], Bools]) -> Ints:
+    """Return the least numbers from `low` to `high` that are `enough`, [N], where all above one that is are too; `high`
+    where none below it is."""
+    while (low < high).any():
+        middle = (low + high) // 2
+        reached = enough(middle)
+        high, low = np.where(reached, middle, high), np.where(reached, low, np.minimum(middle + 1, high))
+    return high
 
 
 class Columns:

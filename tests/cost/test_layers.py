@@ -13,6 +13,7 @@ from shardwright.cost.compute.operators import Shard
 from shardwright.cost.context import Context
 from shardwright.cost.layers.table import LayerTable, layer_table, mtp_parameters
 from shardwright.cost.network.collectives import fabric
+from shardwright.cost.stage.terms import STATES, WHOLE
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.read.model import load_model
@@ -20,7 +21,7 @@ from shardwright.spec.read.model import load_model
 JOB = Job(global_batch=64, seq_len=4096)
 RUNNING = (
     "forward", "backward", "compute_forward", "compute_backward", "core_seconds", "tp_seconds", "cp_seconds", "ep_seconds",
-    "activations", "core", "inputs", "dense", "expert",
+    "kept", "dense", "expert",
 )  # fmt: skip
 
 
@@ -34,10 +35,10 @@ def test_the_table_is_a_running_sum_of_equal_layers():
     layers = table_of(llama(5, 2048, 16, 8, 8192, 32000), shard(2, tp=[1, 4], flash=True))
     for name in RUNNING:
         sums = getattr(layers, name)
-        assert sums.shape == (2, 5 + 3) and (sums[:, 0] == 0).all()
-        each = np.diff(sums, axis=1)
-        assert (each >= 0).all()
-        np.testing.assert_allclose(each[:, 1:-1], each[:, 1:2] * np.ones(5), rtol=1e-9)
+        assert sums.shape == ((2, STATES, 5 + 3) if name == "kept" else (2, 5 + 3)) and (sums[..., 0] == 0).all()
+        positions = np.diff(sums, axis=-1)
+        assert (positions >= 0).all()
+        np.testing.assert_allclose(positions[..., 1:-1], positions[..., 1:2] * np.ones(5), rtol=1e-9)
 
 
 def test_kinds_of_layers_stand_where_the_model_has_them():
@@ -46,7 +47,7 @@ def test_kinds_of_layers_stand_where_the_model_has_them():
     experts = np.diff(layers.expert, axis=1)[0, 1:-1]
     np.testing.assert_array_equal(experts > 0, [layer.moe is not None for layer in model.layers])
     assert layers.expert[0, -2] == pytest.approx(58 * 256 * 3 * 7168 * 2048 / 8)
-    assert layers.widest[0] == np.diff(layers.activations, axis=1)[0, 1:-1].max()
+    assert layers.group[0] == np.diff(layers.kept[0, WHOLE])[1:-1].max()
     assert layers.parameters[0] == np.diff(layers.dense + layers.expert, axis=1)[0, 1:-1].max()
 
 
@@ -105,7 +106,7 @@ def test_sequence_parallel_gathers_once_more_but_does_less_between_blocks():
     columns = shard(2, tp=8, sequence_parallel=[False, True], flash=True)
     layers = table_of(llama(1, 8192, 64, 8, 28672, 32000), columns)
     communication, compute, kept = (
-        np.diff(sums, axis=1)[:, 1] for sums in (layers.tp_seconds, layers.compute_forward, layers.activations)
+        np.diff(sums, axis=1)[:, 1] for sums in (layers.tp_seconds, layers.compute_forward, layers.kept[:, WHOLE])
     )
     assert communication[1] > communication[0]
     assert compute[1] < compute[0] and kept[1] < kept[0]

@@ -18,7 +18,8 @@ from shardwright.cost.compute.operators import (
     head_operators,
     layer_operators,
 )
-from shardwright.cost.pipeline.splits import boundaries, positions
+from shardwright.cost.pipeline.splits import boundaries
+from shardwright.cost.stage.ranges import of_pipelines
 from shardwright.errors import SpecError
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -132,9 +133,10 @@ def test_stages_hold_every_layer_once(layers, stages, first, last):
     assert counts[0] == first and (stages == 1 or counts[-1] == last)
     middle = counts[1:-1]
     assert not len(middle) or (middle.max() - middle.min() <= 1 and (np.diff(middle) >= 0).all())
-    where = positions(starts[None], layers)[0]
-    assert where[0] == 0 and where[-1] == layers + 2
-    np.testing.assert_array_equal(where[1:-1], starts[1:-1] + 1)
+    ranges = of_pipelines(np.zeros(1, dtype=np.int64), starts[None], layers)
+    assert ranges.low[0, 0] == 0 and ranges.high[0, -1] == layers + 2
+    np.testing.assert_array_equal(ranges.low[0, 1:], starts[1:-1] + 1)
+    np.testing.assert_array_equal(ranges.high[0, :-1], starts[1:-1] + 1)
 
 
 def test_every_position_has_work_in_both_directions():

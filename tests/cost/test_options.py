@@ -72,7 +72,7 @@ def _shard(**sizes: int) -> Shard:
 def _freed(*modules: str) -> tuple[float, float]:
     """Bytes that a dense layer and a layer with experts free."""
     found = layer_activation_bytes(DEEPSEEK, _shard(), with_options(recompute_modules=modules))
-    assert (found.again[0] == found.core[1]).all()
+    assert (found.again[1] == found.core[1]).all()
     return float(found.core[1][0]), float(found.core[2][0])
 
 

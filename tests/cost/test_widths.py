@@ -24,7 +24,7 @@ from shardwright.cost.iteration.step import (
 )
 from shardwright.cost.memory.activations import Activations, layer_activation_bytes
 from shardwright.cost.memory.sizes import ADAPTER_SHARE, logit_bytes
-from shardwright.cost.pipeline.splits import positions
+from shardwright.cost.stage.ranges import of_pipelines
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Strategies, strategies
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.job import Job
@@ -100,7 +100,8 @@ def test_weights_gathered_in_every_pass(job, width):
     for sharding in (ZERO2, ZERO3):
         where, rows = at(job, dp=8, sharding=sharding)
         starts, none = np.array([[0, 4]]), np.zeros((1, 1))
-        parts = sharded_weight_seconds(where, rows, layer_rows(where, rows), positions(starts, 4), none, none)
+        shards = layer_rows(where, rows)
+        parts = sharded_weight_seconds(where, rows, shards.table, of_pipelines(shards.row, starts, 4), none, none)
         seconds.append(float(sum(part.sum() for part in parts)))
     assert seconds[1] - seconds[0] == pytest.approx(2 * width * once_seconds(where, rows))
 

@@ -10,6 +10,7 @@ and dollars. One strategy is a row of arrays (`strategies.Strategies`); function
 * `layers/`: seconds, bytes and parameters of every layer
 * `memory/`: bytes on one GPU
 * `pipeline/`: schedules: exact time, bound, activations in flight
+* `stage/`: what a stage keeps and repeats under every recomputation
 * `iteration/`: one iteration of a uniform or mixed plan
 * `predict`: the full account of a plan
 * `trust/`: evidence and intervals

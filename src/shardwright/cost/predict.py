@@ -15,14 +15,13 @@ from shardwright.cost.iteration.lanes import Known, contexts_of, lane_of
 from shardwright.cost.iteration.layered.plan import layered_breakdown
 from shardwright.cost.iteration.links import Contexts
 from shardwright.cost.iteration.mixed import Mixed, ReplicaTime, mixed_iteration, pipeline_seconds
-from shardwright.cost.iteration.step import per_rank, ranged
 from shardwright.cost.layers.source import layer_source
 from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.memory.fit_probability import fit_probability
 from shardwright.cost.money.egress import egress_dollars
 from shardwright.cost.money.price import dollars_per_hour
 from shardwright.cost.money.risk import run_stretch
-from shardwright.cost.pipeline.splits import positions
+from shardwright.cost.stage.ranges import of_pipelines, per_rank
 from shardwright.cost.strategies import stage_starts
 from shardwright.cost.trust.evidence import conditions_of
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory, TimeBreakdown
@@ -38,19 +37,17 @@ def predict(
     contexts: Contexts | None = None,
     found: Mixed | None = None,
 ) -> Prediction:
-    """Return the prediction for a legal plan of any shape. Its lower bound is the model's FLOPs at the peak of all GPUs
-    of the cluster; its interval does not begin before their time at the peak of those that the plan uses. `known`
-    keeps layer tables between calls, as in `mixed_iteration`, and `contexts` are those of its GPU types; `found` is the
-    plan's iteration where it is known. Raises SpecError where a GPU cannot compute in the job's precision."""
+    """Return the prediction for a legal plan of any shape. Its interval does not begin before the time of the model's
+    FLOPs at the peak of the GPUs that the plan uses. `known` keeps layer tables between calls, as in `mixed_iteration`,
+    and `contexts` are those of its GPU types; `found` is the plan's iteration where it is known. Raises SpecError where
+    a GPU cannot compute in the job's precision."""
+    contexts = contexts or contexts_of(plan, efficiency)
     found = found or mixed_iteration(plan, efficiency, known=known, contexts=contexts)
     source = layer_source(efficiency)
     slowest = int(coarse(np.array([replica.busy_seconds for replica in found.replicas])).argmax())
     stages = found.replicas[slowest].undisturbed
     rank = int(coarse((stages.forward + stages.backward).sum(axis=1)[0]).argmax())
-    if plan.layered:
-        time = layered_breakdown(plan, found, contexts or contexts_of(plan, efficiency))
-    else:
-        time = _breakdown(plan, found, slowest, rank)
+    time = layered_breakdown(plan, found, contexts) if plan.layered else _breakdown(plan, found, slowest, rank)
     memory = tuple(_memory(plan, replica, own) for replica, own in zip(plan.replicas, found.replicas, strict=True))
     seconds, job, used = time.total_seconds, plan.job, plan.gpus_by_type
     peaks = {
@@ -121,12 +118,11 @@ def _breakdown(plan: Plan, found: Mixed, slowest: int, rank: int) -> TimeBreakdo
     replica, timed = plan.replicas[slowest], found.replicas[slowest]
     lane = lane_of(found.lanes, sum(len(before.stages) for before in plan.replicas[:slowest]) + rank)
     starts = np.array([stage_starts(replica, plan.schedule.virtual_stages)])
-    where = positions(starts, lane.context.layer_count)
+    stages = of_pipelines(lane.shards.row, starts, lane.context.layer_count)
     count, table = float(replica.micro_batches), lane.shards.table
 
     def of(running: Floats) -> float:
-        each = ranged(running, lane.shards.row, where[:, :-1], where[:, 1:])
-        return count * float(per_rank(each, lane.row)[0, :, rank].sum())
+        return count * float(per_rank(stages.total(running), int(lane.row.vpp[0]))[0, :, rank].sum())
 
     raw = timed.undisturbed
     busy = count * float((raw.forward + raw.backward)[0, :, rank].sum())

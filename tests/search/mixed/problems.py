@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from tests.cost.draws import some_job, some_model
+
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
+from shardwright.cost.strategies import UNSHARDED, ZERO1
 from shardwright.search.mixed.branch_and_bound.effort import Effort
 from shardwright.search.mixed.branch_and_bound.fastest import FoundByTime, search
 from shardwright.search.mixed.branch_and_bound.run import MixedProblem
@@ -66,6 +69,22 @@ def small(
     space = Space(pins={**degrees_and_sizes, **(pins or {})})
     chosen = tuple(settings(contexts, space))
     return Small(cluster, contexts, space, chosen, tuple(tables(contexts, chosen, cluster.site_links)))
+
+
+def varied(problem: Small, seed: int) -> Small:
+    """Return a problem with another model and job, of all that the account of a stage depends on."""
+    pick, batch = random.Random(seed), problem.contexts[0].job.global_batch
+    model = some_model(pick, least=3, most=8)
+    job = some_job(pick, model, batch=batch, gpus=[context.pool.gpu for context in problem.contexts])
+    contexts = tuple(replace(context, model=model, job=job) for context in problem.contexts)
+    sharings: dict[str, tuple[Value, ...]] = {}
+    if pick.random() < 0.5:
+        sharings["sharding"] = (pick.choice((UNSHARDED, ZERO1)),)
+    sharings |= {"offload": (pick.choice((0.25, 1.0)),)} if sharings.get("sharding") == (ZERO1,) else {}
+    space = Space(pins={**problem.space.pins, **sharings})
+    chosen = tuple(settings(contexts, space))
+    links = problem.cluster.site_links
+    return Small(problem.cluster, contexts, space, chosen, tuple(tables(contexts, chosen, links)))
 
 
 def _at_sites(seed: int, nodes: list[dict[str, object]]) -> dict[str, object]:

@@ -14,6 +14,7 @@ from tests.search.mixed.problems import small
 
 from shardwright.cost.pipeline.schedule import one_f_one_b
 from shardwright.cost.pipeline.simulate import simulate
+from shardwright.cost.stage.terms import LEAN, WHOLE
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
 from shardwright.search.mixed.bounds.capacity import capacity
 from shardwright.search.mixed.bounds.compositions import (
@@ -156,7 +157,8 @@ def test_what_follows_a_pipeline_has_muons_products(seed):
 def test_recomputation_that_saves_nothing_rules_out_no_layers() -> None:
     table = small(0).tables[0]
     of = figures(table, layers_of(table), 2)
-    of = replace(of, inputs=of.kept)
+    kept = of.layer.kept[:, [WHOLE, LEAN, WHOLE]]
+    of = replace(of, layer=replace(of.layer, kept=kept))
     left, space, flight = (np.full((len(of), 1), value) for value in (1e12, 1e12, 2.0))
     with np.errstate(all="raise"):
         most = [most_layers(of, left, space, flight, modes, layers_of(table))[0] for modes in ((NONE,), (NONE, BLOCK))]

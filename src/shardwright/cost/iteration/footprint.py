@@ -10,13 +10,16 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from shardwright.arrays import Bools, Columns, Floats, Ints, distinct
+from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.context import Context, LayerRows
-from shardwright.cost.iteration.step import data_parallel, per_rank, ranged, recomputed_layers
+from shardwright.cost.iteration.step import data_parallel
 from shardwright.cost.memory.sizes import gathered_bytes, logit_bytes, reserved_bytes, state_bytes
 from shardwright.cost.pipeline.in_flight import most_live
-from shardwright.cost.pipeline.splits import positions
-from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, Strategies
+from shardwright.cost.stage.exact import kept_bytes, live_bytes
+from shardwright.cost.stage.invert import fewest_layers, leanest_group
+from shardwright.cost.stage.ranges import of_pipelines, per_rank
+from shardwright.cost.stage.terms import WHOLE
+from shardwright.cost.strategies import Strategies
 
 # Activations and gradients that a rank sends and receives at a time: the four tensors of `_communicate` in
 # megatron/core/pipeline_parallel/p2p_communication.py.
@@ -70,13 +73,10 @@ class HeldParameters:
 
 def held_parameters(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> HeldParameters:
     """Return the parameters of each rank. A tied output projection is shared where one rank has both ends."""
-    where = positions(starts, context.layer_count)
-    table, row = shards.table, shards.row
-    dense = per_rank(ranged(table.dense, row, where[:, :-1], where[:, 1:]), rows).sum(axis=1)
-    expert = per_rank(ranged(table.expert, row, where[:, :-1], where[:, 1:]), rows).sum(axis=1)
-    low, high, head = where[:, :-1], where[:, 1:], context.layer_count + 1
-    ends = ranged(table.dense, row, np.minimum(low, 1), np.minimum(high, 1))
-    ends = per_rank(ends + ranged(table.dense, row, np.maximum(low, head), np.maximum(high, head)), rows).sum(axis=1)
+    table, stages, chunks = shards.table, of_pipelines(shards.row, starts, context.layer_count), int(rows.vpp[0])
+    dense, expert = stages.total(table.dense), stages.total(table.expert)
+    ends = per_rank(stages.ends(table.dense), chunks).sum(axis=1)
+    dense, expert = per_rank(dense, chunks).sum(axis=1), per_rank(expert, chunks).sum(axis=1)
     if context.model.tied_embeddings and rows.pp[0] == 1:
         once = (context.model.token_table_parameters / rows.tp)[:, None]
         dense, ends = dense - once, ends - once
@@ -110,36 +110,16 @@ def states(
 
 def kept_activations(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
     """Return the bytes that one micro-batch leaves on each virtual stage until its backward pass, [N, v, P]."""
-    table, row = shards.table, shards.row
-    where = positions(starts, context.layer_count)
-    low, high = where[:, :-1], where[:, 1:]
-    first, last = starts[:, :-1] + 1, recomputed_layers(rows, starts) + 1
-    kept = ranged(table.activations, row, low, high)
-    kept -= np.where((rows.recompute == SELECTIVE)[:, None], ranged(table.core, row, low, high), 0.0)
-    freed = ranged(table.activations, row, first, last) - checkpoints(rows, shards, first, last)
-    return np.asarray(per_rank(kept - freed, rows))
-
-
-def checkpoints(rows: Strategies, shards: LayerRows, first: Ints, last: Ints) -> Floats:
-    """Return the inputs that full recomputation keeps: one for each layer with `block`, one for each group of
-    `recompute_layers` layers with `uniform`, [N, V]."""
-    inputs = ranged(shards.table.inputs, shards.row, first, last)
-    size = np.maximum(rows.recompute_layers, 1)[:, None]
-    count = np.maximum(last - first, 1)
-    grouped = inputs * (-(-count // size)) / count
-    return np.where((rows.recompute == UNIFORM)[:, None], grouped, inputs)
+    stages = of_pipelines(shards.row, starts, context.layer_count)
+    kept = kept_bytes(shards.table.kept, stages, rows.recompute[:, None], rows.recompute_layers[:, None])
+    return np.asarray(per_rank(kept, int(rows.vpp[0])))
 
 
 def working_set(rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
-    """Return the bytes that are live beside the kept activations while a layer runs backward: the gradients of its
-    activations and, where it is recomputed, the activations themselves, [N, P]."""
-    mode = rows.recompute[:, None]
-    longest = per_rank(np.diff(starts, axis=1), rows).max(axis=1)
-    again = np.where(mode == UNIFORM, np.minimum(rows.recompute_layers[:, None], longest), mode == BLOCK)
-    widest, repeated, gradients = (
-        column[shards.row][:, None] for column in (shards.table.widest, shards.table.repeated, shards.table.gradients)
-    )
-    return np.asarray(widest * again + repeated * (mode == SELECTIVE) + gradients)
+    """Return the bytes that are live beside the kept activations while a layer of a rank runs backward, [N, P]."""
+    table, longest = shards.table, per_rank(np.diff(starts, axis=1), int(rows.vpp[0])).max(axis=1)
+    of_rows = table.live[shards.row][:, None], table.group[shards.row][:, None]
+    return live_bytes(*of_rows, rows.recompute[:, None], rows.recompute_layers[:, None], longest)
 
 
 def fixed_bytes(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Fixed:
@@ -183,7 +163,7 @@ def footprint(
 def least_bytes(context: Context, shards: LayerRows, fixed: Fixed) -> Floats:
     """Return what the fullest rank needs whatever is recomputed, [N]: states, buffers and one layer's gradients or
     the logits."""
-    working = np.maximum(shards.table.gradients[shards.row][:, None], fixed.logits)
+    working = np.maximum(shards.table.live[shards.row, WHOLE][:, None], fixed.logits)
     tensors = fixed.weights + fixed.gradients + fixed.optimizer + fixed.buffers + working
     return np.asarray((tensors + reserved_bytes(context.job, tensors)).max(axis=1))
 
@@ -197,38 +177,22 @@ def fits(context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fi
 def fewest_recomputed_layers(
     context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed
 ) -> tuple[Ints, Bools]:
-    """Return, for each row, the least --recompute-num-layers with which method `block` fits, and whether any does.
-
-    Memory falls and time grows with the number, so the least is the best. Bisection over 1 … layers of the longest
-    virtual stage.
-    """
-    low = np.ones(len(rows), dtype=np.int64)
-    high = np.maximum(np.diff(starts, axis=1).max(axis=1), 1)
-    possible = fits(context, replace(rows, recompute_layers=high), shards, starts, fixed)
-    high = np.where(possible, high, low)
-    while (low < high).any():
-        middle = (low + high) // 2
-        enough = fits(context, replace(rows, recompute_layers=middle), shards, starts, fixed)
-        high = np.where(enough, middle, high)
-        low = np.where(enough, low, np.minimum(middle + 1, high))
-    return high, possible
+    """Return, for each row, the least --recompute-num-layers with which method `block` fits, and whether any does."""
+    longest = np.diff(starts, axis=1).max(axis=1)
+    return fewest_layers(
+        longest, lambda count: fits(context, replace(rows, recompute_layers=count), shards, starts, fixed)
+    )
 
 
-def leanest_group(
+def leanest_groups(
     context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed
 ) -> tuple[Ints, Bools]:
     """Return, for each row, the --recompute-num-layers with which method `uniform` needs least memory, and whether it
-    fits. Its time does not depend on the number; ties go to the smaller one."""
-    lengths = distinct(np.diff(starts, axis=1))
-    if context.model.mtp_layers:
-        lengths = lengths[:0]  # layers of multi-token prediction are recomputed in groups of one only
-    # Of all numbers that make equally many groups of a virtual stage, the least is the leanest.
-    sizes = sorted({-(-int(length) // groups) for length in lengths for groups in range(1, int(length) + 1)} | {1})
-    best = np.ones(len(rows), dtype=np.int64)
-    least = np.full(len(rows), np.inf)
-    for layers in sizes:
-        size = np.full(len(rows), layers, dtype=np.int64)
-        peak = footprint(context, replace(rows, recompute_layers=size), shards, starts, fixed).total.max(axis=1)
-        best = np.where(peak < least, layers, best)
-        least = np.minimum(peak, least)
-    return best, least <= context.memory_limit_bytes
+    fits. Its time does not depend on the number. Layers of multi-token prediction run again alone."""
+
+    def fullest(size: Ints) -> Floats:
+        sized = replace(rows, recompute_layers=size)
+        return np.asarray(footprint(context, sized, shards, starts, fixed).total.max(axis=1))
+
+    size, least = leanest_group(np.diff(starts, axis=1), bool(context.model.mtp_layers), fullest)
+    return size, least <= context.memory_limit_bytes

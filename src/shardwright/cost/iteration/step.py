@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Array, Floats, Ints
+from shardwright.arrays import Floats, Ints
 from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.frameworks.optimizer import update_width
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, UPDATE_EFFICIENCY, launched_seconds
 from shardwright.cost.frameworks.widths import widths_of
+from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.memory.sizes import trained_share
 from shardwright.cost.network.collectives import (
     Fabric,
@@ -32,12 +33,11 @@ from shardwright.cost.network.collectives import (
     stage_crossings,
     transfer_seconds,
 )
-from shardwright.cost.pipeline.splits import positions
+from shardwright.cost.stage.exact import repeated_seconds
+from shardwright.cost.stage.ranges import Ranges, of_pipelines, per_rank
+from shardwright.cost.stage.tails import left_over
 from shardwright.cost.strategies import (
-    BLOCK,
     DATA_OUTERMOST,
-    SELECTIVE,
-    UNIFORM,
     UNSHARDED,
     ZERO1,
     ZERO2,
@@ -70,42 +70,20 @@ class DataParallel:
     expert: Group
 
 
-def ranged(running: Floats, row: Ints, start: Ints, end: Ints) -> Floats:
-    """Return sums of a layer table's column over [start, end), both [N, V]."""
-    rows = row[:, None]
-    return np.asarray(running[rows, end] - running[rows, start])
-
-
-def per_rank(values: Array, rows: Strategies) -> Array:
-    """Return per-virtual-stage values [N, v * P] as [N, v, P]."""
-    pp, vpp = int(rows.pp[0]), int(rows.vpp[0])
-    return values.reshape(len(values), vpp, pp)
-
-
-def recomputed_layers(rows: Strategies, starts: Ints) -> Ints:
-    """Return the layer after the last that is fully recomputed in each virtual stage, [N, V]."""
-    whole = np.where(rows.recompute == UNIFORM, np.int64(1 << 30), 0)
-    count = np.where(rows.recompute == BLOCK, rows.recompute_layers, whole)
-    return np.minimum(starts[:, :-1] + count[:, None], starts[:, 1:])
-
-
 def stage_times(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> StageTimes:
     """Return the times of every stage for one micro-batch."""
-    table, row = shards.table, shards.row
-    where = positions(starts, context.layer_count)
-    low, high = where[:, :-1], where[:, 1:]
-    forward = ranged(table.forward, row, low, high)
-    backward = ranged(table.backward, row, low, high)
-    full = ranged(table.forward, row, starts[:, :-1] + 1, recomputed_layers(rows, starts) + 1)
-    core = ranged(table.core_seconds, row, low, high)
-    recompute = full + np.where((rows.recompute == SELECTIVE)[:, None], core, 0.0)
-    extra_forward, extra_backward = sharded_weight_seconds(context, rows, shards, where, forward, backward)
+    table, stages = shards.table, of_pipelines(shards.row, starts, context.layer_count)
+    forward, backward = stages.total(table.forward), stages.total(table.backward)
+    mode, count = rows.recompute[:, None], rows.recompute_layers[:, None]
+    recompute = repeated_seconds(table.forward, table.core_seconds, stages, mode, count)
+    extra_forward, extra_backward = sharded_weight_seconds(context, rows, shards.table, stages, forward, backward)
     each, host = context.software.pass_seconds, serial_launch_seconds(context, rows, starts)
     forward, backward = forward + extra_forward, backward + recompute + extra_backward
+    chunks = int(rows.vpp[0])
     return StageTimes(
-        forward=per_rank(launched_seconds(forward, host) + each, rows),
-        backward=per_rank(launched_seconds(backward, BACKWARD_LAUNCHES * host) + each, rows),
-        recompute=per_rank(recompute, rows),
+        forward=per_rank(launched_seconds(forward, host) + each, chunks),
+        backward=per_rank(launched_seconds(backward, BACKWARD_LAUNCHES * host) + each, chunks),
+        recompute=per_rank(recompute, chunks),
     )
 
 
@@ -127,7 +105,7 @@ def data_parallel(context: Context, rows: Strategies) -> DataParallel:
 
 
 def sharded_weight_seconds(
-    context: Context, rows: Strategies, shards: LayerRows, where: Ints, forward: Floats, backward: Floats
+    context: Context, rows: Strategies, table: LayerTable, stages: Ranges, forward: Floats, backward: Floats
 ) -> tuple[Floats, Floats]:
     """Return what ZeRO-2 and ZeRO-3 add to each pass of each micro-batch, [N, V]: ZeRO-2 reduce-scatters the
     gradients in every backward pass, ZeRO-3 also gathers the weights in both."""
@@ -135,9 +113,7 @@ def sharded_weight_seconds(
         zero = np.zeros_like(forward)
         return zero, zero
     groups = data_parallel(context, rows)
-    dense = ranged(shards.table.dense, shards.row, where[:, :-1], where[:, 1:])
-    expert = ranged(shards.table.expert, shards.row, where[:, :-1], where[:, 1:])
-    once = both_gather_seconds(context.links, groups, dense, expert, 1.0)
+    once = both_gather_seconds(context.links, groups, stages.total(table.dense), stages.total(table.expert), 1.0)
     widths = widths_of(context.job)
     scatter = widths.gradient_reduction * trained_share(context.job) * once * (rows.sharding >= ZERO2)[:, None]
     gather = widths.weight_gather * once * (rows.sharding == ZERO3)[:, None]
@@ -212,22 +188,11 @@ def exposed_tails(
     passes = np.where(sharding == UNSHARDED, 2.0, np.where(sharding == ZERO1, 1.0, 0.0))
     reduce = (widths.gradient_reduction * trained * once + waits) * passes
     gather = (widths.weight_gather * trained * once + waits) * ((sharding == ZERO1) | (sharding == ZERO2))
-    own = times.backward - times.recompute
-    backward, forward = own.sum(axis=1), times.forward.sum(axis=1)
-    beside = exposed_seconds(reduce, BUCKET_SHARE * backward)
-    reduce = np.where(rows.overlap_grad[:, None], beside, reduce)
-    beside = exposed_seconds(gather, BUCKET_SHARE * forward)
-    gather = np.where(rows.overlap_param[:, None], beside, gather)
+    backward = times.backward - times.recompute
     return (
-        np.maximum(reduce - _before(own[:, 0]), 0.0),
-        np.maximum(gather - _before(times.forward[:, 0]), 0.0),
+        left_over(reduce, backward.sum(axis=1), BUCKET_SHARE * rows.overlap_grad[:, None], backward[:, 0]),
+        left_over(gather, times.forward.sum(axis=1), BUCKET_SHARE * rows.overlap_param[:, None], times.forward[:, 0]),
     )
-
-
-def _before(values: Floats) -> Floats:
-    """Return the sum over lower ranks, [N, P]."""
-    sums = np.cumsum(values, axis=1)
-    return np.asarray(sums - values)
 
 
 def optimizer_seconds(context: Context, rows: Strategies, dense: Floats, expert: Floats) -> Floats:

@@ -12,9 +12,8 @@ from shardwright.arrays import Floats
 from shardwright.cost.iteration.lanes import of_stages
 from shardwright.cost.iteration.mixed import Mixed, pipeline_timeline
 from shardwright.cost.iteration.replica_time import UnitPasses
-from shardwright.cost.iteration.step import per_rank, ranged
 from shardwright.cost.pipeline.schedule import FORWARD
-from shardwright.cost.pipeline.splits import positions
+from shardwright.cost.stage.ranges import of_pipelines, per_rank
 from shardwright.plans.plan import Plan
 
 Kind = Literal["forward", "recompute", "backward", "communicate", "synchronise", "optimizer"]
@@ -100,9 +99,8 @@ def _communication(plan: Plan, found: Mixed, number: int) -> tuple[Floats, Float
     def computing(column: str) -> Floats:
         values = []
         for lane in found.lanes:
-            where = positions(lane.starts, lane.context.layer_count)
-            running = getattr(lane.shards.table, column)
-            values.append(per_rank(ranged(running, lane.shards.row, where[:, :-1], where[:, 1:]), lane.rows))
+            ranges = of_pipelines(lane.shards.row, lane.starts, lane.context.layer_count)
+            values.append(per_rank(ranges.total(getattr(lane.shards.table, column)), int(lane.rows.vpp[0])))
         return of_stages(found.lanes, values)[first : first + stages]
 
     forward = times.forward[0].T - computing("compute_forward")

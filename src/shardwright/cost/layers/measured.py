@@ -20,10 +20,11 @@ from shardwright.cost.compute.operators import Shard
 from shardwright.cost.frameworks.optimizer import update_width
 from shardwright.cost.frameworks.overheads import UPDATE_EFFICIENCY, Overheads
 from shardwright.cost.layers.source import Basis, LayerSource, layer_source
-from shardwright.cost.layers.table import LayerTable, layer_table
+from shardwright.cost.layers.table import LayerTable, layer_table, running_sums
 from shardwright.cost.memory.sizes import logit_bytes, weight_bytes
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.network.curves import LinkTimes, between_machines, inside_machine, with_curves
+from shardwright.cost.stage.terms import AGAIN, LEAN, WHOLE
 from shardwright.cost.trust.evidence import Conditions
 from shardwright.cost.trust.interval import interval_at
 from shardwright.errors import Problem, SpecError, bad
@@ -129,13 +130,14 @@ class MeasuredLayers:
         table = layer_table(model, gpu, job, shard, self.base, links, software, strain=strain)
         entries = [self._entry(gpu, shard, row) for row in range(len(shard.tp))]
         dense, expert = np.diff(table.dense), np.diff(table.expert)
-        forward = _running(_measured(entries, "forward_seconds", dense))
-        backward = _running(_measured(entries, "backward_seconds", dense))
+        forward = running_sums(_measured(entries, "forward_seconds", dense))
+        backward = running_sums(_measured(entries, "backward_seconds", dense))
         weights = _measured(entries, "weight_bytes", (dense + expert) * weight_bytes(job)) / weight_bytes(job)
         if model.tied_embeddings:  # stages that hold the head have a copy of the embedding, whatever was counted
             weights[:, -1] = np.maximum(weights[:, -1], dense[:, -1] + expert[:, -1])
         held = weights / np.where(dense + expert > 0.0, dense + expert, 1.0)
-        kept = np.diff(table.activations)
+        states = np.diff(table.kept)
+        kept = states[:, WHOLE]
         logits = logit_bytes(model, job, shard.micro_batch, shard.cp, shard.tp)
         activations = _measured(entries, "activation_bytes", kept + _at_the_head(kept, logits))
         activations = np.maximum(activations - _at_the_head(kept, logits), 0.0)
@@ -146,15 +148,16 @@ class MeasuredLayers:
             backward=backward,
             compute_forward=forward,
             compute_backward=backward,
-            core_seconds=_running(_part(np.diff(table.core_seconds), np.diff(table.compute_forward), np.diff(forward))),
+            core_seconds=running_sums(
+                _part(np.diff(table.core_seconds), np.diff(table.compute_forward), np.diff(forward))
+            ),
             tp_seconds=nothing,
             cp_seconds=nothing,
             ep_seconds=nothing,
-            activations=_running(activations),
-            core=_running(_part(np.diff(table.core), kept, activations)),
-            dense=_running(np.where(dense + expert > 0.0, dense * held, weights)),
-            expert=_running(expert * held),
-            widest=activations[:, 1:-1].max(axis=1),
+            kept=running_sums(_measured_states(states, activations)),
+            dense=running_sums(np.where(dense + expert > 0.0, dense * held, weights)),
+            expert=running_sums(expert * held),
+            group=activations[:, 1:-1].max(axis=1),
             parameters=weights[:, 1:-1].max(axis=1),
         )
 
@@ -212,13 +215,6 @@ def measured_layers(
     return MeasuredLayers(base=base, profile=smoothed(profile, model.kind_of_layer))
 
 
-def _running(values: Floats) -> Floats:
-    """Return running sums over positions, [M, positions + 1]."""
-    sums = np.zeros((values.shape[0], values.shape[1] + 1))
-    np.cumsum(values, axis=1, out=sums[:, 1:])
-    return sums
-
-
 def _measured(entries: list[LayerTimes], name: str, computed: Floats) -> Floats:
     """Return a column of the entries, the model's `computed` figures where it was not measured, [M, positions]."""
     return np.array([getattr(entry, name) or computed[row] for row, entry in enumerate(entries)]).reshape(
@@ -229,6 +225,14 @@ def _measured(entries: list[LayerTimes], name: str, computed: Floats) -> Floats:
 def _part(part: Floats, whole: Floats, measured: Floats) -> Floats:
     """Return the same part of what was measured as `part` is of `whole`."""
     return np.asarray(measured * part / np.where(whole > 0.0, whole, 1.0))
+
+
+def _measured_states(states: Floats, activations: Floats) -> Floats:
+    """Return what positions keep in each state, [M, 3, positions], where `activations` [M, positions] were measured
+    without recomputation: the same part is freed, inputs are what they are, and the ends never run again."""
+    measured = np.stack([activations, _part(states[:, LEAN], states[:, WHOLE], activations), states[:, AGAIN]], axis=1)
+    measured[:, :, [0, -1]] = activations[:, None, [0, -1]]
+    return measured
 
 
 def _at_the_head(like: Floats, values: Floats) -> Floats:

@@ -26,6 +26,7 @@ from shardwright.cost.frameworks.overheads import (
 from shardwright.cost.layers.seconds import layer_seconds
 from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.cost.network.collectives import Fabric
+from shardwright.cost.stage.terms import kept_by_state, live_by_state
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.dispatcher import dispatcher_of
@@ -42,11 +43,10 @@ SECONDS = (
 class LayerTable(Columns):
     """Running sums over positions, each [M, layers + 3]: entry p is the sum over positions before p.
 
-    `activations` are the bytes kept for the backward pass of one micro-batch without recomputation, `core` those
-    that selective recomputation frees, `inputs` those that full recomputation keeps. `dense` and `expert` are
-    parameters held by one GPU. Of single layers, [M]: `widest` is the largest of `activations`, `gradients` what the
-    gradients of activations take at a time, `repeated` what selective recomputation has beside them, `boundary` the
-    activation passed to the next layer, `parameters` the most that a layer has.
+    `kept` are the bytes kept for the backward pass of one micro-batch in each state of a layer (`cost.stage.terms`),
+    [M, 3, layers + 3]; `dense` and `expert` are parameters held by one GPU. Of single layers: `live` is what lives
+    while the largest runs backward, by state [M, 3], `group` what each that runs again together adds, `boundary` the
+    activation passed to the next layer, `parameters` the most that a layer has, [M].
     """
 
     forward: Floats
@@ -57,14 +57,11 @@ class LayerTable(Columns):
     tp_seconds: Floats
     cp_seconds: Floats
     ep_seconds: Floats
-    activations: Floats
-    core: Floats
-    inputs: Floats
+    kept: Floats
     dense: Floats
     expert: Floats
-    widest: Floats
-    gradients: Floats
-    repeated: Floats
+    live: Floats
+    group: Floats
     boundary: Floats
     parameters: Floats
 
@@ -97,12 +94,11 @@ def layer_table(
         for kind, time in zip(kinds, times, strict=True)
     ]
     memory = layer_activation_bytes(model, shard, job)
+    live, group = live_by_state(memory)
     where = np.array([0, *(kind + 1 for kind in model.kind_of_layer), len(kinds) - 1])
 
     def running(per_kind: list[Floats]) -> Floats:
-        sums = np.zeros((len(shard.tp), len(where) + 1))
-        np.cumsum(np.stack(per_kind, axis=1)[:, where], axis=1, out=sums[:, 1:])
-        return sums
+        return running_sums(np.stack(per_kind, axis=-1)[..., where])
 
     forward = [c.forward + c.tp_forward + c.cp_forward + c.ep_forward for c in columns]
     backward = [c.backward + c.tp_backward + c.cp_backward + c.ep_backward for c in columns]
@@ -116,17 +112,21 @@ def layer_table(
         tp_seconds=running([c.tp_forward + c.tp_backward for c in columns]),
         cp_seconds=running([c.cp_forward + c.cp_backward for c in columns]),
         ep_seconds=running([c.ep_forward + c.ep_backward for c in columns]),
-        activations=running(memory.kept),
-        core=running(memory.core),
-        inputs=running(memory.inputs),
+        kept=running(kept_by_state(memory)),
         dense=running([dense for dense, _ in parameters]),
         expert=running([expert for _, expert in parameters]),
-        widest=np.max(np.stack(memory.kept[1:-1]), axis=0),
-        gradients=np.max(np.stack(memory.gradients), axis=0),
-        repeated=np.max(np.stack(memory.again), axis=0),
+        live=live,
+        group=group,
         boundary=np.max(np.stack(memory.inputs[1:-1]), axis=0),
         parameters=np.max(np.stack([dense + expert for dense, expert in parameters[1:-1]]), axis=0),
     )
+
+
+def running_sums(values: Floats) -> Floats:
+    """Return running sums along the last axis, beginning with 0."""
+    sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
+    np.cumsum(values, axis=-1, out=sums[..., 1:])
+    return sums
 
 
 def shard_parameters(model: Model, layer: Layer | None, shard: Shard, position: int) -> tuple[Floats, Floats]:

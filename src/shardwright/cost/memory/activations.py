@@ -23,9 +23,9 @@ from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activations:
-    """Bytes of one micro-batch, lists over positions (embedding, kinds of layers, head) of [M]; `gradients` and
-    `again` over kinds of layers alone. `core` is what selective recomputation frees, `again` what of it lives beside
-    the gradients while it runs again, where its modules are said."""
+    """Bytes of one micro-batch, lists over positions (embedding, kinds of layers, head) of [M]. `core` is what
+    selective recomputation frees, `again` what of it lives beside the gradients while it runs again, where its modules
+    are said."""
 
     kept: list[Floats]
     core: list[Floats]
@@ -64,8 +64,8 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         kept=[embedding, *kept, head],
         core=[zero, *core, zero],
         inputs=[embedding, *inputs, head],
-        gradients=gradients,
-        again=again,
+        gradients=[zero, *gradients, zero],
+        again=[zero, *again, zero],
     )
 
 

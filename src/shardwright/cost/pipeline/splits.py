@@ -25,12 +25,3 @@ def boundaries(layers: int, stages: int, first: Ints, last: Ints) -> Ints:
     starts = np.zeros((len(first), stages + 1), dtype=np.int64)
     np.cumsum(counts, axis=1, out=starts[:, 1:])
     return starts
-
-
-def positions(starts: Ints, layers: int) -> Ints:
-    """Return the same boundaries as positions of the model (embedding 0, layers from 1, head last): the first stage
-    holds the embedding, the last the head. Shape [N, stages + 1]."""
-    shifted = starts + 1
-    shifted[:, 0] = 0
-    shifted[:, -1] = layers + 2
-    return shifted

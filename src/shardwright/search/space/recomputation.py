@@ -17,7 +17,7 @@ from shardwright.cost.iteration.footprint import (
     fewest_recomputed_layers,
     fits,
     fixed_bytes,
-    leanest_group,
+    leanest_groups,
     least_bytes,
 )
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, Strategies
@@ -90,7 +90,7 @@ def _best_layers(context: Context, group: _Group, mode: int) -> tuple[ExpandedRo
         number, fit = fewest_recomputed_layers(context, strategies, *rest)
         lost = np.where(fit, number - 1, group.longest)
     elif mode == UNIFORM:
-        number, fit = leanest_group(context, strategies, *rest)
+        number, fit = leanest_groups(context, strategies, *rest)
         lost = np.where(fit, 0, most_recomputed_layers(context, mode, group.longest))
     else:
         fit = fits(context, strategies, *rest)

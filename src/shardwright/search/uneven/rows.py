@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Bools, Columns, Floats, Ints, distinct
+from shardwright.arrays import Bools, Columns, Floats, Ints, distinct, least_enough
 from shardwright.cost.iteration.layered.network import Everyone, moved_seconds
 from shardwright.cost.iteration.layered.plan import wave_seconds
 from shardwright.cost.iteration.layered.shares import padded_bytes
@@ -37,7 +37,6 @@ def shared_rows(options: Sequence[GpuOptions], state: Floats, *, relaxed: bool =
     room = [_room(own, state[:, place], _largest(state, relaxed=relaxed)) for place, own in enumerate(options)]
     tables = [_monotone(own, relaxed=relaxed) for own in options]
     times = distinct(np.concatenate([table[np.isfinite(table)] for table in tables]))
-    low, high = np.zeros(len(state), dtype=np.int64), np.full(len(state), len(times) - 1)
     counts = np.array([own.count for own in options])
 
     def taken(limit: Floats) -> tuple[Ints, Ints]:
@@ -53,13 +52,11 @@ def shared_rows(options: Sequence[GpuOptions], state: Floats, *, relaxed: bool =
         return RowCounts(
             rows=zero, option=zero, seconds=np.full(len(state), np.inf), possible=np.zeros(len(state), bool)
         )
-    possible = enough(times[high])
-    while (low < high).any():
-        middle = (low + high) // 2
-        good = enough(times[middle])
-        high, low = np.where(good, middle, high), np.where(good, low, np.minimum(middle + 1, high))
-    rows, option = taken(times[high])
-    return RowCounts(rows=rows, option=option, seconds=np.where(possible, times[high], np.inf), possible=possible)
+    longest = np.full(len(state), len(times) - 1)
+    possible = enough(times[longest])
+    place = least_enough(0 * longest, longest, lambda place: enough(times[place]))
+    rows, option = taken(times[place])
+    return RowCounts(rows=rows, option=option, seconds=np.where(possible, times[place], np.inf), possible=possible)
 
 
 def iteration_seconds(options: Sequence[GpuOptions], everyone: Everyone, found: RowCounts, state: Floats) -> Floats:

@@ -32,6 +32,7 @@ from shardwright.cost.iteration.step import (
 from shardwright.cost.memory.sizes import least_state_bytes, room_for_tensors, trained_share
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, exposed_seconds, rack_seconds, transfer_seconds
 from shardwright.cost.pipeline.in_flight import in_flight
+from shardwright.cost.stage.terms import AGAIN, LEAN, WHOLE
 from shardwright.cost.strategies import UNSHARDED, ZERO1, Strategies
 
 
@@ -184,10 +185,10 @@ def _layers_to_recompute(context: Context, rows: Strategies, shards: LayerRows, 
     if context.alike_after > 0:
         return np.zeros(len(rows), dtype=np.int64)
     table, row = shards.table, shards.row
-    kept, core, checkpoint = (_sum(running, row, 1, 2) for running in (table.activations, table.core, table.inputs))
-    gain = np.maximum(kept - checkpoint, 1.0)
+    kept, lean, inputs = (table.kept[row, state, 2] - table.kept[row, state, 1] for state in (WHOLE, LEAN, AGAIN))
+    gain = np.maximum(kept - inputs, 1.0)
     capacity = room_for_tensors(context.job, context.memory_limit_bytes)
-    room = capacity - table.gradients[row] - P2P_BUFFERS * table.boundary[row] * (rows.pp > 1)
+    room = capacity - table.live[row, WHOLE] - P2P_BUFFERS * table.boundary[row] * (rows.pp > 1)
     found = np.zeros(len(rows), dtype=np.int64)
     count = micro_batches(context, rows)
     dense, expert = _sum(table.dense, row, 1, 2), _sum(table.expert, row, 1, 2)
@@ -202,8 +203,8 @@ def _layers_to_recompute(context: Context, rows: Strategies, shards: LayerRows, 
         held = state_dense * (dense * layers + extra) + state_expert * expert * layers
         free = room - held
         short = kept * live - free
-        need = np.ceil((short + table.widest[row]) / (np.maximum(flying, 1.0) * gain))
-        lost = (short > 0) & ((kept - core) * live > free)
+        need = np.ceil((short + table.group[row]) / (np.maximum(flying, 1.0) * gain))
+        lost = (short > 0) & (lean * live > free)
         exists = rows.pp > 2 if rank else np.ones(len(rows), dtype=bool)
         exists = exists & ((rows.vpp == 1) | (rank == 0))
         found = np.maximum(found, np.where(lost & exists, np.clip(need, 1, None), 0).astype(np.int64))

@@ -19,6 +19,8 @@ from shardwright.cost.context import Context
 from shardwright.cost.iteration.footprint import Footprint
 from shardwright.cost.iteration.layered.units import Units
 from shardwright.cost.memory.sizes import gradient_bytes, reserved_bytes, state_bytes, weight_bytes
+from shardwright.cost.stage.exact import live_bytes
+from shardwright.cost.stage.terms import AGAIN, REST
 from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, ZERO3
 from shardwright.spec.job import Job
 
@@ -113,10 +115,10 @@ def activation_bytes(units: Units, shares: RowShares) -> tuple[Floats, Floats]:
     row, _ = units.at(shares.largest)
     scale = shares.rows_at_once / units.sizes[row]
     again = _again(units, shares)
-    kept = units.kept[row] - np.where((shares.recompute == SELECTIVE)[:, None], units.core[row], 0.0)
-    kept = np.where(again, units.inputs[row], kept)
+    states = np.where(again, AGAIN, REST[shares.recompute][:, None])
+    kept = np.take_along_axis(units.kept[row], states[:, None], axis=1)[:, 0]
     inside = kept[:, :-1].sum(axis=1) + units.boundary[row]
-    working = units.gradients[row] + again.any(axis=1) * units.widest[row]
+    working = live_bytes(units.live[row], units.group[row], shares.recompute, 1, np.ones(len(shares), dtype=np.int64))
     head = np.maximum(kept[:, -1] + units.logits[row] - working, 0.0)
     return scale * inside + working, head
 

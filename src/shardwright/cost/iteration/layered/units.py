@@ -16,19 +16,17 @@ from shardwright.cost.strategies import ZERO3, Strategies, strategies
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
     """For micro-batches of each of `sizes` [M], ascending: forward and backward seconds of each unit and, of these,
-    those of core attention [M, U]; bytes that a unit keeps for its backward pass, of these of core attention, and of
-    its input alone [M, U]; the gradients of activations that live together, the most that a layer keeps, an activation
-    between layers and the logits [M]. `parameters` [U] are those gathered for a unit, `expert` [U] part of them."""
+    those of core attention [M, U]; bytes that a unit keeps for its backward pass, by state [M, 3, U]; what lives
+    while the largest layer runs backward, by state [M, 3], and what one that runs again adds, an activation between
+    layers and the logits [M]. `parameters` [U] are those gathered for a unit, `expert` [U] part of them."""
 
     sizes: Ints
     forward: Floats
     backward: Floats
     core_seconds: Floats
     kept: Floats
-    core: Floats
-    inputs: Floats
-    gradients: Floats
-    widest: Floats
+    live: Floats
+    group: Floats
     boundary: Floats
     logits: Floats
     parameters: Floats
@@ -61,18 +59,16 @@ def units_of(context: Context, sizes: Sequence[int], gpus: int, *, flash: bool) 
     table = found.table.take(found.row)
 
     def each(running: Floats) -> Floats:
-        return np.diff(running, axis=1)
+        return np.diff(running, axis=-1)
 
     return Units(
         sizes=rows.micro_batch,
         forward=each(table.forward),
         backward=each(table.backward),
         core_seconds=each(table.core_seconds),
-        kept=each(table.activations),
-        core=each(table.core),
-        inputs=each(table.inputs),
-        gradients=table.gradients,
-        widest=table.widest,
+        kept=each(table.kept),
+        live=table.live,
+        group=table.group,
         boundary=table.boundary,
         logits=logit_bytes(context.model, context.job, rows.micro_batch, rows.cp, rows.tp),
         parameters=each(table.dense)[0] + each(table.expert)[0],

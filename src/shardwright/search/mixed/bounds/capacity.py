@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.arrays import Floats, distinct
+from shardwright.cost.stage.relaxed import SLACK
+from shardwright.cost.stage.terms import AGAIN
 from shardwright.rounding import coarse
-from shardwright.search.mixed.bounds.stage_limits import SLACK, Figures, figures, most_layers
+from shardwright.search.mixed.bounds.stage_limits import Figures, figures, most_layers
 from shardwright.search.mixed.tables.columns import Layers, Table
 
 FINENESS = 0.01  # relative distance of the times tried, beside those at which a stage takes one layer more
@@ -55,7 +57,8 @@ def capacity(
     at_first = room - of.first_held[:, None] - of.first_bytes[:, None] * flight
     first, _ = limits(of, at_first, flight, of.overhead - of.move + of.first_seconds)
     at_last = (of.room - of.last_held)[:, None]
-    last, _ = limits(replace(of, again=of.last_again), at_last, flight[:, :1], of.overhead - of.move + of.last_seconds)
+    with_head = replace(of, beside=of.last_beside)
+    last, _ = limits(with_head, at_last, flight[:, :1], of.overhead - of.move + of.last_seconds)
     there = table.units > 0
     steady = all(bool((part[there, :, :1] == part[there]).all()) for part in (inner, first))
     return Capacity(
@@ -79,9 +82,9 @@ def _times(table: Table, layers: Layers, of: Figures, depth: int, longest: float
     """Return the bottleneck times to try: those at which a stage between the ends takes one layer more, each with the
     time just before it, and enough between them."""
     there = table.units > 0
-    t, offset = of.seconds[there], of.overhead[there]
+    t, offset = of.layer.seconds[there], of.overhead[there]
     low = 0.98 * t.min() * max(layers.total / depth, float(layers.weight.min()))
-    high = (layers.total * (t + of.recompute[there]) + offset).max()
+    high = (layers.total * (t + of.layer.again[there, AGAIN]) + offset).max()
     high = min(high + float((of.first_seconds + of.last_seconds)[there].max()), longest)
     low, high = coarse(low), coarse(max(high, 1.01 * low))  # as the grid is: its ends are within
     grid = coarse(np.geomspace(low, high, int(np.ceil(np.log(high / low) / FINENESS)) + 1))

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Array, Columns, Floats, Ints, picked
+from shardwright.arrays import Array, Columns, Floats, Ints, least_enough, picked
+from shardwright.cost.stage.relaxed import least_repeated
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.capacity import Capacity
 from shardwright.search.mixed.bounds.travel import least_tail, parted_seconds, single_stage_seconds, travel
@@ -68,21 +69,14 @@ def alone(table: Table, layers: Layers, region: Region) -> Compositions:
     inside = total * (layers.dense + layers.expert)
     parameters = inside + layers.first_parameters + layers.last_parameters - table.tied_parameters
     state = each * parameters + (end - each) * (parameters - inside)
-    edges = layers.first_bytes + layers.last_bytes + table.head_bytes
-    room = table.room_bytes - table.fixed_bytes - state - edges
+    room = table.rooms(staged=False) - state - layers.first_bytes - layers.last_bytes
     seconds = total * layers.alone_seconds + layers.first_seconds + layers.last_seconds + 2.0 * table.each
-    kept = total * layers.activations
-    short = np.maximum(kept - room, 0.0)
-    price = np.minimum(
-        layers.recompute / np.maximum(layers.activations - layers.inputs, 1e-300),
-        layers.core / np.maximum(layers.core_bytes, 1e-300),
-    )
-    fits = np.minimum(total * layers.inputs + table.last_again_bytes, total * (layers.activations - layers.core_bytes))
-    seconds = seconds + price * short
+    again = least_repeated(layers.least, region.modes, total, room, table.beside(last=True))
+    seconds = seconds + np.where(np.isfinite(again), again, 0.0)
     later = single_stage_seconds(table, parameters, region)
     later = later + parameters * table.updates(copies) + total * layers.orthogonal / copies
     later = later + table.norm_seconds(region.fewest)[0] + agreement_delay(table, region)
-    fits = ((fits <= room) | (short <= 0.0)) & usable(table, np.eye(table.types), region)
+    fits = np.isfinite(again) & usable(table, np.eye(table.types), region)
     kept_types = types[fits[types]]
     counts = np.eye(table.types, dtype=np.int64)[kept_types]
     work = seconds[kept_types]
@@ -154,14 +148,10 @@ def columns(
 
 def _least_places(found: Capacity, arranged: Arrangement, needed: float) -> tuple[Ints, Ints]:
     """Return the rows of the compositions that can hold `needed` layers, and the first time at which they can."""
-    low, high = np.zeros(len(arranged.counts), dtype=np.int64), np.full(len(arranged.counts), len(found.seconds) - 1)
-    rows = np.flatnonzero(_layers(found, arranged, high) >= needed)
-    arranged, low, high = arranged.take(rows), low[rows], high[rows]
-    while (low < high).any():
-        middle = (low + high) // 2
-        enough = _layers(found, arranged, middle) >= needed
-        high, low = np.where(enough, middle, high), np.where(enough, low, np.minimum(middle + 1, high))
-    return rows, high
+    last = np.full(len(arranged.counts), len(found.seconds) - 1)
+    rows = np.flatnonzero(_layers(found, arranged, last) >= needed)
+    arranged, last = arranged.take(rows), last[rows]
+    return rows, least_enough(0 * last, last, lambda place: _layers(found, arranged, place) >= needed)
 
 
 def _layers(found: Capacity, arranged: Arrangement, place: Ints) -> Floats:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
+from shardwright.cost.stage.terms import AGAIN, STATES
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.capacity import Capacity, capacity
@@ -108,7 +109,7 @@ def _recomputing(layers: Layers, modes: tuple[int, ...]) -> Layers:
     more = layers.recompute if len(modes) == 1 else 0.0 * layers.recompute
     return replace(
         layers,
-        inputs=0.0 * layers.inputs,
+        kept=layers.kept * (np.arange(STATES) != AGAIN),
         seconds=layers.seconds + more,
         alone_seconds=layers.alone_seconds + more,
         recompute=layers.recompute - more,

@@ -1,14 +1,4 @@
-"""How many layers a stage takes within a time and its memory, with the recomputation that serves it best.
-
-A stage with h micro-batches in flight takes k layers within tau seconds a micro-batch, where R is its room, t are the
-seconds, s the state bytes and a the activation bytes of a layer:
-
-* none: k <= tau / t and k (s + h a) <= R;
-* selective: t and a of selective recomputation;
-* block, n of k layers: k t + n r <= tau and k (s + h a) - n h (a - i) <= R', so with the least n
-  k (t + q (s + h a)) <= tau + q R', q = r / (h (a - i)), and k (s + h i) <= R';
-* uniform, groups of layers of which few inputs are kept (i = 0): k (t + r) <= tau and k s <= R'.
-"""
+"""How many layers a stage takes within a time and its memory, with the recomputation that serves it best."""
 
 from __future__ import annotations
 
@@ -17,29 +7,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.arrays import Bools, Columns, Floats, Ints
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
+from shardwright.cost.stage import relaxed
+from shardwright.cost.stage.relaxed import SLACK, LeastLayer
 from shardwright.search.mixed.tables.columns import Layers, Table
 
 IMPOSSIBLE = -1e7  # layers of a stage that cannot hold one: no sum with it reaches the model's
-SLACK = 1e-9
-BYTE = 1.0  # that recomputation of a layer saves at least: a price without end is no number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures(Columns):
-    """A layer on each of R types or stages, [R] each: seconds, what recomputation adds, bytes in flight and of state;
-    seconds that come with a stage, and with its ends; bytes that its ends add, once and for each micro-batch."""
+    """A `layer` on each of R types or stages and its `state` bytes; bytes for all (`room`), of which some live `beside`
+    under each mode [R, 4]; seconds that come with a stage, and with its ends; bytes that its ends add, once and for
+    each micro-batch, [R] each."""
 
-    seconds: Floats
-    recompute: Floats
-    core: Floats
-    kept: Floats
-    lean: Floats
-    inputs: Floats
+    layer: LeastLayer
     state: Floats
-    again: Floats
-    last_again: Floats
     room: Floats
+    beside: Floats
+    last_beside: Floats
     overhead: Floats
     move: Floats
     first_seconds: Floats
@@ -54,23 +39,18 @@ def figures(table: Table, layers: Layers, copies: int) -> Figures:
     each, end = table.kept_bytes(copies)
     move = least_move_seconds(table)
     return Figures(
-        seconds=layers.seconds,
-        recompute=layers.recompute,
-        core=layers.core,
-        kept=layers.activations,
-        lean=layers.activations - layers.core_bytes,
-        inputs=layers.inputs,
+        layer=layers.least,
         state=(layers.dense + layers.expert) * each,
-        again=table.again_bytes,
-        last_again=table.last_again_bytes,
-        room=table.room_bytes - table.fixed_bytes - table.staged_bytes,
+        room=table.rooms(staged=True),
+        beside=table.beside(last=False),
+        last_beside=table.beside(last=True),
         overhead=2.0 * (table.each + move),
         move=move,
         first_seconds=layers.first_seconds,
         last_seconds=layers.last_seconds,
         first_held=end * layers.first_parameters,
         first_bytes=layers.first_bytes,
-        last_held=end * layers.last_parameters + layers.last_bytes + table.head_bytes,
+        last_held=end * layers.last_parameters + layers.last_bytes,
     )
 
 
@@ -88,26 +68,8 @@ def most_layers(
     of: Figures, left: Floats, space: Floats, flight: Floats, modes: tuple[int, ...], layers: Layers
 ) -> tuple[Floats, Floats]:
     """(P2) Return the most layers within `left` [R, J] seconds and `space` [R, H] bytes with `flight` [R, H]
-    micro-batches in flight, and the most without recomputation, [R, J, H]."""
-    left, space, h = np.maximum(left, 0.0)[:, :, None], space[:, None, :], flight[:, None, :]
-
-    def column(values: Floats) -> Floats:
-        return np.asarray(values[:, None, None])
-
-    t, s = column(of.seconds), column(of.state)
-    kept, lean, inputs = column(of.kept), column(of.lean), column(of.inputs)
-    free = np.minimum(left / t, space / (s + h * kept))
-    most = free if NONE in modes else np.zeros_like(free)
-    if SELECTIVE in modes:
-        most = np.maximum(most, np.minimum(left / (t + column(of.core)), space / (s + h * lean)))
-    if BLOCK in modes:
-        tight = space - column(of.again)
-        price = column(of.recompute) / np.maximum(h * (kept - inputs), BYTE)
-        block = np.minimum((left + price * tight) / (t + price * (s + h * kept)), tight / (s + h * inputs))
-        most = np.maximum(most, np.minimum(block, left / t))
-    if UNIFORM in modes:
-        groups = (space - column(of.again)) / s
-        most = np.maximum(most, np.minimum(left / (t + column(of.recompute)), groups))
+    micro-batches in flight, and the most without recomputation."""
+    most, free = relaxed.most_layers(of.layer, modes, left, space, of.state, of.beside, flight)
     least = 1.0
     if layers.whole:
         most, free = np.floor(most + SLACK), np.floor(np.maximum(free, 0.0) + SLACK)
@@ -123,7 +85,7 @@ def with_ends(of: Figures, flight: Floats, begins: Bools, ends: Bools) -> Figure
         of,
         overhead=of.overhead + begins * (of.first_seconds - of.move) + ends * (of.last_seconds - of.move),
         room=of.room - begins * (of.first_held + of.first_bytes * flight) - ends * of.last_held,
-        again=np.where(ends, of.last_again, of.again),
+        beside=np.where(ends[:, None], of.last_beside, of.beside),
     )
 
 

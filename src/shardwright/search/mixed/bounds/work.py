@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
+from shardwright.cost.stage.relaxed import price
 from shardwright.cost.strategies import NONE
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.capacity import Capacity
@@ -52,10 +53,7 @@ def least_work(table: Table, layers: Layers, found: Capacity, arranged: Arrangem
     type as far as the bottleneck lets them, without recomputation as far as memory does."""
     counts, stages = arranged.counts, arranged.stages
     flight = stages[:, None] - arranged.start if arranged.known else counts
-    extra = np.minimum(
-        layers.recompute * layers.activations / np.maximum(layers.activations - layers.inputs, 1e-300),
-        layers.core * layers.activations / np.maximum(layers.core_bytes, 1e-300),
-    )
+    extra = price(layers.least)
     slopes = np.concatenate([layers.seconds, layers.seconds + extra])
     one = counts * float(layers.weight.min())
     left = layers.total - one.sum(axis=1)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints, distinct
+from shardwright.cost.stage.terms import WHOLE
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import alone
 from shardwright.search.mixed.bounds.instance import Instance
@@ -126,7 +127,7 @@ def most_replicas(instance: Instance, most: int) -> int:
     table, layers = instance.table, instance.layers
     there = table.units > 0
     parameters = layers.total * (layers.dense + layers.expert)[there].min()
-    room = float((np.maximum(table.room_bytes - table.fixed_bytes, 0.0) * table.units).sum())
+    room = float((np.maximum(table.rooms(staged=False) - table.live[:, WHOLE], 0.0) * table.units).sum())
     beside = max(room - parameters * float(table.shared_bytes[there].min()), 0.0)
     each_keeps = parameters * float(table.state_bytes[there].min())
     return most if most * each_keeps <= beside else int(beside / each_keeps + CLOSE)

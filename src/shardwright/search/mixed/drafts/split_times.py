@@ -8,9 +8,14 @@ import numpy as np
 
 from shardwright.arrays import Bools, Columns, Floats, Ints, distinct
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, launched_seconds
-from shardwright.cost.network.collectives import Group, exposed_seconds, gather_seconds
+from shardwright.cost.network.collectives import Group, gather_seconds
+from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.pipeline.schedule import one_f_one_b
 from shardwright.cost.pipeline.simulate import simulate
+from shardwright.cost.stage.exact import kept_bytes, live_bytes, repeated_seconds
+from shardwright.cost.stage.invert import fewest_layers, leanest_group
+from shardwright.cost.stage.ranges import Ranges, of_stages
+from shardwright.cost.stage.tails import left_over
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
 from shardwright.search.mixed.tables.columns import Table
 
@@ -31,41 +36,12 @@ class SplitTimes(Columns):
     fits: Bools
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StageRanges:
-    """R stages, [R] each: their type, layers `begin` to `end`, and micro-batches in flight; `staged` says that each has
-    neighbours. The first has the embedding, the last the head."""
-
-    kinds: Ints
-    begin: Ints
-    end: Ints
-    flight: Ints
-    staged: bool
-    layers: int
-
-    @property
-    def last(self) -> Bools:
-        return np.asarray(self.end == self.layers)
-
-    def held(self, running: Floats) -> Floats:
-        """Return the sum over all positions of each stage."""
-        row, flat = self.kinds * (self.layers + 3), running.ravel()
-        low = np.where(self.begin > 0, self.begin + 1, 0)
-        high = self.end + 1 + self.last
-        return np.asarray(flat.take(row + high) - flat.take(row + low))
-
-    def middle(self, running: Floats) -> Floats:
-        """Return the sum over the layers of each stage."""
-        row, flat = self.kinds * (self.layers + 3) + 1, running.ravel()
-        return np.asarray(flat.take(row + self.end) - flat.take(row + self.begin))
-
-
 def stages(
     table: Table, kinds: Ints, starts: Ints, *, micro_batches: int, copies: int, modes: tuple[int, ...]
 ) -> SplitTimes:
     """Return the stages of splits `starts` [N, P + 1] on types `kinds`, [P] or [N, P]."""
     shape = starts.shape[0], starts.shape[1] - 1
-    flight = np.minimum(micro_batches, shape[1] - np.arange(shape[1]))
+    flight = in_flight(shape[1], 1, micro_batches, np.arange(shape[1]))
     found = lone_stages(
         table,
         np.broadcast_to(kinds, shape).ravel(),
@@ -93,95 +69,69 @@ def lone_stages(
 ) -> SplitTimes:
     """Return stages of whatever pipelines, [R] each: on types `kinds`, with layers `begin` to `end` and `flight`
     micro-batches in flight; `staged` says that each has neighbours."""
-    of = _StageRanges(kinds=kinds, begin=begin, end=end, flight=flight, staged=staged, layers=table.layers)
+    of, last = of_stages(kinds, begin, end, table.layers)
     each = table.each[kinds]
     host = (end - begin) * (table.host[kinds] if staged else 0.0)
-    forward = launched_seconds(of.held(table.forward), host)
-    parameters = of.held(table.dense) + of.held(table.expert)
+    forward = launched_seconds(of.total(table.forward), host)
+    parameters = of.total(table.dense) + of.total(table.expert)
     if not staged:
         parameters = parameters - table.tied_parameters[kinds]
     each_bytes, end_bytes = (of_type[kinds] for of_type in table.kept_bytes(copies))
-    ends = parameters - of.middle(table.dense) - of.middle(table.expert)
-    room = (table.room_bytes - table.fixed_bytes - (table.staged_bytes if staged else 0.0))[kinds]
-    room = room - each_bytes * parameters - (end_bytes - each_bytes) * ends
-    room = room - np.where(of.last, table.head_bytes[kinds], 0.0)
-    kept = of.held(table.activations) * flight
-    spare, zeros = kept <= room, np.zeros_like(begin)
-    options: list[tuple[int, Floats, Ints]] = []
-    if NONE in modes:
-        options.append((NONE, np.where(spare, 0.0, np.inf), zeros))
-    if NONE not in modes or not spare.all():
-        if SELECTIVE in modes:
-            lean = kept - of.held(table.core_bytes) * flight
-            options.append((SELECTIVE, np.where(lean <= room, of.held(table.core), np.inf), zeros))
-        if BLOCK in modes:
-            wanted = np.flatnonzero(~spare) if NONE in modes else np.arange(len(spare))
-            options.append((BLOCK, *_block(table, of, kept - room + _again(table, of, 1), wanted)))
-        if UNIFORM in modes:
-            options.append((UNIFORM, *_uniform(table, of, kept - room)))
-    seconds = np.stack([option[1] for option in options])
-    best = seconds.argmin(axis=0)
-    recompute = np.take_along_axis(seconds, best[None], axis=0)[0]
-    layers = np.take_along_axis(np.stack([option[2] for option in options]), best[None], axis=0)[0]
-    fits = np.isfinite(recompute)
-    again = np.where(fits, recompute, 0.0)
-    backward = launched_seconds(of.held(table.backward) + again, BACKWARD_LAUNCHES * host) + each
+    ends = parameters - of.layers(table.dense) - of.layers(table.expert)
+    room = table.rooms(staged=staged)[kinds] - each_bytes * parameters - (end_bytes - each_bytes) * ends
+    again, code, count = _repeated(table, of, last, flight, room, modes)
+    fits = np.isfinite(again)
+    again = np.where(fits, again, 0.0)
+    backward = launched_seconds(of.total(table.backward) + again, BACKWARD_LAUNCHES * host) + each
     return SplitTimes(
         forward=forward + each,
         backward=backward,
         own_backward=backward - again,
-        recompute=np.array([option[0] for option in options])[best],
-        recompute_layers=layers,
+        recompute=code,
+        recompute_layers=count,
         parameters=parameters,
-        orthogonal=of.middle(table.orthogonal),
+        orthogonal=of.layers(table.orthogonal),
         fits=fits,
     )
 
 
-def _block(table: Table, of: _StageRanges, over: Floats, wanted: Ints) -> tuple[Floats, Ints]:
-    """Return the seconds of recomputing the fewest layers of each stage that is `wanted`, the first ones, which free
-    the bytes that it is `over` its memory (infinite where all do not), and their number."""
-    row = (of.kinds[wanted] * (of.layers + 3)) + 1
-    begin, end = row + of.begin[wanted], row + of.end[wanted]
-    kept = (table.activations - table.inputs).ravel()
-    before, each, over = kept.take(begin), of.flight[wanted], over[wanted]
-
-    def enough(count: Ints) -> Bools:
-        return np.asarray(each * (kept.take(np.minimum(begin + count, end)) - before) >= over)
-
-    low, high = np.ones_like(begin), np.maximum(end - begin, 1)
-    possible = enough(high)
-    while (low < high).any():
-        middle = (low + high) // 2
-        more = enough(middle)
-        high, low = np.where(more, middle, high), np.where(more, low, np.minimum(middle + 1, high))
-    running = table.forward.ravel()
-    taken = running.take(np.minimum(begin + high, end)) - running.take(begin)
-    seconds, count = np.full(len(of.begin), np.inf), np.ones_like(of.begin)
-    seconds[wanted], count[wanted] = np.where(possible, taken, np.inf), high
-    return seconds, count
-
-
-def _again(table: Table, of: _StageRanges, group: int) -> Floats:
-    """Return the bytes that recomputing a group of layers at a time adds to stages: on the last one beyond the logits,
-    with which they alternate."""
-    again = group * table.again_bytes[of.kinds]
-    return np.where(of.last, np.maximum(again - table.head_bytes[of.kinds], 0.0), again)
-
-
-def _uniform(table: Table, of: _StageRanges, over: Floats) -> tuple[Floats, Ints]:
-    """Return the seconds of recomputing all layers of each stage in groups, of which the inputs are kept (infinite
-    where no size of them frees the bytes that a stage is `over` its memory), and the smallest size that does."""
-    count = of.end - of.begin
-    activations, inputs = of.middle(table.activations), of.middle(table.inputs)
-    sizes = np.zeros_like(count)
-    for size in range(1, int(count.max()) + 1):
-        if not ((sizes == 0) & (size <= count)).any():
+def _repeated(
+    table: Table, of: Ranges, last: Bools, flight: Ints, room: Floats, modes: tuple[int, ...]
+) -> tuple[Floats, Ints, Ints]:
+    """Return the least seconds that stages run again to stay within their `room`, infinite where they cannot, and the
+    mode and number of layers that do it."""
+    seconds, code, count = np.full(len(room), np.inf), np.full(len(room), modes[0]), np.zeros(len(room), dtype=np.int64)
+    for mode in (mode for mode in (NONE, SELECTIVE, BLOCK, UNIFORM) if mode in modes):
+        rows = np.flatnonzero(seconds > 0.0)
+        if not len(rows):
             break
-        kept = inputs * -(-count // size) / np.maximum(count, 1)
-        enough = (activations - kept) * of.flight >= over + _again(table, of, size)
-        sizes = np.where((sizes == 0) & (size <= count) & enough, size, sizes)
-    return np.where(sizes > 0, of.middle(table.forward), np.inf), sizes
+        part = of.take(rows)
+        number, needed = _leanest(table, part, last[rows], flight[rows], room[rows], mode)
+        again = repeated_seconds(table.forward, table.core, part, mode, number)
+        again = np.where(needed <= room[rows], again, np.inf)
+        better = again < seconds[rows]
+        chosen = rows[better]
+        seconds[chosen], code[chosen], count[chosen] = again[better], mode, number[better]
+    return seconds, code, count
+
+
+def _leanest(table: Table, of: Ranges, last: Bools, flight: Ints, room: Floats, mode: int) -> tuple[Ints, Floats]:
+    """Return the number of layers with which stages under a mode stay within their `room` in least time, and the bytes
+    that they need then."""
+    live, group, longest = table.live[of.row], table.group[of.row], of.length
+    logits = np.where(last, table.logit_bytes[of.row], 0.0)
+
+    def needed(number: Ints) -> Floats:
+        beside = np.maximum(live_bytes(live, group, mode, number, longest), logits)
+        return np.asarray(kept_bytes(table.kept, of, mode, number) * flight + beside)
+
+    if mode == BLOCK:
+        number, _ = fewest_layers(longest, lambda number: needed(number) <= room)
+    elif mode == UNIFORM:
+        return leanest_group(longest[:, None], table.alone, needed)
+    else:
+        number = np.zeros_like(longest)
+    return number, needed(number)
 
 
 def pipeline_seconds(found: SplitTimes, moves: Floats, micro_batches: int) -> Floats:
@@ -221,14 +171,7 @@ def after_seconds(table: Table, kinds: Ints, found: SplitTimes, copies: int, slo
 def tails(table: Table, found: SplitTimes, once: Floats) -> tuple[Floats, Floats]:
     """Return what reducing gradients and gathering weights leave after the pipeline at each stage, [N, P], where a byte
     of each of its parameters is gathered in `once` seconds [N, P]."""
-    backward, forward = table.reduced_beside * found.own_backward, table.gathered_beside * found.forward
-    reduce = exposed_seconds(table.reduced_bytes * once, backward)
-    gather = exposed_seconds(table.gathered_bytes * once, forward)
     return (
-        np.maximum(reduce - _before(found.own_backward), 0.0),
-        np.maximum(gather - _before(found.forward), 0.0),
+        left_over(table.reduced_bytes * once, found.own_backward, table.reduced_beside, found.own_backward),
+        left_over(table.gathered_bytes * once, found.forward, table.gathered_beside, found.forward),
     )
-
-
-def _before(values: Floats) -> Floats:
-    return np.asarray(np.cumsum(values, axis=1) - values)

@@ -15,7 +15,11 @@ import numpy as np
 
 from shardwright.arrays import Floats, Ints, picked
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, SHARPNESS, launched_seconds
+from shardwright.cost.layers.table import running_sums
 from shardwright.cost.network.collectives import Fabric, group, reduce_seconds
+from shardwright.cost.stage.exact import live_bytes
+from shardwright.cost.stage.relaxed import LeastLayer, again_by_state
+from shardwright.cost.stage.terms import MODES, WHOLE
 
 UNLIKE = 0.02  # part by which the quickest layer may be below the mean for all to count as the quickest one
 
@@ -26,25 +30,26 @@ class Table:
     the sum over positions before p.
 
     Seconds of one micro-batch without the host's part: `forward`, `backward`, `core` (what selective recomputation
-    repeats); bytes: `activations` kept without recomputation, `core_bytes` that selective recomputation frees,
-    `inputs` that full recomputation keeps; parameters: `dense`, `expert`; seconds once a step that Muon's products take
-    a copy, and that all copies share out: `orthogonal`.
+    repeats); bytes that a micro-batch leaves in each state of a layer (`cost.stage.terms`): `kept` [G, 3, L + 3];
+    parameters: `dense`, `expert`; seconds once a step that Muon's products take a copy, and that all copies share out:
+    `orthogonal`.
 
     Per type, [G]: `host` seconds of launching a layer's forward pass in a pipeline, `each` seconds of a pass through a
-    stage; seconds of a message inside (`near`) and across (`far`) domains; `room_bytes` for tensors; `fixed_bytes` of
-    a stage whatever its layers, `staged_bytes` more in a pipeline, `again_bytes` more with full recomputation,
-    `logit_bytes` on the last stage; `state_bytes` per parameter that every copy keeps, `shared_bytes` that copies
-    share out, `ends_bytes` more of a parameter of embedding and head; `working_bytes` live while a layer runs backward;
-    `update_seconds` per parameter and step, for one copy, and if there is a `shared_update`, for all copies together;
-    `fabrics` are the links of the types, `wide` how many times the least tensor-parallel degree of the setting that of
-    a type is; `copied_bytes` are those of a parameter that is laid out twice where copies of a layer differ in degree;
-    `step_seconds` once an iteration; `tied_near` and `tied_far` to add the gradients of a tied embedding between the
-    ends of a pipeline inside a domain and across; `tied_parameters` are counted twice where one stage has both ends;
-    `units` of the type and `local` of them in a domain.
+    stage; seconds of a message inside (`near`) and across (`far`) domains; `room_bytes` for tensors; `fixed_bytes` of a
+    stage whatever its layers, `staged_bytes` more in a pipeline; those live while the largest layer runs backward, by
+    state, `live` [G, 3], and `group` more for each that runs again together; `logit_bytes`, with which these alternate
+    on the last stage; `state_bytes` per parameter that every copy keeps, `shared_bytes` that copies share out,
+    `ends_bytes` more of a parameter of embedding and head; `update_seconds` per parameter and step, for one copy, and
+    if there is a `shared_update`, for all copies together; `fabrics` are the links of the types, `wide` how many times
+    the least tensor-parallel degree of the setting that of a type is; `copied_bytes` are those of a parameter that is
+    laid out twice where copies of a layer differ in degree; `step_seconds` once an iteration; `tied_near` and
+    `tied_far` to add the gradients of a tied embedding between the ends of a pipeline inside a domain and across;
+    `tied_parameters` are counted twice where one stage has both ends; `units` of the type and `local` of them in a
+    domain.
 
     `reduced_bytes` of a parameter are reduced as gradient, `gathered_bytes` gathered as weight, beside these parts of a
     backward and a forward pass, `reduced_beside` and `gathered_beside`; no message takes longer than `longest_move`
-    seconds.
+    seconds. Layers that run again do so `alone`, or in groups.
     `activation_bytes` of a micro-batch go from stage to stage, on all ranks together. Types at two sites are joined at
     `site_rates` bytes per second with `site_delays`, [G, G]: infinite, and none, at one site.
     """
@@ -52,9 +57,7 @@ class Table:
     forward: Floats
     backward: Floats
     core: Floats
-    activations: Floats
-    core_bytes: Floats
-    inputs: Floats
+    kept: Floats
     dense: Floats
     expert: Floats
     orthogonal: Floats
@@ -65,9 +68,9 @@ class Table:
     room_bytes: Floats
     fixed_bytes: Floats
     staged_bytes: Floats
-    again_bytes: Floats
+    live: Floats
+    group: Floats
     logit_bytes: Floats
-    working_bytes: Floats
     state_bytes: Floats
     shared_bytes: Floats
     ends_bytes: Floats
@@ -88,6 +91,7 @@ class Table:
     reduced_beside: float
     gathered_beside: float
     shared_update: bool
+    alone: bool
     units: Ints
     local: Ints
 
@@ -110,15 +114,17 @@ class Table:
         layer."""
         return np.array([fabric.inter_bytes_per_second for fabric in self.fabrics]) * self.wide
 
-    @property
-    def head_bytes(self) -> Floats:
-        """Bytes that the logits need beyond the working set of a layer, with which they alternate, [G]."""
-        return np.maximum(self.logit_bytes - self.working_bytes, 0.0)
+    def rooms(self, *, staged: bool) -> Floats:
+        """Return the bytes of each type for states, activations and logits of a stage, in a pipeline or alone, [G]."""
+        return self.room_bytes - self.fixed_bytes - (self.staged_bytes if staged else 0.0)
 
-    @property
-    def last_again_bytes(self) -> Floats:
-        """Bytes that full recomputation adds on the last stage, [G]: it alternates with the logits, too."""
-        return np.maximum(self.again_bytes - self.head_bytes, 0.0)
+    def beside(self, *, last: bool) -> Floats:
+        """Return what lives at least beside what is kept while a stage runs backward, by mode, [G, 4]: on the last one
+        it alternates with the logits."""
+        modes = np.arange(len(MODES))
+        ones = np.ones((self.types, len(MODES)), dtype=np.int64)
+        least = live_bytes(self.live[:, None], self.group[:, None], modes, 1, ones)
+        return np.maximum(least, self.logit_bytes[:, None]) if last else least
 
     def links_seen(self, kind: int, others: Iterable[int] = ()) -> Fabric:
         """Return the slowest links of a type and `others` as the stages of the type find them in a ring: at a higher
@@ -178,7 +184,7 @@ def _agreement_seconds(fabrics: tuple[Fabric, ...], local: tuple[int, ...], most
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layers:
-    """A lower bound of the table in which all layers of a type are alike, [G] each.
+    """A lower bound of the table in which all layers of a type are alike, [G] each, `kept` [G, 3] by state.
 
     Layer l counts as `weight` of them, [L]; a stage holds whole layers only where all weights are 1 (`whole`). The
     slowest layer takes `spread` times as long as those. `first` and `last` are what the embedding and the head add.
@@ -193,9 +199,7 @@ class Layers:
     backward: Floats
     recompute: Floats
     core: Floats
-    activations: Floats
-    core_bytes: Floats
-    inputs: Floats
+    kept: Floats
     dense: Floats
     expert: Floats
     orthogonal: Floats
@@ -210,11 +214,16 @@ class Layers:
     def total(self) -> float:
         return float(self.weight.sum())
 
+    @property
+    def least(self) -> LeastLayer:
+        """A layer of each type, [G]."""
+        return LeastLayer(seconds=self.seconds, again=again_by_state(self.core, self.recompute), kept=self.kept)
+
 
 def layers_of(table: Table) -> Layers:
     """Return the bound of `table` by layers that are all alike."""
-    each = {name: np.diff(getattr(table, name), axis=1) for name in RUNNING}
-    middle = {name: values[:, 1:-1] for name, values in each.items()}
+    each = {name: np.diff(getattr(table, name), axis=-1) for name in RUNNING}
+    middle = {name: values[..., 1:-1] for name, values in each.items()}
     work = middle["forward"] + middle["backward"]
     shape = work / work.mean(axis=1, keepdims=True)
     weight = shape.mean(axis=0)
@@ -223,7 +232,7 @@ def layers_of(table: Table) -> Layers:
         weight = np.ones_like(weight)
 
     def least(name: str) -> Floats:
-        return np.asarray((middle[name] / weight).min(axis=1))
+        return np.asarray((middle[name] / weight).min(axis=-1))
 
     forward, backward = least("forward"), least("backward")
     host = table.host
@@ -248,31 +257,27 @@ def layers_of(table: Table) -> Layers:
         backward=staged_backward,
         recompute=gain_backward * forward,
         core=gain_backward * least("core"),
-        activations=least("activations"),
-        core_bytes=np.asarray((middle["core_bytes"] / weight).max(axis=1)),
-        inputs=least("inputs"),
+        kept=least("kept"),
         dense=least("dense"),
         expert=least("expert"),
         orthogonal=least("orthogonal"),
         first_seconds=edge(0),
         last_seconds=edge(-1),
-        first_bytes=each["activations"][:, 0],
-        last_bytes=each["activations"][:, -1],
+        first_bytes=each["kept"][:, WHOLE, 0],
+        last_bytes=each["kept"][:, WHOLE, -1],
         first_parameters=each["dense"][:, 0] + each["expert"][:, 0],
         last_parameters=each["dense"][:, -1] + each["expert"][:, -1],
     )
 
 
 def levelled(table: Table) -> Table:
-    """Return a lower bound of `table` in which all layers of a type are alike: what selective recomputation frees is
-    that of the largest, all else that of the smallest one."""
+    """Return a lower bound of `table` in which all layers of a type are alike, and like the least one."""
     columns: dict[str, Any] = {}
     for name in RUNNING:
-        each = np.diff(getattr(table, name), axis=1)
-        middle = each[:, 1:-1]
-        each[:, 1:-1] = (middle.max(axis=1) if name == "core_bytes" else middle.min(axis=1))[:, None]
-        columns[name] = np.concatenate([np.zeros((len(each), 1)), np.cumsum(each, axis=1)], axis=1)
+        layers = np.diff(getattr(table, name), axis=-1)
+        layers[..., 1:-1] = layers[..., 1:-1].min(axis=-1, keepdims=True)
+        columns[name] = running_sums(layers)
     return replace(table, **columns)
 
 
-RUNNING = ("forward", "backward", "core", "activations", "core_bytes", "inputs", "dense", "expert", "orthogonal")
+RUNNING = ("forward", "backward", "core", "kept", "dense", "expert", "orthogonal")

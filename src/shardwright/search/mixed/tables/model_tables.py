@@ -32,9 +32,8 @@ from shardwright.spec.cluster import SiteLink
 from shardwright.spec.job import Job
 
 NAMES = {
-    **{name: name for name in ("forward", "backward", "activations", "inputs", "dense", "expert")},
+    **{name: name for name in ("forward", "backward", "kept", "dense", "expert")},
     "core": "core_seconds",
-    "core_bytes": "core",
 }  # of columns of a `LayerTable`
 
 
@@ -60,6 +59,7 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
                 copied_bytes=np.where(degrees < shards, sum(copied_bytes(job)), 0.0),
                 longest_move=_longest_move(contexts, setting, columns["near"], columns["far"]),
                 activation_bytes=whole_bytes,
+                alone=bool(contexts[0].model.mtp_layers),
                 site_rates=rates,
                 site_delays=delays,
                 **_traffic(setting.sharing, job),
@@ -128,7 +128,6 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
     shared = state.optimizer * (rows.sharding != UNSHARDED)
     gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)
     single = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, alone.pp)
-    working = table.gradients[row]
     logits = logit_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
     update = optimizer_seconds(context, replace(rows, dp=np.ones_like(rows.dp)), ones[:, None], 0.0 * ones[:, None])
     orthogonal = running_product_seconds(context, running["dense"], running["expert"])
@@ -142,11 +141,11 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "near": transfer_seconds(links, size, no),
         "far": transfer_seconds(links, size, yes),
         "room_bytes": room_for_tensors(job, context.memory_limit_bytes) * ones,
-        "fixed_bytes": working + single,
+        "fixed_bytes": single,
         "staged_bytes": P2P_BUFFERS * table.boundary[row] + gathered - single,
-        "again_bytes": table.widest[row],
+        "live": table.live[row],
+        "group": table.group[row],
         "logit_bytes": logits,
-        "working_bytes": working,
         "state_bytes": state.weights + state.gradients + (state.optimizer - shared),
         "shared_bytes": shared,
         "ends_bytes": ends.optimizer - state.optimizer,
