@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from shardwright.spec.options import Options
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.model import load_model
 from tests.golden.plans import LLAMA_3_1_8B, PLANS, cluster_of
+from tests.importers.test_round_trip import came_back
 from tests.targets.plans import torchtitan_plans, trainer_plans
 
 TARGETS: dict[str, Callable[[], dict[str, Plan]]] = {
@@ -26,30 +26,6 @@ TARGETS: dict[str, Callable[[], dict[str, Plan]]] = {
     "accelerate": trainer_plans,
     "deepspeed": trainer_plans,
 }
-# Scripts for Accelerate and DeepSpeed hand a file of the Trainer's arguments on, which the launch line does not show.
-TRAINER = "training_arguments.json"
-
-
-def written(plan: Plan, target: str, folder: Path) -> Path:
-    """Write the files of a target; return the one to read."""
-    files = shardwright.export(plan, target).files
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    if target == "torchtitan":
-        return folder / "run.sh"
-    if target == "bridge":
-        return folder / "shardwright_recipe.py"
-    values = json.loads(files[TRAINER])
-    words = " ".join(f"--{key} {value}" for key, value in values.items())
-    if target == "deepspeed":
-        words += " --deepspeed ds_config.json"
-    launch = (
-        "accelerate launch --config_file accelerate.yaml"
-        if target == "accelerate"
-        else (f"torchrun --nproc-per-node {min(plan.gpus, 8)} --nnodes {max(plan.gpus // 8, 1)}")
-    )
-    (folder / "launch.sh").write_text(f"{launch} train.py {words} --max_seq_length {plan.job.seq_len}\n")
-    return folder / "launch.sh"
 
 
 def shape(plan: Plan) -> dict[str, Any]:
@@ -81,15 +57,11 @@ def exported(target: str) -> dict[str, Plan]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_exported_is_read_back(target: str, tmp_path: Path) -> None:
+def test_what_is_exported_is_read_back(target: str) -> None:
     plans = exported(target)
     assert len(plans) >= 12
-    for number, (name, plan) in enumerate(plans.items()):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        file = written(plan, target, folder)
-        model = None if target in ("torchtitan", "bridge") else plan.model
-        read = plan_from_launch(file, cluster=plan.cluster, model=model).plan
+    for name, plan in plans.items():
+        read = came_back(plan, target)
         assert shape(read) == shape(plan), name
         assert read.job.framework == {"accelerate": "fsdp", "bridge": "megatron"}.get(target, target)
 

@@ -30,8 +30,7 @@ PACKAGE = ("SHARDWRIGHT", "what pip installs: a wheel or a checkout of shardwrig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRange:
-    """Machines of one GPU type, `count` of them from number `first` on, each of which gives the plan `gpus`; `vendor`
-    makes these GPUs."""
+    """Machines of one GPU type of `vendor`: `count` from number `first` on, of which each gives `gpus` to the plan."""
 
     gpu: str
     first: int

@@ -46,6 +46,9 @@ def trainer_limits(plan: Plan, name: str) -> Iterator[Problem]:
         yield Problem("replicas[0].stages", f"{name} has no pipeline for Hugging Face models", "--set pp=1")
     if stage.expert_parallel > 1:
         yield Problem("replicas[0].stages[0].expert_parallel", f"{name} splits no experts", "--set ep=1")
+    if stage.expert_tensor_parallel != stage.tensor_parallel and any(kind.moe for kind in plan.model.kinds):
+        hint = f"--set etp={stage.tensor_parallel}"
+        yield Problem("replicas[0].stages[0].expert_tensor_parallel", f"{name} splits experts as all layers", hint)
     recompute = stage.recompute
     if recompute.granularity == "selective" or recompute.layers not in (None, 1, stage.layer_count):
         hint = "--set recompute_layers=1" if recompute.method == "uniform" else "--set recompute=none,uniform"

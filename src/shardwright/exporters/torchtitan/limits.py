@@ -22,14 +22,19 @@ def _shape(plan: Plan) -> Iterator[Problem]:
         yield Problem("replicas", "differ; torchtitan has one mesh for all GPUs", "plan on one GPU type")
         return
     stage = plan.replicas[0].stages[0]
-    if stage.expert_tensor_parallel != 1:
-        yield Problem("replicas", "experts are split by tensor parallelism", "--set etp=1")
+    if any(kind.moe for kind in plan.model.kinds):
+        split = stage.tensor_parallel if stage.expert_parallel == 1 else 1
+        if stage.expert_tensor_parallel != split:  # it splits experts over the ranks that they are not spread over
+            yield Problem("replicas", f"torchtitan splits these experts over {split}", f"--set etp={split}")
     if plan.rank_order != "tp-cp-ep-dp-pp":
         yield Problem(
             "rank_order",
             f"{plan.rank_order}: torchtitan's mesh has pipeline outermost",
             "--set rank_order=tp-cp-ep-dp-pp",
         )
+    if stage.context_parallel > 1 and plan.optimizer.sharding == "none":
+        message = "is none; ranks that share a sequence share the state, too (`dp_shard_cp`)"
+        yield Problem("optimizer.sharding", message, "--set sharding=zero2,zero3")
     virtual = plan.schedule.virtual_stages
     if virtual > 1 and plan.replicas[0].micro_batches % len(plan.replicas[0].stages):
         yield Problem("micro_batches", "Interleaved1F1B needs a multiple of the pipeline ranks", "--set vpp=1")

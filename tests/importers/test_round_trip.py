@@ -1,0 +1,142 @@
+"""Random plans come back from the files that are written for a target, by the script that starts them."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import shardwright
+from shardwright.errors import SpecError
+from shardwright.importers.launch import plan_from_launch
+from shardwright.plans.check import check
+from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute
+from shardwright.spec.job import Job
+from tests.golden.plans import uniform_plan
+from tests.nightly import nightly
+
+FULL, SELECTIVE = Recompute(granularity="full", method="uniform", layers=1), Recompute(granularity="selective")
+MODELS = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-8b", "qwen3-30b-a3b")
+FRAMEWORKS = {"accelerate": "fsdp", "deepspeed": "deepspeed", "torchtitan": "torchtitan", "bridge": "megatron"}
+ENVIRONMENT = {"TRAIN_SCRIPT": "train.py", "NODE_RANK": "0", "MASTER_ADDR": "a", "HF_ASSETS_PATH": "a"}
+USERS = ("LEARNING_RATE", "DATA_PATH", "TOKENIZER_MODEL", "CHECKPOINT_DIR", "TRAIN_ITERS")
+FEW, MANY = 40, 400  # of which a target runs a part: at least a tenth
+
+
+@st.composite
+def plans(draw: Any, target: str) -> Plan | None:
+    """Plans of every degree that a target may run; None where it cannot run the one that is drawn."""
+    model = shardwright.load_model(draw(st.sampled_from(MODELS)))
+    pipelined = target in ("torchtitan", "bridge")
+    tp, cp, nodes = (draw(st.sampled_from([1, 1, 2, 4])) for _ in range(3))
+    cp = 1 if target == "deepspeed" else cp
+    pp, chunks = (draw(st.sampled_from([1, 2])) if pipelined else 1 for _ in range(2))
+    experts = any(kind.moe for kind in model.kinds)
+    ep = draw(st.sampled_from([1, 2, 4])) if experts and pipelined else 1
+    micro, steps = draw(st.sampled_from([1, 2, 3])), pp * draw(st.sampled_from([1, 2, 4]))
+    replicas = 8 * nodes // (tp * cp * pp)
+    if replicas == 0 or 8 * nodes % (tp * cp * pp):
+        return None
+    batch = replicas * micro * steps
+    length = draw(st.sampled_from([1024, 4096, 8192]))
+    iterations = draw(st.sampled_from([None, 10, 1000]))
+    job = Job(
+        global_batch=batch,
+        seq_len=length,
+        precision=draw(st.sampled_from(["bf16", "fp16", "fp32"])),
+        tokens=None if iterations is None else float(iterations * batch * length),
+    )
+    plan = uniform_plan(
+        model,
+        nodes=nodes,
+        job=job,
+        micro_batch=micro,
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        ep=ep,
+        etp=tp if experts and ep == 1 and target != "bridge" else 1,
+        counts=_split(len(model.layers), pp * (chunks if pp > 1 else 1), draw(st.integers(0, 2))),
+        sharding=draw(st.sampled_from(["none", "zero1", "zero2", "zero3"])),
+        recompute=draw(st.sampled_from([None, FULL, SELECTIVE])),
+        overlap=Overlap(grad_reduce=draw(st.booleans())),
+    )
+    whole = draw(st.sampled_from([0.0, 0.0, 1.0])) if plan.optimizer.distributed else 0.0
+    plan = replace(plan, optimizer=replace(plan.optimizer, offload=whole))
+    plan = plan if pipelined else replace(plan, sequence_parallel=False)
+    try:
+        shardwright.export(plan, target)
+    except SpecError:
+        return None
+    return None if check(plan) else plan
+
+
+def _split(layers: int, stages: int, less: int) -> tuple[int, ...]:
+    """Return the layers of stages of which the first has some fewer than the last."""
+    usual, more = divmod(layers, stages)
+    counts = [usual + (place < more) for place in range(stages)]
+    if stages > 1:
+        counts[0], counts[-1] = counts[0] - less, counts[-1] + less
+    return tuple(counts)
+
+
+def came_back(plan: Plan, target: str) -> Plan:
+    """Return the plan that is read off the files of a target."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file, text in shardwright.export(plan, target).files.items():
+            (folder / file).write_text(text, encoding="utf-8")
+        environment = ENVIRONMENT | dict.fromkeys(USERS, "1")
+        file = "shardwright_recipe.py" if target == "bridge" else "run.sh"
+        model = plan.model if target in ("accelerate", "deepspeed") else None
+        options: dict[str, Any] = {} if target == "bridge" else {"environment": environment}
+        seq_len = plan.job.seq_len if target in ("accelerate", "deepspeed") else None
+        return plan_from_launch(folder / file, cluster=plan.cluster, model=model, seq_len=seq_len, **options).plan
+
+
+def expected(plan: Plan, read: Plan, target: str) -> Plan:
+    """Return a plan as its target runs it: what it has no word for is its own."""
+    job = replace(plan.job, framework=FRAMEWORKS[target], options=read.job.options, tokens=read.job.tokens)
+    own = {} if target == "bridge" else {"overlap": read.overlap}
+    (replica,) = plan.replicas
+    stages = replica.stages
+    if target == "torchtitan" and read.replicas[0].stages[0].recompute == FULL:
+        stages = tuple(replace(stage, recompute=FULL) for stage in stages)
+    alone = target == "torchtitan" and plan.data_parallel * stages[0].context_parallel == 1
+    return replace(
+        plan,
+        optimizer=OptimizerPlan() if alone else plan.optimizer,  # a single rank shards nothing
+        model=replace(read.model, name=plan.model.name, family=plan.model.family) if target == "bridge" else read.model,
+        job=job,
+        replicas=(replace(replica, stages=stages),),
+        sequence_parallel=plan.sequence_parallel and stages[0].tensor_parallel > 1,
+        **own,
+    )
+
+
+@pytest.mark.parametrize(("target", "count"), [*((target, FEW) for target in FRAMEWORKS), *nightly((target, MANY) for target in FRAMEWORKS)])  # fmt: skip
+def test_random_plans_come_back(target: str, count: int) -> None:
+    ran = 0
+
+    @settings(
+        max_examples=count, database=None, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(plans(target))
+    def comes_back(plan: Plan | None) -> None:
+        nonlocal ran
+        if plan is None:
+            return
+        ran += 1
+        read = came_back(plan, target)
+        model = replace(read.model, name=plan.model.name, family=plan.model.family)
+        assert replace(read, model=model) == expected(plan, replace(read, model=model), target)
+        if plan.job.tokens is not None:
+            assert read.job.iterations == plan.job.iterations
+
+    comes_back()
+    assert ran >= count / 10
