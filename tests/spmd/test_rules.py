@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -23,7 +24,7 @@ from shardwright.synthesis.graph import Argument, Node, Ref, Value
 from shardwright.synthesis.program import Step
 from shardwright.synthesis.properties import Partial, Property, Sharded, Sizes
 from shardwright.synthesis.rules.signature import Cut, OperatorRule, cut_rule, linear_rules, replicated
-from shardwright.synthesis.rules.table import ROWS, signature
+from shardwright.synthesis.rules.table import RESIZED, ROWS, signature
 
 RANKS = 3
 WHOLE: Sizes = {("compute", 1): (1,)}
@@ -89,14 +90,19 @@ def images(d: Draw) -> tuple[Any, ...]:
 
 
 def convolution(d: Draw) -> tuple[Any, ...]:
+    """Return arguments of a convolution, or of a transposed one, which takes the weights of the other way."""
     x, w, groups = images(d)
-    return x, w, d.x(w.shape[0]), [1, 1], [1, 1], [1, 1], False, [0, 0], groups
+    transposed = d.random.random() < 0.5
+    if transposed:
+        x = d.x(x.shape[0], w.shape[0], 5, 4)
+    bias = d.x(w.shape[1] * groups if transposed else w.shape[0])
+    return x, w, bias, [1, 1], [1, 1], [1, 1], transposed, [0, 0], groups
 
 
 def convolution_backward(d: Draw) -> tuple[Any, ...]:
-    x, w, groups = images(d)
-    g = d.x(x.shape[0], w.shape[0], 5, 4)
-    return g, x, w, [w.shape[0]], [1, 1], [1, 1], [1, 1], False, [0, 0], groups, [True, True, True]
+    x, w, bias, *settings = convolution(d)
+    g = d.x(x.shape[0], len(bias), 5, 4)
+    return g, x, w, [len(bias)], *settings, [True, True, True]
 
 
 def queries(d: Draw) -> tuple[Any, ...]:
@@ -151,6 +157,42 @@ def max_pool_backward(d: Draw) -> tuple[Any, ...]:
     x, *window = pooled(d)
     out, where = torch.ops.aten.max_pool2d_with_indices(x, *window)
     return d.x(*out.shape), x, *window, [0, 0], [1, 1], False, where
+
+
+def grouped(d: Draw) -> tuple[Any, ...]:
+    """Return arguments of a group norm of images."""
+    n, groups, channels = d.sizes(3)
+    x = d.x(n, groups * channels, 3, 2)
+    return x, d.x(x.shape[1]), d.x(x.shape[1]), n, x.shape[1], 6, groups, 1e-5
+
+
+def grouped_backward(d: Draw) -> tuple[Any, ...]:
+    x, w, b, *sizes, eps = grouped(d)
+    _, mean, rstd = torch.native_group_norm(x, w, b, *sizes, eps)
+    return d.x(*x.shape), x, mean, rstd, w, *sizes, [True, True, True]
+
+
+def resized(d: Draw, kind: str) -> tuple[Any, ...]:
+    """Return arguments of an interpolation to lengths 5."""
+    dims = int(kind[-2])
+    corners = [] if "nearest" in kind else [d.random.random() < 0.5]
+    return d.x(*d.sizes(2), *[3] * dims), [5] * dims, *corners, *[None] * dims
+
+
+def resized_backward(d: Draw, kind: str) -> tuple[Any, ...]:
+    x, size, *rest = resized(d, kind)
+    return d.x(*x.shape[:2], *size), size, list(x.shape), *rest
+
+
+def padded_backward(d: Draw) -> tuple[Any, ...]:
+    x = d.x(*d.sizes(2), 4, 4)
+    return d.x(*x.shape[:2], 6, 5), x, [1, 0, 1, 1]
+
+
+def scatter_added(d: Draw) -> tuple[Any, ...]:
+    x = d.x(*d.sizes(2))
+    count = d.size()
+    return x, 1, d.index(x.shape[1], x.shape[0], count), d.x(x.shape[0], count)
 
 
 def experts(d: Draw) -> tuple[Tensor, Tensor, Tensor]:
@@ -234,6 +276,15 @@ SAMPLES: dict[str, Sample] = {
     ),
     "_adaptive_avg_pool2d": lambda d: (d.x(*d.sizes(2), 4, 4), [2, 2]),
     "_adaptive_avg_pool2d_backward": lambda d: (d.x(*(s := d.sizes(2)), 2, 2), d.x(*s, 4, 4)),
+    "native_group_norm": grouped, "native_group_norm_backward": grouped_backward,
+    **{f"upsample_{kind}": partial(resized, kind=kind) for kind in RESIZED},
+    **{f"upsample_{kind}_backward": partial(resized_backward, kind=kind) for kind in RESIZED},
+    "flip": lambda d: (*tall(d), d.random.choice([[0], [1, 2]])),
+    "roll": lambda d: (*tall(d), [1], [d.random.randrange(3)]),
+    "triu": lambda d: (*tall(d), 1), "scatter_add": scatter_added,
+    "reflection_pad2d": lambda d: (d.x(*d.sizes(2), 4, 4), [1, 0, 1, 1]),
+    "reflection_pad2d_backward": padded_backward, "replication_pad2d_backward": padded_backward,
+    "linalg_vector_norm": lambda d: (*tall(d), 2.0, [1], True), "logsumexp": lambda d: (*tall(d), [0, 2]),
     "grouped_mm": experts, "grouped_mm_weight": experts_weight,
     "view": viewed, "permute": lambda d: (*tall(d), [2, 0, 1]), "t": lambda d: (d.x(*d.sizes(2)),),
     "transpose.int": lambda d: (*tall(d), 0, 2),
@@ -257,7 +308,7 @@ SAMPLES: dict[str, Sample] = {
 
 
 def test_every_row_of_the_readable_table_has_a_sample() -> None:
-    assert ROWS.keys() | SPECIAL.keys() <= SAMPLES.keys() | {"full", "arange"}
+    assert ROWS.keys() | SPECIAL.keys() <= SAMPLES.keys() | {"full", "arange", "constant"}
 
 
 @pytest.mark.parametrize("op", SAMPLES)
@@ -290,10 +341,11 @@ def rules_of(node: Node, values: tuple[Value, ...], random: Random) -> list[Oper
     cuts = [
         Cut(axis, size // part)
         for axis, size in one.sizes.items()
-        if axis not in one.within and any(axis in axes for dims in (*one.inputs, *one.outputs) for axes in dims)
+        if any(axis in axes for dims in (*one.inputs, *one.outputs) for axes in dims)
         for part in {1, random.choice([p for p in range(1, size + 1) if size % p == 0])}
     ]
-    return [*(cut_rule(one, each) for each in cuts), *linear_rules(one)]
+    cuts += [Cut(cut.axis, cut.units // 2, 2) for cut in cuts if cut.units % 2 == 0 and cut.units > 2]
+    return [*(cut_rule(one, cut) for cut in cuts if one.allows(cut)), *linear_rules(one)]
 
 
 def noded(op: str, arguments: tuple[Any, ...]) -> tuple[Node, list[Tensor]]:
@@ -320,6 +372,12 @@ def alone(node: Node, rule: OperatorRule, tensors: list[Tensor], values: tuple[V
         return list(tensors[0].split(2))
     guess = {"view": node.args[-1], "expand": node.args[-1], "slice_backward": node.args[1:2] and node.args[1]}
     shape = guess.get(node.op, values[0].shape)
+    if node.op == "convolution":
+        *_, transposed, _, groups = node.args
+        weight = values[1].shape
+        shape = (values[0].shape[0], weight[1] * groups if transposed else weight[0])  # type: ignore[operator]
+    if node.op.startswith("upsample") and node.op.endswith("backward"):
+        shape = node.args[2]
     if node.op in ("embedding_dense_backward", "grouped_mm_weight"):
         last = tensors[0].shape[-1] if node.op.startswith("emb") else (tensors[0].shape[1], tensors[1].shape[1])
         count = node.args[2] if node.op.startswith("emb") else node.args[3]

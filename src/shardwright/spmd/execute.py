@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -43,7 +44,8 @@ def execute(code: Executable, leaves: Mapping[str, Tensor], site: Site, leave: C
     `leaves` holds this rank's part of each parameter, buffer and input by the name of its node.
     """
     held: dict[Key, Tensor] = {}
-    finishes: dict[tuple[Communication, ...], Callable[[], list[Tensor]]] = {}
+    # What the forward and the backward gather may travel twice at once: the first that was sent is done first.
+    finishes: dict[tuple[Communication, ...], list[Callable[[], list[Tensor]]]] = defaultdict(list)
     for action in code.actions:
         match action:
             case ComputeNode(node, step):
@@ -56,12 +58,11 @@ def execute(code: Executable, leaves: Mapping[str, Tensor], site: Site, leave: C
                     held[Ref(node.name, number), made] = result
             case Send(several):
                 shapes = [code.values[one.tensor].shape for one in several]
-                finishes[several] = convert_all(
-                    [held[one.tensor, one.source] for one in several], several, shapes, site.place, site.fabric
-                )
+                parts = [held[one.tensor, one.source] for one in several]
+                finishes[several].append(convert_all(parts, several, shapes, site.place, site.fabric))
             case Wait(several):
                 keys = [(one.tensor, one.target) for one in several]
-                held.update(zip(keys, finishes.pop(several)(), strict=True))
+                held.update(zip(keys, finishes[several].pop(0)(), strict=True))
             case Leave(names, key):
                 for name in names:
                     leave(name, held[key])

@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch._aot_autograd import descriptors as kinds
+from torch._subclasses.fake_tensor import FakeTensor
 
 from shardwright.errors import bad
-from shardwright.spmd.normalise import normalised, value_of
+from shardwright.spmd.normalise import EFFECTS, NAMESPACES, normalised, value_of
 from shardwright.spmd.operators import NAMESPACE
 from shardwright.synthesis.graph import Argument, Graph, Node, Ref, Value
 
 _TABLES = ("parameters", "buffers", "inputs", "gradients", "buffer_updates")
-# What draws at random does so by local shape: a shard would draw other numbers than the whole.
-_RANDOM = {"bernoulli", "rand", "randn", "randint", "randperm", "normal", "uniform", "rand_like", "randn_like"}
+_TOKENS = (kinds.ForwardTokenAOTInput, kinds.BackwardTokenAOTInput)
+_CONSTANT_ELEMENTS = 4096
 # Of our own operators, where the number stands that tells one that draws at random from another.
 _NUMBERS = {"dropout": 2, "attention": 7, "attention_backward": 10}
 
@@ -31,7 +32,10 @@ def graph_of(joint: fx.GraphModule, names: Mapping[str, str], inputs: Sequence[s
     """
     walk = _Walk(names, inputs)
     for node in joint.graph.nodes:
-        walk.add(node)
+        if node.op == "get_attr":
+            walk.add_constant(node, getattr(joint, node.target))
+        else:
+            walk.add(node)
     return walk.graph()
 
 
@@ -69,12 +73,20 @@ class _Walk:
             self._add_leaf(node)
         elif node.op == "output":
             self._add_results(node)
-        elif node.op == "get_attr":
-            raise bad("the module", f"holds a constant tensor ({node.target})", "register it as a buffer")
         elif node.target is operator.getitem:
             self.found[node] = self.found[node.args[0]][node.args[1]]  # type: ignore[index]
         else:
             self._add_operator(node)
+
+    def add_constant(self, node: fx.Node, tensor: Any) -> None:
+        """Add a tensor that the module's code makes of numbers, or holds without having registered it."""
+        values = tensor.constant if isinstance(tensor, FakeTensor) else tensor
+        if not isinstance(values, torch.Tensor) or values.is_meta or values.numel() > _CONSTANT_ELEMENTS:
+            shape = tuple(getattr(tensor, "shape", ()))
+            raise bad("the module", f"holds a constant tensor of shape {shape}", "register it as a buffer")
+        numbers = tuple(values.detach().flatten().tolist())
+        value = value_of(values)
+        self.found[node] = self.make("constant", (numbers,), value, dtype=value.dtype)
 
     def graph(self) -> Graph:
         assert self.loss is not None
@@ -89,15 +101,20 @@ class _Walk:
         return Graph(nodes=kept, loss=self.loss, **tables)
 
     def _add_leaf(self, node: fx.Node) -> None:
-        kind, value = node.meta["desc"], value_of(node.meta["val"])
+        kind = node.meta["desc"]
+        if isinstance(kind, _TOKENS):
+            return
+        value = value_of(node.meta["val"])
         if isinstance(kind, kinds.TangentAOTInput):
             self.found[node] = self.make("full", (value.shape, 1.0), value, dtype=value.dtype)
             return
         if isinstance(kind, kinds.PlainAOTInput):
             table, name = "inputs", self.input_names[kind.idx]
-        else:
+        elif isinstance(kind, kinds.ParamAOTInput | kinds.BufferAOTInput):
             table = "parameters" if isinstance(kind, kinds.ParamAOTInput) else "buffers"
             name = self.names[kind.target]
+        else:
+            raise bad("the module", f"has tensors that share memory ({kind})", "clone one of them")
         if name not in self.tables[table]:
             self.tables[table][name] = self.make(table.removesuffix("s"), (name,), value)
         self.found[node] = self.tables[table][name]
@@ -107,21 +124,46 @@ class _Walk:
         for result, kind in zip(results, node.meta["desc"], strict=True):  # type: ignore[arg-type]
             if result is None:
                 continue
-            ref = self.found[result]
+            ref: Any = self.found.get(result)
             if isinstance(kind, kinds.PlainAOTOutput):
                 self.loss = ref
             elif isinstance(kind, kinds.InputMutationAOTOutput):
-                mutated: Any = kind.mutated_input
-                self.tables["buffer_updates"][self.names[mutated.target]] = ref
+                self._add_mutation(kind.mutated_input, ref)
+            elif isinstance(kind, kinds.MetadataMutationAOTOutput):
+                raise bad("the module", f"changes the shape of a parameter or input in place ({kind})", "clone it")
             elif isinstance(kind, kinds.GradAOTOutput) and isinstance(kind.grad_of, kinds.ParamAOTInput):
                 table, name = self.tables["gradients"], self.names[kind.grad_of.target]
                 table[name] = self.make("add.Tensor", (table[name], ref), self.value(ref)) if name in table else ref
 
+    def _add_mutation(self, changed: Any, ref: Ref) -> None:
+        if not isinstance(changed, kinds.BufferAOTInput):
+            hint = "without max_norm" if self.makers[ref.node].op.startswith("embedding_renorm") else "clone it before"
+            raise bad("the module", f"changes {self._name(changed)} in place, in the forward", hint)
+        self.tables["buffer_updates"][self.names[changed.target]] = ref
+
+    def _name(self, changed: Any) -> str:
+        if isinstance(changed, kinds.PlainAOTInput):
+            return f"the batch's {self.input_names[changed.idx]}"
+        return (
+            f"the parameter {self.names[changed.target]}" if isinstance(changed, kinds.ParamAOTInput) else str(changed)
+        )
+
     def _add_operator(self, node: fx.Node) -> None:
         target: Any = node.target
-        name = target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else str(target)
-        if name.rstrip("_") in _RANDOM:
-            raise bad("the module", f"draws random numbers by {target}", "use dropout, which draws by position")
+        if target is torch.ops.higher_order.with_effects:
+            if node.args[1] in EFFECTS:
+                self.found[node] = (None, None)
+                return
+            raise bad("the module", f"calls {node.args[1]}, which has effects beside its result", "write it without")
+        if not isinstance(target, torch._ops.OpOverload):
+            raise bad("the module", f"calls {target}, of which programs know nothing", "write it without")
+        if target.namespace not in NAMESPACES:
+            raise bad("the module", f"calls {target}, which is no operator of PyTorch's own", "write it in PyTorch")
+        name = target._schema.name.split("::")[1]
+        if torch.Tag.nondeterministic_seeded in target.tags and target.namespace != NAMESPACE:
+            # It draws by local shape, and on each rank by itself: a shard would draw other numbers than the whole.
+            hint = "put what is drawn into the batch, or use dropout, which draws by position"
+            raise bad("the module", f"draws random numbers by {target}", hint)
         args = tuple(self._argument(part) for part in node.args)
         if (
             target.namespace == NAMESPACE
@@ -143,4 +185,4 @@ class _Walk:
             return tuple(self._argument(one) for one in part)
         if isinstance(part, torch.dtype):
             return str(part).removeprefix("torch.")
-        return part if isinstance(part, int | float | bool | str | None) else str(part)
+        return part if isinstance(part, int | float | complex | bool | str | None) else str(part)

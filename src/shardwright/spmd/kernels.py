@@ -92,7 +92,7 @@ def attention(
         out, logsumexp = flash(q, k, v, 0.0, causal, attn_mask=_additive(mask, q), scale=scale)
         return out, logsumexp
     if chance == 0 and q.device.type != "cpu":
-        return fused(q, k, v, mask, causal, scale), q.new_zeros(q.shape[:3], dtype=torch.float32)
+        return fused(q, k, v, mask, causal, scale), q.new_zeros(q.shape[:3], dtype=wide_type(q))
     scores = _scores(q, _repeated(k, q.shape[1]), mask, causal, scale)
     logsumexp = torch.logsumexp(scores, -1)
     weights = _weights(scores, logsumexp)
@@ -131,14 +131,20 @@ def attention_backward(
         to_q, to_k, to_v = fused_backward(gradient, q, k, v, mask, causal, scale)
         return to_q, _gathered(to_k, groups), _gathered(to_v, groups)
     weights = _weights(_scores(q, k, mask, causal, scale), logsumexp)
-    wide = gradient.float()
-    to_weights = wide @ v.float().mT
+    kind = wide_type(q)
+    wide = gradient.to(kind)
+    to_weights = wide @ v.to(kind).mT
     dropped = weights
     if chance:
         dropped, to_weights = dropout(weights, chance, draw), dropout(to_weights, chance, draw)
-    to_scores = weights * (to_weights - (wide * out.float()).sum(-1, keepdim=True)) * scale
-    to_q, to_k, to_v = to_scores @ k.float(), to_scores.mT @ q.float(), dropped.mT @ wide
+    to_scores = weights * (to_weights - (wide * out.to(kind)).sum(-1, keepdim=True)) * scale
+    to_q, to_k, to_v = to_scores @ k.to(kind), to_scores.mT @ q.to(kind), dropped.mT @ wide
     return to_q.to(q.dtype), _gathered(to_k, groups).to(k.dtype), _gathered(to_v, groups).to(v.dtype)
+
+
+def wide_type(x: Tensor) -> torch.dtype:
+    """Return the element type of statistics of `x`: fp32, or fp64 for fp64."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
@@ -176,7 +182,8 @@ def _gathered(x: Tensor, groups: int) -> Tensor:
 
 
 def _scores(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    scores = (q.float() * scale) @ k.float().mT
+    kind = wide_type(q)
+    scores = (q.to(kind) * scale) @ k.to(kind).mT
     if causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(later, -math.inf)

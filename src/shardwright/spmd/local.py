@@ -6,19 +6,23 @@ those of the shard, indices into a sharded dimension are shifted, and what is dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from shardwright.errors import bad
 from shardwright.spmd import kernels
 from shardwright.spmd.fabric import RankFabric
 from shardwright.spmd.shards import RankPlace, cut, positions
-from shardwright.synthesis.graph import Node, Ref, Value
+from shardwright.synthesis.graph import ITEM_BYTES, Node, Ref, Value
 from shardwright.synthesis.program import Step
 from shardwright.synthesis.properties import Partial, Property, Sharded
+from shardwright.synthesis.rules.table import RESIZED
 
 aten = torch.ops.aten
 Results = tuple[Tensor, ...]
@@ -71,9 +75,8 @@ def run(call: Call, inputs: Sequence[Tensor]) -> Results:
     given = iter(inputs)
     args = tuple(_filled(argument, given) for argument in call.node.args)
     kwargs = {name: _filled(argument, given) for name, argument in call.node.kwargs.items()}
-    special = SPECIAL.get(call.node.op)
-    found = special(call, *args, **kwargs) if special else _overload(call.node.op)(*args, **kwargs)
-    return tuple(found) if isinstance(found, tuple | list) else (found,)
+    results = _computed(call, args, kwargs)
+    return tuple(results) if isinstance(results, tuple | list) else (results,)
 
 
 def _empty(call: Call) -> Results | None:
@@ -92,20 +95,53 @@ def _filled(argument: Any, given: Any) -> Any:
         return next(given)
     if isinstance(argument, tuple):
         return [_filled(part, given) for part in argument]
-    return getattr(torch, argument) if isinstance(argument, str) and argument in _DTYPES else argument
+    return getattr(torch, argument) if isinstance(argument, str) and argument in ITEM_BYTES else argument
 
 
-_DTYPES = {
-    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
-}  # fmt: skip
-
-
+@cache
 def _overload(op: str) -> Callable[..., Any]:
     """Return what computes `op`. Where an operand may be a tensor or a number, PyTorch chooses the overload."""
-    name, _, overload = op.partition(".")
-    packet = getattr(aten, name)
-    found: Callable[..., Any] = packet if overload == "Tensor" else getattr(packet, overload or "default")
-    return found
+    space, _, rest = op.rpartition("::")
+    name, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, space or "aten"), name)
+    return packet if overload == "Tensor" else getattr(packet, overload or "default")
+
+
+@cache
+def _takes_device(op: str) -> bool:
+    """Return whether an operator is told on which device its result is to lie."""
+    schema = getattr(_overload(op), "_schema", None)
+    return schema is not None and any(argument.name == "device" for argument in schema.arguments)
+
+
+def _computed(call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run the operator. Raises `SpecError` with its name and shapes where PyTorch cannot."""
+    node = call.node
+    try:
+        if special := SPECIAL.get(node.op):
+            return special(call, *args, **kwargs)
+        if _takes_device(node.op):
+            kwargs["device"] = call.site.device
+        return _overload(node.op)(*args, **kwargs)
+    except dist.DistError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError) as error:
+        read = ", ".join(
+            f"{x.dtype} {tuple(x.shape)}".removeprefix("torch.") for x in _tensors((*args, kwargs.values()))
+        )
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        place = f"the operator {node.op} ({node.name}), rule {call.step.rule}, on rank {call.site.place.rank}"
+        raise bad(
+            place, f"failed on {read or 'no tensors'}: {said}", "`debug=True` shows PyTorch's traceback"
+        ) from error
+
+
+def _tensors(parts: Iterable[Any]) -> Iterator[Tensor]:
+    for part in parts:
+        if isinstance(part, Tensor):
+            yield part
+        elif isinstance(part, Iterable) and not isinstance(part, str):
+            yield from _tensors(part)
 
 
 def _view(call: Call, x: Tensor, shape: Any) -> Tensor:
@@ -124,6 +160,11 @@ def _full(call: Call, shape: Any, value: float, dtype: torch.dtype) -> Tensor:
 
 def _arange(call: Call, start: float, end: float, step: float, dtype: torch.dtype) -> Tensor:
     whole = torch.arange(start, end, step, dtype=dtype, device=call.site.device)
+    return cut(whole, call.output, call.site.place)
+
+
+def _constant(call: Call, values: Any, dtype: torch.dtype) -> Tensor:
+    whole = torch.tensor(values, dtype=dtype, device=call.site.device).view(call.node.outputs[0].shape)
     return cut(whole, call.output, call.site.place)
 
 
@@ -168,22 +209,47 @@ def _embedding_backward(call: Call, gradient: Tensor, index: Tensor, rows: int, 
 
 
 def _convolution(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
-    *rest, _groups = settings
+    *rest, transposed, padding, _groups = settings
     if 0 in (*x.shape, *weight.shape):
         empty = x.new_zeros(call.shape)
         return empty if bias is None else empty + bias.view(-1, *[1] * (empty.ndim - 2))
-    return aten.convolution.default(x, weight, bias, *rest, x.shape[1] // weight.shape[1])
+    channels = call.shape[1] if transposed else x.shape[1]
+    return aten.convolution.default(x, weight, bias, *rest, transposed, padding, channels // weight.shape[1])
 
 
 def _convolution_backward(call: Call, gradient: Tensor, x: Tensor, weight: Tensor, *settings: Any) -> Results:
-    _sizes, *rest, _groups, wanted = settings
+    _sizes, *rest, transposed, padding, _groups, wanted = settings
     shapes = (x.shape, weight.shape, gradient.shape[1:2])
     if 0 in (*x.shape, *weight.shape, *gradient.shape):
         zeros = [x.new_zeros(shape) for shape in shapes]
         return (*zeros[:2], gradient.sum([0, *range(2, gradient.ndim)]))
-    groups = x.shape[1] // weight.shape[1]
-    found = aten.convolution_backward.default(gradient, x, weight, list(shapes[2]), *rest, groups, wanted)
+    groups = (gradient if transposed else x).shape[1] // weight.shape[1]
+    settings = (*rest, transposed, padding, groups, wanted)
+    found = aten.convolution_backward.default(gradient, x, weight, list(shapes[2]), *settings)
     return tuple(x.new_zeros(0) if one is None else one for one in found)
+
+
+def _group_norm(call: Call, x: Tensor, weight: Any, bias: Any, *sizes: Any) -> Results:
+    return aten.native_group_norm.default(x.contiguous(), weight, bias, *_groups_here(call, x, sizes[:4]), sizes[4])
+
+
+def _group_norm_backward(call: Call, gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *rest: Any) -> Results:
+    weight, *sizes, wanted = rest
+    here = _groups_here(call, x, sizes)
+    found = aten.native_group_norm_backward.default(
+        gradient.contiguous(), x.contiguous(), mean, rstd, weight, *here, wanted
+    )
+    return tuple(x.new_zeros(0) if one is None else one for one in found)
+
+
+def _groups_here(call: Call, x: Tensor, sizes: Sequence[int]) -> tuple[int, int, int, int]:
+    """Return the images, channels, elements of a channel, and groups that this rank has."""
+    _, channels, elements, groups = sizes
+    return x.shape[0], x.shape[1], elements, groups * x.shape[1] // channels
+
+
+def _resized_backward(call: Call, gradient: Tensor, size: Any, _: Any, *rest: Any) -> Tensor:
+    return _overload(call.node.op)(gradient, size, call.shape, *rest)
 
 
 def _dropout(call: Call, x: Tensor, chance: float, number: int) -> Tensor:
@@ -238,6 +304,7 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "expand": _expand,
     "full": _full,
     "arange": _arange,
+    "constant": _constant,
     "slice.Tensor": _slice,
     "split.Tensor": _split,
     "split_with_sizes": _split,
@@ -246,6 +313,9 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "embedding_dense_backward": _embedding_backward,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
+    **dict.fromkeys((f"upsample_{kind}_backward" for kind in RESIZED), _resized_backward),
     "dropout": _dropout,
     "attention": _attention,
     "attention_backward": _attention_backward,

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from shardwright.errors import bad
+from shardwright.spmd.operators import NAMESPACE
 from shardwright.spmd.views import Builder, first_argument, part, permute, view
-from shardwright.synthesis.graph import Ref, Value
+from shardwright.synthesis.graph import ITEM_BYTES, Ref, Value
 
 aten = torch.ops.aten
 Found = Ref | tuple[Ref, ...]
@@ -46,6 +48,7 @@ def _plain(build: Builder, target: Any, args: tuple[Any, ...], kwargs: dict[str,
     kept = {name: part for name, part in kwargs.items() if name not in PLACEMENT and part is not None}
     name = target._schema.name.split("::")[1]
     overload = target._overloadname
+    name = f"{target.namespace}::{name}" if target.namespace == "prims" else name
     made = build.make(name if overload == "default" else f"{name}.{overload}", args, *outputs, **kept)
     return made if len(outputs) == 1 else tuple(Ref(made.node, number) for number in range(len(outputs)))
 
@@ -65,6 +68,8 @@ def _permute(build: Builder, args: tuple[Any, ...], kwargs: dict[str, Any], outp
 
 def _transpose(build: Builder, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Values) -> Found:
     rank = len(outputs[0].shape)
+    if rank < 2:
+        return first_argument(args)
     first, second = _counted(args[1:3], rank) if len(args) > 1 else (0, rank - 1)
     order = list(range(rank))
     order[first], order[second] = second, first
@@ -167,11 +172,13 @@ def _constant(value: float | None) -> Callable[..., Found]:
 
 def _arange(build: Builder, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Values) -> Found:
     start, _, step = (0, *args, 1) if len(args) == 1 else (*args, 1)[:3]
-    end = start + step * outputs[0].shape[0]
+    whole = all(isinstance(number, int) for number in (start, step))
+    # Between the last element and the next, so that rounding neither adds nor loses one.
+    end = start + step * (outputs[0].shape[0] if whole else outputs[0].shape[0] - 0.5)
     return build.make("arange", (start, end, step), outputs[0], dtype=outputs[0].dtype)
 
 
-def _scalar(name: str) -> Callable[..., Found]:
+def _renamed(name: str) -> Callable[..., Found]:
     def rule(build: Builder, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Values) -> Found:
         return build.make(name, args, *outputs, **kwargs)
 
@@ -179,12 +186,16 @@ def _scalar(name: str) -> Callable[..., Found]:
 
 
 PLACEMENT = {"device", "layout", "pin_memory", "memory_format", "non_blocking"}
+NAMESPACES = ("aten", "prims", NAMESPACE)
 ASSERTIONS = {
     aten._assert_tensor_metadata.default,
     aten._assert_async.msg,
     aten._assert_async.default,
     aten._assert_scalar.default,
+    aten._linalg_check_errors.default,
 }
+# What PyTorch keeps in order by tokens, and leaves no tensor.
+EFFECTS = (*ASSERTIONS, aten._print.default)
 IDENTITIES = {
     aten.detach.default,
     aten.alias.default,
@@ -240,18 +251,29 @@ RULES: dict[Any, Callable[..., Found]] = {
     aten.sum.dim_IntList: _sum,
     **dict.fromkeys((aten.zeros.default, aten.new_zeros.default, aten.zeros_like.default), _constant(0)),
     **dict.fromkeys((aten.ones.default, aten.new_ones.default, aten.ones_like.default), _constant(1)),
-    **dict.fromkeys((aten.empty.memory_format, aten.empty_like.default), _constant(0)),
+    **dict.fromkeys(
+        (aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default,
+         aten.new_empty_strided.default), _constant(0),
+    ),
     **dict.fromkeys(
         (aten.full.default, aten.new_full.default, aten.full_like.default, aten.scalar_tensor.default), _constant(None)
     ),
     **dict.fromkeys((aten.arange.default, aten.arange.start, aten.arange.start_step), _arange),
     **{
-        getattr(aten, name).Scalar: _scalar(f"{name}.Tensor")
+        getattr(aten, name).Scalar: _renamed(f"{name}.Tensor")
         for name in ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge")
     },
+    aten._unsafe_index.Tensor: _renamed("index.Tensor"),
+    aten._unsafe_index_put.default: _renamed("index_put"),
 }  # fmt: skip
 
 
 def value_of(tensor: torch.Tensor) -> Value:
-    """Return shape and element type of a tensor."""
-    return Value(tuple(int(size) for size in tensor.shape), str(tensor.dtype).removeprefix("torch."))
+    """Return shape and element type of a tensor. Raises `SpecError` for one that no program can hold."""
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if kind not in ITEM_BYTES or tensor.layout != torch.strided:
+        form = f"{kind} elements" if kind not in ITEM_BYTES else f"the layout {tensor.layout}"
+        raise bad(
+            "the module", f"makes a tensor with {form}", f"programs hold dense tensors of {', '.join(ITEM_BYTES)}"
+        )
+    return Value(tuple(int(size) for size in tensor.shape), kind)

@@ -28,7 +28,7 @@ def attention(
 def _(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float, number: int
 ) -> tuple[Tensor, Tensor]:
-    return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(q.shape[:-1], dtype=kernels.wide_type(q))
 
 
 @torch.library.custom_op(f"{NAMESPACE}::attention_backward", mutates_args=())

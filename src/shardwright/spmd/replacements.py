@@ -1,6 +1,7 @@
-"""What an exported program calls in place of operators of PyTorch that a shard could not compute.
+"""What a trace calls in place of operators of PyTorch that a shard could not compute.
 
-Each function stands for one ATen operator, takes its arguments and is traced through: its backward comes from autograd.
+Each function stands for one ATen operator that PyTorch composes of others, takes its arguments and is traced through:
+its backward comes from autograd.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
+from torch._decomp import get_decompositions
+from torch._dispatch.python import enable_python_dispatcher
 
 from shardwright.spmd import operators
+from shardwright.synthesis.rules.table import RESIZED
 
 aten = torch.ops.aten
 _numbers: ContextVar[Iterator[int]] = ContextVar("numbers of operators that draw at random")
 _MEAN, _SUM = 1, 2
+_BAG_MEAN, _LARGEST = 1, 2
 
 
 @contextmanager
@@ -32,15 +37,26 @@ def numbered() -> Iterator[None]:
         _numbers.reset(token)
 
 
-def replace_operators(program: fx.GraphModule) -> None:
-    """Let `program`, and every graph inside it, call our functions where it calls the operators that they stand for."""
-    for module in program.modules():
-        if not isinstance(module, fx.GraphModule):
-            continue
-        for node in module.graph.nodes:
-            if node.op == "call_function" and node.target in REPLACEMENTS:
-                node.target = REPLACEMENTS[node.target]
-        module.recompile()
+@contextmanager
+def replaced_operators() -> Iterator[None]:
+    """Let PyTorch call our functions where it would call the operators that they stand for, from C++ too."""
+    before = {op: dict(op.py_kernels) for op in (*REPLACEMENTS, *UNBROKEN)}
+    try:
+        for op, function in REPLACEMENTS.items():
+            _set_kernels(op, {torch._C.DispatchKey.CompositeImplicitAutograd: function})
+        for op in UNBROKEN:
+            _set_kernels(op, {})
+        with enable_python_dispatcher():
+            yield
+    finally:
+        for op, kernels in before.items():
+            _set_kernels(op, kernels)
+
+
+def _set_kernels(op: Any, kernels: dict[Any, Callable[..., Any]]) -> None:
+    op.py_kernels.clear()
+    op.py_kernels.update(kernels)
+    op._dispatch_cache.clear()
 
 
 def attention(
@@ -76,6 +92,11 @@ def dropout(input: Tensor, p: float, train: bool) -> Tensor:
     return operators.dropout(input, p, next(_numbers.get())) if train and p > 0 else input.clone()
 
 
+def dropout_(input: Tensor, p: float, train: bool) -> Tensor:
+    """The same, in place."""
+    return input.copy_(dropout(input, p, train))
+
+
 def feature_dropout(input: Tensor, p: float, train: bool) -> Tensor:
     """Dropout of whole channels."""
     if not train or p == 0:
@@ -102,7 +123,9 @@ def cross_entropy_loss(
 ) -> Tensor:
     """Cross-entropy row by row, then reduced by ordinary operators."""
     if weight is not None or label_smoothing or target.is_floating_point():
-        return aten.cross_entropy_loss.default(self, target, weight, reduction, ignore_index, label_smoothing)
+        composed = aten.cross_entropy_loss.default._op_dk
+        settings = (weight, reduction, ignore_index, label_smoothing)
+        return composed(torch._C.DispatchKey.CompositeImplicitAutograd, self, target, *settings)
     logits = self.movedim(1, -1).reshape(-1, self.shape[1]) if self.ndim > 2 else self.reshape(-1, self.shape[-1])
     rows, _ = operators.cross_entropy(logits, target.reshape(-1), ignore_index)
     if reduction == _SUM:
@@ -143,10 +166,40 @@ def batch_norm(
     return result if bias is None else result + bias.view(shape)
 
 
+def embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sums and means of bags as an embedding whose rows are added by bag."""
+    if mode == _LARGEST or scale_grad_by_freq or sparse or padding_idx is not None or not indices.numel():
+        settings = (scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx)
+        composed = aten.embedding_bag.padding_idx._op_dk
+        return composed(torch._C.DispatchKey.CompositeImplicitAutograd, weight, indices, offsets, *settings)
+    starts = offsets[:-1] if include_last_offset else offsets
+    places = torch.arange(indices.numel(), device=indices.device, dtype=starts.dtype)
+    bag = torch.searchsorted(starts, places, right=True) - 1
+    rows = torch.embedding(weight, indices)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    size = torch.zeros_like(starts).index_add(0, bag, torch.ones_like(places))
+    out = rows.new_zeros(starts.numel(), weight.shape[1]).index_add(0, bag, rows)
+    if mode == _BAG_MEAN:
+        out = out / size.clamp(min=1).to(out.dtype).unsqueeze(-1)
+    return out, bag, size, size
+
+
 REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+    aten.embedding_bag.padding_idx: embedding_bag,
     aten.scaled_dot_product_attention.default: attention,
     aten.dropout.default: dropout,
-    aten.dropout_.default: dropout,
+    aten.dropout_.default: dropout_,
     aten.feature_dropout.default: feature_dropout,
     aten.cross_entropy_loss.default: cross_entropy_loss,
     aten.batch_norm.default: batch_norm,
@@ -168,8 +221,52 @@ def _sum_all(self: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
     return self.sum(list(range(self.ndim)), dtype=dtype)
 
 
+def _variance(
+    self: Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> Tensor:
+    dims = dim or list(range(self.ndim))
+    count = math.prod(self.shape[d] for d in dims)
+    centred = self - self.sum(dims, True) / count
+    return (centred * centred.conj()).real.sum(dims, keepdim) / max(
+        count - (1 if correction is None else correction), 0
+    )
+
+
+def _deviation(self: Tensor, dim: list[int] | None = None, **settings: Any) -> Tensor:
+    return _variance(self, dim, **settings).sqrt()
+
+
+def _variance_mean(self: Tensor, dim: list[int] | None = None, **settings: Any) -> tuple[Tensor, Tensor]:
+    return _variance(self, dim, **settings), _mean(self, dim, settings.get("keepdim", False))
+
+
+def _deviation_mean(self: Tensor, dim: list[int] | None = None, **settings: Any) -> tuple[Tensor, Tensor]:
+    return _deviation(self, dim, **settings), _mean(self, dim, settings.get("keepdim", False))
+
+
+# Kernels of PyTorch that its Python dispatcher would break into many operators.
+UNBROKEN = [
+    getattr(getattr(aten, f"upsample_{kind}"), overload) for kind in RESIZED for overload in ("default", "vec")
+]  # fmt: skip
+# Losses and others that fall apart into operators that have rules.
+_COMPOSED = get_decompositions(
+    [
+        aten.mse_loss, aten.mse_loss_backward, aten.smooth_l1_loss, aten.smooth_l1_loss_backward, aten.huber_loss,
+        aten.huber_loss_backward, aten.binary_cross_entropy, aten.binary_cross_entropy_backward,
+        aten.binary_cross_entropy_with_logits, aten.soft_margin_loss, aten.soft_margin_loss_backward,
+        aten.nll_loss_forward, aten.nll_loss_backward, aten.nll_loss2d_forward, aten.nll_loss2d_backward,
+        aten.glu, aten.glu_backward, aten._prelu_kernel, aten._prelu_kernel_backward, aten.log_sigmoid_backward,
+        aten.hardsigmoid_backward, aten.baddbmm, aten.addr, aten.pixel_shuffle, aten.pixel_unshuffle,
+        aten.select_scatter, aten.nansum,
+    ]
+)  # fmt: skip
 # What AOTAutograd decomposes below autograd. A mean is a sum divided by the number of elements of the *whole* tensor.
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    **_COMPOSED,
+    aten.var.correction: _variance,
+    aten.std.correction: _deviation,
+    aten.var_mean.correction: _variance_mean,
+    aten.std_mean.correction: _deviation_mean,
     aten.native_dropout.default: native_dropout,
     aten.mean.dim: _mean,
     aten.mean.default: _mean_all,

@@ -1,12 +1,15 @@
 """Traces a training step, forward and backward, to a graph of operators.
 
-`torch.export` records what the module does and AOTAutograd adds the backward. In between, the operators of PyTorch
-whose trace would depend on the device, or mean nothing on a shard, become our own (`replacements`).
+AOTAutograd runs the module's own code on tensors that have shapes but no values, and records what happens below
+autograd: hooks and the backward of a custom `autograd.Function` are in the graph because they ran. The tensors say that
+they lie on the CPU, whatever the module's device: there every operator of PyTorch has its whole backward, in any build.
+Operators whose trace would then depend on the device, or mean nothing on a shard, become our own (`replacements`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import operator
 import sysconfig
 import traceback
 import warnings
@@ -18,49 +21,80 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.stateless import _reparametrize_module
 
 from shardwright.errors import SpecError, bad
 from shardwright.spmd.experts import experts_by_row
 from shardwright.spmd.joint import graph_of
+from shardwright.spmd.normalise import value_of
 from shardwright.spmd.repeats import with_repeats
-from shardwright.spmd.replacements import DECOMPOSITIONS, numbered, replace_operators
+from shardwright.spmd.replacements import DECOMPOSITIONS, numbered, replaced_operators
 from shardwright.synthesis.graph import Graph
 
 Batch = Mapping[str, Tensor]
 Loss = Callable[[nn.Module, Any], Tensor]
-_DATA_DEPENDENT = ("DataDependent", "data-dependent", "Unbacked", "_local_scalar_dense")
+_DATA_DEPENDENT = ("DataDependent", "data-dependent", "DynamicOutputShape", "_local_scalar_dense")
 
 
 class _Step(nn.Module):
-    """What is traced: the loss of a module on a batch."""
+    """What is traced: the loss of a module on a batch. Tied parameters are one tensor, with the hooks that it has."""
 
     def __init__(self, module: nn.Module, loss: Loss) -> None:
         super().__init__()
         self.module, self.loss = module, loss
+        names = {name.removeprefix("module."): first for name, first in canonical_names(module).items()}
+        self.tied = {name: first for name, first in names.items() if name != first}
+        self.hooks = _parameter_hooks(module)
 
     def forward(self, batch: Batch) -> Tensor:
-        return self.loss(self.module, batch)
+        for name, hooks in self.hooks.items():
+            for hook in hooks:
+                operator.attrgetter(name)(self.module).register_hook(hook)
+        shared = {name: operator.attrgetter(first)(self.module) for name, first in self.tied.items()}
+        with _reparametrize_module(self.module, shared):
+            value = self.loss(self.module, batch)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise bad("the loss", f"is {kind}, not one number", "return a scalar tensor: a mean or a sum")
+        return value.reshape(())
 
 
 def trace(module: nn.Module, batch: Batch, loss: Loss, say: Callable[[str], None] = lambda _: None) -> Graph:
     """Return the graph of `loss(module, batch)` and of the gradients to the module's parameters.
 
     The module stays as it is; its mode, `train` or `eval`, decides about dropout and BatchNorm. Its parameters and the
-    batch may lie on the device "meta". `say` is told what is going on. Raises `SpecError` with the line of the user's
-    code where tracing fails, as it does at an `if` that depends on the values of a tensor.
+    batch may lie on any device, "meta" too. `say` is told what is going on. Raises `SpecError` with the line of the
+    user's code where tracing fails, as it does at an `if` that depends on the values of a tensor, and for what a
+    program would train otherwise: numbers drawn at random, parameters that get no gradient.
     """
-    meta = any(parameter.is_meta for parameter in module.parameters())
-    given = ({name: tensor.to("meta") if meta else tensor for name, tensor in batch.items()},)
-    with ExitStack() as stack:
-        for context in (_quiet(), experts_by_row(module), numbered(), _explained()):
-            stack.enter_context(context)
-        say("recording the forward")
-        program = torch.export.export(_Step(module, loss), given, strict=False).module(check_guards=False)
-        replace_operators(program)
-        say("adding the backward")
-        joint = aot_export_joint_with_descriptors(stack, program, given, decompositions=DECOMPOSITIONS)
+    shapes = FakeTensorMode(allow_non_fake_inputs=True)
+    state = _without_values(module, shapes)
+    given = {name: _without_value(tensor, shapes) for name, tensor in batch.items()}
+    step = _Step(module, loss)
+    with _quiet(), _explained():
+        with ExitStack() as stack:
+            for context in (experts_by_row(module), _as_exporting(), replaced_operators(), numbered()):
+                stack.enter_context(context)
+            stack.enter_context(_reparametrize_module(module, state))
+            say("recording forward and backward")
+            joint = aot_export_joint_with_descriptors(stack, step, (given,), decompositions=DECOMPOSITIONS)
+        graph = graph_of(joint.graph_module, canonical_names(module), list(batch))
+        _require_gradients(module, graph)
         say("looking for repeated blocks")
-        return with_repeats(graph_of(joint.graph_module, canonical_names(module), list(batch)))
+        return with_repeats(graph)
+
+
+def _require_gradients(module: nn.Module, graph: Graph) -> None:
+    """Raise `SpecError` for parameters that want a gradient and get none: they would never be trained."""
+    idle = [name for name, one in module.named_parameters() if one.requires_grad and name not in graph.gradients]
+    if idle:
+        several = f"{len(idle)} parameters" if len(idle) > 1 else "the parameter"
+        raise bad(
+            "the module",
+            f"the loss does not depend on {several} {', '.join(idle[:5])}{' …' * (len(idle) > 5)}: no gradient",
+            "set requires_grad to False where that is meant",
+        )
 
 
 def canonical_names(module: nn.Module) -> dict[str, str]:
@@ -68,6 +102,59 @@ def canonical_names(module: nn.Module) -> dict[str, str]:
     every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     first: dict[int, str] = {}
     return {f"module.{name}": first.setdefault(id(tensor), name) for name, tensor in every}
+
+
+def _without_values(module: nn.Module, shapes: FakeTensorMode) -> dict[str, Tensor]:
+    """Return stand-ins for the parameters and buffers by their places, of which a module that has two names has one;
+    tied tensors have one stand-in."""
+    made: dict[int, Tensor] = {}
+    state: dict[str, Tensor] = {}
+    for prefix, part in module.named_modules():
+        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+            if tensor is None:
+                continue
+            if id(tensor) not in made:
+                copy = _without_value(tensor, shapes)
+                is_parameter = isinstance(tensor, nn.Parameter)
+                made[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy
+            state[f"{prefix}.{name}" if prefix else name] = made[id(tensor)]
+    return state
+
+
+def _without_value(tensor: Tensor, shapes: FakeTensorMode) -> Tensor:
+    """Return a tensor of the same form that has no values, on the CPU."""
+    value_of(tensor)
+    with shapes:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+
+def _parameter_hooks(module: nn.Module) -> dict[str, list[Callable[[Tensor], Any]]]:
+    """Return the hooks on the gradients of parameters. Raises `SpecError` for those that run after a gradient was
+    added to `.grad`, where a step by a program has only a shard."""
+    hooks: dict[str, list[Callable[[Tensor], Any]]] = {}
+    for name, parameter in module.named_parameters():
+        if parameter._post_accumulate_grad_hooks:
+            raise bad(
+                f"the parameter {name}",
+                "has a hook that runs after its gradient was accumulated",
+                "use `register_hook`, which a program traces, or change gradients between backward and optimizer",
+            )
+        if parameter._backward_hooks:
+            hooks[name] = list(parameter._backward_hooks.values())
+    return hooks
+
+
+@contextlib.contextmanager
+def _as_exporting() -> Iterator[None]:
+    """Let libraries that ask whether they are being traced know that they are, and the CPU's own fused kernels, which
+    no other device has, stay out of the trace."""
+    before = torch.compiler._is_exporting_flag, torch.compiler._is_compiling_flag
+    torch.compiler._is_exporting_flag = torch.compiler._is_compiling_flag = True
+    try:
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+    finally:
+        torch.compiler._is_exporting_flag, torch.compiler._is_compiling_flag = before
 
 
 @contextlib.contextmanager
@@ -87,10 +174,10 @@ def _explained() -> Iterator[None]:
         raise
     except Exception as error:
         errors = list(_causes(error))
-        frame = next((found for one in reversed(errors) if (found := _user_frame(one))), None)
+        frame = next((frame for cause in reversed(errors) if (frame := _user_frame(cause))), None)
         place = f"{frame.filename}:{frame.lineno}" if frame else "the module"
         line = f" at `{frame.line}`" if frame and frame.line else ""
-        if any(word in f"{type(one).__name__} {one}" for one in errors for word in _DATA_DEPENDENT):
+        if any(word in f"{type(cause).__name__} {cause}" for cause in errors for word in _DATA_DEPENDENT):
             problem, hint = "the path depends on the values of a tensor", "compute both sides, choose with torch.where"
         else:
             said = str(error).strip().splitlines() or [""]
@@ -102,10 +189,10 @@ def _explained() -> Iterator[None]:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__ or found.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def _user_frame(error: BaseException) -> traceback.FrameSummary | None:

@@ -5,6 +5,7 @@ A node is one operator. `op` is the name of the ATen overload without its namesp
 it by its number, so there is no `getitem`. Operators of our own, `→` leading to their results:
 
     parameter, buffer, input () → tensor
+    constant (its elements in a row) → tensor
     attention (q, k, v, mask | None, …) → out, logsumexp
         q [batch, heads, queries, size], k and v [batch, heads or a divisor of them, keys, size]
     attention_backward (grad_out, q, k, v, mask | None, out, logsumexp, …) → dq, dk, dv
@@ -29,7 +30,7 @@ from shardwright.errors import bad
 GRAPH_VERSION = 1
 ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
-    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
 
 
@@ -57,7 +58,7 @@ class Ref:
     output: int = 0
 
 
-Argument: TypeAlias = "Ref | float | bool | str | tuple[Argument, ...] | None"
+Argument: TypeAlias = "Ref | complex | float | bool | str | tuple[Argument, ...] | None"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +170,7 @@ def check(graph: Graph, source: str = "graph") -> None:
 
 
 _TABLES = ("parameters", "buffers", "inputs", "gradients", "buffer_updates")
+_NUMBERS: dict[str, type[float] | type[complex]] = {"float": float, "complex": complex}  # that JSON has no words for
 
 
 def _references(arguments: tuple[Argument, ...]) -> Iterator[Ref]:
@@ -200,6 +202,8 @@ def _document(argument: Argument) -> Any:
         return [_document(part) for part in argument]
     if isinstance(argument, float) and not math.isfinite(argument):
         return {"float": str(argument)}
+    if isinstance(argument, complex):
+        return {"complex": str(argument)}
     return argument
 
 
@@ -221,6 +225,7 @@ def _argument(document: Any) -> Argument:
     if isinstance(document, list):
         return tuple(_argument(part) for part in document)
     if isinstance(document, dict):
-        return float(document["float"]) if "float" in document else _ref(document)
+        kind = next((kind for kind in _NUMBERS if kind in document), None)
+        return _NUMBERS[kind](document[kind]) if kind else _ref(document)
     argument: Argument = document
     return argument

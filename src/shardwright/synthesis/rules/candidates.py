@@ -104,9 +104,7 @@ def _follow(seed: tuple[str, Cut], where: _Field, ratio: str) -> Family:
     while waiting:
         name, cut = waiting.pop()
         one = where.signatures.get(name)
-        if one is None or (name, cut) in family.cuts or cut.axis in one.within:
-            continue
-        if one.sizes[cut.axis] % (cut.outer * cut.units):
+        if one is None or (name, cut) in family.cuts or not one.allows(cut):
             continue
         family.cuts.add((name, cut))
         node = where.nodes[name]

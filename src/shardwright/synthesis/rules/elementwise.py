@@ -14,20 +14,54 @@ LINEAR = {
     "threshold_backward": "0", "gelu_backward": "0", "silu_backward": "0", "tanh_backward": "0",
     "sigmoid_backward": "0", "dropout": "0", "where.self": "12", "lift_fresh_copy": "all", "contiguous": "all",
 }  # fmt: skip
+# Every operator that PyTorch tags as pointwise and that draws nothing at random, and those that act like one.
 PLAIN = words(
-    "relu relu_ gelu silu tanh tanh_ sigmoid sigmoid_ exp log sqrt rsqrt reciprocal abs sin cos erf "
-    "pow.Tensor_Scalar pow.Tensor_Tensor square add.Scalar sub.Scalar rsub.Scalar div_.Scalar mul_.Scalar clamp "
-    "clamp_min clamp_max eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor "
-    "gt.Scalar ge.Tensor ge.Scalar bitwise_and.Tensor bitwise_or.Tensor bitwise_not logical_and logical_or "
-    "logical_not minimum maximum masked_fill.Scalar masked_fill.Tensor remainder.Scalar remainder.Tensor floor "
-    "floor_divide floor_divide.Scalar isnan isinf softplus hardtanh leaky_relu elu mish log1p expm1 sign "
-    "where.ScalarOther where.ScalarSelf where.Scalar dropout native_dropout addcmul addcdiv lerp.Scalar to.dtype "
-    "zeros_like ones_like full_like empty_like rand_like hardswish hardsigmoid log_sigmoid_forward "
-    "softplus_backward hardtanh_backward elu_backward leaky_relu_backward mish_backward hardswish_backward copy"
+    "__lshift__.Scalar __lshift__.Tensor __rshift__.Scalar __rshift__.Tensor abs acos acosh add.Scalar addcdiv "
+    "addcmul angle asin asinh atan atan2 atanh bitwise_and.Scalar bitwise_and.Scalar_Tensor bitwise_and.Tensor "
+    "bitwise_left_shift.Scalar_Tensor bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_not "
+    "bitwise_or.Scalar bitwise_or.Scalar_Tensor bitwise_or.Tensor bitwise_right_shift.Scalar_Tensor "
+    "bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_xor.Scalar bitwise_xor.Scalar_Tensor "
+    "bitwise_xor.Tensor ceil celu clamp clamp.Tensor clamp_max clamp_max.Tensor clamp_min clamp_min.Tensor copy "
+    "copysign.Scalar copysign.Tensor cos cosh deg2rad digamma div.Scalar_mode div.Tensor_mode div_.Scalar "
+    "dropout elu elu_backward empty_like eq.Scalar eq.Tensor erf erfc erfinv exp exp2 expm1 floor floor_divide "
+    "floor_divide.Scalar fmax fmin fmod.Scalar fmod.Tensor frac frexp.Tensor full_like gcd ge.Scalar ge.Tensor "
+    "gelu gt.Scalar gt.Tensor hardshrink hardsigmoid hardswish hardswish_backward hardtanh hardtanh_backward "
+    "heaviside hypot i0 igamma igammac isinf isnan isneginf isposinf lcm ldexp.Tensor le.Scalar le.Tensor "
+    "leaky_relu leaky_relu_backward lerp.Scalar lerp.Tensor lgamma log log10 log1p log2 log_sigmoid_forward "
+    "logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit logit_backward lt.Scalar "
+    "lt.Tensor masked_fill.Scalar masked_fill.Tensor maximum minimum mish mish_backward mul_.Scalar mvlgamma "
+    "nan_to_num native_dropout ne.Scalar ne.Tensor nextafter ones_like polygamma pow.Scalar pow.Tensor_Scalar "
+    "pow.Tensor_Tensor rad2deg rand_like reciprocal relu relu_ remainder.Scalar remainder.Scalar_Tensor "
+    "remainder.Tensor round round.decimals rsqrt rsub.Scalar sgn sigmoid sigmoid_ sign signbit silu sin sinc "
+    "sinh softplus softplus_backward softshrink special_airy_ai special_bessel_j0 special_bessel_j1 "
+    "special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t special_chebyshev_polynomial_t.n_scalar "
+    "special_chebyshev_polynomial_t.x_scalar special_chebyshev_polynomial_u "
+    "special_chebyshev_polynomial_u.n_scalar special_chebyshev_polynomial_u.x_scalar "
+    "special_chebyshev_polynomial_v special_chebyshev_polynomial_v.n_scalar "
+    "special_chebyshev_polynomial_v.x_scalar special_chebyshev_polynomial_w "
+    "special_chebyshev_polynomial_w.n_scalar special_chebyshev_polynomial_w.x_scalar special_entr special_erfcx "
+    "special_hermite_polynomial_h special_hermite_polynomial_h.n_scalar special_hermite_polynomial_h.x_scalar "
+    "special_hermite_polynomial_he special_hermite_polynomial_he.n_scalar special_hermite_polynomial_he.x_scalar "
+    "special_i0e special_i1 special_i1e special_laguerre_polynomial_l special_laguerre_polynomial_l.n_scalar "
+    "special_laguerre_polynomial_l.x_scalar special_legendre_polynomial_p special_legendre_polynomial_p.n_scalar "
+    "special_legendre_polynomial_p.x_scalar special_log_ndtr special_modified_bessel_i0 "
+    "special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri "
+    "special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t "
+    "special_shifted_chebyshev_polynomial_t.n_scalar special_shifted_chebyshev_polynomial_t.x_scalar "
+    "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_u.n_scalar "
+    "special_shifted_chebyshev_polynomial_u.x_scalar special_shifted_chebyshev_polynomial_v "
+    "special_shifted_chebyshev_polynomial_v.n_scalar special_shifted_chebyshev_polynomial_v.x_scalar "
+    "special_shifted_chebyshev_polynomial_w special_shifted_chebyshev_polynomial_w.n_scalar "
+    "special_shifted_chebyshev_polynomial_w.x_scalar special_spherical_bessel_j0 special_xlog1py "
+    "special_xlog1py.other_scalar special_xlog1py.self_scalar special_zeta special_zeta.other_scalar "
+    "special_zeta.self_scalar sqrt square sub.Scalar tan tanh tanh_ threshold to.dtype trunc where.Scalar "
+    "where.ScalarOther where.ScalarSelf xlogy.Scalar_Other xlogy.Scalar_Self xlogy.Tensor zeros_like"
 )
 ELEMENTWISE = PLAIN | LINEAR.keys()
 # A mask is made from the global index of each element, so a tensor made from nothing may be cut at will.
-MADE = words("zeros ones full empty.memory_format arange arange.start scalar_tensor new_zeros new_ones new_full")
+MADE = words(
+    "constant zeros ones full empty.memory_format arange arange.start scalar_tensor new_zeros new_ones new_full"
+)
 
 
 def elementwise(node: Node, operands: tuple[Value, ...]) -> Signature:

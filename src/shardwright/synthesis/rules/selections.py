@@ -45,7 +45,7 @@ def along(node: Node, operands: tuple[Value, ...], *, position: int = 1, linear:
 def reduction(node: Node, operands: tuple[Value, ...]) -> Signature:
     """Return the signature of a sum or mean over dimensions: cut along one of them, it is a partial sum."""
     shape = operands[0].shape
-    rank = len(shape)
+    rank = max(len(shape), 1)
     given = node.args[1] if len(node.args) > 1 else None
     listed = given if isinstance(given, tuple) else ()
     gone = {int(dim) % rank for dim in listed} if listed else set(range(rank))  # type: ignore[arg-type]
@@ -55,10 +55,10 @@ def reduction(node: Node, operands: tuple[Value, ...]) -> Signature:
     return Signature(inputs=(names,), outputs=(left,), sizes=sizes_of(operands[0]), linear=ALL)
 
 
-def extreme(node: Node, operands: tuple[Value, ...]) -> Signature:
-    """Return the signature of a maximum, an argument of one, or a truth of all along a dimension."""
-    rank = len(operands[0].shape)
-    given = node.args[1] if len(node.args) > 1 else None
+def extreme(node: Node, operands: tuple[Value, ...], *, position: int = 1) -> Signature:
+    """Return the signature of what needs all elements along a dimension: a maximum, an argument of one, a norm."""
+    rank = max(len(operands[0].shape), 1)
+    given = node.args[position] if len(node.args) > position else node.kwargs.get("dim")
     listed = given if isinstance(given, tuple) else () if given is None else (given,)
     gone = {int(dim) % rank for dim in listed} if listed else set(range(rank))  # type: ignore[arg-type]
     names = plain(operands[0], gone)
@@ -146,13 +146,42 @@ def _pieces(whole: Value, parts: tuple[Value, ...], dim: int, *, joins: bool) ->
     return Signature(inputs=sides[0], outputs=sides[1], sizes=sizes, linear=together, within=frozenset({"of"}))
 
 
-def padded(node: Node, operands: tuple[Value, ...]) -> Signature:
-    """Return the signature of a padding with a constant."""
+def moved_along(node: Node, operands: tuple[Value, ...], *, linear: bool = False) -> Signature:
+    """Return the signature of what moves elements along the dimensions that its last argument lists, all if it has
+    none: a flip, a roll."""
+    shape = operands[0].shape
+    given = node.args[-1] if len(node.args) > (2 if node.op == "roll" else 1) else ()
+    listed = given if isinstance(given, tuple) and given else range(len(shape))
+    whole = {int(dim) % max(len(shape), 1) for dim in listed}  # type: ignore[arg-type]
+    names = plain(operands[0], whole)
+    return Signature(inputs=(names,), outputs=(names,), sizes=sizes_of(operands[0]), linear=ALL if linear else ())
+
+
+def triangle(node: Node, operands: tuple[Value, ...]) -> Signature:
+    """Return the signature of what keeps a triangle of the last two dimensions."""
+    rank = len(operands[0].shape)
+    names = plain(operands[0], (rank - 2, rank - 1))
+    return Signature(inputs=(names,), outputs=(names,), sizes=sizes_of(operands[0]), linear=ALL)
+
+
+def padded(node: Node, operands: tuple[Value, ...], *, linear: bool = False) -> Signature:
+    """Return the signature of a padding, with a constant, or with the tensor's own elements (`linear`)."""
     old, new = operands[0].shape, node.outputs[0].shape
     whole = {number for number, (a, b) in enumerate(zip(old, new, strict=True)) if a != b}
     return Signature(
-        inputs=(plain(operands[0], whole),), outputs=(plain(node.outputs[0], whole),), sizes=sizes_of(operands[0])
+        inputs=(plain(operands[0], whole),),
+        outputs=(plain(node.outputs[0], whole),),
+        sizes=sizes_of(operands[0]),
+        linear=ALL if linear else (),
     )
+
+
+def padded_backward(node: Node, operands: tuple[Value, ...]) -> Signature:
+    """Return the signature of the gradient of a padding, which reads the padded tensor for its shape."""
+    gradient, x = operands
+    whole = {number for number, (a, b) in enumerate(zip(gradient.shape, x.shape, strict=True)) if a != b}
+    names = plain(x, whole)
+    return Signature(inputs=(plain(gradient, whole), names), outputs=(names,), sizes=sizes_of(x), linear=ALL)
 
 
 def gathered(node: Node, operands: tuple[Value, ...]) -> Signature:
@@ -168,6 +197,24 @@ def gathered(node: Node, operands: tuple[Value, ...]) -> Signature:
     others = tuple(plain(one, whole) for one in operands[2:])
     sizes = sizes_of(operands[0]) | {"i": operands[1].shape[dim]}
     return Signature(inputs=(plain(operands[0], whole), index, *others), outputs=(result,), sizes=sizes)
+
+
+def rows_scattered(node: Node, operands: tuple[Value, ...]) -> Signature:
+    """Return the signature of `scatter_add`: cut along the index, it is a partial sum to which the operand is added."""
+    base, index, source = operands
+    rank = len(base.shape)
+    dim = dimension(node, 1, rank)
+    whole = {n for n in range(rank) if n == dim or not base.shape[n] == index.shape[n] == source.shape[n]}
+    names, chosen = plain(base, whole), plain(index, whole)
+    if index.shape[dim] == source.shape[dim] > 1:
+        chosen = (*chosen[:dim], ("i",), *chosen[dim + 1 :])
+    return Signature(
+        inputs=(names, chosen, chosen),
+        outputs=(names,),
+        sizes=sizes_of(base) | {"i": index.shape[dim]},
+        terms=frozenset({0}),
+        linear=(frozenset({0, 2}),),
+    )
 
 
 def rows_selected(node: Node, operands: tuple[Value, ...]) -> Signature:

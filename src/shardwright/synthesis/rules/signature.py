@@ -30,7 +30,8 @@ Dims: TypeAlias = tuple[tuple[str, ...], ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
     """The axes of operands and results, and their lengths. `anchors` are the axes from which the search for cuts
-    starts: those along which real work is done. Axes `within` only make up a dimension; they are never cut."""
+    starts: those along which real work is done. Axes `within` only make up a dimension; they are never cut. `straight`
+    axes, into which an index points, are cut in one stretch only."""
 
     inputs: tuple[Dims, ...]
     outputs: tuple[Dims, ...]
@@ -41,6 +42,12 @@ class Signature:
     sends: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     anchors: frozenset[str] = frozenset()
     within: frozenset[str] = frozenset()
+    straight: frozenset[str] = frozenset()
+
+    def allows(self, cut: Cut) -> bool:
+        """Return whether an axis may be cut so."""
+        whole_units = self.sizes[cut.axis] % (cut.outer * cut.units) == 0
+        return cut.axis not in self.within and (cut.outer == 1 or cut.axis not in self.straight) and whole_units
 
 
 @dataclass(frozen=True, slots=True)

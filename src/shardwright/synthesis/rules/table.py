@@ -25,15 +25,19 @@ Shapes: TypeAlias = tuple[Value, ...]
 class RuleRow:
     """What the table says of an operator. `anchors` are axes along which work is done; `linear` the operands (by
     number) in which it is linear together; `unlike` the results that are whole rather than a partial sum when an axis
-    is cut; `sends` the results, by number, whose bytes are all-reduced inside when an axis is cut."""
+    is cut; `sends` the results, by number, whose bytes are all-reduced inside when an axis is cut; axes `within` are
+    never cut, `straight` ones in one stretch only."""
 
     text: str
     anchors: str = ""
     linear: tuple[tuple[int, ...], ...] = ()
     unlike: tuple[tuple[str, int], ...] = ()
     sends: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    within: str = ""
+    straight: str = ""
 
 
+RESIZED = words("nearest1d nearest2d nearest3d linear1d bilinear2d bicubic2d trilinear3d")
 ROWS: dict[str, RuleRow] = {
     # Matrix products: m rows, n columns, k what is summed over, b a batch of products.
     "mm": RuleRow(text="mk, kn -> mn", anchors="mkn"),
@@ -42,13 +46,13 @@ ROWS: dict[str, RuleRow] = {
     "mv": RuleRow(text="mk, k -> m", anchors="mk"),
     "dot": RuleRow(text="k, k -> ", anchors="k"),
     # Embeddings: v classes, d features.
-    "embedding": RuleRow(text="vd, * -> *d", anchors="vd", linear=((0,),)),
-    "embedding_dense_backward": RuleRow(text="*d, * -> vd", anchors="vd", linear=((0,),)),
+    "embedding": RuleRow(text="vd, * -> *d", anchors="vd", linear=((0,),), straight="v"),
+    "embedding_dense_backward": RuleRow(text="*d, * -> vd", anchors="vd", linear=((0,),), straight="v"),
     # Cross-entropy by row n and by class v.
     "cross_entropy": RuleRow(
-        text="nv, n -> n, n", anchors="nv", unlike=(("v", 0), ("v", 1)), sends={"v": (1, 1, 1)},
+        text="nv, n -> n, n", anchors="nv", unlike=(("v", 0), ("v", 1)), sends={"v": (1, 1, 1)}, straight="v",
     ),
-    "cross_entropy_backward": RuleRow(text="n, nv, n, n -> nv", anchors="nv", linear=((0,),)),
+    "cross_entropy_backward": RuleRow(text="n, nv, n, n -> nv", anchors="nv", linear=((0,),), straight="v"),
     # Convolutions: n images, i channels in, o channels out.
     "convolution": RuleRow(text="ni@, oi@, +o -> no@", anchors="nio"),
     "convolution_backward": RuleRow(text="no@, ni@, oi@ -> ni@, oi@, o", anchors="nio", unlike=(("i", 2),)),
@@ -59,9 +63,17 @@ ROWS: dict[str, RuleRow] = {
     "avg_pool2d_backward": RuleRow(text="nc@, nc@ -> nc@", linear=((0,),)),
     "_adaptive_avg_pool2d": RuleRow(text="nc@ -> nc@", linear=((0,),)),
     "_adaptive_avg_pool2d_backward": RuleRow(text="nc@, nc@ -> nc@", linear=((0,),)),
+    # Interpolation works on each channel of each image.
+    **dict.fromkeys((f"upsample_{kind}" for kind in RESIZED), RuleRow(text="nc@ -> nc@", linear=((0,),))),
+    **dict.fromkeys((f"upsample_{kind}_backward" for kind in RESIZED), RuleRow(text="nc@ -> nc@", linear=((0,),))),
+    # Group norm: c channels in each of g groups of an image.
+    "native_group_norm": RuleRow(text="n(gc)@, (gc), (gc) -> n(gc)@, ng, ng", within="c"),
+    "native_group_norm_backward": RuleRow(
+        text="n(gc)@, n(gc)@, ng, ng, (gc) -> n(gc)@, (gc), (gc)", within="c",
+    ),
     # Products of each row t with the matrix of its expert e; cut by expert, other rows give zeros.
-    "grouped_mm": RuleRow(text="tk, ekn, t -> tn", anchors="tekn"),
-    "grouped_mm_weight": RuleRow(text="tk, tn, t -> ekn", anchors="tekn"),
+    "grouped_mm": RuleRow(text="tk, ekn, t -> tn", anchors="tekn", straight="e"),
+    "grouped_mm_weight": RuleRow(text="tk, tn, t -> ekn", anchors="tekn", straight="e"),
 }  # fmt: skip
 
 
@@ -117,11 +129,21 @@ def _norm(node: Node, operands: Shapes) -> Signature:
 def _convolution(node: Node, operands: Shapes) -> Signature:
     """Convolutions in groups g have i channels in and o channels out in each."""
     row = ROWS[node.op]
-    if node.args[-2 if node.op.endswith("backward") else -1] == 1:
+    back = node.op.endswith("backward")
+    transposed, _, groups = node.args[-4:-1] if back else node.args[-3:]
+    if transposed:
+        row = replace(row, text=row.text.replace("oi@", "io@"))
+    if groups == 1:
         return _row(row, node, operands)
-    grouped = row.text.replace("ni", "n(gi)").replace("no", "n(go)").replace("oi", "(go)i").replace("+o", "+(go)")
-    if node.op.endswith("backward"):
-        grouped = grouped.replace(", o", ", (go)")
+    grouped = (
+        row.text.replace("ni", "n(gi)")
+        .replace("no", "n(go)")
+        .replace("oi@", "(go)i@")
+        .replace("io@", "(gi)o@")
+        .replace("+o", "+(go)")
+    )
+    if back:
+        grouped = re.sub(", o$", ", (go)", grouped)
     return _row(replace(row, text=grouped, anchors="ng"), node, operands)
 
 
@@ -137,6 +159,8 @@ def _row(row: RuleRow, node: Node, operands: Shapes) -> Signature:
         linear=tuple(frozenset(group) for group in row.linear if max(group) < len(operands)),
         unlike=dict.fromkeys(row.unlike, REPLICATED),
         sends={axis: tuple(results[number].size_bytes for number in some) for axis, some in row.sends.items()},
+        within=frozenset(row.within),
+        straight=frozenset(row.straight),
     )
 
 
@@ -158,6 +182,7 @@ def _whole(word: str, rank: int) -> str:
 
 
 Make: TypeAlias = Callable[[Node, Shapes], Signature]
+PADS = [f"{kind}_pad{dims}d" for kind in ("reflection", "replication") for dims in (1, 2, 3)]
 _softmaxed = partial(selections.along, position=1)
 _second = partial(selections.along, position=2)
 MAKERS: dict[str, Make] = {
@@ -173,7 +198,9 @@ MAKERS: dict[str, Make] = {
     "expand": views.expand,
     **dict.fromkeys(words("sum sum.dim_IntList mean mean.dim"), selections.reduction),
     **dict.fromkeys(words("argmax argmin amax amin max.dim min.dim all all.dim any any.dim"), selections.extreme),
-    **dict.fromkeys(words("_softmax _log_softmax _safe_softmax cumsum sort"), _softmaxed),
+    **dict.fromkeys(words("logsumexp prod.dim_int median.dim mode"), selections.extreme),
+    "linalg_vector_norm": partial(selections.extreme, position=2),
+    **dict.fromkeys(words("_softmax _log_softmax _safe_softmax cumsum cumprod sort"), _softmaxed),
     **dict.fromkeys(words("_softmax_backward_data _log_softmax_backward_data topk sort.stable"), _second),
     **dict.fromkeys(words("slice.Tensor slice_backward"), selections.sliced),
     **dict.fromkeys(words("select.int select_backward unbind.int"), selections.selected),
@@ -181,6 +208,11 @@ MAKERS: dict[str, Make] = {
     "cat": selections.joined,
     **dict.fromkeys(words("split.Tensor unsafe_split.Tensor chunk split_with_sizes"), selections.split),
     "constant_pad_nd": selections.padded,
+    **dict.fromkeys(words("flip roll"), partial(selections.moved_along, linear=True)),
+    **dict.fromkeys(words("triu tril"), selections.triangle),
+    **dict.fromkeys(PADS, partial(selections.padded, linear=True)),
+    **dict.fromkeys((f"{pad}_backward" for pad in PADS), selections.padded_backward),
+    "scatter_add": selections.rows_scattered,
     **dict.fromkeys(words("gather scatter.src scatter.value"), selections.gathered),
     "index_select": selections.rows_selected,
     "index_add": selections.rows_added,
@@ -190,8 +222,16 @@ MAKERS: dict[str, Make] = {
 LEAVES = frozenset(("parameter", "buffer", "input"))
 
 
+def _whole_only(value: Value) -> bool:
+    """Return whether a tensor is never cut: nothing is won where there are no elements, and not every collective sends
+    complex numbers."""
+    return not value.elements or value.dtype.startswith("complex")
+
+
 def signature(node: Node, operands: Shapes) -> Signature | None:
     """Return how the dimensions of `node` hang together, None if the table has no row for it."""
+    if any(_whole_only(value) for value in (*operands, *node.outputs)):
+        return None
     if node.op in LEAVES:
         return made(node, ())
     make = MAKERS.get(node.op)
