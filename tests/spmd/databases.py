@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from tests.spmd.draws import drawn
-from tests.spmd.ranks import on_ranks
 from torch import Tensor, nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
@@ -28,6 +27,7 @@ from shardwright.spmd.fabric import RankFabric
 from shardwright.spmd.local import Site
 from shardwright.spmd.replacements import numbered, replaced_operators
 from shardwright.spmd.shards import RankPlace, cut
+from shardwright.spmd.threads import on_ranks
 from shardwright.spmd.trace import trace
 from shardwright.synthesis.graph import Graph, Ref
 from shardwright.synthesis.program import Program

@@ -9,11 +9,11 @@ import pytest
 import torch
 from tests.spmd.models import Batch
 from tests.spmd.programs import whole
-from tests.spmd.reference import reference
 from tests.spmd.steps import Traced, require_equal
 from torch import Tensor, nn
 
 from shardwright.errors import SpecError
+from shardwright.spmd.eager import eager
 from shardwright.spmd.trace import trace
 from shardwright.spmd.training import whole_state
 from shardwright.synthesis.graph import Graph
@@ -92,7 +92,7 @@ def require_same_step(build: Callable[[], nn.Module]) -> None:
     values = {**whole_state(module), **given}
     tables = (graph.parameters, graph.buffers, graph.inputs)
     leaves = {ref.node: values[name].detach() for table in tables for name, ref in table.items()}
-    expected = reference(module, given, loss)
+    expected = eager(module, given, loss)
     assert {f"gradient {name}" for name in graph.gradients} == {name for name in expected if name.startswith("grad")}
     require_equal(Traced(graph=graph, leaves=leaves, expected=expected), whole(graph, 2))
 

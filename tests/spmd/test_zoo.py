@@ -29,7 +29,6 @@ RANKS, STEPS = 3, 3
 USUAL = ("opt", "vit", "convnext")
 REFUSED = {
     "swin": "draws random numbers by aten.rand.default",
-    "t5": "relative_attention_bias.weight: requires a gradient",
 }
 Do = Callable[[Callable[["Command", int], Outcome], "Command"], Outcome]
 
