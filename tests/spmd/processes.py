@@ -72,14 +72,14 @@ def run(work: Callable[[J, int], R], jobs: list[J], ranks: int) -> list[R]:
 
 
 @contextmanager
-def processes(ranks: int) -> Iterator[Callable[[Callable[[J, int], R], J], R]]:
-    """Start `ranks` processes that stay; yield a function that has all of them do a job, and returns what the first
-    returns. Raises `AssertionError` with the traceback of a rank that fails."""
+def processes(ranks: int, *, joined: bool = True) -> Iterator[Callable[[Callable[[J, int], R], J], R]]:
+    """Start `ranks` processes that stay, `joined` to one group or not; yield a function that has all of them do a job,
+    and returns what the first returns. Raises `AssertionError` with the traceback of a rank that fails."""
     context = forked.context()
     with tempfile.TemporaryDirectory() as folder:
         ends = [context.Pipe() for _ in range(ranks)]
         running = [
-            context.Process(target=_serve, args=(rank, ranks, folder, theirs), daemon=True)
+            context.Process(target=_serve, args=(rank, ranks if joined else 0, folder, theirs), daemon=True)
             for rank, (_, theirs) in enumerate(ends)
         ]
         for process in running:
@@ -120,7 +120,8 @@ def _answers(pipes: list[Connection]) -> list[Any]:
 def _serve(rank: int, ranks: int, folder: str, pipe: Connection) -> None:
     """Do what is asked for, one job after another, until the other end is gone."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    if ranks:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     while True:
         work, job = pickle.loads(pipe.recv_bytes())
         try:

@@ -1,4 +1,4 @@
-"""The integer program, A* and brute force agree; the heuristic of A* spares expansions."""
+"""The integer program, A* and brute force agree, with overlap and without; the heuristic of A* spares expansions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.synthesis.clusters import unequal
 
 from shardwright.synthesis.a_star import a_star
 from shardwright.synthesis.best_rules import best
-from shardwright.synthesis.choice import time_of
+from shardwright.synthesis.choice import sent_by, time_of
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machines
@@ -19,6 +19,7 @@ from shardwright.synthesis.models.tape import Tape
 from shardwright.synthesis.models.transformers import Transformer, language_model
 from shardwright.synthesis.models.vgg import fully_connected
 from shardwright.synthesis.prices import Prices, RankShares, prices
+from shardwright.synthesis.synthesize import GAP
 
 MOST = 1_000_000  # combinations that brute force tries
 
@@ -114,6 +115,42 @@ def test_integer_program_a_star_and_brute_force_agree() -> None:
 @pytest.mark.nightly
 def test_they_agree_on_more_than_200_graphs() -> None:
     assert compared(range(30, 350)) >= 200
+
+
+def enumerated(these: Decisions, costs: Prices) -> float:
+    """Return the least time of all programs, by the timeline: what is sent behind the computation counts as it does
+    there."""
+    return min(
+        time_of(these, costs, rules, sent_by(these, costs, rules)).total
+        for rules in map(np.array, itertools.product(*(range(len(one.rules)) for one in these.decisions)))
+    )
+
+
+def equal_to_enumeration(seeds: range, most: int) -> int:
+    """Hold the search with overlap, and its bound, against all programs of random graphs; return how many were."""
+    count = 0
+    for seed in seeds:
+        net, these = cluster(seed), decisions(small(seed))
+        if np.prod([float(len(one.rules)) for one in these.decisions]) > most:
+            continue
+        costs = prices(these, net, shares(net, seed), overlap=True)
+        truth, exact, usual = enumerated(these, costs), best(these, costs, gap=1e-9), best(these, costs, gap=GAP)
+        assert exact is not None and usual is not None
+        assert exact.seconds.total == pytest.approx(truth, rel=1e-9)
+        assert exact.bound_seconds == pytest.approx(truth, rel=1e-6)
+        assert usual.bound_seconds <= truth * (1 + 1e-9) <= usual.seconds.total * (1 + 2e-9)
+        assert usual.seconds.total <= truth * (1 + GAP)
+        count += 1
+    return count
+
+
+def test_the_search_with_overlap_equals_enumeration() -> None:
+    assert equal_to_enumeration(range(40), most=1_000) >= 4
+
+
+@pytest.mark.nightly
+def test_the_search_with_overlap_equals_enumeration_of_many_programs() -> None:
+    assert equal_to_enumeration(range(40, 120), most=10_000) >= 25
 
 
 def test_the_heuristic_spares_expansions() -> None:

@@ -45,15 +45,6 @@ class Difference:
         return f"{subject} differs from eager's by {part} on rank {self.rank}"
 
 
-def require_gradients(module: nn.Module, gradients: Mapping[str, object]) -> None:
-    """Raise `SpecError` where a parameter of `module` requires a gradient and has none among `gradients`."""
-    without = [name for name, one in module.named_parameters() if one.requires_grad and name not in gradients]
-    if without:
-        several = f" (and {len(without) - 1} others)" if len(without) > 1 else ""
-        message = f"requires a gradient{several} and gets none from the loss"
-        raise bad(f"the parameter {without[0]}", message, "use it, or freeze it with requires_grad_(False)")
-
-
 def require_equal(found: Synthesized, task: Task, what: str = "the task") -> None:
     """Raise `SpecError` unless one step of the program gives what `task` gives in eager mode: the loss, every gradient
     and every new buffer. `what` names the task in the message.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.machine_profile import MachineProfile
-from shardwright.spmd.check import require_equal, require_gradients
+from shardwright.spmd.check import require_equal
 from shardwright.spmd.cluster import machines_of
 from shardwright.spmd.document import Synthesized
 from shardwright.spmd.task import Task
@@ -91,7 +91,6 @@ def synthesize(
     """
     started = time.perf_counter()
     graph = trace(module, example_inputs, loss, say)
-    require_gradients(module, graph.gradients)
     blocks = ", ".join(f"{repeat.count} blocks of {len(repeat.occurrences[0])}" for repeat in graph.repeats)
     say(f"traced {len(graph.nodes):,} operators{f' ({blocks})' if blocks else ''} in {_since(started)}")
     started = time.perf_counter()
@@ -112,7 +111,6 @@ def _like(found: Synthesized, small: Task, machines: Machines, strategy: str) ->
     much as `small` has less to compute and to move, without latencies: what pays in the whole pays there."""
     module = small.skeleton()
     graph = trace(module, small.batch, small.loss)
-    require_gradients(module, graph.gradients)
     program = search(graph, _slower(machines, _work(graph) / _work(found.graph)), rules=STRATEGIES[strategy])
     shares = found.program.shares
     sizes = {
