@@ -12,6 +12,10 @@ own to a switch, behind which the object store is. Needs root.
   killed worker, ends the others and has them form their group again, the trainer imported. Where all machines are new,
   torchrun is new on them too: an agent and a worker on each. Both are timed from their launch then, torchrun before and
   after this program, as the mean of the two.
+* The usual practice is a checkpoint on each machine's disk, or in a folder that all share: torchrun finds a killed
+  worker, starts all anew, and each reads its part of the checkpoint, by `restore` as `train --resume` does. Reading is
+  slowed to a fiftieth too: of a disk, and of a file server with the link of a machine, which the machines share. The
+  steps since the checkpoint are lost beside, which a recovery from memory keeps.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from tests.runtime.recovery.network import Network, network
 from tests.runtime.recovery.store import Store, store
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
+from shardwright.plans.document import save
 from shardwright.plans.plan import Plan
 from shardwright.recovery.rates import Rates
 from shardwright.units import format_bytes
@@ -39,7 +44,7 @@ from shardwright.units import format_bytes
 SCALE, MACHINES, EVERY = 50, 3, 15
 LINK, CLOUD = Rates().link / SCALE, Rates().cloud / SCALE
 LAYERS = (3, 6, 12)
-RESTART_SECONDS = 120.0
+RESTART_SECONDS = 300.0
 ROW = "{:>10} {:<5} {:>9} {:>9} {:>9} {:>8} {:>8} {:>8} {:>7} {:>9} {:>7}"
 HEAD = ("state", "kept", "own", "peers", "cloud", "planned", "move", "all", "reload", "+ restart", "ratio")
 TOGETHER = """
@@ -60,6 +65,43 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
 dist.barrier()
 print(time.time(), file=open(sys.argv[1] + str(dist.get_rank()), "w"), flush=True)
 """
+RELOADED = """
+import os, signal, sys, time
+from dataclasses import replace
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from shardwright.plans.document import load_plan
+from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.layout.process_groups import make_process_groups
+from shardwright.runtime.model.details import Details
+from shardwright.runtime.state.recipe import Recipe
+from shardwright.runtime.step.engine import make_engine
+from shardwright.runtime.storage.checkpoint import open_checkpoint, restore, save_checkpoint
+from shardwright.runtime.storage.manifest import Course
+plan, folder, rate, marks = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+dist.init_process_group("gloo")
+rank, layout = dist.get_rank(), layout_of(load_plan(Path(plan)))
+groups = make_process_groups(layout, rank)
+engine = make_engine(layout, rank, groups, details=Details(), recipe=Recipe(), initial=None, precision="fp32",
+                     device=torch.device("cpu"))
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    assert not save_checkpoint(engine, folder, 1, Course(settings={}, data={}, random={}), 0).problem
+    dist.barrier()
+    if rank == 1:
+        print(time.time(), file=open(marks, "w"), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+checkpoint = open_checkpoint(folder)
+def slowly(stored):
+    values = checkpoint.fetch(stored)
+    time.sleep(stored.bytes / rate)
+    return values
+assert not restore(engine, replace(checkpoint, fetch=slowly))
+dist.barrier()
+print(time.time(), file=open(marks + str(rank), "w"), flush=True)
+"""
+PRACTICES = {"local disk": Rates().disk / SCALE, "shared folder": LINK / MACHINES}
+"""Bytes a second that a machine reads of its checkpoint."""
 A_STORE_EACH = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """torchrun 2.13 gives the workers of every restart the same store, with no prefix for the attempt: new ones find the
 addresses of the old ones in it, and now and then wait for them for ever."""
@@ -98,6 +140,8 @@ def main() -> None:
             ours, reload = measured(layers, case)
             print(row(case.kept, ours, sum(ours["seconds"].values()), reload, restart), flush=True)
         print(row("none", reload, reload["launched_seconds"], reload, reload["torchrun_seconds"]), flush=True)
+        for practice, rate in PRACTICES.items():
+            print(f"a restart from a checkpoint, {practice}: {restarted(layers, rate):.2f} s", flush=True)
 
 
 def row(kept: str, ours: dict[str, Any], whole: float, reload: dict[str, Any], restart: float) -> str:
@@ -155,6 +199,19 @@ def torchrun_restart() -> float:
         script.write_text(RESTARTED + TOGETHER)
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(MACHINES)]
         words += ["--max-restarts", "1", str(script), str(killed)]
+        subprocess.run(words, check=True, capture_output=True, timeout=RESTART_SECONDS, env=os.environ | A_STORE_EACH)
+        return max(formed(Path(folder))) - float(killed.read_text())
+
+
+def restarted(layers: int, rate: float) -> float:
+    """Return the seconds from a worker's death until torchrun's new workers have read a checkpoint at so many bytes a
+    second each."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan, script, killed = (Path(folder, name) for name in ("plan.json", "reloaded.py", "killed"))
+        save(plan_for(layers, "none"), plan)
+        script.write_text(RELOADED + TOGETHER)
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(MACHINES)]
+        words += ["--max-restarts", "1", str(script), str(plan), str(Path(folder, "run")), str(rate), str(killed)]
         subprocess.run(words, check=True, capture_output=True, timeout=RESTART_SECONDS, env=os.environ | A_STORE_EACH)
         return max(formed(Path(folder))) - float(killed.read_text())
 

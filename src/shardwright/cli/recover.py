@@ -35,11 +35,11 @@ def recover(
     if not dry_run:
         raise bad("--dry-run", "is missing", "a run recovers by itself; this command shows what it would do")
     lost = tuple(name for name in lose.split(",") if name)
-    rehearsal = rehearse(address_of("--join", join), lost, secret_of(secret_file))
+    recovery = rehearse(address_of("--join", join), lost, secret_of(secret_file))
     if json:
-        write_json(_document(rehearsal))
+        write_json(_document(recovery))
     else:
-        write(_text(rehearsal))
+        write(_text(recovery))
     return 0
 
 

@@ -144,23 +144,26 @@ def checked_settings(
     )
 
 
-def recipe_of(before: Mapping[str, Any], method: Method, told: RecipeOptions) -> Recipe:
-    """Return the recipe of a run: what it is `told`, else what travelled with the checkpoint that it goes on from.
+def recipe_of(before: Mapping[str, Any], method: Method, options: RecipeOptions) -> Recipe:
+    """Return the recipe of a run: what the `options` say, else what travelled with the checkpoint that it goes on from.
     Raises SpecError where there is no such schedule."""
-    if told.schedule not in (None, *SCHEDULES):
-        raise bad(f"--schedule {told.schedule}", "is not known", f"one of {', '.join(SCHEDULES)}")
+    if options.schedule not in (None, *SCHEDULES):
+        raise bad(f"--schedule {options.schedule}", "is not known", f"one of {', '.join(SCHEDULES)}")
     betas = before.get("betas", Recipe().betas)
     values: dict[str, Any] = {
-        "schedule": told.schedule,
-        "learning_rate": told.learning_rate,
-        "warmup_steps": told.warmup,
-        "decay_from": told.decay_from,
-        "decay_steps": told.decay,
-        "final_fraction": told.final_fraction,
-        "epsilon": told.epsilon,
-        "weight_decay": told.weight_decay,
-        "clip": told.clip,
-        "betas": (betas[0] if told.beta1 is None else told.beta1, betas[1] if told.beta2 is None else told.beta2),
+        "schedule": options.schedule,
+        "learning_rate": options.learning_rate,
+        "warmup_steps": options.warmup,
+        "decay_from": options.decay_from,
+        "decay_steps": options.decay,
+        "final_fraction": options.final_fraction,
+        "epsilon": options.epsilon,
+        "weight_decay": options.weight_decay,
+        "clip": options.clip,
+        "betas": (
+            betas[0] if options.beta1 is None else options.beta1,
+            betas[1] if options.beta2 is None else options.beta2,
+        ),
     }
     kept = {name: value for name, value in before.items() if name != "seed"}
     return Recipe(**{**kept, **{name: value for name, value in values.items() if value is not None}, "method": method})

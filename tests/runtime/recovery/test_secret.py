@@ -83,11 +83,13 @@ def test_a_listener_without_the_secret_is_found_out_by_the_caller() -> None:
         async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             while content := await reader.read(32):
                 writer.write(content)
+            writer.close()
 
         (machine,) = some(1)
         async with await asyncio.start_server(echo, *machine.address):
             with pytest.raises(StrangerError):
                 await connect(*machine.address, refuse, secret=SECRET, timeout=10.0)
+            await asyncio.sleep(0.05)  # the transports close
 
     asyncio.run(play())
 

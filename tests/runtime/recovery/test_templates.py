@@ -121,4 +121,6 @@ def test_a_jobset_has_a_keeper_in_each_pod(tmp_path: Path, store: Path) -> None:
         run = shlex.join([*container["command"], kept])
         each = "".join(f"JOB_COMPLETION_INDEX={index} {one} {run} &\n" for index, one in enumerate(before))
         command(tmp_path / "kubelet", each + "wait -n && " * (len(pods) - 1) + "wait -n")
-        ended([tmp_path / "kubelet"], tmp_path, len(pods))
+        (variable,) = container["env"]
+        assert variable["valueFrom"]["secretKeyRef"] == {"name": "shardwright", "key": "secret"}
+        ended([tmp_path / "kubelet"], tmp_path, len(pods), **{variable["name"]: "of a Secret of Kubernetes"})

@@ -63,12 +63,12 @@ class RunIdentity:
     def terms(self) -> dict[str, Any]:
         """All that must be the same on every machine, by name, as JSON data."""
         data = self.course.data
-        told = f"{data['tokens']:,} tokens, fingerprint {data['fingerprint']}"
+        tokens = f"{data['tokens']:,} tokens, fingerprint {data['fingerprint']}"
         model = {"model": f"{self.course.settings['model']} ({self.model})"}
         return {
             **self.course.settings,
             **model,
-            "data": told,
+            "data": tokens,
             "first_step": self.step,
             "origin": self.origin,
             **self.together,

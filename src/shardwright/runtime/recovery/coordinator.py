@@ -241,11 +241,11 @@ class Coordinator:
     def _give_up(self, reason: str, status: int) -> None:
         """End the run on all machines."""
 
-        told = self._options.machine.name in self.members.by_name
+        heard_here = self._options.machine.name in self.members.by_name
 
         async def end() -> None:
             await self.members.tell_all("end", GOODBYE_SECONDS, status=status, reason=reason)
-            self._step_down("" if told else reason, status)
+            self._step_down("" if heard_here else reason, status)
 
         if not self.closed:
             self.closed = True

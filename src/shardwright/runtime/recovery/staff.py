@@ -161,8 +161,8 @@ class Staff:
     def _hire(self) -> Hand:
         """Return a worker that is about to start."""
         token = next(self.tokens)
-        told = (self.host, self.port, token, self.settings, self.secret)
-        process = self.context.Process(target=_work, args=told, daemon=True)
+        arguments = (self.host, self.port, token, self.settings, self.secret)
+        process = self.context.Process(target=_work, args=arguments, daemon=True)
         hand = self.hands[token] = Hand(
             token=token, process=process, channel=asyncio.get_running_loop().create_future()
         )
