@@ -14,7 +14,7 @@ from .plans.document import save as save
 from .plans.plan import Plan as Plan
 from .plans.ranking import Ranking as Ranking
 from .reports.html.report import report as report
-from .reports.svg.draw import draw as draw
+from .reports.svg.timeline import draw as draw
 from .search.market.shop import shop as shop
 from .search.planner import evaluate as evaluate
 from .search.planner import plan as plan

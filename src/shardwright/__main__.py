@@ -15,7 +15,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     finally:
-        gc.freeze()  # the process ends: no object is looked at once more
+        gc.freeze()  # skip the final garbage collection
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.reports.costed import costed
 
-from shardwright.cost.trust.chance import carried, chance_within
+from shardwright.cost.trust.interval import carried, chance_within
 from shardwright.search.planner import plan
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job

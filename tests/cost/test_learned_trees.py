@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwright.cost.learned.trees import Forest, forest_arrays, forest_from, forest_sum
+from shardwright.cost.learned.fitted import Forest, forest_arrays, forest_from, forest_sum
 
 
 def test_a_row_falls_below_or_not_below_each_threshold():

@@ -13,9 +13,9 @@ from shardwright.exporters.targets import TARGETS, export
 from shardwright.plans.document import load_plan, save
 from shardwright.plans.ranking import Baseline
 from shardwright.plans.remedies import Failure
-from shardwright.reports.text.describe import degrees_words
-from shardwright.reports.text.kinds import kinds_text, kinds_words
+from shardwright.reports.text.explain import kinds_text, kinds_words
 from shardwright.reports.text.plans import plan_text
+from shardwright.reports.text.strategy import degrees_words
 
 UNEVEN = layered_plan(MIXED, [("A100-SXM-40", 4, 11, 6, 14), ("V100-SXM2", 4, 5, 2, 11)], waves=2)
 EVEN = layered_plan(MIXED, [("A100-SXM-40", 4, 8, 2, 1), ("V100-SXM2", 4, 8, 2, 1)])

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 from tests.validation.known import KNOWN
 
+from shardwright.reports.accuracy import accuracy_page, accuracy_plot
 from shardwright.reports.documents.validation import validation_document
-from shardwright.reports.pages.accuracy import accuracy_page, accuracy_plot
 from shardwright.reports.svg.scatter import LEFT, SIDE, TOP, scatter
 from shardwright.reports.text.validation import SHOWN_RUNS, runs_section, validation_text
 from shardwright.validation.runs import read_runs

@@ -10,7 +10,7 @@ from tools.refit.crossvalidate import LearningPoint
 from tools.refit.training import Trained
 
 from shardwright.arrays import Floats
-from shardwright.reports.pages.markdown import markdown_table
+from shardwright.reports.accuracy import markdown_table
 from shardwright.reports.text.validation import DIMENSION_WORDS, NONE, number, percent
 from shardwright.validation.case import Case
 from shardwright.validation.outcome import RECOMPUTE_WORDS, Outcome, RunPrediction

@@ -8,9 +8,8 @@ import numpy as np
 from tools.refit.operators import FitTable, fit
 
 from shardwright.arrays import Bools, Floats
-from shardwright.cost.learned.fitted import Fitted
+from shardwright.cost.learned.fitted import Fitted, forest_sum
 from shardwright.cost.learned.offsets import offset
-from shardwright.cost.learned.trees import forest_sum
 
 TEST_SHARE = 0.2
 SEED = 1

@@ -16,10 +16,9 @@ from tools.refit.sampling import cell_codes, weights
 
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.learned.features import COLUMNS
-from shardwright.cost.learned.fitted import Fitted
+from shardwright.cost.learned.fitted import Fitted, Forest
 from shardwright.cost.learned.machine import facts, sustained
 from shardwright.cost.learned.offsets import Cells
-from shardwright.cost.learned.trees import Forest
 from shardwright.spec.catalog.gpus import gpus
 
 # Standard deviation of log(time) between the shapes of a GPU that was left out, around its own offset.

@@ -11,7 +11,7 @@ from tools.refit.collectives import left_out_collectives, left_out_networks, ran
 from tools.refit.holdout import SEED, TEST_SHARE, LeftOut, learning_curve, left_out, random_error
 from tools.refit.operators import FitTable
 
-from shardwright.reports.pages.markdown import markdown_table
+from shardwright.reports.accuracy import markdown_table
 
 COMMAND = "python -m tools.refit operators DIR --evaluate --page docs/calibration-operators.md"
 FAMILY_WORDS = {

@@ -23,7 +23,7 @@ def draw(
     """
     from shardwright.plans.check import check
     from shardwright.plans.document import load_plan
-    from shardwright.reports.svg.draw import draw as picture
+    from shardwright.reports.svg.timeline import draw as picture
     from shardwright.reports.text.problems import merged
 
     require_writable(out, [plan, *profile])

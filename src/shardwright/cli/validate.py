@@ -65,7 +65,7 @@ def validate(
 
 
 def _write_files(validation: Validation, plot: Path | None, markdown: Path | None) -> None:
-    from shardwright.reports.pages.accuracy import accuracy_page, accuracy_plot
+    from shardwright.reports.accuracy import accuracy_page, accuracy_plot
 
     if plot is not None:
         if not validation.summary.timed:

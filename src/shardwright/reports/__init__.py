@@ -5,7 +5,6 @@
 * `html/`: pages
 * `documents/`: JSON
 * `svg/`: pictures
-* `pages/`: pages of documentation
-* `words`: findings in English
-* `assumptions`: what was assumed, in lines
+* `accuracy`: a validation as a page of documentation
+* `words`: findings and assumptions in English
 """

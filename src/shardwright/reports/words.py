@@ -1,15 +1,19 @@
-"""Findings in English: everything that a search has to say beside plans. Flags of the command line are named here."""
+"""Findings and assumptions in English: everything that a search has to say beside plans. Flags of the command line are
+named here."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import singledispatch
 from string import Formatter
 from typing import Any
 
 from shardwright.plans import findings, remedies
 from shardwright.plans.findings import Cause, JobLimits, Rejection
+from shardwright.spec.assumption import Assumption
+from shardwright.spec.cluster import NodePool
+from shardwright.spec.offers import Offer
 from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_dollars, format_seconds
 
 MOST_NAMED = 2  # pairs of places
@@ -223,3 +227,14 @@ def _(finding: remedies.Cheapest) -> str:
     time = "" if finding.hours is None else f" in {format_seconds(finding.hours * SECONDS_PER_HOUR)}"
     budget = format_dollars(finding.budget_dollars)
     return f"the cheapest found is {format_dollars(finding.dollars)}{time} (budget {budget})"
+
+
+def pools_assumed(pools: Iterable[NodePool]) -> list[str]:
+    """Return what was assumed of machines, each once."""
+    return list(dict.fromkeys(f"{pool.gpu.name}: {assumed}" for pool in pools for assumed in pool.assumed))
+
+
+def offers_assumed(offers: Iterable[Offer], terms: Iterable[Assumption]) -> list[str]:
+    """Return what was assumed of machines to rent and of the terms, each once."""
+    lines = [f"{offer.pool.gpu.name}: {assumed}" for offer in offers for assumed in offer.assumed]
+    return [flagged(words) for words in dict.fromkeys([*lines, *map(str, terms)])]

@@ -9,7 +9,7 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
 from shardwright.reports.documents.ranking import problem_documents
 from shardwright.reports.html.page_of import answer
-from shardwright.reports.text import describe, mixed, outcome
+from shardwright.reports.text import mixed, outcome, strategy
 from shardwright.reports.text.plans import predicted, settings_of
 from shardwright.reports.text.shop import rented_words
 from shardwright.reports.words import in_words
@@ -42,7 +42,7 @@ def plan_figures(plan: Plan) -> Answer:
     prediction = predicted(plan)
     fullest = outcome.fullest(prediction)
     return {
-        "strategy": describe.degrees_words(plan) if plan.uniform else mixed.gpu_words(plan),
+        "strategy": strategy.degrees_words(plan) if plan.uniform else mixed.gpu_words(plan),
         "settings": dict(settings_of(plan)),
         "iteration_seconds": prediction.iteration_seconds,
         "interval_seconds": list(prediction.interval),

@@ -2,8 +2,7 @@
 
 * `learned`: the efficiency model
 * `features`: columns of each family of operators
-* `fitted`: the fits that ship in `data/`
-* `trees`: boosted trees evaluated with numpy
+* `fitted`: the fits that ship in `data/`, and forests of trees
 * `offsets`: how far a whole GPU lies from what shapes predict
 * `machine`: what the models know of a GPU
 * `links`: links as collectives were measured to find them

@@ -17,8 +17,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 
 from shardwright.cost.trust.evidence import Conditions, distances, published, unpublished
+from shardwright.plans.plan import Prediction
 from shardwright.spec.catalog.frameworks import figures, framework_rows
 
 UNSEEN = 0.35  # log error of a tenth of the runs on a GPU without a published run; chosen, 0.2 to 0.5
@@ -56,3 +58,26 @@ def interval_at(seconds: float, framework: str, distance: float, *, unseen: bool
     low, high = widened(_spreads()[framework], distance)
     more = UNSEEN if unseen else 0.0
     return seconds * math.exp(-math.hypot(low, more)), seconds * math.exp(math.hypot(high, more))
+
+
+NINETIETH = NormalDist().inv_cdf(0.9)  # numeric
+
+
+def chance_within(prediction: Prediction, expected: float, limit: float) -> float:
+    """Return the probability that hours or dollars predicted as `expected` stay within `limit`."""
+    if expected <= 0.0:
+        return 1.0
+    if limit <= 0.0:
+        return 0.0
+    low, high = prediction.interval
+    seconds, ratio = prediction.iteration_seconds, math.log(limit / expected)
+    spread = math.log(high / seconds if ratio > 0.0 else seconds / low) / NINETIETH
+    if spread <= 0.0:
+        return 1.0 if ratio >= 0.0 else 0.0
+    return NormalDist().cdf(ratio / spread)
+
+
+def carried(prediction: Prediction, expected: float) -> tuple[float, float]:
+    """Return the 80 % interval of hours or dollars predicted as `expected`."""
+    low, high = prediction.interval
+    return expected * low / prediction.iteration_seconds, expected * high / prediction.iteration_seconds

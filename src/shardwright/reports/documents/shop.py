@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.plans.document import to_document
-from shardwright.reports.assumptions import offers_assumed
 from shardwright.reports.documents.findings import Document, finding_document
 from shardwright.reports.documents.ranking import VERSION, infeasible_document
 from shardwright.reports.text.plans import risk_document
 from shardwright.reports.text.shop import chances, chosen
+from shardwright.reports.words import offers_assumed
 from shardwright.search.market.result import Shopping, ShopReport
 from shardwright.search.renting.choice import Rental
 

@@ -10,8 +10,8 @@ from shardwright.arrays import Ints
 from shardwright.plans.placement import placement_of
 from shardwright.plans.plan import Plan
 from shardwright.reports.html.section import Chart, PageSection, PageTable
-from shardwright.reports.text.describe import layers_words
 from shardwright.reports.text.mixed import gpu_words, idle_words
+from shardwright.reports.text.strategy import layers_words
 from shardwright.units import counted
 
 COLOURS = 8

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.cost.compute.efficiency import Efficiency
-from shardwright.cost.trust.chance import carried
+from shardwright.cost.trust.interval import carried
 from shardwright.plans.plan import Plan, Prediction, StageMemory
-from shardwright.reports.assumptions import pools_assumed
 from shardwright.reports.html.cluster_map import map_section
 from shardwright.reports.html.section import Chart, Figure, PageSection, PageTable
 from shardwright.reports.html.timeline import timeline_section
 from shardwright.reports.text import outcome
 from shardwright.reports.text.plans import predicted, settings_of
+from shardwright.reports.words import pools_assumed
 from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.units import SECONDS_PER_HOUR, clock, format_bytes, format_count, format_dollars, format_seconds
 

@@ -15,7 +15,7 @@ from shardwright.reports.documents.findings import kind_of
 from shardwright.reports.html.front import machines_front
 from shardwright.reports.html.page_of import plan_page
 from shardwright.reports.html.section import Chart, Page, PageSection, PageTable
-from shardwright.reports.text import describe, mixed
+from shardwright.reports.text import mixed, strategy
 from shardwright.reports.text.explain import contrast, unit, value
 from shardwright.reports.text.plans import predicted
 from shardwright.reports.words import MEANING
@@ -97,7 +97,7 @@ def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iter
 
 def _short(plan: Plan) -> str:
     return (
-        describe.degrees_words(plan)
+        strategy.degrees_words(plan)
         if plan.uniform or plan.layered
         else f"{mixed.gpu_words(plan)}, dp {plan.data_parallel}"
     )

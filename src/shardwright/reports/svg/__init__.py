@@ -1,7 +1,6 @@
 """Pictures.
 
-* `draw`: the picture of a plan, as a value that a notebook shows
-* `timeline`: which stage computes what, when
+* `timeline`: a plan as a picture: which stage computes what, when
 * `scatter`: predicted against measured
 * `spot`: what came of a plan on spot machines
 """

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.iteration.mixed import ReplicaTime, mixed_iteration, pipeline_timeline
+from shardwright.cost.learned import default_efficiency
 from shardwright.cost.pipeline.schedule import FORWARD
 from shardwright.cost.pipeline.simulate import Timeline
+from shardwright.errors import SpecError
+from shardwright.files import write_atomically
+from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, Replica, Stage
+from shardwright.plans.ranking import Ranking
 from shardwright.reports.text.mixed import gpu_words
 from shardwright.units import counted, format_seconds
 
@@ -107,3 +114,29 @@ def _axis(seconds: float, y: float, scale: float) -> list[str]:
         parts.append(f'<line x1="{x:.1f}" y1="{y:.0f}" x2="{x:.1f}" y2="{y + 5:.0f}" stroke="#666"/>')
         parts.append(f'<text x="{x:.1f}" y="{y + 18:.0f}" text-anchor="middle">{label}</text>')
     return parts
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Picture:
+    """An SVG image, which a notebook shows."""
+
+    svg: str
+
+    def save(self, path: str | Path) -> None:
+        """Write the image to a file. Raises SpecError where that fails."""
+        write_atomically(Path(path), self.svg)
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+
+def draw(plan: Plan | Ranking, *, efficiency: Efficiency | None = None) -> Picture:
+    """Return the picture of one step of a plan, of a ranking's best: which stage computes what, when.
+
+    `efficiency` is the model of compute times, by default the one that plans are made with. Raises SpecError with
+    everything that is illegal about the plan.
+    """
+    drawn = plan.best if isinstance(plan, Ranking) else plan
+    if problems := check(drawn):
+        raise SpecError(*problems)
+    return Picture(picture(drawn, efficiency or default_efficiency()))

@@ -4,14 +4,11 @@
 * `terminal`: a search in full
 * `plans`: plans as a table and in full, and what interruptions do to a run
 * `evaluation`: a user's own plan, and the way from it to better ones
-* `explain`: how two plans differ, and what speaks against a faster one
+* `explain`: how two plans or kinds of plans differ, and what speaks against a faster one
 * `question`: what was asked, in a line each
-* `describe`: a plan in a few words
-* `strategy`: a plan setting by setting
+* `strategy`: a plan setting by setting, and in a few words
 * `outcome`: what a plan is predicted to come to, in a few words
-* `mixed`: a plan whose replicas differ
-* `shares`: rows and state of each GPU under uneven FSDP
-* `kinds`: kinds of plans over several GPU types
+* `mixed`: a plan whose replicas differ, those of uneven FSDP too
 * `programs`: an SPMD program beside the plans
 * `shop`: offers, in full and in a few lines
 * `spot`: a simulation of spot machines

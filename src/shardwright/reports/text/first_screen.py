@@ -10,8 +10,8 @@ from shardwright.cost.trust.evidence import unpublished
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby, Ranking
-from shardwright.reports.text import describe, kinds, mixed, outcome, programs
-from shardwright.reports.text.explain import passed_over_words
+from shardwright.reports.text import mixed, outcome, programs, strategy
+from shardwright.reports.text.explain import kinds_words, passed_over_words
 from shardwright.reports.text.layout import WIDTH, labelled
 from shardwright.reports.text.plans import FAR, predicted, whole_run
 from shardwright.reports.text.terminal import against_rules, heading
@@ -41,7 +41,7 @@ def _answers(ranking: Ranking) -> Iterator[tuple[str, str]]:
 
 def plan_answers(best: Plan, whole: str, idle: str = "") -> Iterator[tuple[str, str]]:
     """Return what there is to say of a plan alone, `whole` the words of its whole run, `idle` of the GPUs without."""
-    yield "run", f"{mixed.gpu_words(best)}: {describe.degrees_words(best)}; {runs_on(best)}"
+    yield "run", f"{mixed.gpu_words(best)}: {strategy.degrees_words(best)}; {runs_on(best)}"
     yield from (("idle", words) for words in [idle] if words)
     yield "speed", _speed(best)
     yield from (("whole run", words) for words in [whole] if words)
@@ -97,7 +97,7 @@ def _sure(best: Plan) -> Iterator[str]:
 def _good(ranking: Ranking) -> Iterator[str]:
     best = ranking.best
     yield from (words for words in [against_rules(ranking)] if words)
-    yield from (words for words in [kinds.kinds_words(ranking.kinds, best)] if words)
+    yield from (words for words in [kinds_words(ranking.kinds, best)] if words)
     gap, beyond = ranking.search.gap, ranking.search.not_covered
     if gap is not None:
         near = "the best" if gap < 5e-5 else f"within {gap:.2%} of the best"

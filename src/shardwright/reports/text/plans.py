@@ -7,9 +7,9 @@ from dataclasses import fields
 from functools import partial
 
 from shardwright.cost.money.risk import MOST_STRETCH, run_stretch
-from shardwright.cost.trust.chance import carried
+from shardwright.cost.trust.interval import carried
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory
-from shardwright.reports.text import describe, mixed, outcome, shares, strategy
+from shardwright.reports.text import mixed, outcome, strategy
 from shardwright.reports.text.layout import bar, labelled, table, wrapped
 from shardwright.search.renting.choice import FrontPoint
 from shardwright.units import (
@@ -51,15 +51,15 @@ def _cells(place: int, plan: Plan) -> dict[str, str]:
         "#": str(place),
         "GPU": _gpu_words(plan),
         "GPUs": str(plan.gpus),
-        "tp": describe.tensor_parallel_words(plan),
+        "tp": strategy.tensor_parallel_words(plan),
         "cp": str(stage.context_parallel),
-        "pp": describe.depth_words(plan),
+        "pp": strategy.depth_words(plan),
         "dp": str(plan.data_parallel),
         "ep": str(stage.expert_parallel) if experts else "–",
         "vpp": str(plan.schedule.virtual_stages),
         "mbs": str(plan.micro_batch),
-        "recompute": describe.recompute_words(plan),
-        "sharding": describe.sharding_words(plan),
+        "recompute": strategy.recompute_words(plan),
+        "sharding": strategy.sharding_words(plan),
         "iteration": clock(prediction.iteration_seconds, like=prediction.iteration_seconds),
         "tokens/s": format_count(prediction.tokens_per_second),
         "MFU": f"{prediction.mfu:.1%}",
@@ -136,7 +136,7 @@ def _settings(plan: Plan) -> Iterator[tuple[str, str]]:
 def settings_of(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the strategy of any plan in labelled lines."""
     if plan.layered:
-        return shares.settings(plan)
+        return mixed.layered_settings(plan)
     return strategy.settings(plan) if plan.uniform else mixed.settings(plan)
 
 
@@ -176,7 +176,7 @@ def _stage_lines(replica: Replica, stages: Sequence[StageMemory], width: int) ->
         share = stage.total_bytes / stage.capacity_bytes
         sizes = f"{format_bytes(stage.total_bytes):>9} of {format_bytes(stage.capacity_bytes)}"
         over = "  too much" if share > 1.0 else ""
-        layers = describe.layers_words(replica.stages[rank])
+        layers = strategy.layers_words(replica.stages[rank])
         yield f"    stage {rank:<3} {bar(share, _bar_width(width))} {share:4.0%} {sizes}  {layers}{over}"
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from shardwright.cost.trust.chance import chance_within
-from shardwright.reports.assumptions import offers_assumed
-from shardwright.reports.text import describe, question
+from shardwright.cost.trust.interval import chance_within
+from shardwright.reports.text import question, strategy
 from shardwright.reports.text.first_screen import COLUMN, next_step, plan_answers
 from shardwright.reports.text.layout import WIDTH, labelled, listed, table, wrapped
 from shardwright.reports.text.plans import plan_text, predicted, risk_text, run_words
-from shardwright.reports.words import in_words
+from shardwright.reports.words import in_words, offers_assumed
 from shardwright.search.market.result import Shopping, ShopReport, SizeStep
 from shardwright.search.renting.choice import FrontPoint
 from shardwright.spec.job import Job
@@ -183,7 +182,7 @@ def _cells(place: int, result: Shopping) -> dict[str, str]:
     return {
         "#": str(place + 1),
         "rent": rented_words(choice, result.offers),
-        "tp·pp·dp": f"{describe.tensor_parallel_words(plan)}·{describe.depth_words(plan)}·{plan.data_parallel}",
+        "tp·pp·dp": f"{strategy.tensor_parallel_words(plan)}·{strategy.depth_words(plan)}·{plan.data_parallel}",
         "time": _duration(choice.hours),
         "dollars": format_dollars(choice.dollars),
         "$/M tokens": f"{choice.dollars_per_million_tokens:.3g}",

@@ -7,12 +7,19 @@ from collections.abc import Sequence
 
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, PassedOver, Ranking, SearchReport
-from shardwright.reports.assumptions import pools_assumed
-from shardwright.reports.text import describe, kinds, mixed, programs, question
-from shardwright.reports.text.explain import contrast, passed_over_words, rare_words, saving, unit, value
+from shardwright.reports.text import mixed, programs, question, strategy
+from shardwright.reports.text.explain import (
+    contrast,
+    kinds_text,
+    passed_over_words,
+    rare_words,
+    saving,
+    unit,
+    value,
+)
 from shardwright.reports.text.layout import WIDTH, labelled, listed, wrapped
 from shardwright.reports.text.plans import plan_text, plans_table, predicted, risk_text, whole_run
-from shardwright.reports.words import explained, in_words
+from shardwright.reports.words import explained, in_words, pools_assumed
 from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
@@ -31,7 +38,7 @@ def ranking_text(ranking: Ranking, width: int = WIDTH) -> str:
         _risk_text(best, width),
         runners_up_text(ranking.plans, width),
         baselines_text(ranking.baselines, best, width),
-        kinds.kinds_text(ranking.kinds, best, width),
+        kinds_text(ranking.kinds, best, width),
         programs.program_text(ranking, width),
         certificate_text(best, ranking.search, width),
         caution_text(ranking.passed_over, width),
@@ -107,7 +114,7 @@ def baselines_text(baselines: Sequence[Baseline], best: Plan, width: int) -> str
             seconds = predicted(entry.plan).iteration_seconds
             figures = f"{clock(seconds, like=predicted(best).iteration_seconds):>11} {worse:+7.0%}"
             figures += " $" if unit(best) == "money" else ""
-            words = f"{entry.rule}: {describe.degrees_words(entry.plan)}"
+            words = f"{entry.rule}: {strategy.degrees_words(entry.plan)}"
             lines.append(labelled(figures, words, width, column=20))
     return "\n".join(lines)
 

@@ -3,7 +3,6 @@
 * `shop`: one call from offers to the front
 * `sweep`: numbers of machines of one type, all at once
 * `mixes`: mixes of two offers
-* `stragglers`: layer times on other numbers of machines
 * `picks`: the front, and the answers that it holds
 * `result`: what the search returns
 """

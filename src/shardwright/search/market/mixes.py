@@ -19,7 +19,7 @@ from shardwright.plans.findings import PlacesApart
 from shardwright.search.market.picks import Front, Point
 from shardwright.search.market.sweep import Find, Sweep
 from shardwright.search.renting.choice import Rental
-from shardwright.search.renting.tariff import exposure
+from shardwright.search.renting.expected import exposure
 from shardwright.spec.cluster import Cluster, SiteLink
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model

@@ -35,8 +35,7 @@ from shardwright.search.market.sweep import Find, Sweep, finish, least_dollars, 
 from shardwright.search.planner import plan as plan_on
 from shardwright.search.ranked import costed_plan
 from shardwright.search.renting.choice import FrontPoint, Rental
-from shardwright.search.renting.expected import choice_of
-from shardwright.search.renting.tariff import Tariff, tariff
+from shardwright.search.renting.expected import Tariff, choice_of, tariff
 from shardwright.search.space.axes import Space
 from shardwright.search.space.choices import only_job
 from shardwright.spec.cluster import Cluster, NodePool

@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.arrays import Floats, Ints, distinct
-from shardwright.cost.context import Context, ShardIndex, shard_index
+from shardwright.cost.context import Context, LayerRows, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import bound_seconds, exact_seconds, iteration
+from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.strategies import Layouts, Strategies
 from shardwright.cost.trust.rarity import doubts
 from shardwright.progress import tell
 from shardwright.rounding import coarse
 from shardwright.search.market.picks import Front
-from shardwright.search.market.stragglers import lengthened, strained
-from shardwright.search.renting.tariff import Tariff
+from shardwright.search.renting.expected import Tariff
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, searched
 from shardwright.search.space.expand import Axes, ExpandedRows, arrangements, axes, layer_variants
@@ -233,3 +233,15 @@ def _seconds(run: Sweep, rows: ExpandedRows, *, exact: bool) -> Floats:
     parts = iteration(run.context, given, shards, starts_of(run.context, given))
     seconds = (exact_seconds if exact else bound_seconds)(run.context, given, parts)
     return coarse(seconds * (1.0 + doubts(given)))
+
+
+def strained(shards: LayerRows, strain: Floats) -> LayerRows:
+    """Return the rows of a layer table with times lengthened by `strain` [N], each distinct pair once."""
+    levels, level = np.unique(strain, return_inverse=True)
+    pairs, row = np.unique(shards.row * len(levels) + level, return_inverse=True)
+    return LayerRows(table=lengthened(shards.table, pairs // len(levels), levels[pairs % len(levels)]), row=row)
+
+
+def lengthened(table: LayerTable, rows: Ints, factor: Floats) -> LayerTable:
+    """Return rows of a layer table with their times multiplied by `factor`, one for each row."""
+    return table.take(rows).scaled(factor)

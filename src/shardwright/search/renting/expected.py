@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardwright.arrays import Floats, Ints
 from shardwright.cost.money.egress import egress_dollars
-from shardwright.cost.money.risk import stretch, young_interval_seconds
+from shardwright.cost.money.risk import MOST_STRETCH, Exposure, stretch, together, young_interval_seconds
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse
 from shardwright.search.renting.choice import FrontPoint, Rental
-from shardwright.search.renting.tariff import exposure
 from shardwright.spec.cluster import NodePool
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
 from shardwright.spec.offers import Offer, Terms, preemptions_per_hour
 from shardwright.units import MEGA, SECONDS_PER_HOUR
 
@@ -72,3 +75,33 @@ def choice_of(plan: Plan, rentals: tuple[Rental, ...], terms: Terms) -> FrontPoi
         lost_share=1.0 - 1.0 / factor,
         dollars_per_million_tokens=per_hour * hours / job.tokens * MEGA,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tariff:
+    """Arrays over numbers of machines, [K]: `slopes` [K, 3] are the expected hours, dollars and preemptions of the
+    whole run for each second that an iteration takes, infinite where it never ends."""
+
+    offer: Offer
+    machines: Ints
+    slopes: Floats
+
+
+def tariff(model: Model, job: Job, offer: Offer, terms: Terms, machines: Ints) -> Tariff:
+    """Return what so many machines of an offer cost. `job` says how many tokens the run has."""
+    assert job.iterations is not None, "a run to shop for has a length"
+    exposed = exposure(model, job, [offer], terms, machines[:, None])
+    factor = stretch(exposed).factor
+    ends = factor <= MOST_STRETCH
+    hours = job.iterations / SECONDS_PER_HOUR * np.where(ends, factor, 1.0)
+    slopes = np.stack(
+        [hours, hours * machines * offer.dollars_per_hour, hours * machines * offer.preemptions_per_hour], axis=1
+    )
+    return Tariff(offer=offer, machines=machines, slopes=np.where(ends[:, None], slopes, np.inf))
+
+
+def exposure(model: Model, job: Job, offers: Sequence[Offer], terms: Terms, machines: Ints) -> Exposure:
+    """Return what runs on machines [N, offers] are up against."""
+    gpus = np.array([offer.pool.gpus_per_node for offer in offers])
+    taken = np.array([offer.preemptions_per_hour for offer in offers])
+    return together(model, job, terms, machines, gpus, taken)

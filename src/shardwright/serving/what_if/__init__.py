@@ -1,7 +1,6 @@
 """A page in the browser on which a question is changed by hand, and the plan follows.
 
 * `steps`: what the page is told about a request, one step after the other
-* `front`: the same run on fewer of the machines
 * `downloads`: files to take along
 * `page`: the page itself, with the styles and script of `assets/`
 * `server`: HTTP on this machine

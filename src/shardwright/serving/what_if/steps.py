@@ -9,8 +9,8 @@ from shlex import quote
 from shardwright.cost.learned import default_efficiency
 from shardwright.errors import Problem, SpecError
 from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Ranking
-from shardwright.reports.html import plan_sections
+from shardwright.plans.ranking import Fewer, Ranking
+from shardwright.reports.html import front, plan_sections
 from shardwright.reports.html.cluster_map import map_section
 from shardwright.reports.html.page_of import answer, context_lines
 from shardwright.reports.html.render import charts_of, figures_html, section_html
@@ -18,11 +18,12 @@ from shardwright.reports.html.section import PageSection
 from shardwright.reports.html.timeline import timeline_section
 from shardwright.reports.text.plans import predicted
 from shardwright.reports.words import in_words
+from shardwright.search.advice.fewer import fewer_counts, point
 from shardwright.search.first_plans import first_plans
-from shardwright.search.replan import Kept
+from shardwright.search.replan import Kept, replan
 from shardwright.serving.answers import Answer, plan_figures
 from shardwright.serving.requests import PlanRequest, described, plan_request, planned
-from shardwright.serving.what_if.front import front_section
+from shardwright.spec.read.cluster import parse_cluster
 from shardwright.units import format_count, format_seconds
 
 
@@ -130,3 +131,20 @@ def _error(problem: Problem, fields: object) -> Answer:
     cluster = fields.get("cluster") if isinstance(fields, dict) else None
     about = "cluster" if isinstance(cluster, str) and place.startswith(cluster) else place
     return {"field": about, "message": problem.message, "hint": problem.hint}
+
+
+def front_section(plan: Plan, cluster: str, kept: Kept) -> PageSection:
+    """Return what fewer machines of `cluster`, in its short form, would take: plans with the settings of `plan`."""
+    groups = [(int(count), rest) for count, _, rest in (part.strip().partition("x") for part in cluster.split("+"))]
+    here = point(tuple(count for count, _ in groups), plan)
+    return front.front_section(
+        (cluster, here), list(_fewer(plan, groups, kept)), plan.job, "; choose a point to plan it"
+    )
+
+
+def _fewer(plan: Plan, groups: list[tuple[int, str]], kept: Kept) -> Iterator[tuple[str, Fewer]]:
+    for nodes in fewer_counts([count for count, _ in groups]):
+        part = "+".join(f"{count}x{rest}" for count, (_, rest) in zip(nodes, groups, strict=True) if count)
+        replanned = replan(plan, parse_cluster(part), kept=kept)
+        if replanned is not None:
+            yield part, point(nodes, replanned)

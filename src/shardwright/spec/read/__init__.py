@@ -6,8 +6,6 @@
 * `config_fields`: its fields under their many spellings
 * `huggingface_layers`: its layers
 * `families`: what a family has that the config does not say, and which are refused
-* `guesses`: a family that nobody knows
-* `published_weights`: a model's count against the files beside its config
 * `model_yaml`: a YAML of dimensions
 * `cluster`: a cluster file or short form
 * `pools`: a group of machines

@@ -12,10 +12,9 @@ from shardwright.spec.read.config_fields import HIDDEN
 from shardwright.spec.read.huggingface import TEXT_CONFIGS, model_of_config
 from shardwright.spec.read.model_yaml import model_of_dimensions
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
-from shardwright.spec.read.published_weights import weights_checked
 from shardwright.spec.text.fields import shown
 from shardwright.spec.text.lines import document
-from shardwright.spec.text.reading import JSON, YAML
+from shardwright.spec.text.reading import JSON, YAML, parse_json, read_text
 
 CONFIG = "config.json"
 CONFIG_KEYS = ("model_type", *HIDDEN, *TEXT_CONFIGS)
@@ -70,3 +69,40 @@ def _advice(source: str | Path) -> str:
     if not name.strip():
         return "give the name of a preset, a config.json or a YAML of dimensions"
     return suggestion(name.rsplit("/", 1)[-1], preset_names())
+
+
+INDEX = "model.safetensors.index.json"
+TOLERANCE = 0.02
+TOWERS = ("text_config", "llm_config", "language_config", "vision_config", "audio_config", "vq_config")
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def weights_checked(model: Model, config: Mapping[str, object], folder: Path) -> str | None:
+    """Return what could not be compared, in words; None where the index agrees with `model` or there is none.
+
+    The index gives the bytes of all tensors (`metadata.total_size`), the config their type (`dtype`, `torch_dtype`).
+    Raises SpecError where they differ by more than 2 %. Layers that predict further tokens may be in the files or not.
+    """
+    path = folder / INDEX
+    if not path.is_file():
+        return None
+    index = parse_json(read_text(path), str(path))
+    metadata = index.get("metadata") if isinstance(index, Mapping) else None
+    size = metadata.get("total_size") if isinstance(metadata, Mapping) else None
+    width = BYTES.get(str(config.get("dtype") or config.get("torch_dtype")))
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1 or width is None:
+        return f"{INDEX} is not compared: it has no total_size, or the config no dtype"
+    if config.get("quantization_config") is not None or any(name in config for name in TOWERS):
+        return f"{INDEX} is not compared: the weights are quantized, or those of more than a text model"
+    published = size / width
+    predicted = model.mtp_layers * (
+        model.dense_layer_parameters(model.layers[-1]) + model.expert_layer_parameters(model.layers[-1])
+    )
+    counts = (model.parameters, model.parameters + predicted)
+    if all(abs(count / published - 1) > TOLERANCE for count in counts):
+        raise bad(
+            str(path),
+            f"has {published:,.0f} parameters, the config read as {model.family} gives {model.parameters:,}",
+            "the architecture is not as it was read: give a YAML of dimensions",
+        )
+    return None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from shardwright.reports.pages.markdown import markdown_table
 from shardwright.reports.svg.scatter import Point, scatter
 from shardwright.reports.text.validation import (
     TitledTable,
@@ -98,3 +98,14 @@ def _markdown(section: TitledTable, note: str | None = None, *, level: int = 2) 
     words = section.note.replace("; --json has all", "") if note is None else note
     parts = [f"{'#' * level} {section.title}", words, markdown_table(section.header, section.rows, words=section.words)]
     return "\n\n".join(part for part in parts if part)
+
+
+def markdown_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Collection[str] | None = None
+) -> str:
+    """Return a table; the columns named in `words`, else the first, are flush left, the others right."""
+    left = header[:1] if words is None else words
+    marks = ["---" if name in left else "---:" for name in header]
+    return "\n".join(
+        f"| {' | '.join(cell.strip().replace('|', '/') for cell in row)} |" for row in (header, marks, *rows)
+    )

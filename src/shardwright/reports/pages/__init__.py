@@ -1,5 +1,0 @@
-"""Pages of documentation.
-
-* `accuracy`: `docs/accuracy.md`
-* `markdown`: tables
-"""
