@@ -26,7 +26,7 @@ from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
 
 SEEDS = range(500)
-QUICK = (3, 17, 29, 41, 58, 66, 83, 97, 104, 131, 146, 152)  # the dozen of every run
+QUICK = (3, 10, 14, 18, 27, 29, 31, 43, 47, 55, 61, 69)  # the dozen of every run: those that are answered soonest
 GAP = 0.01
 
 MODELS = (
