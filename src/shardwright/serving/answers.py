@@ -53,6 +53,7 @@ def plan_figures(plan: Plan) -> Answer:
         "hours": found.hours_total,
         "dollars": found.dollars_total,
         "bottleneck": outcome.bottleneck(found),
+        "ideal_seconds": found.ideal_seconds,
         "lower_bound_seconds": found.lower_bound_seconds,
     }
 
