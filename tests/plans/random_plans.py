@@ -178,7 +178,8 @@ def predictions() -> st.SearchStrategy[Prediction]:
         dollars_per_hour=st.none() | POSITIVE,
         dollars_total=st.none() | POSITIVE,
         hours_total=st.none() | POSITIVE,
-        lower_bound_seconds=POSITIVE,
+        ideal_seconds=st.none() | POSITIVE,
+        lower_bound_seconds=st.none() | POSITIVE,
         busiest_stage=st.integers(0, 9),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,16 @@ def test_plans_of_version_1_still_load(plan: Plan) -> None:
     document = json.loads(dumps(plan))
     assert not {"rows", "state"} & set(document["replicas"][0]) and "parts" not in document["optimizer"]
     assert from_document(document | {"version": 1}) == plan
+
+
+@FEW
+@given(mixed_plans().filter(lambda plan: plan.prediction is not None))
+def test_files_whose_bound_may_be_that_of_flops_still_load(plan: Plan) -> None:
+    """`lower_bound_seconds` of files without `ideal_seconds` is a bound, too, if not a search's."""
+    document = json.loads(dumps(plan))
+    document["prediction"].pop("ideal_seconds", None)
+    assert plan.prediction is not None
+    assert from_document(document).prediction == replace(plan.prediction, ideal_seconds=None)
 
 
 @pytest.mark.parametrize("name", PLANS)

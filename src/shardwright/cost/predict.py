@@ -78,7 +78,7 @@ def predict(
         dollars_per_hour=per_hour,
         dollars_total=None if per_hour is None or hours is None else float(coarse(per_hour * hours)),
         hours_total=hours,
-        lower_bound_seconds=ideal,
+        ideal_seconds=ideal,
         busiest_stage=rank,
         evidence=evidence,
     )

@@ -197,8 +197,10 @@ class Prediction:
 
     `memory` has a row for each replica and an entry for each stage. `interval` is the 80 % interval of
     `iteration_seconds`; `fit_probability` the probability that every stage fits its GPU; `evidence` has the nearest
-    published runs. `busiest_stage` is the stage that works most, of the replica that takes longest. Totals count
-    failures and preemptions.
+    published runs. `ideal_seconds` are those of the model's FLOPs at the peak of all GPUs of the cluster (None in older
+    files), `lower_bound_seconds` what a search proved that no plan of its space beats (None where none did).
+    `busiest_stage` is the stage that works most, of the replica that takes longest. Totals count failures and
+    preemptions.
     """
 
     iteration_seconds: float
@@ -211,7 +213,8 @@ class Prediction:
     dollars_per_hour: float | None
     dollars_total: float | None
     hours_total: float | None
-    lower_bound_seconds: float
+    ideal_seconds: float | None = None
+    lower_bound_seconds: float | None = None
     busiest_stage: int = 0
     evidence: tuple[Evidence, ...] = ()
 

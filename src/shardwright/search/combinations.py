@@ -39,7 +39,7 @@ def _bound(ranking: Ranking) -> float:
     """Return what no plan of a search that found one beats in what the job minimises."""
     best, dollars = ranking.best, ranking.search.lower_bound_dollars
     if best.job.objective == "time" and best.prediction is not None:
-        return best.prediction.lower_bound_seconds
+        return best.prediction.lower_bound_seconds or 0.0
     return affordable_value(best) or np.inf if dollars is None else dollars
 
 

@@ -270,8 +270,7 @@ def evaluate(
         efficiency=model_of_time,
     )
     if best.plans and best.plans[0].prediction and mine.prediction and user_plan.job.objective == "time":
-        bound = min(best.plans[0].prediction.lower_bound_seconds, mine.prediction.iteration_seconds)
-        mine = mine.costed(replace(mine.prediction, lower_bound_seconds=bound))
+        mine = with_bound(mine, best.plans[0].prediction.lower_bound_seconds)
     if not user_plan.uniform:
         return Evaluation(plan=mine, best=best)
     (found,) = contexts_of(user_plan, model_of_time).values()

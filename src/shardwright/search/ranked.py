@@ -82,10 +82,12 @@ def _pin(axis: str, plan: Plan) -> str:
     return pin_words(axis, (getattr(row_of(plan), axis)[0].item(),))
 
 
-def with_bound(plan: Plan, bound: float) -> Plan:
-    found = plan.prediction
-    bound = bound if found is None else min(bound, found.iteration_seconds)
-    return plan if found is None else plan.costed(replace(found, lower_bound_seconds=bound))
+def with_bound(plan: Plan, bound: float | None) -> Plan:
+    """Return a plan with seconds that no plan of a search beats, where these are known: not above its own."""
+    prediction = plan.prediction
+    if prediction is None or bound is None:
+        return plan
+    return plan.costed(replace(prediction, lower_bound_seconds=min(bound, prediction.iteration_seconds)))
 
 
 def _uniform_plans(results: Sequence[OneType], cluster: Cluster, top: int) -> list[tuple[float, float, Plan]]:

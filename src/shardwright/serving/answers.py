@@ -53,6 +53,7 @@ def plan_figures(plan: Plan) -> Answer:
         "hours": prediction.hours_total,
         "dollars": prediction.dollars_total,
         "bottleneck": outcome.bottleneck(prediction),
+        "ideal_seconds": prediction.ideal_seconds,
         "lower_bound_seconds": prediction.lower_bound_seconds,
     }
 

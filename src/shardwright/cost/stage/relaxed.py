@@ -20,7 +20,7 @@ from shardwright.arrays import Columns, Floats
 from shardwright.cost.stage.terms import AGAIN, LEAN, MODES, WHOLE
 from shardwright.cost.strategies import BLOCK, NONE
 
-BYTE = 1.0  # that recomputation of a layer saves at least: a price without end is no number
+BYTE = 1.0  # numeric: that recomputation of a layer saves at least: a price without end is no number
 SLACK = 1e-9  # numeric: part of a room that rounding may take
 
 

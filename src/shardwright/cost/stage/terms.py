@@ -19,8 +19,8 @@ from shardwright.arrays import Floats
 from shardwright.cost.memory.activations import Activations
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
 
-WHOLE, LEAN, AGAIN = range(3)
-STATES = 3
+WHOLE, LEAN, AGAIN = range(3)  # numeric
+STATES = 3  # numeric
 
 
 class Term(NamedTuple):
@@ -57,7 +57,9 @@ MODES = {
     UNIFORM: Mode(AGAIN, AGAIN, grouped=True),
     BLOCK: Mode(AGAIN, WHOLE),
 }
-FIRST, REST, GROUPED = (np.array([MODES[code][part] for code in sorted(MODES)]) for part in range(3))
+FIRST, REST, GROUPED = (
+    np.array(column) for column in zip(*(MODES[code] for code in sorted(MODES)), strict=True)
+)  # numeric
 
 
 def kept_by_state(figures: Activations) -> list[Floats]:
