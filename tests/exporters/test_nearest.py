@@ -10,7 +10,7 @@ from tests.cli.running import run
 from tests.plans.meshes import mesh
 
 import shardwright
-from shardwright.exporters.nearest import TRAINERS
+from shardwright.exporters.targets import TARGETS, TRAINERS
 from shardwright.plans.plan import Plan
 
 SMALL = shardwright.load_cluster("1x8xH100-SXM+1x8xA100-SXM-80")
@@ -41,7 +41,7 @@ def test_the_nearest_plan_is_one_that_the_target_runs(to: str, unequal: Plan) ->
     found = shardwright.nearest_plan(unequal, to)
     assert found is not None and found.prediction is not None
     assert (found.model, found.cluster) == (unequal.model, unequal.cluster)
-    assert found.job.framework == TRAINERS[to][0]
+    assert found.job.framework == TARGETS[to].framework
     assert shardwright.export(found, to).files
 
 

@@ -371,6 +371,13 @@ CASES = {
         {"gpus": 1, "batch": 2, "recompute": "full"},
         cluster="1x1xH100-SXM",
     ),
+    "python alone on the one that it sees": _line(
+        f"CUDA_VISIBLE_DEVICES=3 python train.py {TRAIN} --bf16 --use_flash_attn True", {"gpus": 1, "batch": 2}
+    ),
+    "verl": _line(
+        "torchrun --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer data.train_batch_size=256 model.partial_pretrain=x",
+        "verl.trainer.fsdp_sft_trainer is of a trainer for reinforcement learning",
+    ),
     "nothing is said of bf16": _line(
         f"torchrun --nproc_per_node 8 train.py {TRAIN}",
         {"precision": "fp32"},

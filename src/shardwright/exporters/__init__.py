@@ -2,6 +2,7 @@
 
 * `targets`: the library call, and the list of targets
 * `nearest`: the nearest plan that a target can run
+* `limit`: what a target cannot run
 * `exported`: what an exporter gives
 * `runner`: what machines start, for targets that only bring machines together
 * `trainer_arguments`: what a Hugging Face Trainer is told

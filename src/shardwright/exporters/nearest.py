@@ -1,38 +1,33 @@
 """The nearest plan that a target can run, where it cannot run the one it is given.
 
-The hints of a target's limits are settings (`--set pp=1`). The search is asked again with them, until the best plan has
-none of these limits: one that the target runs, priced as it runs it.
+The limits of a target come with settings that mend them (`pp=1`). The search is asked again with these, until the best
+plan has none of the limits: one that the target runs, priced as it runs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from shardwright.errors import Problem, SpecError
-from shardwright.exporters.accelerate.config import unsupported as accelerate
-from shardwright.exporters.bridge.recipe import unsupported as bridge
-from shardwright.exporters.deepspeed.config import unsupported as deepspeed
-from shardwright.exporters.megatron.limits import unsupported as megatron
-from shardwright.exporters.torchtitan.limits import unsupported as torchtitan
+from shardwright.exporters.limit import Limit
+from shardwright.exporters.targets import TARGETS, Limits, limits_of
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 from shardwright.search.planner import plan as search
 from shardwright.search.space.axes import Space, parse_pins
 from shardwright.spec.cluster import Cluster
 
-Limits = Callable[[Plan], Iterable[Problem]]
 SEARCHES = 6  # with the limits of the plans before
-SET = "--set "
 
 
 def nearest_plan(plan: Plan, to: str) -> Plan | None:
     """Return the best plan for the same model, machines and job that target `to` can run, with its prediction; None
     where the target runs every legal plan, or where nothing but another model or job would help."""
-    if to not in TRAINERS or check(plan):
+    limits = limits_of(to)
+    if limits is None or check(plan):
         return None
-    framework, limits = TRAINERS[to]
-    job = replace(plan.job, framework=framework)
+    job = replace(plan.job, framework=TARGETS[to].framework)
     clusters = [plan.cluster] if to == "megatron" else list(_by_type(plan.cluster))
     space = _narrowed(Space(), limits(plan)) or Space()
     found = [_nearest_on(replace(plan, cluster=cluster, job=job), limits, space) for cluster in clusters]
@@ -70,26 +65,16 @@ def _nearest_on(plan: Plan, limits: Limits, space: Space) -> Plan | None:
 
 
 def _narrowed(space: Space, faults: Iterable[Problem]) -> Space | None:
-    """Return the space with the pins and options that faults hint at; None where a fault has no such hint, or they
-    exclude each other."""
+    """Return the space with the pins and options that mend faults; None where a fault has none, or they exclude each
+    other."""
     pins, options = dict(space.pins), dict(space.options)
     for fault in faults:
-        if not fault.hint.startswith(SET):
+        if not isinstance(fault, Limit):
             return None
-        hinted = parse_pins([fault.hint.removeprefix(SET)])
-        options |= hinted.options
-        for axis, values in hinted.pins.items():
+        mending = parse_pins([fault.pins])
+        options |= mending.options
+        for axis, values in mending.pins.items():
             pins[axis] = tuple(value for value in pins.get(axis, values) if value in values)
             if not pins[axis]:
                 return None
     return Space(pins=pins, options=options)
-
-
-# The framework that a target runs, as `frameworks.csv` names it, and its limits.
-TRAINERS: Mapping[str, tuple[str, Limits]] = {
-    "megatron": ("megatron", megatron),
-    "bridge": ("megatron", bridge),
-    "torchtitan": ("torchtitan", torchtitan),
-    "accelerate": ("fsdp", accelerate),
-    "deepspeed": ("deepspeed", deepspeed),
-}

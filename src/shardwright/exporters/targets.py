@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from importlib import import_module
 
-from shardwright.errors import bad, suggestion
+from shardwright.errors import Problem, bad, suggestion
 from shardwright.exporters.exported import Exported
 from shardwright.plans.plan import Plan
 
 COMMENTED = (".sh", ".py", ".yaml")
 LAUNCHERS = ("torchrun", "slurm")
-# The module and the function of each target, imported when it is asked for.
-TARGETS: Mapping[str, tuple[str, str]] = {
-    "megatron": ("megatron.launch", "megatron_files"),
-    "bridge": ("bridge.recipe", "export_recipe"),
-    "torchtitan": ("torchtitan.config", "export_config"),
-    "accelerate": ("accelerate.config", "export_config"),
-    "deepspeed": ("deepspeed.config", "export_config"),
-    "skypilot": ("skypilot.task", "export_task"),
-    "kubernetes": ("kubernetes.jobset", "export_jobset"),
-    "perfetto": ("perfetto.trace", "export_trace"),
+Limits = Callable[[Plan], Iterable[Problem]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target: the module and the function that write its files, imported when they are asked for; of a trainer the
+    framework that it is, as `frameworks.csv` names it, and the module whose `unsupported` says what it cannot run."""
+
+    module: str
+    function: str
+    framework: str = ""
+    limits: str = ""
+
+
+TARGETS: Mapping[str, Target] = {
+    "megatron": Target("megatron.launch", "megatron_files", "megatron", "megatron.limits"),
+    "bridge": Target("bridge.recipe", "export_recipe", "megatron", "bridge.recipe"),
+    "torchtitan": Target("torchtitan.config", "export_config", "torchtitan", "torchtitan.limits"),
+    "accelerate": Target("accelerate.config", "export_config", "fsdp", "accelerate.config"),
+    "deepspeed": Target("deepspeed.config", "export_config", "deepspeed", "deepspeed.config"),
+    "skypilot": Target("skypilot.task", "export_task"),
+    "kubernetes": Target("kubernetes.jobset", "export_jobset"),
+    "perfetto": Target("perfetto.trace", "export_trace"),
 }
+TRAINERS = tuple(name for name, target in TARGETS.items() if target.framework)
 LAUNCHED = ("megatron",)  # whose launch script depends on the launcher
 
 
@@ -36,9 +50,17 @@ def export(plan: Plan, to: str, *, launcher: str = "torchrun") -> Exported:
         raise bad(f"--to {to}", "there is no such target", f"supported: {', '.join(TARGETS)}")
     if launcher not in LAUNCHERS:
         raise bad(f"--launcher {launcher}", "is not known", suggestion(launcher, LAUNCHERS))
-    module, name = TARGETS[to]
-    write: Callable[..., Exported] = getattr(import_module(f"{__package__}.{module}"), name)
+    target = TARGETS[to]
+    write: Callable[..., Exported] = getattr(import_module(f"{__package__}.{target.module}"), target.function)
     return _headed(write(plan, launcher) if to in LAUNCHED else write(plan), plan.model.guesses)
+
+
+def limits_of(to: str) -> Limits | None:
+    """Return what says why a trainer cannot run a legal plan, None for targets that are no trainers."""
+    if to not in TRAINERS:
+        return None
+    found: Limits = import_module(f"{__package__}.{TARGETS[to].limits}").unsupported
+    return found
 
 
 def _headed(exported: Exported, guesses: tuple[str, ...]) -> Exported:

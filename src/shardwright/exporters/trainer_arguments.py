@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from shardwright.errors import Problem
+from shardwright.exporters.limit import limit
 from shardwright.plans.plan import Plan
 
 PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp32": "no"}
@@ -43,16 +44,16 @@ def trainer_limits(plan: Plan, name: str) -> Iterator[Problem]:
     (replica,) = plan.replicas
     stage = replica.stages[0]
     if len(replica.stages) > 1:
-        yield Problem("replicas[0].stages", f"{name} has no pipeline for Hugging Face models", "--set pp=1")
+        yield limit("replicas[0].stages", f"{name} has no pipeline for Hugging Face models", "pp=1")
     if stage.expert_parallel > 1:
-        yield Problem("replicas[0].stages[0].expert_parallel", f"{name} splits no experts", "--set ep=1")
+        yield limit("replicas[0].stages[0].expert_parallel", f"{name} splits no experts", "ep=1")
     if stage.expert_tensor_parallel != stage.tensor_parallel and any(kind.moe for kind in plan.model.kinds):
-        hint = f"--set etp={stage.tensor_parallel}"
-        yield Problem("replicas[0].stages[0].expert_tensor_parallel", f"{name} splits experts as all layers", hint)
+        pins = f"etp={stage.tensor_parallel}"
+        yield limit("replicas[0].stages[0].expert_tensor_parallel", f"{name} splits experts as all layers", pins)
     recompute = stage.recompute
     if recompute.granularity == "selective" or recompute.layers not in (None, 1, stage.layer_count):
-        hint = "--set recompute_layers=1" if recompute.method == "uniform" else "--set recompute=none,uniform"
-        yield Problem("recompute", f"{name} recomputes all layers, each by itself, or none", hint)
+        pins = "recompute_layers=1" if recompute.method == "uniform" else "recompute=none,uniform"
+        yield limit("recompute", f"{name} recomputes all layers, each by itself, or none", pins)
     if plan.job.precision not in PRECISION:
         yield Problem("job.precision", f"{plan.job.precision} is not among {', '.join(PRECISION)}", "--precision bf16")
     if plan.job.document_tokens is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from shardwright.errors import Problem
+from shardwright.exporters.limit import limit
 from shardwright.plans.plan import Plan
 from shardwright.spec.options import said
 
@@ -23,4 +24,4 @@ def refused_options(plan: Plan, name: str, able: Collection[str] = ()) -> Iterat
     """Yield the options of a plan that the target `name`, which can be told those in `able`, cannot."""
     for option, word in options_of(plan).items():
         if option not in able:
-            yield Problem(f"job.options.{option}", f"is {word}, which {name} cannot be told", f"--set {option}=default")
+            yield limit(f"job.options.{option}", f"is {word}, which {name} cannot be told", f"{option}=default")

@@ -31,7 +31,7 @@ Effect = Literal["read", "none", "uncounted", "refused", "holds"]
 NOTHING = ("none", "null", "", "[]", "{}")
 # The length of a run decides nothing about the plan, and the launcher knows how many processes run.
 OPEN = ("max_steps", "steps", "num_processes", "num_machines")
-LEAVE_OUT = "leave it out, or describe the plan in a plan file"
+LEAVE_OUT = "leave it out to judge the run without it"
 
 
 @dataclass(frozen=True, slots=True)

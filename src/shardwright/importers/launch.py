@@ -118,10 +118,10 @@ def _of_launch(launch: Launch, trainer: str, question: Question) -> Reading:
     """Return the plan of a launch of another trainer, with the configuration that it names."""
     gpus, left_open = launch.gpus(question.cluster)
     question.notes.extend(left_open)
+    _refuse_program(launch, question)
     if trainer == "nemo":
         words, strange = arguments_of(overridden({}, launch.arguments), question.name, question.problems)
         return planned(TrainerSettings(tuple(words), tuple(strange), "megatron"), gpus, question)
-    _refuse_program(launch, question)
     arguments = _arguments(launch, question)
     if trainer == "torchtitan":
         return of_torchtitan(_torchtitan_fields(arguments, question), gpus, question)
@@ -152,7 +152,11 @@ def _refuse_program(launch: Launch, question: Question) -> None:
     program = shown(launch.program).removesuffix(".py")
     for row in shipped_table("shardwright.importers", "programs.csv"):
         if re.search(rf"(?:^|[/.]){row['pattern']}$", program):
-            raise bad(question.name, f"{shown(launch.program)} {row['words']}", "describe the run in a plan file")
+            raise bad(
+                question.name,
+                f"{shown(launch.program)} {row['words']}",
+                "give a launch that trains a language model on texts",
+            )
 
 
 def _accelerate_fields(launch: Launch, question: Question) -> dict[Fields, Any]:

@@ -100,6 +100,8 @@ def _launch(started: Started, slurm: Mapping[str, str]) -> Launch | None:
         nodes = nodes or _number(TASK_NODES, around) or _number(TASK_NODES, slurm)
         each = each or _number(TASKS_EACH, around) or _number(TASKS_EACH, slurm)
         processes = processes or _number(TASKS, around) or (_number(TASKS, slurm) if started.around else None)
+        lone = not started.around and _count(started.environment.get("CUDA_VISIBLE_DEVICES", "")) == 1
+        processes = processes or (1 if lone else None)
     if launcher == "deepspeed" and processes is None:
         processes = _included(options.get("--include") or options.get("-i") or "")
     every = launcher == "deepspeed" or (launcher == "torchrun" and any(name in options for name in EACH))

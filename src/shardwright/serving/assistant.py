@@ -111,8 +111,8 @@ def shop(
 def export_plan(
     target: str, model: str, cluster: str, global_batch: int, seq_len: int, pins: list[str] | None = None
 ) -> dict[str, Any]:
-    """Return the files that make a trainer (megatron, torchtitan, accelerate, deepspeed, skypilot, kubernetes) run the
-    best plan for the same request as `plan_training`. What the target cannot express comes back as errors."""
+    """Return the files that make a trainer run the best plan for the same request as `plan_training`. What the target
+    cannot express comes back as errors, and a target that is not there with those that are."""
     return _answered(_exported, dict, target, _request(model, cluster, global_batch, seq_len, pins))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Exported, run_script
+from shardwright.exporters.limit import limit
 from shardwright.exporters.trainer_arguments import PRECISION, trainer_arguments, trainer_limits, trainer_text
 from shardwright.exporters.trainer_options import refused_options
 from shardwright.exporters.yaml_text import yaml_text
@@ -47,17 +48,17 @@ def unsupported(plan: Plan) -> Iterator[Problem]:
     stage, sharding = plan.replicas[0].stages[0], plan.optimizer.sharding
     group, sizes = stage.tensor_parallel * stage.context_parallel, machine_sizes(plan)
     if sharding == "zero1" or (sharding == "none" and group > 1):
-        yield Problem("optimizer.sharding", f"FSDP2 has no {sharding}", "--set sharding=zero2,zero3")
+        yield limit("optimizer.sharding", f"FSDP2 has no {sharding}", "sharding=zero2,zero3")
     if plan.optimizer.offload:
-        yield Problem("optimizer.offload", "FSDP2 offloads parameters with the state", "--set offload=0")
+        yield limit("optimizer.offload", "FSDP2 offloads parameters with the state", "offload=0")
     if plan.sequence_parallel and stage.tensor_parallel > 1:
-        yield Problem("sequence_parallel", "Hugging Face's tensor parallelism has none", "--set sequence_parallel=off")
+        yield limit("sequence_parallel", "Hugging Face's tensor parallelism has none", "sequence_parallel=off")
     if len(set(sizes)) > 1 and plan.gpus % (len(sizes) * group):
         groups = f" in groups of {group}" if group > 1 else ""
         message = f"{plan.gpus} processes on {len(sizes)} machines{groups}; Accelerate starts as many on each"
         yield Problem("replicas", message, "plan with GPUs that the machines share evenly")
     if plan.rank_order != "tp-cp-ep-dp-pp":
-        yield Problem("rank_order", f"is {plan.rank_order}", "--set rank_order=tp-cp-ep-dp-pp")
+        yield limit("rank_order", f"is {plan.rank_order}", "rank_order=tp-cp-ep-dp-pp")
 
 
 def config(plan: Plan) -> dict[str, object]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Exported, run_script, torchrun
+from shardwright.exporters.limit import limit
 from shardwright.exporters.trainer_arguments import trainer_arguments, trainer_limits, trainer_text
 from shardwright.exporters.trainer_options import options_of, refused_options
 from shardwright.plans.check import check
@@ -47,16 +48,16 @@ def unsupported(plan: Plan) -> Iterator[Problem]:
         return
     stage = plan.replicas[0].stages[0]
     if stage.context_parallel > 1:
-        yield Problem("replicas[0].stages[0].context_parallel", "DeepSpeed's JSON has none", "--set cp=1")
+        yield limit("replicas[0].stages[0].context_parallel", "DeepSpeed's JSON has none", "cp=1")
     if plan.sequence_parallel and stage.tensor_parallel > 1:
-        yield Problem("sequence_parallel", "AutoTP has none", "--set sequence_parallel=off")
+        yield limit("sequence_parallel", "AutoTP has none", "sequence_parallel=off")
     if stage.tensor_parallel > 1 and plan.optimizer.sharding == "zero3":
-        yield Problem("optimizer.sharding", "AutoTP goes with ZeRO-0 to ZeRO-2", "--set tp=1")
+        yield limit("optimizer.sharding", "AutoTP goes with ZeRO-0 to ZeRO-2", "tp=1")
     offload, sharding = plan.optimizer.offload, plan.optimizer.sharding
     if 0.0 < offload < 1.0 and sharding != "zero3":
-        yield Problem("optimizer.offload", "is a part, which only ZeRO-3 offloads (Twin-Flow)", "--set offload=0,1")
+        yield limit("optimizer.offload", "is a part, which only ZeRO-3 offloads (Twin-Flow)", "offload=0,1")
     if offload and sharding == "none":
-        yield Problem("optimizer.offload", "goes with ZeRO-1 and up", "--set sharding=zero1")
+        yield limit("optimizer.offload", "goes with ZeRO-1 and up", "sharding=zero1")
 
 
 def config(plan: Plan) -> dict[str, object]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from shardwright.errors import Problem
+from shardwright.exporters.limit import limit
 from shardwright.exporters.megatron.mesh import mesh_problems
 from shardwright.exporters.megatron.model import model_faults
 from shardwright.exporters.trainer_options import options_of
@@ -132,9 +133,9 @@ def _attention(plan: Plan) -> Iterator[Problem]:
     if first_stage(plan).context_parallel == 1:
         return
     if not plan.flash_attention:
-        yield Problem(path, "unfused attention takes no context parallelism", "--set cp=1")
+        yield limit(path, "unfused attention takes no context parallelism", "cp=1")
     if any(kind.attention.latent and kind.attention.window for kind in kinds):
-        yield Problem(path, "latent attention goes round the ring, a window does not", "--set cp=1")
+        yield limit(path, "latent attention goes round the ring, a window does not", "cp=1")
 
 
 def _fp8_sizes(plan: Plan) -> Iterator[Problem]:
@@ -174,16 +175,16 @@ def _options(plan: Plan) -> Iterator[Problem]:
     options, stage = options_of(plan), first_stage(plan)
     if "moe_act" in options.get("recompute_modules", "") and least_capability(plan) < GROUPED_GEMM:
         message = "has moe_act, which needs grouped products of experts"
-        yield Problem("job.options.recompute_modules", message, "--set recompute_modules=default")
+        yield limit("job.options.recompute_modules", message, "recompute_modules=default")
     if options.get("dispatcher") == "flex":
         if stage.expert_parallel * stage.expert_tensor_parallel == 1:
-            yield Problem("job.options.dispatcher", "is flex, but experts are not split", "--set dispatcher=alltoall")
+            yield limit("job.options.dispatcher", "is flex, but experts are not split", "dispatcher=alltoall")
         elif not flex_runs(pool.gpu for pool in pools_of(plan)):
             message = f"is flex (DeepEP), which needs NVIDIA GPUs of capability {FLEX[0]:g} to below {FLEX[1]:g}"
-            yield Problem("job.options.dispatcher", message, "--set dispatcher=alltoall")
+            yield limit("job.options.dispatcher", message, "dispatcher=alltoall")
     if plan.job.fused_loss:
         message = "fuses the output projection with the loss, which core_v0.19 does not (model_parallel_config.py 325)"
         yield Problem("job.fused_loss", message, "leave it out")
     if "grad_reduce" in options and plan.optimizer.sharding in ("zero2", "zero3"):
         message = f"is {options['grad_reduce']}; FSDP has types of its own"
-        yield Problem("job.options.grad_reduce", message, "--set grad_reduce=default")
+        yield limit("job.options.grad_reduce", message, "grad_reduce=default")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.errors import Problem
+from shardwright.exporters.limit import limit
 from shardwright.exporters.torchtitan.models import registered, registry
 from shardwright.exporters.trainer_options import refused_options
 from shardwright.plans.plan import Plan
@@ -25,19 +26,19 @@ def _shape(plan: Plan) -> Iterator[Problem]:
     if any(kind.moe for kind in plan.model.kinds):
         split = stage.tensor_parallel if stage.expert_parallel == 1 else 1
         if stage.expert_tensor_parallel != split:  # it splits experts over the ranks that they are not spread over
-            yield Problem("replicas", f"torchtitan splits these experts over {split}", f"--set etp={split}")
+            yield limit("replicas", f"torchtitan splits these experts over {split}", f"etp={split}")
     if plan.rank_order != "tp-cp-ep-dp-pp":
-        yield Problem(
+        yield limit(
             "rank_order",
             f"{plan.rank_order}: torchtitan's mesh has pipeline outermost",
-            "--set rank_order=tp-cp-ep-dp-pp",
+            "rank_order=tp-cp-ep-dp-pp",
         )
     if stage.context_parallel > 1 and plan.optimizer.sharding == "none":
         message = "is none; ranks that share a sequence share the state, too (`dp_shard_cp`)"
-        yield Problem("optimizer.sharding", message, "--set sharding=zero2,zero3")
+        yield limit("optimizer.sharding", message, "sharding=zero2,zero3")
     virtual = plan.schedule.virtual_stages
     if virtual > 1 and plan.replicas[0].micro_batches % len(plan.replicas[0].stages):
-        yield Problem("micro_batches", "Interleaved1F1B needs a multiple of the pipeline ranks", "--set vpp=1")
+        yield limit("micro_batches", "Interleaved1F1B needs a multiple of the pipeline ranks", "vpp=1")
 
 
 def _model(plan: Plan) -> Iterator[Problem]:
@@ -58,13 +59,11 @@ def _settings(plan: Plan) -> Iterator[Problem]:
     if plan.job.optimizer != "adam":
         yield Problem("job.optimizer", f"is {plan.job.optimizer}", "--optimizer adam")
     if plan.optimizer.offload:
-        yield Problem("optimizer.offload", "torchtitan offloads parameters and gradients too", "--set offload=0")
+        yield limit("optimizer.offload", "torchtitan offloads parameters and gradients too", "offload=0")
     if plan.optimizer.sharding == "zero1":
-        yield Problem("optimizer.sharding", "torchtitan shards gradients with the state", "--set sharding=zero2,zero3")
+        yield limit("optimizer.sharding", "torchtitan shards gradients with the state", "sharding=zero2,zero3")
     for replica in plan.replicas:
         for place, stage in enumerate(replica.stages):
             if stage.recompute.method == "block" and stage.recompute.layers != stage.layer_count:
-                yield Problem(
-                    f"stage {place}", "recomputes some of its layers", "--set recompute=none,selective,uniform"
-                )
+                yield limit(f"stage {place}", "recomputes some of its layers", "recompute=none,selective,uniform")
                 return

@@ -5,7 +5,7 @@ trainers of the family (`source`):
 
 * `values`: how many words follow it, `*` for any number
 * `effect`: empty (a plan is not moved by it, or it is read), `uncounted` (moves time or memory, not modelled) or
-  `refused` (the run is another); `words` say what it changes
+  `refused` (the run is another); `words` say what it changes, or why it moves nothing
 * `reads`: how its value is read (`READERS`), or `switch`; empty where it is not
 * `default`: what its source takes where it is missing; switches are off
 * `choices`: the values that can be read, where not every one can
