@@ -103,12 +103,23 @@ def test_the_backward_is_whole(name: str) -> None:
     require_same_step(lambda: Lambda(COMPUTED[name]))
 
 
+class Rows(nn.Module):
+    """Rows of an embedding, their gradients scaled by how often they are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(4, 4, scale_grad_by_freq=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.words(torch.tensor([0, 1, 1, 2, 1, 3]))
+
+
 def hooked() -> nn.Module:
     """Return a module with a hook on a parameter that has two names."""
-    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    module[1].weight = module[0].weight
-    module[0].weight.register_hook(lambda gradient: 5 * gradient)
-    return module
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    first.weight.register_hook(lambda gradient: 5 * gradient)
+    return nn.Sequential(first, second)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +129,7 @@ def hooked() -> nn.Module:
         lambda: nn.RMSNorm(4),
         lambda: nn.Sequential(nn.Unflatten(1, (4, 1)), nn.ConvTranspose1d(4, 6, 2, groups=2), nn.Flatten()),
         lambda: nn.Sequential(*[nn.Linear(4, 4)] * 2),
+        lambda: nn.Sequential(nn.Linear(4, 4), Rows()),
     ],
 )
 def test_hooks_and_layers(layer: Callable[[], nn.Module]) -> None:

@@ -201,11 +201,13 @@ def _embedding(call: Call, weight: Tensor, index: Tensor, *rest: Any) -> Tensor:
 
 
 def _embedding_backward(call: Call, gradient: Tensor, index: Tensor, rows: int, padding: int, scale: bool) -> Tensor:
+    if scale:  # by how often each row is read, which one part of the index does not know
+        return aten.embedding_dense_backward.default(gradient, index, rows, padding, scale)
     first, held = call.first(call.output, rows, 0), call.shape[0]
     local = index.flatten() - first
     inside = (local >= 0) & (local < held) & (index.flatten() != padding)
     result = gradient.new_zeros(held, gradient.shape[-1])
-    return result.index_add_(0, local[inside], gradient.flatten(0, -2)[inside])
+    return result.index_add_(0, local[inside], gradient.reshape(-1, gradient.shape[-1])[inside])
 
 
 def _convolution(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
