@@ -201,11 +201,13 @@ def _embedding(call: Call, weight: Tensor, index: Tensor, *rest: Any) -> Tensor:
 
 
 def _embedding_backward(call: Call, gradient: Tensor, index: Tensor, rows: int, padding: int, scale: bool) -> Tensor:
+    if scale:  # by how often each row is read, which one part of the index does not know
+        return aten.embedding_dense_backward.default(gradient, index, rows, padding, scale)
     first, held = call.first(call.output, rows, 0), call.shape[0]
     local = index.flatten() - first
     inside = (local >= 0) & (local < held) & (index.flatten() != padding)
     result = gradient.new_zeros(held, gradient.shape[-1])
-    return result.index_add_(0, local[inside], gradient.flatten(0, -2)[inside])
+    return result.index_add_(0, local[inside], gradient.reshape(-1, gradient.shape[-1])[inside])
 
 
 def _convolution(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
@@ -225,8 +227,7 @@ def _convolution_backward(call: Call, gradient: Tensor, x: Tensor, weight: Tenso
         return (*zeros[:2], gradient.sum([0, *range(2, gradient.ndim)]))
     groups = (gradient if transposed else x).shape[1] // weight.shape[1]
     settings = (*rest, transposed, padding, groups, wanted)
-    found = aten.convolution_backward.default(gradient, x, weight, list(shapes[2]), *settings)
-    return tuple(x.new_zeros(0) if one is None else one for one in found)
+    return _present(x, aten.convolution_backward.default(gradient, x, weight, list(shapes[2]), *settings))
 
 
 def _group_norm(call: Call, x: Tensor, weight: Any, bias: Any, *sizes: Any) -> Results:
@@ -236,10 +237,13 @@ def _group_norm(call: Call, x: Tensor, weight: Any, bias: Any, *sizes: Any) -> R
 def _group_norm_backward(call: Call, gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *rest: Any) -> Results:
     weight, *sizes, wanted = rest
     here = _groups_here(call, x, sizes)
-    found = aten.native_group_norm_backward.default(
-        gradient.contiguous(), x.contiguous(), mean, rstd, weight, *here, wanted
-    )
-    return tuple(x.new_zeros(0) if one is None else one for one in found)
+    x, gradient = x.contiguous(), gradient.contiguous()
+    return _present(x, aten.native_group_norm_backward.default(gradient, x, mean, rstd, weight, *here, wanted))
+
+
+def _present(x: Tensor, results: Iterable[Tensor | None]) -> Results:
+    """Return the results, empty tensors for those that were not asked for."""
+    return tuple(x.new_zeros(0) if result is None else result for result in results)
 
 
 def _groups_here(call: Call, x: Tensor, sizes: Sequence[int]) -> tuple[int, int, int, int]:

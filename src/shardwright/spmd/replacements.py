@@ -206,11 +206,19 @@ REPLACEMENTS: dict[Any, Callable[..., Any]] = {
 }
 
 
+def _dims(x: Tensor) -> list[int]:
+    return list(range(x.ndim))
+
+
+def _count(x: Tensor, dim: list[int] | None) -> int:
+    """Return how many elements are taken together; a number counts as having one dimension."""
+    return math.prod(x.shape[d] for d in dim or _dims(x)) if x.ndim else 1
+
+
 def _mean(
     self: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    dims = dim or list(range(self.ndim))
-    return self.sum(dims, keepdim, dtype=dtype) / math.prod(self.shape[d] for d in dims)
+    return self.sum(dim or _dims(self), keepdim, dtype=dtype) / _count(self, dim)
 
 
 def _mean_all(self: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -224,8 +232,7 @@ def _sum_all(self: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
 def _variance(
     self: Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Tensor:
-    dims = dim or list(range(self.ndim))
-    count = math.prod(self.shape[d] for d in dims)
+    dims, count = dim or _dims(self), _count(self, dim)
     centred = self - self.sum(dims, True) / count
     return (centred * centred.conj()).real.sum(dims, keepdim) / max(
         count - (1 if correction is None else correction), 0

@@ -120,7 +120,7 @@ def least_words(plan: Plan, dollars: float | None) -> str:
     an iteration."""
     job, prediction = plan.job, plan.prediction
     if dollars is None:
-        assert prediction is not None and prediction.lower_bound_seconds is not None, "the search that says it has a bound"
+        assert prediction is not None and prediction.lower_bound_seconds is not None, "a search has a bound"
         seconds = prediction.lower_bound_seconds
         within = "" if job.budget_dollars is None else " within the budget"
         return f"is faster than {clock(seconds, like=seconds)}{within}"

@@ -126,6 +126,13 @@ def _norm(node: Node, operands: Shapes) -> Signature:
     )
 
 
+def _embedding_backward(node: Node, operands: Shapes) -> Signature:
+    """The gradient of an embedding, unless it is scaled by how often each row is read."""
+    if node.args[4]:
+        raise ValueError("the frequencies of rows are those of the whole index")
+    return _row(ROWS[node.op], node, operands)
+
+
 def _convolution(node: Node, operands: Shapes) -> Signature:
     """Convolutions in groups g have i channels in and o channels out in each."""
     row = ROWS[node.op]
@@ -193,6 +200,7 @@ MAKERS: dict[str, Make] = {
     **dict.fromkeys(words("native_layer_norm native_layer_norm_backward"), _norm),
     **dict.fromkeys(words("_fused_rms_norm _fused_rms_norm_backward"), _norm),
     **dict.fromkeys(words("convolution convolution_backward"), _convolution),
+    "embedding_dense_backward": _embedding_backward,
     **dict.fromkeys(words("view _unsafe_view reshape unsqueeze squeeze squeeze.dim squeeze.dims"), views.view),
     **dict.fromkeys(words("t transpose.int permute"), views.moved),
     "expand": views.expand,
@@ -224,8 +232,8 @@ LEAVES = frozenset(("parameter", "buffer", "input"))
 
 def _whole_only(value: Value) -> bool:
     """Return whether a tensor is never cut: nothing is won where there are no elements, and not every collective sends
-    complex numbers."""
-    return not value.elements or value.dtype.startswith("complex")
+    complex numbers. A result that was not asked for, of shape (0,), hinders nothing."""
+    return (not value.elements and value.shape != (0,)) or value.dtype.startswith("complex")
 
 
 def signature(node: Node, operands: Shapes) -> Signature | None:
