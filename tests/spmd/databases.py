@@ -189,11 +189,11 @@ def judged(case: Case, seed: int) -> Verdict:
 
 def _expected(case: Case, graph: Graph) -> dict[str, Tensor]:
     if not any(node.op in ("dropout", "attention") for node in graph.nodes):
-        found = case.gradients()
+        gradients = case.gradients()
     else:  # masks by position in both
         with replaced_operators(), numbered():
-            found = case.gradients()
-    return {name if name == "loss" else f"gradient {name}": x for name, x in found.items() if x is not None}
+            gradients = case.gradients()
+    return {name if name == "loss" else f"gradient {name}": x for name, x in gradients.items() if x is not None}
 
 
 def _differences(case: Case, graph: Graph, program: Program, expected: dict[str, Tensor]) -> str:
@@ -224,13 +224,13 @@ def _differences(case: Case, graph: Graph, program: Program, expected: dict[str,
     return ""
 
 
-def _off(found: Tensor, part: Tensor, whole: Tensor) -> str:
+def _off(made: Tensor, part: Tensor, whole: Tensor) -> str:
     """Return by how much a part differs, "" if it does not: its norm against that of the whole."""
     kinds = (torch.isnan, torch.isposinf, torch.isneginf)
-    if not found.is_complex() and any(not torch.equal(kind(found), kind(part)) for kind in kinds):
+    if not made.is_complex() and any(not torch.equal(kind(made), kind(part)) for kind in kinds):
         return "what is not finite"
     exact = {"nan": 0.0, "posinf": 0.0, "neginf": 0.0}
-    off = (torch.nan_to_num(found, **exact) - torch.nan_to_num(part, **exact)).norm().item()
+    off = (torch.nan_to_num(made, **exact) - torch.nan_to_num(part, **exact)).norm().item()
     norm = torch.nan_to_num(whole, **exact).norm().item()
     accuracy = ACCURACY.get(whole.dtype, 1e-2)
     return f"{off:.1e} of {norm:.1e}" if off > accuracy * norm + accuracy else ""
@@ -273,16 +273,16 @@ def judged_as(several: Sequence[Verdict]) -> str:
 
 def verdicts(entry: Entry, limit: int | None, seed: int) -> list[Verdict]:
     """Return what becomes of the first `limit` samples of an entry, all if None. Whatever is no refusal is wrong."""
-    found: list[Verdict] = []
+    judgements: list[Verdict] = []
     samples = iter(islice(entry.samples(), limit))
     while True:
         try:
             case = next(samples)
         except StopIteration:
-            return found
+            return judgements
         except Exception as error:
-            return [*found, Verdict("skipped", f"{type(error).__name__}: {error}")]
+            return [*judgements, Verdict("skipped", f"{type(error).__name__}: {error}")]
         try:
-            found.append(judged(case, seed + len(found)))
+            judgements.append(judged(case, seed + len(judgements)))
         except Exception as error:
-            found.append(Verdict("wrong", f"{type(error).__name__}: {error}"))
+            judgements.append(Verdict("wrong", f"{type(error).__name__}: {error}"))

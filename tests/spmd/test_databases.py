@@ -12,10 +12,10 @@ PARTS = 32
 
 
 def require_no_wrong(entries: list[Entry], limit: int | None) -> None:
-    found = {entry.name: verdicts(entry, limit, SEED) for entry in entries}
-    wrong = {name: [one.reason for one in some if one.word == "wrong"] for name, some in found.items()}
+    judgements = {entry.name: verdicts(entry, limit, SEED) for entry in entries}
+    wrong = {name: [verdict.reason for verdict in some if verdict.word == "wrong"] for name, some in judgements.items()}
     assert not {name: reasons for name, reasons in wrong.items() if reasons}
-    equal = [entry for entry in entries if judged_as(found[entry.name]) == "equal"]
+    equal = [entry for entry in entries if judged_as(judgements[entry.name]) == "equal"]
     assert 2 * len(equal) > len(entries), "refusing is no way out"
 
 

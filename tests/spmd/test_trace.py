@@ -17,6 +17,7 @@ from shardwright.spmd.eager import eager
 from shardwright.spmd.trace import trace
 from shardwright.spmd.training import whole_state
 from shardwright.synthesis.graph import Graph
+from shardwright.synthesis.rules.candidates import choices
 
 F = nn.functional
 
@@ -153,6 +154,32 @@ def accumulated() -> nn.Module:
 def test_what_would_train_otherwise_is_refused_by_name(layer: Callable[[], nn.Module], said: str) -> None:
     with pytest.raises(SpecError, match=said):
         traced_on_meta(lambda: nn.Sequential(Lambda(lambda h, y: h.sum(), lambda: nn.Sequential(layer()))))
+
+
+LOSSES: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda h, y: F.mse_loss(h, torch.ones_like(h)),
+    lambda h, y: F.binary_cross_entropy_with_logits(h, h.detach().sign().clamp(0)),
+    lambda h, y: F.binary_cross_entropy(h.sigmoid(), h.detach().sign().clamp(0)),
+    lambda h, y: F.cross_entropy(h, y, label_smoothing=0.1),
+    lambda h, y: h.new_zeros(6, 9).scatter_add(1, y.unsqueeze(1).expand(6, 4), h).flip(1).std(0).sum(),
+]
+
+
+@pytest.mark.parametrize("compute", LOSSES)
+def test_what_losses_and_layers_are_made_of_has_rules(compute: Callable[[Tensor, Tensor], Tensor]) -> None:
+    layers = (nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 4, 1), nn.GroupNorm(2, 4), nn.Upsample(scale_factor=2))
+    last = (nn.ConvTranspose2d(4, 4, 2, groups=2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    graph = traced_on_meta(lambda: Lambda(compute, lambda: nn.Sequential(*layers, *last).to("meta")))
+    assert not choices(graph).unknown
+
+
+def test_autocast_that_a_trace_would_not_see_is_refused() -> None:
+    def cast(h: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return (h @ h.T).sum()
+
+    with pytest.raises(SpecError, match="uses autocast for cuda"):
+        traced_on_meta(lambda: Lambda(cast))
 
 
 @pytest.mark.parametrize("draw", ["exponential_", "cauchy_", "log_normal_", "uniform_", "normal_", "geometric_"])

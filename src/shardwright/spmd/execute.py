@@ -58,7 +58,7 @@ def execute(code: Executable, leaves: Mapping[str, Tensor], site: Site, leave: C
                     held[Ref(node.name, number), made] = result
             case Send(several):
                 shapes = [code.values[one.tensor].shape for one in several]
-                parts = [held[one.tensor, one.source] for one in several]
+                parts = [held[sent.tensor, sent.source] for sent in several]
                 finishes[several].append(convert_all(parts, several, shapes, site.place, site.fabric))
             case Wait(several):
                 keys = [(one.tensor, one.target) for one in several]

@@ -225,8 +225,7 @@ def _convolution_backward(call: Call, gradient: Tensor, x: Tensor, weight: Tenso
         return (*zeros[:2], gradient.sum([0, *range(2, gradient.ndim)]))
     groups = (gradient if transposed else x).shape[1] // weight.shape[1]
     settings = (*rest, transposed, padding, groups, wanted)
-    found = aten.convolution_backward.default(gradient, x, weight, list(shapes[2]), *settings)
-    return tuple(x.new_zeros(0) if one is None else one for one in found)
+    return _present(x, aten.convolution_backward.default(gradient, x, weight, list(shapes[2]), *settings))
 
 
 def _group_norm(call: Call, x: Tensor, weight: Any, bias: Any, *sizes: Any) -> Results:
@@ -236,10 +235,13 @@ def _group_norm(call: Call, x: Tensor, weight: Any, bias: Any, *sizes: Any) -> R
 def _group_norm_backward(call: Call, gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *rest: Any) -> Results:
     weight, *sizes, wanted = rest
     here = _groups_here(call, x, sizes)
-    found = aten.native_group_norm_backward.default(
-        gradient.contiguous(), x.contiguous(), mean, rstd, weight, *here, wanted
-    )
-    return tuple(x.new_zeros(0) if one is None else one for one in found)
+    x, gradient = x.contiguous(), gradient.contiguous()
+    return _present(x, aten.native_group_norm_backward.default(gradient, x, mean, rstd, weight, *here, wanted))
+
+
+def _present(x: Tensor, results: Iterable[Tensor | None]) -> Results:
+    """Return the results, empty tensors for those that were not asked for."""
+    return tuple(x.new_zeros(0) if result is None else result for result in results)
 
 
 def _groups_here(call: Call, x: Tensor, sizes: Sequence[int]) -> tuple[int, int, int, int]:

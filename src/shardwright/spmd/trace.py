@@ -74,7 +74,7 @@ def trace(module: nn.Module, batch: Batch, loss: Loss, say: Callable[[str], None
     step = _Step(module, loss)
     with _quiet(), _explained():
         with ExitStack() as stack:
-            for context in (experts_by_row(module), _as_exporting(), replaced_operators(), numbered()):
+            for context in (experts_by_row(module), _as_exporting(), _no_autocast(), replaced_operators(), numbered()):
                 stack.enter_context(context)
             stack.enter_context(_reparametrize_module(module, state))
             say("recording forward and backward")
@@ -87,7 +87,7 @@ def trace(module: nn.Module, batch: Batch, loss: Loss, say: Callable[[str], None
 
 def _require_gradients(module: nn.Module, graph: Graph) -> None:
     """Raise `SpecError` for parameters that want a gradient and get none: they would never be trained."""
-    idle = [name for name, one in module.named_parameters() if one.requires_grad and name not in graph.gradients]
+    idle = [name for name, x in module.named_parameters() if x.requires_grad and name not in graph.gradients]
     if idle:
         several = f"{len(idle)} parameters" if len(idle) > 1 else "the parameter"
         raise bad(
@@ -155,6 +155,24 @@ def _as_exporting() -> Iterator[None]:
             yield
     finally:
         torch.compiler._is_exporting_flag, torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
+def _no_autocast() -> Iterator[None]:
+    """Refuse autocast for other devices than the CPU, which a trace would not see: it would train in full precision."""
+    before: Any = torch.autocast.__init__
+
+    def checked(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, *rest: Any, **more: Any) -> None:
+        if enabled and device_type != "cpu":
+            hint = "give the module its precision with .to(torch.bfloat16), or autocast for cpu, which is traced"
+            raise bad("the module", f"uses autocast for {device_type}, of which a program knows nothing", hint)
+        before(self, device_type, dtype, enabled, *rest, **more)
+
+    torch.autocast.__init__ = checked  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__init__ = before  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -224,8 +224,8 @@ LEAVES = frozenset(("parameter", "buffer", "input"))
 
 def _whole_only(value: Value) -> bool:
     """Return whether a tensor is never cut: nothing is won where there are no elements, and not every collective sends
-    complex numbers."""
-    return not value.elements or value.dtype.startswith("complex")
+    complex numbers. A result that was not asked for, of shape (0,), hinders nothing."""
+    return (not value.elements and value.shape != (0,)) or value.dtype.startswith("complex")
 
 
 def signature(node: Node, operands: Shapes) -> Signature | None:
