@@ -23,7 +23,17 @@ ROWS, POSITIONS = 8, 8
 def test_a_program_that_is_kept_trains(tmp_path: Path) -> None:
     config, plan = tmp_path / "config.json", tmp_path / "plan.json"
     config.write_text(json.dumps(CONFIGS["llama"]))
-    asked = ["--accept-guess", "--global-batch", str(ROWS), "--seq-len", str(POSITIONS), "--precision", "fp32", "--out", str(plan)]
+    asked = [
+        "--accept-guess",
+        "--global-batch",
+        str(ROWS),
+        "--seq-len",
+        str(POSITIONS),
+        "--precision",
+        "fp32",
+        "--out",
+        str(plan),
+    ]
     made = run(["plan", "--model", str(config), "--cluster", "1x1x4090 + 1x1x3090", *asked, "--programs"])
     assert made.code == 0, made.err
     file = tmp_path / "plan.program.json"
