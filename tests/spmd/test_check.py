@@ -163,7 +163,7 @@ def _with(graph: Graph, changed: Node) -> Graph:
     return replace(graph, nodes=tuple(changed if node.name == changed.name else node for node in graph.nodes))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_whatever_is_wrong_in_a_backward_is_noticed(seed: int) -> None:
     found, task = planned("bert")
     require_equal(found, task)
@@ -172,7 +172,7 @@ def test_whatever_is_wrong_in_a_backward_is_noticed(seed: int) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["vit", "everything", "llama"])
+@pytest.mark.parametrize("name", ["bert", "vit", "everything", "llama"])
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_is_wrong_in_any_backward_is_noticed(name: str, seed: int) -> None:
     found, task = planned(name)

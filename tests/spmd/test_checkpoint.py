@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 import torch
+from tests.nightly import nightly
 from tests.spmd.draws import drawn
 from tests.spmd.models import build
 from torch import Tensor
@@ -74,7 +75,9 @@ def trained(
     return on_ranks(program.ranks, on)[0]
 
 
-@pytest.mark.parametrize(("name", "optimizer"), [("everything", "adamw"), ("bert", "momentum"), ("bert", "plain")])
+@pytest.mark.parametrize(
+    ("name", "optimizer"), [("everything", "adamw"), *nightly([("bert", "momentum"), ("bert", "plain")])]
+)
 def test_six_steps_are_three_and_three(tmp_path: Path, name: str, optimizer: str) -> None:
     graph = case(name)[0]
     one, other = (drawn(graph, choices(graph), ranks, Random(ranks)) for ranks in (3, 2))

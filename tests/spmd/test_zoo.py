@@ -26,10 +26,7 @@ pytest.importorskip("transformers")
 CLUSTER = "1x2x4090 + 1x1x3090"
 SLOW = "1e-7"  # of the peak: models of this size are sharded where computing is slow
 RANKS, STEPS = 3, 3
-USUAL = ("opt", "vit", "convnext")
-REFUSED = {
-    "swin": "draws random numbers by aten.rand.default",
-}
+USUAL = ("vit", "convnext")
 Do = Callable[[Callable[["Command", int], Outcome], "Command"], Outcome]
 
 
@@ -90,11 +87,15 @@ def test_a_published_model_trains_as_in_eager_mode(name: str, tmp_path: Path, ra
     tasks()
     factory, step = f"published:{name.replace('-', '_')}", tmp_path / "step.json"
     made = run(["spmd", "plan", factory, "--cluster", CLUSTER, "--efficiency", SLOW, "--out", str(step)])
-    if name in REFUSED:
-        assert made.code == 2 and REFUSED[name] in made.err and not step.exists(), made
+    if name in zoo.REFUSED:
+        assert made.code == 2 and zoo.REFUSED[name] in made.err and not step.exists(), made
         return
     assert made.code == 0, made.err
     arguments = ("spmd", "train", str(step), factory, "--steps", str(STEPS), "--device", "cpu", "--json")
     trained = ranks(commanded, Command(arguments=arguments, port=free_port()))
     assert trained.code == 0, trained.err
     torch.testing.assert_close(json.loads(trained.out)["losses"], eager_losses(name), rtol=1e-5, atol=1e-5)
+
+
+def test_the_page_has_the_outcomes() -> None:
+    assert zoo.outcomes() in (Path(__file__).parents[2] / "docs" / "spmd-models.md").read_text(encoding="utf-8")

@@ -358,6 +358,8 @@ MODELS: dict[str, Published] = {
     ),
 }
 # fmt: on
+REFUSED = {"swin": "draws random numbers by aten.rand.default"}
+"""What the message says of a model that no program trains."""
 
 
 def built(name: str) -> nn.Module:
@@ -391,3 +393,12 @@ def task(name: str) -> Task:
         batches=lambda step: batch(name, step),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     )
+
+
+def outcomes() -> str:
+    """Return a table of the models: what each is, and whether programs train it as eager mode does."""
+    rows = [
+        f"| {name} | `{entry.model}` | {f'refused: {REFUSED[name]}' if name in REFUSED else 'equal'} |"
+        for name, entry in MODELS.items()
+    ]
+    return "\n".join(["| model | class | outcome |", "|---|---|---|", *rows])

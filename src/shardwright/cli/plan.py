@@ -9,9 +9,10 @@ from typing import Annotated
 from click.exceptions import Exit
 
 from shardwright.cli import options
-from shardwright.cli.destination import deliver, require_writable, tell
+from shardwright.cli.destination import deliver, is_standard_output, require_writable, tell
 from shardwright.cli.measurements import Profiles
-from shardwright.cli.output import progress, terminal_width, write, write_json
+from shardwright.cli.output import note, progress, terminal_width, write, write_json
+from shardwright.cli.programs import how_to_train, keep_in, program_file
 from shardwright.commands import option
 
 
@@ -144,6 +145,7 @@ def plan(
     limits = rules_of(rules, found_cluster)
     space = replace(parse_pins(settings), tp_per_type=tp_per_type)
     efficiency = efficiency_of(measurements, found_model, found_cluster, job)
+    kept: list[str] = []
     with progress(f"searching for plans of {found_model.name} on {found_cluster.gpus} GPUs"):
         ranking = search(
             found_model,
@@ -164,11 +166,15 @@ def plan(
             fewer = on_fewer(ranking.best, space=space, rules=limits, fit=fit, efficiency=efficiency)
             ranking = replace(ranking, fewer=fewer)
         if programs and ranking.plans:
-            ranking = with_program(ranking, fit=fit, efficiency=efficiency)
+            keep = None if out is None or is_standard_output(out) else keep_in(kept)
+            ranking = with_program(ranking, fit=fit, efficiency=efficiency, keep=keep)
     if exportable_to and ranking.plans:
         refuse_unexportable(ranking.best)
     if out is not None and ranking.plans:
         deliver(dumps(ranking.best), out)
+        if kept:
+            deliver(kept[0], program_file(out))
+            note(f"the program: {how_to_train(ranking, program_file(out))}")
     if json:
         from shardwright.reports.documents.ranking import ranking_document
 

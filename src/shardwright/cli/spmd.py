@@ -20,6 +20,7 @@ from shardwright.units import format_bytes
 if TYPE_CHECKING:
     from shardwright.spmd.document import Synthesized
     from shardwright.spmd.run import Progress, RankMemory
+    from shardwright.spmd.task import Task
 
 HELP = """Shard any PyTorch module over unequal GPUs: trace it, find the fastest program, run it.
 
@@ -129,7 +130,13 @@ def show(
 
 def train(
     step: File,
-    task: TaskName,
+    task: Annotated[
+        str, argument(metavar="[MODULE:FACTORY]", help="A function that returns a Task; none with --data.")
+    ] = "",
+    data: Annotated[
+        tuple[str, ...],
+        option(metavar="FILE.bin[=W]", help="Token files for a program of `plan --programs`; of weight W each."),
+    ] = (),
     steps: Annotated[int, option(metavar="N", help="Train up to this step.")] = 100,
     out: Annotated[
         Path | None,
@@ -190,7 +197,6 @@ def train(
     _require_torch()
     from shardwright.spmd import checkpoint, run
     from shardwright.spmd.document import load
-    from shardwright.spmd.task import load_task
 
     if not run.inside_torchrun():
         raise bad("spmd train", "runs under torchrun", "torchrun --nproc-per-node N -m shardwright spmd train …")
@@ -208,15 +214,15 @@ def train(
         if told[name] is not None and before.get(name, told[name]) != told[name]:
             raise bad(f"--{name} {told[name]}", f"the checkpoint was written with {before[name]}", "leave it out")
     settings = {**USUAL, **before, **{name: value for name, value in told.items() if value is not None}}
-    losses: list[float] = []
+    found, losses = load(step), list[float]()
 
     def report(now: Progress) -> None:
         losses.append(now.loss)
         _say(f"step {now.step}/{steps}  loss {now.loss:.4f}  {now.seconds:.3f} s")
 
     memory = run.train(
-        load(step),
-        load_task(task),
+        found,
+        _task(found, task, data, settings),
         steps=steps,
         device=device,
         seed=settings["seed"],
@@ -258,6 +264,24 @@ def export(
         write(words.rstrip("\n"))
     else:
         deliver(words, out)
+
+
+def _task(found: Synthesized, name: str, data: tuple[str, ...], settings: Mapping[str, Any]) -> Task:
+    """Return the task of a name, or that of a graph that ships on token files."""
+    from shardwright.spmd.described import batch_shape, described_task
+    from shardwright.spmd.task import load_task
+
+    if bool(name) == bool(data):
+        raise bad("spmd train", "takes a task or --data", "MODULE:FACTORY, or --data corpus.bin for `plan --programs`")
+    if name:
+        return load_task(name)
+    from shardwright.cli.train_input import sources_of
+    from shardwright.runtime.storage.mixture import open_mixture
+
+    rows, positions, vocabulary = batch_shape(found.graph)
+    batch = rows * settings["accumulate"]
+    samples = open_mixture(sources_of(data), positions, settings["seed"], vocabulary, batch)
+    return described_task(found, samples.rows)
 
 
 def _rate(settings: Mapping[str, Any]) -> Callable[[int], float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,8 @@ from shardwright.spec.model import Model
 
 if TYPE_CHECKING:
     from shardwright.search.rules.rules import Rule
+    from shardwright.synthesis.graph import Graph
+    from shardwright.synthesis.program import Program
 
 GAP = 0.01  # part of its bound that the best plan of several types may be above it
 UNIFORM_SHARE = 0.3  # of a search of several types that its uniform searches take, about
@@ -213,12 +215,19 @@ def on_fewer(
     return fewer_machines(best, found)
 
 
-def with_program(ranking: Ranking, *, fit: float = 0.9, efficiency: Efficiency | None = None) -> Ranking:
-    """Return a ranking with the fastest SPMD program for its model, machines and job, or why there is none."""
+def with_program(
+    ranking: Ranking,
+    *,
+    fit: float = 0.9,
+    efficiency: Efficiency | None = None,
+    keep: Callable[[Graph, Program], None] | None = None,
+) -> Ranking:
+    """Return a ranking with the fastest SPMD program for its model, machines and job, or why there is none. `keep` is
+    given its graph and all that it does."""
     from shardwright.search.programs.candidate import best_program  # with all of synthesis, which plans do without
 
     best = ranking.best
-    found = best_program(best.model, best.cluster, best.job, fit=fit, efficiency=efficiency)
+    found = best_program(best.model, best.cluster, best.job, fit=fit, efficiency=efficiency, keep=keep)
     return replace(ranking, program=found)
 
 

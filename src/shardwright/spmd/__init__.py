@@ -3,6 +3,7 @@
 * `synthesize`: from a task, or a module and a cluster, to a program
 * `cluster`: machines as the search sees them
 * `task`: what a user wants to train
+* `described`: what trains a graph that ships
 * `trace`: from a module, a batch and a loss to a graph
 * `replacements`: what a trace calls in place of operators that no shard could compute
 * `experts`: experts of `transformers`, traced row by row

@@ -96,9 +96,8 @@ def synthesize(
     started = time.perf_counter()
     machines = machines_of(cluster, _precision(module), efficiency, profiles)
     program = search(graph, machines, rules=STRATEGIES[strategy])
-    notes = {**program.notes, "machines": machines.machine_of.tolist(), "devices": [d.name for d in machines.device_of]}
     say(f"found the program in {_since(started)}")
-    return Synthesized(graph=graph, program=replace(program, notes=notes), names=state_names(module))
+    return Synthesized(graph=graph, program=program, names=state_names(module))
 
 
 def _precision(module: nn.Module) -> str:

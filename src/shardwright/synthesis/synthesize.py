@@ -64,13 +64,18 @@ def synthesize(
     graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = True, rules: Rules = everything
 ) -> Program:
     """Return the fastest program of `rules` found for `graph` on `net`. Raises `SpecError` if none fits the memory."""
-    found = search(graph, net, gap=gap, overlap=overlap, rules=rules)
+    return written(graph, net, search(graph, net, gap=gap, overlap=overlap, rules=rules))
+
+
+def written(graph: Graph, net: Machines, found: Synthesis) -> Program:
+    """Return the program for all of `graph` that stands for what was found."""
     made = program(graph, found.these, found.choice, net, found.shares)
     notes = {
         "rounding_loss": coarse(found.seconds) / coarse(found.exact.seconds.total) - 1.0,
         "replicated_flops": replicated_share(found.these, found.choice),
         "warnings": unknown(found.these),
         "machines": net.machine_of.tolist(),
+        "devices": [device.name for device in net.device_of],
         "memory_bytes": coarse(rank_bytes(found.these, found.choice.rules, net, found.shares)).tolist(),
     }
     seconds, bound = (launched(graph, net, one) for one in (made.seconds, made.bound_seconds))

@@ -9,7 +9,7 @@ gradients add up: as few as fit. An iteration takes
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -29,14 +29,16 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.synthesis.baselines import Rules, everything
 from shardwright.synthesis.decisions import Decisions, ParameterState, decisions
-from shardwright.synthesis.graph import ITEM_BYTES
+from shardwright.synthesis.graph import ITEM_BYTES, Graph
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.memory import alone, rank_bytes
 from shardwright.synthesis.models.described import other_than, training_step
 from shardwright.synthesis.prices import Prices, prices
+from shardwright.synthesis.program import Program
 from shardwright.synthesis.properties import COMPUTE, FEATURES, STATE, Sharded
-from shardwright.synthesis.synthesize import Synthesis, best_of
+from shardwright.synthesis.synthesize import Synthesis, best_of, written
 
+Keep = Callable[[Graph, Program], None]
 MOST_GPUS = 16
 MOST_TRIED = 3  # numbers of steps, from the least that memory could allow on
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -51,8 +53,10 @@ def best_program(
     fit: float = 0.9,
     efficiency: Efficiency | None = None,
     rules: Rules = everything,
+    keep: Keep | None = None,
 ) -> SpmdProgram | NoProgram:
-    """Return the fastest SPMD program of `rules` for `job` on all GPUs of `cluster`, or why there is none.
+    """Return the fastest SPMD program of `rules` for `job` on all GPUs of `cluster`, or why there is none. `keep` is
+    given its graph and all that it does.
 
     Its seconds come from the same cost model as those of plans: GPUs are as fast as their layers are there, links as
     fast as `shardwright train` finds them, the optimizer's state is as large, and each GPU keeps the memory free that
@@ -67,7 +71,7 @@ def best_program(
     contexts = run_by_train(plain, fit)
     steps = [count for count in range(1, job.global_batch + 1) if job.global_batch % count == 0]
     for count in _that_may_fit(contexts, steps)[:MOST_TRIED]:
-        found = _in_steps(contexts, count, rules)
+        found = _in_steps(contexts, count, rules, keep)
         if found is not None:
             return found
     return NoProgram("none fits the memory of the GPUs")
@@ -88,12 +92,14 @@ def _refused(model: Model, cluster: Cluster, job: Job) -> str:
 
 
 def _decisions(contexts: Sequence[Context], rows: int, steps: int) -> Decisions:
-    context = contexts[0]
-    job, dtype = context.job, DTYPES[context.job.precision]
-    graph = training_step(context.model, batch=rows, seq_len=job.seq_len, dtype=dtype)
-    return decisions(
-        graph, ranks=sum(one.pool.gpus for one in contexts), state_ratio=True, state=_state(job, dtype, steps)
-    )
+    graph, job = _graph(contexts[0], rows), contexts[0].job
+    ranks = sum(one.pool.gpus for one in contexts)
+    return decisions(graph, ranks=ranks, state_ratio=True, state=_state(job, DTYPES[job.precision], steps))
+
+
+def _graph(context: Context, rows: int) -> Graph:
+    job = context.job
+    return training_step(context.model, batch=rows, seq_len=job.seq_len, dtype=DTYPES[job.precision])
 
 
 def _state(job: Job, dtype: str, steps: int) -> ParameterState:
@@ -120,7 +126,7 @@ def _that_may_fit(contexts: Sequence[Context], steps: Sequence[int]) -> list[int
     return found
 
 
-def _in_steps(contexts: Sequence[Context], steps: int, rules: Rules) -> SpmdProgram | None:
+def _in_steps(contexts: Sequence[Context], steps: int, rules: Rules, keep: Keep | None) -> SpmdProgram | None:
     """Return the best program for a batch that goes in so many parts, None if none fits."""
     rows = contexts[0].job.global_batch // steps
     these = _decisions(contexts, rows, steps)
@@ -128,6 +134,9 @@ def _in_steps(contexts: Sequence[Context], steps: int, rules: Rules) -> SpmdProg
     found = best_of(these, net, branch=False, rules=rules)
     if found is None:
         return None
+    if keep is not None:
+        graph = _graph(contexts[0], rows)
+        keep(graph, written(graph, net, found))
     costs = prices(found.these, net, found.shares)
     launching = LAUNCHES * max(context.software.pass_seconds for context in contexts)
     once = max(context.software.step_seconds for context in contexts) + _update_seconds(contexts, found, net)
