@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -102,6 +105,26 @@ def test_a_signal_ends_the_run_with_a_checkpoint(folder: Path, number: signal.Si
     assert process.returncode == 0, errors
     assert "stopped at step" in text
     assert [path.name for path in out.glob("step-*")] == [f"step-{len(rows(out)):08d}"]
+
+
+@pytest.mark.nightly
+def test_a_run_whose_terminal_closes_ends_with_a_checkpoint(folder: Path) -> None:
+    """Ranks are in sessions of their own: they only find that nobody reads what they print."""
+    out, words = folder / "closed", command(folder / "single.json", "--data", folder / "c.bin", "--steps", 100_000)
+    process, terminal = pty.fork()
+    if not process:
+        os.execv(words[0], [*words, "--out", str(out)])
+    threading.Thread(target=_drained, args=(terminal,), daemon=True).start()
+    assert waited(lambda: (out / "metrics.csv").exists() and len(rows(out)) > 2, 120)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    assert [path.name for path in out.glob("step-*")] == [f"step-{len(rows(out)):08d}"]
+
+
+def _drained(terminal: int) -> None:
+    with suppress(OSError):
+        while os.read(terminal, 4096):
+            pass
 
 
 @pytest.mark.nightly

@@ -95,6 +95,7 @@ def _reporter(plan: Plan, track: Callable[[Row], None]) -> Callable[[Row, int], 
     """Return a function that tells trackers of a step, and shows it: one line that is overwritten on a terminal, else
     twenty lines in all. Beside the time of a step stands what was predicted, after it what is left at the pace so
     far."""
+    from shardwright.runtime.job.stop_request import leave
     from shardwright.units import format_seconds
 
     terminal = sys.stderr.isatty()
@@ -118,6 +119,9 @@ def _reporter(plan: Plan, track: Callable[[Row], None]) -> Callable[[Row, int], 
             f"{row.seconds:.3f} s/step{predicted}  {row.tokens_per_second:,.0f} tokens/s{mfu}{left}"
         )
         line = f"\r\033[K[{'#' * filled}{'.' * (20 - filled)}] {text}" if terminal else f"{text}\n"
-        print(line, end="\n" if terminal and last else "", file=sys.stderr, flush=True)
+        try:
+            print(line, end="\n" if terminal and last else "", file=sys.stderr, flush=True)
+        except OSError:  # its terminal has hung up, of which a rank in a session of its own is not told
+            leave((1, 2))
 
     return show

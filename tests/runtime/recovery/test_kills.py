@@ -74,3 +74,16 @@ def test_the_coordinators_machine_is_lost_and_another_takes_its_place(
         losses = fleet.losses(1)
     alone = undisturbed(tmp_path / "undisturbed", len(losses), extra=GENTLY)
     assert losses == pytest.approx(list(alone.values()), rel=1e-5)
+
+
+@pytest.mark.nightly
+def test_a_rank_out_of_memory_ends_all_machines_at_once_with_its_message(tmp_path: Path) -> None:
+    """It would be out of memory again after every recovery."""
+    with Fleet(tmp_path, copies(2), ENDLESS, mortal=True) as fleet:
+        fleet.until(lambda: fleet.step() >= 3, "steps")
+        fleet.arm(1, "out of memory")
+        assert [process.wait(120) for process in fleet.running.values()] == [1, 1]
+        for index in range(2):
+            said = (fleet.place(index) / "log").read_text()
+            assert "error: machine-1: rank 1 failed: OutOfMemoryError: CUDA out of memory. Tried to" in said
+        assert len(fleet.recoveries()) == 1

@@ -135,6 +135,7 @@ def test_a_secret_is_read_from_a_file_or_the_environment(tmp_path: Path, monkeyp
             secret_of(file)
 
 
+@pytest.mark.nightly
 def test_of_two_keepers_the_one_with_another_secret_ends_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("not that of the others")
     with Fleet(tmp_path, copies(2), 5, options={1: ["--secret-file", tmp_path / "secret"]}) as fleet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pickle import UnpicklingError
 from traceback import walk_tb
 
 import torch
@@ -12,13 +13,14 @@ from shardwright.runtime.job.standing import waits_for_others
 
 MESSAGE_CHARACTERS = 400
 BACKENDS = ("gloo", "nccl")
+LOST = (RuntimeError, UnpicklingError, EOFError)
 
 
 def lost_others(error: BaseException) -> bool:
     """Return whether an error says that other ranks are lost: torch.distributed raises its own errors, and gloo plain
-    RuntimeErrors out of a collective or a wait for one. Memory that is full and a device that fails are faults of this
-    rank, wherever they show."""
-    if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or not isinstance(error, RuntimeError):
+    RuntimeErrors out of a collective or a wait for one; what an aborted collective leaves of an object cannot be read.
+    Memory that is full and a device that fails are faults of this rank, wherever they show."""
+    if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or not isinstance(error, LOST):
         return False
     if isinstance(error, dist.DistError) or any(map(waits_for_others, _places(error))):
         return True
