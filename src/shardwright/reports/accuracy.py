@@ -51,7 +51,7 @@ def accuracy_page(validation: Validation, page: Path, plot: Path | None) -> str:
     published = validation.name == PUBLISHED
     parts = ["# How far to trust the figures" if published else f"# Accuracy on {Path(validation.name).name}"]
     if published:
-        parts.append(f"<!-- Written by `{COMMAND}`; edit reports/pages/accuracy.py instead. -->")
+        parts.append(f"<!-- Written by `{COMMAND}`; edit reports/accuracy.py instead. -->")
     parts += [heading(validation), IN_SAMPLE if published else OWN]
     if plot is not None:
         link = Path(os.path.relpath(plot.resolve(), page.resolve().parent)).as_posix()
