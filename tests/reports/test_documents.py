@@ -143,6 +143,17 @@ def test_what_version_1_printed_is_read_for_good(name: str, shown: list[str]) ->
     holds("shop" if "front" in document else "ranking", current(document))
 
 
+@pytest.mark.parametrize("command", [COMMANDS[0], COMMANDS[3], ["evaluate", "PLAN"]], ids=lambda command: command[0])
+def test_what_is_printed_today_becomes_a_page(command: list[str], ranking: shardwright.Ranking, tmp_path: Path) -> None:
+    save(ranking.best, tmp_path / "plan.json")
+    printed = run([str(tmp_path / "plan.json") if word == "PLAN" else word for word in command] + ["--json"])
+    assert json.loads(printed.out)["version"] == VERSION
+    (tmp_path / "printed.json").write_text(printed.out, encoding="utf-8")
+    done = run(["report", str(tmp_path / "printed.json"), "-o", str(tmp_path / "page.html")])
+    assert done.code == 0, done.err
+    assert "llama-3.2-1b" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
 def test_a_later_version_is_refused() -> None:
     with pytest.raises(SpecError, match="is 3"):
         report({"version": VERSION + 1, "plans": []})

@@ -46,8 +46,9 @@ def test_the_text_has_every_part_within_the_width(known) -> None:
 def test_long_lists_are_cut_with_a_note() -> None:
     many = validate(read_runs(KNOWN) * 3)
     section = runs_section(many.outcomes, SHOWN_RUNS)
-    assert len(section.rows) == SHOWN_RUNS
-    assert f"of {len(many.outcomes)} runs; --json has all" in section.note
+    assert section.table is not None
+    assert len(section.table.rows) == SHOWN_RUNS
+    assert f"of {len(many.outcomes)} runs; --json has all" in section.lead
 
 
 def test_the_document_has_every_run_with_the_promised_keys(known) -> None:

@@ -43,7 +43,7 @@ def report(
     efficiency = None
     if not source.is_dir():
         document = parse_json(read_text(source, limit_bytes=LARGEST_BYTES), str(source))
-        if second is not None or (isinstance(document, dict) and "version" in document):
+        if second is not None or _is_plan(document):
             plan = from_document(document, str(source))
             measured = read_measurements(profile)
             efficiency = efficiency_of(measured, plan.model, plan.cluster, plan.job)
@@ -52,3 +52,8 @@ def report(
             subject = document
         names = (source.name, "" if other is None else other.name)
     deliver(page(subject, second, names=names, efficiency=efficiency), out)
+
+
+def _is_plan(document: object) -> bool:
+    """Whether a document is a plan file: what commands print has a version too, and plans inside."""
+    return isinstance(document, dict) and "version" in document and not document.keys() & {"plans", "front", "plan"}

@@ -5,6 +5,7 @@
 * `html/`: pages
 * `documents/`: JSON
 * `svg/`: pictures
+* `section`: what a report is made of
 * `accuracy`: a validation as a page of documentation
 * `words`: findings and assumptions in English
 """

@@ -6,9 +6,9 @@ import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from shardwright.reports.section import Section
 from shardwright.reports.svg.scatter import Point, scatter
 from shardwright.reports.text.validation import (
-    TitledTable,
     fits_words,
     groups_section,
     heading,
@@ -51,7 +51,7 @@ def accuracy_page(validation: Validation, page: Path, plot: Path | None) -> str:
     published = validation.name == PUBLISHED
     parts = ["# How far to trust the figures" if published else f"# Accuracy on {Path(validation.name).name}"]
     if published:
-        parts.append(f"<!-- Written by `{COMMAND}`; edit reports/pages/accuracy.py instead. -->")
+        parts.append(f"<!-- Written by `{COMMAND}`; edit reports/accuracy.py instead. -->")
     parts += [heading(validation), IN_SAMPLE if published else OWN]
     if plot is not None:
         link = Path(os.path.relpath(plot.resolve(), page.resolve().parent)).as_posix()
@@ -91,12 +91,13 @@ def _cross_validation(page: Path, *, expected: bool) -> str:
     return "## Cross-validation\n\nNot done for these figures." if expected else ""
 
 
-def _markdown(section: TitledTable, note: str | None = None, *, level: int = 2) -> str:
-    """Return a section with a note of its own, or nothing where it has no rows."""
-    if not section.rows:
+def _markdown(section: Section, lead: str | None = None, *, level: int = 2) -> str:
+    """Return a section with a lead of its own, or nothing where its table has no rows."""
+    table = section.table
+    if table is None or not table.rows:
         return ""
-    words = section.note.replace("; --json has all", "") if note is None else note
-    parts = [f"{'#' * level} {section.title}", words, markdown_table(section.header, section.rows, words=section.words)]
+    words = section.lead.replace("; --json has all", "") if lead is None else lead
+    parts = [f"{'#' * level} {section.title}", words, markdown_table(table.columns, table.rows, words=table.words)]
     return "\n\n".join(part for part in parts if part)
 
 

@@ -1,7 +1,6 @@
 """Results as one HTML page that needs nothing else and works without a network.
 
 * `report`: the library call, from any result to a page
-* `section`: what a page is made of
 * `render`: a page as HTML, with the styles and scripts of `assets/`
 * `page_of`: pages of a plan and of two side by side
 * `plan_sections`: settings, time, memory, trust and money of a plan

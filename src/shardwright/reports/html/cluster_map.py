@@ -9,7 +9,7 @@ import numpy as np
 from shardwright.arrays import Ints
 from shardwright.plans.placement import placement_of
 from shardwright.plans.plan import Plan
-from shardwright.reports.html.section import Chart, PageSection, PageTable
+from shardwright.reports.section import Chart, Section, Table
 from shardwright.reports.text.mixed import gpu_words, idle_words
 from shardwright.reports.text.strategy import layers_words
 from shardwright.units import counted
@@ -17,7 +17,7 @@ from shardwright.units import counted
 COLOURS = 8
 
 
-def map_section(plan: Plan) -> PageSection:
+def map_section(plan: Plan) -> Section:
     """Return the section with the place of every GPU of a legal plan."""
     placement = placement_of(plan)
     stages = [(number, place) for number, replica in enumerate(plan.replicas) for place in range(len(replica.stages))]
@@ -48,9 +48,7 @@ def map_section(plan: Plan) -> PageSection:
         label=f"Map of {counted(len(machines), 'machine')}: which stage each GPU works for; the table lists the same.",
         data={"machines": machines, "cells": cells, "kinds": kinds},
     )
-    return PageSection(
-        name="map", title="Which GPU does what", lead=lead, chart=chart, table=_table(plan, used, stages)
-    )
+    return Section(name="map", title="Which GPU does what", lead=lead, chart=chart, table=_table(plan, used, stages))
 
 
 def _stage_words(plan: Plan, replica: int, place: int) -> str:
@@ -59,7 +57,7 @@ def _stage_words(plan: Plan, replica: int, place: int) -> str:
     return f"{kind}stage {place}, {layers_words(stage)}"
 
 
-def _table(plan: Plan, used: dict[str, Ints], stages: list[tuple[int, int]]) -> PageTable:
+def _table(plan: Plan, used: dict[str, Ints], stages: list[tuple[int, int]]) -> Table:
     rows = []
     for number, (replica, place) in enumerate(stages):
         stage = plan.replicas[replica].stages[place]
@@ -75,7 +73,7 @@ def _table(plan: Plan, used: dict[str, Ints], stages: list[tuple[int, int]]) -> 
             )
         )
     columns = ("replica", "stage", "copies", "GPUs of a copy", "layers", "numbers of the GPUs, by type")
-    return PageTable(columns=columns, rows=tuple(rows), words=columns[3:])
+    return Table(columns=columns, rows=tuple(rows), words=columns[3:])
 
 
 def _ranges(numbers: Ints) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Fewer
-from shardwright.reports.html.section import Chart, PageSection, PageTable
+from shardwright.reports.section import Chart, Section, Table
 from shardwright.reports.text import question
 from shardwright.search.advice.fewer import point
 from shardwright.spec.job import Job
@@ -15,7 +15,7 @@ from shardwright.units import SECONDS_PER_HOUR, clock, format_dollars, format_se
 HOURS_PER_DAY = 24.0
 
 
-def machines_front(plan: Plan, fewer: Sequence[Fewer]) -> Iterator[PageSection]:
+def machines_front(plan: Plan, fewer: Sequence[Fewer]) -> Iterator[Section]:
     """Yield the front of a costed plan and of its run on fewer of its machines, if there are such choices."""
     here = point(tuple(pool.nodes for pool in plan.cluster.pools), plan)
     named = [(question.machines_words(plan.cluster, choice.nodes), choice) for choice in (here, *fewer)]
@@ -23,9 +23,7 @@ def machines_front(plan: Plan, fewer: Sequence[Fewer]) -> Iterator[PageSection]:
         yield front_section(named[0], named[1:], plan.job)
 
 
-def front_section(
-    here: tuple[str, Fewer], others: Sequence[tuple[str, Fewer]], job: Job, more: str = ""
-) -> PageSection:
+def front_section(here: tuple[str, Fewer], others: Sequence[tuple[str, Fewer]], job: Job, more: str = "") -> Section:
     """Return the section of choices of machines, each named in words: those of the plan, and fewer of them. `more`
     continues the lead."""
     choices = [here, *others]
@@ -41,7 +39,7 @@ def front_section(
         if group
     ]
     time, cost = _axes(here[1])
-    return PageSection(
+    return Section(
         name="front",
         title=f"Time against {'money' if cost['unit'] == 'dollars' else 'GPUs'}",
         lead=f"The same run on fewer of the machines, by the best plan found there{more}.",
@@ -58,7 +56,7 @@ def front_section(
                 ),
             },
         ),
-        table=PageTable(
+        table=Table(
             columns=("machines", "GPUs in use", "iteration", "whole run", "cost", "on the front"),
             rows=tuple(_row(choice, choice in best) for choice in sorted(choices, key=lambda named: _place(named[1]))),
             words=("machines",),

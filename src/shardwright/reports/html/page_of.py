@@ -10,8 +10,8 @@ from shardwright.errors import bad
 from shardwright.plans.document import dumps
 from shardwright.plans.plan import Plan
 from shardwright.reports.html.plan_sections import figures, memory_section, plan_sections, time_section
-from shardwright.reports.html.section import Figure, Page, PageSection, PageTable
 from shardwright.reports.html.timeline import timeline_section
+from shardwright.reports.section import Figure, Page, Section, Table
 from shardwright.reports.text import question
 from shardwright.reports.text.explain import changes, reasons, saving, unit, value
 from shardwright.reports.text.first_screen import next_step
@@ -39,7 +39,7 @@ def answer(plan: Plan) -> str:
     return words + "."
 
 
-def plan_page(plan: Plan, efficiency: Efficiency, *, command: str = "", more: tuple[PageSection, ...] = ()) -> Page:
+def plan_page(plan: Plan, efficiency: Efficiency, *, command: str = "", more: tuple[Section, ...] = ()) -> Page:
     """Return the page of a costed, legal plan; `more` are sections of what it was found among."""
     first, *others = plan_sections(plan, efficiency)
     return Page(
@@ -59,14 +59,14 @@ def comparison_page(names: tuple[str, str], mine: Plan, other: Plan, efficiency:
     winner = names[0] if ahead is mine else names[1]
     loser = names[1] if ahead is mine else names[0]
     rows = tuple((SETTINGS[name], *pair) for name, pair in changes(mine, other).items())
-    settings = PageSection(
+    settings = Section(
         name="settings",
         title="What is set otherwise",
         lead="Settings that are alike are left out." if rows else "The two plans have the same settings.",
-        table=PageTable(columns=("setting", *names), rows=rows, words=("setting", *names), open=True) if rows else None,
+        table=Table(columns=("setting", *names), rows=rows, words=("setting", *names), open=True) if rows else None,
     )
     title = f"Why {loser} takes longer" if unit(ahead) == "time" else "Where the times differ"
-    why = PageSection(name="why", title=title, points=tuple(reasons(behind, ahead)))
+    why = Section(name="why", title=title, points=tuple(reasons(behind, ahead)))
     return Page(
         title=f"{names[0]} and {names[1]}",
         answer=f"{winner}: {saving(behind, ahead)} than {loser}.",
@@ -99,21 +99,21 @@ def _require_comparable(names: tuple[str, str], mine: Plan, other: Plan) -> None
             raise bad(" and ".join(names), message, "compare plans of one model, batch and objective")
 
 
-def _both(names: tuple[str, str], *sections: PageSection) -> tuple[PageSection, ...]:
+def _both(names: tuple[str, str], *sections: Section) -> tuple[Section, ...]:
     return tuple(
         replace(section, name=f"{section.name}-{place}", title=f"{section.title}, {name}")
         for place, (name, section) in enumerate(zip(names, sections, strict=True), start=1)
     )
 
 
-def repeat_section(command: str, plan: Plan) -> PageSection:
+def repeat_section(command: str, plan: Plan) -> Section:
     """Return how to get a plan again, which is saved as plan.json, and what to do next."""
     _, step = next_step(plan, Path("plan.json"))
     return _repeat_section([*([command] if command else []), "shardwright evaluate plan.json", step])
 
 
-def _repeat_section(lines: list[str]) -> PageSection:
-    return PageSection(
+def _repeat_section(lines: list[str]) -> Section:
+    return Section(
         name="repeat",
         title="Repeat it, run it",
         lead="The plan file holds model, machines and job: nothing else is needed to repeat the prediction.",

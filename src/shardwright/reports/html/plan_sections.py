@@ -8,8 +8,8 @@ from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.trust.interval import carried
 from shardwright.plans.plan import Plan, Prediction, StageMemory
 from shardwright.reports.html.cluster_map import map_section
-from shardwright.reports.html.section import Chart, Figure, PageSection, PageTable
 from shardwright.reports.html.timeline import timeline_section
+from shardwright.reports.section import Chart, Figure, Section, Table
 from shardwright.reports.text import outcome
 from shardwright.reports.text.plans import predicted, settings_of
 from shardwright.reports.words import pools_assumed
@@ -19,7 +19,7 @@ from shardwright.units import SECONDS_PER_HOUR, clock, format_bytes, format_coun
 SMALLEST_SHARE = 0.0005  # of an iteration; a smaller term is not worth a row
 
 
-def plan_sections(plan: Plan, efficiency: Efficiency) -> Iterator[PageSection]:
+def plan_sections(plan: Plan, efficiency: Efficiency) -> Iterator[Section]:
     """Yield the sections of a costed, legal plan."""
     yield settings_section(plan)
     yield map_section(plan)
@@ -55,18 +55,18 @@ def figures(plan: Plan) -> Iterator[Figure]:
         yield Figure(label="price", value=f"{format_dollars(prediction.dollars_per_hour)} an hour")
 
 
-def settings_section(plan: Plan) -> PageSection:
+def settings_section(plan: Plan) -> Section:
     """Return what to set."""
     rows = tuple((name, words) for name, words in settings_of(plan))
-    return PageSection(
+    return Section(
         name="plan",
         title="The plan",
         lead=f"Bottleneck: {outcome.bottleneck(predicted(plan))}.",
-        table=PageTable(columns=("setting", "value"), rows=rows, words=("setting", "value"), open=True),
+        table=Table(columns=("setting", "value"), rows=rows, words=("setting", "value"), open=True),
     )
 
 
-def time_section(plans: list[tuple[str, Plan]]) -> PageSection:
+def time_section(plans: list[tuple[str, Plan]]) -> Section:
     """Return where the time of one plan or several goes, term by term."""
     times = [(name, predicted(plan)) for name, plan in plans]
     longest = max(prediction.iteration_seconds for _, prediction in times)
@@ -93,7 +93,7 @@ def time_section(plans: list[tuple[str, Plan]]) -> PageSection:
     names = tuple(name for name, _ in times)
     columns = ("term", *(cell for name in names for cell in (name, "share" if len(names) == 1 else f"share, {name}")))
     label = "Seconds of an iteration by what they are spent on; the table has the same figures."
-    return PageSection(
+    return Section(
         name="time",
         title="Where the time goes",
         lead="One iteration, seen from the stage that decides it. Communication counts as far as computation does not "
@@ -103,11 +103,11 @@ def time_section(plans: list[tuple[str, Plan]]) -> PageSection:
             label=label,
             data={"unit": "seconds", "rows": names, "kinds": list(terms.values()), "values": seconds},
         ),
-        table=PageTable(columns=columns, rows=rows, words=("term",)),
+        table=Table(columns=columns, rows=rows, words=("term",)),
     )
 
 
-def memory_section(plan: Plan) -> PageSection:
+def memory_section(plan: Plan) -> Section:
     """Return the peak memory of a GPU of each stage, by kind, against its capacity."""
     prediction = predicted(plan)
     stages = [
@@ -138,12 +138,12 @@ def memory_section(plan: Plan) -> PageSection:
         )
         for name, memory in stages
     )
-    return PageSection(
+    return Section(
         name="memory",
         title="Memory",
         lead=f"Peak of one GPU of each stage. The plan fits with probability {prediction.fit_probability:.0%}.",
         chart=chart,
-        table=PageTable(columns=("stage", *kinds, "total", "capacity", "full"), rows=rows, words=("stage",)),
+        table=Table(columns=("stage", *kinds, "total", "capacity", "full"), rows=rows, words=("stage",)),
     )
 
 
@@ -156,12 +156,12 @@ def _stage_name(plan: Plan, replica: int, place: int) -> str:
     return f"{kind}stage {place}: {plan.replicas[replica].stages[place].gpu}"
 
 
-def trust_section(prediction: Prediction) -> PageSection:
+def trust_section(prediction: Prediction) -> Section:
     """Return the interval and the published runs that the prediction is based on."""
     low, high = (clock(end, like=prediction.iteration_seconds) for end in prediction.interval)
     lead = f"In 80 of 100 cases an iteration takes {low} to {high}."
     if not prediction.evidence:
-        return PageSection(name="trust", title="How sure", lead=f"{lead} No published run is near this plan.")
+        return Section(name="trust", title="How sure", lead=f"{lead} No published run is near this plan.")
     rows = tuple(
         (
             f"{run.model} on {run.gpus} {run.gpu}",
@@ -176,12 +176,12 @@ def trust_section(prediction: Prediction) -> PageSection:
     columns = ("published run", "setting", "tokens/s", "predicted", "distance", "source")
     lead += " The nearest published runs, each beside what a calibration without it predicts:"
     words = ("published run", "setting", "source")
-    return PageSection(
-        name="trust", title="How sure", lead=lead, table=PageTable(columns=columns, rows=rows, words=words, open=True)
+    return Section(
+        name="trust", title="How sure", lead=lead, table=Table(columns=columns, rows=rows, words=words, open=True)
     )
 
 
-def money_section(plan: Plan) -> PageSection:
+def money_section(plan: Plan) -> Section:
     """Return prices with what is known of them, and what interruptions cost."""
     points = pools_assumed(plan.cluster.pools)
     risky = choice_on_cluster(plan)
@@ -192,7 +192,7 @@ def money_section(plan: Plan) -> PageSection:
             f"{risky.lost_share:.1%} of the paid hours are lost to them",
         )
     points += [f"{plan.model.name}: {words}" for words in (*plan.model.guesses, *plan.model.assumed)]
-    return PageSection(
+    return Section(
         name="money",
         title="Money and assumptions",
         lead=f"{outcome.money_words(predicted(plan))}.",

@@ -14,7 +14,7 @@ from shardwright.plans.ranking import Fewer
 from shardwright.reports.documents.findings import kind_of
 from shardwright.reports.html.front import machines_front
 from shardwright.reports.html.page_of import plan_page
-from shardwright.reports.html.section import Chart, Page, PageSection, PageTable
+from shardwright.reports.section import Chart, Page, Section, Table
 from shardwright.reports.text import mixed, strategy
 from shardwright.reports.text.explain import contrast, unit, value
 from shardwright.reports.text.plans import predicted
@@ -48,7 +48,7 @@ def _fewer(plan: Plan, rows: Sequence[object]) -> tuple[Fewer, ...]:
     return choices
 
 
-def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iterator[PageSection]:
+def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iterator[Section]:
     like, least = predicted(plans[0]).iteration_seconds, value(plans[0])
     what = unit(plans[0])
     worth_key = "dollars" if what == "money" else "iteration_seconds"
@@ -72,7 +72,7 @@ def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iter
         f"plan {place}: {value(plan) / least - 1.0:+.2%} {what}; {contrast(plan, plans[0])}"
         for place, plan in enumerate(plans[1:], start=2)
     )
-    yield PageSection(
+    yield Section(
         name="alternatives",
         title="Alternatives and rules of thumb",
         lead="Seconds of an iteration of the plans found and of what an expert would try.",
@@ -87,7 +87,7 @@ def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iter
                 "values": [[seconds] for _, seconds, _ in entries[:MOST_BARS]],
             },
         ),
-        table=PageTable(
+        table=Table(
             columns=("alternative", "iteration", f"{what} against the best", "why not"),
             rows=tuple(rows),
             words=("alternative", "why not"),
@@ -103,7 +103,7 @@ def _short(plan: Plan) -> str:
     )
 
 
-def _search(best: Plan, report: Mapping[str, Any], passed_over: Mapping[str, Any] | None) -> Iterator[PageSection]:
+def _search(best: Plan, report: Mapping[str, Any], passed_over: Mapping[str, Any] | None) -> Iterator[Section]:
     rows = tuple(
         (entry["words"], f"{entry['count']:,}", MEANINGS.get(entry["kind"], ""))
         for entry in sorted(report["rejected"], key=lambda entry: -entry["count"])
@@ -120,10 +120,10 @@ def _search(best: Plan, report: Mapping[str, Any], passed_over: Mapping[str, Any
         points.append(f"Caution: {passed_over['words']}.")
     if report["not_covered"]:
         points.append("Not covered: " + "; ".join(kind["words"] for kind in report["not_covered"]) + ".")
-    yield PageSection(
+    yield Section(
         name="search",
         title="What the search dropped, and the proof",
         lead=lead,
         points=tuple(points),
-        table=PageTable(columns=("reason", "candidates", "meaning"), rows=rows, words=("reason", "meaning"), open=True),
+        table=Table(columns=("reason", "candidates", "meaning"), rows=rows, words=("reason", "meaning"), open=True),
     )

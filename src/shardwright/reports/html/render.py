@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 
-from shardwright.reports.html.section import Figure, Page, PageSection, PageTable
+from shardwright.reports.section import Figure, Page, Section, Table
 
 ASSETS = files("shardwright.reports.html").joinpath("assets")
 
@@ -50,7 +50,7 @@ def rendered(page: Page) -> str:
     )
 
 
-def charts_of(sections: Iterable[PageSection]) -> dict[str, object]:
+def charts_of(sections: Iterable[Section]) -> dict[str, object]:
     """Return the data of the charts of sections by name, as the script draws them."""
     return {
         section.name: {"kind": section.chart.kind, **section.chart.data}
@@ -80,12 +80,12 @@ def figures_html(figures: Iterable[Figure]) -> str:
     return f'<dl class="figures">{cells}</dl>'
 
 
-def _contents(sections: Iterable[PageSection]) -> str:
+def _contents(sections: Iterable[Section]) -> str:
     links = "".join(f'<a href="#{escape(section.name)}">{escape(section.title)}</a>' for section in sections)
     return f'<nav aria-label="Contents">{links}</nav>'
 
 
-def section_html(section: PageSection) -> str:
+def section_html(section: Section) -> str:
     """Return a section as HTML; its chart is drawn by the script."""
     name = escape(section.name)
     parts = [f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(section.title)}</h2>']
@@ -104,7 +104,7 @@ def section_html(section: PageSection) -> str:
     return "\n".join([*parts, "</section>"])
 
 
-def _table(table: PageTable) -> str:
+def _table(table: Table) -> str:
     def cells(row: Iterable[str], tag: str) -> str:
         kinds = (' class="words"' if name in table.words else "" for name in table.columns)
         return "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))

@@ -13,7 +13,7 @@ from shardwright.errors import bad
 from shardwright.plans.document import load_plan
 from shardwright.plans.plan import Plan
 from shardwright.reports.html.page_of import context_lines, plan_page
-from shardwright.reports.html.section import Chart, Figure, Page, PageSection, PageTable
+from shardwright.reports.section import Chart, Figure, Page, Section, Table
 from shardwright.reports.text.mixed import gpu_words
 from shardwright.units import format_bytes, format_count, format_seconds
 
@@ -59,7 +59,7 @@ def _status(folder: Path) -> Mapping[str, Any]:
     return status
 
 
-def _ranks(status: Mapping[str, Any]) -> PageSection:
+def _ranks(status: Mapping[str, Any]) -> Section:
     ranks: list[Mapping[str, Any]] = status["ranks"]
     rows = tuple(
         (
@@ -85,7 +85,7 @@ def _ranks(status: Mapping[str, Any]) -> PageSection:
         "predicted memory",
     )
     kinds = ["measured computing", "measured waiting"]
-    return PageSection(
+    return Section(
         name="ranks",
         title="Measured beside predicted",
         lead="Medians over the steps, rank by rank.",
@@ -99,7 +99,7 @@ def _ranks(status: Mapping[str, Any]) -> PageSection:
                 "values": [[rank["busy_seconds"], rank["waiting_seconds"]] for rank in ranks],
             },
         ),
-        table=PageTable(columns=columns, rows=rows, words=("rank",), open=True),
+        table=Table(columns=columns, rows=rows, words=("rank",), open=True),
     )
 
 
@@ -107,7 +107,7 @@ def _or_dash(value: Any, words: Any) -> str:
     return "–" if value is None else str(words(value))
 
 
-def _steps(folder: Path) -> tuple[PageSection, ...]:
+def _steps(folder: Path) -> tuple[Section, ...]:
     path = folder / METRICS
     if not path.exists():
         return ()
@@ -120,10 +120,10 @@ def _steps(folder: Path) -> tuple[PageSection, ...]:
     every = -(-len(rows) // MOST_ROWS)
     lead = "From the metrics of the run." if every == 1 else f"Every {every}th step from the metrics of the run."
     return (
-        PageSection(
+        Section(
             name="steps",
             title="Steps",
             lead=lead,
-            table=PageTable(columns=columns, rows=tuple(rows[::every])),
+            table=Table(columns=columns, rows=tuple(rows[::every])),
         ),
     )

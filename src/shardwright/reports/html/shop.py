@@ -10,7 +10,7 @@ from shardwright.errors import bad
 from shardwright.plans.document import dumps, from_document
 from shardwright.reports.html.front import HOURS_PER_DAY, limits
 from shardwright.reports.html.page_of import context_lines, repeat_section
-from shardwright.reports.html.section import Chart, Figure, Page, PageSection, PageTable
+from shardwright.reports.section import Chart, Figure, Page, Section, Table
 from shardwright.units import SECONDS_PER_HOUR, format_dollars, format_seconds
 
 PICKS = {
@@ -43,7 +43,7 @@ def shop_page(document: Mapping[str, Any], *, command: str = "") -> Page:
 
 def _refused(page: Page, infeasible: Mapping[str, Any]) -> Page:
     """Return the page of a front of which no choice does what was asked."""
-    help_ = PageSection(
+    help_ = Section(
         name="help", title="What would do", points=tuple(remedy["words"] for remedy in infeasible["remedies"])
     )
     answer = f"No offer does: {infeasible['reason']['words']}."
@@ -74,7 +74,7 @@ def _rent(choice: Mapping[str, Any]) -> str:
     return " + ".join(f"{rental['gpus']} {rental['gpu']} ({rental['market']})" for rental in choice["rent"])
 
 
-def _front_section(document: Mapping[str, Any], chosen: int | None) -> PageSection:
+def _front_section(document: Mapping[str, Any], chosen: int | None) -> Section:
     front = document["front"]
     names = list(dict.fromkeys(_kind(choice) for choice in front))
     series = [
@@ -96,7 +96,7 @@ def _front_section(document: Mapping[str, Any], chosen: int | None) -> PageSecti
         for place, choice in enumerate(front)
     )
     columns = ("rent", "provider", "time", "cost", "interruptions", "hours lost")
-    return PageSection(
+    return Section(
         name="front",
         title="The front",
         lead="No other choice is faster and cheaper and interrupted less often. Hours and dollars count interruptions.",
@@ -110,7 +110,7 @@ def _front_section(document: Mapping[str, Any], chosen: int | None) -> PageSecti
                 "limits": limits(document["deadline_hours"], document["budget_dollars"]),
             },
         ),
-        table=PageTable(columns=columns, rows=rows, words=columns[:2]),
+        table=Table(columns=columns, rows=rows, words=columns[:2]),
     )
 
 
@@ -118,6 +118,6 @@ def _kind(choice: Mapping[str, Any]) -> str:
     return " + ".join(f"{rental['gpu']}, {rental['market']}" for rental in choice["rent"])
 
 
-def _assumed(document: Mapping[str, Any]) -> PageSection:
+def _assumed(document: Mapping[str, Any]) -> Section:
     lead = "Anything left out was taken from the catalogue:" if document["assumed"] else "Nothing was assumed."
-    return PageSection(name="assumed", title="Assumptions", lead=lead, points=tuple(document["assumed"]))
+    return Section(name="assumed", title="Assumptions", lead=lead, points=tuple(document["assumed"]))

@@ -10,7 +10,7 @@ from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.iteration.mixed import Mixed, mixed_iteration
 from shardwright.cost.iteration.timeline import Kind, TimelineEvent, closing_events, pass_events
 from shardwright.plans.plan import Plan, Replica, Stage
-from shardwright.reports.html.section import Chart, PageSection, PageTable
+from shardwright.reports.section import Chart, Section, Table
 from shardwright.units import counted, format_seconds
 
 ORDER: tuple[Kind, ...] = ("forward", "recompute", "backward", "communicate", "synchronise", "optimizer")
@@ -35,7 +35,7 @@ OF_UNITS = (
 DIGITS = 6  # of a start or end, relative to the iteration: below a thousandth of a pixel
 
 
-def timeline_section(plan: Plan, efficiency: Efficiency) -> PageSection:
+def timeline_section(plan: Plan, efficiency: Efficiency) -> Section:
     """Return the section of one step of a legal plan."""
     iteration = mixed_iteration(plan, efficiency)
     rows: list[str] = []
@@ -61,7 +61,7 @@ def timeline_section(plan: Plan, efficiency: Efficiency) -> PageSection:
     lead = f"{OF_UNITS if plan.layered else OF_STAGES} Drag the slider to zoom."
     if left_out:
         lead += f" {left_out:,} passes in the middle of the step, which repeats, are left out."
-    return PageSection(name="timeline", title="Pipeline", lead=lead, chart=chart, table=_table(plan, iteration))
+    return Section(name="timeline", title="Pipeline", lead=lead, chart=chart, table=_table(plan, iteration))
 
 
 def _bars(plan: Plan, iteration: Mixed, number: int, first_row: int, budget: int) -> tuple[list[list[Any]], int]:
@@ -92,7 +92,7 @@ def _name(plan: Plan, replica: Replica, place: int, stage: Stage) -> str:
     return f"{who}{kind}stage {place}: {stage.tensor_parallel} {stage.gpu}"
 
 
-def _table(plan: Plan, iteration: Mixed) -> PageTable:
+def _table(plan: Plan, iteration: Mixed) -> Table:
     rows = []
     for number, (replica, times) in enumerate(zip(plan.replicas, iteration.replicas, strict=True), start=1):
         for place, stage in enumerate(replica.stages):
@@ -115,4 +115,4 @@ def _table(plan: Plan, iteration: Mixed) -> PageTable:
                 )
             )
     columns = ("replica", "stage", "GPUs", "layers", "micro-batches", "forward", "backward", "recomputation", "busy")
-    return PageTable(columns=columns, rows=tuple(rows), words=("GPUs",))
+    return Table(columns=columns, rows=tuple(rows), words=("GPUs",))

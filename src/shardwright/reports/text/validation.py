@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from shardwright.reports.section import Section, Table
 from shardwright.reports.text.layout import WIDTH, labelled, table, wrapped
 from shardwright.units import format_bytes, format_seconds
 from shardwright.validation.groups import ErrorGroup, Macro
@@ -27,19 +27,6 @@ WORST_NOTE = (
 SHOWN_RUNS, SHOWN_GROUPS, SHOWN_WORST, SHOWN_REASONS = 20, 12, 10, 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TitledTable:
-    """A titled table with a sentence below its title; the columns named in `words` hold text, those in `spare` may be
-    left out where there is no room."""
-
-    title: str
-    note: str = ""
-    header: tuple[str, ...]
-    rows: Sequence[Sequence[str]]
-    words: tuple[str, ...]
-    spare: tuple[str, ...] = ()
-
-
 def validation_text(validation: Validation, width: int = WIDTH) -> str:
     """Return the report of a validation for a terminal."""
     summary = validation.summary
@@ -57,14 +44,13 @@ def validation_text(validation: Validation, width: int = WIDTH) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _text(section: TitledTable, width: int) -> str:
-    """Return a section, or nothing where it has no rows."""
-    if not section.rows:
+def _text(section: Section, width: int) -> str:
+    """Return a section, or nothing where its table has no rows."""
+    shown = section.table
+    if shown is None or not shown.rows:
         return ""
-    lines = [section.title] if not section.note else [section.title, wrapped(section.note, "  ", width)]
-    return "\n".join(
-        [*lines, table(section.header, section.rows, words=section.words, spare=section.spare, width=width)]
-    )
+    lines = [section.title, wrapped(section.lead, "  ", width)] if section.lead else [section.title]
+    return "\n".join([*lines, table(shown.columns, shown.rows, words=shown.words, spare=shown.spare, width=width)])
 
 
 def heading(validation: Validation) -> str:
@@ -88,18 +74,21 @@ def heading(validation: Validation) -> str:
     return words + "."
 
 
-def runs_section(outcomes: Sequence[Outcome], shown: int) -> TitledTable:
+def runs_section(outcomes: Sequence[Outcome], shown: int) -> Section:
     """Return predicted against measured, run by run, without columns that no run fills."""
     known = [outcome for outcome in outcomes if outcome.predicted is not None]
     rows = [_run_row(outcome) for outcome in known[:shown]]
     filled = [place for place in range(len(RUN_HEADER)) if any(row[place] != NONE for row in rows)]
-    return TitledTable(
+    return Section(
+        name="runs",
         title="Runs",
-        note=_cut(len(known), shown, "runs"),
-        header=tuple(RUN_HEADER[place] for place in filled),
-        rows=[[row[place] for place in filled] for row in rows],
-        words=("run", "model", "GPUs", "strategy"),
-        spare=("memory, measured", "memory", "strategy", "fits"),
+        lead=_cut(len(known), shown, "runs"),
+        table=Table(
+            columns=tuple(RUN_HEADER[place] for place in filled),
+            rows=tuple(map(tuple, [[row[place] for place in filled] for row in rows])),
+            words=("run", "model", "GPUs", "strategy"),
+            spare=("memory, measured", "memory", "strategy", "fits"),
+        ),
     )
 
 
@@ -121,7 +110,7 @@ def _run_row(outcome: Outcome) -> list[str]:
     ]
 
 
-def rivals_section(macro: Sequence[Macro]) -> TitledTable:
+def rivals_section(macro: Sequence[Macro]) -> Section:
     """Return Shardwright beside simple rivals."""
     rows = [
         [
@@ -134,24 +123,37 @@ def rivals_section(macro: Sequence[Macro]) -> TitledTable:
         ]
         for entry in macro
     ]
-    return TitledTable(
+    return Section(
+        name="rivals",
         title="Against simple rivals",
-        note="The same runs, every source with the same weight; the error is |predicted / measured - 1|.",
-        header=("predicted by", "sources", "median error", "mean error", "rank correlation", "inside 80% interval"),
-        rows=rows,
-        words=("predicted by",),
+        lead="The same runs, every source with the same weight; the error is |predicted / measured - 1|.",
+        table=Table(
+            columns=(
+                "predicted by",
+                "sources",
+                "median error",
+                "mean error",
+                "rank correlation",
+                "inside 80% interval",
+            ),
+            rows=tuple(map(tuple, rows)),
+            words=("predicted by",),
+        ),
     )
 
 
-def groups_section(dimension: str, groups: Sequence[ErrorGroup], shown: int) -> TitledTable:
+def groups_section(dimension: str, groups: Sequence[ErrorGroup], shown: int) -> Section:
     """Return the errors by one dimension; no rows where it has a single group."""
     name = DIMENSION_WORDS.get(dimension, dimension)
-    return TitledTable(
+    return Section(
+        name=f"by-{dimension}",
         title=f"By {name}",
-        note=_cut(len(groups), shown, "groups"),
-        header=(name, "runs", "median error", "mean error", "p10", "p50", "p90", "inside", "tau", "sweeps"),
-        rows=[_group_row(group) for group in groups[:shown] if len(groups) > 1],
-        words=(name,),
+        lead=_cut(len(groups), shown, "groups"),
+        table=Table(
+            columns=(name, "runs", "median error", "mean error", "p10", "p50", "p90", "inside", "tau", "sweeps"),
+            rows=tuple(map(tuple, [_group_row(group) for group in groups[:shown] if len(groups) > 1])),
+            words=(name,),
+        ),
     )
 
 
@@ -175,14 +177,17 @@ def _error_cells(group: ErrorGroup) -> list[str]:
     ]
 
 
-def memory_section(groups: Sequence[ErrorGroup], shown: int) -> TitledTable:
+def memory_section(groups: Sequence[ErrorGroup], shown: int) -> Section:
     """Return the errors of memory, by what was measured."""
-    return TitledTable(
+    return Section(
+        name="memory",
         title="Memory, by what was measured",
-        note="Predicted is the peak of the fullest GPU with the CUDA context; p10 to p90 are measured / predicted.",
-        header=("measured", "runs", "median error", "mean error", "p10", "p50", "p90"),
-        rows=[_error_cells(group) for group in groups[:shown]],
-        words=("measured",),
+        lead="Predicted is the peak of the fullest GPU with the CUDA context; p10 to p90 are measured / predicted.",
+        table=Table(
+            columns=("measured", "runs", "median error", "mean error", "p10", "p50", "p90"),
+            rows=tuple(map(tuple, [_error_cells(group) for group in groups[:shown]])),
+            words=("measured",),
+        ),
     )
 
 
@@ -199,17 +204,30 @@ def fits_words(fits: Fits) -> str:
     return f"Probability to fit in memory: {'; '.join(parts)}." if parts else ""
 
 
-def worst_section(entries: Sequence[Worst]) -> TitledTable:
+def worst_section(entries: Sequence[Worst]) -> Section:
     """Return the runs with the largest errors, with likely reasons."""
-    return TitledTable(
+    return Section(
+        name="worst",
         title=WORST_TITLE,
-        note=WORST_NOTE,
-        header=("run", "ratio", "what", "likely reasons"),
-        rows=[
-            [entry.row_id, f"{entry.ratio:.2f}", entry.what, "; ".join(reason.words for reason in entry.reasons)]
-            for entry in entries
-        ],
-        words=("run", "what", "likely reasons"),
+        lead=WORST_NOTE,
+        table=Table(
+            columns=("run", "ratio", "what", "likely reasons"),
+            rows=tuple(
+                map(
+                    tuple,
+                    [
+                        [
+                            entry.row_id,
+                            f"{entry.ratio:.2f}",
+                            entry.what,
+                            "; ".join(reason.words for reason in entry.reasons),
+                        ]
+                        for entry in entries
+                    ],
+                )
+            ),
+            words=("run", "what", "likely reasons"),
+        ),
     )
 
 
@@ -222,14 +240,19 @@ def _worst_text(entries: Sequence[Worst], width: int) -> str:
     return "\n".join(lines) if entries else ""
 
 
-def skipped_section(summary: Summary, shown: int) -> TitledTable:
+def skipped_section(summary: Summary, shown: int) -> Section:
     """Return why runs were not predicted."""
-    return TitledTable(
+    return Section(
+        name="skipped",
         title="Not predicted",
-        note=_cut(len(summary.skipped), shown, "reasons"),
-        header=("rows", "reason"),
-        rows=[[f"{count:,}", shortened(reason.words, 90)] for reason, count in summary.skipped[:shown]],
-        words=("reason",),
+        lead=_cut(len(summary.skipped), shown, "reasons"),
+        table=Table(
+            columns=("rows", "reason"),
+            rows=tuple(
+                map(tuple, [[f"{count:,}", shortened(reason.words, 90)] for reason, count in summary.skipped[:shown]])
+            ),
+            words=("reason",),
+        ),
     )
 
 

@@ -14,8 +14,8 @@ from shardwright.reports.html import front, plan_sections
 from shardwright.reports.html.cluster_map import map_section
 from shardwright.reports.html.page_of import answer, context_lines
 from shardwright.reports.html.render import charts_of, figures_html, section_html
-from shardwright.reports.html.section import PageSection
 from shardwright.reports.html.timeline import timeline_section
+from shardwright.reports.section import Section
 from shardwright.reports.text.plans import predicted
 from shardwright.reports.words import in_words
 from shardwright.search.advice.fewer import fewer_counts, point
@@ -59,7 +59,7 @@ def _steps(request: PlanRequest) -> Iterator[Answer]:
     yield _sections("front", [front_section(best, request.cluster, kept)])
 
 
-def _at_once(plan: Plan) -> list[PageSection]:
+def _at_once(plan: Plan) -> list[Section]:
     return [
         plan_sections.settings_section(plan),
         plan_sections.time_section([("this plan", plan)]),
@@ -67,7 +67,7 @@ def _at_once(plan: Plan) -> list[PageSection]:
     ]
 
 
-def _told(step: str, plan: Plan, sections: Iterable[PageSection]) -> Answer:
+def _told(step: str, plan: Plan, sections: Iterable[Section]) -> Answer:
     return {
         **_sections(step, sections),
         "answer": answer(plan),
@@ -82,7 +82,7 @@ def _no_plan(words: str, remedies: Iterable[str]) -> Answer:
     return {"step": "none", "answer": words, "next": list(remedies)}
 
 
-def _sections(step: str, sections: Iterable[PageSection]) -> Answer:
+def _sections(step: str, sections: Iterable[Section]) -> Answer:
     shown = list(sections)
     return {
         "step": step,
@@ -133,7 +133,7 @@ def _error(problem: Problem, fields: object) -> Answer:
     return {"field": about, "message": problem.message, "hint": problem.hint}
 
 
-def front_section(plan: Plan, cluster: str, kept: Kept) -> PageSection:
+def front_section(plan: Plan, cluster: str, kept: Kept) -> Section:
     """Return what fewer machines of `cluster`, in its short form, would take: plans with the settings of `plan`."""
     groups = [(int(count), rest) for count, _, rest in (part.strip().partition("x") for part in cluster.split("+"))]
     here = point(tuple(count for count, _ in groups), plan)

@@ -1,4 +1,5 @@
-"""What a page is made of: sections with a sentence, a chart and a table, as values.
+"""What a report is made of: sections with a sentence, points, a chart and a table, as values that a terminal, a page
+and a document show.
 
 A chart is data for the page's script; its table says the same to those who do not see it, so every section with a
 chart has one.
@@ -23,26 +24,27 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageTable:
-    """Cells as text; the columns named in `words` are flush left, the others right. An `open` table is always shown,
-    another one on demand below its chart."""
+class Table:
+    """Cells as text; the columns named in `words` are flush left, the others right. On a page an `open` table is always
+    shown, another one on demand below its chart; on a terminal those named in `spare` go where there is no room."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     words: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
     open: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageSection:
-    """A part of a page. `name` is its anchor; `points` are a list below the lead, `code` is shown to be copied."""
+class Section:
+    """A part of a report. `name` is its anchor; `points` are a list below the lead, `code` is shown to be copied."""
 
     name: str
     title: str
     lead: str = ""
     points: tuple[str, ...] = ()
     chart: Chart | None = None
-    table: PageTable | None = None
+    table: Table | None = None
     code: str = ""
 
 
@@ -63,5 +65,5 @@ class Page:
     answer: str
     context: tuple[str, ...]
     figures: tuple[Figure, ...]
-    sections: tuple[PageSection, ...]
+    sections: tuple[Section, ...]
     files: Mapping[str, str]
