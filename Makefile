@@ -8,7 +8,8 @@ BENCHMARKS := $(filter-out benchmarks/history.py benchmarks/profile_search.py be
 	benchmarks/peer_formulas.py benchmarks/synthesised.py benchmarks/throttled.py benchmarks/torch_rivals.py \
 	benchmarks/gpu.py benchmarks/gpu_steps.py benchmarks/gpu_links.py,$(wildcard benchmarks/*.py))
 
-.PHONY: demo demo-train quick test nightly golden docs lint types format bench gpu history profile megatron targets clean
+.PHONY: demo demo-train quick test nightly golden docs lint types format bench gpu history profile refit megatron targets \
+	schemas clean
 
 # Llama-3.1-70B on 64 H100s and 128 A100s together.
 demo: $(INSTALLED)
@@ -81,6 +82,11 @@ CASE ?= three-128
 profile: $(EXTRAS)
 	$(BIN)/python benchmarks/profile_search.py $(CASE)
 
+# Fits the constants that ship to published runs anew; FIT=memory, or FIT="operators DIR" (docs/calibration.md).
+FIT ?= overheads --page docs/cross-validation.md
+refit: $(EXTRAS)
+	$(BIN)/python -m tools.refit $(FIT)
+
 # Runs exports through Megatron-LM's own parser, validation and configuration builder (downloads both).
 megatron: $(INSTALLED)
 	TEST_PYTHON=$(CURDIR)/$(BIN)/python PYTHON=$(PYTHON) tests/targets/megatron_venv.sh .venv-megatron
@@ -88,6 +94,10 @@ megatron: $(INSTALLED)
 # Puts exports through the own code of torchtitan, Accelerate, DeepSpeed and SkyPilot (downloads them).
 targets: $(INSTALLED)
 	TEST_PYTHON=$(CURDIR)/$(BIN)/python PYTHON=$(PYTHON) tests/targets/targets.sh .venv-targets
+
+# Lists the keys of every trainer's configuration anew, from the trainers' own packages (downloads them).
+schemas: $(INSTALLED)
+	TEST_PYTHON=$(CURDIR)/$(BIN)/python tests/targets/schemas.sh .schemas
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
@@ -101,5 +111,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 # PyTorch, XGBoost and Transformers, which planning does not need but the tests of measuring, running and fitting do.
 $(EXTRAS): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[dev,runtime,calibrate,text,reference,prices,mcp]'
+		--editable '.[dev,runtime,refit,text,reference,prices,mcp]'
 	@touch $@
