@@ -47,7 +47,7 @@ def allowance(*rankings: Ranking) -> float:
 
 def bound_seconds(ranking: Ranking) -> float:
     found = ranking.best.prediction
-    assert found is not None
+    assert found is not None and found.lower_bound_seconds is not None
     return found.lower_bound_seconds
 
 
@@ -168,7 +168,7 @@ def kinds_of(plan: Plan) -> set[object]:
         NotCovered.SPREAD_STAGES: any(_spread([stage.gpu for stage in replica.stages]) for replica in plan.replicas),
         NotCovered.UNEQUAL_DEGREES: len({tp for _, tp in degrees}) > 1,
         NotCovered.UNEQUAL_DEGREES_OF_A_TYPE: len(degrees) > len(types),
-        NotCovered.UNEQUAL_REPLICAS: uneven and not plan.uniform,
+        NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE: uneven and not plan.uniform,
         NotCovered.OTHER_SPLITS: uneven and plan.uniform,
         NotCovered.UNEQUAL_DEPTHS_OVER_SITES: len(sites) > 1 and len({len(each.stages) for each in plan.replicas}) > 1,
     }

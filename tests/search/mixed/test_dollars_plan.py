@@ -85,6 +85,7 @@ def test_the_fastest_plan_within_a_budget_keeps_it():
     assert hours(fastest) * (1 - 1e-9) <= hours(within) <= hours(cheapest)
     found = within.best.prediction
     assert found is not None and within.search.lower_bound_dollars is None
+    assert found.lower_bound_seconds is not None
     assert found.lower_bound_seconds <= found.iteration_seconds
 
 

@@ -57,7 +57,7 @@ def test_enumeration_does_not_beat_the_certificate(seed: int) -> None:
     found = ranked(model, cluster, job, space=space)
     assert bool(found.plans) >= np.isfinite(best)
     if found.plans:
-        assert found.best.prediction is not None
+        assert found.best.prediction is not None and found.best.prediction.lower_bound_seconds is not None
         assert found.best.prediction.lower_bound_seconds <= best * (1 + 1e-9)
         assert seconds(found.best) <= best * (1.0 + max(GAP, found.search.gap or 0.0)) * (1 + 1e-9)
 
