@@ -358,7 +358,10 @@ MODELS: dict[str, Published] = {
     ),
 }
 # fmt: on
-REFUSED = {"swin": "draws random numbers by aten.rand.default"}
+REFUSED = {
+    "swin": "draws random numbers by aten.rand.default",
+    "t5": "SelfAttention.relative_attention_bias.weight",  # attention has no gradient for its mask
+}
 """What the message says of a model that no program trains."""
 
 
