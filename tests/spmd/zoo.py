@@ -203,9 +203,6 @@ MODELS: dict[str, Published] = {
     "electra": _masked("Electra", embedding_size=16),
     "deberta-v2": _masked("DebertaV2"),
     "modernbert": _masked("ModernBert", local_attention=4, global_attn_every_n_layers=2),
-    "mobilebert": _masked(
-        "MobileBert", embedding_size=16, intra_bottleneck_size=16, true_hidden_size=16, num_feedforward_networks=1
-    ),
     "xlm-roberta-classifier": Published(
         model="XLMRobertaForSequenceClassification",
         config="XLMRobertaConfig",
@@ -358,8 +355,13 @@ MODELS: dict[str, Published] = {
     ),
 }
 # fmt: on
-REFUSED = {"swin": "draws random numbers by aten.rand.default"}
+REFUSED = {
+    "swin": "draws random numbers by aten.rand.default",
+    "t5": "SelfAttention.relative_attention_bias.weight",  # attention has no gradient for its mask
+}
 """What the message says of a model that no program trains."""
+DIFFERS = {"mobilenet-v2": "one step equal, the second loss 3e-4 off, not explained yet"}
+"""What is known of a model whose losses are not those of eager mode."""
 
 
 def built(name: str) -> nn.Module:
@@ -398,7 +400,7 @@ def task(name: str) -> Task:
 def outcomes() -> str:
     """Return a table of the models: what each is, and whether programs train it as eager mode does."""
     rows = [
-        f"| {name} | `{entry.model}` | {f'refused: {REFUSED[name]}' if name in REFUSED else 'equal'} |"
+        f"| {name} | `{entry.model}` | {f'refused: {REFUSED[name]}' if name in REFUSED else DIFFERS.get(name, 'equal')} |"
         for name, entry in MODELS.items()
     ]
     return "\n".join(["| model | class | outcome |", "|---|---|---|", *rows])

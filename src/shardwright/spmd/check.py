@@ -69,7 +69,7 @@ def require_equal(found: Synthesized, task: Task, what: str = "the task") -> Non
     wrong = _beyond_rounding(large, ranks, found, module, batch, task, expected) if large else []
     if wrong:
         more = f" ({len(wrong) - 1} more results differ)" if len(wrong) > 1 else ""
-        raise bad(what, f"{wrong[0]}{more}", "nothing is written; `--no-check` writes the program all the same")
+        raise bad(what, f"{wrong[0]}{more}", "nothing is written; `check=False` writes the program all the same")
 
 
 def _module(task: Task) -> nn.Module:

@@ -85,7 +85,7 @@ def opened(path: Path) -> Manifest:
     """Return what a checkpoint, or the newest in a folder of several, holds. Raises `SpecError` where there is none."""
     folder = path if (path / MANIFEST).exists() else next(reversed(steps(path)), None)
     if folder is None:
-        raise bad(str(path), "has no checkpoint of `spmd train`", "name the folder that --out named")
+        raise bad(str(path), "has no checkpoint of `spmd train`", "name the folder that `out=` named")
     text = read_text(folder / MANIFEST)
     try:
         part = json.loads(text)

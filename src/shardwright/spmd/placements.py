@@ -30,7 +30,7 @@ def placements_text(found: Synthesized, target: str) -> str:
     Raises `SpecError` for a target that is not known, and where it cannot say how the program stores a parameter.
     """
     if target not in TARGETS:
-        raise bad(f"--to {target}", "is not known", f"one of {', '.join(TARGETS)}")
+        raise bad(f"`to={target}`", "is not known", f"one of {', '.join(TARGETS)}")
     program, graph = found.program, found.graph
     values = {node.name: node.outputs[0] for node in graph.nodes if node.op in ("parameter", "input")}
     held = {name: program.steps[name].outputs[0] for name in values}
@@ -64,7 +64,7 @@ def _entries(
         except ValueError as error:
             if isinstance(error, SpecError):
                 raise
-            hint = "plan with `--strategy uneven-fsdp`, which cuts the first dimension, and export to vescale"
+            hint = "plan with `strategy=uneven-fsdp`, which cuts the first dimension, and export to vescale"
             raise bad(f"the parameter {name}", f"is {held[ref.node]}, {error}", hint) from None
 
 

@@ -197,7 +197,7 @@ def _explained(name: str) -> Iterator[None]:
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where, said = f"{frame.filename}:{frame.lineno}", f"{type(error).__name__}: {error}"
-        raise bad(where, f"the task's `{name}` fails: {said}", "--debug shows the traceback") from error
+        raise bad(where, f"the task's `{name}` fails: {said}", "`debug=True` shows the traceback") from error
 
 
 def _initial(task: Task, seed: int) -> dict[str, Tensor]:
