@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tests.cost.draws import EFFICIENCY, some_problem
 from tests.cost.stage_walk import walked_bytes
@@ -9,6 +10,8 @@ from tests.nightly import nightly
 
 from shardwright.cost.iteration.evaluate import evaluate
 from shardwright.cost.iteration.mixed import mixed_iteration
+from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN
+from shardwright.cost.stage.tails import left_over
 from shardwright.cost.strategies import RECOMPUTE, plan_of_row
 from shardwright.plans.check import check
 
@@ -29,3 +32,14 @@ def test_rows_plans_and_a_walk_agree(seed: int) -> None:
         assert exact.seconds == pytest.approx(verdict.seconds[place], rel=1e-9), mode
         assert alone.total.max() == pytest.approx(verdict.peak_bytes[place], rel=1e-9), mode
         assert alone.activations + alone.logits == pytest.approx(walked, rel=1e-9), mode
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tails_are_what_own_passes_and_those_of_the_ranks_before_do_not_hide(seed: int) -> None:
+    pick = np.random.default_rng(seed)
+    travelling, passes, first = pick.uniform(0.1, 3.0, (3, 1, 4))
+    left = left_over(travelling, passes, 0.5, first)
+    for rank in range(4):
+        hidden = min(travelling[0, rank], 0.5 * passes[0, rank])
+        exposed = travelling[0, rank] - (1.0 - OVERLAP_SLOWDOWN) * hidden
+        assert left[0, rank] == pytest.approx(max(exposed - sum(first[0, :rank]), 0.0))

@@ -21,7 +21,7 @@ from shardwright.cost.iteration.step import (
 )
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN
 from shardwright.cost.pipeline.bound import interleaved_lower_bound, lower_bound
-from shardwright.cost.pipeline.schedule import interleaved, one_f_one_b
+from shardwright.cost.pipeline.schedule import interleaved
 from shardwright.cost.pipeline.simulate import folded, simulate
 from shardwright.cost.strategies import Strategies
 
@@ -109,7 +109,7 @@ def pipeline_seconds(context: Context, rows: Strategies, parts: Iteration, *, fr
     moves = np.zeros_like(parts.transfers) if free_transfers else parts.transfers
     seconds = np.empty(len(rows))
     for count in distinct(counts):
-        order = one_f_one_b(pp, int(count)) if vpp == 1 else interleaved(pp, vpp, int(count))
+        order = interleaved(pp, vpp, int(count))
         for overlapped in (False, True):
             chosen = (counts == count) & (rows.overlap_pp == overlapped)
             if chosen.any():

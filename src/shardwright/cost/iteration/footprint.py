@@ -118,8 +118,8 @@ def kept_activations(context: Context, rows: Strategies, shards: LayerRows, star
 def working_set(rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
     """Return the bytes that are live beside the kept activations while a layer of a rank runs backward, [N, P]."""
     table, longest = shards.table, per_rank(np.diff(starts, axis=1), int(rows.vpp[0])).max(axis=1)
-    of_rows = table.live[shards.row][:, None], table.group[shards.row][:, None]
-    return live_bytes(*of_rows, rows.recompute[:, None], rows.recompute_layers[:, None], longest)
+    mode, count = rows.recompute[:, None], rows.recompute_layers[:, None]
+    return live_bytes(table.live, table.group, shards.row[:, None], mode, count, longest)
 
 
 def fixed_bytes(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Fixed:

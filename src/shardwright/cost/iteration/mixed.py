@@ -46,7 +46,7 @@ from shardwright.cost.iteration.step import (
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import copied_bytes
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN
-from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, Order, interleaved, one_f_one_b
+from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, Order, interleaved
 from shardwright.cost.pipeline.simulate import Timeline, simulate, timeline
 from shardwright.plans.plan import Plan, Replica
 
@@ -221,5 +221,4 @@ def _moves(plan: Plan, transfers: Floats) -> Floats:
 
 
 def _order(plan: Plan, replica: Replica) -> Order:
-    pp, vpp = len(replica.stages), plan.schedule.virtual_stages
-    return one_f_one_b(pp, replica.micro_batches) if vpp == 1 else interleaved(pp, vpp, replica.micro_batches)
+    return interleaved(len(replica.stages), plan.schedule.virtual_stages, replica.micro_batches)

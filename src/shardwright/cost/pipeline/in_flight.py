@@ -65,4 +65,5 @@ def live_chunks(ranks: int, virtual_stages: int, rounds: int) -> Ints:
 
     live = done(np.minimum(before + warmup + 1, total), chunk) - done(before, virtual_stages - 1 - chunk)
     times = distinct_rows(live.reshape(len(live), -1))
-    return np.asarray(times.reshape(-1, virtual_stages, ranks))
+    fullest = [row for row in times if ((times >= row).all(axis=1)).sum() == 1]
+    return np.array(fullest).reshape(-1, virtual_stages, ranks)

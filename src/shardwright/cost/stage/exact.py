@@ -27,13 +27,14 @@ def kept_bytes(kept: Floats, stages: Ranges, mode: Array | int, count: Array | i
     return np.asarray(total)
 
 
-def live_bytes(live: Floats, group: Floats, mode: Array | int, count: Array | int, longest: Ints) -> Floats:
-    """Return the bytes that live beside what is kept while a layer runs backward, of stages whose tables have `live`
-    [..., 3] by state and `group` for each layer that runs again together, up to the `longest` of a rank's stages."""
+def live_bytes(
+    live: Floats, group: Floats, row: Ints, mode: Array | int, count: Array | int, longest: Array | int
+) -> Floats:
+    """Return the bytes that live beside what is kept while a layer runs backward, of stages with the rows `row` of
+    tables: `live` [M, 3] by state, `group` [M] for each layer that runs again together, up to the `longest` of a rank's
+    stages."""
     together = np.where(GROUPED[mode], np.minimum(count, longest), FIRST[mode] == AGAIN)
-    state = np.broadcast_to(FIRST[mode], together.shape)[..., None]
-    alone = np.take_along_axis(np.broadcast_to(live, (*together.shape, live.shape[-1])), state, axis=-1)[..., 0]
-    return np.asarray(group * together + alone)
+    return np.asarray(group[row] * together + live[row, FIRST[mode]])
 
 
 def repeated_seconds(forward: Floats, core: Floats, stages: Ranges, mode: Array | int, count: Array | int) -> Floats:

@@ -33,7 +33,7 @@ class Term(NamedTuple):
     together: bool = False
 
 
-TERMS = (
+TERMS = (  # documented in `cost.memory.activations`, figure by figure
     Term("kept", kept=(1, 1, 0), live=(0, 0, 1), together=True),
     Term("core", kept=(0, -1, 0)),
     Term("again", live=(0, 1, 0)),
@@ -57,9 +57,7 @@ MODES = {
     UNIFORM: Mode(AGAIN, AGAIN, grouped=True),
     BLOCK: Mode(AGAIN, WHOLE),
 }
-FIRST, REST, GROUPED = (
-    np.array(column) for column in zip(*(MODES[code] for code in sorted(MODES)), strict=True)
-)  # numeric
+FIRST, REST, GROUPED = map(np.array, zip(*(MODES[code] for code in sorted(MODES)), strict=True))  # numeric
 
 
 def kept_by_state(figures: Activations) -> list[Floats]:

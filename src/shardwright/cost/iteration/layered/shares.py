@@ -118,7 +118,7 @@ def activation_bytes(units: Units, shares: RowShares) -> tuple[Floats, Floats]:
     states = np.where(again, AGAIN, REST[shares.recompute][:, None])
     kept = np.take_along_axis(units.kept[row], states[:, None], axis=1)[:, 0]
     inside = kept[:, :-1].sum(axis=1) + units.boundary[row]
-    working = live_bytes(units.live[row], units.group[row], shares.recompute, 1, np.ones(len(shares), dtype=np.int64))
+    working = live_bytes(units.live, units.group, row, shares.recompute, 1, 1)
     head = np.maximum(kept[:, -1] + units.logits[row] - working, 0.0)
     return scale * inside + working, head
 

@@ -118,11 +118,10 @@ def _repeated(
 def _leanest(table: Table, of: Ranges, last: Bools, flight: Ints, room: Floats, mode: int) -> tuple[Ints, Floats]:
     """Return the number of layers with which stages under a mode stay within their `room` in least time, and the bytes
     that they need then."""
-    live, group, longest = table.live[of.row], table.group[of.row], of.length
-    logits = np.where(last, table.logit_bytes[of.row], 0.0)
+    longest, logits = of.length, np.where(last, table.logit_bytes[of.row], 0.0)
 
     def needed(number: Ints) -> Floats:
-        beside = np.maximum(live_bytes(live, group, mode, number, longest), logits)
+        beside = np.maximum(live_bytes(table.live, table.group, of.row, mode, number, longest), logits)
         return np.asarray(kept_bytes(table.kept, of, mode, number) * flight + beside)
 
     if mode == BLOCK:

@@ -121,9 +121,7 @@ class Table:
     def beside(self, *, last: bool) -> Floats:
         """Return what lives at least beside what is kept while a stage runs backward, by mode, [G, 4]: on the last one
         it alternates with the logits."""
-        modes = np.arange(len(MODES))
-        ones = np.ones((self.types, len(MODES)), dtype=np.int64)
-        least = live_bytes(self.live[:, None], self.group[:, None], modes, 1, ones)
+        least = live_bytes(self.live, self.group, np.arange(self.types)[:, None], np.arange(len(MODES)), 1, 1)
         return np.maximum(least, self.logit_bytes[:, None]) if last else least
 
     def links_seen(self, kind: int, others: Iterable[int] = ()) -> Fabric:
