@@ -37,7 +37,7 @@ class RuleRow:
     straight: str = ""
 
 
-RESIZED = tuple(["nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d"])
+RESIZED = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
 ROWS: dict[str, RuleRow] = {
     # Matrix products: m rows, n columns, k what is summed over, b a batch of products.
     "mm": RuleRow(text="mk, kn -> mn", anchors="mkn"),
