@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests import forked
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
+from tests.signals import interruptible
 
 from shardwright.cli.app import main
 from shardwright.plans.document import save
@@ -113,7 +114,10 @@ def started(
     """Return a run that has done its first steps."""
     told = [folder / f"{plan}.json", "--data", folder / "c.bin", "--steps", 100_000, "--out", out, *arguments]
     told += ["--patience", patience]
-    process = subprocess.Popen(command(*told, under=under), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with interruptible():
+        process = subprocess.Popen(
+            command(*told, under=under), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
     waited(lambda: process.poll() is not None or ((out / "metrics.csv").exists() and len(rows(out)) > 2), 60)
     if process.poll() is None and len(rows(out)) > 2:
         return process

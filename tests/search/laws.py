@@ -192,7 +192,7 @@ def priced_alike(problem: Problem, ranking: Ranking) -> Iterator[str]:
             yield f"{plan!r} is not run by its framework: {next(iter(framework_problems(plan)))}"
         if said.iteration_seconds != found.iteration_seconds:
             yield f"{plan!r} takes {found.iteration_seconds!r}, the search said {said.iteration_seconds!r}"
-        if said.lower_bound_seconds > said.iteration_seconds:
+        if said.lower_bound_seconds is not None and said.lower_bound_seconds > said.iteration_seconds:
             yield f"{plan!r} is below its bound"
         if not keeps(problem, plan):
             yield f"{plan!r} does not keep {problem.pins} and {problem.rules}"

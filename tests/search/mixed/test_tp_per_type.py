@@ -169,8 +169,8 @@ def test_the_command_line_searches_degrees_per_type(tmp_path):
     plain, both = planned(tmp_path), planned(tmp_path, "--tp-per-type")
     seconds = [found["plans"][0]["prediction"]["iteration_seconds"] for found in (plain, both)]
     assert seconds[1] < 0.95 * seconds[0]
-    assert any("--tp-per-type" in words for words in plain["search"]["not_covered"])
-    assert not any("--tp-per-type" in words for words in both["search"]["not_covered"])
+    assert any("--tp-per-type" in kind["words"] for kind in plain["search"]["not_covered"])
+    assert not any("--tp-per-type" in kind["words"] for kind in both["search"]["not_covered"])
     plan = load_plan(tmp_path / "plan.json")
     assert mixes_degrees(plan) and check(plan) == ()
     kept = replan(plan, fewer_machines(plan))

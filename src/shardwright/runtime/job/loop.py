@@ -31,7 +31,7 @@ WARM_UP_STEPS = 1
 class Run:
     """A rank of a run that has begun: what it trains, from where on which data, and on which others its loss is taken.
 
-    A run of fixed ranks (`train`) and a generation of an elastic one (`recovery.training`) differ in what hears of the
+    A run of fixed ranks (`train`) and a generation of an elastic one differ in what hears of the
     steps: `begin` which one begins, counted from 1; `note` what the rank does; `stepped` each row; `save` after which
     step the state is there now, and whether it is the last. `stop` says whether the rank was asked to stop after this
     step. `phases` are those of the update, where ranks may be lost in it. A rank that `writes` writes what is measured.
