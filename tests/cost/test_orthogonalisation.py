@@ -12,7 +12,7 @@ from shardwright.cost.compute.efficiency import SATURATED
 from shardwright.cost.compute.orthogonalisation import orthogonalisation_flops, work_of
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.footprint import HeldParameters, held_parameters, states
-from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
+from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds, running_product_seconds
 from shardwright.cost.network.collectives import exchange_seconds, group
 from shardwright.cost.pipeline.splits import boundaries
 from shardwright.cost.strategies import UNSHARDED, ZERO1, Strategies, strategies
@@ -68,6 +68,20 @@ def test_no_rank_owns_less_than_a_matrix() -> None:
     where, rows, held = held_under(tp=2, dp=256, sharding=ZERO1)
     peak = where.pool.gpu.peak("bf16") or 0.0
     assert orthogonalisation_seconds(where, rows, held)[0, 0] > work_of(DENSE).largest / peak
+
+
+def test_matrices_of_multi_token_prediction_are_no_ends() -> None:
+    """They stand behind the head, and are matrices all the same: 8 bytes of state each, and products."""
+    predicting = replace(MIXTURE, mtp_layers=1)
+    where = context(predicting, pool(nodes=1), JOB)
+    rows = strategies([row(where)])
+    shards = layer_rows(where, rows)
+    held = held_parameters(where, rows, shards, starts_of(where, rows))
+    assert held.ends[0, 0] == MIXTURE.embedding_parameters + MIXTURE.head_parameters
+    running = {name: getattr(shards.table, name) for name in ("dense", "expert", "ends")}
+    seconds = running_product_seconds(where, **running)[0]
+    layer = seconds[2] - seconds[1]
+    assert seconds[1] == 0.0 and seconds[-1] - seconds[-2] == pytest.approx(layer, rel=0.2) and layer > 0.0
 
 
 @pytest.mark.parametrize("pp", [1, 2, 4])

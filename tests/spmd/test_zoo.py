@@ -94,8 +94,6 @@ def test_a_published_model_trains_as_in_eager_mode(name: str, tmp_path: Path, ra
     arguments = ("spmd", "train", str(step), factory, "--steps", str(STEPS), "--device", "cpu", "--json")
     trained = ranks(commanded, Command(arguments=arguments, port=free_port()))
     assert trained.code == 0, trained.err
-    if name in zoo.DIFFERS:
-        pytest.xfail(zoo.DIFFERS[name])
     torch.testing.assert_close(json.loads(trained.out)["losses"], eager_losses(name), rtol=1e-5, atol=1e-5)
 
 

@@ -75,7 +75,7 @@ def held_parameters(context: Context, rows: Strategies, shards: LayerRows, start
     """Return the parameters of each rank. A tied output projection is shared where one rank has both ends."""
     table, stages, chunks = shards.table, of_pipelines(shards.row, starts, context.layer_count), int(rows.vpp[0])
     dense, expert = stages.total(table.dense), stages.total(table.expert)
-    ends = per_rank(stages.ends(table.dense), chunks).sum(axis=1)
+    ends = per_rank(stages.total(table.ends), chunks).sum(axis=1)
     dense, expert = per_rank(dense, chunks).sum(axis=1), per_rank(expert, chunks).sum(axis=1)
     if context.model.tied_embeddings and rows.pp[0] == 1:
         once = (context.model.token_table_parameters / rows.tp)[:, None]

@@ -59,15 +59,13 @@ def layered_orthogonalisation_seconds(
     return np.asarray(2.0 * one_way + _product_seconds(context, flops, work.largest))
 
 
-def running_product_seconds(context: Context, dense: Floats, expert: Floats) -> Floats:
+def running_product_seconds(context: Context, dense: Floats, expert: Floats, ends: Floats) -> Floats:
     """Return what Muon's products take one rank that owns the layers before each position, [N, L + 3], from their
-    running sums of weights. Embedding and head have none."""
+    running sums of weights: none for the `ends` of `dense`."""
     if context.job.optimizer != "muon":
         return np.zeros_like(dense)
     work = work_of(context.model)
-    flops = np.diff(work.dense * dense + work.expert * expert, axis=1, prepend=0.0)
-    flops[:, [1, -1]] = 0.0
-    return np.asarray(_product_seconds(context, np.cumsum(flops, axis=1), 0.0))
+    return np.asarray(_product_seconds(context, work.dense * (dense - ends) + work.expert * expert, 0.0))
 
 
 def _width(job: Job) -> float:

@@ -157,6 +157,7 @@ class MeasuredLayers:
             kept=running_sums(_measured_states(states, activations)),
             dense=running_sums(np.where(dense + expert > 0.0, dense * held, weights)),
             expert=running_sums(expert * held),
+            ends=running_sums(np.diff(table.ends) * held),
             group=activations[:, 1:-1].max(axis=1),
             parameters=weights[:, 1:-1].max(axis=1),
         )

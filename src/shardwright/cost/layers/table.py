@@ -44,7 +44,8 @@ class LayerTable(Columns):
     """Running sums over positions, each [M, layers + 3]: entry p is the sum over positions before p.
 
     `kept` are the bytes kept for the backward pass of one micro-batch in each state of a layer (`cost.stage.terms`),
-    [M, 3, layers + 3]; `dense` and `expert` are parameters held by one GPU. Of single layers: `live` is what lives
+    [M, 3, layers + 3]; `dense` and `expert` are parameters held by one GPU, `ends` those of `dense` in embedding and
+    output projection, which are no matrices of layers. Of single layers: `live` is what lives
     while the largest runs backward, by state [M, 3], `group` what each that runs again together adds, `boundary` the
     activation passed to the next layer, `parameters` the most that a layer has, [M].
     """
@@ -60,6 +61,7 @@ class LayerTable(Columns):
     kept: Floats
     dense: Floats
     expert: Floats
+    ends: Floats
     live: Floats
     group: Floats
     boundary: Floats
@@ -103,6 +105,7 @@ def layer_table(
     forward = [c.forward + c.tp_forward + c.cp_forward + c.ep_forward for c in columns]
     backward = [c.backward + c.tp_backward + c.cp_backward + c.ep_backward for c in columns]
     parameters = [shard_parameters(model, kind, shard, position) for position, kind in enumerate(kinds)]
+    ends = [model.embedding_parameters, *(0 for _ in model.kinds), head_weights(model)]
     return LayerTable(
         forward=running(forward),
         backward=running(backward),
@@ -115,6 +118,7 @@ def layer_table(
         kept=running(kept_by_state(memory)),
         dense=running([dense for dense, _ in parameters]),
         expert=running([expert for _, expert in parameters]),
+        ends=running([weights / shard.tp for weights in ends]),
         live=live,
         group=group,
         boundary=np.max(np.stack(memory.inputs[1:-1]), axis=0),

@@ -34,12 +34,6 @@ class Ranges(Columns):
         """Return the sum over all positions."""
         return _between(running, self.row, self.low, self.high, state)
 
-    def ends(self, running: Floats) -> Floats:
-        """Return the sum over the embedding and the head, where a stage has them."""
-        head = running.shape[-1] - 2
-        embedding = _between(running, self.row, np.minimum(self.low, 1), np.minimum(self.high, 1), None)
-        return embedding + _between(running, self.row, np.maximum(self.low, head), np.maximum(self.high, head), None)
-
     def layers(self, running: Floats, state: Array | int | None = None) -> Floats:
         """Return the sum over the layers."""
         return _between(running, self.row, self.begin, self.end, state)

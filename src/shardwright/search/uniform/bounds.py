@@ -235,7 +235,7 @@ def _tail(context: Context, rows: Strategies, shards: LayerRows, split: _Split) 
         return np.asarray((_sum(running, row, 0, top) + more * per_layer)[:, None])
 
     dense, expert = on_rank(table.dense, np.minimum), on_rank(table.expert, np.minimum)
-    at_ends = _sum(table.dense, row, 0, 1) + (rows.pp == 1) * _sum(table.dense, row, ends - 1, ends)
+    at_ends = _sum(table.ends, row, 0, 1) + (rows.pp == 1) * _sum(table.ends, row, ends - 1, ends)
     if context.model.tied_embeddings:
         once = context.model.token_table_parameters / rows.tp * (rows.pp == 1)
         dense, at_ends = dense - once[:, None], at_ends - once

@@ -64,11 +64,15 @@ class Compositions(Columns):
 def alone(table: Table, layers: Layers, region: Region) -> Compositions:
     """Return the compositions of a single stage, which pass one micro-batch after the other."""
     types, copies = np.flatnonzero(table.units > 0), region.most
-    each, end = table.kept_bytes(copies)
+    each, more = table.kept_bytes(copies)
     total = layers.total
-    inside = total * (layers.dense + layers.expert)
-    parameters = inside + layers.first_parameters + layers.last_parameters - table.tied_parameters
-    state = each * parameters + (end - each) * (parameters - inside)
+    parameters = (
+        total * (layers.dense + layers.expert)
+        + layers.first_parameters
+        + layers.last_parameters
+        - table.tied_parameters
+    )
+    state = each * parameters + more * (layers.first_ends + layers.last_ends - table.tied_parameters)
     room = table.rooms(staged=False) - state - layers.first_bytes - layers.last_bytes
     seconds = total * layers.alone_seconds + layers.first_seconds + layers.last_seconds + 2.0 * table.each
     again = least_repeated(layers.least, region.modes, total, room, table.beside(last=True))

@@ -36,7 +36,7 @@ class Figures(Columns):
 
 def figures(table: Table, layers: Layers, copies: int) -> Figures:
     """Return the figures of every type in a pipeline, where `copies` replicas share the optimizer state."""
-    each, end = table.kept_bytes(copies)
+    each, more = table.kept_bytes(copies)
     move = least_move_seconds(table)
     return Figures(
         layer=layers.least,
@@ -48,9 +48,9 @@ def figures(table: Table, layers: Layers, copies: int) -> Figures:
         move=move,
         first_seconds=layers.first_seconds,
         last_seconds=layers.last_seconds,
-        first_held=end * layers.first_parameters,
+        first_held=each * layers.first_parameters + more * layers.first_ends,
         first_bytes=layers.first_bytes,
-        last_held=end * layers.last_parameters + layers.last_bytes,
+        last_held=each * layers.last_parameters + more * layers.last_ends + layers.last_bytes,
     )
 
 

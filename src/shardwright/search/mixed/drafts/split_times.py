@@ -74,11 +74,11 @@ def lone_stages(
     host = (end - begin) * (table.host[kinds] if staged else 0.0)
     forward = launched_seconds(of.total(table.forward), host)
     parameters = of.total(table.dense) + of.total(table.expert)
+    ends = of.total(table.ends)
     if not staged:
-        parameters = parameters - table.tied_parameters[kinds]
-    each_bytes, end_bytes = (of_type[kinds] for of_type in table.kept_bytes(copies))
-    ends = parameters - of.layers(table.dense) - of.layers(table.expert)
-    room = table.rooms(staged=staged)[kinds] - each_bytes * parameters - (end_bytes - each_bytes) * ends
+        parameters, ends = (held - table.tied_parameters[kinds] for held in (parameters, ends))
+    state, more = (of_type[kinds] for of_type in table.kept_bytes(copies))
+    room = table.rooms(staged=staged)[kinds] - state * parameters - more * ends
     again, code, count = _repeated(table, of, last, flight, room, modes)
     fits = np.isfinite(again)
     again = np.where(fits, again, 0.0)
@@ -90,7 +90,7 @@ def lone_stages(
         recompute=code,
         recompute_layers=count,
         parameters=parameters,
-        orthogonal=of.layers(table.orthogonal),
+        orthogonal=of.total(table.orthogonal),
         fits=fits,
     )
 

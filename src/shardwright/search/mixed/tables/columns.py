@@ -31,15 +31,15 @@ class Table:
 
     Seconds of one micro-batch without the host's part: `forward`, `backward`, `core` (what selective recomputation
     repeats); bytes that a micro-batch leaves in each state of a layer (`cost.stage.terms`): `kept` [G, 3, L + 3];
-    parameters: `dense`, `expert`; seconds once a step that Muon's products take a copy, and that all copies share out:
-    `orthogonal`.
+    parameters: `dense`, `expert`, and `ends`, those of `dense` in embedding and output projection; seconds once a step
+    that Muon's products take a copy, and that all copies share out: `orthogonal`.
 
     Per type, [G]: `host` seconds of launching a layer's forward pass in a pipeline, `each` seconds of a pass through a
     stage; seconds of a message inside (`near`) and across (`far`) domains; `room_bytes` for tensors; `fixed_bytes` of a
     stage whatever its layers, `staged_bytes` more in a pipeline; those live while the largest layer runs backward, by
     state, `live` [G, 3], and `group` more for each that runs again together; `logit_bytes`, with which these alternate
     on the last stage; `state_bytes` per parameter that every copy keeps, `shared_bytes` that copies share out,
-    `ends_bytes` more of a parameter of embedding and head; `update_seconds` per parameter and step, for one copy, and
+    `ends_bytes` more of one of the `ends`; `update_seconds` per parameter and step, for one copy, and
     if there is a `shared_update`, for all copies together; `fabrics` are the links of the types, `wide` how many times
     the least tensor-parallel degree of the setting that of a type is; `copied_bytes` are those of a parameter that is
     laid out twice where copies of a layer differ in degree; `step_seconds` once an iteration; `tied_near` and
@@ -60,6 +60,7 @@ class Table:
     kept: Floats
     dense: Floats
     expert: Floats
+    ends: Floats
     orthogonal: Floats
     host: Floats
     each: Floats
@@ -104,9 +105,9 @@ class Table:
         return self.update_seconds / copies if self.shared_update else self.update_seconds
 
     def kept_bytes(self, copies: int) -> tuple[Floats, Floats]:
-        """Return the bytes of a parameter of a layer that `copies` hold, and of one of embedding and head, [G] each."""
+        """Return the bytes of a parameter that `copies` hold, and how many more of one of the `ends`, [G] each."""
         each = self.state_bytes + self.shared_bytes / copies
-        return each, each + (self.ends_bytes / copies if self.shared_update else self.ends_bytes)
+        return each, self.ends_bytes / copies if self.shared_update else self.ends_bytes
 
     @property
     def links(self) -> Floats:
@@ -207,6 +208,8 @@ class Layers:
     last_bytes: Floats
     first_parameters: Floats
     last_parameters: Floats
+    first_ends: Floats
+    last_ends: Floats
 
     @property
     def total(self) -> float:
@@ -265,6 +268,8 @@ def layers_of(table: Table) -> Layers:
         last_bytes=each["kept"][:, WHOLE, -1],
         first_parameters=each["dense"][:, 0] + each["expert"][:, 0],
         last_parameters=each["dense"][:, -1] + each["expert"][:, -1],
+        first_ends=each["ends"][:, 0],
+        last_ends=each["ends"][:, -1],
     )
 
 
@@ -278,4 +283,4 @@ def levelled(table: Table) -> Table:
     return replace(table, **columns)
 
 
-RUNNING = ("forward", "backward", "core", "kept", "dense", "expert", "orthogonal")
+RUNNING = ("forward", "backward", "core", "kept", "dense", "expert", "ends", "orthogonal")

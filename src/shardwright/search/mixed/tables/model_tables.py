@@ -32,7 +32,7 @@ from shardwright.spec.cluster import SiteLink
 from shardwright.spec.job import Job
 
 NAMES = {
-    **{name: name for name in ("forward", "backward", "kept", "dense", "expert")},
+    **{name: name for name in ("forward", "backward", "kept", "dense", "expert", "ends")},
     "core": "core_seconds",
 }  # of columns of a `LayerTable`
 
@@ -40,6 +40,8 @@ NAMES = {
 def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequence[SiteLink] = ()) -> list[Table]:
     """Return the table of every setting, with a row for each pool; `links` join their sites. The figures of a type are
     made once for all settings that are alike on it."""
+    if not settings:
+        return []
     job = contexts[0].job
     parts = [_by_setting(context, [each.on(place) for each in settings]) for place, context in enumerate(contexts)]
     fabrics = tuple(context.links for context in contexts)
@@ -130,7 +132,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
     single = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, alone.pp)
     logits = logit_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
     update = optimizer_seconds(context, replace(rows, dp=np.ones_like(rows.dp)), ones[:, None], 0.0 * ones[:, None])
-    orthogonal = running_product_seconds(context, running["dense"], running["expert"])
+    orthogonal = running_product_seconds(context, running["dense"], running["expert"], running["ends"])
     tied = tied_bytes(context, rows)
     yes, no = np.ones(count, dtype=bool), np.zeros(count, dtype=bool)
     return {
