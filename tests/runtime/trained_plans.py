@@ -15,7 +15,10 @@ from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.state.recipe import Recipe
 
 STEPS, SEED, END = 3, 7, 5
-RECIPES = {"sgd": SGD, "adam": ADAM, "adam8bit": ADAM, "muon": replace(ADAM, method="muon")}
+# Of 2,000 plans some have gradients so small that Adam's usual epsilon turns their rounding into steps: what differs
+# falls as epsilon rises, tenfold with each tenfold, down to what it is under SGD.
+SMOOTH = replace(ADAM, epsilon=1e-4)
+RECIPES = {"sgd": SGD, "adam": SMOOTH, "adam8bit": SMOOTH, "muon": replace(SMOOTH, method="muon")}
 
 
 def runnable(plan: Plan) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
@@ -168,9 +169,20 @@ class Verdict:
     reason: str = ""
 
 
+@contextmanager
+def filled() -> Iterator[None]:
+    """Let PyTorch fill memory that `empty` and its like leave as it was: what stands there is nobody's error."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
 def judged(case: Case, seed: int) -> Verdict:
     """Return whether a program drawn at random gives what autograd gives."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), filled():
         warnings.simplefilter("ignore")
         try:
             case.prepare()
