@@ -22,9 +22,9 @@ import shardwright
 from shardwright.cost.money.risk import checkpoint_bytes, optimal_interval_seconds
 from shardwright.plans.plan import Plan
 from shardwright.recovery.rates import Rates
-from shardwright.runtime.recovery.cloud import BLOCK_BYTES, checksum
-from shardwright.runtime.recovery.interval import EARLY
-from shardwright.runtime.recovery.snapshots import reserve
+from shardwright.runtime.recovery.state.cloud import BLOCK_BYTES, checksum
+from shardwright.runtime.recovery.state.snapshots import reserve
+from shardwright.runtime.recovery.worker.handover import EARLY
 from shardwright.runtime.storage.manifest import hash_of
 from shardwright.units import format_bytes
 

@@ -54,9 +54,9 @@ def test_a_new_split_gives_the_slow_machine_less_and_pays() -> None:
 
 
 def test_windows_are_of_all_ranks_and_the_third_names_who_stays_slow() -> None:
-    from shardwright.runtime.recovery.paces import Paces
+    from shardwright.runtime.recovery.fleet.observations import RankSpeeds
 
-    paces = Paces(ranks=3)
+    paces = RankSpeeds(ranks=3)
     for window in range(3):
         assert paces.take(pace(0, 0, 1.0)) == paces.take(pace(1, 0, 1.0)) == {}
         found = paces.take(pace(2, 0, 1.5))

@@ -33,10 +33,10 @@ def run_elastic(plan: Plan, settings: Settings, fleet: FleetOptions, logs: Path 
     """Keep this machine until the training is done, and return the exit status."""
     from shardwright.recovery.quorum import Machine
     from shardwright.runtime.job.lock import locked
-    from shardwright.runtime.recovery.cloud import require_claims
-    from shardwright.runtime.recovery.keeper import keep
-    from shardwright.runtime.recovery.notices import service_of
-    from shardwright.runtime.recovery.options import KeeperOptions
+    from shardwright.runtime.recovery.keeper.keeper import keep
+    from shardwright.runtime.recovery.keeper.preemption import service_of
+    from shardwright.runtime.recovery.run import KeeperOptions
+    from shardwright.runtime.recovery.state.cloud import require_claims
     from shardwright.runtime.storage.steps import newest_manifest
 
     host, port = address_of("--listen", fleet.listen)

@@ -11,7 +11,7 @@ from shardwright.commands import option
 from shardwright.errors import bad
 
 if TYPE_CHECKING:
-    from shardwright.runtime.recovery.rehearsal import Rehearsal
+    from shardwright.runtime.recovery.change.dry_run import DryRun
 
 
 def recover(
@@ -30,12 +30,12 @@ def recover(
       shardwright recover --dry-run --join 10.0.0.1:29400 --lose machine-1,machine-2
     """
     from shardwright.cli.elastic import address_of, secret_of
-    from shardwright.runtime.recovery.rehearsal import rehearse
+    from shardwright.runtime.recovery.change.dry_run import recovery_after_loss
 
     if not dry_run:
         raise bad("--dry-run", "is missing", "a run recovers by itself; this command shows what it would do")
     lost = tuple(name for name in lose.split(",") if name)
-    recovery = rehearse(address_of("--join", join), lost, secret_of(secret_file))
+    recovery = recovery_after_loss(address_of("--join", join), lost, secret_of(secret_file))
     if json:
         write_json(_document(recovery))
     else:
@@ -43,31 +43,30 @@ def recover(
     return 0
 
 
-def _document(rehearsal: Rehearsal) -> dict[str, Any]:
+def _document(result: DryRun) -> dict[str, Any]:
     from shardwright.reports.documents.ranking import VERSION
 
     return {
         "version": VERSION,
-        "generation": rehearsal.generation,
-        "step": rehearsal.step,
-        "machines": list(rehearsal.machines),
-        "ranks": rehearsal.ranks,
-        "bytes": {name.replace("'", "").replace(" ", "_"): size for name, size in rehearsal.moved_bytes.items()},
-        "seconds": rehearsal.seconds,
-        "bound_seconds": rehearsal.bound_seconds,
-        "decision": rehearsal.decision,
+        "generation": result.generation,
+        "step": result.step,
+        "machines": list(result.machines),
+        "ranks": result.ranks,
+        "bytes": {name.replace("'", "").replace(" ", "_"): size for name, size in result.moved_bytes.items()},
+        "seconds": result.seconds,
+        "bound_seconds": result.bound_seconds,
+        "decision": result.decision,
     }
 
 
-def _text(rehearsal: Rehearsal) -> str:
+def _text(result: DryRun) -> str:
     from shardwright.units import format_bytes, format_seconds
 
     lines = [
-        f"generation {rehearsal.generation}, {len(rehearsal.machines)} machines left: {', '.join(rehearsal.machines)}",
-        rehearsal.decision,
-        f"{rehearsal.ranks} ranks go on at step {rehearsal.step}",
-        *(f"{format_bytes(size):>12} from {name}" for name, size in rehearsal.moved_bytes.items()),
-        f"moved in {format_seconds(rehearsal.seconds)}; "
-        f"no plan takes less than {format_seconds(rehearsal.bound_seconds)}",
+        f"generation {result.generation}, {len(result.machines)} machines left: {', '.join(result.machines)}",
+        result.decision,
+        f"{result.ranks} ranks go on at step {result.step}",
+        *(f"{format_bytes(size):>12} from {name}" for name, size in result.moved_bytes.items()),
+        f"moved in {format_seconds(result.seconds)}; no plan takes less than {format_seconds(result.bound_seconds)}",
     ]
     return "\n".join(lines)

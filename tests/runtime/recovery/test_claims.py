@@ -14,8 +14,8 @@ from tests.cli.running import refused, run
 from tests.runtime.recovery.fleet import copies, supplied
 from tests.runtime.recovery.store import store
 
-from shardwright.runtime.recovery import cloud as clouds
-from shardwright.runtime.recovery.cloud import Cloud, require_claims
+from shardwright.runtime.recovery.state import cloud as clouds
+from shardwright.runtime.recovery.state.cloud import Cloud, require_claims
 
 ROUNDS = 50
 

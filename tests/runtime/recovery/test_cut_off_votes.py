@@ -19,12 +19,11 @@ from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import seeded
-from shardwright.runtime.recovery import reform
-from shardwright.runtime.recovery.handover import Writer
-from shardwright.runtime.recovery.interval import Interval
-from shardwright.runtime.recovery.link import OutsideError
-from shardwright.runtime.recovery.post import Post
-from shardwright.runtime.recovery.settlement import Report, settle
+from shardwright.runtime.recovery.run import Report, settle
+from shardwright.runtime.recovery.worker import rendezvous
+from shardwright.runtime.recovery.worker.handover import Interval, Writer
+from shardwright.runtime.recovery.worker.link import OutsideError
+from shardwright.runtime.recovery.worker.training import RankState
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.step.engine import make_engine, train_step
 
@@ -115,7 +114,7 @@ def world() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def post_of(sharding: str, optimizer: str) -> Post:
+def state_of(sharding: str, optimizer: str) -> RankState:
     """Return a rank that has done three steps in a generation that lasts until `over`."""
     whole = replica(stage((0, 4)), count=RANKS, micro_batches=2)
     plan = under(cast(Any, optimizer), plan_of(MODEL, whole, sharding=cast(Any, sharding)))
@@ -126,22 +125,24 @@ def post_of(sharding: str, optimizer: str) -> Post:
     )  # fmt: skip
     report = Report(step=3, vote_step=2, vote=(1.0, 1.0, 0.0))
     over: list[bool] = []
-    post = Post(
+    state = RankState(
         engine=engine, writer=cast(Writer, None), report=report, interval=Interval(every=100, protected=3),
         over=lambda: bool(over),
     )  # fmt: skip
     FABRIC.on_cut = lambda: over.append(True)
-    return post
+    return state
 
 
-def stepped(post: Post) -> None:
+def stepped(state: RankState) -> None:
     tokens = torch.arange(34).view(1, 34) % 257
-    post.begin(4)
-    train_step(post.engine, lambda _: (tokens[:, 0:16], tokens[:, 1:17]), post.report.step, note=post.note, phases=post)
+    state.begin(4)
+    train_step(
+        state.engine, lambda _: (tokens[:, 0:16], tokens[:, 1:17]), state.report.step, note=state.note, phases=state
+    )
 
 
-def masters(post: Post) -> list[torch.Tensor]:
-    return [slot.master for slot in post.engine.slots]
+def masters(state: RankState) -> list[torch.Tensor]:
+    return [slot.master for slot in state.engine.slots]
 
 
 WAYS = [("none", "adam"), ("zero1", "adam"), ("zero1", "muon")]
@@ -153,27 +154,27 @@ def test_nothing_is_committed_wherever_a_step_is_cut(sharding: str, optimizer: s
     """A generation that is over is told before its groups are aborted; a group may also fail by itself. What the rank
     then reports of the step must move nobody: it knows no outcome, or the true one."""
     FABRIC.__dict__.update(calls=MOST_CALLS, made=0, names=[])
-    whole = post_of(sharding, optimizer)
+    whole = state_of(sharding, optimizer)
     FABRIC.on_cut = lambda: None
     stepped(whole)
     (calls, true), committed = (FABRIC.made, whole.report.vote), 0
     assert whole.report.step == 4 and "allreduce" in FABRIC.names
     for cut in range(1, calls + 1):
         FABRIC.__dict__.update(calls=MOST_CALLS, made=0)
-        post = post_of(sharding, optimizer)
+        state = state_of(sharding, optimizer)
         if not told:
             FABRIC.on_cut = lambda: None
-        before = [master.clone() for master in masters(post)]
+        before = [master.clone() for master in masters(state)]
         FABRIC.__dict__.update(calls=cut, made=0)
         with suppress(OutsideError, dist.DistError):
-            stepped(post)
-        report = post.report
+            stepped(state)
+        report = state.report
         assert report.vote_step == 2 or report.vote == true, f"cut at {FABRIC.names[cut - 1]} {cut} of {calls}"
         if report.step == 3:
-            assert all(map(torch.equal, masters(post), before))
+            assert all(map(torch.equal, masters(state), before))
             assert settle([report]).step == 3 or report.vote == true
         else:
-            assert all(map(torch.equal, masters(post), masters(whole))), FABRIC.names[cut - 1]
+            assert all(map(torch.equal, masters(state), masters(whole))), FABRIC.names[cut - 1]
         committed += report.step == 4
     assert committed < calls, "of the last collectives, which bring updated weights, the step may be whole"
 
@@ -183,7 +184,7 @@ def test_an_abort_takes_the_group_that_votes_first(monkeypatch: pytest.MonkeyPat
     order: list[str] = []
     groups = {Aborted(name, order): None for name in ("world", "gradients", "meeting")}
     monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map=groups))
-    reform.interrupt(cast(Any, Aborted("sockets", order)), torch.device("cuda"))
+    rendezvous.interrupt(cast(Any, Aborted("sockets", order)), torch.device("cuda"))
     assert order == ["world", "gradients", "meeting", "sockets"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,9 +18,8 @@ from shardwright.plans.plan import Plan
 from shardwright.recovery.quorum import Machine
 from shardwright.runtime.job.course import RunIdentity, identity_of, other_terms
 from shardwright.runtime.job.settings import Settings
-from shardwright.runtime.recovery.channel import Channel, Message
-from shardwright.runtime.recovery.coordinator import Coordinator
-from shardwright.runtime.recovery.rows import machine_data
+from shardwright.runtime.recovery.change.coordinator import Coordinator
+from shardwright.runtime.recovery.wire import Channel, Message
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.storage.data import write_tokens
 from shardwright.runtime.storage.mixture import Source
@@ -109,7 +108,7 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Settings, RunI
 
 def joined(run: RunIdentity, terms: dict[str, Any]) -> Message:
     """Return what a coordinator answers to a machine."""
-    machine = machine_data(Machine(name="m1", host="h", port=1, gpu="A", gpus=1))
+    machine = asdict(Machine(name="m1", host="h", port=1, gpu="A", gpus=1))
     coordinator = cast(Coordinator, SimpleNamespace(_run=run))
     return Coordinator.join(
         coordinator, cast(Channel, None), {"machine": machine, "terms": json.loads(json.dumps(terms))}

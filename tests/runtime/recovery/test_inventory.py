@@ -8,8 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.recovery.transfer import DISK, MEMORY
-from shardwright.runtime.recovery.inventory import HeldPiece, cover, disagreements, held_of, held_row, newest_state
-from shardwright.runtime.recovery.needs import shares_of
+from shardwright.runtime.recovery.state.inventory import (
+    HeldPiece,
+    cover,
+    disagreements,
+    held_of,
+    held_row,
+    newest_state,
+)
+from shardwright.runtime.recovery.state.transfers import shares_of
 from shardwright.runtime.state.pieces import CutShape, StatePiece, StoredPiece
 
 SHAPES, KINDS = {"a": CutShape(shape=(8, 2))}, {"a": ("weight",)}

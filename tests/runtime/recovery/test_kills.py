@@ -15,7 +15,7 @@ from tests.runtime.commands import gone, waited
 from tests.runtime.recovery.fleet import ENDLESS, GENTLY, SECRET, Fleet, copies, descendants, pipelines, undisturbed
 from tests.runtime.samples import under
 
-from shardwright.runtime.recovery.rehearsal import rehearse
+from shardwright.runtime.recovery.change.dry_run import recovery_after_loss
 from shardwright.spec.job import Optimizer
 
 BETWEEN = 5
@@ -54,7 +54,7 @@ def test_the_coordinators_machine_is_lost_and_another_takes_its_place(
     with Fleet(tmp_path, copies(), ENDLESS, extra=GENTLY) as fleet:
         fleet.until(lambda: fleet.step(1) >= 12, "steps")
         monkeypatch.setenv("SHARDWRIGHT_SECRET", SECRET)
-        expected = rehearse(("127.0.0.1", fleet.ports[1]), ("machine-0",), SECRET.encode())
+        expected = recovery_after_loss(("127.0.0.1", fleet.ports[1]), ("machine-0",), SECRET.encode())
         told = ["recover", "--dry-run", "--join", f"127.0.0.1:{fleet.ports[1]}", "--lose", "machine-0", "--json"]
         holds("recovery", json.loads(run(told).out))
         assert (expected.ranks, expected.moved_bytes["cloud"]) == (2, 0)

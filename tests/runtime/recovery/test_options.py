@@ -20,8 +20,8 @@ from shardwright.cli.app import app
 from shardwright.cli.train_input import NOT_ELASTIC
 from shardwright.cli.train_options import FleetOptions, names_of
 from shardwright.runtime.job import trackers
-from shardwright.runtime.recovery import keeper
-from shardwright.runtime.recovery.options import KeeperOptions
+from shardwright.runtime.recovery.keeper import keeper
+from shardwright.runtime.recovery.run import KeeperOptions
 from shardwright.runtime.storage.data import write_tokens
 
 RECIPE = (

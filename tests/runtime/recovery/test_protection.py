@@ -11,13 +11,12 @@ from tests.runtime.recovery.fleet import copies, settings_in
 
 from shardwright.recovery.quorum import Generation, Machine
 from shardwright.runtime.job.course import identity_of
-from shardwright.runtime.recovery.base import Base, Term
-from shardwright.runtime.recovery.cloud import Cloud
-from shardwright.runtime.recovery.desk import Desk
-from shardwright.runtime.recovery.options import KeeperOptions
-from shardwright.runtime.recovery.protection import Protection
-from shardwright.runtime.recovery.snapshots import Snapshot, Snapshots
-from shardwright.runtime.recovery.staff import Staff
+from shardwright.runtime.recovery.keeper.protection import Protection
+from shardwright.runtime.recovery.keeper.worker_pool import WorkerPool
+from shardwright.runtime.recovery.keeper.worker_requests import WorkerRequests
+from shardwright.runtime.recovery.run import GenerationBase, GenerationPromise, KeeperOptions
+from shardwright.runtime.recovery.state.cloud import Cloud
+from shardwright.runtime.recovery.state.snapshots import Snapshot, Snapshots
 
 
 class Slow:
@@ -72,8 +71,10 @@ def protection_with(folder: Path, slow: Slow) -> tuple[Snapshots, Protection]:
     async def tell(_op: str, **_fields: object) -> None:
         return
 
-    desk = Desk(options, snapshots, cast(Staff, None), tell)
-    term = Term(base=Base(generation=Generation(number=1, machines=(machine,)), plan=options.plan))
-    protection = Protection(options, run, snapshots, desk, term)
+    from_workers = WorkerRequests(options, snapshots, cast(WorkerPool, None), tell)
+    promise = GenerationPromise(
+        base=GenerationBase(generation=Generation(number=1, machines=(machine,)), plan=options.plan)
+    )
+    protection = Protection(options, run, snapshots, from_workers, promise)
     protection.cloud = cast(Cloud, slow)
     return snapshots, protection

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -16,12 +17,11 @@ from tests.runtime.recovery.fleet import _free_ports, copies, settings_in
 from shardwright.plans.document import to_document
 from shardwright.recovery.leadership import Standing
 from shardwright.recovery.quorum import Address, Generation, Machine
-from shardwright.runtime.recovery.channel import Channel, Message, Reply, listen, refuse
-from shardwright.runtime.recovery.coordinator import Coordinator
-from shardwright.runtime.recovery.keeper import Keeper
-from shardwright.runtime.recovery.lookout import look_around
-from shardwright.runtime.recovery.options import KeeperOptions
-from shardwright.runtime.recovery.rows import machine_data, standing_data
+from shardwright.runtime.recovery.change.coordinator import Coordinator
+from shardwright.runtime.recovery.fleet.membership import ask_standings, standing_data
+from shardwright.runtime.recovery.keeper.keeper import Keeper
+from shardwright.runtime.recovery.run import KeeperOptions
+from shardwright.runtime.recovery.wire import Channel, Message, Reply, listen, refuse
 
 SILENCE, PATIENCE = 0.9, 60.0
 
@@ -86,9 +86,9 @@ def keeper_options(machine: Machine, others: Sequence[Machine], folder: Path) ->
 async def started(keeper: Keeper, machines: Sequence[Machine], seated: Machine) -> None:
     """Have a keeper start a generation, all ranks of which are on another machine."""
     seats = [[seated.name, slot] for slot in range(3)]
-    rows = [machine_data(machine) for machine in machines]
+    rows = [asdict(machine) for machine in machines]
     fields = {"machines": rows, "seated": [], "seats": seats, "store": [], "step": 0, "scale": None, "kept": False}
-    await keeper.duties.answer({"op": "start", "generation": 5, "plan": to_document(copies(3))} | fields)
+    await keeper.from_coordinator.answer({"op": "start", "generation": 5, "plan": to_document(copies(3))} | fields)
 
 
 @asynccontextmanager
@@ -144,7 +144,7 @@ def test_a_machine_that_was_cut_off_hears_from_the_coordinator_that_asks_it(tmp_
         async with leader.listening(), serving(keeper):
             mine = Standing(address=leader.address, generation=leader.generation, leader=leader.address)
             while not leader.joined.is_set():
-                await look_around(mine, [keeper.options.address], SILENCE)
+                await ask_standings(mine, [keeper.options.address], SILENCE)
                 await asyncio.sleep(SILENCE / 3)
         silent.close()
 

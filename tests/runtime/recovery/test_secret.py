@@ -18,8 +18,8 @@ from tests.runtime.recovery.test_rejoin import keeper_options, serving, some
 
 from shardwright.cli.elastic import require_secret, secret_of
 from shardwright.errors import SpecError
-from shardwright.runtime.recovery.channel import FRAME, StrangerError, connect, listen, refuse
-from shardwright.runtime.recovery.keeper import Keeper
+from shardwright.runtime.recovery.keeper.keeper import Keeper
+from shardwright.runtime.recovery.wire import FRAME, StrangerError, connect, listen, refuse
 
 SECRET = b"one that all machines have"
 ASKED: list[dict[str, Any]] = [
@@ -56,7 +56,7 @@ def test_who_has_not_the_secret_is_answered_nothing(tmp_path: Path, asked: dict[
     was in, and its files stay its own."""
 
     async def play(keeper: Keeper) -> None:
-        before, address = keeper.duties.base.generation, keeper.options.address
+        before, address = keeper.from_coordinator.base.generation, keeper.options.address
         for secret in (b"", b"another", SECRET + b"x", SECRET[:-1]):
             with pytest.raises(StrangerError, match="has another secret"):
                 await connect(*address, refuse, secret=secret, timeout=10.0)
@@ -66,7 +66,7 @@ def test_who_has_not_the_secret_is_answered_nothing(tmp_path: Path, asked: dict[
         answer = await reader.read()
         assert len(answer) == 64 and answer[32:] == bytes(32), "its challenge, and no proof"
         writer.close()
-        assert not keeper.over.done() and keeper.duties.base.generation == before
+        assert not keeper.over.done() and keeper.from_coordinator.base.generation == before
         channel = await connect(*address, refuse, secret=SECRET, timeout=10.0)
         reply, _ = await channel.call("standing", leader=None, timeout=10.0)
         assert reply["generation"]["number"] == before.number
@@ -95,7 +95,7 @@ def test_a_listener_without_the_secret_is_found_out_by_the_caller() -> None:
 
 
 def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardwright.runtime.recovery.channel.GREETING_SECONDS", 0.1)
+    monkeypatch.setattr("shardwright.runtime.recovery.wire.GREETING_SECONDS", 0.1)
 
     async def play() -> None:
         (machine,) = some(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.runtime.recovery.settlement import Report, reaches, settle
+from shardwright.runtime.recovery.run import Report, reaches, settle
 
 VOTE = (2.5, 1.0, 0.0)
 BEFORE_VOTE = Report(step=7, vote_step=6, vote=(3.0, 1.0, 0.0))

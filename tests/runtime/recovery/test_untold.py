@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from shardwright.runtime.job.metrics import Row
-from shardwright.runtime.recovery import post as posts
-from shardwright.runtime.recovery import reform, training, worker
-from shardwright.runtime.recovery.interval import Interval
-from shardwright.runtime.recovery.post import Post
-from shardwright.runtime.recovery.settlement import Report
+from shardwright.runtime.recovery.run import Report
+from shardwright.runtime.recovery.worker import process, rendezvous, training
+from shardwright.runtime.recovery.worker.handover import Interval
+from shardwright.runtime.recovery.worker.training import RankState
 from shardwright.runtime.step.engine import StepResult, Vote
 
 
@@ -31,31 +30,31 @@ def step_result(loss: float, norm: float) -> StepResult:
 
 
 @pytest.fixture
-def halted(monkeypatch: pytest.MonkeyPatch) -> Post:
+def halted(monkeypatch: pytest.MonkeyPatch) -> RankState:
     """A rank whose generation is over before it knew the outcome of step 7, which it is told then."""
-    monkeypatch.setattr(posts, "apply_vote", lambda *_: 1.5)
+    monkeypatch.setattr(training, "apply_vote", lambda *_: 1.5)
     nobody: Any = None
     interval = Interval(every=5, protected=0)
     report = Report(step=6, voted=True)
-    post = Post(engine=nobody, writer=nobody, report=report, interval=interval, over=lambda: True, row=row_of)
-    post.update(Vote(loss=2.0, square=2.25, stop=0.0))
-    return post
+    state = RankState(engine=nobody, writer=nobody, report=report, interval=interval, over=lambda: True, row=row_of)
+    state.update(Vote(loss=2.0, square=2.25, stop=0.0))
+    return state
 
 
-def told(post: Post) -> list[tuple[int, float, float]]:
+def told(state: RankState) -> list[tuple[int, float, float]]:
     """Return what two generations tell that begin one after the other, without held-out data."""
     rows: list[Row] = []
     settings: Any = None
-    training._tell_untold(post, None, settings, rows.append)
-    training._tell_untold(post, None, settings, rows.append)
+    training._tell_untold(state, None, settings, rows.append)
+    training._tell_untold(state, None, settings, rows.append)
     return [(row.step, row.loss, row.gradient_norm) for row in rows]
 
 
-def test_the_row_of_a_settled_step_is_told_once_when_training_goes_on(halted: Post) -> None:
+def test_the_row_of_a_settled_step_is_told_once_when_training_goes_on(halted: RankState) -> None:
     assert told(halted) == [(7, 2.0, 1.5)]
 
 
-def test_the_row_of_a_step_that_was_given_up_is_not(halted: Post) -> None:
+def test_the_row_of_a_step_that_was_given_up_is_not(halted: RankState) -> None:
     halted.report = Report(step=6)
     assert told(halted) == []
 
@@ -78,11 +77,11 @@ def test_a_row_that_is_being_told_as_a_generation_ends_is_not_told_in_the_next_o
     link = SimpleNamespace(orders=Queue(), answer=lambda *_: None)
     for op in ("assign", "assign", "end"):
         link.orders.put(SimpleNamespace(message={"op": op, "logs": None}))
-    monkeypatch.setattr(worker, "KeeperLink", lambda *_: link)
-    monkeypatch.setattr(worker, "Training", Telling)
-    monkeypatch.setattr(reform, "environment", lambda _host: None)
-    monkeypatch.setattr(reform, "torn_down", lambda _seconds: True)
+    monkeypatch.setattr(process, "KeeperLink", lambda *_: link)
+    monkeypatch.setattr(process, "Training", Telling)
+    monkeypatch.setattr(rendezvous, "environment", lambda _host: None)
+    monkeypatch.setattr(rendezvous, "torn_down", lambda _seconds: True)
     monkeypatch.setattr(torch, "set_num_threads", lambda _number: None)
     settings: Any = None
-    worker.work("h", 1, 0, settings, b"")
+    process.work("h", 1, 0, settings, b"")
     assert given == [None, None]

@@ -161,7 +161,7 @@ def travelling(manifest: Manifest) -> Mapping[str, Any]:
 
 def differences(manifest: Manifest, plan: Plan, course: Course) -> tuple[Difference, ...]:
     """Return what is another one in a run than in a checkpoint. What the checkpoint does not say is not compared."""
-    return tuple(_differences(manifest, plan, course))
+    return tuple(_differences(manifest, model_hash(plan.model), course))
 
 
 def require_same_course(
@@ -175,6 +175,26 @@ def require_same_course(
     return tuple(str(item) for item in found)
 
 
+def require_step_of(run: RunIdentity, manifest: Manifest) -> None:
+    """Raise SpecError with everything in which a step of the object store is not of this run: its machines go on from
+    what they find there unasked, so nothing may be another one. What the step does not say is not compared."""
+    others = [*_differences(manifest, run.model, run.course)]
+    origin = origin_of(manifest, run.course.settings["global_batch"])
+    if not others and origin != run.origin:
+        others = [Difference(name="origin", before=origin, now=run.origin, change="fixed")]
+    where, hint = (
+        f"step {manifest.step} in the object store",
+        "give this run an `upload=` of its own, or the same options",
+    )
+    if others:
+        raise SpecError(
+            *(
+                Problem(where, f"was written with {item.name} {item.before}, this run has {item.now}", hint)
+                for item in others
+            )
+        )
+
+
 def samples_before(manifest: Manifest) -> int | None:
     """Return how many samples were read before a checkpoint, None where it does not say."""
     if "samples" in manifest.data:
@@ -183,10 +203,10 @@ def samples_before(manifest: Manifest) -> int | None:
     return None if batch is None else int(batch) * manifest.step
 
 
-def _differences(manifest: Manifest, plan: Plan, course: Course) -> Iterator[Difference]:
+def _differences(manifest: Manifest, model: str, course: Course) -> Iterator[Difference]:
     before = {"method" if name == "optimizer" else name: value for name, value in manifest.settings.items()}
-    if manifest.model and manifest.model != model_hash(plan.model):
-        yield Difference(name="model", before=before.get("model"), now=plan.model.name, change="fixed")
+    if manifest.model and manifest.model != model:
+        yield Difference(name="model", before=before.get("model"), now=course.settings["model"], change="fixed")
     for name, now in course.settings.items():
         if name not in before or before[name] == now or (name == "model" and manifest.model):
             continue

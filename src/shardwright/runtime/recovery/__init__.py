@@ -1,50 +1,27 @@
-"""Training that outlives its machines.
+"""Training that outlives its machines: a keeper on each holds snapshots, starts workers, and joins generations.
 
-A keeper on each machine holds snapshots and starts workers. Keepers have no PyTorch; modules that need it say so.
+Keepers have no PyTorch. What is higher in this list imports nothing of what is below it:
 
-* `options`: what a keeper is told
-* `keeper`: the process of a machine
-* `lookout`: what the machines that answer say of themselves
-* `arbiter`: whether the machines that are there may go on
-* `etcd`: claims to go on, kept in etcd
-* `coordinator`: takes machines in, and decides when the next generation begins
-* `gathering`: waiting for the machines with which it can go on
-* `members`: the machines that have joined it
-* `advance`: how far the ranks of a generation are
-* `causes`: why the next generation has to begin
-* `history`: when machines came and were lost
-* `passage`: the way from one generation to the next
-* `base`: where that way begins, and where a keeper is
-* `uploads`: steps in the object store
-* `duties`: what a keeper does for the coordinator
-* `protection`: copies of a machine's part of a step
-* `desk`: what a keeper does for workers and other keepers
-* `staff`: the worker processes of a machine
-* `channel`: requests and replies over one connection
-* `rows`: pieces and machines as JSON data
-* `store_server`: the key-value store of a generation
-* `snapshots`: mapped files that outlive their writers
-* `disk`: the local disk
-* `cloud`: the object store
-* `patience`: calls to services that may never answer
-* `inventory`: what survives, and the newest whole step
-* `needs`: what each machine needs
-* `moves`: a plan of transfers as orders
-* `fetch`: reading pieces from where a plan says
-* `settlement`: the step that all survivors reach
-* `rehearsal`: a recovery that only shows what it would do
-* `notices`: that a machine is to be taken away
-* `paces`: which machines are slow
-* `errands`: work beside the main course
-* `record`: what a recovery took
-* `worker`: the process of a GPU (PyTorch)
-* `interval`: when it takes snapshots, and how far it goes from them
-* `training`: its training in one generation, on a thread of its own (PyTorch)
-* `post`: where a rank is in it (PyTorch)
-* `reporting`: what a machine records of its steps (PyTorch)
-* `rank_logs`: what a rank prints, in files
-* `link`: its thread to the keeper
-* `reform`: process groups torn down and built again (PyTorch)
-* `generation_store`: torch's view of the store (PyTorch)
-* `handover`: state to the keeper and back (PyTorch)
-"""
+* `wire`: channels with heartbeats between processes, and calls that may never be answered
+* `run`: options, the generation before, and the step on which survivors settle
+* `state/`: the state of a run in three tiers, and how it moves
+* `fleet/`: the machines of a run, and whether those that are there may go on
+* `worker/`: the process of a GPU (PyTorch)
+* `change/`: from one generation to the next
+* `keeper/`: the process of a machine
+
+One lost machine, in ten files:
+
+1. `wire`: no heartbeat comes for longer than may be, or the connection ends: the channel is lost.
+2. `change/coordinator`: drops the member, notes the cause of a recovery, and begins the change to the next generation.
+   (Where the coordinator is lost, `keeper/keeper` asks who is there, and the first of the generation coordinates.)
+3. `change/generation_change`: that change in its order, quorum, halt, settle, survive, plan, move, start. It calls the
+   files after this one, those on other machines over their channels.
+4. `fleet/claims`: a majority, or who else may, claims to go on, which one group alone can.
+5. `keeper/coordinator_requests`: each keeper's answers: it promises the generation, and passes the halt on.
+6. `keeper/worker_pool`: halts the workers, has them settle, and later gives each GPU its rank.
+7. `worker/process`: says where its rank is, catches up by the vote that others saw, hands over what is newer than the
+   last snapshot, and takes its next rank.
+8. `state/inventory`: the newest step that is whole in what all machines hold. `shardwright.recovery` decides the plan.
+9. `state/transfers`: who reads what from whom, and the reading, piece by piece, every hash checked.
+10. `worker/training`: the ranks form process groups anew, take their state and train on."""

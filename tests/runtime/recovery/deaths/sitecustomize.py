@@ -24,17 +24,17 @@ PLACES = {
         ("out of memory", "GradientSync.pass_done", FULL),
     ],
     "shardwright.runtime.state.optimizer": [("optimizer", "METHODS.adamw", WORKER)],
-    f"{RECOVERY}.handover": [("snapshot", "Writer._copy", WORKER), ("taking back", "take_back", WORKER)],
-    f"{RECOVERY}.cloud": [("upload", "Cloud.put", MACHINE)],
-    f"{RECOVERY}.disk": [("disk", "DiskTier.write", MACHINE)],
-    f"{RECOVERY}.duties": [
-        ("transfer", "Duties._fetch", MACHINE),
-        ("start", "Duties._start", MACHINE),
-        ("settle", "Duties._settle", MACHINE),
+    f"{RECOVERY}.worker.handover": [("snapshot", "Writer._copy", WORKER), ("taking back", "take_back", WORKER)],
+    f"{RECOVERY}.state.cloud": [("upload", "Cloud.put", MACHINE)],
+    f"{RECOVERY}.state.snapshots": [("disk", "DiskTier.write", MACHINE)],
+    f"{RECOVERY}.keeper.coordinator_requests": [
+        ("transfer", "CoordinatorRequests._fetch", MACHINE),
+        ("start", "CoordinatorRequests._start", MACHINE),
+        ("settle", "CoordinatorRequests._settle", MACHINE),
     ],
-    f"{RECOVERY}.protection": [("copy", "Protection.copy", MACHINE)],
-    f"{RECOVERY}.passage": [("plan", "Passage._surviving", MACHINE)],
-    f"{RECOVERY}.arbiter": [("quorum", "Arbiter.require", MACHINE)],
+    f"{RECOVERY}.keeper.protection": [("copy", "Protection.copy", MACHINE)],
+    f"{RECOVERY}.change.generation_change": [("plan", "GenerationChange._surviving", MACHINE)],
+    f"{RECOVERY}.fleet.claims": [("quorum", "Arbiter.require", MACHINE)],
 }
 
 
