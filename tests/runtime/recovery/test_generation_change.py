@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import inf, prod
 from pathlib import Path
@@ -14,14 +14,22 @@ from tests.runtime.recovery.fleet import copies, settings_in
 from tests.runtime.recovery.store import store
 
 from shardwright.recovery.quorum import Generation, Machine
+from shardwright.recovery.transfer import MEMORY
 from shardwright.recovery.ways import NextPlan
 from shardwright.runtime.job.course import RunIdentity, identity_of
 from shardwright.runtime.recovery.change import generation_change
-from shardwright.runtime.recovery.change.generation_change import GenerationChange, NothingLeftError, Ready, Recovery
+from shardwright.runtime.recovery.change.generation_change import (
+    GenerationChange,
+    NothingLeftError,
+    OtherRunError,
+    Ready,
+    Recovery,
+)
 from shardwright.runtime.recovery.fleet.claims import Arbiter
 from shardwright.runtime.recovery.fleet.membership import BeginAgainError, Member, Members
 from shardwright.runtime.recovery.run import GenerationBase, KeeperOptions, Report
 from shardwright.runtime.recovery.state.cloud import Cloud
+from shardwright.runtime.recovery.state.inventory import HeldPiece, held_row
 from shardwright.runtime.recovery.state.transfers import UNSOUND
 from shardwright.runtime.recovery.wire import Channel, Message, Reply
 from shardwright.runtime.state.pieces import StatePiece, StoredPiece
@@ -31,17 +39,18 @@ NAMES = ("m0", "m1", "m2")
 
 
 class Playing:
-    """A connection to a machine that holds nothing; `spoilt` is the step whose pieces do not come as they were written,
+    """A connection to a machine that holds `pieces`; `spoilt` is the step whose pieces do not come as they were written,
     `step` where its worker is, if it has one."""
 
-    def __init__(self, spoilt: int = -1, step: int | None = None) -> None:
-        self.spoilt = spoilt
+    def __init__(self, spoilt: int = -1, step: int | None = None, pieces: Sequence[HeldPiece] = ()) -> None:
+        self.spoilt, self.held = spoilt, [held_row(piece) for piece in pieces]
+        self.scales = {str(piece.step): None for piece in pieces}
         self.reports = {} if step is None else {"0": asdict(Report(step=step))}
 
     async def call(self, op: str, **fields: Any) -> Reply:
         replies: Mapping[str, Message] = {
             "halt": {"reports": self.reports},
-            "settle": {"held": [], "scales": {}, "committed": 7},
+            "settle": {"held": self.held, "scales": self.scales, "committed": 7},
             "fetch": {"failed": []},
             "damaged": {},
         }
@@ -73,21 +82,37 @@ def passed(change: GenerationChange, base: GenerationBase) -> Ready:
     return asyncio.run(change.prepare(base, 5, Recovery(cause="", began=0.0)))
 
 
-def stored(cloud: Cloud, run: RunIdentity, steps: Sequence[int]) -> None:
-    """Put steps into an object store, as whole parameters."""
-    pieces = []
+def whole(run: RunIdentity, step: int) -> Iterator[StoredPiece]:
+    """Yield all of a step, as whole parameters."""
     for name, cut in run.shapes.items():
         for kind in run.kinds[name]:
             elements = prod(cut.shape)
             piece = StatePiece(kind=kind, parameter=name, start=0, stop=cut.shape[cut.dim], low=0, high=elements)
-            pieces.append((piece, elements * 4))
+            yield StoredPiece(
+                piece=piece, file="a.state", offset=0, bytes=4 * elements, dtype="float32", hash=f"{step}"
+            )
+
+
+def stored(cloud: Cloud, run: RunIdentity, steps: Sequence[int]) -> None:
+    """Put steps into an object store."""
     for step in steps:
-        found = tuple(
-            StoredPiece(piece=piece, file="a.state", offset=0, bytes=size, dtype="float32", hash=f"{step}")
-            for piece, size in pieces
+        cloud.commit(
+            Manifest(
+                step=step,
+                model=run.model,
+                parameters=run.shapes,
+                pieces=tuple(whole(run, step)),
+                settings=run.course.settings,
+                data=run.course.data,
+                random=run.course.random,
+                loss_scale={"scale": 8.0 * step},
+            )
         )
-        told = {"data": {"samples": 0}, "random": {"seed": 0}, "settings": {}, "loss_scale": {"scale": 8.0 * step}}
-        cloud.commit(Manifest(step=step, model=run.model, parameters=run.shapes, pieces=found, **told))
+
+
+def with_decay(run: RunIdentity, weight_decay: float) -> RunIdentity:
+    course = run.course
+    return replace(run, course=replace(course, settings={**course.settings, "weight_decay": weight_decay}))
 
 
 def test_a_run_whose_protected_state_is_lost_stops_and_does_not_begin_anew(tmp_path: Path) -> None:
@@ -107,6 +132,31 @@ def test_an_older_step_is_taken_where_the_store_spoilt_the_newest(tmp_path: Path
                 passed(change, base)
         ready = passed(change, base)
         assert (ready.step, ready.scale) == (5, {"scale": 40.0})
+
+
+def test_a_run_does_not_begin_with_what_another_put_into_its_store(tmp_path: Path) -> None:
+    with store() as (_, url):
+        cloud = Cloud(url)
+        change, base = change_from(tmp_path, cloud)
+        stored(cloud, with_decay(change.run, 0.5), (5,))
+        words = "step 5 in the object store: was written with weight_decay 0.5, this run has 0.1"
+        with pytest.raises(OtherRunError, match=words):
+            passed(change, base)
+
+
+def test_a_run_goes_on_with_what_it_has_where_another_used_its_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with store() as (_, url):
+        cloud = Cloud(url)
+        change, base = change_from(tmp_path, cloud)
+        stored(cloud, with_decay(change.run, 0.5), (5,))
+        pieces = [
+            HeldPiece(machine="m1", tier=MEMORY, step=3, generation=4, stored=piece) for piece in whole(change.run, 3)
+        ]
+        change.members.change("m1", channel=cast(Channel, Playing(step=5, pieces=pieces)))
+        assert passed(change, base).step == 3
+        assert "the object store is not read: step 5 in the object store: was written with" in capsys.readouterr().err
 
 
 def test_a_machine_that_was_once_alone_has_its_patience_again_in_the_next_generation(tmp_path: Path) -> None:

@@ -14,14 +14,16 @@ import pytest
 from tests.runtime.recovery.fleet import Fleet, copies, settings_in
 from tests.runtime.samples import tiny_model
 
+from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.recovery.quorum import Machine
-from shardwright.runtime.job.course import RunIdentity, identity_of, other_terms
+from shardwright.runtime.job.course import RunIdentity, identity_of, other_terms, require_step_of
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.recovery.change.coordinator import Coordinator
 from shardwright.runtime.recovery.wire import Channel, Message
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.storage.data import write_tokens
+from shardwright.runtime.storage.manifest import Manifest, manifest_text, parse_manifest
 from shardwright.runtime.storage.mixture import Source
 
 Change = Callable[[Plan, Settings, Path], tuple[Plan, Settings]]
@@ -98,6 +100,7 @@ CHANGES: dict[str, Change] = {
     "device": of_settings("device", "cuda"),
     "compile": of_settings("compile", True),
 }
+COURSE = ("model", "global_batch", "seq_len", "precision", "data", "seed", "mask_documents")
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +151,44 @@ def test_paths_and_what_is_a_machines_own_may_differ(mine: tuple[Plan, Settings,
     elsewhere = replace(settings_in(tmp_path), out=tmp_path / "o", patience_seconds=9.0, keep=5, tensorboard=True)
     assert not other_terms(run.terms, identity_of(plan, elsewhere, snapshot_every=10).terms)
     assert settings.data != elsewhere.data
+
+
+def step_of(run: RunIdentity, samples: int) -> Manifest:
+    """Return what is said of step 5 of a run, as it is read back."""
+    course = run.course
+    data = {**course.data, "samples": samples}
+    manifest = Manifest(step=5, model=run.model, settings=course.settings, data=data, parameters={}, pieces=())
+    return parse_manifest(manifest_text(manifest), "m")
+
+
+@pytest.mark.parametrize("name", sorted({*COURSE, *(item.name for item in fields(Recipe))}))
+def test_a_step_of_the_object_store_that_another_run_wrote_is_refused_by_name(
+    name: str, mine: tuple[Plan, Settings, RunIdentity], tmp_path: Path
+) -> None:
+    plan, settings, run = mine
+    require_step_of(run, step_of(run, 30))
+    another = identity_of(*CHANGES[name](plan, settings, tmp_path))
+    with pytest.raises(SpecError, match=f"step 5 in the object store: was written with {name} .*, this run has "):
+        require_step_of(run, step_of(another, 30))
+
+
+def test_a_step_of_the_object_store_with_other_samples_before_it_is_refused(
+    mine: tuple[Plan, Settings, RunIdentity],
+) -> None:
+    with pytest.raises(SpecError, match="was written with samples before it 32, this run has 30"):
+        require_step_of(mine[2], step_of(mine[2], 32))
+
+
+@pytest.mark.nightly
+def test_a_run_whose_store_has_steps_of_another_ends_and_names_what_differs(tmp_path: Path) -> None:
+    upload = ["--upload", f"file://{tmp_path / 'store'}"]
+    with Fleet(tmp_path / "first", copies(1), 5, extra=upload) as fleet:
+        fleet.finish()
+    with Fleet(tmp_path / "second", copies(1), 5, extra=[*upload, "--weight-decay", 0]) as fleet:
+        assert fleet.running[0].wait(120) == 2
+        said = (fleet.place(0) / "log").read_text()
+        assert "in the object store: was written with weight_decay 0.1, this run has 0.0 (" in said
+        assert "Traceback" not in said
 
 
 def test_of_two_keepers_the_one_with_another_weight_decay_is_refused(tmp_path: Path) -> None:

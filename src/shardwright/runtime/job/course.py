@@ -131,7 +131,7 @@ def origin_of(manifest: Manifest, batch: int) -> int:
 
 def course_of(plan: Plan, settings: Settings, mixture: Mixture) -> Course:
     """Return the course of a run."""
-    told = {
+    settings_told = {
         "model": plan.model.name,
         "parameters": plan.model.parameters,
         "layers": len(plan.model.layers),
@@ -149,14 +149,14 @@ def course_of(plan: Plan, settings: Settings, mixture: Mixture) -> Course:
         "tokenizer": mixture.parts[0].file.tokenizer,
         "fingerprint": mixture.fingerprint,
     }
-    return Course(settings=told, data=data, random={"seed": settings.seed})
+    return Course(settings=settings_told, data=data, random={"seed": settings.seed})
 
 
 def travelling(manifest: Manifest) -> Mapping[str, Any]:
     """Return what goes on from a checkpoint where a run is not told otherwise: the seed, and the fields of `Recipe`."""
     names = {"seed", *(item.name for item in fields(Recipe))} - {"method"}
-    found = {name: value for name, value in manifest.settings.items() if name in names}
-    return found | ({"betas": tuple(found["betas"])} if "betas" in found else {})
+    kept = {name: value for name, value in manifest.settings.items() if name in names}
+    return kept | ({"betas": tuple(kept["betas"])} if "betas" in kept else {})
 
 
 def differences(manifest: Manifest, plan: Plan, course: Course) -> tuple[Difference, ...]:
@@ -168,31 +168,24 @@ def require_same_course(
     manifest: Manifest, plan: Plan, course: Course, accepted: Sequence[str], where: str
 ) -> tuple[str, ...]:
     """Return in words what differs and may. Raises SpecError with everything that may not."""
-    found = differences(manifest, plan, course)
-    problems = [problem for item in found for problem in _problems(item, accepted, where)]
+    changes = differences(manifest, plan, course)
+    problems = [problem for item in changes for problem in _problems(item, accepted, where)]
     if problems:
         raise SpecError(*problems)
-    return tuple(str(item) for item in found)
+    return tuple(str(item) for item in changes)
 
 
 def require_step_of(run: RunIdentity, manifest: Manifest) -> None:
     """Raise SpecError with everything in which a step of the object store is not of this run: its machines go on from
     what they find there unasked, so nothing may be another one. What the step does not say is not compared."""
     others = [*_differences(manifest, run.model, run.course)]
-    origin = origin_of(manifest, run.course.settings["global_batch"])
-    if not others and origin != run.origin:
-        others = [Difference(name="origin", before=origin, now=run.origin, change="fixed")]
-    where, hint = (
-        f"step {manifest.step} in the object store",
-        "give this run an `upload=` of its own, or the same options",
-    )
+    batch = run.course.settings["global_batch"]
+    if not others and origin_of(manifest, batch) != run.origin:
+        now = run.origin + manifest.step * batch
+        others = [Difference(name="samples before it", before=samples_before(manifest), now=now, change="fixed")]
+    where, hint = f"step {manifest.step} in the object store", "give each run a place of its own, or the same options"
     if others:
-        raise SpecError(
-            *(
-                Problem(where, f"was written with {item.name} {item.before}, this run has {item.now}", hint)
-                for item in others
-            )
-        )
+        raise SpecError(*(_problem(item, where, hint) for item in others))
 
 
 def samples_before(manifest: Manifest) -> int | None:
@@ -221,8 +214,10 @@ def _differences(manifest: Manifest, model: str, course: Course) -> Iterator[Dif
 
 def _problems(item: Difference, accepted: Sequence[str], where: str) -> Iterator[Problem]:
     if item.change == "fixed":
-        hint = "go on with what it was written with, or start anew without `resume=`"
-        yield Problem(where, f"was written with {item.name} {item.before}, this run has {item.now}", hint)
+        yield _problem(item, where, "go on with what it was written with, or start anew without `resume=`")
     elif item.change == "asked" and item.name not in accepted:
-        hint = f"go on with the same, or ask for it: `accept_change={item.name}`"
-        yield Problem(where, f"was written with {item.name} {item.before}, this run has {item.now}", hint)
+        yield _problem(item, where, f"go on with the same, or ask for it: `accept_change={item.name}`")
+
+
+def _problem(item: Difference, where: str, hint: str) -> Problem:
+    return Problem(where, f"was written with {item.name} {item.before}, this run has {item.now}", hint)

@@ -1,6 +1,7 @@
-"""Training that outlives its machines: a keeper on each holds snapshots, starts workers, and joins generations.
+"""Training that outlives its machines.
 
-Keepers have no PyTorch. What is higher in this list imports nothing of what is below it:
+A keeper on each machine holds snapshots, starts workers and joins generations; it has no PyTorch. What is higher in
+this list imports nothing of what is below it:
 
 * `wire`: channels with heartbeats between processes, and calls that may never be answered
 * `run`: options, the generation before, and the step on which survivors settle

@@ -121,8 +121,10 @@ class Coordinator:
                 self._paced(Pace(rank=(name, message["slot"]), work=message["work"], seconds=message["seconds"]))
             case "held" if self._progress.take(name, message["step"]):
                 self._event.set()
-                told = self.members.tell_all("commit", GOODBYE_SECONDS, step=message["step"], generation=self._highest)
-                self._background.begin(told)
+                telling = self.members.tell_all(
+                    "commit", GOODBYE_SECONDS, step=message["step"], generation=self._highest
+                )
+                self._background.begin(telling)
             case "finished":
                 self._progress.finished.add((name, message["slot"]))
                 self._progress.held.setdefault(message["step"], set())

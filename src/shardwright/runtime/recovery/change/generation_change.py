@@ -202,8 +202,8 @@ class GenerationChange:
         if said or self.cloud is None:
             return next(iter(said), None)
         try:
-            told = partial(self.cloud.manifest, state.step)
-            manifest = await answered(self.cloud.what, told, seconds=ASKING_SECONDS)
+            read = partial(self.cloud.manifest, state.step)
+            manifest = await answered(self.cloud.what, read, seconds=ASKING_SECONDS)
         except (OSError, SpecError) as error:
             raise BeginAgainError(f"the object store cannot be read: {error}") from None
         return None if manifest.loss_scale is None else dict(manifest.loss_scale)
@@ -273,12 +273,12 @@ def _unsound_in_cloud(row: Sequence[Any], sources: Sequence[str], why: str) -> I
 
 def _by_reason(failed: Sequence[tuple[str, Sequence[Any]]]) -> dict[str, list[Any]]:
     """Return the rows of pieces that did not arrive, by where they were to come from and go, and why not."""
-    found: dict[str, list[Any]] = {}
+    by_reason: dict[str, list[Any]] = {}
     for name, (row, sources, why) in failed:
-        found.setdefault(
+        by_reason.setdefault(
             f"from {' and '.join(source or 'the object store' for source in sources)} to {name}: {why}", []
         ).append(row)
-    return found
+    return by_reason
 
 
 RECOVERIES = "recoveries.jsonl"

@@ -55,16 +55,16 @@ class Arbiter:
     async def require(self, before: Generation, present: Collection[str], minority_since: float) -> bool:
         """Return whether those present are a majority of a generation. Raises MinorityError where others may go on
         after it, or have gone on; `minority_since` (monotonic) is when these were first too few."""
-        found = quorum(before, present)
-        if not found.majority:
+        outcome = quorum(before, present)
+        if not outcome.majority:
             absent = {name for name in before.names if name not in present}
             patience = self.wait_seconds if self.claim_store is None else GRACE * self.silence_seconds
             if time.monotonic() - minority_since < patience and await _gone(before, absent) != absent:
-                raise MinorityError(f"{found.reason}; this machine waits for the others")
-            print(f"{found.reason}, and the others are taken to be gone", file=sys.stderr, flush=True)
+                raise MinorityError(f"{outcome.reason}; this machine waits for the others")
+            print(f"{outcome.reason}, and the others are taken to be gone", file=sys.stderr, flush=True)
         if self.claim_store is not None:
-            await self._claim(self.claim_store, before, found, present)
-        return found.majority
+            await self._claim(self.claim_store, before, outcome, present)
+        return outcome.majority
 
     async def first_free(self) -> int:
         """Return the number after the last that was claimed to be followed: where a run goes on that nobody
@@ -79,23 +79,23 @@ class Arbiter:
             return 0
 
     async def _claim(
-        self, claim_store: ClaimStore, before: Generation, found: Quorum, present: Collection[str]
+        self, claim_store: ClaimStore, before: Generation, outcome: Quorum, present: Collection[str]
     ) -> None:
         """Claim to follow a generation, or raise MinorityError. A majority goes on where the store of claims is
         down."""
-        claim = Claim(by=self.me, machines=tuple(present), majority=found.majority)
+        claim = Claim(by=self.me, machines=tuple(present), majority=outcome.majority)
         try:
             asked = partial(_claims, claim_store, self.run, before.number, claim)
             claims = await answered(claim_store.what, asked, seconds=ASKING_SECONDS)
         except (OSError, SpecError, ValueError) as error:  # the last: of a writer that was killed
             print(f"there is no arbiter now: {error}", file=sys.stderr, flush=True)
-            if not found.majority:
-                raise MinorityError(f"{found.reason}, and nobody is to go on; this machine waits") from None
+            if not outcome.majority:
+                raise MinorityError(f"{outcome.reason}, and nobody is to go on; this machine waits") from None
             return
         for number, other in enumerate(claims):
             gone = await _gone(before, {*other.machines} - {*present})
             if gives_way(claim, other, gone, alone=number > 0 or not before.machines):
-                raise MinorityError(f"{found.reason}, and {other} is to go on; this machine waits")
+                raise MinorityError(f"{outcome.reason}, and {other} is to go on; this machine waits")
 
 
 def _claims(claim_store: ClaimStore, run: str, number: int, claim: Claim) -> list[Claim]:
@@ -142,8 +142,8 @@ class Etcd:
     def claims(self, run: str) -> list[int]:
         """Return the numbers of the generations of a run that were claimed to be followed, in order."""
         first, after = _key(run, 0), _key(run, 10**6 - 1) + "\0"
-        found = self._asked("range", {"key": _coded(first), "range_end": _coded(after), "keys_only": True})
-        return sorted(int(b64decode(item["key"]).decode().rpartition("-")[2]) for item in found.get("kvs", ()))
+        answer = self._asked("range", {"key": _coded(first), "range_end": _coded(after), "keys_only": True})
+        return sorted(int(b64decode(item["key"]).decode().rpartition("-")[2]) for item in answer.get("kvs", ()))
 
     def _asked(self, what: str, message: dict[str, Any]) -> dict[str, Any]:
         opener, reasons = urllib.request.build_opener(urllib.request.ProxyHandler({})), []
@@ -166,9 +166,9 @@ def _coded(text: str) -> str:
     return b64encode(text.encode()).decode()
 
 
-def _values(found: dict[str, Any]) -> list[str]:
+def _values(answer: dict[str, Any]) -> list[str]:
     """Return the values of a range. Raises OSError where it has none."""
-    values = [b64decode(item["value"]).decode() for item in found.get("kvs", ())]
+    values = [b64decode(item["value"]).decode() for item in answer.get("kvs", ())]
     if not values:
         raise OSError("etcd has no such claim any more")
     return values

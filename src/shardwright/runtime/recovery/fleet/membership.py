@@ -170,18 +170,18 @@ async def ask_standings(
     """Return the standing of this machine and of all that answer within so many seconds, at these addresses and where
     they say that their coordinators are. They hear where this machine's is. Raises StrangerError where all who answer
     have another secret, and this machine is of no generation yet: one of them is wrong."""
-    found, asked, asking = [mine], {mine.address}, set(addresses) - {mine.address}
+    standings, asked, asking = [mine], {mine.address}, set(addresses) - {mine.address}
     strangers: list[StrangerError] = []
     while asking:
         calls = (_standing_at(address, mine, seconds, secret) for address in sorted(asking))
         answers = await asyncio.gather(*calls, return_exceptions=True)
         here = [answer for answer in answers if isinstance(answer, Standing)]
         strangers += [answer for answer in answers if isinstance(answer, StrangerError)]
-        found, asked = found + here, asked | asking
+        standings, asked = standings + here, asked | asking
         asking = {standing.leader for standing in here if standing.leader is not None} - asked
-    if strangers and len(found) == 1 and not mine.generation.machines:
+    if strangers and len(standings) == 1 and not mine.generation.machines:
         raise strangers[0]
-    return found
+    return standings
 
 
 async def _standing_at(address: Address, mine: Standing, seconds: float, secret: bytes) -> Standing:

@@ -53,8 +53,8 @@ class RankSpeeds:
         if len(self.now) < self.ranks:
             return {}
         self.windows.append(factors(list(self.now.values()), self.best))
-        for rank, own in self.now.items():
-            self.best[rank] = min(self.best.get(rank, own.seconds), own.seconds)
+        for rank, latest in self.now.items():
+            self.best[rank] = min(self.best.get(rank, latest.seconds), latest.seconds)
         self.now.clear()
         return slow_machines(self.windows)
 

@@ -176,12 +176,12 @@ class CoordinatorRequests:
     async def _fetch(self, message: Message) -> Message:
         """Have every piece that this machine needs: verify its own, read the others. Pieces that are damaged or do not
         come are returned with where they were."""
-        own = [(stored, tier) for tier in (MEMORY, DISK) for stored in pieces_of(message["own"][str(tier)])]
-        sound = await asyncio.gather(*(asyncio.to_thread(is_sound, self._folder(tier), s) for s, tier in own))
+        kept = [(stored, tier) for tier in (MEMORY, DISK) for stored in pieces_of(message["own"][str(tier)])]
+        sound = await asyncio.gather(*(asyncio.to_thread(is_sound, self._folder(tier), s) for s, tier in kept))
         self._still(message["generation"])
         me = self._options.machine.name
-        damaged = [stored for (stored, _), good in zip(own, sound, strict=True) if not good]
-        state = tuple(self._whole_path(stored, tier) for stored, tier in own)
+        damaged = [stored for (stored, _), good in zip(kept, sound, strict=True) if not good]
+        state = tuple(self._whole_path(stored, tier) for stored, tier in kept)
         failed = [[rows_of([stored])[0], [me], "it is damaged"] for stored in damaged]
         file = f"{message['generation']:06d}-{FETCHED}.0.bin"
         wanted = [wanted_of(item, file) for item in message["wanted"]]
@@ -190,7 +190,7 @@ class CoordinatorRequests:
             return {"failed": failed}
         readers: dict[int, Reader] = {DISK: self._own_range, CLOUD: self._cloud_range}
         self._snapshots.forget(file)
-        found: Fetched = await fetch(wanted, self._snapshots.folder, file, readers, self._options.secret)
+        fetched: Fetched = await fetch(wanted, self._snapshots.folder, file, readers, self._options.secret)
         self._still(message["generation"])
         self._snapshots.done(
             Snapshot(
@@ -198,12 +198,12 @@ class CoordinatorRequests:
                 step=message["step"],
                 generation=message["of_generation"],
                 origin=FETCHED,
-                pieces=found.pieces,
+                pieces=fetched.pieces,
                 scale=message["scale"],
             )
         )
-        self._state = state + tuple(self._whole_path(stored, MEMORY) for stored in found.pieces)
-        return {"failed": failed + [[rows_of([s])[0], list(machines), why] for s, machines, why in found.failed]}
+        self._state = state + tuple(self._whole_path(stored, MEMORY) for stored in fetched.pieces)
+        return {"failed": failed + [[rows_of([s])[0], list(machines), why] for s, machines, why in fetched.failed]}
 
     async def _start(self, message: Message) -> Message:
         """Start the workers of this machine in the generation, and return once all of them can train."""

@@ -168,13 +168,13 @@ class Keeper:
     async def _follow(self) -> None:
         """Be a member of the generation, and its coordinator where that falls to this machine."""
         while not self.over.done():
-            found = await self._standings()
+            standings = await self._standings()
             if self.over.done():
                 return
             self._lost = None  # but for this once, as it may be back
-            leader = leader_of(found, self.options.join[0])
+            leader = leader_of(standings, self.options.join[0])
             if leader == self.options.address:
-                self._lead([one.address for one in found])
+                self._lead([standing.address for standing in standings])
             if leader is None or not await self._joined_at(leader):
                 await asyncio.sleep(RETRY_SECONDS)
 

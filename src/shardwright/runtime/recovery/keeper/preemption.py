@@ -70,9 +70,9 @@ def _aws(url: str) -> Notice | None:
     answer = _got(f"{url}/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token or ""})
     if answer is None:
         return None
-    found = json.loads(answer)
-    when = datetime.fromisoformat(found["time"].replace("Z", "+00:00"))
-    return Notice(source=f"aws: {found['action']}", seconds=_left(when, AWS_SECONDS))
+    action = json.loads(answer)
+    when = datetime.fromisoformat(action["time"].replace("Z", "+00:00"))
+    return Notice(source=f"aws: {action['action']}", seconds=_left(when, AWS_SECONDS))
 
 
 def _gcp(url: str) -> Notice | None:

@@ -127,16 +127,16 @@ class Protection:
             )
             laid.append(Wanted(stored=replace(stored, file=file, offset=offset), sources=(source,)))
             offset += stored.bytes
-        found = await fetch(laid, self._snapshots.folder, file, {}, self._secret)
-        if found.failed:
-            raise RefusedError(f"{len(found.failed)} pieces did not arrive: {found.failed[0][2]}")
+        fetched = await fetch(laid, self._snapshots.folder, file, {}, self._secret)
+        if fetched.failed:
+            raise RefusedError(f"{len(fetched.failed)} pieces did not arrive: {fetched.failed[0][2]}")
         self._snapshots.done(
             Snapshot(
                 file=file,
                 step=message["step"],
                 generation=message["of_generation"],
                 origin=origin.name,
-                pieces=found.pieces,
+                pieces=fetched.pieces,
                 scale=message["scale"],
             )
         )
@@ -178,11 +178,13 @@ class Protection:
     async def _save(self, step: int, *, whole: bool) -> None:
         """Write this machine's part of a step to disk, then to the object store. Where one fails, training goes on and
         the older steps stay."""
-        mine = [one for one in self._snapshots.by_file.values() if one.step == step and not one.origin]
+        mine = [
+            snapshot for snapshot in self._snapshots.by_file.values() if snapshot.step == step and not snapshot.origin
+        ]
         if not mine:
             return  # none of the plan's ranks is on this machine
-        generation = max(one.generation for one in mine)
-        files = {one.file for one in mine if one.generation == generation}
+        generation = max(snapshot.generation for snapshot in mine)
+        files = {snapshot.file for snapshot in mine if snapshot.generation == generation}
         held = [item for item in self._snapshots.holdings() if item.stored.file in files]
         try:
             if self.disk is not None and held:
@@ -193,7 +195,7 @@ class Protection:
         try:
             if self.cloud is not None:
                 rows = await self._uploaded(self.cloud, step, generation, held, whole=whole)
-                scale = next(one.scale for one in mine)
+                scale = next(snapshot.scale for snapshot in mine)
                 fields = {"of_generation": generation, "rows": rows_of(rows), "scale": scale}
                 await self._from_workers.tell("uploaded", step=step, generation=self._promise.newest, **fields)
         except (OSError, SpecError) as error:

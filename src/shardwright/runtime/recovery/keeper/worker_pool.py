@@ -98,8 +98,8 @@ class WorkerPool:
 
     async def settle(self, orders: Mapping[int, Message], seconds: float) -> None:
         """Give workers their orders by GPU."""
-        found = [worker for worker in self.workers.values() if worker.slot in orders]
-        await asyncio.gather(*(self._told(worker, orders[worker.slot or 0], seconds) for worker in found))
+        assigned = [worker for worker in self.workers.values() if worker.slot in orders]
+        await asyncio.gather(*(self._told(worker, orders[worker.slot or 0], seconds) for worker in assigned))
 
     async def assign(self, orders: Mapping[int, Message], seconds: float) -> str:
         """Give each GPU its rank, and return why they cannot train, "" once all are ready."""
@@ -111,9 +111,9 @@ class WorkerPool:
         answers = [asyncio.create_task(self._assigned(slot, order, seconds)) for slot, order in orders.items()]
         try:
             for answer in asyncio.as_completed(answers):
-                told = await answer
-                if not told.get("ready"):  # the others wait for one that will not come, until they are halted
-                    return str(told["why"])
+                reply = await answer
+                if not reply.get("ready"):  # the others wait for one that will not come, until they are halted
+                    return str(reply["why"])
         finally:
             for task in answers:
                 task.cancel()

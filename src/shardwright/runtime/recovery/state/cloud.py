@@ -150,10 +150,10 @@ class Cloud:
     def claims(self, run: str) -> list[int]:
         """Return the numbers of the generations of a run that were claimed to be followed, in order."""
         try:
-            found = self._files.glob(f"{self._root}/{_claim_name(run, '*')}")
+            paths = self._files.glob(f"{self._root}/{_claim_name(run, '*')}")
         except FileNotFoundError:
             return []
-        return sorted(int(path.removesuffix(".json").rpartition("-")[2]) for path in found)
+        return sorted(int(path.removesuffix(".json").rpartition("-")[2]) for path in paths)
 
     def put_part(
         self, name: str, folder: Path, held: Sequence[HeldPiece], progress: Callable[[], None] = nobody
@@ -178,10 +178,10 @@ class Cloud:
     def steps(self) -> list[int]:
         """Return the steps that have a manifest, oldest first."""
         try:
-            found = self._files.glob(f"{self._root}/step-*/{MANIFEST}")
+            paths = self._files.glob(f"{self._root}/step-*/{MANIFEST}")
         except FileNotFoundError:
             return []
-        return sorted(int(path.split("/")[-2].removeprefix("step-")) for path in found)
+        return sorted(int(path.split("/")[-2].removeprefix("step-")) for path in paths)
 
     @_as_oserror
     def manifest(self, step: int) -> Manifest:
@@ -293,10 +293,10 @@ def _said(info: Mapping[str, Any]) -> str:
 
 
 def _md5(contents: Iterable[Content]) -> bytes:
-    found = md5(usedforsecurity=False)
+    hashing = md5(usedforsecurity=False)
     for content in contents:
-        found.update(content)
-    return found.digest()
+        hashing.update(content)
+    return hashing.digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

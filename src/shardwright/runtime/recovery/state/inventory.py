@@ -75,22 +75,22 @@ def cover(held: Sequence[HeldPiece], shapes: Shapes, kinds: Kinds) -> dict[Key, 
     for item in held:
         place = item.stored.piece.kind, item.stored.piece.parameter
         by_place.setdefault(place, {}).setdefault(item.key, []).append(item)
-    found: dict[Key, tuple[HeldPiece, ...]] = {}
+    covering: dict[Key, tuple[HeldPiece, ...]] = {}
     for name, shape in shapes.items():
         for kind in kinds[name]:
             chosen = _disjoint(by_place.get((kind, name), {}), shape)
             if sum(key[0].elements for key in chosen) < prod(shape.shape):
                 return None
-            found |= {key: tuple(by_place[kind, name][key]) for key in chosen}
-    return found
+            covering |= {key: tuple(by_place[kind, name][key]) for key in chosen}
+    return covering
 
 
-def _disjoint(found: Mapping[Key, Sequence[HeldPiece]], shape: CutShape) -> list[Key]:
+def _disjoint(holders: Mapping[Key, Sequence[HeldPiece]], shape: CutShape) -> list[Key]:
     """Return pieces that do not overlap: first those that most machines hold, then the newest generation's. Where two
     machines have different content for a piece, it is the one that more of them have."""
     ranked = sorted(
-        found,
-        key=lambda key: (-max(item.generation for item in found[key]), key[0], -_machines(found[key]), key[1]),
+        holders,
+        key=lambda key: (-max(item.generation for item in holders[key]), key[0], -_machines(holders[key]), key[1]),
     )
     chosen: list[Key] = []
     for key in ranked:
@@ -99,10 +99,10 @@ def _disjoint(found: Mapping[Key, Sequence[HeldPiece]], shape: CutShape) -> list
     return chosen
 
 
-def _overlap(one: StatePiece, other: StatePiece, shape: CutShape) -> bool:
-    if (one.start, one.stop) == (other.start, other.stop):
-        return one.low < other.high and other.low < one.high
-    return bool(overlaps(one, other, shape))
+def _overlap(piece: StatePiece, other: StatePiece, shape: CutShape) -> bool:
+    if (piece.start, piece.stop) == (other.start, other.stop):
+        return piece.low < other.high and other.low < piece.high
+    return bool(overlaps(piece, other, shape))
 
 
 def _machines(items: Sequence[HeldPiece]) -> int:

@@ -58,7 +58,7 @@ class Snapshots:
         """Return the file that a writer may write now, whose content is forgotten."""
         names = [f"{generation:06d}-{writer}.{turn}.bin" for turn in "ab"]
         holding = [self.by_file.get(name) for name in names]
-        steps = [-1 if found is None else found.step for found in holding]
+        steps = [-1 if snapshot is None else snapshot.step for snapshot in holding]
         file = names[1] if steps[0] > steps[1] else names[0]
         if steps[names.index(file)] == self.committed and self.committed >= 0:
             file = names[1 - names.index(file)]
@@ -85,10 +85,10 @@ class Snapshots:
 
     def drop(self, held: StoredPiece) -> None:
         """Forget a piece that turned out to be damaged."""
-        found = self.by_file.get(held.file)
-        if found is not None:
-            kept = tuple(item for item in found.pieces if item.piece != held.piece)
-            self.by_file[held.file] = replace(found, pieces=kept)
+        snapshot = self.by_file.get(held.file)
+        if snapshot is not None:
+            kept = tuple(item for item in snapshot.pieces if item.piece != held.piece)
+            self.by_file[held.file] = replace(snapshot, pieces=kept)
             self._save()
 
     async def commit(self, step: int, generation: int) -> None:
@@ -172,12 +172,12 @@ def is_sound(folder: Path, stored: StoredPiece) -> bool:
 
 def laid_out(pieces: Sequence[StatePiece], file: str, dtype: str = "float32") -> tuple[StoredPiece, ...]:
     """Return where pieces lie in a file that has them one after another, their hashes not known yet."""
-    found, offset = [], 0
+    stored, offset = [], 0
     for piece in pieces:
         size = piece.elements * DTYPES[dtype].itemsize
-        found.append(StoredPiece(piece=piece, file=file, offset=offset, bytes=size, dtype=dtype, hash=""))
+        stored.append(StoredPiece(piece=piece, file=file, offset=offset, bytes=size, dtype=dtype, hash=""))
         offset += size
-    return tuple(found)
+    return tuple(stored)
 
 
 def reserve(path: Path, size: int) -> None:

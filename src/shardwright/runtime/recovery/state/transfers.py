@@ -49,22 +49,22 @@ from shardwright.runtime.state.pieces import StatePiece, StoredPiece, overlaps
 
 def held_pieces(layout: Layout, place: Place, kinds: Kinds) -> tuple[StatePiece, ...]:
     """Return all that a rank updates: the whole of its buckets, or its part where the optimizer is sharded."""
-    found, every = [], tuple(dict.fromkeys(chain.from_iterable(kinds.values())))
+    pieces, every = [], tuple(dict.fromkeys(chain.from_iterable(kinds.values())))
     sharded = layout.plan.optimizer.distributed
     for bucket in buckets_of(layout, place):
         start, stop = bucket.own(place.rank, sharded=sharded)
         for kind in every:
             held = holdings_of(bucket, start, stop, layout.plan.model.vocab, kind)
-            found += [item.piece for item in held if kind in kinds[item.piece.parameter]]
-    return tuple(found)
+            pieces += [item.piece for item in held if kind in kinds[item.piece.parameter]]
+    return tuple(pieces)
 
 
 def machine_pieces(layout: Layout, where: Sequence[RankSeat], kinds: Kinds) -> dict[str, set[StatePiece]]:
     """Return for each machine all that its ranks update."""
-    found: dict[str, set[StatePiece]] = {seat.machine: set() for seat in where}
+    pieces: dict[str, set[StatePiece]] = {seat.machine: set() for seat in where}
     for place in layout.places:
-        found[where[place.rank].machine].update(held_pieces(layout, place, kinds))
-    return found
+        pieces[where[place.rank].machine].update(held_pieces(layout, place, kinds))
+    return pieces
 
 
 def shares_of(pieces: Mapping[str, Collection[StatePiece]]) -> dict[str, frozenset[StatePiece]]:
@@ -113,12 +113,12 @@ def seat_order(
 def _touched(
     pieces: Iterable[StatePiece], by_place: Mapping[tuple[str, str], Sequence[Key]], shapes: Shapes
 ) -> tuple[Key, ...]:
-    found: dict[Key, None] = {}
+    touched: dict[Key, None] = {}
     for piece in sorted(pieces):
         for key in by_place.get((piece.kind, piece.parameter), ()):
-            if key not in found and overlaps(key[0], piece, shapes[piece.parameter]):
-                found[key] = None
-    return tuple(found)
+            if key not in touched and overlaps(key[0], piece, shapes[piece.parameter]):
+                touched[key] = None
+    return tuple(touched)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,31 +187,31 @@ Range = tuple[int, int, int, int]
 def orders_of(moves: Movement, state: SurvivingState, machines: Sequence[Machine]) -> dict[str, dict[str, Any]]:
     """Return for each machine the pieces of its own that it has to verify, by tier, and those that it has to read."""
     by_name = {machine.name: machine for machine in machines}
-    found = {}
+    orders = {}
     for number, name in enumerate(moves.machines):
-        own: dict[str, Rows] = {str(MEMORY): [], str(DISK): []}
+        kept: dict[str, Rows] = {str(MEMORY): [], str(DISK): []}
         wanted: list[Any] = []
         offset = 0
         for shard, ranges in _ranges(moves, number).items():
             items = state.pieces[moves.keys[shard]]
             if len(ranges) == 1 and ranges[0][0] == number:
-                own[str(ranges[0][1])] += rows_of([holder(items, name, ranges[0][1]).stored])
+                kept[str(ranges[0][1])] += rows_of([holder(items, name, ranges[0][1]).stored])
                 continue
-            sources = tuple(_source(moves, state, shard, one, name, by_name) for one in ranges)
+            sources = tuple(_source(moves, state, shard, part, name, by_name) for part in ranges)
             stored = replace(items[0].stored, file="", offset=offset)
             wanted.append(wanted_row(Wanted(stored=stored, sources=sources)))
             offset += stored.bytes
-        found[name] = {"own": own, "wanted": wanted}
-    return found
+        orders[name] = {"own": kept, "wanted": wanted}
+    return orders
 
 
 def _ranges(moves: Movement, target: int) -> dict[int, list[Range]]:
     t = moves.plan.transfers
-    found: dict[int, list[Range]] = {}
+    ranges: dict[int, list[Range]] = {}
     for row in (t.target == target).nonzero()[0].tolist():
-        one = (int(t.source[row]), int(t.tier[row]), int(t.start[row]), int(t.stop[row]))
-        found.setdefault(int(t.shard[row]), []).append(one)
-    return found
+        part = (int(t.source[row]), int(t.tier[row]), int(t.start[row]), int(t.stop[row]))
+        ranges.setdefault(int(t.shard[row]), []).append(part)
+    return ranges
 
 
 def _source(

@@ -50,7 +50,7 @@ def parts_of(engine: Engine, mates: Sequence[int]) -> tuple[WrittenPart, ...]:
     layout, kinds = engine.layout, state_kinds(engine.layout, engine.recipe.method)
     others = {piece for rank in mates for piece in held_pieces(layout, layout.places[rank], kinds)}
     most = LARGEST_PIECE_BYTES // DTYPES[FP32].itemsize
-    found: list[WrittenPart] = []
+    parts: list[WrittenPart] = []
     for slot in engine.slots:
         for kind in slot.kinds:
             for item in _held(engine, slot, kind):
@@ -58,8 +58,8 @@ def parts_of(engine: Engine, mates: Sequence[int]) -> tuple[WrittenPart, ...]:
                     continue
                 others.add(item.piece)
                 for piece in split(item.piece, most):
-                    found.append(WrittenPart(piece=piece, slot=slot, start=item.at + piece.low - item.piece.low))
-    return tuple(found)
+                    parts.append(WrittenPart(piece=piece, slot=slot, start=item.at + piece.low - item.piece.low))
+    return tuple(parts)
 
 
 class Writer:
@@ -122,9 +122,9 @@ def take_back(
             targets = {item.piece: _view(host, slot, item.at, item.piece) for item in _held(engine, slot, kind)}
             assemble(targets, index, shapes, fetch, "the state on this machine")
             slot.write(kind, slot.start, torch.from_numpy(host))
-        own = slot.buffer.weights.part(slot.start, slot.stop)
-        if own.data_ptr() != slot.master.data_ptr():
-            own.copy_(slot.master)
+        updated = slot.buffer.weights.part(slot.start, slot.stop)
+        if updated.data_ptr() != slot.master.data_ptr():
+            updated.copy_(slot.master)
     if scale is not None:
         engine.loss_scale = LossScale(**scale)
     share_weights(engine)

@@ -37,8 +37,8 @@ def reporting(link: KeeperLink, message: Message, engine: Engine, settings: Sett
         yield None
         return
     sends = message["rank"] == 0  # one rank to the service, the first of each machine into its folder
-    told = replace(settings, wandb=settings.wandb if sends else "")
-    with tracked(told, about(engine.layout.plan, settings)) as track:
+    tracking = replace(settings, wandb=settings.wandb if sends else "")
+    with tracked(tracking, about(engine.layout.plan, settings)) as track:
 
         def tell(row: Row) -> None:
             link.tell("row", row=asdict(row))
@@ -52,11 +52,11 @@ def _agree_on_id(engine: Engine, settings: Settings, *, first: bool) -> None:
     if not settings.wandb:
         return
     known = kept_id(settings.out)
-    found: list[Any] = [(known, new_id())]
+    ids: list[Any] = [(known, new_id())]
     if engine.layout.world_size > 1:
-        found = [None] * engine.layout.world_size
-        dist.all_gather_object(found, (known, new_id()))
-    agreed = next((kept for kept, _ in found if kept), found[0][1])
+        ids = [None] * engine.layout.world_size
+        dist.all_gather_object(ids, (known, new_id()))
+    agreed = next((kept for kept, _ in ids if kept), ids[0][1])
     if first and agreed != known:
         keep_id(settings.out, agreed)
 
@@ -69,14 +69,14 @@ _copying: list[subprocess.Popen[bytes]] = []
 def keep_log(folder: Path, generation: int, rank: int) -> None:
     """Have all that this process prints from now on in the files of a rank, beside where it went before. The copy is
     made by processes that outlive this one, so that its last words are there too."""
-    own = folder / f"generation_{generation}" / str(rank)
-    own.mkdir(parents=True, exist_ok=True)
+    place = folder / f"generation_{generation}" / str(rank)
+    place.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
     for stream, name in STREAMS.items():
         before = _before.setdefault(stream, os.dup(stream))
         copying = subprocess.Popen(
-            ["tee", "-a", str(own / name)], stdin=subprocess.PIPE, stdout=before, start_new_session=True
+            ["tee", "-a", str(place / name)], stdin=subprocess.PIPE, stdout=before, start_new_session=True
         )
         assert copying.stdin is not None, "it is a pipe"
         os.dup2(copying.stdin.fileno(), stream)
