@@ -24,7 +24,7 @@ from shardwright.plans.plan import Plan
 from shardwright.recovery.rates import Rates
 from shardwright.runtime.recovery.state.cloud import BLOCK_BYTES, checksum
 from shardwright.runtime.recovery.state.snapshots import reserve
-from shardwright.runtime.recovery.worker.handover import EARLY
+from shardwright.runtime.recovery.worker.snapshot import EARLY
 from shardwright.runtime.storage.manifest import hash_of
 from shardwright.units import format_bytes
 

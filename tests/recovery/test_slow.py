@@ -56,8 +56,8 @@ def test_a_new_split_gives_the_slow_machine_less_and_pays() -> None:
 def test_windows_are_of_all_ranks_and_the_third_names_who_stays_slow() -> None:
     from shardwright.runtime.recovery.fleet.observations import RankSpeeds
 
-    paces = RankSpeeds(ranks=3)
+    speeds = RankSpeeds(ranks=3)
     for window in range(3):
-        assert paces.take(pace(0, 0, 1.0)) == paces.take(pace(1, 0, 1.0)) == {}
-        found = paces.take(pace(2, 0, 1.5))
+        assert speeds.take(pace(0, 0, 1.0)) == speeds.take(pace(1, 0, 1.0)) == {}
+        found = speeds.take(pace(2, 0, 1.5))
         assert found == ({"m2": 1.5} if window == 2 else {})

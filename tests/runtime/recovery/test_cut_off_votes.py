@@ -21,8 +21,8 @@ from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import seeded
 from shardwright.runtime.recovery.run import Report, settle
 from shardwright.runtime.recovery.worker import rendezvous
-from shardwright.runtime.recovery.worker.handover import Interval, Writer
 from shardwright.runtime.recovery.worker.link import OutsideError
+from shardwright.runtime.recovery.worker.snapshot import Interval, Writer
 from shardwright.runtime.recovery.worker.training import RankState
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.step.engine import make_engine, train_step

@@ -25,7 +25,7 @@ from shardwright.runtime.recovery.change.generation_change import (
     Ready,
     Recovery,
 )
-from shardwright.runtime.recovery.fleet.claims import Arbiter
+from shardwright.runtime.recovery.fleet.claims import QuorumCheck
 from shardwright.runtime.recovery.fleet.membership import BeginAgainError, Member, Members
 from shardwright.runtime.recovery.run import GenerationBase, KeeperOptions, Report
 from shardwright.runtime.recovery.state.cloud import Cloud
@@ -73,8 +73,8 @@ def change_from(folder: Path, cloud: Cloud | None, spoilt: int = -1) -> tuple[Ge
     run = identity_of(plan, options.settings)
     channel = cast(Channel, Playing(spoilt))
     members = Members(by_name={machine.name: Member(machine=machine, channel=channel) for machine in machines})
-    arbiter = Arbiter(me="m0", run=run.name, claim_store=None, silence_seconds=1.0, wait_seconds=1.0)
-    change = GenerationChange(options=options, run=run, members=members, cloud=cloud, arbiter=arbiter)
+    quorum = QuorumCheck(me="m0", run=run.name, claim_store=None, silence_seconds=1.0, wait_seconds=1.0)
+    change = GenerationChange(options=options, run=run, members=members, cloud=cloud, quorum=quorum)
     return change, GenerationBase(generation=Generation(number=4, machines=machines), plan=options.plan)
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from shardwright.runtime.recovery.worker.handover import Interval
+from shardwright.runtime.recovery.worker.snapshot import Interval
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 10, 100])

@@ -17,7 +17,7 @@ from tests.runtime.recovery.fleet import _free_ports
 from tests.runtime.recovery.store import store
 
 from shardwright.recovery.quorum import Generation, Machine
-from shardwright.runtime.recovery.fleet.claims import GRACE, Arbiter, ClaimStore, Etcd, MinorityError
+from shardwright.runtime.recovery.fleet.claims import GRACE, ClaimStore, Etcd, MinorityError, QuorumCheck
 from shardwright.runtime.recovery.state.cloud import Cloud
 
 SILENCE = 5.0
@@ -63,8 +63,8 @@ def claim_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Clai
         process.kill()
 
 
-def arbiter(me: str, claim_store: ClaimStore | None) -> Arbiter:
-    return Arbiter(me=me, run="r", claim_store=claim_store, silence_seconds=SILENCE, wait_seconds=600.0)
+def quorum_check(me: str, claim_store: ClaimStore | None) -> QuorumCheck:
+    return QuorumCheck(me=me, run="r", claim_store=claim_store, silence_seconds=SILENCE, wait_seconds=600.0)
 
 
 def may(
@@ -73,7 +73,7 @@ def may(
     """Return whether machines, the first of which coordinates, may go on."""
     try:
         asyncio.run(
-            arbiter(min(present), claim_store).require(before, sorted(present), time.monotonic() - alone_seconds)
+            quorum_check(min(present), claim_store).require(before, sorted(present), time.monotonic() - alone_seconds)
         )
     except MinorityError:
         return False
@@ -133,7 +133,7 @@ def test_a_run_that_is_started_again_in_its_store_takes_numbers_that_were_never_
     claim_store: ClaimStore,
 ) -> None:
     """Else its first loss would find a claim of the run before, and wait for machines that are long gone."""
-    first, second = arbiter("m0", claim_store), arbiter("m1", claim_store)
+    first, second = quorum_check("m0", claim_store), quorum_check("m1", claim_store)
     assert asyncio.run(first.first_free()) == 0
     nobody = Generation(number=0, machines=())
     assert asyncio.run(first.require(nobody, ["m0", "m1"], inf))
@@ -150,7 +150,7 @@ def test_a_store_that_does_not_answer_stops_a_minority_alone() -> None:
     before = generation()
     with store() as (server, url):
         server.fault = "503"
-        assert asyncio.run(arbiter("m0", Cloud(url)).first_free()) == 0
+        assert asyncio.run(quorum_check("m0", Cloud(url)).first_free()) == 0
         assert may(before, {"m0", "m1"}, Cloud(url))
         assert not may(before, {"m0"}, Cloud(url), alone_seconds=inf)
 

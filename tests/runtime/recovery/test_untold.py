@@ -12,7 +12,7 @@ import torch
 from shardwright.runtime.job.metrics import Row
 from shardwright.runtime.recovery.run import Report
 from shardwright.runtime.recovery.worker import process, rendezvous, training
-from shardwright.runtime.recovery.worker.handover import Interval
+from shardwright.runtime.recovery.worker.snapshot import Interval
 from shardwright.runtime.recovery.worker.training import RankState
 from shardwright.runtime.step.engine import StepResult, Vote
 

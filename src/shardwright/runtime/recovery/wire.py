@@ -105,11 +105,11 @@ class Channel:
     def watch(
         self, beat_seconds: float, silence_seconds: float, excused: Callable[[float], bool] = lambda _seconds: False
     ) -> None:
-        """Send signs of life, and end the connection where none comes for so long; `excused` says of a longer silence
-        that the other side lives."""
-        self._keep(self._beat(beat_seconds, silence_seconds, excused))
+        """Send heartbeats, and end the connection where none comes for so long; `excused` says of a longer silence that
+        the other side lives."""
+        self._keep(self._heartbeats(beat_seconds, silence_seconds, excused))
 
-    async def _beat(self, beat_seconds: float, silence_seconds: float, excused: Callable[[float], bool]) -> None:
+    async def _heartbeats(self, beat_seconds: float, silence_seconds: float, excused: Callable[[float], bool]) -> None:
         self.heard = time.monotonic()
         while True:
             await self.tell(BEAT)
@@ -331,7 +331,7 @@ class BackgroundTasks:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Begin an errand."""
+        """Begin some work."""
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self._over)

@@ -24,7 +24,7 @@ PLACES = {
         ("out of memory", "GradientSync.pass_done", FULL),
     ],
     "shardwright.runtime.state.optimizer": [("optimizer", "METHODS.adamw", WORKER)],
-    f"{RECOVERY}.worker.handover": [("snapshot", "Writer._copy", WORKER), ("taking back", "take_back", WORKER)],
+    f"{RECOVERY}.worker.snapshot": [("snapshot", "Writer._copy", WORKER), ("taking back", "take_back", WORKER)],
     f"{RECOVERY}.state.cloud": [("upload", "Cloud.put", MACHINE)],
     f"{RECOVERY}.state.snapshots": [("disk", "DiskTier.write", MACHINE)],
     f"{RECOVERY}.keeper.coordinator_requests": [
@@ -34,7 +34,7 @@ PLACES = {
     ],
     f"{RECOVERY}.keeper.protection": [("copy", "Protection.copy", MACHINE)],
     f"{RECOVERY}.change.generation_change": [("plan", "GenerationChange._surviving", MACHINE)],
-    f"{RECOVERY}.fleet.claims": [("quorum", "Arbiter.require", MACHINE)],
+    f"{RECOVERY}.fleet.claims": [("quorum", "QuorumCheck.require", MACHINE)],
 }
 
 

@@ -20,7 +20,7 @@ from shardwright.runtime.recovery.change.generation_change import (
     Recovery,
     WaitError,
 )
-from shardwright.runtime.recovery.fleet.claims import Arbiter, Etcd, MinorityError
+from shardwright.runtime.recovery.fleet.claims import Etcd, MinorityError, QuorumCheck
 from shardwright.runtime.recovery.fleet.membership import BeginAgainError, Members, wait_for_generation, wait_for_plan
 from shardwright.runtime.recovery.fleet.observations import Causes, FleetHistory, GenerationProgress, RankSpeeds
 from shardwright.runtime.recovery.run import BAD_INPUT, ENDED, GAVE_UP, GenerationBase, KeeperOptions
@@ -50,7 +50,7 @@ class Coordinator:
         self._here, self.members = frozenset(here), Members()
         cloud = Cloud(options.upload) if options.upload else None
         self._uploads = None if cloud is None else Uploads(options=options, run=run, cloud=cloud)
-        self._arbiter = Arbiter(
+        self._quorum = QuorumCheck(
             me=options.machine.name,
             run=run.name,
             claim_store=Etcd(members=options.etcd) if options.etcd else cloud,
@@ -58,7 +58,7 @@ class Coordinator:
             wait_seconds=options.wait_seconds,
         )
         self._change = GenerationChange(
-            options=options, run=run, members=self.members, cloud=cloud, arbiter=self._arbiter
+            options=options, run=run, members=self.members, cloud=cloud, quorum=self._quorum
         )
         before = base.generation
         self._base, self._current, self._progress = base, before, GenerationProgress()
@@ -212,7 +212,7 @@ class Coordinator:
 
     async def _lead(self) -> None:
         try:
-            await self._gathered()
+            await self._wait_for_machines()
             while not self.closed:
                 if self._causes:
                     await self._recover()
@@ -256,14 +256,14 @@ class Coordinator:
             self.closed = True
             self._background.begin(end())
 
-    async def _gathered(self) -> None:
+    async def _wait_for_machines(self) -> None:
         """Wait for the machines of the generation before, or at the beginning for as many as the plan needs."""
         before = self._base.generation
         if before.machines:
             await wait_for_generation(self._options, before, self._here, self.members, self._event)
             return
         await wait_for_plan(self._options, self.members, self._event, self._change.cloud)
-        number = await self._arbiter.first_free()
+        number = await self._quorum.first_free()
         self._base = replace(self._base, generation=Generation(number=number, machines=()))
 
     async def _recover(self) -> None:
@@ -283,9 +283,9 @@ class Coordinator:
                 return
             except BehindError as error:
                 self._highest = max(self._highest, error.promised)
-                why = self._causes.again(cause.words, cause.noticed)
+                why = self._causes.retry(cause.words, cause.noticed)
             except (BeginAgainError, LostError, RefusedError) as error:
-                why = self._causes.again(str(error), cause.noticed)
+                why = self._causes.retry(str(error), cause.noticed)
                 print(f"recovery begins anew: {why}", file=sys.stderr, flush=True)
                 await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2**attempt, LONGEST_PAUSE_SECONDS))
             else:

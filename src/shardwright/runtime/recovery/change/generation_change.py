@@ -27,7 +27,7 @@ from shardwright.recovery.slow import with_slow_pools
 from shardwright.recovery.ways import RunPlans, choose
 from shardwright.runtime.job.course import RunIdentity, require_step_of
 from shardwright.runtime.layout.groups import layout_of
-from shardwright.runtime.recovery.fleet.claims import Arbiter
+from shardwright.runtime.recovery.fleet.claims import QuorumCheck
 from shardwright.runtime.recovery.fleet.membership import BeginAgainError, Members
 from shardwright.runtime.recovery.run import GenerationBase, KeeperOptions, report_of, settle
 from shardwright.runtime.recovery.state.cloud import Cloud
@@ -101,7 +101,7 @@ class GenerationChange:
     run: RunIdentity
     members: Members
     cloud: Cloud | None
-    arbiter: Arbiter
+    quorum: QuorumCheck
     damage: list[str] = field(default_factory=list)
     unsound: Counter[Key] = field(default_factory=Counter)
 
@@ -114,7 +114,7 @@ class GenerationChange:
         Raises BeginAgainError, LostError or RefusedError where it must begin anew, WaitError where no plan fits the
         machines, MinorityError where others may go on, NothingLeftError or OtherRunError where the run cannot.
         """
-        majority = await self.arbiter.require(base.generation, list(self.members.by_name), base.minority_since)
+        majority = await self.quorum.require(base.generation, list(self.members.by_name), base.minority_since)
         halted = await self.members.ask_all("halt", generation=number)
         promised = max(reply.get("promised", number) for reply in halted.values())
         if promised > number:

@@ -19,8 +19,8 @@ from shardwright.recovery.quorum import Claim, Generation, Quorum, gives_way, qu
 from shardwright.runtime.recovery.wire import answered, refuses
 
 GRACE = 3.0
-"""Times the silence after which a machine is lost: for so long a minority leaves the claim to a majority, which
-finds the loss, a coordinator and each other in that time."""
+"""Multiple of `silence_seconds` for which a minority leaves the claim to a majority, which finds the loss, a
+coordinator and each other in that time."""
 
 ASKING_SECONDS = 10.0
 """So long the store of claims has for an answer."""
@@ -42,7 +42,7 @@ class MinorityError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arbiter:
+class QuorumCheck:
     """What a coordinator on machine `me` of the run named `run` needs to find out. Where no store of claims decides, a
     minority waits `wait_seconds`."""
 

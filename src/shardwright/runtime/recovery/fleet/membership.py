@@ -103,8 +103,8 @@ class Members:
         await asyncio.gather(*calls, return_exceptions=True)
 
 
-GATHERING = 2.0
-"""Times the silence after which a machine is lost: for so long a new coordinator waits for those of the generation."""
+JOINING = 2.0
+"""Multiple of `silence_seconds` for which a new coordinator waits for the machines of the generation."""
 
 
 async def wait_for_generation(
@@ -112,7 +112,7 @@ async def wait_for_generation(
 ) -> None:
     """Wait for the machines of a generation that answered at their addresses; `changed` is set when one has come."""
     expected = {machine.name for machine in before.machines if machine.address in here}
-    end = time.monotonic() + GATHERING * options.silence_seconds
+    end = time.monotonic() + JOINING * options.silence_seconds
     while not expected <= members.by_name.keys() and time.monotonic() < end:
         await _until(changed, end)
 

@@ -40,7 +40,7 @@ class GenerationProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpeeds:
-    """The paces of one generation of so many ranks."""
+    """How fast the ranks of one generation are, so many of them: the seconds that they say, gathered into windows."""
 
     ranks: int
     now: dict[Rank, Pace] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Causes:
         self.waiting.clear()
         return first
 
-    def again(self, words: str, noticed: float) -> str:
+    def retry(self, words: str, noticed: float) -> str:
         """Have a recovery that failed begin again, and return why: by a cause that was noticed meanwhile, or else by
         this one."""
         if not self.waiting:

@@ -33,12 +33,7 @@ from shardwright.runtime.recovery.run import (
     reaches,
     report_of,
 )
-from shardwright.runtime.recovery.state.inventory import (
-    HeldPiece,
-    held_row,
-    pieces_of,
-    rows_of,
-)
+from shardwright.runtime.recovery.state.inventory import HeldPiece, held_row, pieces_of, rows_of
 from shardwright.runtime.recovery.state.snapshots import Snapshot, Snapshots, is_sound
 from shardwright.runtime.recovery.state.transfers import Fetched, PieceSource, Reader, fetch, wanted_of
 from shardwright.runtime.recovery.wire import Message, RefusedError, Reply, answered
@@ -63,17 +58,10 @@ class CoordinatorRequests:
         from_workers: WorkerRequests,
         end: Callable[[int], None],
     ) -> None:
-        self._options, self._run, self._snapshots, self._pool, self._from_workers = (
-            options,
-            run,
-            snapshots,
-            pool,
-            from_workers,
-        )
-        self._end = end
-        self._promise = GenerationPromise(
-            base=GenerationBase(generation=Generation(number=0, machines=()), plan=options.plan)
-        )
+        self._options, self._run, self._snapshots, self._pool = options, run, snapshots, pool
+        self._from_workers, self._end = from_workers, end
+        nothing = Generation(number=0, machines=())
+        self._promise = GenerationPromise(base=GenerationBase(generation=nothing, plan=options.plan))
         self._protection = Protection(options, run, snapshots, from_workers, self._promise)
         self._disk, self._cloud = self._protection.disk, self._protection.cloud
         self._reports: dict[int, Message] = {}

@@ -41,8 +41,8 @@ from shardwright.runtime.recovery.wire import (
 )
 
 RETRY_SECONDS = 0.1
-LOOKING = 1 / 3
-"""Part of the silence after which a machine is lost in which it has to say how it stands."""
+STANDING_FRACTION = 1 / 3
+"""Fraction of `silence_seconds` in which a machine has to say how it stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class Keeper:
         generation = self.from_coordinator.base.generation.machines
         known = {*self.options.join, *(machine.address for machine in generation), *self._heard}
         self._heard.clear()
-        seconds = LOOKING * self.options.silence_seconds
+        seconds = STANDING_FRACTION * self.options.silence_seconds
         try:
             return await ask_standings(self._standing(), known - {self._lost, *passing}, seconds, self.options.secret)
         except StrangerError as error:

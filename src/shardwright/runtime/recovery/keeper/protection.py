@@ -39,13 +39,8 @@ class Protection:
         from_workers: WorkerRequests,
         promise: GenerationPromise,
     ) -> None:
-        self._me, self._run, self._snapshots, self._from_workers, self._promise = (
-            options.machine,
-            run,
-            snapshots,
-            from_workers,
-            promise,
-        )
+        self._me, self._run, self._snapshots = options.machine, run, snapshots
+        self._from_workers, self._promise = from_workers, promise
         self.disk = DiskTier(options.disk, options.machine.name, run.name) if options.disk else None
         self.cloud = Cloud(options.upload) if options.upload else None
         self._secret = options.secret

@@ -194,7 +194,7 @@ class WorkerPool:
             self.on_gone(worker.slot, _how(worker.process.exitcode))
 
     async def _halted(self, worker: WorkerProcess, generation: int, seconds: float) -> Message | None:
-        if not worker.channel.done():  # it has only just been hired
+        if not worker.channel.done():  # it is only just starting
             worker.slot = None
             return None
         try:

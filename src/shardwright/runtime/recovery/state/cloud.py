@@ -47,8 +47,8 @@ ATOMIC = ("s3fs.core.S3FileSystem", "gcsfs.core.GCSFileSystem", "adlfs.spec.Azur
 exists, and then writes: of two that do so at once, both are first. One that knows better says `exclusive_create`."""
 
 
-def nobody() -> None:
-    """Hear of progress and do nothing."""
+def no_progress() -> None:
+    """Take no note of progress."""
 
 
 def _as_oserror(call: Callable[Given, Result]) -> Callable[Given, Result]:
@@ -68,7 +68,7 @@ def _as_oserror(call: Callable[Given, Result]) -> Callable[Given, Result]:
 
 class Cloud:
     """The steps under a URL that fsspec understands. All calls block, for ever where the store never answers
-    (`patience`), and raise OSError where it fails."""
+    (`wire.answered`), and raise OSError where it fails."""
 
     what = "the object store"
 
@@ -83,7 +83,7 @@ class Cloud:
             raise bad(f"upload={url}", str(error), "see fsspec's documentation for its URLs") from None
 
     @_as_oserror
-    def put(self, name: str, blocks: Blocks, progress: Callable[[], None] = nobody) -> None:
+    def put(self, name: str, blocks: Blocks, progress: Callable[[], None] = no_progress) -> None:
         """Write a file, telling `progress` of every block. Raises OSError where the store keeps it otherwise than it
         was written: stores have been seen to cut uploads off and say nothing. A store that says the MD5 of what it
         keeps is asked for that; from others, and where it is another, the file is read back. What came of a file that
@@ -156,7 +156,7 @@ class Cloud:
         return sorted(int(path.removesuffix(".json").rpartition("-")[2]) for path in paths)
 
     def put_part(
-        self, name: str, folder: Path, held: Sequence[HeldPiece], progress: Callable[[], None] = nobody
+        self, name: str, folder: Path, held: Sequence[HeldPiece], progress: Callable[[], None] = no_progress
     ) -> tuple[StoredPiece, ...]:
         """Upload a machine's part of a step from its files in a folder, and return its pieces as they lie there. Raises
         as `put`."""

@@ -2,7 +2,7 @@
 
 * `link`: its thread to the keeper
 * `rendezvous`: process groups torn down and built again
-* `handover`: state to the keeper and back, and when
+* `snapshot`: state to the keeper and back, and when
 * `reporting`: what a machine records of its steps
 * `training`: a rank in one generation: its state, and its training on a thread of its own
 * `process`: the orders that it takes"""

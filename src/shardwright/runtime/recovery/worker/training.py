@@ -46,9 +46,9 @@ from shardwright.runtime.recovery.run import Report
 from shardwright.runtime.recovery.state.inventory import pieces_of
 from shardwright.runtime.recovery.wire import LostError, Message, RefusedError
 from shardwright.runtime.recovery.worker import rendezvous
-from shardwright.runtime.recovery.worker.handover import Interval, Writer, parts_of, take_back
 from shardwright.runtime.recovery.worker.link import KeeperLink, KeeperOrder, OutsideError
 from shardwright.runtime.recovery.worker.reporting import Tell, reporting
+from shardwright.runtime.recovery.worker.snapshot import Interval, Writer, parts_of, take_back
 from shardwright.runtime.state.holdings import parameter_shapes
 from shardwright.runtime.step.engine import Engine, StepResult, Vote, apply_vote
 from shardwright.runtime.step.pipeline import Event
