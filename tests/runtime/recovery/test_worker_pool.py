@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from shardwright.runtime.job.settings import Settings
-from shardwright.runtime.recovery.keeper.worker_pool import WorkerPool, WorkerProcess, starving
+from shardwright.runtime.recovery.keeper.worker_pool import PRELOADED, WorkerPool, WorkerProcess, starving
 from shardwright.runtime.recovery.wire import Channel, Message, Reply
 
 
@@ -98,3 +99,8 @@ def test_a_silent_worker_is_lost_at_once_where_it_is_stopped_and_later_where_it_
         assert not starving(process.pid, 5.0, 6.0)
         process.kill()
     assert not starving(process.pid, 5.0, 6.0), "it is gone"
+
+
+def test_what_workers_have_loaded_before_they_start_is_there() -> None:
+    """The process they are started from passes over modules that it cannot find, and each worker loads PyTorch anew."""
+    assert all(importlib.util.find_spec(name) for name in PRELOADED)
