@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import inf, prod
 from pathlib import Path
@@ -31,7 +31,7 @@ from shardwright.runtime.recovery.run import GenerationBase, KeeperOptions, Repo
 from shardwright.runtime.recovery.state.cloud import Cloud
 from shardwright.runtime.recovery.state.inventory import HeldPiece, held_row
 from shardwright.runtime.recovery.state.transfers import UNSOUND
-from shardwright.runtime.recovery.wire import Channel, Message, Reply
+from shardwright.runtime.recovery.wire import Channel, LostError, Message, Reply
 from shardwright.runtime.state.pieces import StatePiece, StoredPiece
 from shardwright.runtime.storage.manifest import Manifest
 
@@ -189,3 +189,20 @@ def test_a_machine_whose_workers_start_is_waited_for_where_that_has_to_be(
             change.members.change(name, channel=cast(Channel, Playing(step=5)))
         change.members.change(NAMES[2], ready=False)
         assert passed(change, base).base.generation.names == NAMES[:going]
+
+
+def test_a_machine_that_is_lost_while_the_claim_is_made_is_no_part_of_the_majority(tmp_path: Path) -> None:
+    """Of three, m1 and m2 are lost: with m1 still there the first may go on, alone it may not. So it must not where m1
+    goes between the count and the halt: m1 may follow the same generation with m2."""
+    change, base = change_from(tmp_path, None)
+    del change.members.by_name["m2"]
+
+    class Slow(QuorumCheck):
+        async def require(self, before: Generation, present: Collection[str], alone_since: float) -> bool:
+            majority = await super().require(before, present, alone_since)
+            del change.members.by_name["m1"]
+            return majority
+
+    quorum = Slow(me="m0", run=change.run.name, claim_store=None, silence_seconds=1.0, wait_seconds=1.0)
+    with pytest.raises(LostError, match="m1 is lost"):
+        passed(replace(change, quorum=quorum), base)

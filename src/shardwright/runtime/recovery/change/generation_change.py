@@ -114,8 +114,11 @@ class GenerationChange:
         Raises BeginAgainError, LostError or RefusedError where it must begin anew, WaitError where no plan fits the
         machines, MinorityError where others may go on, NothingLeftError or OtherRunError where the run cannot.
         """
-        majority = await self.quorum.require(base.generation, list(self.members.by_name), base.minority_since)
-        halted = await self.members.ask_all("halt", generation=number)
+        present = list(self.members.by_name)
+        majority = await self.quorum.require(base.generation, present, base.minority_since)
+        # Those that were counted must promise themselves, and nobody else: one that is lost meanwhile may be of another
+        # majority.
+        halted = await self.members.ask_each("halt", dict.fromkeys(present, {"generation": number}))
         promised = max(reply.get("promised", number) for reply in halted.values())
         if promised > number:
             raise BehindError(promised)
@@ -164,7 +167,8 @@ class GenerationChange:
         """Bring all survivors to one step, and return it with what each machine then holds."""
         reports = [report_of(report) for reply in halted.values() for report in reply["reports"].values()]
         settled = settle([report for report in reports if report.step >= 0])
-        answers = await self.members.ask_all("settle", generation=number, step=settled.step, vote=settled.vote)
+        fields = {"generation": number, "step": settled.step, "vote": settled.vote}
+        answers = await self.members.ask_each("settle", dict.fromkeys(halted, fields))
         return settled.step, answers
 
     async def _surviving(self, answers: Mapping[str, Message], reached: int | None) -> SurvivingState | None:
