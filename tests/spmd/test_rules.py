@@ -67,6 +67,11 @@ def broadcast(d: Draw) -> tuple[Tensor, Tensor]:
     return d.above(*shape), d.above(*narrow)
 
 
+def added(d: Draw) -> tuple[Any, ...]:
+    """Of two tensors the parts of a sum may be added, not of a tensor and a number."""
+    return broadcast(d) if d.random.random() < 0.5 else (*same(d, 1), 1.5)
+
+
 def product(d: Draw) -> tuple[Tensor, Tensor]:
     m, n, k = d.sizes(3)
     return d.x(m, k), d.x(k, n)
@@ -254,7 +259,7 @@ GRADIENTS = "gelu_backward silu_backward tanh_backward sigmoid_backward"
 SAMPLES: dict[str, Sample] = {
     **{op: lambda d: tuple(same(d, 1)) for op in UNARY.split() if op not in ("bitwise_not", "logical_not")},
     **{op: lambda d: (d.index(2, *d.sizes(2)).bool(),) for op in ("bitwise_not", "logical_not")},
-    **dict.fromkeys(BINARY.split(), broadcast),
+    **dict.fromkeys(BINARY.split(), broadcast), "add.Tensor": added, "sub.Tensor": added,
     **{op: lambda d: tuple(same(d, 2)) for op in GRADIENTS.split()},
     "threshold_backward": lambda d: (*same(d, 2), 0),
     "pow.Tensor_Scalar": lambda d: (*same(d, 1), 3.0),
