@@ -7,6 +7,7 @@
 * `runner`: what machines start, for targets that only bring machines together
 * `trainer_arguments`: what a Hugging Face Trainer is told
 * `trainer_options`: options of the trainer that a plan says
+* `support/`: who runs what
 * `yaml_text`: YAML as a person would write it
 * `megatron/`: Megatron-LM
 * `bridge/`: Megatron-Bridge

@@ -1,11 +1,7 @@
-"""Options of the trainer that a plan says, for exporters: what they write, and what they refuse by name."""
+"""Options of the trainer that a plan says, for exporters to write."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-
-from shardwright.errors import Problem
-from shardwright.exporters.limit import limit
 from shardwright.plans.plan import Plan
 from shardwright.spec.options import said
 
@@ -18,10 +14,3 @@ def options_of(plan: Plan) -> dict[str, str]:
     if not any(stage.recompute.granularity == "selective" for stage in stages):
         found.pop("recompute_modules", None)
     return found
-
-
-def refused_options(plan: Plan, name: str, able: Collection[str] = ()) -> Iterator[Problem]:
-    """Yield the options of a plan that the target `name`, which can be told those in `able`, cannot."""
-    for option, word in options_of(plan).items():
-        if option not in able:
-            yield limit(f"job.options.{option}", f"is {word}, which {name} cannot be told", f"{option}=default")

@@ -10,15 +10,16 @@ from collections.abc import Iterator
 
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Exported, run_script
-from shardwright.exporters.limit import limit
-from shardwright.exporters.trainer_arguments import PRECISION, trainer_arguments, trainer_limits, trainer_text
-from shardwright.exporters.trainer_options import refused_options
+from shardwright.exporters.support.matrix import trainers
+from shardwright.exporters.support.refusals import refusals, several_types
+from shardwright.exporters.trainer_arguments import PRECISION, trainer_arguments, trainer_text
 from shardwright.exporters.yaml_text import yaml_text
 from shardwright.plans.check import check
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 
-VERSION = "1.15.0"
+TARGET = "accelerate"
+VERSION = trainers()[TARGET].version
 
 
 def export_config(plan: Plan) -> Exported:
@@ -28,7 +29,7 @@ def export_config(plan: Plan) -> Exported:
         raise SpecError(*problems)
     document = config(plan)
     return Exported(
-        target="accelerate",
+        target=TARGET,
         version=VERSION,
         files={
             "accelerate.yaml": f"# Written by shardwright for Accelerate {VERSION}.\n{yaml_text(document)}",
@@ -41,24 +42,15 @@ def export_config(plan: Plan) -> Exported:
 
 def unsupported(plan: Plan) -> Iterator[Problem]:
     """Yield why Accelerate cannot run a legal plan."""
-    yield from trainer_limits(plan, "Accelerate")
-    yield from refused_options(plan, "Accelerate")
+    yield from refusals(plan, TARGET) if plan.uniform else several_types(TARGET)
     if not plan.uniform:
         return
-    stage, sharding = plan.replicas[0].stages[0], plan.optimizer.sharding
-    group, sizes = stage.tensor_parallel * stage.context_parallel, machine_sizes(plan)
-    if sharding == "zero1" or (sharding == "none" and group > 1):
-        yield limit("optimizer.sharding", f"FSDP2 has no {sharding}", "sharding=zero2,zero3")
-    if plan.optimizer.offload:
-        yield limit("optimizer.offload", "FSDP2 offloads parameters with the state", "offload=0")
-    if plan.sequence_parallel and stage.tensor_parallel > 1:
-        yield limit("sequence_parallel", "Hugging Face's tensor parallelism has none", "sequence_parallel=off")
+    stage, sizes = plan.replicas[0].stages[0], machine_sizes(plan)
+    group = stage.tensor_parallel * stage.context_parallel
     if len(set(sizes)) > 1 and plan.gpus % (len(sizes) * group):
         groups = f" in groups of {group}" if group > 1 else ""
         message = f"{plan.gpus} processes on {len(sizes)} machines{groups}; Accelerate starts as many on each"
         yield Problem("replicas", message, "plan with GPUs that the machines share evenly")
-    if plan.rank_order != "tp-cp-ep-dp-pp":
-        yield limit("rank_order", f"is {plan.rank_order}", "rank_order=tp-cp-ep-dp-pp")
 
 
 def config(plan: Plan) -> dict[str, object]:

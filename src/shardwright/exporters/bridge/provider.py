@@ -1,14 +1,13 @@
 """The model as the fields of Megatron-Bridge's GPTModelProvider, or MLAModelProvider for latent attention (0.6.2).
 
-They are the fields of megatron-core's configuration: what Megatron-LM has no argument for (`model_faults`) has no field
-here either.
+They are the fields of megatron-core's configuration: what Megatron-LM has no argument for has no field here either.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from shardwright.exporters.megatron.model import SILU, SQUARED_RELU
+from shardwright.exporters.support.traits import SILU, SQUARED_RELU
 from shardwright.spec.model import Attention, Model, RotaryScaling
 
 Fields = dict[str, Any]
@@ -28,7 +27,7 @@ def activation_of(model: Model) -> str:
 
 
 def provider_fields(model: Model, seq_len: int) -> Fields:
-    """Return the fields that describe `model`, which has no `model_faults`."""
+    """Return the fields that describe `model`, none of whose layers is refused."""
     attention = model.kinds[0].attention
     widths = [kind.mlp.width for kind in model.kinds if kind.mlp]
     gated = any((kind.mlp and kind.mlp.gated) or (kind.moe and kind.moe.gated) for kind in model.kinds)

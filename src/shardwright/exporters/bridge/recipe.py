@@ -7,7 +7,7 @@ edges, which exclude it, are left empty.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pprint import pformat
 from string import Template
 from types import MappingProxyType
@@ -18,15 +18,18 @@ from shardwright.exporters.bridge.provider import activation_of, provider_fields
 from shardwright.exporters.exported import Exported, plan_words, run_script, torchrun
 from shardwright.exporters.megatron.dispatcher import dispatcher_of_plan, flex_backend
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
-from shardwright.exporters.megatron.limits import first_stage
-from shardwright.exporters.megatron.limits import unsupported as megatron_limits
+from shardwright.exporters.megatron.limits import beyond_the_matrix, first_stage
+from shardwright.exporters.megatron.mesh import mesh_problems
+from shardwright.exporters.support.matrix import trainers
+from shardwright.exporters.support.refusals import refusals, several_types
 from shardwright.exporters.trainer_options import options_of
 from shardwright.files import shipped_file
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, Recompute
 from shardwright.spec.options import STATE
 
-VERSION = "0.6.2"
+TARGET = "bridge"
+VERSION = trainers()[TARGET].version
 FILE = "shardwright_recipe"
 PRECISION = {"bf16": "bf16_mixed", "fp16": "fp16_mixed"}
 FP8 = {
@@ -56,7 +59,7 @@ def export_recipe(plan: Plan) -> Exported:
         raise SpecError(*problems)
     values = settings(plan)
     return Exported(
-        target="bridge",
+        target=TARGET,
         version=VERSION,
         files={f"{FILE}.py": _file(plan, values), "run.sh": _script(plan)},
         document={"settings": values, "script": _script(plan)},
@@ -65,18 +68,9 @@ def export_recipe(plan: Plan) -> Exported:
 
 def unsupported(plan: Plan) -> tuple[Problem, ...]:
     """Return why Megatron-Bridge cannot run a legal plan; nothing if it can."""
-    return (*megatron_limits(plan), *_limits(plan))
-
-
-def _limits(plan: Plan) -> Iterator[Problem]:
-    """What Megatron-Bridge lacks of what Megatron-LM has."""
     if not plan.uniform:
-        yield Problem("replicas", "are on several GPU types; a recipe names no machines", "export --to megatron")
-        return
-    if plan.job.precision == "fp32":
-        yield Problem("job.precision", "fp32 has no mixed precision recipe in Megatron-Bridge", "use bf16")
-    if plan.job.optimizer != "adam":
-        yield Problem("job.optimizer", f"is {plan.job.optimizer}; its optimizer is Adam", "use adam")
+        return (*mesh_problems(plan), *several_types(TARGET))
+    return (*refusals(plan, TARGET), *beyond_the_matrix(plan))
 
 
 def settings(plan: Plan) -> dict[str, dict[str, Any]]:

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Exported, run_script, torchrun
-from shardwright.exporters.limit import limit
-from shardwright.exporters.trainer_arguments import trainer_arguments, trainer_limits, trainer_text
-from shardwright.exporters.trainer_options import options_of, refused_options
+from shardwright.exporters.support.matrix import trainers
+from shardwright.exporters.support.refusals import refusals, several_types
+from shardwright.exporters.trainer_arguments import trainer_arguments, trainer_text
+from shardwright.exporters.trainer_options import options_of
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 
-VERSION = "0.19.8"
+TARGET = "deepspeed"
+VERSION = trainers()[TARGET].version
 FILE = "ds_config.json"
 STAGE = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 
@@ -29,7 +31,7 @@ def export_config(plan: Plan) -> Exported:
         raise SpecError(*problems)
     document, arguments = config(plan), {**trainer_arguments(plan), "deepspeed": FILE}
     return Exported(
-        target="deepspeed",
+        target=TARGET,
         version=VERSION,
         files={
             FILE: json.dumps(document, indent=2) + "\n",
@@ -42,22 +44,7 @@ def export_config(plan: Plan) -> Exported:
 
 def unsupported(plan: Plan) -> Iterator[Problem]:
     """Yield why DeepSpeed cannot run a legal plan."""
-    yield from trainer_limits(plan, "DeepSpeed")
-    yield from refused_options(plan, "DeepSpeed", able=("grad_reduce",))
-    if not plan.uniform:
-        return
-    stage = plan.replicas[0].stages[0]
-    if stage.context_parallel > 1:
-        yield limit("replicas[0].stages[0].context_parallel", "DeepSpeed's JSON has none", "cp=1")
-    if plan.sequence_parallel and stage.tensor_parallel > 1:
-        yield limit("sequence_parallel", "AutoTP has none", "sequence_parallel=off")
-    if stage.tensor_parallel > 1 and plan.optimizer.sharding == "zero3":
-        yield limit("optimizer.sharding", "AutoTP goes with ZeRO-0 to ZeRO-2", "tp=1")
-    offload, sharding = plan.optimizer.offload, plan.optimizer.sharding
-    if 0.0 < offload < 1.0 and sharding != "zero3":
-        yield limit("optimizer.offload", "is a part, which only ZeRO-3 offloads (Twin-Flow)", "offload=0,1")
-    if offload and sharding == "none":
-        yield limit("optimizer.offload", "goes with ZeRO-1 and up", "sharding=zero1")
+    yield from refusals(plan, TARGET) if plan.uniform else several_types(TARGET)
 
 
 def config(plan: Plan) -> dict[str, object]:

@@ -13,8 +13,16 @@ from dataclasses import dataclass
 from shardwright.errors import SpecError
 from shardwright.exporters.megatron.dispatcher import dispatcher_arguments
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
-from shardwright.exporters.megatron.limits import GROUPED_GEMM, first_stage, least_capability, pools_of, unsupported
+from shardwright.exporters.megatron.limits import (
+    GROUPED_GEMM,
+    TARGET,
+    first_stage,
+    least_capability,
+    pools_of,
+    unsupported,
+)
 from shardwright.exporters.megatron.model import Arguments, model_arguments, moe_arguments, scaling_arguments
+from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.trainer_options import options_of
 from shardwright.plans.check import check
 from shardwright.plans.mesh import Host, hosts, one_recompute
@@ -22,7 +30,7 @@ from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 from shardwright.spec.options import STATE
 
-MEGATRON_VERSION = "core_v0.19"
+MEGATRON_VERSION = trainers()[TARGET].version
 FP8_RECIPE = "delayed"
 LOG: Arguments = (("--log-throughput",), ("--log-interval", "1"))
 FP8_FORMAT = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3"}

@@ -6,13 +6,13 @@ megatron/core); the line numbers are those of the release's wheel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from shardwright.errors import Problem
 from shardwright.exporters.limit import limit
 from shardwright.exporters.megatron.mesh import mesh_problems
-from shardwright.exporters.megatron.model import model_faults
+from shardwright.exporters.support.refusals import refusals
 from shardwright.exporters.trainer_options import options_of
 from shardwright.plans.abilities import gpu_problems
 from shardwright.plans.plan import Plan, Stage
@@ -20,6 +20,7 @@ from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.dispatcher import FLEX, flex_runs
 from shardwright.spec.job import Job
 
+TARGET = "megatron"
 FP8_MULTIPLE, MXFP8_MULTIPLE = 16, 32
 GROUPED_GEMM = 8.0  # the capability from which on the export asks for grouped products of experts
 # Capabilities that a recipe runs on, from one on and below another, and in words.
@@ -28,21 +29,13 @@ RECIPE_CAPABILITY = {"mxfp8": ((10.0, 12.0), "10.0 to 11.x"), "blockwise": ((9.0
 
 def unsupported(plan: Plan) -> tuple[Problem, ...]:
     """Return why Megatron-LM cannot run `plan`, which is legal (`shardwright.plans.check`); nothing if it can."""
-    asymmetric = tuple(mesh_problems(plan))
-    if asymmetric:
-        return asymmetric
-    rules: tuple[Callable[[Plan], Iterator[Problem]], ...] = (
-        lambda plan: model_faults(plan.model),
-        _pipeline,
-        _experts,
-        _data_parallel,
-        _hardware,
-        _attention,
-        _fp8_sizes,
-        _recompute_of_mtp,
-        _options,
-    )
-    return tuple(problem for rule in rules for problem in rule(plan))
+    return tuple(mesh_problems(plan)) or (*refusals(plan, TARGET), *beyond_the_matrix(plan))
+
+
+def beyond_the_matrix(plan: Plan) -> Iterator[Problem]:
+    """Yield the limits that hang on what machines can do, or on several settings and sizes together."""
+    for rule in CONDITIONS.values():
+        yield from rule(plan)
 
 
 def first_stage(plan: Plan) -> Stage:
@@ -61,52 +54,8 @@ def least_capability(plan: Plan) -> float:
     return min(pool.gpu.capability for pool in pools_of(plan))
 
 
-def _pipeline(plan: Plan) -> Iterator[Problem]:
-    """arguments.py 966-984, transformer_config.py 1984."""
-    depth, interleaved = len(plan.replicas[0].stages), plan.schedule.virtual_stages > 1
-    if plan.overlap.pipeline and not interleaved:
-        hint = "use more virtual stages, or overlap.pipeline false"
-        yield Problem("overlap.pipeline", "Megatron-LM overlaps pipeline transfers only when interleaved", hint)
-    if interleaved and not plan.overlap.pipeline and depth == 2:
-        hint = "set overlap.pipeline, or use 1f1b or more stages"
-        yield Problem("overlap.pipeline", "two interleaved stages need overlapped transfers", hint)
-    stage = first_stage(plan)
-    if plan.rank_order == "tp-cp-ep-pp-dp" and depth > 1:
-        dense, experts = stage.tensor_parallel * stage.context_parallel, _expert_ranks(plan)
-        if dense != experts:
-            message = f"needs as many ranks for experts ({experts}) as tensor times context parallel ({dense})"
-            yield Problem("rank_order", message, "use rank_order tp-cp-ep-dp-pp (parallel_state.py 898)")
-
-
-def _expert_ranks(plan: Plan) -> int:
-    """Ranks of the grid that Megatron lays out for experts; without experts their degree is that of the rest."""
-    stage = first_stage(plan)
-    moe = any(kind.moe for kind in plan.model.kinds)
-    return stage.expert_parallel * stage.expert_tensor_parallel if moe else stage.tensor_parallel
-
-
-def _experts(plan: Plan) -> Iterator[Problem]:
-    """moe_layer.py 629, transformer_config.py 2279."""
-    stage = first_stage(plan)
-    if not any(kind.moe for kind in plan.model.kinds):
-        return
-    if stage.tensor_parallel > 1 and not plan.sequence_parallel:
-        message = "experts with tensor parallelism need sequence parallelism"
-        yield Problem("sequence_parallel", message, "set sequence_parallel, or tensor_parallel 1")
-    biased = any(kind.attention.out_bias for kind in plan.model.kinds)
-    if biased and stage.expert_tensor_parallel > 1:
-        path = "replicas[0].stages[0].expert_tensor_parallel"
-        yield Problem(path, "biases of experts are not split", "use expert_tensor_parallel 1")
-
-
-def _data_parallel(plan: Plan) -> Iterator[Problem]:
+def _offload(plan: Plan) -> Iterator[Problem]:
     """Offload belongs to Adam in the distributed optimizer: arguments.py 1803, optimizer_config.py 430."""
-    if plan.job.document_tokens is not None:
-        yield Problem("job.document_tokens", "is run by `shardwright train` alone", "leave it out")
-    if plan.job.optimizer not in ("adam", "sgd"):
-        yield Problem(
-            "job.optimizer", f"is {plan.job.optimizer}, which is run by `shardwright train`", "use adam or sgd"
-        )
     if plan.optimizer.offload > 0 and plan.job.optimizer != "adam":
         yield Problem("optimizer.offload", f"is not there for {plan.job.optimizer}", "use adam, or offload 0")
 
@@ -124,18 +73,6 @@ def _recipe(job: Job, gpu: Gpu) -> Iterator[Problem]:
     if gpu.vendor == "nvidia" and not runs[0] <= gpu.capability < runs[1]:
         message = f"{job.fp8_recipe} needs compute capability {which}, {gpu.name} has {gpu.compute_capability}"
         yield Problem("job.fp8_recipe", message, "use delayed or tensorwise")
-
-
-def _attention(plan: Plan) -> Iterator[Problem]:
-    """What Transformer Engine has no kernel for (2.8.0, pytorch/attention/dot_product_attention: utils.py 677,
-    context_parallel.py 3742-3751)."""
-    path, kinds = "replicas[0].stages[0].context_parallel", plan.model.kinds
-    if first_stage(plan).context_parallel == 1:
-        return
-    if not plan.flash_attention:
-        yield limit(path, "unfused attention takes no context parallelism", "cp=1")
-    if any(kind.attention.latent and kind.attention.window for kind in kinds):
-        yield limit(path, "latent attention goes round the ring, a window does not", "cp=1")
 
 
 def _fp8_sizes(plan: Plan) -> Iterator[Problem]:
@@ -162,14 +99,6 @@ def _fp8_sizes(plan: Plan) -> Iterator[Problem]:
         )
 
 
-def _recompute_of_mtp(plan: Plan) -> Iterator[Problem]:
-    """multi_token_prediction.py 1415."""
-    recompute = first_stage(plan).recompute
-    if plan.model.mtp_layers and recompute.method == "uniform" and recompute.layers != 1:
-        path = "replicas[0].stages[0].recompute.layers"
-        yield Problem(path, "with multi-token prediction uniform recomputation goes layer by layer", "write 1")
-
-
 def _options(plan: Plan) -> Iterator[Problem]:
     """transformer_config.py 1784, fused_a2a.py and the README of DeepEP, distributed_data_parallel_config.py 264."""
     options, stage = options_of(plan), first_stage(plan)
@@ -182,9 +111,15 @@ def _options(plan: Plan) -> Iterator[Problem]:
         elif not flex_runs(pool.gpu for pool in pools_of(plan)):
             message = f"is flex (DeepEP), which needs NVIDIA GPUs of capability {FLEX[0]:g} to below {FLEX[1]:g}"
             yield limit("job.options.dispatcher", message, "dispatcher=alltoall")
-    if plan.job.fused_loss:
-        message = "fuses the output projection with the loss, which core_v0.19 does not (model_parallel_config.py 325)"
-        yield Problem("job.fused_loss", message, "leave it out")
     if "grad_reduce" in options and plan.optimizer.sharding in ("zero2", "zero3"):
         message = f"is {options['grad_reduce']}; FSDP has types of its own"
         yield limit("job.options.grad_reduce", message, "grad_reduce=default")
+
+
+CONDITIONS: Mapping[str, Callable[[Plan], Iterator[Problem]]] = {
+    "offload of other optimizers": _offload,
+    "GPUs": _hardware,
+    "sizes in fp8": _fp8_sizes,
+    "options with GPUs and degrees": _options,
+}
+"""What no row of the matrix says alone, by the value of the subject `condition` that stands for it there."""

@@ -1,23 +1,21 @@
-"""The model in Megatron-LM's arguments (core_v0.19), and what of a model there are no arguments for."""
+"""The model in Megatron-LM's arguments (core_v0.19)."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
-from shardwright.errors import Problem
-from shardwright.spec.model import Attention, Layer, Model, Moe, RotaryScaling
+from shardwright.exporters.support.traits import SILU, SQUARED_RELU, gated
+from shardwright.spec.model import Attention, Model, Moe, RotaryScaling
 
 Arguments = tuple[tuple[str, ...], ...]
 VOCABULARY_MULTIPLE = 128
-SILU, QUICK_GELU, SQUARED_RELU = ("silu", "swish", "swiglu"), ("quick_gelu",), ("relu2", "squared_relu")
 DROPOUT = "0.1"
 
 
 def model_arguments(model: Model, seq_len: int, tensor_parallel: int) -> Arguments:
-    """Return the arguments that describe the dense part of `model`, which has no `model_faults`. The size of the token
-    table is the model's, padded for `tensor_parallel` ranks, whatever the tokenizer's is."""
+    """Return the arguments that describe the dense part of `model`, none of whose layers is refused. The size of the
+    token table is the model's, padded for `tensor_parallel` ranks, whatever the tokenizer's is."""
     attention = model.kinds[0].attention
     arguments: list[tuple[str, ...]] = [
         ("--num-layers", str(len(model.layers))),
@@ -155,8 +153,8 @@ def scaling_arguments(model: Model) -> Arguments:
 
 
 def _activation_arguments(model: Model) -> Arguments:
-    activation, gated = model.activation.casefold(), _gated(model.kinds[0])
-    if gated:
+    activation = model.activation.casefold()
+    if gated(model.kinds[0]):
         return (("--swiglu",),) if activation in SILU else (("--quick-geglu",),)
     return (("--squared-relu",),) if activation in SQUARED_RELU else ()
 
@@ -187,78 +185,3 @@ def _group_arguments(moe: Moe) -> Arguments:
         )
     scaling = moe.router_scaling
     return groups if scaling is None else (*groups, ("--moe-router-topk-scaling-factor", repr(scaling)))
-
-
-def _gated(layer: Layer) -> bool:
-    return layer.mlp.gated if layer.mlp else bool(layer.moe and layer.moe.gated)
-
-
-def model_faults(model: Model) -> Iterator[Problem]:
-    """Yield what `pretrain_gpt.py` has no argument for."""
-    hint = "Megatron-LM has no argument for it; it needs a layer spec of your own"
-    absent = {
-        "model.position": "ALiBi positions" if model.position == "alibi" else "",
-        "model.parallel_block": "attention and feed-forward side by side" if model.parallel_block else "",
-        "model.embedding_width": "a projected embedding" if model.embedding_width else "",
-        "model.embedding_norm": "a norm after the embedding" if model.embedding_norm else "",
-        "model.head_bias": "a bias of the output projection" if model.head_bias else "",
-        "model.final_norm": "a model without final norm" if not model.final_norm else "",
-        "model.particular": f"what no argument tells: {model.particular}" if model.particular else "",
-        "model.norm_vectors": "norms with other weights than usual" if model.norm_vectors is not None else "",
-        "model.extra_parameters": "parameters beside the transformer's" if model.extra_parameters else "",
-        "model.rotary_base": "" if model.rotary_base == int(model.rotary_base) else "a rotary base that is not whole",
-    }
-    for path, what in absent.items():
-        if what:
-            yield Problem(path, f"has {what}", hint)
-    if model.position != "learned" and model.learned_positions:
-        yield Problem("model.learned_positions", f"has a position table beside {model.position} positions", hint)
-    if model.mtp_layers and model.position not in ("rope", "none"):
-        yield Problem("model.mtp_layers", f"multi-token prediction does not go with {model.position} positions", hint)
-    yield from _kind_faults(model, hint)
-    yield from _mixture_faults(model, hint)
-    yield from _activation_faults(model, hint)
-
-
-def _kind_faults(model: Model, hint: str) -> Iterator[Problem]:
-    for index, kind in enumerate(model.kinds):
-        attention, path = kind.attention, f"model.layers (kind {index})"
-        biases = {attention.out_bias, kind.mlp.bias if kind.mlp else attention.out_bias}
-        if not attention.causal:
-            yield Problem(
-                f"{path}.attention.causal", "attends in both directions", "that is pretrain_bert.py's to train"
-            )
-        if kind.vector_parameters:
-            yield Problem(f"{path}.vector_parameters", "has weights beside its matrices and norms", hint)
-        if kind.norms != 2:
-            yield Problem(f"{path}.norms", f"has {kind.norms} norms in a layer", hint)
-        if attention.latent is None and attention.value_head_dim != attention.head_dim:
-            yield Problem(f"{path}.attention.value_head_dim", "differs from head_dim", hint)
-        if len(biases) > 1 or (attention.out_bias and not attention.qkv_bias):
-            yield Problem(f"{path}.attention.out_bias", "has biases in some linear layers and not in others", hint)
-        if kind.moe and attention.out_bias:
-            yield Problem(f"{path}.moe", "has experts beside projections with biases", hint)
-        if kind.moe and kind.moe.shared_gate and not kind.moe.shared_width:
-            yield Problem(f"{path}.moe.shared_gate", "gates no shared expert", "set shared_width")
-
-
-def _mixture_faults(model: Model, hint: str) -> Iterator[Problem]:
-    """Layers may differ in having experts, and in having a window; in nothing else."""
-    attentions = {replace(kind.attention, window=None) for kind in model.kinds}
-    windows = {kind.attention.window for kind in model.kinds} - {None}
-    widths = {kind.mlp for kind in model.kinds if kind.mlp}
-    experts = {kind.moe for kind in model.kinds if kind.moe}
-    gates = {_gated(kind) for kind in model.kinds}
-    counts = {"attention": len(attentions), "window": len(windows), "mlp": len(widths), "moe": len(experts)}
-    for what, count in counts.items():
-        if count > 1:
-            yield Problem("model.layers", f"has {count} kinds of {what}", hint)
-    if len(gates) > 1:
-        yield Problem("model.layers", "has gated and plain feed-forward blocks", hint)
-
-
-def _activation_faults(model: Model, hint: str) -> Iterator[Problem]:
-    activation, gated = model.activation.casefold(), any(_gated(kind) for kind in model.kinds)
-    known = activation in SILU + QUICK_GELU if gated else activation.startswith("gelu") or activation in SQUARED_RELU
-    if not known:
-        yield Problem("model.activation", f"is {'a gated ' if gated else ''}{model.activation}", hint)

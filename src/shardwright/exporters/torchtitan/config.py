@@ -13,13 +13,14 @@ from string import Template
 
 from shardwright.errors import SpecError
 from shardwright.exporters.exported import Exported, plan_words, run_script, torchrun
-from shardwright.exporters.torchtitan.limits import unsupported
+from shardwright.exporters.support.matrix import trainers
+from shardwright.exporters.torchtitan.limits import TARGET, unsupported
 from shardwright.exporters.torchtitan.models import Registered, registered
 from shardwright.files import shipped_file
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 
-VERSION = "0.3.0"
+VERSION = trainers()[TARGET].version
 MODULE = "shardwright_plan"
 RESHARD = {"zero2": "never", "zero3": "always"}
 CONVERTER = {
@@ -38,7 +39,7 @@ def export_config(plan: Plan) -> Exported:
     values = settings(plan)
     text = _file(plan, found, values)
     return Exported(
-        target="torchtitan",
+        target=TARGET,
         version=VERSION,
         files={f"{MODULE}.py": text, "run.sh": _script(plan)},
         document={"module": found.module, "flavor": found.flavor, "settings": values, "script": _script(plan)},

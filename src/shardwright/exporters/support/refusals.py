@@ -1,0 +1,88 @@
+"""What of a plan a target does not run, as the matrix has it: refusals by name, each with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from shardwright.cost.context import Context
+from shardwright.cost.learned import default_efficiency
+from shardwright.cost.strategies import stage_rows
+from shardwright.errors import Problem
+from shardwright.exporters.limit import limit
+from shardwright.exporters.support.matrix import Fact, fact, facts, limits_in_rules
+from shardwright.exporters.support.traits import traits
+from shardwright.exporters.trainer_options import options_of
+from shardwright.plans.plan import Plan, Stage
+from shardwright.search.rules.filters import number, strategy_columns
+from shardwright.search.rules.rules import Rule
+from shardwright.spec.model import Model
+
+SETTING = "--set "
+
+
+def refusals(plan: Plan, target: str) -> Iterator[Problem]:
+    """Yield why a target does not run a legal plan, whose GPUs and replicas it takes: facts on job, model and
+    parameters, in this order."""
+    yield from layer_refusals(plan.model, target)
+    for subject, value, word in job_values(plan):
+        row = fact(target, subject, value)
+        if row is not None and row.runs == "no":
+            yield _problem(row, {"value": word})
+    degrees = _degrees(plan.replicas[0].stages[0])
+    yield from (_problem(row, degrees) for row, rule in limits_in_rules(target, plan.model) if _broken(rule, plan))
+
+
+def several_types(target: str) -> Iterator[Problem]:
+    """Yield why a target does not run plans whose replicas or GPU types differ."""
+    row = fact(target, "GPU types", "several")
+    if row is not None and row.runs == "no":
+        yield _problem(row, {})
+
+
+def layer_refusals(model: Model, target: str) -> Iterator[Problem]:
+    """Yield what of a model's layers a target does not run."""
+    lacking = {row.value: row for row in facts(target) if row.subject == "layer" and row.runs == "no"}
+    for trait in traits(model):
+        if trait.name in lacking:
+            yield Problem(trait.path, trait.words, lacking[trait.name].remedy)
+
+
+def job_values(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """Yield what a plan's job asks of a trainer, as subject and value of the matrix and in words."""
+    job = plan.job
+    yield "precision", job.precision, job.precision
+    if job.precision == "fp8":
+        yield "fp8 recipe", job.fp8_recipe or "default", str(job.fp8_recipe)
+    yield "optimizer", job.optimizer, job.optimizer
+    there = {
+        ("adapter", "lora"): job.adapters,
+        ("adapter", "lora on attention"): job.attention_adapters,
+        ("loss", "linear and fused"): job.fused_loss,
+        ("documents", "attention inside them"): job.document_tokens is not None,
+    }
+    yield from ((subject, value, value) for (subject, value), asked in there.items() if asked)
+    yield from (("option", name, word) for name, word in options_of(plan).items())
+
+
+def _degrees(stage: Stage) -> Mapping[str, object]:
+    tp, ep = stage.tensor_parallel, stage.expert_parallel
+    return {"tp": tp, "etp": stage.expert_tensor_parallel, "split": tp if ep == 1 else 1}
+
+
+def _problem(row: Fact, words: Mapping[str, object]) -> Problem:
+    message, remedy = row.message.format_map(words), row.remedy.format_map(words)
+    if remedy.startswith(SETTING):
+        return limit(row.path, message, remedy.removeprefix(SETTING))
+    return Problem(row.path, message, remedy)
+
+
+def _broken(rule: Rule, plan: Plan) -> bool:
+    """Return whether a rule drops any stage of a plan."""
+    pools = {pool.gpu.name: pool for pool in plan.cluster.pools}
+    for replica in plan.replicas:
+        pool = pools[replica.stages[0].gpu]
+        context = Context(model=plan.model, pool=pool, job=plan.job, efficiency=default_efficiency())
+        columns = strategy_columns(context, stage_rows(plan, replica))
+        if rule.holds({**columns, "num_micro_batches": number(replica.micro_batches)}).any():
+            return True
+    return False

@@ -1,0 +1,130 @@
+"""What a model has that not every trainer runs, by the names that the matrix gives it (subject `layer`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from shardwright.spec.model import Layer, Model
+
+SILU, QUICK_GELU, SQUARED_RELU = ("silu", "swish", "swiglu"), ("quick_gelu",), ("relu2", "squared_relu")
+
+
+@dataclass(frozen=True, slots=True)
+class Trait:
+    """A trait, the place in a plan file that says it, and it in words."""
+
+    name: str
+    path: str
+    words: str
+
+
+def traits(model: Model) -> Iterator[Trait]:
+    """Yield the traits of a model."""
+    yield from _of_the_whole(model)
+    for index, kind in enumerate(model.kinds):
+        yield from _of_a_kind(kind, f"model.layers (kind {index})")
+    yield from _of_the_mixture(model)
+    yield from _of_the_activation(model)
+    yield from _of_experts(model)
+
+
+def names(model: Model) -> frozenset[str]:
+    """Return the names of a model's traits."""
+    return frozenset(trait.name for trait in traits(model))
+
+
+def _of_the_whole(model: Model) -> Iterator[Trait]:
+    there = {
+        ("alibi", "model.position"): "ALiBi positions" if model.position == "alibi" else "",
+        ("parallel_block", "model.parallel_block"): "attention and feed-forward side by side"
+        if model.parallel_block
+        else "",
+        ("projected_embedding", "model.embedding_width"): "a projected embedding" if model.embedding_width else "",
+        ("embedding_norm", "model.embedding_norm"): "a norm after the embedding" if model.embedding_norm else "",
+        ("head_bias", "model.head_bias"): "a bias of the output projection" if model.head_bias else "",
+        ("no_final_norm", "model.final_norm"): "a model without final norm" if not model.final_norm else "",
+        ("particular", "model.particular"): f"what no argument tells: {model.particular}" if model.particular else "",
+        ("norm_vectors", "model.norm_vectors"): "norms with other weights than usual"
+        if model.norm_vectors is not None
+        else "",
+        ("extra_parameters", "model.extra_parameters"): "parameters beside the transformer's"
+        if model.extra_parameters
+        else "",
+        ("fractional_base", "model.rotary_base"): "a rotary base that is not whole"
+        if model.rotary_base != int(model.rotary_base)
+        else "",
+        ("second_positions", "model.learned_positions"): f"a position table beside {model.position} positions"
+        if model.position != "learned" and model.learned_positions
+        else "",
+        ("mtp", "model.mtp_layers"): "multi-token prediction" if model.mtp_layers else "",
+        ("mtp_positions", "model.mtp_layers"): f"multi-token prediction with {model.position} positions"
+        if model.mtp_layers and model.position not in ("rope", "none")
+        else "",
+    }
+    yield from (Trait(name, path, f"has {words}") for (name, path), words in there.items() if words)
+
+
+def _of_a_kind(kind: Layer, path: str) -> Iterator[Trait]:
+    attention = kind.attention
+    biases = {attention.out_bias, kind.mlp.bias if kind.mlp else attention.out_bias}
+    if not attention.causal:
+        yield Trait("bidirectional", f"{path}.attention.causal", "attends in both directions")
+    if kind.vector_parameters:
+        yield Trait("loose_vectors", f"{path}.vector_parameters", "has weights beside its matrices and norms")
+    if kind.norms != 2:
+        yield Trait("norm_count", f"{path}.norms", f"has {kind.norms} norms in a layer")
+    if attention.latent is None and attention.value_head_dim != attention.head_dim:
+        yield Trait("value_width", f"{path}.attention.value_head_dim", "differs from head_dim")
+    if len(biases) > 1 or (attention.out_bias and not attention.qkv_bias):
+        words = "has biases in some linear layers and not in others"
+        yield Trait("some_biases", f"{path}.attention.out_bias", words)
+    if kind.moe and attention.out_bias:
+        yield Trait("biased_experts", f"{path}.moe", "has experts beside projections with biases")
+    if kind.moe and kind.moe.shared_gate and not kind.moe.shared_width:
+        yield Trait("idle_gate", f"{path}.moe.shared_gate", "gates no shared expert")
+    if attention.latent:
+        yield Trait("latent", f"{path}.attention.latent", "has multi-head latent attention")
+    if attention.window:
+        yield Trait("window", f"{path}.attention.window", "has a sliding window")
+    if attention.latent and attention.window:
+        yield Trait("latent_window", f"{path}.attention.window", "has a window in latent attention")
+
+
+def _of_the_mixture(model: Model) -> Iterator[Trait]:
+    """Layers may differ in having experts, and in having a window; in what else is a trait."""
+    counts = {
+        "attention": len({replace(kind.attention, window=None) for kind in model.kinds}),
+        "window": len({kind.attention.window for kind in model.kinds} - {None}),
+        "mlp": len({kind.mlp for kind in model.kinds if kind.mlp}),
+        "moe": len({kind.moe for kind in model.kinds if kind.moe}),
+    }
+    for what, count in counts.items():
+        if count > 1:
+            yield Trait("unlike_layers", "model.layers", f"has {count} kinds of {what}")
+    if len({gated(kind) for kind in model.kinds}) > 1:
+        yield Trait("unlike_layers", "model.layers", "has gated and plain feed-forward blocks")
+
+
+def _of_the_activation(model: Model) -> Iterator[Trait]:
+    activation, gate = model.activation.casefold(), any(gated(kind) for kind in model.kinds)
+    usual = activation in SILU + QUICK_GELU if gate else activation.startswith("gelu") or activation in SQUARED_RELU
+    if not usual:
+        yield Trait("activation", "model.activation", f"is {'a gated ' if gate else ''}{model.activation}")
+
+
+def _of_experts(model: Model) -> Iterator[Trait]:
+    mixtures = [kind.moe for kind in model.kinds if kind.moe]
+    if mixtures:
+        yield Trait("experts", "model.layers", "has experts")
+    if any(moe.shared_width for moe in mixtures):
+        yield Trait("shared_experts", "model.layers", "has shared experts")
+    if any(moe.router_bias for moe in mixtures):
+        yield Trait("router_bias", "model.layers", "has a router with a balancing bias")
+    if any(moe.router_groups for moe in mixtures):
+        yield Trait("router_groups", "model.layers", "has a router that picks groups of experts")
+
+
+def gated(layer: Layer) -> bool:
+    """Whether a layer's feed-forward block, or each of its experts, has a gate."""
+    return layer.mlp.gated if layer.mlp else bool(layer.moe and layer.moe.gated)
