@@ -6,7 +6,6 @@ from .discovery.discover import discover as discover
 from .errors import SpecError as SpecError
 from .exporters.megatron.export import to_megatron as to_megatron
 from .exporters.nearest import nearest_plan as nearest_plan
-from .exporters.targets import export as export
 from .measure.run import profile as profile
 from .plans.check import check as check
 from .plans.document import load_plan as load_plan
@@ -17,7 +16,6 @@ from .reports.html.report import report as report
 from .reports.svg.timeline import draw as draw
 from .search.market.shop import shop as shop
 from .search.planner import evaluate as evaluate
-from .search.planner import plan as plan
 from .search.planner import predict as predict
 from .search.replan import replan as replan
 from .search.sizing import fit as fit
@@ -30,6 +28,8 @@ from .spec.read.layer_profile import load_layer_profile as load_layer_profile
 from .spec.read.machine_profile import load_profile as load_profile
 from .spec.read.model import load_model as load_model
 from .spec.read.offers import load_offers as load_offers
+from .trainers.export import export as export
+from .trainers.plan import plan as plan
 from .validation.validate import validate as validate
 
 __all__: list[str]

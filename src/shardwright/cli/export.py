@@ -56,9 +56,9 @@ def export(
     """
     from shardwright.errors import Problem, SpecError
     from shardwright.exporters.nearest import nearest_plan
-    from shardwright.exporters.targets import export as files_for
     from shardwright.plans.document import load_plan
     from shardwright.reports.text.explain import nearest_words
+    from shardwright.trainers.export import export as files_for
 
     chosen = load_plan(plan)
     try:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from shardwright.errors import SpecError, bad
 
 if TYPE_CHECKING:
-    from shardwright.plans.plan import Plan
     from shardwright.search.rules.rules import Rule
     from shardwright.spec.cluster import Cluster
     from shardwright.spec.job import Job
@@ -38,14 +37,6 @@ def rules_of(file: Path | None, cluster: Cluster) -> tuple[Rule, ...]:
     from shardwright.search.rules.rules import load_rules
 
     return load_rules(file, [pool.gpu.kind for pool in cluster.pools])
-
-
-def refuse_unexportable(plan: Plan) -> None:
-    """Raise SpecError with everything that Megatron-LM, the one target that is planned for, cannot express."""
-    from shardwright.exporters.megatron.limits import unsupported
-
-    if problems := unsupported(plan):
-        raise SpecError(*problems)
 
 
 def part(text: str, option: str) -> float:

@@ -30,6 +30,14 @@ MaskDocuments = Annotated[
 ]
 Optimizer = Annotated[str, option(metavar="NAME", help="adam, adam8bit (moments in 8 bits), muon or sgd.")]
 Framework = Annotated[
+    str | None,
+    option(
+        metavar="NAME[,NAME]",
+        help="Software that runs the plan: megatron, torchtitan, fsdp, deepspeed, train (`shardwright train`, which "
+        "alone runs unequal replicas), several, or any that runs the model; megatron where it does, if not given.",
+    ),
+]
+OneFramework = Annotated[
     str,
     option(
         metavar="NAME",

@@ -44,7 +44,7 @@ def plan(
         str | None, option(metavar="NAME", help="delayed, tensorwise, blockwise or mxfp8 (with fp8).")
     ] = None,
     optimizer: options.Optimizer = "adam",
-    framework: options.Framework = "megatron",
+    framework: options.Framework = None,
     mask_documents: options.MaskDocuments = None,
     objective: Annotated[
         str, option(metavar="NAME", help="What to minimise: time of an iteration, or cost in dollars.")
@@ -89,7 +89,11 @@ def plan(
         ),
     ] = False,
     exportable_to: Annotated[
-        str | None, option(metavar="TARGET", help="Only plans that this framework can run: megatron.")
+        str | None,
+        option(
+            metavar="TARGET",
+            help="Only plans that this target can run: megatron, bridge, torchtitan, accelerate or deepspeed.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -113,14 +117,16 @@ def plan(
       shardwright plan --profile layers.json --cluster cluster.yaml --global-batch 1024
     """
     from shardwright.cli.amounts import dollars, hours
-    from shardwright.cli.inputs import job_of, part, refuse_unexportable, rules_of
+    from shardwright.cli.inputs import job_of, part, rules_of
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
     from shardwright.search.planner import on_fewer, with_nearby, with_program
-    from shardwright.search.planner import plan as search
     from shardwright.search.space.axes import parse_pins
+    from shardwright.spec.catalog.frameworks import OWN
     from shardwright.spec.catalog.price_file import load_prices
     from shardwright.spec.read.cluster import load_cluster
+    from shardwright.trainers.plan import ANY, USUAL, found_within
+    from shardwright.trainers.plan import plan as search
 
     require_writable(out, [model, cluster, rules, prices, *profile], json=json)
     measurements = read_measurements(profile)
@@ -128,6 +134,7 @@ def plan(
     found_model = model_of(model, measurements, precision, accept_guess=accept_guess)
     unknown = measurements.unknown_gpus(found_model, precision)
     found_cluster = load_cluster(cluster, prices=load_prices(prices) if prices else (), measured=unknown)
+    frameworks = tuple(word.strip() for word in framework.split(",")) if framework else ()
     job = job_of(
         global_batch=global_batch,
         seq_len=measurements.seq_len(seq_len),
@@ -136,7 +143,7 @@ def plan(
         precision=precision,
         fp8_recipe=fp8_recipe,
         optimizer=optimizer,
-        framework=framework,
+        framework=USUAL if frameworks in ((), (ANY,)) else frameworks[0],
         objective=objective,
         budget_dollars=dollars(budget, "--budget"),
         deadline_hours=hours(deadline, "--deadline"),
@@ -151,6 +158,7 @@ def plan(
             found_model,
             found_cluster,
             job,
+            frameworks=frameworks,
             space=space,
             rules=limits,
             top=top,
@@ -159,17 +167,17 @@ def plan(
             efficiency=efficiency,
             gap=part(gap, "--gap"),
         )
-        ranking = with_nearby(
-            ranking, space=space, rules=limits, fit=fit, exportable_to=exportable_to, efficiency=efficiency
-        )
+        if ranking.plans:
+            kept_to = found_within(ranking, limits, exportable_to)
+            ranking = with_nearby(ranking, space=space, fit=fit, efficiency=efficiency, **kept_to)
         if json and ranking.plans:
-            fewer = on_fewer(ranking.best, space=space, rules=limits, fit=fit, efficiency=efficiency)
+            fewer = on_fewer(ranking.best, space=space, rules=kept_to["rules"], fit=fit, efficiency=efficiency)
             ranking = replace(ranking, fewer=fewer)
         if programs and ranking.plans:
             keep = None if out is None or is_standard_output(out) else keep_in(kept)
             ranking = with_program(ranking, fit=fit, efficiency=efficiency, keep=keep)
-    if exportable_to and ranking.plans:
-        refuse_unexportable(ranking.best)
+    if ranking.plans and not (frameworks or exportable_to) and ranking.best.job.framework not in (USUAL, OWN):
+        note(f"{USUAL} does not run {found_model.name}: the best plan of the others, for {ranking.best.job.framework}")
     if out is not None and ranking.plans:
         deliver(dumps(ranking.best), out)
         if kept:
@@ -181,13 +189,17 @@ def plan(
         write_json(ranking_document(ranking))
     else:
         from shardwright.reports.text.first_screen import first_screen
+        from shardwright.reports.text.layout import wrapped
         from shardwright.reports.text.terminal import infeasible_text, ranking_text
+        from shardwright.reports.words import in_words
 
         if ranking.infeasible:
             write(infeasible_text(ranking, found_model, found_cluster, job, terminal_width()))
         else:
             width = terminal_width()
-            tell(ranking_text(ranking, width) if details else first_screen(ranking, out, width), beside=out)
+            nobody = "" if ranking.no_trainer is None else f"{wrapped(in_words(ranking.no_trainer), '', width)}\n\n"
+            text = ranking_text(ranking, width) if details else first_screen(ranking, out, width)
+            tell(nobody + text, beside=out)
     if ranking.infeasible:
         raise Exit(3)
 

@@ -60,7 +60,7 @@ def shop(
     ] = None,
     precision: options.Precision = None,
     optimizer: options.Optimizer = "adam",
-    framework: options.Framework = "megatron",
+    framework: options.OneFramework = "megatron",
     fit: options.Fit = 0.9,
     mixes: Annotated[
         int | None,
@@ -130,7 +130,10 @@ def shop(
         if details:
             text = shop_text(result, found_model, job, assumed, width)
         else:
-            text = shop_screen(result, found_model, job, assumed, out, width)
+            from shardwright.trainers.runs import runners
+
+            run_by = None if result.infeasible else runners(result.front[chosen(result)].plan)
+            text = shop_screen(result, found_model, job, assumed, out, width, run_by)
         tell(text, beside=out)
     if result.infeasible:
         raise Exit(3)

@@ -1,22 +1,29 @@
 """The nearest plan that a target can run, where it cannot run the one it is given.
 
 The limits of a target come with settings that mend them (`pp=1`). The search is asked again with these, until the best
-plan has none of the limits: one that the target runs, priced as it runs it.
+plan has none of the limits: one that the target runs, priced as it runs it. What the matrix says of candidates
+(`support.matrix`) are rules of the search, so that it looks at what the target runs alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.limit import Limit
+from shardwright.exporters.support.matrix import limits_in_rules
 from shardwright.exporters.targets import TARGETS, Limits, limits_of
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
+from shardwright.plans.ranking import Ranking
 from shardwright.search.planner import plan as search
+from shardwright.search.rules.rules import Rule
 from shardwright.search.space.axes import Space, parse_pins
 from shardwright.spec.cluster import Cluster
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
 
 SEARCHES = 6  # with the limits of the plans before
 
@@ -28,40 +35,38 @@ def nearest_plan(plan: Plan, to: str) -> Plan | None:
     if limits is None or check(plan):
         return None
     job = replace(plan.job, framework=TARGETS[to].framework)
-    clusters = [plan.cluster] if to == "megatron" else list(_by_type(plan.cluster))
-    space = _narrowed(Space(), limits(plan)) or Space()
-    found = [_nearest_on(replace(plan, cluster=cluster, job=job), limits, space) for cluster in clusters]
-    best = min((each for each in found if each is not None), key=_seconds, default=None)
-    return None if best is None else replace(best, cluster=plan.cluster)
+    try:
+        ranking = search_for(to, limits, plan.model, plan.cluster, job)
+    except SpecError:  # GPUs that cannot compute in the job's precision
+        return None
+    return ranking.plans[0] if ranking.plans else None
 
 
-def _seconds(plan: Plan) -> float:
-    assert plan.prediction is not None, "a search costs its plans"
-    return plan.prediction.iteration_seconds
-
-
-def _by_type(cluster: Cluster) -> Iterable[Cluster]:
-    for name in dict.fromkeys(pool.gpu.name for pool in cluster.pools):
-        yield replace(cluster, pools=tuple(pool for pool in cluster.pools if pool.gpu.name == name))
-
-
-def _nearest_on(plan: Plan, limits: Limits, space: Space) -> Plan | None:
-    """Return the best plan on the machines of `plan` within the limits."""
+def search_for(
+    to: str,
+    limits: Limits,
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    *,
+    space: Space | None = None,
+    rules: Sequence[Rule] = (),
+    **asked: Any,
+) -> Ranking:
+    """Return the best plans that a target with these `limits` can run, as `planner.plan` ranks them; where it can run
+    none of those found, a ranking without plans."""
+    space = space or Space()
+    rules = (*rules, *(rule for _, rule in limits_in_rules(to, model)))
     for _ in range(SEARCHES):
-        try:
-            found = search(plan.model, plan.cluster, plan.job, space=space, exportable_to="megatron")
-        except SpecError:  # GPUs that cannot compute in the job's precision
-            return None
-        if not found.plans:
-            return None
-        faults = tuple(limits(found.best))
-        if not faults:
-            return found.best
-        more = _narrowed(space, faults)
-        if more is None or more == space:
-            return next((each for each in found.plans if not tuple(limits(each))), None)
-        space = more
-    return None
+        ranking = search(model, cluster, job, space=space, rules=rules, exportable_to=to, **asked)
+        runnable = tuple(plan for plan in ranking.plans if not tuple(limits(plan)))
+        if runnable == ranking.plans or runnable[:1] == ranking.plans[:1]:
+            return replace(ranking, plans=runnable)
+        narrower = _narrowed(space, limits(ranking.best))
+        if narrower is None or narrower == space:
+            break
+        space = narrower
+    return replace(ranking, plans=runnable)
 
 
 def _narrowed(space: Space, faults: Iterable[Problem]) -> Space | None:

@@ -1,4 +1,4 @@
-"""`shardwright.export`: the targets that a plan can be exported to."""
+"""The targets that a plan can be exported to."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ TARGETS: Mapping[str, Target] = {
     "perfetto": Target("perfetto.trace", "export_trace"),
 }
 TRAINERS = tuple(name for name, target in TARGETS.items() if target.framework)
+LAUNCHING = ("skypilot", "kubernetes")  # which bring machines together for a trainer
 LAUNCHED = ("megatron",)  # whose launch script depends on the launcher
 
 

@@ -236,8 +236,20 @@ class OffersTooSmall:
     gpus: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoTrainer:
+    """No trainer among `frameworks` runs models of `family` as the job asks: `lacks` has why, a trainer each with what
+    it lacks. `able` names frameworks whose trainers would run it."""
+
+    family: str
+    frameworks: tuple[str, ...]
+    lacks: tuple[tuple[str, str], ...]
+    able: tuple[str, ...]
+
+
 Reason = (
-    NoLegalLayout
+    NoTrainer
+    | NoLegalLayout
     | LimitsNotKept
     | RulesDropAll
     | PinsTooTight

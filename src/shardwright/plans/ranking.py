@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright.plans.document import save
-from shardwright.plans.findings import RareSwitch, Reason, Rejection, Uncovered
+from shardwright.plans.findings import NoTrainer, RareSwitch, Reason, Rejection, Uncovered
 from shardwright.plans.plan import Plan
 from shardwright.plans.remedies import Failure, Remedy, Shortage
 from shardwright.plans.summary import figures, html_table, text_table
@@ -127,7 +127,8 @@ class Ranking:
     """Plans, best first (none if `infeasible` is set), with the baselines they were compared to. Where plans of several
     kinds span GPU types, `kinds` has the best of each; `nearby` is what `planner.with_nearby` found to pay, `fewer` the
     same run on fewer of the machines (`planner.on_fewer`), `program` what `planner.with_program` found. `passed_over`
-    is the best of all where it has what hardly any published run has and gains too little by it."""
+    is the best of all where it has what hardly any published run has and gains too little by it. `trainers` names who
+    runs each plan (`trainers.runs.runners`), where that was asked; of plans that nobody runs `no_trainer` says why."""
 
     plans: tuple[Plan, ...]
     baselines: tuple[Baseline, ...]
@@ -138,6 +139,8 @@ class Ranking:
     fewer: tuple[Fewer, ...] = ()
     program: SpmdProgram | NoProgram | None = None
     passed_over: PassedOver | None = None
+    trainers: tuple[tuple[str, ...], ...] = ()
+    no_trainer: NoTrainer | None = None
 
     @property
     def best(self) -> Plan:

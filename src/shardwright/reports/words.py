@@ -204,6 +204,15 @@ def _(finding: findings.NoLegalLayout) -> str:
 
 
 @in_words.register
+def _(finding: findings.NoTrainer) -> str:
+    runs = f"these would run it: {', '.join(finding.able)}" if finding.able else "`shardwright spmd` can"
+    lacks = "; ".join(f"{trainer}: {words}" for trainer, words in finding.lacks)
+    return (
+        f"no trainer for {' or '.join(finding.frameworks)} that we know runs family {finding.family} ({lacks}); {runs}"
+    )
+
+
+@in_words.register
 def _(finding: findings.TooLittleMemory) -> str:
     return "; ".join(map(in_words, finding.needs)) or "nothing fits in memory"
 

@@ -17,7 +17,7 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.strategies import row_of, stage_starts
-from shardwright.errors import SpecError, bad, require, suggestion
+from shardwright.errors import SpecError, bad, require
 from shardwright.plans.check import position_problems
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, Fewer, NoPlan, Ranking
@@ -75,8 +75,9 @@ def plan(
     several, those that mix them; where `train` runs the job, those of unequal replicas.
 
     `space` pins parameters and options, of which each combination is a search of its own; `rules` drop candidates,
-    `fit` is the probability with which a plan must fit in memory, `exportable_to` names a target that must be able to
-    run the plan. Where all replicas are equal on machines of one
+    `fit` is the probability with which a plan must fit in memory. `exportable_to` names a target that must be able to
+    run the plan: Megatron-LM has meshes of ranks over several types, every other one plans on machines of one type.
+    Where all replicas are equal on machines of one
     type the first plan is the optimum of the declared space under the cost model; else it is within `gap` of it, or as
     near as the `gap` of the search report says, in seconds or dollars. What hardly any published run has comes first
     only where it gains more than its doubt (`cost.trust.rarity`); else `passed_over` is the optimum, and the gap says
@@ -86,8 +87,6 @@ def plan(
     require("model", model, Model, 'load_model("llama-3.1-8b")')
     require("cluster", cluster, Cluster, 'load_cluster("1x8xH100-SXM")')
     require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
-    if exportable_to is not None and exportable_to not in EXPORTABLE:
-        raise bad("`exportable_to=`", f"{exportable_to!r} is not a target", suggestion(exportable_to, EXPORTABLE))
     if top < 1:
         raise bad("`top=`", f"{top} plans cannot be given", "ask for 1 or more")
     if not 0.01 <= fit <= 0.99:
@@ -129,7 +128,8 @@ def _plan(
     with within(alone, 1.0):
         one_mesh = exportable_to is not None
         over_several = Asked(cluster=cluster, space=space, filters=filters, gap=gap, fit=fit)
-        mixed = search_pipelines(results, over_several, top, one_mesh=one_mesh)
+        joins = exportable_to is None or exportable_to in EXPORTABLE
+        mixed = search_pipelines(results, over_several, top, one_mesh=one_mesh) if joins else None
     known = best_values(results, top, mixed)
     enough = known[-1] if len(known) == top else np.inf
     uneven = None if exportable_to else search_uneven(results, over_several, enough)

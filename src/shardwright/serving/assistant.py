@@ -15,7 +15,6 @@ from typing import Any
 from mcp.server import MCPServer
 
 from shardwright.errors import bad
-from shardwright.exporters.targets import export
 from shardwright.plans.plan import Plan
 from shardwright.reports.words import in_words
 from shardwright.serving.answers import Answer, plan_answer, plan_figures, shop_answer, sizing_answer
@@ -23,6 +22,7 @@ from shardwright.serving.requests import MOST_SECONDS, PlanRequest, ShopRequest,
 from shardwright.serving.worker import answer_within
 from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.read.presets import preset_names
+from shardwright.trainers.export import export
 
 INSTRUCTIONS = """Shardwright predicts and plans the training of large models: which GPUs, which parallel strategy, how
 fast, how much memory, how much money. Ask `fit` whether a model fits some GPUs, `plan_training` for the best strategy

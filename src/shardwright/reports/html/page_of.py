@@ -39,15 +39,22 @@ def answer(plan: Plan) -> str:
     return words + "."
 
 
-def plan_page(plan: Plan, efficiency: Efficiency, *, command: str = "", more: tuple[Section, ...] = ()) -> Page:
-    """Return the page of a costed, legal plan; `more` are sections of what it was found among."""
+def plan_page(
+    plan: Plan,
+    efficiency: Efficiency,
+    *,
+    command: str = "",
+    more: tuple[Section, ...] = (),
+    trainers: tuple[str, ...] | None = None,
+) -> Page:
+    """Return the page of a costed, legal plan; `more` are sections of what it was found among, `trainers` run it."""
     first, *others = plan_sections(plan, efficiency)
     return Page(
         title=f"{plan.model.name} on {gpu_words(plan)}",
         answer=answer(plan),
         context=context_lines(plan),
         figures=tuple(figures(plan)),
-        sections=(first, *others[:4], *more, *others[4:], repeat_section(command, plan)),
+        sections=(first, *others[:4], *more, *others[4:], repeat_section(command, plan, trainers)),
         files={"plan.json": dumps(plan)},
     )
 
@@ -106,9 +113,9 @@ def _both(names: tuple[str, str], *sections: Section) -> tuple[Section, ...]:
     )
 
 
-def repeat_section(command: str, plan: Plan) -> Section:
+def repeat_section(command: str, plan: Plan, trainers: tuple[str, ...] | None = None) -> Section:
     """Return how to get a plan again, which is saved as plan.json, and what to do next."""
-    _, step = next_step(plan, Path("plan.json"))
+    _, step = next_step(plan, Path("plan.json"), trainers)
     return _repeat_section([*([command] if command else []), "shardwright evaluate plan.json", step])
 
 

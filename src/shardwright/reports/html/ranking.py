@@ -33,7 +33,8 @@ def ranking_page(document: Mapping[str, Any], efficiency: Efficiency, *, command
         *_alternatives(plans, [*document["baselines"], *document.get("kinds", [])]),
         *_search(plans[0], document["search"], document.get("passed_over")),
     )
-    return plan_page(plans[0], efficiency, command=command, more=more)
+    trainers = tuple(document["trainers"][0]) if document.get("trainers") else None
+    return plan_page(plans[0], efficiency, command=command, more=more, trainers=trainers)
 
 
 def _fewer(plan: Plan, rows: Sequence[object]) -> tuple[Fewer, ...]:

@@ -20,13 +20,14 @@ from shardwright.units import clock, format_bytes, format_count
 
 FURTHER = "--details has the other plans, memory by stage, where the time goes, what was assumed"
 COLUMN = 10
+ONE_FILE = {"megatron": "run.sh"}  # of targets that write a single file
 
 
 def first_screen(ranking: Ranking, out: Path | None = None, width: int = WIDTH) -> str:
     """Return the first screen of a search that found plans; `out` is the file that the best one was written to."""
     best = ranking.best
     lines = [labelled(name, words, width, column=COLUMN) for name, words in _answers(ranking)]
-    further = (next_step(best, out), ("more", FURTHER))
+    further = (next_step(best, out, trainers_of_best(ranking)), ("more", FURTHER))
     after = [labelled(name, words, width, column=COLUMN) for name, words in further]
     return "\n".join([heading(best.model, best.cluster, best.job, width), "", *lines, "", *after])
 
@@ -116,10 +117,23 @@ def _near(best: Plan, row: Nearby) -> str:
     return f"batch {row.global_batch}: {speed})"
 
 
-def next_step(best: Plan, out: Path | None) -> tuple[str, str]:
-    """Return the command to type next, under its name."""
+def next_step(best: Plan, out: Path | None, trainers: tuple[str, ...] | None = None) -> tuple[str, str]:
+    """Return the command to type next, under its name. `trainers` run the plan, the one to take first; where that was
+    not asked (None), the command that says who does."""
     plan = "plan.json" if out is None else str(out)
     keep = "--out plan.json keeps the plan; then " if out is None else ""
-    if best.job.framework == "megatron" and is_mesh(best):
-        return "next", f"{keep}shardwright export {plan} --to megatron -o run.sh"
-    return "next", f"{keep}shardwright train {plan} --data corpus.bin"
+    if trainers is None:
+        return "next", f"{keep}shardwright check {plan} says which trainers run it"
+    if not trainers:
+        return "next", "nobody that we know runs this plan: `shardwright support --model MODEL` says who runs the model"
+    if trainers[0] == OWN:
+        return "next", f"{keep}shardwright train {plan} --data corpus.bin"
+    folder = ONE_FILE.get(trainers[0], "launch/")
+    return "next", f"{keep}shardwright export {plan} --to {trainers[0]} -o {folder}"
+
+
+def trainers_of_best(ranking: Ranking) -> tuple[str, ...] | None:
+    """Return who runs the best plan of a search, None where that was not asked."""
+    if ranking.no_trainer is not None:
+        return ()
+    return ranking.trainers[0] if ranking.trainers else None

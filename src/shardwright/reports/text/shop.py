@@ -246,15 +246,22 @@ FURTHER = "--details has the whole front, the plan in full, what more buys, what
 
 
 def shop_screen(
-    result: Shopping, model: Model, job: Job, assumed: Sequence[str], out: Path | None = None, width: int = WIDTH
+    result: Shopping,
+    model: Model,
+    job: Job,
+    assumed: Sequence[str],
+    out: Path | None = None,
+    width: int = WIDTH,
+    trainers: tuple[str, ...] | None = None,
 ) -> str:
-    """Return the first screen; `assumed` are words about the job, `out` the file that the plan was written to."""
+    """Return the first screen; `assumed` are words about the job, `out` the file that the plan was written to,
+    `trainers` who runs it."""
     blocks: list[list[tuple[str, str]]] = [[("more", FURTHER)]]
     if result.infeasible is None:
         choice = result.front[chosen(result)]
         terms = "; ".join([*assumed, *_terms(choice)])
         answers = [*_choice_answers(choice), *([("assumed", terms)] if terms else [])]
-        blocks = [answers, [next_step(choice.plan, out), *blocks[0]]]
+        blocks = [answers, [next_step(choice.plan, out, trainers), *blocks[0]]]
     texts = ("\n".join(labelled(name, words, width, column=COLUMN) for name, words in block) for block in blocks)
     return "\n\n".join([front_text(result, model, job, ROWS, width), *texts])
 

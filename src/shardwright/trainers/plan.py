@@ -1,0 +1,177 @@
+"""Plans that somebody can run: the search of the planner within what the trainers of a framework run.
+
+Where the search finds first what no trainer of the framework takes, it looks again at what they take alone. Of several
+frameworks each is a search of its own, and the best plan says which it is priced for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardwright.errors import SpecError, bad, require, suggestion
+from shardwright.exporters.nearest import search_for
+from shardwright.exporters.support.matrix import limits_in_rules
+from shardwright.exporters.targets import TRAINERS
+from shardwright.plans.findings import NoTrainer
+from shardwright.plans.ranking import NoPlan, Ranking, SearchReport
+from shardwright.search.combinations import best_of
+from shardwright.search.planner import plan as search
+from shardwright.search.rules.rules import Rule
+from shardwright.search.space.axes import Space
+from shardwright.spec.catalog.frameworks import OWN, framework_names
+from shardwright.spec.cluster import Cluster
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+from shardwright.trainers.runs import frameworks_with_trainers, limits_of_trainer, model_refusals, runners
+
+ANY = "any"
+USUAL = "megatron"  # the framework that plans are for where nobody names one
+NOT_SEARCHED = SearchReport(candidates=0, costed=0, seconds=0.0, rejected=(), phases=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What plans are searched for, whatever the framework; `asked` are further arguments of `planner.plan`."""
+
+    model: Model
+    cluster: Cluster
+    job: Job
+    space: Space
+    exportable_to: str | None
+    asked: Mapping[str, Any]
+
+    def on(self, framework: str) -> Job:
+        return replace(self.job, framework=framework)
+
+    def trainers(self, framework: str) -> tuple[str, ...]:
+        """Return the trainers of a framework that are in question."""
+        names = frameworks_with_trainers()[framework]
+        return names if self.exportable_to is None else tuple(name for name in names if name == self.exportable_to)
+
+    def lacks(self, framework: str) -> dict[str, str]:
+        """Return what each trainer of a framework lacks of model or job, empty for those that run them."""
+        found: dict[str, str] = {}
+        for name in self.trainers(framework):
+            problems = model_refusals(name, self.model, self.cluster, self.on(framework))
+            found[name] = "" if not problems else f"{problems[0].path} {problems[0].message}"
+        return found
+
+
+def plan(
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    *,
+    frameworks: Sequence[str] = (),
+    exportable_to: str | None = None,
+    space: Space | None = None,
+    **asked: Any,
+) -> Ranking:
+    """Return the best plans that some trainer runs, best first, with who runs each (`Ranking.trainers`).
+
+    `frameworks` are those to plan for, `any` for all that run the model; each is searched in what its trainers run.
+    Where none is named the job's is meant, and where no trainer of Megatron-LM, the usual one, runs the model, the best
+    of the others. `exportable_to` names a target that must run the plans. The other arguments are those of
+    `search.planner.plan`: `rules` drop candidates, `top` plans are returned, `fit` is the probability with which they
+    must fit, `efficiency` and `gap` as there. A plan for a framework that is named is returned even where nobody runs
+    it, and `no_trainer` says so then. Raises SpecError for input that makes no sense, and for a framework that nothing
+    is exported to.
+    """
+    require("model", model, Model, 'load_model("llama-3.1-8b")')
+    require("cluster", cluster, Cluster, 'load_cluster("1x8xH100-SXM")')
+    require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
+    if exportable_to is not None and exportable_to not in TRAINERS:
+        raise bad("`exportable_to=`", f"{exportable_to!r} is not a target", suggestion(exportable_to, TRAINERS))
+    wanted = _wanted(frameworks, job, exportable_to)
+    question = Question(
+        model=model, cluster=cluster, job=job, space=space or Space(), exportable_to=exportable_to, asked=asked
+    )
+    free = not frameworks and exportable_to is None
+    lacks: dict[str, dict[str, str]] = {}
+    others = tuple(name for name in frameworks_with_trainers() if name not in wanted)
+    for names in (wanted, others if free and wanted == (USUAL,) else ()):
+        lacks |= {name: question.lacks(name) for name in names}
+        able = [name for name in names if not all(lacks[name].values())]
+        ranking = _best(question, {name: lacks[name] for name in able}, asked.get("top", 3), free=free)
+        if ranking is not None:
+            return ranking
+        for name in able:
+            lacks[name] = {trainer: words or "runs none of the plans found" for trainer, words in lacks[name].items()}
+    would = tuple(name for name in others if name not in lacks and not all(question.lacks(name).values()))
+    nobody = NoTrainer(
+        family=model.family,
+        frameworks=wanted,
+        lacks=tuple(item for lacking in lacks.values() for item in lacking.items()),
+        able=would,
+    )
+    if free or exportable_to is not None or ANY in frameworks:
+        return Ranking(plans=(), baselines=(), search=NOT_SEARCHED, infeasible=NoPlan(reason=nobody, remedies=()))
+    return replace(search(model, cluster, question.on(wanted[0]), space=question.space, **asked), no_trainer=nobody)
+
+
+def _best(question: Question, able: Mapping[str, Mapping[str, str]], top: int, *, free: bool) -> Ranking | None:
+    """Return the best plans for some frameworks with what their trainers lack; a ranking that says why there is none
+    where nothing fits, and None where there are plans and nobody runs any."""
+    rankings = []
+    for framework, lacks in able.items():
+        try:
+            rankings.append(_for_framework(question, framework, lacks, free=free))
+        except SpecError:  # what this framework does not have: an option, a precision of the GPUs
+            if len(able) == 1:
+                raise
+    feasible = [ranking for ranking in rankings if ranking.plans]
+    if feasible:
+        ranking = best_of(feasible, top)
+        plans = [(candidate, names) for candidate in ranking.plans if (names := runners(candidate))]
+        return replace(ranking, plans=tuple(plan for plan, _ in plans), trainers=tuple(names for _, names in plans))
+    return next((ranking for ranking in rankings if ranking.infeasible is not None), None)
+
+
+def _wanted(frameworks: Sequence[str], job: Job, exportable_to: str | None) -> tuple[str, ...]:
+    """Return the frameworks to plan for. Raises SpecError for those that nothing is exported to."""
+    known = frameworks_with_trainers()
+    if exportable_to is not None:
+        return tuple(name for name, names in known.items() if exportable_to in names)
+    if ANY in frameworks:
+        return tuple(known)
+    wanted = tuple(dict.fromkeys(frameworks or (job.framework,)))
+    for name in wanted:
+        if name in framework_names() and name not in known:
+            message = f"{name} is known for `evaluate` and `validate` alone: nothing is exported to it"
+            raise bad("`framework=`", message, f"plan for {', '.join(known)}, or {ANY}")
+        if name not in known:
+            raise bad("`framework=`", f"{name!r} is not known", suggestion(name, (*known, ANY)))
+    return wanted
+
+
+def _for_framework(question: Question, framework: str, lacks: Mapping[str, str], *, free: bool) -> Ranking:
+    """Return the best plans for a framework of which some trainer runs the model. Where nobody names Megatron-LM, plans
+    over several types that `train` alone runs are among its plans."""
+    able = [name for name, lacking in lacks.items() if not lacking]
+    job, told = question.on(framework), dict(question.asked)
+    several = len(question.cluster.pools) > 1
+    if framework == USUAL and several:
+        whole = free and not any(question.lacks(OWN).values())
+    else:
+        whole = framework in (USUAL, OWN)
+    if whole:
+        told["exportable_to"] = question.exportable_to
+        ranking = search(question.model, question.cluster, job, space=question.space, **told)
+        if not ranking.plans or runners(ranking.best):
+            return ranking
+        told.pop("exportable_to")
+    limits = limits_of_trainer(able[0])
+    return search_for(able[0], limits, question.model, question.cluster, job, space=question.space, **told)
+
+
+def found_within(ranking: Ranking, rules: Sequence[Rule], exportable_to: str | None) -> dict[str, Any]:
+    """Return the arguments of `planner.with_nearby` and `on_fewer` that keep to what runs the best plan."""
+    best, names = ranking.best, ranking.trainers[0] if ranking.trainers else ()
+    if not names or best.job.framework in (USUAL, OWN):
+        return {"rules": tuple(rules), "exportable_to": exportable_to}
+    return {
+        "rules": (*rules, *(rule for _, rule in limits_in_rules(names[0], best.model))),
+        "exportable_to": names[0],
+    }
