@@ -51,6 +51,7 @@ docs: $(EXTRAS)
 	$(BIN)/python docs/make_folder_map.py
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_model_families.py
+	$(BIN)/python docs/make_support.py
 	$(BIN)/python -m tests.docs.output
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 

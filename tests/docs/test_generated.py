@@ -24,6 +24,10 @@ def test_the_folder_map_is_current() -> None:
     assert maker("make_folder_map").page(text) == text, REMEDY
 
 
+def test_the_page_of_who_runs_what_is_current() -> None:
+    assert maker("make_support").page() == (DOCS / "support.md").read_text(encoding="utf-8"), REMEDY
+
+
 def test_the_reference_of_the_command_line_is_current() -> None:
     assert maker("make_reference").command_line() == (DOCS / "reference" / "cli.md").read_text(encoding="utf-8"), REMEDY
 

@@ -40,6 +40,7 @@ COMMANDS = {
         "Replay which spot machines were there over a plan.",
     ),
     "tokens": ("shardwright.cli.tokens:tokens", "Make a token file to train on from texts."),
+    "support": ("shardwright.cli.support:support", "Say which trainer runs what, or who runs a model."),
     "schema": ("shardwright.cli.schema:schema", "Print the JSON schema of a document."),
     "gpus": ("shardwright.cli.catalogue:gpus", "List GPUs, with sources and dates."),
     "models": ("shardwright.cli.catalogue:models", "List models, or show how one is understood."),

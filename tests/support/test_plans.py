@@ -1,0 +1,137 @@
+"""No plan is printed that nobody runs, and what comes next is a command that works."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.running import refused, run
+
+import shardwright
+from shardwright.errors import SpecError
+from shardwright.exporters.targets import limits_of
+from shardwright.plans.findings import NoTrainer
+from shardwright.trainers.runs import runners
+
+EIGHT = "1x8xH100-SXM"
+SMALL = ("--cluster", EIGHT, "--global-batch", "32", "--seq-len", "2048")
+
+
+def planned(model: str, *more: str) -> Any:
+    done = run(["plan", "--model", model, *SMALL, *more, "--json"])
+    assert done.code == 0, done
+    return json.loads(done.out)
+
+
+def test_a_model_that_megatron_does_not_run_is_planned_for_who_does(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    done = run(["plan", "--model", "gemma-2-2b", *SMALL, "--out", str(file)])
+    assert done.code == 0 and "priced as megatron" not in done.out
+    assert "megatron does not run gemma-2-2b" in done.err
+    plan = shardwright.load_plan(file)
+    assert runners(plan)
+    step = " ".join(done.out[done.out.index("\n  next ") :].split())
+    assert f"--to {runners(plan)[0]} " in step or "shardwright train" in step
+
+
+def test_a_framework_that_is_named_is_planned_for_with_the_sentence_on_top() -> None:
+    done = run(["plan", "--model", "gemma-2-2b", *SMALL, "--framework", "megatron"])
+    assert done.code == 0
+    first = " ".join(done.out.split("\n\n")[0].split())
+    assert first.startswith("no trainer for megatron that we know runs family gemma2")
+    assert "these would run it: fsdp, deepspeed" in first
+    assert "priced as megatron" in done.out and "nobody that we know runs this plan" in " ".join(done.out.split())
+
+
+def test_a_target_that_does_not_run_the_model_ends_in_no_plan() -> None:
+    done = run(["plan", "--model", "gemma-2-2b", *SMALL, "--exportable-to", "megatron"])
+    assert done.code == 3 and "no trainer for megatron" in done.out
+    shown = run(["plan", "--model", "gemma-2-2b", *SMALL, "--exportable-to", "megatron", "--json"])
+    assert json.loads(shown.out)["infeasible"]["reason"]["kind"] == "no_trainer"
+
+
+@pytest.mark.parametrize("framework", ["nanotron", "jax", "eager"])
+def test_what_nothing_is_exported_to_is_for_evaluation_alone(framework: str) -> None:
+    words = refused(run(["plan", "--model", "llama-3.2-1b", *SMALL, "--framework", framework]))
+    assert "`evaluate` and `validate` alone" in words
+    said = run(["support", "--framework", framework])
+    assert said.code == 0 and "nothing is exported to it" in said.out
+
+
+@pytest.mark.parametrize("target", ["bridge", "torchtitan", "accelerate", "deepspeed"])
+def test_plans_for_a_target_are_those_that_it_runs(target: str) -> None:
+    found = planned("llama-3.1-8b", "--exportable-to", target)
+    plans = shardwright.load_model("llama-3.1-8b"), found["plans"]
+    assert plans[1] and all(target in names for names in found["trainers"])
+
+
+def test_several_frameworks_are_one_ranking() -> None:
+    model, cluster = shardwright.load_model("llama-3.1-8b"), shardwright.load_cluster(EIGHT)
+    job = shardwright.make_job(global_batch=32, seq_len=2048)
+    together = shardwright.plan(model, cluster, job, frameworks=("torchtitan", "deepspeed"), top=1)
+    alone = [shardwright.plan(model, cluster, job, frameworks=(name,), top=1) for name in ("torchtitan", "deepspeed")]
+    seconds = [ranking.best.prediction.iteration_seconds for ranking in alone if ranking.best.prediction]
+    assert together.best.prediction is not None
+    assert together.best.prediction.iteration_seconds == min(seconds)
+    every = shardwright.plan(model, cluster, job, frameworks=("any",), top=1)
+    assert every.best.prediction is not None and every.best.prediction.iteration_seconds <= min(seconds)
+    assert every.trainers[0] == runners(every.best)
+
+
+def test_the_best_plan_of_a_framework_is_no_slower_than_the_nearest_of_another_plan() -> None:
+    """The search within what DeepSpeed runs, beside that of `export --nearest` from a plan of Megatron-LM."""
+    model, cluster = shardwright.load_model("llama-2-13b"), shardwright.load_cluster(EIGHT)
+    job = shardwright.make_job(global_batch=32, seq_len=2048)
+    other = shardwright.plan(model, cluster, job).best
+    nearest = shardwright.nearest_plan(other, "deepspeed")
+    best = shardwright.plan(model, cluster, job, exportable_to="deepspeed").best
+    assert nearest is not None and nearest.prediction is not None and best.prediction is not None
+    assert best.prediction.iteration_seconds <= nearest.prediction.iteration_seconds
+    limits = limits_of("deepspeed")
+    assert limits is not None and not tuple(limits(best))
+
+
+@pytest.mark.parametrize("to", ["skypilot", "kubernetes"])
+def test_what_starts_machines_refuses_what_the_trainer_on_them_refuses(to: str) -> None:
+    """Gemma by `shardwright train`: a paid cluster that ends at its start."""
+    model, cluster = shardwright.load_model("gemma-2-2b"), shardwright.load_cluster(EIGHT)
+    plan = shardwright.plan(model, cluster, shardwright.make_job(global_batch=32, seq_len=2048)).best
+    peculiar = replace(plan, model=replace(plan.model, particular="a layer of its own"))
+    with pytest.raises(SpecError, match="particular"):
+        shardwright.export(peculiar, to)
+
+
+def test_check_says_who_runs_a_plan(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    run(["plan", "--model", "llama-3.2-1b", *SMALL, "--out", str(file)])
+    assert run(["check", str(file)]).out == "the plan is legal; megatron and bridge run it\n"
+    assert json.loads(run(["check", str(file), "--json"]).out)["trainers"] == ["megatron", "bridge"]
+
+
+def test_support_names_who_runs_a_model_and_what_others_lack() -> None:
+    done = run(["support", "--model", "gemma-2-2b", "--json"])
+    rows = {row["trainer"]: row for row in json.loads(done.out)["trainers"]}
+    assert done.code == 0 and rows["accelerate"]["runs"] and not rows["megatron"]["runs"]
+    assert any("norms" in words for words in rows["megatron"]["lacks"])
+    nobody = run(["support", "--model", "gemma-2-2b", "--framework", "megatron"])
+    assert nobody.code == 3
+
+
+def test_a_model_that_no_trainer_runs_has_no_plan() -> None:
+    model = replace(shardwright.load_model("llama-3.2-1b"), particular="a layer of its own")
+    job = shardwright.make_job(global_batch=32, seq_len=2048, precision="fp8")
+    ranking = shardwright.plan(model, shardwright.load_cluster(EIGHT), job)
+    assert not ranking.plans and ranking.infeasible is not None
+    reason = ranking.infeasible.reason
+    assert isinstance(reason, NoTrainer) and reason.able == ()
+    assert {name for name, _ in reason.lacks} == {
+        "megatron",
+        "bridge",
+        "torchtitan",
+        "accelerate",
+        "deepspeed",
+        "train",
+    }
