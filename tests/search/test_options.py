@@ -18,7 +18,7 @@ from shardwright.plans.findings import Lack, MixedPlans, TooLittleMemory
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
 from shardwright.search.combinations import best_of
-from shardwright.search.planner import on_fewer, with_nearby
+from shardwright.search.planner import on_fewer, plan, with_nearby
 from shardwright.search.ranked import with_bound
 from shardwright.search.replan import replan
 from shardwright.search.rules.rules import parse_rules
@@ -33,7 +33,7 @@ JOB = shardwright.make_job(global_batch=64, seq_len=4096)
 def _plan(*pins: str, rules: str = "", **told: Any) -> Ranking:
     job = replace(JOB, **told)
     limits = parse_rules(rules, "rules")
-    return shardwright.plan(MODEL, CLUSTER, job, space=parse_pins(pins), rules=limits, top=2)
+    return plan(MODEL, CLUSTER, job, space=parse_pins(pins), rules=limits, top=2)
 
 
 def _seconds(plan: Plan) -> float:
@@ -50,9 +50,9 @@ def test_options_that_are_pinned_are_in_the_plan_and_its_file() -> None:
 
 
 def test_a_plan_without_options_says_nothing_of_them() -> None:
-    for plan in PLANS.values():
-        assert "options" not in to_document(plan)["job"]
-        assert to_document(replace(plan, job=replace(plan.job, options=Options()))) == to_document(plan)
+    for known in PLANS.values():
+        assert "options" not in to_document(known)["job"]
+        assert to_document(replace(known, job=replace(known.job, options=Options()))) == to_document(known)
 
 
 def test_the_best_of_several_values_is_the_best_of_their_searches() -> None:
@@ -116,7 +116,7 @@ def test_a_dense_model_has_no_experts_to_choose_for() -> None:
     model = shardwright.load_model("llama-3.1-8b")
     for pin, words in (("dispatcher=flex", "no experts"), ("recompute_modules=mla_up_proj", "no latent attention")):
         with pytest.raises(SpecError, match=words):
-            shardwright.plan(model, CLUSTER, JOB, space=parse_pins([pin]))
+            plan(model, CLUSTER, JOB, space=parse_pins([pin]))
 
 
 def test_the_gap_of_several_searches_is_that_of_the_best_plan_above_the_least_bound() -> None:
@@ -140,7 +140,7 @@ NARROW = parse_pins(["exp_avg=bf16"])
 def _dense(cluster: str, **told: Any) -> Ranking:
     job = shardwright.make_job(global_batch=64, seq_len=1024)
     machines = shardwright.load_cluster(cluster)
-    return shardwright.plan(DENSE, machines, job, **{"space": NARROW, "efficiency": Analytic(), "top": 1, **told})
+    return plan(DENSE, machines, job, **{"space": NARROW, "efficiency": Analytic(), "top": 1, **told})
 
 
 def test_one_gpu_alone_has_the_distributed_optimizer_that_options_need() -> None:
@@ -150,7 +150,7 @@ def test_one_gpu_alone_has_the_distributed_optimizer_that_options_need() -> None
 
 def test_what_options_need_is_not_told_as_a_pin_to_leave_free() -> None:
     large, machine = shardwright.load_model("llama-3.1-8b"), shardwright.load_cluster("1x1xA10G")
-    nothing = shardwright.plan(large, machine, JOB, space=NARROW, efficiency=Analytic()).infeasible
+    nothing = plan(large, machine, JOB, space=NARROW, efficiency=Analytic()).infeasible
     assert nothing is not None and isinstance(nothing.reason, TooLittleMemory)
 
 
@@ -166,7 +166,7 @@ def test_fewer_machines_have_the_optimizer_that_options_need() -> None:
 def test_what_train_lacks_is_not_planned_to_be_run_by_it(told: dict[str, Any]) -> None:
     job = replace(shardwright.make_job(global_batch=16, seq_len=1024), **told)
     cluster = shardwright.load_cluster("1x4xH100-SXM+1x4xH200")
-    ranking = shardwright.plan(DENSE, cluster, job, efficiency=Analytic())
+    ranking = plan(DENSE, cluster, job, efficiency=Analytic())
     assert not any(check(found) for found in ranking.plans)
     lacks = [lack.of for each in ranking.search.not_covered if isinstance(each, MixedPlans) for lack in each.lacking]
     assert lacks == [Lack.TRAINER_OPTION]

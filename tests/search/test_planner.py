@@ -270,7 +270,7 @@ def test_a_missing_price_is_named_when_it_is_needed() -> None:
 @pytest.mark.parametrize(("argument", "value"), [("top", 0), ("fit", 1.5), ("exportable_to", "megatrn")])
 def test_bad_arguments_are_named(argument: str, value: object) -> None:
     with pytest.raises(SpecError):
-        plan(MODEL, CLUSTER, JOB, **{argument: value})  # type: ignore[arg-type]
+        shardwright.plan(MODEL, CLUSTER, JOB, **{argument: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def machine_plans() -> dict[str, Plan]:
         ("L4 + A10G", "2x8xL4+1x8xA10G", 64),
     ):
         precision = "fp16" if "V100" in cluster else "bf16"
-        model, machines = shardwright.load_model("opt-350m"), shardwright.load_cluster(cluster)
+        model, machines = shardwright.load_model("gpt2-medium"), shardwright.load_cluster(cluster)
         job = shardwright.make_job(global_batch=batch, seq_len=1024, precision=precision)
         found[name] = shardwright.plan(model, machines, job).best
     return found

@@ -99,7 +99,8 @@ def plan(
             return ranking
         for name in able:
             lacks[name] = {trainer: words or "runs none of the plans found" for trainer, words in lacks[name].items()}
-    would = tuple(name for name in others if name not in lacks and not all(question.lacks(name).values()))
+    every = replace(question, exportable_to=None)
+    would = tuple(name for name in others if name not in lacks and not all(every.lacks(name).values()))
     nobody = NoTrainer(
         family=model.family,
         frameworks=wanted,
@@ -150,20 +151,20 @@ def _for_framework(question: Question, framework: str, lacks: Mapping[str, str],
     """Return the best plans for a framework of which some trainer runs the model. Where nobody names Megatron-LM, plans
     over several types that `train` alone runs are among its plans."""
     able = [name for name, lacking in lacks.items() if not lacking]
-    job, told = question.on(framework), dict(question.asked)
+    job, further = question.on(framework), dict(question.asked)
     several = len(question.cluster.pools) > 1
     if framework == USUAL and several:
         whole = free and not any(question.lacks(OWN).values())
     else:
         whole = framework in (USUAL, OWN)
     if whole:
-        told["exportable_to"] = question.exportable_to
-        ranking = search(question.model, question.cluster, job, space=question.space, **told)
+        further["exportable_to"] = question.exportable_to
+        ranking = search(question.model, question.cluster, job, space=question.space, **further)
         if not ranking.plans or runners(ranking.best):
             return ranking
-        told.pop("exportable_to")
+        further.pop("exportable_to")
     limits = limits_of_trainer(able[0])
-    return search_for(able[0], limits, question.model, question.cluster, job, space=question.space, **told)
+    return search_for(able[0], limits, question.model, question.cluster, job, space=question.space, **further)
 
 
 def found_within(ranking: Ranking, rules: Sequence[Rule], exportable_to: str | None) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# opt-350m on 24 GPUs. Written by shardwright for `shardwright train`.
+# gpt2-medium on 24 GPUs. Written by shardwright for `shardwright train`.
 set -euo pipefail
 # Yours to set, in the environment:
 : "${DATA:?token file of shardwright tokens}"

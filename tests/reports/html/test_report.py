@@ -25,7 +25,7 @@ from shardwright.plans.ranking import Ranking
 from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.html.report import report
 from shardwright.reports.text.explain import value
-from shardwright.search.planner import on_fewer, predict
+from shardwright.search.planner import on_fewer, plan, predict
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.read.cluster import build_cluster
 
@@ -36,7 +36,7 @@ TWO_TYPES = "1024x8xH100-SXM+1024x8xA100-SXM-80"
 
 @cache
 def ranking() -> Ranking:
-    model, cluster = shardwright.load_model("opt-350m"), shardwright.load_cluster("1x8xA100-SXM-40+2x8xV100-SXM2")
+    model, cluster = shardwright.load_model("gpt2-medium"), shardwright.load_cluster("1x8xA100-SXM-40+2x8xV100-SXM2")
     return shardwright.plan(
         model, cluster, shardwright.make_job(global_batch=64, seq_len=1024, tokens=1e9, precision="fp16")
     )
@@ -145,8 +145,9 @@ def test_what_to_do_next_is_what_runs_the_plan() -> None:
     best = ranking().best
     names = {"megatron": "shardwright export plan.json --to megatron", "train": "shardwright train plan.json --data"}
     mine, other = (names.pop("megatron" if is_mesh(best) else "train"), *names.values())
-    text = report(best)
+    text = report(ranking())
     assert mine in text and other not in text
+    assert "shardwright check plan.json" in report(best)
 
 
 def test_a_page_asks_no_one_for_anything() -> None:
@@ -189,9 +190,7 @@ def test_plans_whose_steps_do_different_work_are_not_compared() -> None:
 def test_least_money_is_proved_and_compared_in_dollars_and_failures_are_named() -> None:
     fast, slow = ({"count": 1, "gpu": gpu, "gpus": 8, "price_per_hour": price} for gpu, price in PRICED.items())
     job = shardwright.make_job(global_batch=64, seq_len=1024, tokens=1e9, precision="fp16", objective="cost")
-    found = shardwright.plan(
-        shardwright.load_model("opt-350m"), build_cluster({"nodes": [fast, slow]}, "c"), job, top=1
-    )
+    found = plan(shardwright.load_model("opt-350m"), build_cluster({"nodes": [fast, slow]}, "c"), job, top=1)
     text = unescape(report(found))
     assert found.search.lower_bound_dollars is not None
     assert f"no plan of the space costs less than ${found.search.lower_bound_dollars:.4g} an iteration" in text

@@ -16,6 +16,7 @@
 * `measured`: a machine profile
 * `sizing`: ways to train and the memory of each
 * `catalogue`: GPUs, models, prices
+* `support`: who runs what
 * `problems`: long lists of problems made short
 * `layout`: tables, bars, wrapped lines
 """

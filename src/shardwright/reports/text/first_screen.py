@@ -123,7 +123,7 @@ def next_step(best: Plan, out: Path | None, trainers: tuple[str, ...] | None = N
     plan = "plan.json" if out is None else str(out)
     keep = "--out plan.json keeps the plan; then " if out is None else ""
     if trainers is None:
-        return "next", f"{keep}shardwright check {plan} says which trainers run it"
+        return "next", f"{keep}shardwright check {plan}"
     if not trainers:
         return "next", "nobody that we know runs this plan: `shardwright support --model MODEL` says who runs the model"
     if trainers[0] == OWN:
