@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+import shardwright
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.errors import SpecError
 from shardwright.plans.check import check

@@ -180,7 +180,7 @@ def test_two_plans_side_by_side() -> None:
 def test_plans_whose_steps_do_different_work_are_not_compared() -> None:
     best = ranking().best
     for other, words in (
-        (replace(best, model=replace(best.model, name="another")), "models, opt-350m and another"),
+        (replace(best, model=replace(best.model, name="another")), "models, gpt2-medium and another"),
         (replace(best, job=replace(best.job, objective="cost")), "objectives, time and cost"),
     ):
         with pytest.raises(SpecError, match=words):
