@@ -35,8 +35,9 @@ def nearest_plan(plan: Plan, to: str) -> Plan | None:
     if limits is None or check(plan):
         return None
     job = replace(plan.job, framework=TARGETS[to].framework)
+    options = [problem for problem in limits(plan) if problem.path.startswith("job.options.")]
     try:
-        ranking = search_for(to, limits, plan.model, plan.cluster, job)
+        ranking = search_for(to, limits, plan.model, plan.cluster, job, space=_narrowed(Space(), options))
     except SpecError:  # GPUs that cannot compute in the job's precision
         return None
     return ranking.plans[0] if ranking.plans else None
