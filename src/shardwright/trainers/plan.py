@@ -151,20 +151,19 @@ def _for_framework(question: Question, framework: str, lacks: Mapping[str, str],
     """Return the best plans for a framework of which some trainer runs the model. Where nobody names Megatron-LM, plans
     over several types that `train` alone runs are among its plans."""
     able = [name for name, lacking in lacks.items() if not lacking]
-    job, further = question.on(framework), dict(question.asked)
-    several = len(question.cluster.pools) > 1
-    if framework == USUAL and several:
-        whole = free and not any(question.lacks(OWN).values())
-    else:
-        whole = framework in (USUAL, OWN)
-    if whole:
-        further["exportable_to"] = question.exportable_to
-        ranking = search(question.model, question.cluster, job, space=question.space, **further)
+    job = question.on(framework)
+    if framework in (USUAL, OWN):
+        first = question.exportable_to
+        if framework == USUAL and first is None and len(question.cluster.pools) > 1:
+            by_train = free and not any(question.lacks(OWN).values())
+            first = None if by_train else USUAL
+        ranking = search(
+            question.model, question.cluster, job, space=question.space, exportable_to=first, **question.asked
+        )
         if not ranking.plans or runners(ranking.best):
             return ranking
-        further.pop("exportable_to")
     limits = limits_of_trainer(able[0])
-    return search_for(able[0], limits, question.model, question.cluster, job, space=question.space, **further)
+    return search_for(able[0], limits, question.model, question.cluster, job, space=question.space, **question.asked)
 
 
 def found_within(ranking: Ranking, rules: Sequence[Rule], exportable_to: str | None) -> dict[str, Any]:
