@@ -63,7 +63,7 @@ def family_answers(models: Iterable[Model]) -> tuple[FamilyAnswer, ...]:
     members: dict[str, list[Model]] = {}
     for model in models:
         members.setdefault(model.family, []).append(model)
-    return tuple(answer for family, own in sorted(members.items()) for answer in _of_family(family, own))
+    return tuple(answer for family, belonging in sorted(members.items()) for answer in _of_family(family, belonging))
 
 
 def _of_family(family: str, models: Sequence[Model]) -> Iterable[FamilyAnswer]:
