@@ -118,7 +118,7 @@ class GenerationChange:
         majority = await self.quorum.require(base.generation, present, base.minority_since)
         # Those that were counted must promise themselves, and nobody else: one that is lost meanwhile may be of another
         # majority.
-        halted = await self.members.ask_each("halt", dict.fromkeys(present, {"generation": number}))
+        halted = await self.members.ask_each("halt", {name: {"generation": number} for name in present})
         promised = max(reply.get("promised", number) for reply in halted.values())
         if promised > number:
             raise BehindError(promised)
