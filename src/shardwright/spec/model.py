@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from shardwright.spec.forward_pass import PLAIN, ForwardPass
+
 Norm = Literal["rmsnorm", "layernorm"]
 Position = Literal["rope", "learned", "alibi", "none"]
 
@@ -126,13 +128,25 @@ class Moe:
 class RotaryScaling:
     """How the frequencies of rotary positions are stretched: by `factor` (linear), or as in Llama 3.1: long waves by
     `factor`, short ones not, those between smoothly. Source: huggingface/transformers@v5.23:modeling_rope_utils.py.
-    Other kinds (yarn, longrope) are named, and have more numbers than these."""
+
+    yarn (arXiv 2309.00071) stretches what turns less than `slow_turns` times in the original positions, and not what
+    turns more than `fast_turns` times; longrope (arXiv 2402.13753) every frequency by its own factor, the long ones
+    where sequences are longer than the original. Both multiply the rotation by `attention_factor`, or by one that
+    follows from the others. Further kinds are named alone."""
 
     kind: str = "default"
     factor: float = 1.0
     low_factor: float = 1.0
     high_factor: float = 4.0
     original_positions: int = 8192
+    fast_turns: float | None = None
+    slow_turns: float | None = None
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all: float | None = None
+    whole_bounds: bool | None = None
+    short_factors: tuple[float, ...] | None = None
+    long_factors: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,8 +175,8 @@ class Model:
     feed-forward block read the same residual and are added to it together. `dropout` says whether pre-training keeps
     dropout masks. `norm_vectors` is set where a norm has other than the usual weights (LayerNorm two vectors, RMSNorm
     one). `norm_epsilon`, `norm_about_one` (weights of norms are kept less one) and `rotary_…` but the base and the
-    fraction are for training alone: nothing is costed by them. `particular` says in words what the forward pass has
-    that no field tells and no cost depends on: exporters and the runtime refuse it.
+    fraction are for training alone: nothing is costed by them. `forward_pass` is set for families whose forward pass
+    has more than the other fields tell, and `particular` says in words what that is: exporters refuse it.
     `guesses` lists, in words, what a user accepted of an unknown family without anybody knowing it, `assumed` what the
     source of the description left open.
     """
@@ -194,11 +208,17 @@ class Model:
     rotary_scaling: RotaryScaling | None = None
     rotary_interleaved: bool | None = None
     particular: str | None = None
+    forward_pass: ForwardPass | None = None
     guesses: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Model {self.name}: {self.parameters:,} parameters in {len(self.layers)} layers>"
+
+    @property
+    def computed(self) -> ForwardPass:
+        """The forward pass, as in Llama where nothing else is told."""
+        return self.forward_pass or PLAIN
 
     @cached_property
     def kinds(self) -> tuple[Layer, ...]:

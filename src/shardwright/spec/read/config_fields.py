@@ -33,6 +33,7 @@ EPSILON = (
     "layer_norm_epsilon",
     "layernorm_epsilon",
     "norm_epsilon",
+    "norm_eps",
 )
 PREDICTED = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_layers")
 ROTARY_BASE = ("rope_theta", "rotary_emb_base")

@@ -12,6 +12,7 @@ from shardwright.spec.model import Layer, Model, RotaryScaling
 from shardwright.spec.read import config_fields as spelled
 from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigFields
 from shardwright.spec.read.families import FAMILIES, SYNONYMS, ModelFamily, reject_refused
+from shardwright.spec.read.forward_pass import forward_pass_of
 from shardwright.spec.read.huggingface_layers import layers_of, stated
 from shardwright.spec.text.fields import shown
 
@@ -173,6 +174,7 @@ def _model(fields: ConfigFields, family: ModelFamily, model_type: str, title: st
         rotary_scaling=_rotary_scaling(fields),
         rotary_interleaved=True if family.rotary_interleaved else None,
         particular=family.particular,
+        forward_pass=forward_pass_of(fields, family, model_type, hidden, layers),
         assumed=tuple(dict.fromkeys(fields.assumed)),
     )
 
@@ -201,14 +203,40 @@ def _rotary_scaling(fields: ConfigFields) -> RotaryScaling | None:
     kind = "default" if nested is None else nested.text("rope_type", "type", default="default")
     if nested is None or kind == "default":
         return None
-    usual = RotaryScaling()
-    return RotaryScaling(
-        kind=kind,
-        factor=nested.section.number("factor") or usual.factor,
-        low_factor=nested.section.number("low_freq_factor") or usual.low_factor,
-        high_factor=nested.section.number("high_freq_factor") or usual.high_factor,
-        original_positions=nested.size("original_max_position_embeddings") or usual.original_positions,
+    usual, number = RotaryScaling(), nested.section.number
+    known = nested.size("original_max_position_embeddings") or fields.size("original_max_position_embeddings")
+    longest, stretched = fields.size(*spelled.POSITIONS), kind in ("yarn", "longrope", "su")
+    original = known or (longest if stretched and longest else usual.original_positions)
+    factor = number("factor") or (longest / original if stretched and longest else usual.factor)
+    scaling = RotaryScaling(
+        kind="longrope" if kind == "su" else kind,
+        factor=factor,
+        low_factor=number("low_freq_factor") or usual.low_factor,
+        high_factor=number("high_freq_factor") or usual.high_factor,
+        original_positions=original,
     )
+    if not stretched:
+        return scaling
+    return replace(
+        scaling,
+        fast_turns=number("beta_fast"),
+        slow_turns=number("beta_slow"),
+        attention_factor=number("attention_factor"),
+        mscale=nested.fraction("mscale") or None,
+        mscale_all=nested.fraction("mscale_all_dim") or None,
+        whole_bounds=None if nested.flag("truncate", default=True) else False,
+        short_factors=_factors(nested, "short_factor"),
+        long_factors=_factors(nested, "long_factor"),
+    )
+
+
+def _factors(fields: ConfigFields, name: str) -> tuple[float, ...] | None:
+    """Return a factor for each frequency of rotary positions."""
+    listed = fields.layer_list(name)
+    factors = tuple(float(factor) for factor in listed if isinstance(factor, int | float) and factor > 0.0)
+    if len(factors) != len(listed):
+        fields.section.report(name, "is no list of positive numbers", "write a factor for each frequency")
+    return factors or None
 
 
 def _embedding_width(fields: ConfigFields, model_type: str, hidden: int) -> int | None:

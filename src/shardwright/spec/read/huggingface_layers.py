@@ -168,7 +168,9 @@ def _moe(fields: ConfigFields, family: ModelFamily) -> Moe | None:
         fields.section.report(name, f"{top_k} experts for each token of {experts}", "give at most that many")
     shared_width = fields.count(*SHARED_WIDTH)
     groups = fields.size("n_group", most=MOST_WIDTH)
-    scaling = fields.section.number("routed_scaling_factor")
+    method = fields.text("topk_method", default="noaux_tc" if family.router_bias else "greedy")
+    grouped = groups is not None and groups > 1 and method != "greedy"
+    scaling = fields.section.number("routed_scaling_factor") or fields.section.number("router_scaling_factor")
     return Moe(
         experts=experts,
         top_k=top_k,
@@ -176,11 +178,11 @@ def _moe(fields: ConfigFields, family: ModelFamily) -> Moe | None:
         gated=family.gated,
         shared_width=shared_width or (fields.count(*SHARED_EXPERTS) or family.shared_experts) * width,
         shared_gate=family.shared_gate and shared_width > 0 and fields.has((SHARED_WIDTH[0],)) is not None,
-        router_bias=fields.text("topk_method", default="noaux_tc" if family.router_bias else "") == "noaux_tc",
-        router_groups=groups if groups and groups > 1 else None,
-        router_top_groups=fields.size("topk_group", most=MOST_WIDTH) if groups and groups > 1 else None,
+        router_bias=method == "noaux_tc",
+        router_groups=groups if grouped else None,
+        router_top_groups=fields.size("topk_group", most=MOST_WIDTH) if grouped else None,
         router_scaling=None if scaling == 1.0 else scaling,
-        pre_softmax=True if not fields.flag("norm_topk_prob", default=True) else None,
+        pre_softmax=True if not fields.flag("norm_topk_prob", default=family.normalised) else None,
     )
 
 

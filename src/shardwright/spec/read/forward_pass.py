@@ -1,0 +1,280 @@
+"""The forward pass that a Hugging Face config describes, beside sizes: scales, caps, placements of norms, routers.
+
+Rows follow the model classes of Hugging Face transformers 5.23 (`models/*/modeling_*.py`); tests compare each family's
+logits and gradients with its class. What a config says of the forward pass that is not known here goes into
+`ForwardPass.unknown`, so that nobody trains another model than it describes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from shardwright.spec.forward_pass import PLAIN, ForwardPass
+from shardwright.spec.model import Layer
+from shardwright.spec.read.config_fields import ConfigFields
+from shardwright.spec.read.families import ModelFamily
+from shardwright.spec.read.known_fields import BESIDE, READ
+from shardwright.spec.text.fields import shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """What is known of a model when its forward pass is read."""
+
+    fields: ConfigFields
+    family: ModelFamily
+    hidden: int
+    layers: tuple[Layer, ...]
+
+    def number(self, name: str, usual: float | None) -> float | None:
+        """Return a positive number of the config, None where it is null or zero, `usual` where it is missing."""
+        given = self.fields.section.fields
+        return self.fields.fraction(name) or None if name in given else usual
+
+    def factor(self, name: str, usual: float = 1.0) -> float:
+        return self.number(name, usual) or usual
+
+
+Told = dict[str, Any]
+Reader = Callable[[Described], Told]
+
+
+def _embedding_root(one: Described) -> Told:
+    return {"embedding_scale": one.hidden**0.5}
+
+
+def _granite(one: Described) -> Told:
+    return {
+        "embedding_scale": one.factor("embedding_multiplier"),
+        "residual_scale": one.factor("residual_multiplier"),
+        "score_scale": one.number("attention_multiplier", 1.0),
+        "logit_scale": 1.0 / one.factor("logits_scaling"),
+    }
+
+
+def _hyperclovax(one: Described) -> Told:
+    scale = one.number("attention_multiplier", None)
+    return _granite(one) | {"score_scale": scale, "logit_scale": one.factor("logits_scaling")}
+
+
+def _minicpm3(one: Described) -> Told:
+    depth = one.number("scale_depth", None)
+    base = one.number("dim_model_base", None)
+    return {
+        "embedding_scale": one.factor("scale_emb"),
+        "residual_scale": 1.0 if depth is None else depth / len(one.layers) ** 0.5,
+        "logit_scale": 1.0 if base is None else base / one.hidden,
+    }
+
+
+def _gemma2(one: Described) -> Told:
+    return _embedding_root(one) | {
+        "score_scale": (one.number("query_pre_attn_scalar", 256.0) or 256.0) ** -0.5,
+        "score_cap": one.number("attn_logit_softcapping", 50.0),
+        "logit_cap": one.number("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(one: Described) -> Told:
+    return _gemma2(one) | {
+        "score_cap": one.number("attn_logit_softcapping", None),
+        "logit_cap": one.number("final_logit_softcapping", None),
+        "window_rotary_base": _window_base(one, one.factor("rope_local_base_freq", 10000.0)),
+    }
+
+
+def _window_base(one: Described, usual: float | None) -> float | None:
+    """Return the base of rotary positions in layers with a window, where these have parameters of their own."""
+    nested = one.fields.inner("rope_parameters")
+    inner = nested.inner("sliding_attention") if nested is not None and nested.has(("sliding_attention",)) else None
+    return usual if inner is None else inner.section.number("rope_theta") or usual
+
+
+def _windows_apart(one: Described) -> Told:
+    return {"window_rotary_base": _window_base(one, None)}
+
+
+def _mellum(one: Described) -> Told:
+    return {"window_rotary_base": _window_base(one, 10000.0)}
+
+
+def _unrotated(one: Described, *, full: bool) -> Told:
+    """Return which layers have no rotary positions: those of full attention, where there are others."""
+    numbers = (number for number, layer in enumerate(one.layers) if full and layer.attention.window is None)
+    return {"unrotated": tuple(numbers)}
+
+
+def _cohere(one: Described) -> Told:
+    return {"logit_scale": one.factor("logit_scale", 0.0625)}
+
+
+def _cohere2(one: Described) -> Told:
+    return _cohere(one) | _unrotated(one, full=True)
+
+
+def _exaone4(one: Described) -> Told:
+    return _unrotated(one, full=one.fields.has(("sliding_window",)) is not None)
+
+
+def _smollm3(one: Described) -> Told:
+    every = one.fields.size("no_rope_layer_interval") or 4
+    listed = one.fields.layer_list("no_rope_layers")
+    rotated: Sequence[object] = listed or [(number + 1) % every != 0 for number in range(len(one.layers))]
+    return {"unrotated": tuple(number for number, there in enumerate(rotated) if not there)}
+
+
+def _clipped(one: Described) -> Told:
+    return {"qkv_clip": one.number("clip_qkv", None)}
+
+
+def _gpt_oss(one: Described) -> Told:
+    limit, slope = one.number("swiglu_limit", 7.0), one.number("swiglu_alpha", 1.702)
+    return {"gate_limit": limit, "gate_slope": slope, "router_bias_learned": True}
+
+
+def _sigmoid(one: Described) -> Told:
+    return {"router_scores": "sigmoid"}
+
+
+def _after_rotation(one: Described) -> Told:
+    return {"norm_after_rotation": True}
+
+
+def _opt(one: Described) -> Told:
+    before = one.fields.flag("do_layer_norm_before", default=True)
+    return {"norms": "before" if before else "sum"}
+
+
+def _bert(one: Described) -> Told:
+    return {"norms": "sum", "token_types": one.fields.size("type_vocab_size") or 2, "head_transform": True}
+
+
+def _scaled_where_said(one: Described) -> Told:
+    return _embedding_root(one) if one.fields.flag("scale_embedding", default=True) else {}
+
+
+def _mpt(one: Described) -> Told:
+    inner = one.fields.inner("attn_config")
+    if inner is None:
+        return {}
+    scale = inner.section.number("softmax_scale") if inner.has(("softmax_scale",)) else None
+    clip = inner.section.number("clip_qkv") if inner.has(("clip_qkv",)) else None
+    return {"score_scale": scale, "qkv_clip": clip}
+
+
+def _unscaled_scores(one: Described) -> Told:
+    return {"score_scale": 1.0}
+
+
+def _norms(placement: str) -> Reader:
+    return lambda one: {"norms": placement}
+
+
+ROWS: Mapping[str, tuple[Reader, ...]] = MappingProxyType(
+    {
+        "bert": (_bert,),
+        "biogpt": (_scaled_where_said,),
+        "cohere": (_cohere,),
+        "cohere2": (_cohere2,),
+        "deepseek_v3": (_sigmoid,),
+        "dots1": (_sigmoid,),
+        "exaone4": (_norms("after"), _exaone4),
+        "flex_olmo": (_norms("after"),),
+        "gemma": (_embedding_root,),
+        "gemma2": (_norms("both"), _gemma2),
+        "gemma3_text": (_norms("both"), _gemma3),
+        "glm4": (_norms("both"),),
+        "glm4_moe": (_sigmoid,),
+        "glm4_moe_lite": (_sigmoid,),
+        "gpt_neo": (_unscaled_scores,),
+        "gpt_oss": (_gpt_oss,),
+        "granite": (_granite,),
+        "granitemoe": (_granite,),
+        "granitemoeshared": (_granite,),
+        "hunyuan_v1_dense": (_after_rotation,),
+        "hunyuan_v1_moe": (_after_rotation,),
+        "hyperclovax": (_norms("both"), _hyperclovax),
+        "mellum": (_mellum,),
+        "minicpm3": (_minicpm3,),
+        "minimax_m2": (_sigmoid,),
+        "mpt": (_mpt,),
+        "olmo": (_clipped,),
+        "olmo2": (_norms("after"),),
+        "olmo3": (_norms("after"), _windows_apart),
+        "olmoe": (_clipped,),
+        "openai-gpt": (_norms("sum"),),
+        "opt": (_opt,),
+        "smollm3": (_smollm3,),
+        "solar_open": (_sigmoid,),
+        "vaultgemma": (_gemma2,),
+    }
+)
+"""What is read for each family that has more than its sizes tell, in order."""
+
+# The value with which a field changes nothing; any other is said in `ForwardPass.unknown`.
+NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "add_cross_attention": (False,),
+        "apply_residual_connection_post_layernorm": (False,),
+        "attn_temperature_tuning": (False,),
+        "is_decoder": (False, True),
+        "layer_norm_elementwise_affine": (True,),
+        "position_embedding_type": ("absolute",),
+        "prefix_lm": (False,),
+        "qk_ln": (False,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "scale_attn_weights": (True,),
+        "scoring_func": ("softmax", "sigmoid"),
+        "topk_method": ("greedy", "group_limited_greedy", "noaux_tc"),
+        "use_bidirectional_attention": (False,),
+        "use_post_norm": (True,),
+        "use_qk_norm": (False, True),
+    }
+)
+
+
+def forward_pass_of(
+    fields: ConfigFields, family: ModelFamily, model_type: str, hidden: int, layers: tuple[Layer, ...]
+) -> ForwardPass | None:
+    """Return the forward pass that a config describes, None where its sizes tell all of it."""
+    told: Told = {"sinks": family.sinks, "expert_bias": family.expert_bias}
+    if family.qk_norm_over == "projection" and any(layer.attention.qk_norm for layer in layers):
+        told["query_key_norm"] = "each" if family.norm == "layernorm" else "projection"
+    one = Described(fields=fields, family=family, hidden=hidden, layers=layers)
+    for read in ROWS.get(model_type, ()):
+        told |= read(one)
+    unknown = tuple(dict.fromkeys(_unknown(fields, family, model_type)))
+    forward_pass = replace(PLAIN, **told, unknown=unknown)
+    return None if forward_pass == PLAIN and model_type not in ROWS else forward_pass
+
+
+def _unknown(fields: ConfigFields, family: ModelFamily, model_type: str) -> Iterator[str]:
+    """Yield what the config says of the forward pass that nothing of it has."""
+    given = fields.section.fields
+    for name, value in given.items():
+        if name in NEUTRAL and value is not None and value not in NEUTRAL[name]:
+            yield f"{name} {shown(value)}"
+        if not (name in NEUTRAL or name in READ or name in BESIDE or name.startswith("_")) and _says(value):
+            yield f"the field {name}"
+    wanted = "sigmoid" if _sigmoid in ROWS.get(model_type, ()) else "softmax"
+    if fields.has(("scoring_func",)) and given["scoring_func"] != wanted:
+        yield f"scoring_func {shown(given['scoring_func'])}"
+    if model_type == "falcon" and family.position == "alibi":
+        yield "ALiBi in the precision of Falcon"
+    if model_type == "deepseek_v2" and fields.flag("norm_topk_prob", default=False):
+        yield "norm_topk_prob true"
+    if model_type == "hunyuan_v1_moe" and isinstance(given.get("num_experts"), list):
+        yield "num_experts by layer"
+    nested = fields.inner("attn_config")
+    for name, value in {} if nested is None else nested.section.fields.items():
+        if name in NEUTRAL and value is not None and value not in NEUTRAL[name]:
+            yield f"attn_config.{name} {shown(value)}"
+    if nested is not None and nested.section.fields.get("alibi") is False:
+        yield "attn_config.alibi false"
+
+
+def _says(value: object) -> bool:
+    return value not in (None, False, "", 0, 0.0) and value != [] and value != {}
