@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch.nn import functional
@@ -19,13 +18,13 @@ from shardwright.runtime.model.context_attention import attention_in_parts, reco
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.experts import Apart, called, experts
 from shardwright.runtime.model.gated import Activation, Weights, inner, inside
-from shardwright.runtime.model.masks import Documents, masked_attention
-from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
+from shardwright.runtime.model.masks import Documents, attention_of
+from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter, mean_over
 from shardwright.runtime.model.products import Products
-from shardwright.runtime.model.rotary import rotated
+from shardwright.runtime.model.rotary import Table, rotated
+from shardwright.runtime.model.scores import Scoring, scoring_of
 from shardwright.spec.model import Attention, Layer, Model
 
-Table = tuple[torch.Tensor, torch.Tensor] | None
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": functional.silu,
     "swish": functional.silu,
@@ -38,12 +37,17 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
-def norm(x: torch.Tensor, weights: Weights, epsilon: float) -> torch.Tensor:
-    """Return LayerNorm of `x` where there is a bias, else RMSNorm, over the last dimension."""
-    weight, bias = weights["weight"], weights.get("bias")
-    if bias is not None:
-        return functional.layer_norm(x, weight.shape, weight, bias, epsilon)
-    return functional.rms_norm(x, weight.shape, weight, epsilon)
+LATENT_EPSILON = 1e-6  # of the norms of latents, whatever the config says (transformers 5.23, DeepseekV2RMSNorm)
+
+
+def norm(x: torch.Tensor, weights: Weights, model: Model, details: Details) -> torch.Tensor:
+    """Return LayerNorm or RMSNorm of `x` over the last dimension, with what weights there are."""
+    weight, bias = weights.get("weight"), weights.get("bias")
+    if weight is not None and model.norm_about_one:
+        weight = weight + 1.0
+    if model.norm == "layernorm":
+        return functional.layer_norm(x, x.shape[-1:], weight, bias, details.norm_epsilon)
+    return functional.rms_norm(x, x.shape[-1:], weight, details.norm_epsilon)
 
 
 def layer_forward(
@@ -62,27 +66,46 @@ def layer_forward(
     documents: Documents | None = None,
     apart: Apart = called,
 ) -> torch.Tensor:
-    """Return the output of a layer: attention, then feed-forward, each on the norm of what it is added to. Attention
-    stays within `documents`, which are of all positions. `apart` calls what is not to be compiled with the rest."""
+    """Return the output of a layer: what attention and the feed-forward block add to it, one after the other or side
+    by side, with norms where the model has them. Attention stays within `documents`, which are of all positions.
+    `apart` calls what is not to be compiled with the rest."""
     core = partial(_recomputed_core if recompute_attention else _core, documents=documents)
     core = partial(apart, core) if context.size > 1 else core
-    normed = norm(x, inside(weights, "attention_norm"), details.norm_epsilon)
-    x = x + attend(
-        normed, inside(weights, "attention"), layer.attention, details, table, tensor, context, products, core
-    )
-    normed = norm(x, inside(weights, "mlp_norm"), details.norm_epsilon)
     activation = ACTIVATIONS[model.activation]
-    if layer.moe is not None:
-        return x + experts(
-            normed, inside(weights, "moe"), layer.moe, activation, details, tensor, group, products, apart
+
+    def attention(normed: torch.Tensor) -> torch.Tensor:
+        return attend(normed, inside(weights, "attention"), layer, model, details, table, tensor, context, products, core)
+
+    def mlp(normed: torch.Tensor) -> torch.Tensor:
+        if layer.moe is None:
+            return feed_forward(normed, inside(weights, "mlp"), activation, tensor, products)
+        return experts(
+            normed, inside(weights, "moe"), layer.moe, activation, model, details, tensor, group, products, apart
         )
-    return x + feed_forward(normed, inside(weights, "mlp"), activation, tensor, products)
+
+    def before(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x if placed in ("after", "sum") else norm(x, inside(weights, name), model, details)
+
+    def added(x: torch.Tensor, change: torch.Tensor, name: str) -> torch.Tensor:
+        if placed in ("after", "both"):
+            change = norm(change, inside(weights, name), model, details)
+        x = x + (change if scale == 1.0 else change * scale)
+        return norm(x, inside(weights, name), model, details) if placed == "sum" else x
+
+    placed, scale = model.computed.norms, model.computed.residual_scale
+    normed = before(x, "attention_norm")
+    if model.parallel_block:
+        other = normed if layer.norms == 1 else before(x, "mlp_norm")
+        return added(added(x, attention(normed), ""), mlp(other), "")
+    x = added(x, attention(normed), "attention_post_norm")
+    return added(x, mlp(before(x, "mlp_norm")), "mlp_post_norm")
 
 
 def attend(
     x: torch.Tensor,
     weights: Weights,
-    attention: Attention,
+    layer: Layer,
+    model: Model,
     details: Details,
     table: Table,
     tensor: TensorGroup,
@@ -90,20 +113,99 @@ def attend(
     products: Products,
     core: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
-    """Return causal self-attention of `x`; this rank computes its part of the heads."""
+    """Return self-attention of `x`; this rank computes its part of the heads."""
+    attention = layer.attention
+    heads = _heads if attention.latent is None else _latent_heads
+    query, key, value = heads(x, weights, attention, model, details, table, tensor, products)
+    sinks = weights.get("sinks.weight")
+    scoring = scoring_of(model, attention, details.rotary, query.shape[1], tensor.rank, sinks, x.device)
+    out = core(query, key, value, attention.window, context, scoring).transpose(1, 2).flatten(2)
+    return _plus(products.leave(out, weights["out.weight"], tensor), weights.get("out.bias"))
+
+
+def _heads(
+    x: torch.Tensor,
+    weights: Weights,
+    attention: Attention,
+    model: Model,
+    details: Details,
+    table: Table,
+    tensor: TensorGroup,
+    products: Products,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return this rank's heads of queries, keys and values, [micro_batch, heads, positions, width]."""
+    computed = model.computed
     matrices = [(weights[f"{part}.weight"], weights.get(f"{part}.bias")) for part in ("query", "key", "value")]
     query, key, value = products.enter(x, matrices, tensor)
-    batch, length = query.shape[:2]
-    query, key = (found.view(batch, length, -1, attention.head_dim) for found in (query, key))
-    value = value.view(batch, length, -1, attention.value_head_dim).transpose(1, 2)
-    if attention.qk_norm:
-        query = norm(query, inside(weights, "query_norm"), details.norm_epsilon)
-        key = norm(key, inside(weights, "key_norm"), details.norm_epsilon)
-    query, key = query.transpose(1, 2), key.transpose(1, 2)
+    clip = computed.qkv_clip
+    if clip is not None:
+        query, key, value = (part.clamp(-clip, clip) for part in (query, key, value))
+
+    def normed(part: torch.Tensor, name: str) -> torch.Tensor:
+        return _query_key_norm(part, inside(weights, name), attention, model, details, tensor)
+
+    normed_heads, after = attention.qk_norm, computed.norm_after_rotation
+    if normed_heads and not after:
+        query, key = normed(query, "query_norm"), normed(key, "key_norm")
+    query, key = (part.unflatten(2, (-1, attention.head_dim)).transpose(1, 2) for part in (query, key))
     if table is not None:
-        query, key = rotated(query, table), rotated(key, table)
-    out = core(query, key, value, attention.window, context).transpose(1, 2).reshape(batch, length, -1)
-    return _plus(products.leave(out, weights["out.weight"], tensor), weights.get("out.bias"))
+        query, key = (rotated(part, table, interleaved=bool(model.rotary_interleaved)) for part in (query, key))
+    if normed_heads and after:
+        query = norm(query, inside(weights, "query_norm"), model, details)
+        key = norm(key, inside(weights, "key_norm"), model, details)
+    return query, key, value.unflatten(2, (-1, attention.value_head_dim)).transpose(1, 2)
+
+
+def _query_key_norm(
+    x: torch.Tensor, weights: Weights, attention: Attention, model: Model, details: Details, tensor: TensorGroup
+) -> torch.Tensor:
+    """Return the norm of queries or keys [micro_batch, positions, this rank's heads * head_dim]."""
+    kind = model.computed.query_key_norm
+    if kind == "projection":  # RMSNorm over the heads of all ranks
+        square = mean_over(x.float().square().mean(dim=-1, keepdim=True), tensor)
+        scaled = x.float() * torch.rsqrt(square + details.norm_epsilon)
+        return (scaled * weights["weight"]).to(x.dtype)
+    heads = x.unflatten(2, (-1, attention.head_dim))
+    if kind == "each":
+        return (norm(heads, {}, model, details) * weights["weight"].view(-1, attention.head_dim)).flatten(2)
+    return norm(heads, weights, model, details).flatten(2)
+
+
+def _latent_heads(
+    x: torch.Tensor,
+    weights: Weights,
+    attention: Attention,
+    model: Model,
+    details: Details,
+    table: Table,
+    tensor: TensorGroup,
+    products: Products,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the same of multi-head latent attention (arXiv 2405.04434 §2.1). Latents are of this rank's positions;
+    all positions enter where they become heads."""
+    mla = attention.latent
+    assert mla is not None and table is not None, "latent attention has rotary positions"
+
+    def down(part: str) -> torch.Tensor:
+        return functional.linear(x, weights[f"{part}_down.weight"], weights.get(f"{part}_down.bias"))
+
+    def up(latent: torch.Tensor, part: str) -> torch.Tensor:
+        normed = functional.rms_norm(latent, latent.shape[-1:], weights[f"{part}_norm.weight"], LATENT_EPSILON)
+        return products.enter(normed, [(weights[f"{part}_up.weight"], None)], tensor)[0]
+
+    if mla.query_rank is None:
+        (query,) = products.enter(x, [(weights["query.weight"], None)], tensor)
+    else:
+        query = up(down("query"), "query")
+    latent, turning = down("latent").split([mla.kv_rank, mla.rope_head_dim], dim=-1)
+    wide = up(latent, "latent").unflatten(2, (-1, mla.nope_head_dim + attention.value_head_dim)).transpose(1, 2)
+    query = query.unflatten(2, (-1, attention.head_dim)).transpose(1, 2)
+    still, query_turning = query.split([mla.nope_head_dim, mla.rope_head_dim], dim=-1)
+    key_still, value = wide.split([mla.nope_head_dim, attention.value_head_dim], dim=-1)
+    turn = partial(rotated, table=table, interleaved=bool(model.rotary_interleaved))
+    key_turned = turn(enter(turning, tensor)[:, None]).expand(-1, key_still.shape[1], -1, -1)
+    query = torch.cat([still, turn(query_turning)], dim=-1)
+    return query, torch.cat([key_still, key_turned], dim=-1), value
 
 
 def feed_forward(
@@ -123,11 +225,12 @@ def _core(
     value: torch.Tensor,
     window: int | None,
     context: ContextGroup,
+    scoring: Scoring,
     documents: Documents | None,
 ) -> torch.Tensor:
-    """Return softmax(q k / sqrt(d)) v over earlier positions, the last `window` of them where there is a window, of the
-    same document where there are documents. All are of this rank's part of the positions."""
-    attention = partial(_attention, window=window, documents=documents)
+    """Return softmax(scores) v over the positions that a query sees: earlier ones, the last `window` of them where
+    there is a window, of the same document where there are documents. All are of this rank's part of the positions."""
+    attention = partial(attention_of, window=window, documents=documents, scoring=scoring)
     return (
         attention(query, key, value) if context.size == 1 else attention_in_parts(attention, query, key, value, context)
     )
@@ -139,31 +242,13 @@ def _recomputed_core(
     value: torch.Tensor,
     window: int | None,
     context: ContextGroup,
+    scoring: Scoring,
     documents: Documents | None,
 ) -> torch.Tensor:
     """Return the same, which the backward pass computes again."""
-    attention = partial(_attention, window=window, documents=documents)
+    attention = partial(attention_of, window=window, documents=documents, scoring=scoring)
     if context.size > 1:
         return recomputed_attention_in_parts(attention, query, key, value, context)
     out = checkpoint(attention, query, key, value, use_reentrant=False, preserve_rng_state=False)
     assert isinstance(out, torch.Tensor)
     return out
-
-
-def _attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None, documents: Documents | None
-) -> torch.Tensor:
-    """Return causal attention; the queries are of the last positions of the keys."""
-    queries, keys = query.shape[2], key.shape[2]
-    if documents is not None or (window is not None and window < keys):
-        return masked_attention(query, key, value, window, documents)
-    mask: Any = _lower_right(queries, keys) if queries < keys else None
-    return functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=query.shape[1] != key.shape[1]
-    )
-
-
-def _lower_right(queries: int, keys: int) -> Any:
-    from torch.nn.attention.bias import causal_lower_right  # two seconds, which most models are spared
-
-    return causal_lower_right(queries, keys)

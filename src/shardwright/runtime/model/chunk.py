@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from shardwright.plans.plan import Recompute
-from shardwright.runtime.model.blocks import Table, layer_forward, norm
+from shardwright.runtime.model.blocks import ACTIVATIONS, layer_forward, norm
 from shardwright.runtime.model.context import WHOLE, ContextGroup
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.gated import Weights, inside
@@ -21,7 +21,7 @@ from shardwright.runtime.model.loss import summed_loss
 from shardwright.runtime.model.masks import Documents
 from shardwright.runtime.model.parallel import ALONE, ExpertGroup, TensorGroup, leave, own_positions
 from shardwright.runtime.model.products import PLAIN, Products, enter_linear
-from shardwright.runtime.model.rotary import rotary_table
+from shardwright.runtime.model.rotary import Rotations, rotations
 from shardwright.spec.model import Model
 
 BLOCK = re.compile(r"(layers\.\d+|[a-z]+)\.(.*)")
@@ -53,7 +53,7 @@ class Chunk:
     tensor: TensorGroup
     recompute: Recompute
     positions: torch.Tensor
-    table: Table
+    table: Rotations
     experts: ExpertGroup = ALONE
     context: ContextGroup = WHOLE
     products: Products = PLAIN
@@ -77,13 +77,16 @@ class Chunk:
         return found
 
 
-def table_of(model: Model, details: Details, positions: torch.Tensor, dtype: torch.dtype = torch.float32) -> Table:
-    """Return the rotation of positions for heads of a type, None for a model without. Heads of all layers have one
-    size."""
-    if model.position != "rope":
-        return None
-    width = int(model.layers[0].attention.head_dim * model.rotary_fraction)
-    return rotary_table(positions, width, model.rotary_base, details.rotary, dtype)
+def table_of(
+    model: Model,
+    details: Details,
+    positions: torch.Tensor,
+    dtype: torch.dtype = torch.float32,
+    length: int | None = None,
+) -> Rotations:
+    """Return the rotation of positions for heads of a type, in sequences of `length` tokens (None: `positions` are all
+    of them)."""
+    return rotations(model, details.rotary, positions, length or len(positions), dtype)
 
 
 def forward(
@@ -124,26 +127,46 @@ def embed(chunk: Chunk, tokens: torch.Tensor) -> torch.Tensor:
         elsewhere = (here < 0) | (here >= table.shape[0])
         found = functional.embedding(here.masked_fill(elsewhere, 0), table)
         x = leave(found.masked_fill(elsewhere[..., None], 0.0), tensor)
+    x = _times(x, chunk.model.computed.embedding_scale)
     if "positions.weight" in weights:
         start, stop = own_positions(tokens.shape[1], tensor)
         offset = weights["positions.weight"].shape[0] - chunk.model.max_position
         x = x + functional.embedding(chunk.positions[start:stop] + offset, weights["positions.weight"])
-    return norm(x, inside(weights, "norm"), chunk.details.norm_epsilon) if "norm.weight" in weights else x
+    if "types.weight" in weights:  # every token is of the first type
+        x = x + weights["types.weight"][0]
+    return norm(x, inside(weights, "norm"), chunk.model, chunk.details) if chunk.model.embedding_norm else x
+
+
+def _times(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return `x` times a number that is rounded to its precision, as transformers does (5.23, Gemma3TextModel)."""
+    return x if scale == 1.0 else x * float(torch.tensor(scale).to(x.dtype))
 
 
 def logits_of(chunk: Chunk, x: torch.Tensor) -> torch.Tensor:
     """Return the logits of this rank's rows of the padded vocabulary at all positions."""
-    (logits,) = enter_linear(_final(chunk, x), [(_projection(chunk), None)], chunk.tensor)
-    return logits
+    bias, cap = chunk.weights.get("head.bias"), chunk.model.computed.logit_cap
+    (logits,) = enter_linear(_final(chunk, x), [(_projection(chunk), bias)], chunk.tensor)
+    return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 def loss_of(chunk: Chunk, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the summed loss of the tokens."""
-    return summed_loss(_final(chunk, x), _projection(chunk), targets, chunk.model.vocab, chunk.tensor)
+    return summed_loss(
+        _final(chunk, x), _projection(chunk), targets, chunk.model.vocab, chunk.tensor,
+        bias=chunk.weights.get("head.bias"), cap=chunk.model.computed.logit_cap,
+    )  # fmt: skip
 
 
 def _final(chunk: Chunk, x: torch.Tensor) -> torch.Tensor:
-    return norm(x, inside(chunk.blocks["head"], "norm"), chunk.details.norm_epsilon) if chunk.model.final_norm else x
+    """Return what the output projection takes in."""
+    model, weights = chunk.model, chunk.blocks.get("head", {})
+    if model.computed.head_transform:
+        x = functional.linear(x, weights["transform.weight"], weights["transform.bias"])
+        x = ACTIVATIONS[model.activation](x)
+    if model.final_norm or model.computed.head_transform:
+        x = norm(x, inside(weights, "norm"), model, chunk.details)
+    scale = model.computed.logit_scale
+    return x if scale == 1.0 else x * scale
 
 
 def _projection(chunk: Chunk) -> torch.Tensor:
@@ -177,7 +200,7 @@ def _layer(chunk: Chunk, unit: int, x: torch.Tensor, *, documents: Documents | N
         chunk.model.layers[unit - 1],
         chunk.model,
         chunk.details,
-        chunk.table,
+        chunk.table.of_layer(chunk.model, unit - 1),
         chunk.tensor,
         chunk.experts,
         chunk.context,

@@ -5,12 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardwright.errors import bad
+from shardwright.errors import Problem, SpecError, bad
+from shardwright.runtime.model.rotary import KINDS
 from shardwright.spec.model import Model, RotaryScaling
+from shardwright.spec.read.huggingface import model_of_config
 from shardwright.spec.text.fields import shown
 
-ROTARY_KINDS = ("default", "linear", "llama3")
-EPSILON_FIELDS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon")
+# Of norms where no config says, as transformers 5.23 has them; in all other families 1e-5.
+USUAL_EPSILON = dict.fromkeys(
+    (
+        "llama", "mistral", "ministral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text",
+        "vaultgemma", "deepseek_v2", "deepseek_v3", "dots1", "granite", "granitemoe", "granitemoeshared", "flex_olmo",
+        "hyperclovax", "mellum", "minimax_m2", "seed_oss", "smollm3", "youtu",
+    ),
+    1e-6,
+) | {"bert": 1e-12, "glm": 1.5625e-7, "glm4": 1.5625e-7, "helium": 1e-8}  # fmt: skip
+FIXED_EPSILONS = {"olmo": 1e-5, "opt": 1e-5, "biogpt": 1e-5}  # whatever the config says
+# What a plan tells of the forward pass, and a config at hand may contradict.
+TOLD = (
+    "norm", "position", "rotary_base", "rotary_fraction", "rotary_interleaved", "activation", "parallel_block",
+    "norm_vectors", "norm_about_one", "final_norm", "embedding_norm", "forward_pass",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,43 +41,38 @@ def details_of(model: Model, config: Mapping[str, object] | None, name: str = "c
     """Return the details in a Hugging Face config; where there is none, those that the model tells, or those usual in
     its family.
 
-    Raises SpecError for a scaling of rotary positions that the runtime does not have.
+    Raises SpecError for a scaling of rotary positions that the runtime does not have, and for a config whose forward
+    pass is another than the plan's.
     """
-    fields = {} if config is None else config
-    epsilon = next((fields[key] for key in EPSILON_FIELDS if fields.get(key) is not None), model.norm_epsilon)
-    usual = model.family in ("mixtral",)
-    normalised = not any(kind.moe and kind.moe.pre_softmax for kind in model.kinds) if config is None else usual
+    told = model if config is None else _described(model, config, name)
+    epsilon = FIXED_EPSILONS.get(model.family, told.norm_epsilon)
     return Details(
-        norm_epsilon=_number(epsilon, name, 1e-6 if model.family.startswith(("qwen", "llama")) else 1e-5),
-        rotary=_known(model.rotary_scaling, "model.rotary_scaling") if config is None else _rotary(fields, name),
-        renormalise=usual or bool(fields.get("norm_topk_prob", normalised)),
+        norm_epsilon=USUAL_EPSILON.get(model.family, 1e-5) if epsilon is None else epsilon,
+        rotary=_known(told.rotary_scaling, "model.rotary_scaling" if config is None else f"{name}: rope_type"),
+        renormalise=not any(kind.moe and kind.moe.pre_softmax for kind in told.kinds),
     )
+
+
+def _described(model: Model, config: Mapping[str, object], name: str) -> Model:
+    """Return the model that a config describes. Raises SpecError where it computes otherwise than the plan's."""
+    found = model_of_config(config, name, accept_guess=True)
+    others = [part for part in TOLD if getattr(found, part) != getattr(model, part)]
+    if others:
+        raise SpecError(
+            *(
+                Problem(name, f"{part} is {getattr(found, part)!r}, in the plan {getattr(model, part)!r}", HINT)
+                for part in others
+            )
+        )
+    return found
+
+
+HINT = "make the plan of this config.json"
 
 
 def _known(scaling: RotaryScaling | None, name: str) -> RotaryScaling:
-    if scaling is not None and scaling.kind not in ROTARY_KINDS:
-        raise bad(name, f"{shown(scaling.kind)} cannot be run", f"supported: {', '.join(ROTARY_KINDS)}")
+    if scaling is not None and scaling.kind not in KINDS:
+        raise bad(name, f"{shown(scaling.kind)} cannot be run", f"supported: {', '.join(KINDS)}")
+    if scaling is not None and scaling.kind == "longrope" and not (scaling.short_factors and scaling.long_factors):
+        raise bad(name, "longrope without its factors cannot be run", "give short_factor and long_factor")
     return scaling or RotaryScaling()
-
-
-def _rotary(fields: Mapping[str, object], name: str) -> RotaryScaling:
-    raw = fields.get("rope_parameters") or fields.get("rope_scaling")
-    if not isinstance(raw, Mapping):
-        return RotaryScaling()
-    kind = str(raw.get("rope_type", raw.get("type", "default")))
-    _known(RotaryScaling(kind=kind), f"{name}: rope_type")
-    return RotaryScaling(
-        kind=kind,
-        factor=_number(raw.get("factor"), name, 1.0),
-        low_factor=_number(raw.get("low_freq_factor"), name, 1.0),
-        high_factor=_number(raw.get("high_freq_factor"), name, 4.0),
-        original_positions=int(_number(raw.get("original_max_position_embeddings"), name, 8192.0)),
-    )
-
-
-def _number(value: object, name: str, usual: float) -> float:
-    if value is None:
-        return usual
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise bad(name, f"expected a number, got {shown(value)}", "correct the config")
-    return float(value)

@@ -9,18 +9,18 @@ rows come from and go to each rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional
 
 from shardwright.runtime.model.details import Details
-from shardwright.runtime.model.gated import Activation, Weights, gated, inner, inside
+from shardwright.runtime.model.gated import Activation, Gate, Weights, clamped_gate, gated, inner, inside
 from shardwright.runtime.model.grouped import grouped_product
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter, exchange, leave
 from shardwright.runtime.model.products import WHOLE, Products
-from shardwright.spec.model import Moe
+from shardwright.spec.model import Model, Moe
 
 Apart = Callable[..., torch.Tensor]
 """Calls its first argument with the others."""
@@ -30,11 +30,22 @@ def called(function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tens
     return function(*arguments)
 
 
+class Inside(NamedTuple):
+    """What is inside the experts of a rank: matrices [experts, outputs, inputs] and biases [experts, outputs] by part,
+    and how they gate, where that is not by the activation alone."""
+
+    parts: Mapping[str, torch.Tensor]
+    biases: Mapping[str, torch.Tensor]
+    activation: Activation
+    gate: Gate | None
+
+
 def experts(
     x: torch.Tensor,
     weights: Weights,
     moe: Moe,
     activation: Activation,
+    model: Model,
     details: Details,
     tensor: TensorGroup,
     group: ExpertGroup,
@@ -47,21 +58,22 @@ def experts(
     entering, cut = (x, tensor) if tensor.sharded else (enter(x, tensor), WHOLE)
     seen = x if group.local else enter(entering, cut)
     tokens = seen.reshape(-1, x.shape[-1])
-    scores = functional.linear(entering, weights["router.weight"])
+    scores = functional.linear(entering, weights["router.weight"], weights.get("router.bias"))
     scores = scores if group.local else enter(scores, cut)
-    probabilities = scores.flatten(0, 1).float().softmax(dim=-1)
-    chosen, expert = probabilities.topk(moe.top_k, dim=-1)
-    if details.renormalise:
-        chosen = chosen / chosen.sum(dim=-1, keepdim=True)
+    chosen, expert = routed(scores.flatten(0, 1).float(), weights.get("balance.bias"), moe, model, details)
     order = expert.reshape(-1).argsort(stable=True)
     counts = _counted(expert.reshape(-1), moe.experts)
     token = order // moe.top_k
     parts = {part: _stacked(weights, part) for part in (("gate", "up", "down") if moe.gated else ("up", "down"))}
+    biases = {part: _stacked_biases(weights, part) for part in parts} if model.computed.expert_bias else {}
+    if biases:
+        biases["down"] = _widened(biases["down"], x.shape[-1], tensor.rank)
+    each = Inside(parts=parts, biases=biases, activation=activation, gate=clamped_gate(model.computed))
     rows = tokens[token]
     if group.size > 1:  # where the host reads how many go where
-        found = apart(_everywhere, rows, counts, parts, activation, group)
+        found = apart(_everywhere, rows, counts, each, group)
     else:
-        found = _here(rows, counts, parts, activation)
+        found = _here(rows, counts, each)
     visits = found.index_select(0, order.argsort()).view(*chosen.shape, -1)  # of each token, in place of each expert
     out = (visits * chosen.to(x.dtype)[..., None]).sum(dim=1).view_as(seen)
     if moe.shared_width:
@@ -72,6 +84,25 @@ def experts(
             shared = shared * (gate if group.local else enter(gate, cut)).sigmoid()
         out = out + shared
     return out if group.local else leave(out, tensor)
+
+
+def routed(
+    scores: torch.Tensor, balance: torch.Tensor | None, moe: Moe, model: Model, details: Details
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights and numbers of each token's experts, [tokens, top_k]: the best by score, those of the best
+    groups where there are groups. A bias that balances counts for the choice alone."""
+    shares = scores.sigmoid() if model.computed.router_scores == "sigmoid" else scores.softmax(dim=-1)
+    ranked = shares if balance is None else shares + balance.float()
+    if moe.router_groups is not None:
+        within = ranked.unflatten(1, (moe.router_groups, -1))
+        best = within.amax(dim=-1) if balance is None else within.topk(2, dim=-1).values.sum(dim=-1)
+        lowest = best.topk(moe.router_top_groups or 1, dim=-1).values.amin(dim=-1, keepdim=True)
+        ranked = within.masked_fill((best < lowest)[..., None], -torch.inf).flatten(1)
+    expert = ranked.detach().topk(moe.top_k, dim=-1).indices
+    chosen = shares.gather(1, expert)
+    if details.renormalise:
+        chosen = chosen / chosen.sum(dim=-1, keepdim=True)
+    return chosen if moe.router_scaling is None else chosen * moe.router_scaling, expert
 
 
 def _counted(expert: torch.Tensor, experts: int) -> torch.Tensor:
@@ -90,26 +121,37 @@ def _stacked(weights: Weights, part: str) -> torch.Tensor:
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
-def _here(
-    rows: torch.Tensor, counts: torch.Tensor, parts: Mapping[str, torch.Tensor], activation: Activation
-) -> torch.Tensor:
+def _stacked_biases(weights: Weights, part: str) -> torch.Tensor:
+    """Return a bias of all experts of this rank, [experts, outputs]."""
+    names = [name for name in weights if name.startswith("experts.") and name.endswith(f".{part}.bias")]
+    held = [weights[name] for name in sorted(names, key=lambda name: int(name.split(".")[1]))]
+    return torch.cat([bias.view(-1, bias.shape[-1]) for bias in held])
+
+
+def _widened(bias: torch.Tensor, hidden: int, rank: int) -> torch.Tensor:
+    """Return the biases [experts, hidden] of which this rank has a part, zero elsewhere: the ranks sum."""
+    first, own = rank * bias.shape[1], bias.shape[1]
+    return bias if own == hidden else functional.pad(bias, (first, hidden - first - own))
+
+
+def _here(rows: torch.Tensor, counts: torch.Tensor, experts: Inside) -> torch.Tensor:
     """Return the results of rows in the order of their experts, `counts` for each, all of which this rank has."""
     ends = counts.cumsum(0).to(torch.int32)
+    numbers = torch.arange(len(rows), device=rows.device, dtype=torch.int32)
+    expert = torch.searchsorted(ends, numbers, right=True) if experts.biases else None
 
     def product(x: torch.Tensor, part: str) -> torch.Tensor:
-        return grouped_product(x, parts[part].transpose(1, 2), ends)
+        found = grouped_product(x, experts.parts[part].transpose(1, 2), ends)
+        return found if expert is None else found + experts.biases[part].index_select(0, expert)
 
     up = product(rows, "up")
-    return product(gated(product(rows, "gate"), up, activation) if "gate" in parts else activation(up), "down")
+    if "gate" not in experts.parts:
+        return product(experts.activation(up), "down")
+    gate = product(rows, "gate")
+    return product(experts.gate(gate, up) if experts.gate else gated(gate, up, experts.activation), "down")
 
 
-def _everywhere(
-    rows: torch.Tensor,
-    counts: torch.Tensor,
-    parts: Mapping[str, torch.Tensor],
-    activation: Activation,
-    group: ExpertGroup,
-) -> torch.Tensor:
+def _everywhere(rows: torch.Tensor, counts: torch.Tensor, experts: Inside, group: ExpertGroup) -> torch.Tensor:
     """Return the same where every rank of the group has a part of the experts: rows go there and back."""
     leaving = counts.view(group.size, -1)
     arriving = torch.empty_like(leaving)
@@ -118,7 +160,7 @@ def _everywhere(
     there = exchange(rows, sent, received, group)
     expert = torch.arange(leaving.shape[1], device=rows.device).repeat(group.size)
     order = torch.repeat_interleave(expert, arriving.view(-1), output_size=len(there)).argsort(stable=True)
-    results = _here(there[order], arriving.sum(dim=0), parts, activation)
+    results = _here(there[order], arriving.sum(dim=0), experts)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
     return exchange(results[back], received, sent, group)

@@ -9,9 +9,12 @@ import torch
 
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.products import WHOLE, Products
+from shardwright.spec.forward_pass import ForwardPass
 
 Weights = Mapping[str, torch.Tensor]
 Activation = Callable[[torch.Tensor], torch.Tensor]
+Gate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""What becomes of a gate and what it gates."""
 
 
 def inside(weights: Weights, block: str) -> dict[str, torch.Tensor]:
@@ -33,6 +36,19 @@ def inner(
     found = products.enter(x, [(weights[f"{part}.weight"], weights.get(f"{part}.bias")) for part in parts], before)
     middle = activation(found[0]) if len(found) == 1 else gated(found[0], found[1], activation)
     return products.leave(middle, weights["down.weight"], after)
+
+
+def clamped_gate(computed: ForwardPass) -> Gate | None:
+    """Return the gate of gpt-oss where the model has it: g sigmoid(slope g) (u + 1) of clamped g and u."""
+    limit, slope = computed.gate_limit, computed.gate_slope
+    if limit is None or slope is None:
+        return None
+
+    def gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        below = gate.clamp(max=limit)
+        return below * torch.sigmoid(slope * below) * (up.clamp(-limit, limit) + 1.0)
+
+    return gate
 
 
 def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+from torch.nn import functional
 
 from shardwright.runtime.model.parallel import TensorGroup, all_reduced, enter, gathered, scattered
 
@@ -16,9 +17,17 @@ CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}  # logits in fp32 at a time: 
 
 
 def summed_loss(
-    x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab: int, tensor: TensorGroup
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    vocab: int,
+    tensor: TensorGroup,
+    *,
+    bias: torch.Tensor | None = None,
+    cap: float | None = None,
 ) -> torch.Tensor:
-    """Return the sum over tokens of the negative log-likelihood, fp32.
+    """Return the sum over tokens of the negative log-likelihood, fp32. Logits are products plus `bias`, capped by
+    c tanh(x / c).
 
     `x` [micro_batch, positions, hidden] is what the projection takes in, of this rank's positions; `weight` has this
     rank's rows of the padded vocabulary, of which rows from `vocab` on do not count; `targets` [micro_batch, sequence]
@@ -26,39 +35,53 @@ def summed_loss(
     """
     function: Any = _Loss
     x = x if tensor.sharded else enter(x, tensor)
-    return cast("torch.Tensor", function.apply(x, weight, targets.reshape(-1), vocab, tensor))
+    return cast("torch.Tensor", function.apply(x, weight, bias, targets.reshape(-1), vocab, tensor, cap))
 
 
 class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab: int, tensor: TensorGroup
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        vocab: int,
+        tensor: TensorGroup,
+        cap: float | None,
     ) -> torch.Tensor:
         whole = gathered(x, tensor) if tensor.sharded else x
-        logits = whole.flatten(0, 1) @ weight.t()
-        ctx.tensor = tensor
+        logits = functional.linear(whole.flatten(0, 1), weight, bias)
+        ctx.tensor, ctx.biased = tensor, bias is not None
         rows = max(CHUNK_ELEMENTS.get(x.device.type, CHUNK_ELEMENTS["cuda"]) // logits.shape[1], 1)
         parts = zip(torch.split(logits, rows), torch.split(targets, rows), strict=True)
-        loss = torch.stack([_loss_and_gradient(part, to, vocab, tensor) for part, to in parts]).sum()
+        loss = torch.stack([_loss_and_gradient(part, to, vocab, tensor, cap) for part, to in parts]).sum()
         ctx.save_for_backward(x, weight, logits)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The gradient of the loss multiplies the smaller factors of the products, in which `logits` are theirs."""
         x, weight, logits = ctx.saved_tensors
         scale = gradients[0] / _lift(logits)
         whole = (gathered(x, ctx.tensor) if ctx.tensor.sharded else x).flatten(0, 1)
         entering = ((logits @ weight) * scale).view(x.shape[0], -1, x.shape[2])
         into_weight = logits.t() @ (whole * scale)
-        return scattered(entering, ctx.tensor) if ctx.tensor.sharded else entering, into_weight, None, None, None
+        into_bias = logits.float().sum(dim=0) * scale if ctx.biased else None
+        into_x = scattered(entering, ctx.tensor) if ctx.tensor.sharded else entering
+        return into_x, into_weight, into_bias, None, None, None, None
 
 
-def _loss_and_gradient(logits: torch.Tensor, targets: torch.Tensor, vocab: int, tensor: TensorGroup) -> torch.Tensor:
+def _loss_and_gradient(
+    logits: torch.Tensor, targets: torch.Tensor, vocab: int, tensor: TensorGroup, cap: float | None
+) -> torch.Tensor:
     """Return the summed loss of some tokens, and replace their logits [tokens, rows] by its gradient."""
     rows = logits.shape[1]
     first = tensor.rank * rows
     likely = logits.float() if logits.dtype != torch.float32 else logits
+    capped = None if cap is None else torch.tanh(likely / cap)
+    if cap is not None and capped is not None:
+        likely.copy_(capped).mul_(cap)
     if first + rows > vocab:
         likely[:, max(vocab - first, 0) :] = -torch.inf
     highest = all_reduced(likely.amax(dim=1), tensor, maximum=True)
@@ -71,6 +94,8 @@ def _loss_and_gradient(logits: torch.Tensor, targets: torch.Tensor, vocab: int, 
     total, chosen = all_reduced(torch.stack([likely.sum(dim=1), chosen]), tensor)
     likely /= total[:, None]
     likely.scatter_add_(1, here, -mine[:, None].to(likely.dtype))
+    if capped is not None:
+        likely *= 1.0 - capped.square()
     if likely is not logits:
         logits.copy_(likely.mul_(_lift(logits)))
     loss: torch.Tensor = (total.log() - chosen).sum()

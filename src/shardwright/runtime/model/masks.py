@@ -1,5 +1,6 @@
-"""Attention to a part of the positions before: to the last ones, or to those of the same document. On GPUs by
-FlexAttention (arXiv 2412.05496), whose kernels skip what a mask leaves out. Elsewhere a mask does.
+"""Attention: by a fused kernel, or to a part of the positions and with scores of another kind: to the last positions,
+or to those of the same document. On GPUs by FlexAttention (arXiv 2412.05496), whose kernels skip what a mask leaves
+out. Elsewhere a mask does.
 
 FlexAttention is imported where it is used: with it comes the tracer of torch.compile, which takes two seconds.
 """
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.nn import functional
+
+from shardwright.runtime.model.scores import PLAIN, Scoring
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -37,6 +40,31 @@ def documents_of(tokens: torch.Tensor, end: int | None) -> Documents | None:
     return Documents(numbers=ends.cumsum(1) - ends.long())
 
 
+def attention_of(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    window: int | None,
+    documents: Documents | None,
+    scoring: Scoring,
+) -> torch.Tensor:
+    """Return attention [micro_batch, heads, queries, width]; the queries are of the last positions of the keys."""
+    queries, keys = query.shape[2], key.shape[2]
+    if not scoring.plain or documents is not None or (window is not None and window < keys):
+        return masked_attention(query, key, value, window, documents, scoring=scoring)
+    mask: Any = _lower_right(queries, keys) if queries < keys and scoring.causal else None
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=scoring.causal and mask is None, scale=scoring.scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
+
+
+def _lower_right(queries: int, keys: int) -> Any:
+    from torch.nn.attention.bias import causal_lower_right  # two seconds, which most models are spared
+
+    return causal_lower_right(queries, keys)
+
+
 def masked_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -44,6 +72,8 @@ def masked_attention(
     window: int | None,
     documents: Documents | None,
     kernel: Callable[..., Any] | None = None,
+    *,
+    scoring: Scoring = PLAIN,
 ) -> torch.Tensor:
     """Return attention of queries, which are of the last positions of the keys, to the last `window` positions, of
     their own documents. Keys are the first positions of these. `kernel` is FlexAttention compiled, or as it is; None:
@@ -52,20 +82,64 @@ def masked_attention(
     queries, keys, device = query.shape[2], key.shape[2], query.device
     reach = keys if window is None else window
     if kernel is None and device.type == "cpu":
-        mask = _seen(queries, keys, reach, documents, device)
-        return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
+        mask = _seen(queries, keys, reach, documents, device, causal=scoring.causal)
+        if not scoring.plain:
+            return _scored(query, key, value, mask, scoring)
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scoring.scale, enable_gqa=grouped
+        )
     if documents is None:
-        blocks = _blocks(queries, keys, reach, str(device))
+        blocks = _blocks(queries, keys, reach, str(device), causal=scoring.causal)
     else:
         known = documents.masks
-        blocks = known.get((queries, keys, reach)) or _document_blocks(queries, keys, reach, documents)
+        blocks = known.get((queries, keys, reach)) or _document_blocks(
+            queries, keys, reach, documents, causal=scoring.causal
+        )
         known[queries, keys, reach] = blocks
-    return cast("torch.Tensor", (kernel or _compiled())(query, key, value, block_mask=blocks, enable_gqa=grouped))
+    score = None if scoring.cap is None and scoring.slopes is None else _score(scoring)
+    run = kernel or _compiled()
+    settings = {"score_mod": score, "block_mask": blocks, "scale": scoring.scale, "enable_gqa": grouped}
+    if scoring.sinks is None:
+        return cast("torch.Tensor", run(query, key, value, **settings))
+    out, log_sum = run(query, key, value, return_lse=True, **settings)
+    return cast("torch.Tensor", out * torch.sigmoid(log_sum - scoring.sinks[:, None]).to(out.dtype)[..., None])
 
 
-def _seen(queries: int, keys: int, reach: int, documents: Documents | None, device: torch.device) -> torch.Tensor:
+def _score(scoring: Scoring) -> Callable[..., Any]:
+    cap, slopes = scoring.cap, scoring.slopes
+
+    def changed(score: Any, _batch: Any, head: Any, _query: Any, key: Any) -> Any:
+        score = score if cap is None else cap * torch.tanh(score / cap)
+        return score if slopes is None else score + slopes[head] * key
+
+    return changed
+
+
+def _scored(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scoring: Scoring
+) -> torch.Tensor:
+    """Return attention with every score in memory."""
+    copies = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(copies, dim=1) if copies > 1 else part for part in (key, value))
+    scale = query.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale
+    scores = (query @ key.transpose(-2, -1)).float() * scale
+    if scoring.cap is not None:
+        scores = scoring.cap * torch.tanh(scores / scoring.cap)
+    if scoring.slopes is not None:
+        scores = scores + scoring.slopes[:, None, None] * torch.arange(key.shape[2], device=key.device)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if scoring.sinks is not None:
+        sinks = scoring.sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    shares = scores.softmax(dim=-1)[..., : key.shape[2]]
+    return shares.to(value.dtype) @ value
+
+
+def _seen(
+    queries: int, keys: int, reach: int, documents: Documents | None, device: torch.device, *, causal: bool
+) -> torch.Tensor:
     distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
-    near = (distance >= 0) & (distance < reach)
+    near = (distance >= 0) & (distance < reach) if causal else distance.abs() < reach
     if documents is None:
         return near
     numbers = documents.numbers[:, :keys]
@@ -73,24 +147,24 @@ def _seen(queries: int, keys: int, reach: int, documents: Documents | None, devi
 
 
 @lru_cache(maxsize=KEPT_MASKS)
-def _blocks(queries: int, keys: int, reach: int, device: str) -> BlockMask:
+def _blocks(queries: int, keys: int, reach: int, device: str, *, causal: bool) -> BlockMask:
     from torch.nn.attention.flex_attention import create_block_mask
 
     def seen(_batch: Any, _head: Any, query: Any, key: Any) -> Any:
         distance = query + (keys - queries) - key
-        return (distance >= 0) & (distance < reach)
+        return (distance >= (0 if causal else -reach)) & (distance < reach)
 
     return create_block_mask(seen, None, None, queries, keys, device=device)
 
 
-def _document_blocks(queries: int, keys: int, reach: int, documents: Documents) -> BlockMask:
+def _document_blocks(queries: int, keys: int, reach: int, documents: Documents, *, causal: bool) -> BlockMask:
     from torch.nn.attention.flex_attention import create_block_mask
 
     numbers = documents.numbers
 
     def seen(batch: Any, _head: Any, query: Any, key: Any) -> Any:
         place = query + (keys - queries)
-        near = (place >= key) & (place - key < reach)
+        near = (place - key >= (0 if causal else -reach)) & (place - key < reach)
         return near & (numbers[batch, place] == numbers[batch, key])
 
     return create_block_mask(seen, len(numbers), None, queries, keys, device=str(numbers.device))

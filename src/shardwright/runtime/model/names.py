@@ -1,66 +1,85 @@
 """What Hugging Face calls each parameter, and in which form it keeps it.
 
-Names are those of the files that `save_pretrained` writes (huggingface/transformers@v5.23), family by family.
+Names are those of the files that `save_pretrained` writes (huggingface/transformers@v5.23), family by family: a row says
+where the layers are, what each block of a layer is called, and in which tensors several blocks lie together.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
+from shardwright.runtime.model.fused import Form, TensorSource, source_in
 from shardwright.runtime.model.parameters import ModelParameter
 from shardwright.spec.model import Model
 
+Words = Mapping[str, str]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSource:
-    """A tensor of a file that holds a parameter: `transposed`, as GPT-2 keeps matrices, and the `part`-th of `parts`
-    equal parts along the parameter's first dimension."""
+class Names:
+    """The names of a family: the folder of its layers, of blocks in a layer ({}: the number of an expert), of what is
+    beside layers, and the forms of tensors that hold other than one parameter as it is."""
 
-    name: str
-    transposed: bool = False
-    part: int = 0
-    parts: int = 1
+    layers: str
+    blocks: Words
+    ends: Words
+    forms: Mapping[str, Form] = field(default_factory=dict)
 
 
-LLAMA = {
-    "attention_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
+ATTENTION = {
     "attention.query": "self_attn.q_proj",
     "attention.key": "self_attn.k_proj",
     "attention.value": "self_attn.v_proj",
     "attention.out": "self_attn.o_proj",
     "attention.query_norm": "self_attn.q_norm",
     "attention.key_norm": "self_attn.k_norm",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
+}
+LATENT = {
+    "attention.query_down": "self_attn.q_a_proj",
+    "attention.query_norm": "self_attn.q_a_layernorm",
+    "attention.query_up": "self_attn.q_b_proj",
+    "attention.latent_down": "self_attn.kv_a_proj_with_mqa",
+    "attention.latent_norm": "self_attn.kv_a_layernorm",
+    "attention.latent_up": "self_attn.kv_b_proj",
+}
+MLP = {"mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"}
+NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+EXPERTS = {
     "moe.router": "mlp.gate",
     "moe.experts.gate": "mlp.experts.{}.gate_proj",
     "moe.experts.up": "mlp.experts.{}.up_proj",
     "moe.experts.down": "mlp.experts.{}.down_proj",
-    "moe.shared.gate": "mlp.shared_expert.gate_proj",
-    "moe.shared.up": "mlp.shared_expert.up_proj",
-    "moe.shared.down": "mlp.shared_expert.down_proj",
-    "moe.shared_weight": "mlp.shared_expert_gate",
 }
-MIXTRAL = LLAMA | {
+SHARED = {
+    "moe.shared.gate": "mlp.shared_experts.gate_proj",
+    "moe.shared.up": "mlp.shared_experts.up_proj",
+    "moe.shared.down": "mlp.shared_experts.down_proj",
+}
+QWEN_SHARED = {block: name.replace("experts", "expert") for block, name in SHARED.items()} | {
+    "moe.shared_weight": "mlp.shared_expert_gate"
+}
+BALANCE = {"moe.balance.bias": "mlp.gate.e_score_correction_bias"}
+ENDS = {"embedding.tokens": "model.embed_tokens", "head.norm": "model.norm", "head": "lm_head"}
+LLAMA = Names(layers="model.layers", blocks=NORMS | ATTENTION | MLP, ends=ENDS)
+OLMO2_NORMS = {"attention_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_feedforward_layernorm"}
+GEMMA2_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "pre_feedforward_layernorm", **OLMO2_NORMS}
+W_EXPERTS = {
     "moe.router": "block_sparse_moe.gate",
     "moe.experts.gate": "block_sparse_moe.experts.{}.w1",
     "moe.experts.up": "block_sparse_moe.experts.{}.w3",
     "moe.experts.down": "block_sparse_moe.experts.{}.w2",
 }
-GPT2 = {
+GPT2_BLOCKS = {
     "attention_norm": "ln_1",
     "mlp_norm": "ln_2",
+    "attention.query": "attn.c_attn",
+    "attention.key": "attn.c_attn",
+    "attention.value": "attn.c_attn",
     "attention.out": "attn.c_proj",
     "mlp.up": "mlp.c_fc",
     "mlp.down": "mlp.c_proj",
-}
-GPT2_FUSED = {"attention.query": 0, "attention.key": 1, "attention.value": 2}
-LLAMA_ENDS = {
-    "embedding.tokens": "model.embed_tokens",
-    "head.norm": "model.norm",
-    "head": "lm_head",
 }
 GPT2_ENDS = {
     "embedding.tokens": "transformer.wte",
@@ -68,23 +87,290 @@ GPT2_ENDS = {
     "head.norm": "transformer.ln_f",
     "head": "lm_head",
 }
+NEOX_BLOCKS = NORMS | {
+    "attention.query": "attention.query_key_value",
+    "attention.key": "attention.query_key_value",
+    "attention.value": "attention.query_key_value",
+    "attention.out": "attention.dense",
+    "mlp.up": "mlp.dense_h_to_4h",
+    "mlp.down": "mlp.dense_4h_to_h",
+}
+BLOOM_BLOCKS = {block: name.replace("attention.", "self_attention.") for block, name in NEOX_BLOCKS.items()}
+BLOOM_ENDS = {
+    "embedding.tokens": "transformer.word_embeddings",
+    "embedding.norm": "transformer.word_embeddings_layernorm",
+    "head.norm": "transformer.ln_f",
+    "head": "lm_head",
+}
+OPT_BLOCKS = ATTENTION | {
+    "attention_norm": "self_attn_layer_norm",
+    "mlp_norm": "final_layer_norm",
+    "attention_post_norm": "self_attn_layer_norm",
+    "mlp_post_norm": "final_layer_norm",
+    "attention.out": "self_attn.out_proj",
+    "mlp.up": "fc1",
+    "mlp.down": "fc2",
+}
+GPTJ_BLOCKS = {
+    "attention_norm": "ln_1",
+    "attention.query": "attn.q_proj",
+    "attention.key": "attn.k_proj",
+    "attention.value": "attn.v_proj",
+    "attention.out": "attn.out_proj",
+    "mlp.up": "mlp.fc_in",
+    "mlp.down": "mlp.fc_out",
+}
+BERT_BLOCKS = {
+    "attention.query": "attention.self.query",
+    "attention.key": "attention.self.key",
+    "attention.value": "attention.self.value",
+    "attention.out": "attention.output.dense",
+    "attention_post_norm": "attention.output.LayerNorm",
+    "mlp.up": "intermediate.dense",
+    "mlp.down": "output.dense",
+    "mlp_post_norm": "output.LayerNorm",
+}
+BERT_ENDS = {
+    "embedding.tokens": "bert.embeddings.word_embeddings",
+    "embedding.positions": "bert.embeddings.position_embeddings",
+    "embedding.types": "bert.embeddings.token_type_embeddings",
+    "embedding.norm": "bert.embeddings.LayerNorm",
+    "head.transform": "cls.predictions.transform.dense",
+    "head.norm": "cls.predictions.transform.LayerNorm",
+    "head": "cls.predictions",
+}
+TURNED: Mapping[str, Form] = dict.fromkeys(("attention.out", "mlp.up", "mlp.down"), "turned")
+TOGETHER = ("attention.query", "attention.key", "attention.value")
+
+
+def _like(names: Names, ends: Words | None = None, **changes: object) -> Names:
+    """Return names with other blocks, ends and forms beside those of a family."""
+    blocks = changes.get("blocks", {})
+    assert isinstance(blocks, Mapping)
+    forms = changes.get("forms", names.forms)
+    assert isinstance(forms, Mapping)
+    return replace(names, blocks={**names.blocks, **blocks}, ends={**names.ends, **(ends or {})}, forms=forms)
+
+
+GATE_UP = {"mlp.gate": "mlp.gate_up_proj", "mlp.up": "mlp.gate_up_proj"}
+DEEPSEEK = _like(LLAMA, blocks=LATENT | EXPERTS | SHARED | BALANCE)
+GLM_MOE = _like(LLAMA, blocks=EXPERTS | SHARED | BALANCE)
+QWEN_MOE = _like(LLAMA, blocks=EXPERTS | QWEN_SHARED)
+HUNYUAN = {"attention.query_norm": "self_attn.query_layernorm", "attention.key_norm": "self_attn.key_layernorm"}
+Q_LAYERNORM = {"attention.query_norm": "self_attn.q_layernorm", "attention.key_norm": "self_attn.k_layernorm"}
+GPT2 = Names(
+    layers="transformer.h",
+    blocks=GPT2_BLOCKS,
+    ends=GPT2_ENDS,
+    forms=dict.fromkeys(TOGETHER, "turned thirds") | dict(TURNED),
+)
+NEOX = Names(
+    layers="gpt_neox.layers",
+    blocks=NEOX_BLOCKS,
+    ends={"embedding.tokens": "gpt_neox.embed_in", "head.norm": "gpt_neox.final_layer_norm", "head": "embed_out"},
+    forms=dict.fromkeys(TOGETHER, "head by head"),
+)
+BLOOM = Names(
+    layers="transformer.h", blocks=BLOOM_BLOCKS, ends=BLOOM_ENDS, forms=dict.fromkeys(TOGETHER, "head by head")
+)
+OPT = Names(
+    layers="model.decoder.layers",
+    blocks=OPT_BLOCKS,
+    ends={
+        "embedding.tokens": "model.decoder.embed_tokens",
+        "embedding.positions": "model.decoder.embed_positions",
+        "head.norm": "model.decoder.final_layer_norm",
+        "head": "lm_head",
+    },
+)
+GPTJ = Names(layers="transformer.h", blocks=GPTJ_BLOCKS, ends=GPT2_ENDS)
+MIXTRAL = _like(LLAMA, blocks=W_EXPERTS)
+GRANITE_MOE = _like(
+    LLAMA,
+    blocks={
+        "moe.router": "block_sparse_moe.router.layer",
+        "moe.experts.gate": "block_sparse_moe.input_linear",
+        "moe.experts.up": "block_sparse_moe.input_linear",
+        "moe.experts.down": "block_sparse_moe.output_linear",
+        "moe.shared.gate": "shared_mlp.input_linear",
+        "moe.shared.up": "shared_mlp.input_linear",
+        "moe.shared.down": "shared_mlp.output_linear",
+    },
+    forms={
+        "moe.experts.gate": "first half of experts",
+        "moe.experts.up": "second half of experts",
+        "moe.experts.down": "one of experts",
+        "moe.shared.gate": "first half",
+        "moe.shared.up": "second half",
+    },
+)
+GPT_OSS = _like(
+    LLAMA,
+    blocks={
+        "attention.sinks.weight": "self_attn.sinks",
+        "moe.router": "mlp.router",
+        **{f"moe.experts.{part}.weight": "mlp.experts.gate_up_proj" for part in ("gate", "up")},
+        **{f"moe.experts.{part}.bias": "mlp.experts.gate_up_proj_bias" for part in ("gate", "up")},
+        "moe.experts.down.weight": "mlp.experts.down_proj",
+        "moe.experts.down.bias": "mlp.experts.down_proj_bias",
+    },
+    forms={
+        "moe.experts.gate": "even columns of experts",
+        "moe.experts.up": "odd columns of experts",
+        "moe.experts.down": "one of turned experts",
+    },
+)
+HALVES: Mapping[str, Form] = {"mlp.gate": "first half", "mlp.up": "second half"}
+FAMILIES: Mapping[str, Names] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (
+                "llama", "mistral", "qwen2", "qwen3", "arcee", "cwm", "emu3_text_model", "ernie4_5", "gemma", "granite",
+                "helium", "internlm3", "iquestcoder", "jais2", "ministral", "nemotron", "olmo", "seed_oss", "smollm3",
+                "cohere", "cohere2",
+            ),
+            LLAMA,
+        ),
+        **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "mellum"), QWEN_MOE),
+        **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"), DEEPSEEK),
+        **dict.fromkeys(("glm4_moe", "dots1", "solar_open"), GLM_MOE),
+        "openai-gpt": _like(
+            GPT2,
+            ends={"embedding.tokens": "transformer.tokens_embed", "embedding.positions": "transformer.positions_embed"},
+            blocks={"attention_post_norm": "ln_1", "mlp_post_norm": "ln_2"},
+        ),
+        "gpt2": GPT2,
+        **dict.fromkeys(("granitemoe", "granitemoeshared"), GRANITE_MOE),
+        **dict.fromkeys(("gemma2", "gemma3_text"), _like(LLAMA, blocks=GEMMA2_NORMS)),
+        **dict.fromkeys(("olmo2", "olmo3", "exaone4"), _like(LLAMA, blocks=OLMO2_NORMS)),
+        **dict.fromkeys(("hunyuan_v1_dense",), _like(LLAMA, blocks=HUNYUAN)),
+        "bert": Names(layers="bert.encoder.layer", blocks=BERT_BLOCKS, ends=BERT_ENDS),
+        "biogpt": replace(
+            OPT,
+            layers="biogpt.layers",
+            ends={
+                "embedding.tokens": "biogpt.embed_tokens",
+                "embedding.positions": "biogpt.embed_positions",
+                "head.norm": "biogpt.layer_norm",
+                "head": "output_projection",
+            },
+        ),
+        "bloom": BLOOM,
+        "codegen": _like(
+            GPTJ, blocks=dict.fromkeys(TOGETHER, "attn.qkv_proj"), forms=dict.fromkeys(TOGETHER, "quarters of q, v, k")
+        ),
+        "ernie4_5_moe": _like(
+            LLAMA, blocks=EXPERTS | SHARED | {"moe.balance.bias": "mlp.moe_statics.e_score_correction_bias"}
+        ),
+        "falcon": _like(BLOOM, forms=dict.fromkeys(TOGETHER, "group by group")),
+        "flex_olmo": _like(LLAMA, blocks=OLMO2_NORMS | EXPERTS),
+        "glm": _like(LLAMA, blocks=GATE_UP, forms=HALVES),
+        "glm4": _like(
+            LLAMA,
+            blocks=GATE_UP
+            | {"attention_post_norm": "post_self_attn_layernorm", "mlp_post_norm": "post_mlp_layernorm"},
+            forms=HALVES,
+        ),
+        "gpt_bigcode": replace(GPT2, forms=dict.fromkeys(TOGETHER, "one after the other")),
+        "gpt_neo": Names(
+            layers="transformer.h",
+            blocks={
+                **GPT2_BLOCKS,
+                "attention.query": "attn.attention.q_proj",
+                "attention.key": "attn.attention.k_proj",
+                "attention.value": "attn.attention.v_proj",
+                "attention.out": "attn.attention.out_proj",
+            },
+            ends=GPT2_ENDS,
+        ),
+        "gpt_neox": NEOX,
+        "gpt_oss": GPT_OSS,
+        "gptj": GPTJ,
+        "hunyuan_v1_moe": _like(
+            LLAMA,
+            blocks={
+                **HUNYUAN,
+                **EXPERTS,
+                "moe.router": "mlp.gate.wg",
+                **{block: name.replace("shared_experts", "shared_mlp") for block, name in SHARED.items()},
+            },
+        ),
+        "hyperclovax": _like(
+            LLAMA, blocks={"attention_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"}
+        ),
+        "minimax_m2": _like(
+            MIXTRAL, blocks={"moe.balance.bias": "block_sparse_moe.e_score_correction_bias"}
+        ),
+        "mixtral": MIXTRAL,
+        "mpt": Names(
+            layers="transformer.blocks",
+            blocks={
+                "attention_norm": "norm_1",
+                "mlp_norm": "norm_2",
+                **dict.fromkeys(TOGETHER, "attn.Wqkv"),
+                "attention.out": "attn.out_proj",
+                "mlp.up": "ffn.up_proj",
+                "mlp.down": "ffn.down_proj",
+            },
+            ends={"embedding.tokens": "transformer.wte", "head.norm": "transformer.norm_f", "head": "lm_head"},
+            forms=dict.fromkeys(TOGETHER, "one after the other"),
+        ),
+        "opt": OPT,
+        "persimmon": _like(
+            LLAMA,
+            ends={"head.norm": "model.final_layernorm"},
+            blocks={
+                **Q_LAYERNORM,
+                **dict.fromkeys(TOGETHER, "self_attn.query_key_value"),
+                "attention.out": "self_attn.dense",
+                "mlp.up": "mlp.dense_h_to_4h",
+                "mlp.down": "mlp.dense_4h_to_h",
+            },
+            forms=dict.fromkeys(TOGETHER, "head by head"),
+        ),
+        "phi": _like(
+            LLAMA,
+            ends={"head.norm": "model.final_layernorm"},
+            blocks={**Q_LAYERNORM, "attention.out": "self_attn.dense", "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
+        ),
+        "phi3": _like(
+            LLAMA,
+            blocks=GATE_UP | dict.fromkeys(TOGETHER, "self_attn.qkv_proj"),
+            forms=HALVES | dict.fromkeys(TOGETHER, "one after the other"),
+        ),
+        "stablelm": _like(
+            LLAMA,
+            blocks={
+                "attention.query_norm": "self_attn.q_layernorm.norms.{}",
+                "attention.key_norm": "self_attn.k_layernorm.norms.{}",
+            },
+        ),
+        "starcoder2": _like(LLAMA, blocks={"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}),
+        "vaultgemma": _like(LLAMA, blocks={"mlp_norm": "pre_feedforward_layernorm"}),
+    }
+)
+"""The families that `shardwright train` runs, of those that are read from a config."""
+OTHERS = _like(LLAMA, blocks=EXPERTS | QWEN_SHARED)
+FALCON_TWO_NORMS = _like(FAMILIES["falcon"], blocks={"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"})
+
+
+def names_of(model: Model) -> Names:
+    """Return the names of a model's family, of Llama for a family that no config names."""
+    if model.family == "falcon" and model.parallel_block and model.kinds[0].norms == 2:
+        return FALCON_TWO_NORMS
+    return FAMILIES.get(model.family, OTHERS)
 
 
 def source_of(model: Model, parameter: ModelParameter) -> TensorSource:
     """Return the tensor of a Hugging Face file that has a parameter."""
-    gpt2 = model.family == "gpt2"
+    names = names_of(model)
     owner, _, kind = parameter.name.rpartition(".")
-    ends = GPT2_ENDS if gpt2 else LLAMA_ENDS
-    if owner in ends:
-        return TensorSource(name=f"{ends[owner]}.{kind}")
+    if owner in names.ends:
+        return TensorSource(name=f"{names.ends[owner]}.{kind}")
     _, layer, block = owner.split(".", 2)
-    if gpt2:
-        matrix = kind == "weight" and len(parameter.shape) > 1
-        if block in GPT2_FUSED:
-            name = f"transformer.h.{layer}.attn.c_attn.{kind}"
-            return TensorSource(name=name, transposed=matrix, part=GPT2_FUSED[block], parts=3)
-        return TensorSource(name=f"transformer.h.{layer}.{GPT2[block]}.{kind}", transposed=matrix)
     if parameter.expert is not None:
         block = block.replace(f".{parameter.expert}.", ".", 1)
-    name = (MIXTRAL if model.family == "mixtral" else LLAMA)[block].format(parameter.expert)
-    return TensorSource(name=f"model.layers.{layer}.{name}.{kind}")
+    whole = names.blocks.get(f"{block}.{kind}")  # a name that says already what of the block it is
+    name = whole or f"{names.blocks[block]}.{kind}"
+    name = f"{names.layers}.{layer}.{name.format(parameter.expert)}"
+    return source_in(name, names.forms.get(block, "alone"), model, parameter, block)

@@ -69,6 +69,11 @@ def leave(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
     return x if tensor.size == 1 else _applied(_Leave, x, tensor)
 
 
+def mean_over(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
+    """Return the mean over the ranks; its gradient is one over them too."""
+    return x if tensor.size == 1 else _applied(_Mean, x, tensor)
+
+
 def _applied(function: Any, x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
     return cast("torch.Tensor", function.apply(x, tensor))
 
@@ -179,6 +184,22 @@ class _Leave(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         return collected(gradients[0], ctx.tensor), None
+
+
+class _Mean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
+        ctx.tensor = tensor
+        return _mean(x, tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _mean(gradients[0], ctx.tensor), None
+
+
+def _mean(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
+    found = collectives.all_reduce(x.contiguous(), "sum", tensor.group.group_name)
+    return cast("torch.Tensor", collectives.wait_tensor(found)) / tensor.size
 
 
 class _Exchange(torch.autograd.Function):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
+from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe
 
 Start = Literal["normal", "ones", "zeros"]
 Summed = Literal["", "sequence", "tensor", "copies"]
@@ -51,7 +51,7 @@ class ModelParameter:
     @property
     def padded(self) -> bool:
         """Whether its rows are those of the vocabulary, of which the last may be padding."""
-        return self.name in ("embedding.tokens.weight", "head.weight")
+        return self.name in ("embedding.tokens.weight", "head.weight", "head.bias")
 
     def piece(self, shard: int, shards: int) -> int:
         """Return the piece that a shard holds."""
@@ -82,37 +82,82 @@ def unit_parameters(model: Model, unit: int, vocabulary: int) -> tuple[ModelPara
 
 def _embedding(model: Model, vocabulary: int) -> Iterator[ModelParameter]:
     yield ModelParameter(name="embedding.tokens.weight", shape=(vocabulary, model.hidden), dim=0, pieces=vocabulary)
-    if model.learned_positions:
-        shape = (model.learned_positions, model.hidden)
-        yield ModelParameter(name="embedding.positions.weight", shape=shape, summed="sequence")
+    rows = {"positions": model.learned_positions, "types": model.computed.token_types or 0}
+    for table, count in rows.items():
+        if count:
+            yield ModelParameter(
+                name=f"embedding.{table}.weight", shape=(count, model.hidden), summed="sequence"
+            )
     if model.embedding_norm:
         yield from _norm(model, "embedding.norm")
 
 
 def _head(model: Model, vocabulary: int) -> Iterator[ModelParameter]:
-    if model.final_norm:
+    transform = model.computed.head_transform
+    if transform:
+        yield _shared("head.transform.weight", (model.hidden, model.hidden))
+        yield _shared("head.transform.bias", (model.hidden,), start="zeros")
+    if model.final_norm or transform:
         yield from _norm(model, "head.norm")
     if not model.tied_embeddings:
         yield ModelParameter(name="head.weight", shape=(vocabulary, model.hidden), dim=0, pieces=vocabulary)
+    if model.head_bias:
+        yield ModelParameter(name="head.bias", shape=(vocabulary,), dim=0, pieces=vocabulary, start="zeros")
 
 
 def _layer(model: Model, layer: Layer, name: str) -> Iterator[ModelParameter]:
-    yield from _norm(model, f"{name}.attention_norm")
+    before, after = norms_of(model, layer)
+    for norm in before:
+        yield from _norm(model, f"{name}.{norm}")
     yield from _attention(model, layer.attention, f"{name}.attention")
-    yield from _norm(model, f"{name}.mlp_norm")
     if layer.mlp is not None:
         yield from _mlp(model, layer.mlp, f"{name}.mlp")
     if layer.moe is not None:
         yield from _moe(model, layer.moe, f"{name}.moe")
+    for norm in after:
+        yield from _norm(model, f"{name}.{norm}")
+
+
+def norms_of(model: Model, layer: Layer) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of a layer's norms before and after its blocks. A parallel block may have one for both."""
+    placed = model.computed.norms
+    before = ("attention_norm", "mlp_norm")[: 1 if model.parallel_block and layer.norms == 1 else 2]
+    after = ("attention_post_norm", "mlp_post_norm")
+    return before if placed in ("before", "both") else (), after if placed != "before" else ()
 
 
 def _norm(model: Model, name: str) -> Iterator[ModelParameter]:
-    yield ModelParameter(name=f"{name}.weight", shape=(model.hidden,), start="ones", summed="sequence")
-    if model.norm == "layernorm":
-        yield ModelParameter(name=f"{name}.bias", shape=(model.hidden,), start="zeros", summed="sequence")
+    start: Start = "zeros" if model.norm_about_one else "ones"
+    vectors = model.norm_parameters // model.hidden
+    if vectors > 0:
+        yield _shared(f"{name}.weight", (model.hidden,), start=start)
+    if vectors > 1:
+        yield _shared(f"{name}.bias", (model.hidden,), start="zeros")
+
+
+def _shared(name: str, shape: tuple[int, ...], start: Start = "normal") -> ModelParameter:
+    """A parameter that all ranks of a stage have, of which each sees its positions of the sequence."""
+    return ModelParameter(name=name, shape=shape, start=start, summed="sequence")
 
 
 def _attention(model: Model, attention: Attention, name: str) -> Iterator[ModelParameter]:
+    if attention.latent is not None:
+        yield from _latent(model, attention, attention.latent, name)
+    else:
+        yield from _heads(model, attention, name)
+    if model.computed.sinks:
+        yield ModelParameter(
+            name=f"{name}.sinks.weight", shape=(attention.heads,), dim=0, pieces=attention.heads, start="zeros"
+        )
+    yield ModelParameter(
+        name=f"{name}.out.weight", shape=(model.hidden, attention.out_width), dim=1, pieces=attention.heads,
+        deviation=_residual(model),
+    )  # fmt: skip
+    if attention.out_bias:
+        yield _shared(f"{name}.out.bias", (model.hidden,), start="zeros")
+
+
+def _heads(model: Model, attention: Attention, name: str) -> Iterator[ModelParameter]:
     query = (attention.query_width, attention.heads, "")
     key = (attention.key_width, attention.kv_heads, "copies")
     value = (attention.value_width, attention.kv_heads, "copies")
@@ -123,16 +168,37 @@ def _attention(model: Model, attention: Attention, name: str) -> Iterator[ModelP
         if attention.qkv_bias:
             yield ModelParameter(name=f"{where}.bias", shape=(width,), dim=0, pieces=pieces, start="zeros", summed=how)
     if attention.qk_norm:
-        for part in ("query_norm", "key_norm"):
-            yield ModelParameter(
-                name=f"{name}.{part}.weight", shape=(attention.head_dim,), start="ones", summed="tensor"
-            )
-    yield ModelParameter(
-        name=f"{name}.out.weight", shape=(model.hidden, attention.out_width), dim=1, pieces=attention.heads,
-        deviation=_residual(model),
-    )  # fmt: skip
-    if attention.out_bias:
-        yield ModelParameter(name=f"{name}.out.bias", shape=(model.hidden,), start="zeros", summed="sequence")
+        yield from _query_key_norm(model, attention, f"{name}.query_norm", attention.heads)
+        yield from _query_key_norm(model, attention, f"{name}.key_norm", attention.kv_heads)
+
+
+def _query_key_norm(model: Model, attention: Attention, name: str, heads: int) -> Iterator[ModelParameter]:
+    start: Start = "zeros" if model.norm_about_one else "ones"
+    if model.computed.query_key_norm == "head":
+        yield ModelParameter(name=f"{name}.weight", shape=(attention.head_dim,), start=start, summed="tensor")
+        if model.norm == "layernorm":
+            yield ModelParameter(name=f"{name}.bias", shape=(attention.head_dim,), start="zeros", summed="tensor")
+    else:
+        how: Summed = "copies" if name.endswith("key_norm") else ""
+        shape = (heads * attention.head_dim,)
+        yield ModelParameter(name=f"{name}.weight", shape=shape, dim=0, pieces=heads, start=start, summed=how)
+
+
+def _latent(model: Model, attention: Attention, latent: LatentAttention, name: str) -> Iterator[ModelParameter]:
+    """The projections down to latents, which all ranks have, and those up to heads, of which each has its own."""
+    down = {"latent": (latent.kv_rank, latent.rope_head_dim, latent.nope_head_dim + attention.value_head_dim)}
+    if latent.query_rank is not None:
+        down = {"query": (latent.query_rank, 0, attention.head_dim), **down}
+    else:
+        shape = (attention.query_width, model.hidden)
+        yield ModelParameter(name=f"{name}.query.weight", shape=shape, dim=0, pieces=attention.heads)
+    for part, (rank, beside, each) in down.items():
+        yield _shared(f"{name}.{part}_down.weight", (rank + beside, model.hidden))
+        if attention.qkv_bias:
+            yield _shared(f"{name}.{part}_down.bias", (rank + beside,), start="zeros")
+        yield _shared(f"{name}.{part}_norm.weight", (rank,), start="ones")
+        shape = (attention.heads * each, rank)
+        yield ModelParameter(name=f"{name}.{part}_up.weight", shape=shape, dim=0, pieces=attention.heads)
 
 
 def _mlp(model: Model, mlp: Mlp, name: str) -> Iterator[ModelParameter]:
@@ -149,15 +215,28 @@ def _mlp(model: Model, mlp: Mlp, name: str) -> Iterator[ModelParameter]:
 
 def _moe(model: Model, moe: Moe, name: str) -> Iterator[ModelParameter]:
     """Router and experts, and what every token visits. Each rank of a stage sees a part of the tokens, or all tokens
-    and a part of every expert's width; so the router's gradient is a sum over these parts."""
+    and a part of every expert's width; so the router's gradient is a sum over these parts. A bias that balances has no
+    gradient."""
     yield ModelParameter(name=f"{name}.router.weight", shape=(moe.experts, model.hidden), summed="tensor")
+    if moe.router_bias:
+        part = "router" if model.computed.router_bias_learned else "balance"
+        yield ModelParameter(name=f"{name}.{part}.bias", shape=(moe.experts,), start="zeros", summed="tensor")
     for expert in range(moe.experts):
-        for parameter in _mlp(model, Mlp(width=moe.expert_width, gated=moe.gated), f"{name}.experts.{expert}"):
-            yield replace(parameter, expert=expert)
+        mlp = Mlp(width=moe.expert_width, gated=moe.gated, bias=model.computed.expert_bias)
+        for parameter in _mlp(model, mlp, f"{name}.experts.{expert}"):
+            yield _of_expert(parameter, expert)
     if moe.shared_width:
         yield from _mlp(model, Mlp(width=moe.shared_width, gated=moe.gated), f"{name}.shared")
     if moe.shared_gate:
         yield ModelParameter(name=f"{name}.shared_weight.weight", shape=(1, model.hidden), summed="tensor")
+
+
+def _of_expert(parameter: ModelParameter, expert: int) -> ModelParameter:
+    """A parameter of an expert. The last bias is cut like the widths before it: each rank adds its part of it to what
+    the ranks of a stage sum."""
+    if parameter.dim is None:
+        return replace(parameter, expert=expert, dim=0, pieces=parameter.shape[0], summed="")
+    return replace(parameter, expert=expert)
 
 
 def _residual(model: Model) -> float:

@@ -132,7 +132,7 @@ def make_engine(
         group=groups.find("context", members),
     )
     positions = positions_of(context.part, context.size, plan.job.seq_len).to(device)
-    table = table_of(plan.model, details, positions, dtype)
+    table = table_of(plan.model, details, positions, dtype, plan.job.seq_len)
     sharing = expert_group(layout.pipelines, place)
     experts = ExpertGroup(
         rank=sharing.index(rank),

@@ -29,7 +29,7 @@ class HuggingFaceWeights:
     def whole(self, model: Model, parameter: ModelParameter) -> torch.Tensor:
         """Return a whole parameter, padded with zeros to its rows. Raises SpecError where it is missing or of another
         shape."""
-        value = self._read(source_of(model, parameter))
+        value = self._read(source_of(model, parameter), parameter)
         if parameter.padded and value.shape[1:] == parameter.shape[1:] and len(value) == model.vocab:
             value = torch.cat([value, value.new_zeros((parameter.shape[0] - len(value), *value.shape[1:]))])
         if tuple(value.shape) != parameter.shape:
@@ -37,14 +37,16 @@ class HuggingFaceWeights:
             raise bad(str(self.folder), message, "give the weights of the plan's model")
         return value
 
-    def _read(self, source: TensorSource) -> torch.Tensor:
+    def _read(self, source: TensorSource, parameter: ModelParameter) -> torch.Tensor:
         names = (source.name, source.name.partition(".")[2], f"model.{source.name}")
         name = next((name for name in names if name in self.files), None)
         if name is None:
             raise bad(str(self.folder), f"has no tensor {source.name}", "give the weights of the plan's model")
         value = self.files[name].tensor(name)
-        value = value.t() if source.transposed else value
-        return value.chunk(source.parts)[source.part]
+        if source.shape is not None and value.numel() != prod(source.shape):
+            message = f"{name} has shape {tuple(value.shape)}, the plan's model {source.shape}"
+            raise bad(str(self.folder), message, "give the weights of the plan's model")
+        return source.taken(value, parameter)
 
 
 def open_weights(folder: Path) -> HuggingFaceWeights:
@@ -91,11 +93,15 @@ def _tensors(
     model: Model, unit: int, whole: Callable[[ModelParameter], torch.Tensor], dtype: torch.dtype
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a unit under Hugging Face's names."""
-    fused: dict[str, list[torch.Tensor]] = {}
+    left: dict[str, int] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for parameter in unit_parameters(model, unit, model.vocab):
-        source = source_of(model, parameter)
-        parts = fused.setdefault(source.name, [])
-        parts.append(whole(parameter).to(dtype))
-        if len(parts) == source.parts:
-            joined = torch.cat(parts)
-            yield source.name, joined.t().contiguous() if source.transposed else joined
+        source, value = source_of(model, parameter), whole(parameter).to(dtype)
+        name = source.name
+        if name not in tensors:
+            tensors[name] = torch.empty(source.shape or parameter.shape, dtype=dtype)
+            left[name] = tensors[name].numel()
+        source.put(tensors[name], value)
+        left[name] -= value.numel()
+        if not left[name]:
+            yield name, tensors.pop(name)

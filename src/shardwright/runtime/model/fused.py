@@ -1,0 +1,117 @@
+"""Tensors of a Hugging Face file that hold several parameters, or one turned round: where in them a parameter lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from shardwright.runtime.model.parameters import ModelParameter
+from shardwright.spec.model import Attention, Model
+
+Index = tuple[int | slice, ...]
+Form = Literal[
+    "alone", "turned", "turned thirds", "head by head", "group by group", "one after the other", "quarters of q, v, k",
+    "first half", "second half", "first half of experts", "second half of experts", "one of experts",
+    "even columns of experts", "odd columns of experts", "one of turned experts",
+]  # fmt: skip
+"""How a tensor holds parameters.
+
+* `turned`: as GPT-2 keeps matrices, [inputs, outputs]; its `thirds` are queries, keys and values.
+* Queries, keys and values `one after the other`; `head by head`, each with all three; `group by group`, the queries of
+  a group before its key and value; in four `quarters`, each with queries, values and keys (CodeGen).
+* Gate and up projection are the first and the second half of the rows.
+* All experts in one tensor: [experts, outputs, inputs], or turned; gpt-oss has gates in even columns.
+"""
+PARTS = ("query", "key", "value")
+WHOLE = slice(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSource:
+    """A tensor of a file that holds a parameter: in it, viewed in the shape `view` (None: as it is), at `index`,
+    `turned` where that is the transpose. `shape` is that of the tensor, None: that of the parameter."""
+
+    name: str
+    shape: tuple[int, ...] | None = None
+    view: tuple[int, ...] | None = None
+    index: Index = ()
+    turned: bool = False
+
+    def taken(self, tensor: torch.Tensor, parameter: ModelParameter) -> torch.Tensor:
+        """Return the parameter out of the tensor, which must have as many elements as there should be."""
+        found = (tensor if self.view is None else tensor.reshape(self.view))[self.index]
+        found = found.transpose(-2, -1) if self.turned else found
+        return found.reshape(parameter.shape) if self.view is not None else found
+
+    def put(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Set the parameter in the tensor."""
+        place = (tensor if self.view is None else tensor.view(self.view))[self.index]
+        place = place.transpose(-2, -1) if self.turned else place
+        place.copy_(value.reshape(place.shape))
+
+
+def source_in(name: str, form: Form, model: Model, parameter: ModelParameter, block: str) -> TensorSource:
+    """Return where a parameter lies in a tensor of a form; `block` is what it is called in a layer of ours."""
+    shape, matrix = parameter.shape, len(parameter.shape) > 1
+    if form == "alone":
+        return TensorSource(name=name)
+    if form == "turned":
+        return TensorSource(name=name, shape=shape[::-1], turned=matrix)
+    part = block.rsplit(".", 1)[-1]
+    if part in PARTS:
+        return _attention_source(name, form, model.layers[0].attention, parameter, PARTS.index(part))
+    if form in ("first half", "second half"):
+        rows = shape[0]
+        index: Index = (slice(0, rows) if form == "first half" else slice(rows, 2 * rows),)
+        whole = (2 * rows, *shape[1:])
+        return TensorSource(name=name, shape=whole, view=whole, index=index)
+    return _expert_source(name, form, model, parameter)
+
+
+def _attention_source(
+    name: str, form: Form, attention: Attention, parameter: ModelParameter, number: int
+) -> TensorSource:
+    inputs, dim = parameter.shape[1:], attention.head_dim
+    heads, groups = attention.heads, attention.kv_heads
+    rows = (heads + 2 * groups) * dim
+    whole = (rows, *inputs)
+    if form == "turned thirds":
+        shape = (*inputs, rows)
+        return TensorSource(
+            name=name, shape=shape, view=(*inputs, 3, rows // 3), index=(*[WHOLE] * len(inputs), number),
+            turned=bool(inputs),
+        )  # fmt: skip
+    if form == "one after the other" or (form == "group by group" and groups == 1):
+        first = (0, heads * dim, (heads + groups) * dim)[number]
+        return TensorSource(name=name, shape=whole, view=whole, index=(slice(first, first + parameter.shape[0]),))
+    if form == "quarters of q, v, k":
+        order = (0, 2, 1)[number]
+        return TensorSource(name=name, shape=whole, view=(4, 3, rows // 12, *inputs), index=(WHOLE, order))
+    each = heads // groups
+    queries: int | slice = slice(0, each) if number == 0 else each + number - 1
+    return TensorSource(name=name, shape=whole, view=(groups, each + 2, dim, *inputs), index=(WHOLE, queries))
+
+
+def _expert_source(name: str, form: Form, model: Model, parameter: ModelParameter) -> TensorSource:
+    """A parameter of one expert in a tensor of all of them."""
+    shape, expert = parameter.shape, parameter.expert
+    experts = next(kind.moe.experts for kind in model.kinds if kind.moe)
+    assert expert is not None, "experts have numbers"
+    outputs, inputs = shape[0], shape[1:]
+    if form == "one of experts":
+        whole = (experts, *shape)
+        return TensorSource(name=name, shape=whole, view=whole, index=(expert,))
+    if form == "one of turned experts":
+        whole = (experts, *inputs, outputs)
+        return TensorSource(name=name, shape=whole, view=whole, index=(expert,), turned=bool(inputs))
+    if form in ("first half of experts", "second half of experts"):
+        whole = (experts, 2 * outputs, *inputs)
+        start = 0 if form == "first half of experts" else outputs
+        return TensorSource(name=name, shape=whole, view=whole, index=(expert, slice(start, start + outputs)))
+    column = 0 if form == "even columns of experts" else 1
+    return TensorSource(
+        name=name, shape=(experts, *inputs, 2 * outputs), view=(experts, *inputs, outputs, 2),
+        index=(expert, *[WHOLE] * (len(inputs) + 1), column), turned=bool(inputs),
+    )  # fmt: skip
