@@ -15,6 +15,7 @@ from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.model.details import details_of
+from shardwright.spec.forward_pass import ForwardPass
 from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe, RotaryScaling
 
 DENSE, MIXTURE = tiny_model(2), tiny_model(2, family="qwen2", experts=4, shared=True)
@@ -41,26 +42,90 @@ def attention(**values: Any) -> Change:
     return inside("attention", **values)
 
 
-LATENT = LatentAttention(query_rank=None, kv_rank=8, nope_head_dim=4, rope_head_dim=4)
+def computed(**values: Any) -> Change:
+    return lambda model: replace(model, forward_pass=ForwardPass(**values))
+
+
+def after(first: Change, *others: Change) -> Change:
+    def changed(model: Model) -> Model:
+        for change in (first, *others):
+            model = change(model)
+        return model
+
+    return changed
+
+
+def latent_attention(**values: Any) -> Change:
+    latent = LatentAttention(**{"query_rank": 8, "kv_rank": 8, "nope_head_dim": 4, "rope_head_dim": 4} | values)
+    width = latent.nope_head_dim + latent.rope_head_dim
+    return attention(latent=latent, head_dim=width, kv_heads=4, value_head_dim=8)
+
+
+def scaled(**values: Any) -> Change:
+    usual = {"kind": "yarn", "factor": 8.0, "original_positions": 64, "mscale": 1.0, "mscale_all": 0.7}
+    return whole(rotary_base=4.0, rotary_scaling=RotaryScaling(**usual | values))
+
+
+WINDOWED = replace(DENSE, layers=(replace(DENSE.layers[0], attention=replace(DENSE.layers[0].attention, window=3)),) * 2)
+NORMED = attention(qk_norm=True)(DENSE)
+GROUPED = inside("moe", router_groups=2, router_top_groups=1)
+BIASED = inside("moe", router_bias=True)
+LOUD = inside("moe", router_bias=True, router_scaling=100.0)(MIXTURE)
+LATENT = latent_attention()(DENSE)
+SCALED = after(computed(score_scale=50.0), scaled())(DENSE)
+LONG = {"kind": "longrope", "short_factors": (1.0, 2.0, 3.0, 4.0), "long_factors": (4.0, 3.0, 2.0, 1.0)}
 REFUSED: dict[str, tuple[Change, Model]] = {
-    "Model.head_bias": (whole(head_bias=True), DENSE),
     "Model.mtp_layers": (whole(mtp_layers=1), DENSE),
     "Model.embedding_width": (whole(embedding_width=16), DENSE),
-    "Model.parallel_block": (whole(parallel_block=True), DENSE),
-    "Model.norm_vectors": (whole(norm_vectors=2), DENSE),
-    "Model.norm_about_one": (whole(norm_about_one=True), DENSE),
-    "Model.rotary_interleaved": (whole(rotary_interleaved=True), DENSE),
     "Model.particular": (whole(particular="soft caps"), DENSE),
-    "Attention.causal": (attention(causal=False), DENSE),
-    "Attention.latent": (attention(latent=LATENT), DENSE),
+    "Model.guesses": (whole(guesses=("no biases",)), DENSE),
     "Layer.norms": (each_layer(norms=4), DENSE),
     "Layer.vector_parameters": (each_layer(vector_parameters=8), DENSE),
-    "Moe.router_bias": (inside("moe", router_bias=True), MIXTURE),
-    "Moe.router_groups": (inside("moe", router_groups=2, router_top_groups=1), MIXTURE),
-    "Moe.router_top_groups": (inside("moe", router_groups=2, router_top_groups=1), MIXTURE),
-    "Moe.router_scaling": (inside("moe", router_scaling=2.5), MIXTURE),
+    "ForwardPass.unknown": (computed(unknown=("a twist",)), DENSE),
 }
 COMPUTED: dict[str, tuple[Change, Model]] = {
+    "Model.head_bias": (whole(head_bias=True), DENSE),
+    "Model.parallel_block": (whole(parallel_block=True), DENSE),
+    "Model.norm_vectors": (whole(norm_vectors=0), DENSE),
+    "Model.norm_about_one": (whole(norm_about_one=True, norm_epsilon=1e-3), DENSE),
+    "Model.rotary_interleaved": (whole(rotary_interleaved=True), DENSE),
+    "Model.forward_pass": (computed(residual_scale=0.5), DENSE),
+    "ForwardPass.norms": (computed(norms="after"), DENSE),
+    "ForwardPass.embedding_scale": (computed(embedding_scale=5.0), DENSE),
+    "ForwardPass.residual_scale": (computed(residual_scale=0.5), DENSE),
+    "ForwardPass.logit_scale": (computed(logit_scale=0.5), DENSE),
+    "ForwardPass.logit_cap": (computed(logit_cap=0.1), DENSE),
+    "ForwardPass.score_scale": (computed(score_scale=5.0), DENSE),
+    "ForwardPass.score_cap": (computed(score_cap=1e-3), DENSE),
+    "ForwardPass.qkv_clip": (computed(qkv_clip=1e-2), DENSE),
+    "ForwardPass.query_key_norm": (after(each_layer(vector_parameters=32), computed(query_key_norm="projection")), NORMED),
+    "ForwardPass.norm_after_rotation": (after(whole(norm_epsilon=1e-5), computed(norm_after_rotation=True)), NORMED),
+    "ForwardPass.unrotated": (computed(unrotated=(1,)), DENSE),
+    "ForwardPass.window_rotary_base": (computed(window_rotary_base=10.0), WINDOWED),
+    "ForwardPass.latent_interleaved": (computed(latent_interleaved=True), LATENT),
+    "ForwardPass.sinks": (after(each_layer(vector_parameters=4), computed(sinks=True)), DENSE),
+    "ForwardPass.expert_bias": (after(each_layer(vector_parameters=320), computed(expert_bias=True)), MIXTURE),
+    "ForwardPass.gate_limit": (computed(gate_limit=7.0, gate_slope=1.0), MIXTURE),
+    "ForwardPass.gate_slope": (computed(gate_limit=7.0, gate_slope=2.0), MIXTURE),
+    "ForwardPass.router_scores": (computed(router_scores="sigmoid"), MIXTURE),
+    "ForwardPass.router_bias_learned": (computed(router_bias_learned=True), LOUD),
+    "Attention.latent": (latent_attention(), DENSE),
+    "LatentAttention.query_rank": (latent_attention(query_rank=None), LATENT),
+    "LatentAttention.kv_rank": (latent_attention(kv_rank=12), LATENT),
+    "LatentAttention.nope_head_dim": (latent_attention(nope_head_dim=8), LATENT),
+    "LatentAttention.rope_head_dim": (latent_attention(rope_head_dim=8), LATENT),
+    "Moe.router_bias": (after(BIASED, GROUPED), GROUPED(MIXTURE)),
+    "Moe.router_groups": (GROUPED, MIXTURE),
+    "Moe.router_top_groups": (inside("moe", router_groups=4, router_top_groups=3), GROUPED(MIXTURE)),
+    "Moe.router_scaling": (inside("moe", router_scaling=2.5), MIXTURE),
+    "RotaryScaling.fast_turns": (scaled(fast_turns=4.0), SCALED),
+    "RotaryScaling.slow_turns": (scaled(slow_turns=2.0), SCALED),
+    "RotaryScaling.attention_factor": (scaled(attention_factor=2.0), SCALED),
+    "RotaryScaling.mscale": (scaled(mscale=2.0), SCALED),
+    "RotaryScaling.mscale_all": (scaled(mscale_all=0.3), SCALED),
+    "RotaryScaling.whole_bounds": (scaled(whole_bounds=False), SCALED),
+    "RotaryScaling.short_factors": (whole(rotary_scaling=RotaryScaling(**LONG)), DENSE),
+    "RotaryScaling.long_factors": (whole(rotary_scaling=RotaryScaling(**LONG, original_positions=8)), DENSE),
     "Model.hidden": (whole(hidden=48), DENSE),
     "Model.vocab": (whole(vocab=64), DENSE),
     "Model.layers": (lambda model: replace(model, layers=model.layers[:1]), DENSE),
@@ -111,10 +176,9 @@ COMPUTED: dict[str, tuple[Change, Model]] = {
         DENSE,
     ),
 }  # fmt: skip
-# Names and counts; the family refuses (`FAMILIES_WITH_MORE`) or has usual numbers; dropout is never trained with.
+# Names and counts; the family is refused or has usual numbers; dropout is never trained with.
 NO_PART = {
-    "Model.name", "Model.family", "Model.max_position", "Model.dropout", "Model.extra_parameters", "Model.guesses",
-    "Model.assumed",
+    "Model.name", "Model.family", "Model.max_position", "Model.dropout", "Model.extra_parameters", "Model.assumed",
 }  # fmt: skip
 
 
@@ -130,7 +194,7 @@ def last_loss(model: Model) -> float:
 def test_every_field_is_computed_refused_or_no_part_of_the_forward_pass() -> None:
     every = {
         f"{kind.__name__}.{field.name}"
-        for kind in (Model, Attention, Layer, Mlp, Moe, RotaryScaling)
+        for kind in (Model, ForwardPass, Attention, LatentAttention, Layer, Mlp, Moe, RotaryScaling)
         for field in fields(kind)
     }
     assert set(COMPUTED) | set(REFUSED) | NO_PART == every
@@ -145,7 +209,7 @@ def test_what_no_field_of_the_runtime_has_is_refused(name: str) -> None:
 
 def test_what_is_computed_makes_another_loss() -> None:
     losses = {name: last_loss(change(model)) for name, (change, model) in COMPUTED.items()}
-    known = {id(model): last_loss(model) for model in (DENSE, MIXTURE)}
+    known = {id(model): last_loss(model) for _, model in COMPUTED.values()}
     for name, (change, model) in COMPUTED.items():
         assert unrunnable(plan_with(change(model))) == (), name
         assert losses[name] != pytest.approx(known[id(model)], rel=1e-7), name
@@ -154,5 +218,5 @@ def test_what_is_computed_makes_another_loss() -> None:
 
 
 def test_a_scaling_that_is_not_known_is_refused() -> None:
-    with pytest.raises(SpecError, match="yarn"):
-        details_of(replace(DENSE, rotary_scaling=RotaryScaling(kind="yarn")), None)
+    with pytest.raises(SpecError, match="dynamic"):
+        details_of(replace(DENSE, rotary_scaling=RotaryScaling(kind="dynamic")), None)

@@ -22,6 +22,7 @@ class ForwardPass:
       `head` that all share, for the whole `projection`, or for `each` head; they stand after the rotation where
       `norm_after_rotation` is set.
     * Layers in `unrotated` (from 0) have no rotary positions; those with a window have the base `window_rotary_base`.
+    * Even and odd dimensions are the two parts of the rotation in latent attention where `latent_interleaved` is set.
     * With `sinks` a learned score of each head takes part in the softmax, and has no value (gpt-oss).
     * Experts with biases: `expert_bias`. Their gate is clamped to `gate_limit` and multiplied by the sigmoid of
       `gate_slope` times itself, and one is added to what it gates (gpt-oss).
@@ -44,6 +45,7 @@ class ForwardPass:
     norm_after_rotation: bool = False
     unrotated: tuple[int, ...] = ()
     window_rotary_base: float | None = None
+    latent_interleaved: bool = False
     sinks: bool = False
     expert_bias: bool = False
     gate_limit: float | None = None

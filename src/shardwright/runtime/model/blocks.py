@@ -202,7 +202,7 @@ def _latent_heads(
     query = query.unflatten(2, (-1, attention.head_dim)).transpose(1, 2)
     still, query_turning = query.split([mla.nope_head_dim, mla.rope_head_dim], dim=-1)
     key_still, value = wide.split([mla.nope_head_dim, attention.value_head_dim], dim=-1)
-    turn = partial(rotated, table=table, interleaved=bool(model.rotary_interleaved))
+    turn = partial(rotated, table=table, interleaved=model.computed.latent_interleaved)
     key_turned = turn(enter(turning, tensor)[:, None]).expand(-1, key_still.shape[1], -1, -1)
     query = torch.cat([still, turn(query_turning)], dim=-1)
     return query, torch.cat([key_still, key_turned], dim=-1), value

@@ -14,7 +14,7 @@ Index = tuple[int | slice, ...]
 Form = Literal[
     "alone", "turned", "turned thirds", "head by head", "group by group", "one after the other", "quarters of q, v, k",
     "first half", "second half", "first half of experts", "second half of experts", "one of experts",
-    "even columns of experts", "odd columns of experts", "one of turned experts",
+    "even columns of experts", "odd columns of experts", "one of turned experts", "row of each head", "one row",
 ]  # fmt: skip
 """How a tensor holds parameters.
 
@@ -22,6 +22,7 @@ Form = Literal[
 * Queries, keys and values `one after the other`; `head by head`, each with all three; `group by group`, the queries of
   a group before its key and value; in four `quarters`, each with queries, values and keys (CodeGen).
 * Gate and up projection are the first and the second half of the rows.
+* A vector is a matrix with a `row of each head`, or with one row.
 * All experts in one tensor: [experts, outputs, inputs], or turned; gpt-oss has gates in even columns.
 """
 PARTS = ("query", "key", "value")
@@ -59,6 +60,9 @@ def source_in(name: str, form: Form, model: Model, parameter: ModelParameter, bl
         return TensorSource(name=name)
     if form == "turned":
         return TensorSource(name=name, shape=shape[::-1], turned=matrix)
+    if form in ("row of each head", "one row"):
+        rows = 1 if form == "one row" else shape[0] // model.layers[0].attention.head_dim
+        return TensorSource(name=name, shape=(rows, shape[0] // rows), view=shape)
     part = block.rsplit(".", 1)[-1]
     if part in PARTS:
         return _attention_source(name, form, model.layers[0].attention, parameter, PARTS.index(part))

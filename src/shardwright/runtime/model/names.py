@@ -227,7 +227,7 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
             (
                 "llama", "mistral", "qwen2", "qwen3", "arcee", "cwm", "emu3_text_model", "ernie4_5", "gemma", "granite",
                 "helium", "internlm3", "iquestcoder", "jais2", "ministral", "nemotron", "olmo", "seed_oss", "smollm3",
-                "cohere", "cohere2",
+                "cohere2", "stablelm",
             ),
             LLAMA,
         ),
@@ -259,8 +259,11 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
         "codegen": _like(
             GPTJ, blocks=dict.fromkeys(TOGETHER, "attn.qkv_proj"), forms=dict.fromkeys(TOGETHER, "quarters of q, v, k")
         ),
+        "cohere": _like(LLAMA, forms=dict.fromkeys(("attention.query_norm", "attention.key_norm"), "row of each head")),
         "ernie4_5_moe": _like(
-            LLAMA, blocks=EXPERTS | SHARED | {"moe.balance.bias": "mlp.moe_statics.e_score_correction_bias"}
+            LLAMA,
+            blocks=EXPERTS | SHARED | {"moe.balance.bias": "mlp.moe_statics.e_score_correction_bias"},
+            forms={"moe.balance": "one row"},
         ),
         "falcon": _like(BLOOM, forms=dict.fromkeys(TOGETHER, "group by group")),
         "flex_olmo": _like(LLAMA, blocks=OLMO2_NORMS | EXPERTS),
@@ -338,18 +341,12 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
             blocks=GATE_UP | dict.fromkeys(TOGETHER, "self_attn.qkv_proj"),
             forms=HALVES | dict.fromkeys(TOGETHER, "one after the other"),
         ),
-        "stablelm": _like(
-            LLAMA,
-            blocks={
-                "attention.query_norm": "self_attn.q_layernorm.norms.{}",
-                "attention.key_norm": "self_attn.k_layernorm.norms.{}",
-            },
-        ),
         "starcoder2": _like(LLAMA, blocks={"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}),
         "vaultgemma": _like(LLAMA, blocks={"mlp_norm": "pre_feedforward_layernorm"}),
     }
 )
 """The families that `shardwright train` runs, of those that are read from a config."""
+BIGCODE_HEADS = replace(FAMILIES["gpt_bigcode"], forms=dict.fromkeys(TOGETHER, "head by head"))
 OTHERS = _like(LLAMA, blocks=EXPERTS | QWEN_SHARED)
 FALCON_TWO_NORMS = _like(FAMILIES["falcon"], blocks={"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"})
 
@@ -358,6 +355,8 @@ def names_of(model: Model) -> Names:
     """Return the names of a model's family, of Llama for a family that no config names."""
     if model.family == "falcon" and model.parallel_block and model.kinds[0].norms == 2:
         return FALCON_TWO_NORMS
+    if model.family == "gpt_bigcode" and model.kinds[0].attention.kv_heads > 1:
+        return BIGCODE_HEADS
     return FAMILIES.get(model.family, OTHERS)
 
 

@@ -61,5 +61,5 @@ def alibi_slopes(heads: int, device: torch.device) -> torch.Tensor:
     lie between (arXiv 2108.12409 §3; transformers 5.23, BLOOM)."""
     power = 1 << (heads.bit_length() - 1)
     first = torch.arange(1, power + 1, device=device, dtype=torch.float32) * (-8.0 / power)
-    between = torch.arange(1, 2 * (heads - power), 2, device=device, dtype=torch.float32) * (-4.0 / power)
+    between = (2.0 * torch.arange(heads - power, device=device, dtype=torch.float32) + 1.0) * (-4.0 / power)
     return torch.cat([first, between]).exp2()

@@ -1,7 +1,7 @@
 """What a family of models has that its `config.json` does not say: biases, norms, gates, positions.
 
-`data/families.json` has the families by `model_type`, other names of them, and those that are refused since they need a
-kind of layer or a training that the cost model lacks. Its rows follow the model classes of Hugging Face transformers
+`data/families.json` has the families by `model_type`, those of them that `shardwright train` runs, other names of them,
+and those that are refused since they need a kind of layer or a training that the cost model lacks. Its rows follow the model classes of Hugging Face transformers
 5.23 (`models/*/modeling_*.py`); the tests compare parameter counts with those classes.
 """
 
@@ -89,6 +89,8 @@ def _families() -> Mapping[str, ModelFamily]:
 
 _TABLE: Mapping[str, Mapping[str, Any]] = json.loads(shipped_file("shardwright.spec.read", "families.json"))
 FAMILIES: Mapping[str, ModelFamily] = _families()
+TRAINED: frozenset[str] = frozenset(_TABLE["trained"])
+"""The families that `shardwright train` runs."""
 SYNONYMS: Mapping[str, str] = MappingProxyType(_TABLE["synonyms"])
 REFUSED: Mapping[str, str] = MappingProxyType(
     {name: reason for reason, names in _TABLE["refused"].items() for name in names}

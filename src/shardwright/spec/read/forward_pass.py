@@ -139,6 +139,10 @@ def _sigmoid(one: Described) -> Told:
     return {"router_scores": "sigmoid"}
 
 
+def _interleaved(one: Described) -> Told:
+    return {"latent_interleaved": one.fields.flag("rope_interleave", default=True)}
+
+
 def _after_rotation(one: Described) -> Told:
     return {"norm_after_rotation": True}
 
@@ -179,7 +183,8 @@ ROWS: Mapping[str, tuple[Reader, ...]] = MappingProxyType(
         "biogpt": (_scaled_where_said,),
         "cohere": (_cohere,),
         "cohere2": (_cohere2,),
-        "deepseek_v3": (_sigmoid,),
+        "deepseek_v2": (_interleaved,),
+        "deepseek_v3": (_sigmoid, _interleaved),
         "dots1": (_sigmoid,),
         "exaone4": (_norms("after"), _exaone4),
         "flex_olmo": (_norms("after"),),
@@ -188,7 +193,7 @@ ROWS: Mapping[str, tuple[Reader, ...]] = MappingProxyType(
         "gemma3_text": (_norms("both"), _gemma3),
         "glm4": (_norms("both"),),
         "glm4_moe": (_sigmoid,),
-        "glm4_moe_lite": (_sigmoid,),
+        "glm4_moe_lite": (_sigmoid, _interleaved),
         "gpt_neo": (_unscaled_scores,),
         "gpt_oss": (_gpt_oss,),
         "granite": (_granite,),
@@ -210,6 +215,7 @@ ROWS: Mapping[str, tuple[Reader, ...]] = MappingProxyType(
         "smollm3": (_smollm3,),
         "solar_open": (_sigmoid,),
         "vaultgemma": (_gemma2,),
+        "youtu": (_interleaved,),
     }
 )
 """What is read for each family that has more than its sizes tell, in order."""
@@ -264,6 +270,10 @@ def _unknown(fields: ConfigFields, family: ModelFamily, model_type: str) -> Iter
         yield f"scoring_func {shown(given['scoring_func'])}"
     if model_type == "falcon" and family.position == "alibi":
         yield "ALiBi in the precision of Falcon"
+    if model_type == "falcon" and family.parallel and not fields.flag("parallel_attn", default=True):
+        yield "new_decoder_architecture without parallel_attn"
+    if model_type == "stablelm" and fields.flag("qk_layernorm", default=False):
+        yield "qk_layernorm true: a norm for each head"
     if model_type == "deepseek_v2" and fields.flag("norm_topk_prob", default=False):
         yield "norm_topk_prob true"
     if model_type == "hunyuan_v1_moe" and isinstance(given.get("num_experts"), list):

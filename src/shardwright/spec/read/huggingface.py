@@ -164,7 +164,7 @@ def _model(fields: ConfigFields, family: ModelFamily, model_type: str, title: st
         head_bias=stated(fields, family.head_bias),
         dropout=any(rates) if rates else family.dropout > 0.0,
         mtp_layers=fields.count(*spelled.PREDICTED, most=MOST_LAYERS),
-        activation=fields.text(*spelled.ACTIVATION, default=family.activation),
+        activation=_activation(fields, family, model_type),
         extra_parameters=_extra_parameters(fields, model_type, family, hidden, layers),
         embedding_width=_embedding_width(fields, model_type, hidden),
         parallel_block=stated(fields, family.parallel),
@@ -177,6 +177,13 @@ def _model(fields: ConfigFields, family: ModelFamily, model_type: str, title: st
         forward_pass=forward_pass_of(fields, family, model_type, hidden, layers),
         assumed=tuple(dict.fromkeys(fields.assumed)),
     )
+
+
+def _activation(fields: ConfigFields, family: ModelFamily, model_type: str) -> str:
+    """Return the activation. Two families mean the approximation by tanh where they say gelu (GemmaConfig and `ACT_FNS`
+    of modeling_openai.py in transformers 5.23)."""
+    activation = fields.text(*spelled.ACTIVATION, default=family.activation)
+    return "gelu_pytorch_tanh" if activation == "gelu" and model_type in ("gemma", "openai-gpt") else activation
 
 
 def _rotary(fields: ConfigFields, family: ModelFamily, head_dim: int) -> tuple[float, float]:

@@ -1,0 +1,87 @@
+"""Which models `shardwright train` runs: data of the description alone, without PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwright.errors import Problem
+from shardwright.plans.plan import Plan
+from shardwright.spec.forward_pass import PLAIN
+from shardwright.spec.model import Attention, Layer, Model
+from shardwright.spec.read.families import FAMILIES, TRAINED
+from shardwright.spec.read.forward_pass import ROWS
+
+ACTIVATIONS = ("silu", "swish", "swiglu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")
+OTHERS = "docs/model-families.md lists what it runs; `shardwright spmd train` runs any module"
+AGAIN = "make the plan again of the model's config.json"
+
+
+def untrainable_model(model: Model) -> Iterator[Problem]:
+    """Yield why `shardwright train` does not run a model under any plan."""
+    computed = model.computed
+    lacking = {
+        f"models of family {model.family}": model.family in FAMILIES and model.family not in TRAINED,
+        "a model whose forward pass is guessed": bool(model.guesses),
+        f"what is particular to the model ({model.particular})": bool(model.particular) and model.forward_pass is None,
+        f"the activation {model.activation}": model.activation not in ACTIVATIONS,
+        "an embedding narrower than the model": model.embedding_width is not None,
+        "multi-token prediction": model.mtp_layers > 0,
+        "layers with another number of norms than their places": not all(_placed(model, kind) for kind in model.kinds),
+        "weights that no block has": any(_unplaced(model, kind) for kind in model.kinds),
+        "norms after the blocks of a parallel block": model.parallel_block and computed.norms != "before",
+        "latent attention without rotary positions": model.position != "rope" and bool(_latent(model)),
+        "norms of queries and keys in latent attention": any(attention.qk_norm for attention in _latent(model)),
+        "layers that differ in heads": len({_heads(kind.attention) for kind in model.kinds}) > 1,
+        "capped logits of a model with a bias on them and a scale": model.head_bias and computed.logit_scale != 1.0,
+    }
+    hints = {"multi-token prediction": "write num_nextn_predict_layers 0 in config.json and plan again"}
+    for what, there in lacking.items():
+        if there:
+            yield Problem("model", f"{what} cannot be run", hints.get(what, OTHERS))
+    for what in computed.unknown:
+        yield Problem("model.forward_pass", f"config.json says {what}: it cannot be run", OTHERS)
+    if model.forward_pass is None and model.family in ROWS:
+        yield Problem("model", f"nothing in the plan tells the forward pass of {model.family}", AGAIN)
+
+
+def untrainable_parts(plan: Plan) -> Iterator[Problem]:
+    """Yield which models are not run under the degrees of a plan."""
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    in_parts = any(stage.context_parallel > 1 for stage in stages)
+    lacking = {
+        "attention to later tokens": not all(kind.attention.causal for kind in plan.model.kinds),
+        "attention with sinks": plan.model.computed.sinks,
+    }
+    for what, there in lacking.items():
+        if there and in_parts:
+            yield Problem("replicas", f"{what} cannot be run in parts of sequences", "use context_parallel 1")
+    parts = max(stage.expert_tensor_parallel for stage in stages)
+    if plan.model.computed.expert_bias and plan.model.hidden % parts:
+        message = f"biases of experts cannot be run: {parts} does not divide hidden {plan.model.hidden}"
+        yield Problem("replicas", message, "use expert_tensor_parallel 1")
+
+
+def _placed(model: Model, layer: Layer) -> bool:
+    """Return whether a layer has as many norms over the hidden width as the model's places take."""
+    if model.parallel_block:
+        return layer.norms in (1, 2)
+    return layer.norms == (4 if model.computed.norms == "both" else 2)
+
+
+def _unplaced(model: Model, layer: Layer) -> bool:
+    """Return whether a layer has more weights beside matrices and norms than blocks have."""
+    attention, moe, computed = layer.attention, layer.moe, model.computed
+    known = attention.heads if computed.sinks else 0
+    if attention.qk_norm and computed.query_key_norm != PLAIN.query_key_norm:
+        known += attention.query_width + attention.key_width - 2 * attention.head_dim
+    if moe is not None and computed.expert_bias:
+        known += moe.experts * ((moe.matrices - 1) * moe.expert_width + model.hidden)
+    return (layer.vector_parameters or 0) != known
+
+
+def _latent(model: Model) -> list[Attention]:
+    return [kind.attention for kind in model.kinds if kind.attention.latent]
+
+
+def _heads(attention: Attention) -> tuple[int, int, int]:
+    return attention.heads, attention.kv_heads, attention.head_dim

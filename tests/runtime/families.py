@@ -1,0 +1,94 @@
+"""A small config of every family that `shardwright train` runs, and further ones of what families have beside that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tests.spec.count_with_transformers import CASES as COUNTED
+
+from shardwright.spec.read.families import TRAINED
+
+Config = dict[str, Any]
+LAYERS, VOCAB, WINDOW = 3, 67, 5
+SMALL: Config = {
+    "vocab_size": VOCAB, "hidden_size": 32, "n_embd": 32, "d_model": 32, "intermediate_size": 48, "ffn_dim": 40,
+    "num_hidden_layers": LAYERS, "n_layer": LAYERS, "n_layers": LAYERS, "num_layers": LAYERS,
+    "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "word_embed_proj_dim": 32,
+    "moe_intermediate_size": 16, "sliding_window": WINDOW, "window_size": WINDOW, "first_k_dense_replace": 1,
+    "q_lora_rank": 24, "kv_lora_rank": 16, "moe_topk": 2, "moe_layer_start_index": 1, "moe_layer_end_index": 2,
+    "attention_types": [[["global", "local"], 1], [["global"], 1]],
+}  # fmt: skip
+YARN: Config = {
+    "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 8.0,
+    "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.7,
+}  # fmt: skip
+LLAMA3: Config = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+LONGROPE: Config = {
+    "rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 64, "factor": 4.0,
+}  # fmt: skip
+LINEAR: Config = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
+BESIDE: dict[str, tuple[str, Config]] = {
+    "llama, scaled as in Llama 3.1, tied": ("llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    "llama, scaled linearly": ("llama", {"rope_parameters": LINEAR}),
+    "qwen2, YaRN": ("qwen2", {"rope_parameters": YARN}),
+    "deepseek_v3, YaRN": ("deepseek_v3", {"rope_parameters": YARN}),
+    "gpt_oss, YaRN that is not truncated": ("gpt_oss", {"rope_parameters": YARN | {"truncate": False}}),
+    "phi3, longrope": ("phi3", {"rope_parameters": LONGROPE}),
+    "phi3, longrope, long": (
+        "phi3", {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 8}}
+    ),
+    "phi3, partial rotary": ("phi3", {"partial_rotary_factor": 0.5}),
+    "deepseek_v2, groups": ("deepseek_v2", {"topk_method": "group_limited_greedy", "routed_scaling_factor": 3.0}),
+    "granite, all scaled": (
+        "granite",
+        {"embedding_multiplier": 6.0, "residual_multiplier": 0.3, "attention_multiplier": 0.1, "logits_scaling": 3.0},
+    ),
+    "gemma3, another window base": (
+        "gemma3_text",
+        {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}},
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "query_pre_attn_scalar": 17},
+    ),
+    "gemma2, low caps": ("gemma2", {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.5}),
+    "olmo, clipped": ("olmo", {"clip_qkv": 0.05}),
+    "cohere2, two windows": ("cohere2", {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+    "smollm3, one not rotated": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
+}  # fmt: skip
+# Two that transformers itself cannot run, or that are refused: the precision of Falcon's ALiBi, a norm for each head.
+LEFT_OUT: dict[str, Config] = {
+    "falcon": {"alibi": True}, "stablelm": {"qk_layernorm": True}, "opt": {"word_embed_proj_dim": 32},
+}  # fmt: skip
+
+
+def small(family: str, fields: Config) -> Config:
+    """Return a config with small sizes in place of its own."""
+    listed = {name: value[:LAYERS] for name, value in fields.items() if name in ("mlp_layer_types", "layer_types")}
+    given = fields | {name: SMALL[name] for name in fields if SMALL.get(name) and fields[name]} | listed
+    given |= {"num_key_value_heads": 4} if fields.get("num_key_value_heads") == 8 else {}
+    given = {name: value for name, value in given.items() if name != "mlp_only_layers"}
+    return {"model_type": family, "pad_token_id": 0, "num_nextn_predict_layers": 0, **given}
+
+
+def counted() -> Iterator[tuple[str, Config]]:
+    """Yield the name and the small config of each case whose parameters are counted, where `train` runs it."""
+    for number, (family, fields) in enumerate(COUNTED):
+        refused = family in LEFT_OUT and all(fields.get(name) == value for name, value in LEFT_OUT[family].items())
+        broken = family == "falcon" and fields.get("new_decoder_architecture") and not fields.get("parallel_attn", True)
+        if family in TRAINED and not refused and not broken and family != "bert":
+            yield f"{family} {number}", small(family, fields)
+
+
+def first_of_each() -> dict[str, Config]:
+    """Return a config of each family, and the further ones."""
+    found: dict[str, Config] = {}
+    for _, config in counted():
+        found.setdefault(config["model_type"], config)
+    return found | {name: small(family, dict(_plain(family)) | fields) for name, (family, fields) in BESIDE.items()}
+
+
+def _plain(family: str) -> Config:
+    return next(fields for name, fields in COUNTED if name == family)
