@@ -16,7 +16,7 @@ SMALL: Config = {
     "num_hidden_layers": LAYERS, "n_layer": LAYERS, "n_layers": LAYERS, "num_layers": LAYERS,
     "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "word_embed_proj_dim": 32,
     "moe_intermediate_size": 16, "sliding_window": WINDOW, "window_size": WINDOW, "first_k_dense_replace": 1,
-    "q_lora_rank": 24, "kv_lora_rank": 16, "moe_topk": 2, "moe_layer_start_index": 1, "moe_layer_end_index": 2,
+    "num_local_experts": 4, "num_experts": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "moe_topk": 2, "moe_layer_start_index": 1, "moe_layer_end_index": 2,
     "attention_types": [[["global", "local"], 1], [["global"], 1]],
 }  # fmt: skip
 YARN: Config = {
@@ -54,6 +54,7 @@ BESIDE: dict[str, tuple[str, Config]] = {
          "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "query_pre_attn_scalar": 17},
     ),
     "gemma2, low caps": ("gemma2", {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.5}),
+    "cohere, a norm for each head": ("cohere", {"use_qk_norm": True}),
     "olmo, clipped": ("olmo", {"clip_qkv": 0.05}),
     "cohere2, two windows": ("cohere2", {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
     "smollm3, one not rotated": ("smollm3", {"no_rope_layers": [1, 0, 1]}),

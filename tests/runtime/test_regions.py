@@ -24,6 +24,7 @@ from shardwright.runtime.model.chunk import Chunk, forward, table_of
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import initial_values, seeded
 from shardwright.runtime.model.masks import Documents, documents_of, masked_attention
+from shardwright.runtime.model.scores import Scoring, alibi_slopes
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.parameters import unit_parameters
 from shardwright.runtime.model.regions import compiled
@@ -171,6 +172,20 @@ def test_masked_attention_is_the_same_through_flex_attention(queries: int, keys:
             far[:, :, :20] = 7.0
         torch.testing.assert_close(masked_attention(query, key, far, window, those), masked)
     assert len(documents.masks) == 2, "all layers share a mask"
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("causal", [True, False])
+def test_scores_of_other_kinds_are_the_same_through_flex_attention(causal: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 4, 32, 16), (2, 2, 32, 16), (2, 2, 32, 16))
+    query, key, value = (torch.randn(shape, generator=generator) for shape in shapes)
+    slopes, sinks = alibi_slopes(4, query.device), torch.randn(4, generator=generator)
+    for kind in ({"cap": 1.0}, {"slopes": slopes}, {"sinks": sinks}, {"cap": 2.0, "slopes": slopes, "sinks": sinks}):
+        scoring = Scoring(causal=causal, scale=0.3, **kind)
+        masked = masked_attention(query, key, value, 9, None, scoring=scoring)
+        found = masked_attention(query, key, value, 9, None, flex_attention, scoring=scoring)
+        torch.testing.assert_close(found, masked)
 
 
 def test_a_document_is_what_it_is_alone() -> None:

@@ -101,8 +101,11 @@ def masked_attention(
     settings = {"score_mod": score, "block_mask": blocks, "scale": scoring.scale, "enable_gqa": grouped}
     if scoring.sinks is None:
         return cast("torch.Tensor", run(query, key, value, **settings))
-    out, log_sum = run(query, key, value, return_lse=True, **settings)
-    return cast("torch.Tensor", out * torch.sigmoid(log_sum - scoring.sinks[:, None]).to(out.dtype)[..., None])
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    out, beside = run(query, key, value, return_aux=AuxRequest(lse=True), **settings)
+    share = torch.sigmoid(beside.lse - scoring.sinks[:, None])  # of what is no sink in the softmax
+    return cast("torch.Tensor", out * share.to(out.dtype)[..., None])
 
 
 def _score(scoring: Scoring) -> Callable[..., Any]:

@@ -1,0 +1,118 @@
+"""What families compute, under plans that cut it: training equals that of one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from tests.nightly import nightly
+from tests.runtime.equal import SGD, require_equal
+from tests.runtime.families import first_of_each
+from tests.runtime.reference import reference_run
+from tests.runtime.samples import plan_of, replica, stage
+from tests.runtime.workers import Case, run_cases
+
+from shardwright.plans.check import check
+from shardwright.plans.plan import Plan, Recompute
+from shardwright.runtime.layout.limits import unrunnable
+from shardwright.spec.model import Model
+from shardwright.spec.read.huggingface import model_of_config
+
+PROCESSES, STEPS, SEED = 4, 3, 7
+SELECTIVE = Recompute(granularity="selective")
+BLOCK = Recompute(granularity="full", method="block", layers=1)
+CONFIGS = first_of_each()
+
+
+@cache
+def model_of(family: str) -> Model:
+    return model_of_config(CONFIGS[family], family)
+
+
+def in_stages(model: Model) -> Plan:
+    """Sequence parallelism in two stages."""
+    stages = (stage((0, 1), tp=2, recompute=BLOCK), stage((1, 3), tp=2, recompute=SELECTIVE))
+    return plan_of(model, replica(*stages, micro_batches=2), sequence_parallel=True)
+
+
+def in_four(model: Model) -> Plan:
+    """Four ranks of one stage, more than there are key-value heads."""
+    return plan_of(model, replica(stage((0, 3), tp=4), micro_batches=2))
+
+
+def unequal(model: Model) -> Plan:
+    """A replica of two ranks side by side beside one of two stages."""
+    pipeline = replica(stage((0, 2)), stage((2, 3), recompute=SELECTIVE), micro_batches=2)
+    return plan_of(model, replica(stage((0, 3), tp=2), micro_batches=1), pipeline, sharding="zero1")
+
+
+def in_parts(model: Model) -> Plan:
+    """Two parts of a sequence, each on two ranks, whole weights nowhere."""
+    parts = replica(stage((0, 3), cp=2, tp=2, recompute=SELECTIVE), micro_batches=2)
+    return plan_of(model, parts, sharding="zero3", sequence_parallel=True)
+
+
+def experts_apart(model: Model) -> Plan:
+    """Whole experts on all four ranks of two copies."""
+    copies = replica(stage((0, 3), tp=2, ep=4, etp=1), count=2, micro_batches=1)
+    return plan_of(model, copies, sequence_parallel=True, sharding="zero1")
+
+
+def experts_cut(model: Model) -> Plan:
+    """Experts on two copies, each cut in two."""
+    return plan_of(model, replica(stage((0, 3), tp=2, ep=2), count=2, micro_batches=2), sharding="zero2")
+
+
+DENSE, EXPERTS = (in_stages, in_four, unequal, in_parts), (experts_apart, experts_cut, in_stages, unequal)
+FAMILIES = {
+    "bloom": DENSE,  # ALiBi, a norm of the embedding
+    "cohere": DENSE,  # a parallel block, one norm without a bias
+    "cohere, a norm for each head": DENSE,
+    "deepseek_v2, groups": EXPERTS,
+    "deepseek_v3": EXPERTS,  # latent attention, a sigmoid router that balances, shared experts
+    "exaone4": DENSE,  # norms after the blocks, layers without rotation
+    "falcon": (in_stages, in_four, unequal),  # one key-value head
+    "gemma2, low caps": DENSE,  # four norms, capped scores and logits, windows
+    "gpt_neox": DENSE,  # two norms of a parallel block, partial rotation
+    "gpt_oss": (experts_apart, experts_cut, in_stages, unequal),  # sinks, biases of experts and of the router
+    "hunyuan_v1_dense": DENSE,  # norms after the rotation
+    "minicpm3": DENSE,  # scaled latent attention
+    "nemotron": DENSE,  # norms about one
+    "olmo, clipped": DENSE,  # norms without weights
+    "olmo2": DENSE,  # norms over the heads of all ranks
+    "opt": DENSE,
+    "phi": DENSE,  # a bias of the output projection
+}
+PLANS = {
+    f"{family}: {place.__name__}": (family, place) for family, places in FAMILIES.items() for place in places
+}
+SAMPLE = (
+    "bloom: in_parts", "cohere, a norm for each head: in_four", "deepseek_v3: experts_apart", "falcon: in_four",
+    "gemma2, low caps: in_stages", "gpt_neox: unequal", "gpt_oss: experts_cut", "minicpm3: in_parts",
+    "olmo2: in_four", "phi: in_stages",
+)  # fmt: skip
+
+
+def plan_named(name: str) -> Plan:
+    family, place = PLANS[name]
+    return place(model_of(family))
+
+
+@pytest.mark.parametrize("names", [SAMPLE, *nightly(([name for name in PLANS if name not in SAMPLE],))])
+def test_training_under_plans_equals_that_of_one_process(names: tuple[str, ...]) -> None:
+    plans = {name: plan_named(name) for name in names}
+    for name, plan in plans.items():
+        assert not check(plan) and not unrunnable(plan), name
+    outcomes = run_cases([Case(name, plan, SGD, steps=STEPS, seed=SEED) for name, plan in plans.items()], PROCESSES)
+    for name, plan in plans.items():
+        try:
+            require_equal(outcomes[name], reference_run(plan, SGD, steps=STEPS, seed=SEED))
+        except AssertionError as error:
+            raise AssertionError(name) from error
+
+
+def test_what_needs_all_positions_is_refused_in_parts() -> None:
+    model = model_of("gpt_oss")
+    plan = replace(in_parts(model), sequence_parallel=False)
+    assert any("sinks" in problem.message for problem in unrunnable(plan))
