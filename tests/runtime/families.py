@@ -71,6 +71,7 @@ def small(family: str, fields: Config) -> Config:
     given = fields | {name: SMALL[name] for name in fields if SMALL.get(name) and fields[name]} | listed
     given |= {"num_key_value_heads": 4} if fields.get("num_key_value_heads") == 8 else {}
     given = {name: value for name, value in given.items() if name != "mlp_only_layers"}
+    given |= {"mask_token_id": 3} if family == "bert" else {}
     return {"model_type": family, "pad_token_id": 0, "num_nextn_predict_layers": 0, **given}
 
 
@@ -79,8 +80,13 @@ def counted() -> Iterator[tuple[str, Config]]:
     for number, (family, fields) in enumerate(COUNTED):
         refused = family in LEFT_OUT and all(fields.get(name) == value for name, value in LEFT_OUT[family].items())
         broken = family == "falcon" and fields.get("new_decoder_architecture") and not fields.get("parallel_attn", True)
-        if family in TRAINED and not refused and not broken and family != "bert":
+        if family in TRAINED and not refused and not broken and _whole(fields):
             yield f"{family} {number}", small(family, fields)
+
+
+def _whole(fields: Config) -> bool:
+    """Whether a config names no class, or the one with the output projection."""
+    return fields.get("architectures", ["ForCausalLM"])[0].endswith(("ForCausalLM", "ForMaskedLM"))
 
 
 def first_of_each() -> dict[str, Config]:

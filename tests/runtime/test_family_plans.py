@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -66,6 +65,7 @@ def experts_cut(model: Model) -> Plan:
 
 DENSE, EXPERTS = (in_stages, in_four, unequal, in_parts), (experts_apart, experts_cut, in_stages, unequal)
 FAMILIES = {
+    "bert": (in_stages, in_four, unequal),  # attention to all tokens, norms of sums, a transform before the head
     "bloom": DENSE,  # ALiBi, a norm of the embedding
     "cohere": DENSE,  # a parallel block, one norm without a bias
     "cohere, a norm for each head": DENSE,
@@ -88,7 +88,7 @@ PLANS = {
     f"{family}: {place.__name__}": (family, place) for family, places in FAMILIES.items() for place in places
 }
 SAMPLE = (
-    "bloom: in_parts", "cohere, a norm for each head: in_four", "deepseek_v3: experts_apart", "falcon: in_four",
+    "bert: in_stages", "bloom: in_parts", "cohere, a norm for each head: in_four", "deepseek_v3: experts_apart", "falcon: in_four",
     "gemma2, low caps: in_stages", "gpt_neox: unequal", "gpt_oss: experts_cut", "minicpm3: in_parts",
     "olmo2: in_four", "phi: in_stages",
 )  # fmt: skip
@@ -113,6 +113,6 @@ def test_training_under_plans_equals_that_of_one_process(names: tuple[str, ...])
 
 
 def test_what_needs_all_positions_is_refused_in_parts() -> None:
-    model = model_of("gpt_oss")
-    plan = replace(in_parts(model), sequence_parallel=False)
-    assert any("sinks" in problem.message for problem in unrunnable(plan))
+    for family, words in {"gpt_oss": "sinks", "bert": "later tokens"}.items():
+        plan = in_parts(model_of(family))
+        assert any(words in problem.message for problem in unrunnable(plan))

@@ -26,6 +26,7 @@ def untrainable_model(model: Model) -> Iterator[Problem]:
         f"the activation {model.activation}": model.activation not in ACTIVATIONS,
         "an embedding narrower than the model": model.embedding_width is not None,
         "multi-token prediction": model.mtp_layers > 0,
+        "masked tokens without a token for them": not model.causal and computed.mask_token is None,
         "layers with another number of norms than their places": not all(_placed(model, kind) for kind in model.kinds),
         "weights that no block has": any(_unplaced(model, kind) for kind in model.kinds),
         "norms after the blocks of a parallel block": model.parallel_block and computed.norms != "before",
@@ -34,7 +35,10 @@ def untrainable_model(model: Model) -> Iterator[Problem]:
         "layers that differ in heads": len({_heads(kind.attention) for kind in model.kinds}) > 1,
         "capped logits of a model with a bias on them and a scale": model.head_bias and computed.logit_scale != 1.0,
     }
-    hints = {"multi-token prediction": "write num_nextn_predict_layers 0 in config.json and plan again"}
+    hints = {
+        "multi-token prediction": "write num_nextn_predict_layers 0 in config.json and plan again",
+        "masked tokens without a token for them": "write mask_token_id in config.json (103 in BERT) and plan again",
+    }
     for what, there in lacking.items():
         if there:
             yield Problem("model", f"{what} cannot be run", hints.get(what, OTHERS))
@@ -49,7 +53,7 @@ def untrainable_parts(plan: Plan) -> Iterator[Problem]:
     stages = [stage for replica in plan.replicas for stage in replica.stages]
     in_parts = any(stage.context_parallel > 1 for stage in stages)
     lacking = {
-        "attention to later tokens": not all(kind.attention.causal for kind in plan.model.kinds),
+        "attention to later tokens": not plan.model.causal,
         "attention with sinks": plan.model.computed.sinks,
     }
     for what, there in lacking.items():

@@ -29,7 +29,8 @@ class ForwardPass:
     * The router scores experts by softmax or sigmoid. Its bias is learned, or (False) balances: then it takes part in
       the choice alone, and groups of experts are chosen by the sum of their two best (DeepSeek-V3, arXiv 2412.19437
       §2.1.2).
-    * BERT: rows of its table of `token_types`, and a dense layer before the output projection, `head_transform`.
+    * BERT: rows of its table of `token_types`, a dense layer before the output projection, `head_transform`, and the
+      number of the token that stands for masked ones, `mask_token`.
     * `unknown` says in words what a config tells of the forward pass that is none of these.
     """
 
@@ -54,6 +55,7 @@ class ForwardPass:
     router_bias_learned: bool = False
     token_types: int | None = None
     head_transform: bool = False
+    mask_token: int | None = None
     unknown: tuple[str, ...] = ()
 
 

@@ -220,6 +220,11 @@ class Model:
         """The forward pass, as in Llama where nothing else is told."""
         return self.forward_pass or PLAIN
 
+    @property
+    def causal(self) -> bool:
+        """Whether tokens see earlier ones alone; else it is trained to fill in masked tokens."""
+        return all(kind.attention.causal for kind in self.kinds)
+
     @cached_property
     def kinds(self) -> tuple[Layer, ...]:
         """The distinct layers, in order of first appearance."""

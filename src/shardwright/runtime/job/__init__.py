@@ -3,6 +3,7 @@
 * `train`: one process from joining to its end
 * `loop`: the training loop
 * `feed`: samples read ahead
+* `masked_tokens`: which tokens are hidden from models that see all of a sequence
 * `held_out`: the loss on held-out data
 * `trackers`: TensorBoard, Weights & Biases
 * `inputs`: what a run reads, checked before it starts

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import torch
 
+from shardwright.runtime.job.masked_tokens import hidden_tokens
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.step.engine import Engine
 from shardwright.runtime.step.pipeline import Batch
@@ -30,17 +32,23 @@ class Feed:
         return _batch(rows.result, self._engine.place, self._engine.pipeline.device)
 
     def _rows(self, step: int) -> torch.Tensor:
+        """Return what the model sees of the samples of a step, and its targets, [2, samples, length]."""
         plan, place = self._engine.layout.plan, self._engine.place
         first = self._origin + step * plan.job.global_batch + place.first_sample
-        rows = torch.from_numpy(self._samples.rows(first, sum(place.sizes)))
-        return rows.pin_memory() if self._engine.pipeline.device.type == "cuda" else rows
+        rows = self._samples.rows(first, sum(place.sizes))
+        seen, targets = rows[:, :-1], rows[:, 1:]
+        mask = plan.model.computed.mask_token
+        if not plan.model.causal and mask is not None:
+            seen, targets = hidden_tokens(seen, first, self._samples.seed, mask, plan.model.vocab)
+        both = torch.from_numpy(np.stack([seen, targets]))
+        return both.pin_memory() if self._engine.pipeline.device.type == "cuda" else both
 
 
 def _batch(rows: Callable[[], torch.Tensor], place: Place, device: torch.device) -> Batch:
     def batch(micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         first, count = place.samples(micro_batch)
         begin = first - place.first_sample
-        part = rows()[begin : begin + count].to(device, non_blocking=True)
-        return part[:, :-1], part[:, 1:]
+        seen, targets = rows()[:, begin : begin + count].to(device, non_blocking=True)
+        return seen, targets
 
     return batch

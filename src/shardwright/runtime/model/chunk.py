@@ -154,6 +154,7 @@ def loss_of(chunk: Chunk, x: torch.Tensor, targets: torch.Tensor) -> torch.Tenso
     return summed_loss(
         _final(chunk, x), _projection(chunk), targets, chunk.model.vocab, chunk.tensor,
         bias=chunk.weights.get("head.bias"), cap=chunk.model.computed.logit_cap,
+        partly=not chunk.model.causal,
     )  # fmt: skip
 
 

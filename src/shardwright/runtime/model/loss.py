@@ -25,9 +25,11 @@ def summed_loss(
     *,
     bias: torch.Tensor | None = None,
     cap: float | None = None,
+    partly: bool = False,
 ) -> torch.Tensor:
     """Return the sum over tokens of the negative log-likelihood, fp32. Logits are products plus `bias`, capped by
-    c tanh(x / c).
+    c tanh(x / c). Where tokens have a target `partly`, -1 stands for none, and the sum is that over all tokens if the
+    others were like those that have one.
 
     `x` [micro_batch, positions, hidden] is what the projection takes in, of this rank's positions; `weight` has this
     rank's rows of the padded vocabulary, of which rows from `vocab` on do not count; `targets` [micro_batch, sequence]
@@ -35,7 +37,7 @@ def summed_loss(
     """
     function: Any = _Loss
     x = x if tensor.sharded else enter(x, tensor)
-    return cast("torch.Tensor", function.apply(x, weight, bias, targets.reshape(-1), vocab, tensor, cap))
+    return cast("torch.Tensor", function.apply(x, weight, bias, targets.reshape(-1), vocab, tensor, cap, partly))
 
 
 class _Loss(torch.autograd.Function):
@@ -49,31 +51,33 @@ class _Loss(torch.autograd.Function):
         vocab: int,
         tensor: TensorGroup,
         cap: float | None,
+        partly: bool,
     ) -> torch.Tensor:
         whole = gathered(x, tensor) if tensor.sharded else x
         logits = functional.linear(whole.flatten(0, 1), weight, bias)
         ctx.tensor, ctx.biased = tensor, bias is not None
         rows = max(CHUNK_ELEMENTS.get(x.device.type, CHUNK_ELEMENTS["cuda"]) // logits.shape[1], 1)
         parts = zip(torch.split(logits, rows), torch.split(targets, rows), strict=True)
-        loss = torch.stack([_loss_and_gradient(part, to, vocab, tensor, cap) for part, to in parts]).sum()
+        loss = torch.stack([_loss_and_gradient(part, to, vocab, tensor, cap, partly) for part, to in parts]).sum()
+        ctx.share = (targets >= 0).float().mean() if partly else 1.0
         ctx.save_for_backward(x, weight, logits)
-        return loss
+        return loss / ctx.share
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The gradient of the loss multiplies the smaller factors of the products, in which `logits` are theirs."""
         x, weight, logits = ctx.saved_tensors
-        scale = gradients[0] / _lift(logits)
+        scale = gradients[0] / ctx.share / _lift(logits)
         whole = (gathered(x, ctx.tensor) if ctx.tensor.sharded else x).flatten(0, 1)
         entering = ((logits @ weight) * scale).view(x.shape[0], -1, x.shape[2])
         into_weight = logits.t() @ (whole * scale)
         into_bias = logits.float().sum(dim=0) * scale if ctx.biased else None
         into_x = scattered(entering, ctx.tensor) if ctx.tensor.sharded else entering
-        return into_x, into_weight, into_bias, None, None, None, None
+        return into_x, into_weight, into_bias, None, None, None, None, None
 
 
 def _loss_and_gradient(
-    logits: torch.Tensor, targets: torch.Tensor, vocab: int, tensor: TensorGroup, cap: float | None
+    logits: torch.Tensor, targets: torch.Tensor, vocab: int, tensor: TensorGroup, cap: float | None, partly: bool
 ) -> torch.Tensor:
     """Return the summed loss of some tokens, and replace their logits [tokens, rows] by its gradient."""
     rows = logits.shape[1]
@@ -96,10 +100,13 @@ def _loss_and_gradient(
     likely.scatter_add_(1, here, -mine[:, None].to(likely.dtype))
     if capped is not None:
         likely *= 1.0 - capped.square()
+    losses: torch.Tensor = total.log() - chosen
+    if partly:
+        losses = losses.where(targets >= 0, 0.0)
+        likely *= (targets >= 0)[:, None]
     if likely is not logits:
         logits.copy_(likely.mul_(_lift(logits)))
-    loss: torch.Tensor = (total.log() - chosen).sum()
-    return loss
+    return losses.sum()
 
 
 def _lift(logits: torch.Tensor) -> float:

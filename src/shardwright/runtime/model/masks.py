@@ -155,7 +155,7 @@ def _blocks(queries: int, keys: int, reach: int, device: str, *, causal: bool) -
 
     def seen(_batch: Any, _head: Any, query: Any, key: Any) -> Any:
         distance = query + (keys - queries) - key
-        return (distance >= (0 if causal else -reach)) & (distance < reach)
+        return (distance > (-1 if causal else -reach)) & (distance < reach)
 
     return create_block_mask(seen, None, None, queries, keys, device=device)
 
@@ -167,7 +167,7 @@ def _document_blocks(queries: int, keys: int, reach: int, documents: Documents, 
 
     def seen(batch: Any, _head: Any, query: Any, key: Any) -> Any:
         place = query + (keys - queries)
-        near = (place - key >= (0 if causal else -reach)) & (place - key < reach)
+        near = (place - key > (-1 if causal else -reach)) & (place - key < reach)
         return near & (numbers[batch, place] == numbers[batch, key])
 
     return create_block_mask(seen, len(numbers), None, queries, keys, device=str(numbers.device))

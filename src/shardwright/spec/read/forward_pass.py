@@ -153,7 +153,9 @@ def _opt(one: Described) -> Told:
 
 
 def _bert(one: Described) -> Told:
-    return {"norms": "sum", "token_types": one.fields.size("type_vocab_size") or 2, "head_transform": True}
+    mask = one.fields.count("mask_token_id") if one.fields.has(("mask_token_id",)) else None
+    types = one.fields.size("type_vocab_size") or 2
+    return {"norms": "sum", "token_types": types, "head_transform": True, "mask_token": mask}
 
 
 def _scaled_where_said(one: Described) -> Told:
@@ -274,6 +276,8 @@ def _unknown(fields: ConfigFields, family: ModelFamily, model_type: str) -> Iter
         yield "new_decoder_architecture without parallel_attn"
     if model_type == "stablelm" and fields.flag("qk_layernorm", default=False):
         yield "qk_layernorm true: a norm for each head"
+    if model_type == "bert" and given.get("architectures") != ["BertForMaskedLM"]:
+        yield "a class other than BertForMaskedLM"
     if model_type == "deepseek_v2" and fields.flag("norm_topk_prob", default=False):
         yield "norm_topk_prob true"
     if model_type == "hunyuan_v1_moe" and isinstance(given.get("num_experts"), list):

@@ -15,7 +15,7 @@ READ = frozenset(
         "attn_logit_softcapping", "bias", "clip_qkv", "decoder_sparse_step", "dim_model_base", "do_layer_norm_before",
         "embedding_multiplier", "enable_bias", "expansion_ratio", "final_logit_softcapping", "first_k_dense_replace",
         "interleave_moe_layer_step", "kv_lora_rank", "layer_types", "lm_head_bias", "logit_scale", "logits_scaling",
-        "max_window_layers", "mlp_bias", "mlp_layer_types", "mlp_only_layers", "model_type", "moe_layer_end_index",
+        "mask_token_id", "max_window_layers", "mlp_bias", "mlp_layer_types", "mlp_only_layers", "model_type", "moe_layer_end_index",
         "moe_layer_freq", "moe_layer_interval", "moe_layer_start_index", "moe_layers", "multi_query",
         "multi_query_attention", "n_group", "new_decoder_architecture", "no_rope_layer_interval", "no_rope_layers",
         "norm_topk_prob", "num_dense_layers", "num_ln_in_parallel_attn", "original_max_position_embeddings",
