@@ -84,9 +84,7 @@ FAMILIES = {
     "opt": DENSE,
     "phi": DENSE,  # a bias of the output projection
 }
-PLANS = {
-    f"{family}: {place.__name__}": (family, place) for family, places in FAMILIES.items() for place in places
-}
+PLANS = {f"{family}: {place.__name__}": (family, place) for family, places in FAMILIES.items() for place in places}
 SAMPLE = (
     "bert: in_stages", "bloom: in_parts", "cohere, a norm for each head: in_four", "deepseek_v3: experts_apart", "falcon: in_four",
     "gemma2, low caps: in_stages", "gpt_neox: unequal", "gpt_oss: experts_cut", "minicpm3: in_parts",

@@ -66,7 +66,9 @@ def scaled(**values: Any) -> Change:
     return whole(rotary_base=4.0, rotary_scaling=RotaryScaling(**usual | values))
 
 
-WINDOWED = replace(DENSE, layers=(replace(DENSE.layers[0], attention=replace(DENSE.layers[0].attention, window=3)),) * 2)
+WINDOWED = replace(
+    DENSE, layers=(replace(DENSE.layers[0], attention=replace(DENSE.layers[0].attention, window=3)),) * 2
+)
 NORMED = attention(qk_norm=True)(DENSE)
 GROUPED = inside("moe", router_groups=2, router_top_groups=1)
 BIASED = inside("moe", router_bias=True)
@@ -81,6 +83,7 @@ REFUSED: dict[str, tuple[Change, Model]] = {
     "Model.guesses": (whole(guesses=("no biases",)), DENSE),
     "Layer.norms": (each_layer(norms=4), DENSE),
     "Layer.vector_parameters": (each_layer(vector_parameters=8), DENSE),
+    "ForwardPass.mask_token": (computed(), attention(causal=False)(computed(mask_token=3)(DENSE))),
     "ForwardPass.unknown": (computed(unknown=("a twist",)), DENSE),
 }
 COMPUTED: dict[str, tuple[Change, Model]] = {
@@ -90,6 +93,9 @@ COMPUTED: dict[str, tuple[Change, Model]] = {
     "Model.norm_about_one": (whole(norm_about_one=True, norm_epsilon=1e-3), DENSE),
     "Model.rotary_interleaved": (whole(rotary_interleaved=True), DENSE),
     "Model.forward_pass": (computed(residual_scale=0.5), DENSE),
+    "Attention.causal": (attention(causal=False), computed(mask_token=3)(DENSE)),
+    "ForwardPass.token_types": (computed(token_types=2), DENSE),
+    "ForwardPass.head_transform": (computed(head_transform=True), DENSE),
     "ForwardPass.norms": (computed(norms="after"), DENSE),
     "ForwardPass.embedding_scale": (computed(embedding_scale=5.0), DENSE),
     "ForwardPass.residual_scale": (computed(residual_scale=0.5), DENSE),

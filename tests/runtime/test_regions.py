@@ -24,10 +24,10 @@ from shardwright.runtime.model.chunk import Chunk, forward, table_of
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import initial_values, seeded
 from shardwright.runtime.model.masks import Documents, documents_of, masked_attention
-from shardwright.runtime.model.scores import Scoring, alibi_slopes
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.parameters import unit_parameters
 from shardwright.runtime.model.regions import compiled
+from shardwright.runtime.model.scores import Scoring, alibi_slopes
 from shardwright.runtime.step.engine import Engine, make_engine, train_step
 from shardwright.runtime.step.evaluation import evaluate
 from shardwright.runtime.step.rehearsal import rehearse

@@ -6,6 +6,7 @@
 * `paths`: its replicas and stages, with their paths in the file
 * `trainer_options`: whether the options of a trainer go with its model and job
 * `trainable`: what `shardwright train` does not run
+* `trainable_models`: which models it runs
 * `shares`: rows and state of each GPU under uneven FSDP
 * `abilities`: what GPUs and links can do
 * `placement`: where each of its GPUs stands

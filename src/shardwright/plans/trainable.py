@@ -90,5 +90,7 @@ def _dense_sizes(plan: Plan, stage: Stage) -> Iterator[int]:
         keys = min(tp, attention.kv_heads)  # ranks beyond have the same heads
         yield from (attention.query_width // tp, attention.out_width // tp)
         yield from (attention.key_width // keys, attention.value_width // keys)
+        if attention.latent is not None:
+            yield from (attention.latent.kv_rank, attention.latent.query_rank or 0)
         yield (kind.mlp.width if kind.mlp else 0) // tp
         yield (kind.moe.shared_width if kind.moe else 0) // tp

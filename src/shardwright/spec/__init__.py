@@ -1,6 +1,7 @@
 """What a user says and the facts of the catalogue, as validated frozen objects.
 
 * `model`: the shape of a transformer
+* `forward_pass`: what its layers compute that no size tells
 * `cluster`: machines, their GPUs and links
 * `job`: what to train on and what the user wants of it
 * `options`: what a trainer leaves to choose beside the layout

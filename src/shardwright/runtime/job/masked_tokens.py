@@ -1,5 +1,5 @@
-"""Masked tokens, for models that see all of a sequence: which of a sample are hidden, and as what (BERT, arXiv 1810.04805
-§3.1). They depend on the seed and the number of the sample alone, so that every plan trains alike."""
+"""Masked tokens, for models that see all of a sequence: which of a sample are hidden, and as what (BERT, arXiv
+1810.04805 §3.1). They depend on the seed and the number of the sample alone, so that every plan trains alike."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def hidden_tokens(
     `NO_TARGET` at tokens that are not hidden. As many are hidden in every sample."""
     seen, targets = rows.copy(), np.full_like(rows, NO_TARGET)
     count = max(round(SHARE * rows.shape[1]), 1)
-    for row, (tokens, found) in enumerate(zip(seen, targets, strict=True)):
+    for row, (tokens, wanted) in enumerate(zip(seen, targets, strict=True)):
         generator = np.random.default_rng((seed, first + row))
         places = generator.permutation(rows.shape[1])[:count]
-        found[places] = tokens[places]
+        wanted[places] = tokens[places]
         lot, others = generator.random(count), generator.integers(vocab, size=count)
         tokens[places] = np.where(lot < MASKED, mask, np.where(lot < RANDOM, others, tokens[places]))
     return seen, targets

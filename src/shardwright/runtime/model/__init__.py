@@ -12,10 +12,12 @@
 * `parallel`: communication inside a stage, with its gradient
 * `loss`: cross-entropy over a split vocabulary
 * `rotary`: rotary positions
-* `masks`: windows and documents
+* `masks`: attention, its windows and documents
+* `scores`: scores of attention: scales, caps, ALiBi, sinks
 * `regions`: layers compiled
 * `parameters`: names, shapes and cuts of parameters
 * `initial`: initial values
 * `names`: Hugging Face's names
+* `fused`: tensors of files that hold several parameters
 * `details`: epsilons, scaling of positions, weights of the router
 """

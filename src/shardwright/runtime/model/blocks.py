@@ -74,7 +74,9 @@ def layer_forward(
     activation = ACTIVATIONS[model.activation]
 
     def attention(normed: torch.Tensor) -> torch.Tensor:
-        return attend(normed, inside(weights, "attention"), layer, model, details, table, tensor, context, products, core)
+        return attend(
+            normed, inside(weights, "attention"), layer, model, details, table, tensor, context, products, core
+        )
 
     def mlp(normed: torch.Tensor) -> torch.Tensor:
         if layer.moe is None:

@@ -44,27 +44,27 @@ def details_of(model: Model, config: Mapping[str, object] | None, name: str = "c
     Raises SpecError for a scaling of rotary positions that the runtime does not have, and for a config whose forward
     pass is another than the plan's.
     """
-    told = model if config is None else _described(model, config, name)
-    epsilon = FIXED_EPSILONS.get(model.family, told.norm_epsilon)
+    described = model if config is None else _described(model, config, name)
+    epsilon = FIXED_EPSILONS.get(model.family, described.norm_epsilon)
     return Details(
         norm_epsilon=USUAL_EPSILON.get(model.family, 1e-5) if epsilon is None else epsilon,
-        rotary=_known(told.rotary_scaling, "model.rotary_scaling" if config is None else f"{name}: rope_type"),
-        renormalise=not any(kind.moe and kind.moe.pre_softmax for kind in told.kinds),
+        rotary=_known(described.rotary_scaling, "model.rotary_scaling" if config is None else f"{name}: rope_type"),
+        renormalise=not any(kind.moe and kind.moe.pre_softmax for kind in described.kinds),
     )
 
 
 def _described(model: Model, config: Mapping[str, object], name: str) -> Model:
     """Return the model that a config describes. Raises SpecError where it computes otherwise than the plan's."""
-    found = model_of_config(config, name, accept_guess=True)
-    others = [part for part in TOLD if getattr(found, part) != getattr(model, part)]
+    given = model_of_config(config, name, accept_guess=True)
+    others = [part for part in TOLD if getattr(given, part) != getattr(model, part)]
     if others:
         raise SpecError(
             *(
-                Problem(name, f"{part} is {getattr(found, part)!r}, in the plan {getattr(model, part)!r}", HINT)
+                Problem(name, f"{part} is {getattr(given, part)!r}, in the plan {getattr(model, part)!r}", HINT)
                 for part in others
             )
         )
-    return found
+    return given
 
 
 HINT = "make the plan of this config.json"

@@ -68,12 +68,10 @@ def experts(
     biases = {part: _stacked_biases(weights, part) for part in parts} if model.computed.expert_bias else {}
     if biases:
         biases["down"] = _widened(biases["down"], x.shape[-1], tensor.rank)
-    each = Inside(parts=parts, biases=biases, activation=activation, gate=clamped_gate(model.computed))
+    within = Inside(parts=parts, biases=biases, activation=activation, gate=clamped_gate(model.computed))
     rows = tokens[token]
-    if group.size > 1:  # where the host reads how many go where
-        found = apart(_everywhere, rows, counts, each, group)
-    else:
-        found = _here(rows, counts, each)
+    # where ranks share experts, the host reads how many rows go where
+    found = apart(_everywhere, rows, counts, within, group) if group.size > 1 else _here(rows, counts, within)
     visits = found.index_select(0, order.argsort()).view(*chosen.shape, -1)  # of each token, in place of each expert
     out = (visits * chosen.to(x.dtype)[..., None]).sum(dim=1).view_as(seen)
     if moe.shared_width:
@@ -94,10 +92,10 @@ def routed(
     shares = scores.sigmoid() if model.computed.router_scores == "sigmoid" else scores.softmax(dim=-1)
     ranked = shares if balance is None else shares + balance.float()
     if moe.router_groups is not None:
-        within = ranked.unflatten(1, (moe.router_groups, -1))
-        best = within.amax(dim=-1) if balance is None else within.topk(2, dim=-1).values.sum(dim=-1)
+        grouped = ranked.unflatten(1, (moe.router_groups, -1))
+        best = grouped.amax(dim=-1) if balance is None else grouped.topk(2, dim=-1).values.sum(dim=-1)
         lowest = best.topk(moe.router_top_groups or 1, dim=-1).values.amin(dim=-1, keepdim=True)
-        ranked = within.masked_fill((best < lowest)[..., None], -torch.inf).flatten(1)
+        ranked = grouped.masked_fill((best < lowest)[..., None], -torch.inf).flatten(1)
     expert = ranked.detach().topk(moe.top_k, dim=-1).indices
     chosen = shares.gather(1, expert)
     if details.renormalise:
@@ -141,8 +139,8 @@ def _here(rows: torch.Tensor, counts: torch.Tensor, experts: Inside) -> torch.Te
     expert = torch.searchsorted(ends, numbers, right=True) if experts.biases else None
 
     def product(x: torch.Tensor, part: str) -> torch.Tensor:
-        found = grouped_product(x, experts.parts[part].transpose(1, 2), ends)
-        return found if expert is None else found + experts.biases[part].index_select(0, expert)
+        output = grouped_product(x, experts.parts[part].transpose(1, 2), ends)
+        return output if expert is None else output + experts.biases[part].index_select(0, expert)
 
     up = product(rows, "up")
     if "gate" not in experts.parts:

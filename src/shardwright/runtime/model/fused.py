@@ -42,9 +42,9 @@ class TensorSource:
 
     def taken(self, tensor: torch.Tensor, parameter: ModelParameter) -> torch.Tensor:
         """Return the parameter out of the tensor, which must have as many elements as there should be."""
-        found = (tensor if self.view is None else tensor.reshape(self.view))[self.index]
-        found = found.transpose(-2, -1) if self.turned else found
-        return found.reshape(parameter.shape) if self.view is not None else found
+        value = (tensor if self.view is None else tensor.reshape(self.view))[self.index]
+        value = value.transpose(-2, -1) if self.turned else value
+        return value.reshape(parameter.shape) if self.view is not None else value
 
     def put(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Set the parameter in the tensor."""
@@ -93,9 +93,9 @@ def _attention_source(
     if form == "quarters of q, v, k":
         order = (0, 2, 1)[number]
         return TensorSource(name=name, shape=whole, view=(4, 3, rows // 12, *inputs), index=(WHOLE, order))
-    each = heads // groups
-    queries: int | slice = slice(0, each) if number == 0 else each + number - 1
-    return TensorSource(name=name, shape=whole, view=(groups, each + 2, dim, *inputs), index=(WHOLE, queries))
+    shared = heads // groups
+    queries: int | slice = slice(0, shared) if number == 0 else shared + number - 1
+    return TensorSource(name=name, shape=whole, view=(groups, shared + 2, dim, *inputs), index=(WHOLE, queries))
 
 
 def _expert_source(name: str, form: Form, model: Model, parameter: ModelParameter) -> TensorSource:

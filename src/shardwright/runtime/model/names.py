@@ -1,7 +1,7 @@
 """What Hugging Face calls each parameter, and in which form it keeps it.
 
-Names are those of the files that `save_pretrained` writes (huggingface/transformers@v5.23), family by family: a row says
-where the layers are, what each block of a layer is called, and in which tensors several blocks lie together.
+Names are those of the files that `save_pretrained` writes (huggingface/transformers@v5.23), family by family: a row
+says where the layers are, what each block of a layer is called, and in which tensors several blocks lie together.
 """
 
 from __future__ import annotations
@@ -225,9 +225,27 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
     {
         **dict.fromkeys(
             (
-                "llama", "mistral", "qwen2", "qwen3", "arcee", "cwm", "emu3_text_model", "ernie4_5", "gemma", "granite",
-                "helium", "internlm3", "iquestcoder", "jais2", "ministral", "nemotron", "olmo", "seed_oss", "smollm3",
-                "cohere2", "stablelm",
+                "llama",
+                "mistral",
+                "qwen2",
+                "qwen3",
+                "arcee",
+                "cwm",
+                "emu3_text_model",
+                "ernie4_5",
+                "gemma",
+                "granite",
+                "helium",
+                "internlm3",
+                "iquestcoder",
+                "jais2",
+                "ministral",
+                "nemotron",
+                "olmo",
+                "seed_oss",
+                "smollm3",
+                "cohere2",
+                "stablelm",
             ),
             LLAMA,
         ),
@@ -270,8 +288,7 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
         "glm": _like(LLAMA, blocks=GATE_UP, forms=HALVES),
         "glm4": _like(
             LLAMA,
-            blocks=GATE_UP
-            | {"attention_post_norm": "post_self_attn_layernorm", "mlp_post_norm": "post_mlp_layernorm"},
+            blocks=GATE_UP | {"attention_post_norm": "post_self_attn_layernorm", "mlp_post_norm": "post_mlp_layernorm"},
             forms=HALVES,
         ),
         "gpt_bigcode": replace(GPT2, forms=dict.fromkeys(TOGETHER, "one after the other")),
@@ -298,12 +315,8 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
                 **{block: name.replace("shared_experts", "shared_mlp") for block, name in SHARED.items()},
             },
         ),
-        "hyperclovax": _like(
-            LLAMA, blocks={"attention_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"}
-        ),
-        "minimax_m2": _like(
-            MIXTRAL, blocks={"moe.balance.bias": "block_sparse_moe.e_score_correction_bias"}
-        ),
+        "hyperclovax": _like(LLAMA, blocks={"attention_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"}),
+        "minimax_m2": _like(MIXTRAL, blocks={"moe.balance.bias": "block_sparse_moe.e_score_correction_bias"}),
         "mixtral": MIXTRAL,
         "mpt": Names(
             layers="transformer.blocks",

@@ -198,8 +198,8 @@ class _Mean(torch.autograd.Function):
 
 
 def _mean(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
-    found = collectives.all_reduce(x.contiguous(), "sum", tensor.group.group_name)
-    return cast("torch.Tensor", collectives.wait_tensor(found)) / tensor.size
+    total = collectives.all_reduce(x.contiguous(), "sum", tensor.group.group_name)
+    return cast("torch.Tensor", collectives.wait_tensor(total)) / tensor.size
 
 
 class _Exchange(torch.autograd.Function):

@@ -85,9 +85,7 @@ def _embedding(model: Model, vocabulary: int) -> Iterator[ModelParameter]:
     rows = {"positions": model.learned_positions, "types": model.computed.token_types or 0}
     for table, count in rows.items():
         if count:
-            yield ModelParameter(
-                name=f"embedding.{table}.weight", shape=(count, model.hidden), summed="sequence"
-            )
+            yield ModelParameter(name=f"embedding.{table}.weight", shape=(count, model.hidden), summed="sequence")
     if model.embedding_norm:
         yield from _norm(model, "embedding.norm")
 
@@ -192,12 +190,12 @@ def _latent(model: Model, attention: Attention, latent: LatentAttention, name: s
     else:
         shape = (attention.query_width, model.hidden)
         yield ModelParameter(name=f"{name}.query.weight", shape=shape, dim=0, pieces=attention.heads)
-    for part, (rank, beside, each) in down.items():
+    for part, (rank, beside, width) in down.items():
         yield _shared(f"{name}.{part}_down.weight", (rank + beside, model.hidden))
         if attention.qkv_bias:
             yield _shared(f"{name}.{part}_down.bias", (rank + beside,), start="zeros")
         yield _shared(f"{name}.{part}_norm.weight", (rank,), start="ones")
-        shape = (attention.heads * each, rank)
+        shape = (attention.heads * width, rank)
         yield ModelParameter(name=f"{name}.{part}_up.weight", shape=shape, dim=0, pieces=attention.heads)
 
 

@@ -83,9 +83,7 @@ def magnitude(scaling: RotaryScaling, mscale: float) -> float:
     return 1.0 if scaling.factor <= 1.0 else 0.1 * mscale * math.log(scaling.factor) + 1.0
 
 
-def _scaled(
-    frequencies: torch.Tensor, width: int, base: float, scaling: RotaryScaling, length: int
-) -> torch.Tensor:
+def _scaled(frequencies: torch.Tensor, width: int, base: float, scaling: RotaryScaling, length: int) -> torch.Tensor:
     if scaling.kind == "default":
         return frequencies
     if scaling.kind == "linear":

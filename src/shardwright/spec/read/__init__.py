@@ -6,6 +6,8 @@
 * `config_fields`: its fields under their many spellings
 * `huggingface_layers`: its layers
 * `families`: what a family has that the config does not say, and which are refused
+* `forward_pass`: what a config tells of the forward pass beside sizes
+* `known_fields`: which fields of a config are read, and which say nothing of it
 * `model_yaml`: a YAML of dimensions
 * `cluster`: a cluster file or short form
 * `pools`: a group of machines

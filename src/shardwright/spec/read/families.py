@@ -1,8 +1,9 @@
 """What a family of models has that its `config.json` does not say: biases, norms, gates, positions.
 
 `data/families.json` has the families by `model_type`, those of them that `shardwright train` runs, other names of them,
-and those that are refused since they need a kind of layer or a training that the cost model lacks. Its rows follow the model classes of Hugging Face transformers
-5.23 (`models/*/modeling_*.py`); the tests compare parameter counts with those classes.
+and those that are refused since they need a kind of layer or a training that the cost model lacks. Its rows follow the
+model classes of Hugging Face transformers 5.23 (`models/*/modeling_*.py`); the tests compare parameter counts with
+those classes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class ModelFamily:
 
     `tied`, `activation`, `rotary_base`, `rotary_fraction` and `dropout` hold where the config does not say; `sizes`
     are the sizes that transformers assumes where a config leaves them out. `width_factor` times the hidden size is the
-    feed-forward width where none is given; weights of a token's experts are `normalised` where the config does not say; `position_offset` rows of the position table are beyond its positions.
+    feed-forward width where none is given; `position_offset` rows of the position table are beyond its positions. Weights
+    of a token's experts are `normalised` where the config does not say.
     Queries and keys have norms over each head, with the same weights, or `qk_norm_over` the whole projection. Layers
     with experts may have an `expert_norm` more; `sinks` are learned scores, one a head; `scalars` loose numbers of a
     layer. `norm_…` and `particular` are those of `Model`.

@@ -42,128 +42,128 @@ Told = dict[str, Any]
 Reader = Callable[[Described], Told]
 
 
-def _embedding_root(one: Described) -> Told:
-    return {"embedding_scale": one.hidden**0.5}
+def _embedding_root(source: Described) -> Told:
+    return {"embedding_scale": source.hidden**0.5}
 
 
-def _granite(one: Described) -> Told:
+def _granite(source: Described) -> Told:
     return {
-        "embedding_scale": one.factor("embedding_multiplier"),
-        "residual_scale": one.factor("residual_multiplier"),
-        "score_scale": one.number("attention_multiplier", 1.0),
-        "logit_scale": 1.0 / one.factor("logits_scaling"),
+        "embedding_scale": source.factor("embedding_multiplier"),
+        "residual_scale": source.factor("residual_multiplier"),
+        "score_scale": source.number("attention_multiplier", 1.0),
+        "logit_scale": 1.0 / source.factor("logits_scaling"),
     }
 
 
-def _hyperclovax(one: Described) -> Told:
-    scale = one.number("attention_multiplier", None)
-    return _granite(one) | {"score_scale": scale, "logit_scale": one.factor("logits_scaling")}
+def _hyperclovax(source: Described) -> Told:
+    scale = source.number("attention_multiplier", None)
+    return _granite(source) | {"score_scale": scale, "logit_scale": source.factor("logits_scaling")}
 
 
-def _minicpm3(one: Described) -> Told:
-    depth = one.number("scale_depth", None)
-    base = one.number("dim_model_base", None)
+def _minicpm3(source: Described) -> Told:
+    depth = source.number("scale_depth", None)
+    base = source.number("dim_model_base", None)
     return {
-        "embedding_scale": one.factor("scale_emb"),
-        "residual_scale": 1.0 if depth is None else depth / len(one.layers) ** 0.5,
-        "logit_scale": 1.0 if base is None else base / one.hidden,
+        "embedding_scale": source.factor("scale_emb"),
+        "residual_scale": 1.0 if depth is None else depth / len(source.layers) ** 0.5,
+        "logit_scale": 1.0 if base is None else base / source.hidden,
     }
 
 
-def _gemma2(one: Described) -> Told:
-    return _embedding_root(one) | {
-        "score_scale": (one.number("query_pre_attn_scalar", 256.0) or 256.0) ** -0.5,
-        "score_cap": one.number("attn_logit_softcapping", 50.0),
-        "logit_cap": one.number("final_logit_softcapping", 30.0),
+def _gemma2(source: Described) -> Told:
+    return _embedding_root(source) | {
+        "score_scale": (source.number("query_pre_attn_scalar", 256.0) or 256.0) ** -0.5,
+        "score_cap": source.number("attn_logit_softcapping", 50.0),
+        "logit_cap": source.number("final_logit_softcapping", 30.0),
     }
 
 
-def _gemma3(one: Described) -> Told:
-    return _gemma2(one) | {
-        "score_cap": one.number("attn_logit_softcapping", None),
-        "logit_cap": one.number("final_logit_softcapping", None),
-        "window_rotary_base": _window_base(one, one.factor("rope_local_base_freq", 10000.0)),
+def _gemma3(source: Described) -> Told:
+    return _gemma2(source) | {
+        "score_cap": source.number("attn_logit_softcapping", None),
+        "logit_cap": source.number("final_logit_softcapping", None),
+        "window_rotary_base": _window_base(source, source.factor("rope_local_base_freq", 10000.0)),
     }
 
 
-def _window_base(one: Described, usual: float | None) -> float | None:
+def _window_base(source: Described, usual: float | None) -> float | None:
     """Return the base of rotary positions in layers with a window, where these have parameters of their own."""
-    nested = one.fields.inner("rope_parameters")
+    nested = source.fields.inner("rope_parameters")
     inner = nested.inner("sliding_attention") if nested is not None and nested.has(("sliding_attention",)) else None
     return usual if inner is None else inner.section.number("rope_theta") or usual
 
 
-def _windows_apart(one: Described) -> Told:
-    return {"window_rotary_base": _window_base(one, None)}
+def _windows_apart(source: Described) -> Told:
+    return {"window_rotary_base": _window_base(source, None)}
 
 
-def _mellum(one: Described) -> Told:
-    return {"window_rotary_base": _window_base(one, 10000.0)}
+def _mellum(source: Described) -> Told:
+    return {"window_rotary_base": _window_base(source, 10000.0)}
 
 
-def _unrotated(one: Described, *, full: bool) -> Told:
+def _unrotated(source: Described, *, full: bool) -> Told:
     """Return which layers have no rotary positions: those of full attention, where there are others."""
-    numbers = (number for number, layer in enumerate(one.layers) if full and layer.attention.window is None)
+    numbers = (number for number, layer in enumerate(source.layers) if full and layer.attention.window is None)
     return {"unrotated": tuple(numbers)}
 
 
-def _cohere(one: Described) -> Told:
-    return {"logit_scale": one.factor("logit_scale", 0.0625)}
+def _cohere(source: Described) -> Told:
+    return {"logit_scale": source.factor("logit_scale", 0.0625)}
 
 
-def _cohere2(one: Described) -> Told:
-    return _cohere(one) | _unrotated(one, full=True)
+def _cohere2(source: Described) -> Told:
+    return _cohere(source) | _unrotated(source, full=True)
 
 
-def _exaone4(one: Described) -> Told:
-    return _unrotated(one, full=one.fields.has(("sliding_window",)) is not None)
+def _exaone4(source: Described) -> Told:
+    return _unrotated(source, full=source.fields.has(("sliding_window",)) is not None)
 
 
-def _smollm3(one: Described) -> Told:
-    every = one.fields.size("no_rope_layer_interval") or 4
-    listed = one.fields.layer_list("no_rope_layers")
-    rotated: Sequence[object] = listed or [(number + 1) % every != 0 for number in range(len(one.layers))]
+def _smollm3(source: Described) -> Told:
+    every = source.fields.size("no_rope_layer_interval") or 4
+    listed = source.fields.layer_list("no_rope_layers")
+    rotated: Sequence[object] = listed or [(number + 1) % every != 0 for number in range(len(source.layers))]
     return {"unrotated": tuple(number for number, there in enumerate(rotated) if not there)}
 
 
-def _clipped(one: Described) -> Told:
-    return {"qkv_clip": one.number("clip_qkv", None)}
+def _clipped(source: Described) -> Told:
+    return {"qkv_clip": source.number("clip_qkv", None)}
 
 
-def _gpt_oss(one: Described) -> Told:
-    limit, slope = one.number("swiglu_limit", 7.0), one.number("swiglu_alpha", 1.702)
+def _gpt_oss(source: Described) -> Told:
+    limit, slope = source.number("swiglu_limit", 7.0), source.number("swiglu_alpha", 1.702)
     return {"gate_limit": limit, "gate_slope": slope, "router_bias_learned": True}
 
 
-def _sigmoid(one: Described) -> Told:
+def _sigmoid(source: Described) -> Told:
     return {"router_scores": "sigmoid"}
 
 
-def _interleaved(one: Described) -> Told:
-    return {"latent_interleaved": one.fields.flag("rope_interleave", default=True)}
+def _interleaved(source: Described) -> Told:
+    return {"latent_interleaved": source.fields.flag("rope_interleave", default=True)}
 
 
-def _after_rotation(one: Described) -> Told:
+def _after_rotation(source: Described) -> Told:
     return {"norm_after_rotation": True}
 
 
-def _opt(one: Described) -> Told:
-    before = one.fields.flag("do_layer_norm_before", default=True)
+def _opt(source: Described) -> Told:
+    before = source.fields.flag("do_layer_norm_before", default=True)
     return {"norms": "before" if before else "sum"}
 
 
-def _bert(one: Described) -> Told:
-    mask = one.fields.count("mask_token_id") if one.fields.has(("mask_token_id",)) else None
-    types = one.fields.size("type_vocab_size") or 2
+def _bert(source: Described) -> Told:
+    mask = source.fields.count("mask_token_id") if source.fields.has(("mask_token_id",)) else None
+    types = source.fields.size("type_vocab_size") or 2
     return {"norms": "sum", "token_types": types, "head_transform": True, "mask_token": mask}
 
 
-def _scaled_where_said(one: Described) -> Told:
-    return _embedding_root(one) if one.fields.flag("scale_embedding", default=True) else {}
+def _scaled_where_said(source: Described) -> Told:
+    return _embedding_root(source) if source.fields.flag("scale_embedding", default=True) else {}
 
 
-def _mpt(one: Described) -> Told:
-    inner = one.fields.inner("attn_config")
+def _mpt(source: Described) -> Told:
+    inner = source.fields.inner("attn_config")
     if inner is None:
         return {}
     scale = inner.section.number("softmax_scale") if inner.has(("softmax_scale",)) else None
@@ -171,12 +171,12 @@ def _mpt(one: Described) -> Told:
     return {"score_scale": scale, "qkv_clip": clip}
 
 
-def _unscaled_scores(one: Described) -> Told:
+def _unscaled_scores(source: Described) -> Told:
     return {"score_scale": 1.0}
 
 
 def _norms(placement: str) -> Reader:
-    return lambda one: {"norms": placement}
+    return lambda source: {"norms": placement}
 
 
 ROWS: Mapping[str, tuple[Reader, ...]] = MappingProxyType(
@@ -231,6 +231,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "is_decoder": (False, True),
         "layer_norm_elementwise_affine": (True,),
         "position_embedding_type": ("absolute",),
+        "attn_config.alibi": (True,),
         "prefix_lm": (False,),
         "qk_ln": (False,),
         "scale_attn_by_inverse_layer_idx": (False,),
@@ -248,14 +249,14 @@ def forward_pass_of(
     fields: ConfigFields, family: ModelFamily, model_type: str, hidden: int, layers: tuple[Layer, ...]
 ) -> ForwardPass | None:
     """Return the forward pass that a config describes, None where its sizes tell all of it."""
-    told: Told = {"sinks": family.sinks, "expert_bias": family.expert_bias}
+    traits: Told = {"sinks": family.sinks, "expert_bias": family.expert_bias}
     if family.qk_norm_over == "projection" and any(layer.attention.qk_norm for layer in layers):
-        told["query_key_norm"] = "each" if family.norm == "layernorm" else "projection"
-    one = Described(fields=fields, family=family, hidden=hidden, layers=layers)
+        traits["query_key_norm"] = "each" if family.norm == "layernorm" else "projection"
+    source = Described(fields=fields, family=family, hidden=hidden, layers=layers)
     for read in ROWS.get(model_type, ()):
-        told |= read(one)
+        traits |= read(source)
     unknown = tuple(dict.fromkeys(_unknown(fields, family, model_type)))
-    forward_pass = replace(PLAIN, **told, unknown=unknown)
+    forward_pass = replace(PLAIN, **traits, unknown=unknown)
     return None if forward_pass == PLAIN and model_type not in ROWS else forward_pass
 
 
@@ -267,27 +268,25 @@ def _unknown(fields: ConfigFields, family: ModelFamily, model_type: str) -> Iter
             yield f"{name} {shown(value)}"
         if not (name in NEUTRAL or name in READ or name in BESIDE or name.startswith("_")) and _says(value):
             yield f"the field {name}"
-    wanted = "sigmoid" if _sigmoid in ROWS.get(model_type, ()) else "softmax"
-    if fields.has(("scoring_func",)) and given["scoring_func"] != wanted:
-        yield f"scoring_func {shown(given['scoring_func'])}"
-    if model_type == "falcon" and family.position == "alibi":
-        yield "ALiBi in the precision of Falcon"
-    if model_type == "falcon" and family.parallel and not fields.flag("parallel_attn", default=True):
-        yield "new_decoder_architecture without parallel_attn"
-    if model_type == "stablelm" and fields.flag("qk_layernorm", default=False):
-        yield "qk_layernorm true: a norm for each head"
-    if model_type == "bert" and given.get("architectures") != ["BertForMaskedLM"]:
-        yield "a class other than BertForMaskedLM"
-    if model_type == "deepseek_v2" and fields.flag("norm_topk_prob", default=False):
-        yield "norm_topk_prob true"
-    if model_type == "hunyuan_v1_moe" and isinstance(given.get("num_experts"), list):
-        yield "num_experts by layer"
     nested = fields.inner("attn_config")
     for name, value in {} if nested is None else nested.section.fields.items():
-        if name in NEUTRAL and value is not None and value not in NEUTRAL[name]:
+        if value is not None and value not in NEUTRAL.get(name, NEUTRAL.get(f"attn_config.{name}", (value,))):
             yield f"attn_config.{name} {shown(value)}"
-    if nested is not None and nested.section.fields.get("alibi") is False:
-        yield "attn_config.alibi false"
+    wanted = "sigmoid" if _sigmoid in ROWS.get(model_type, ()) else "softmax"
+    refused = {
+        f"scoring_func {shown(given.get('scoring_func'))}": given.get("scoring_func") not in (None, wanted),
+        "a class other than BertForMaskedLM": model_type == "bert"
+        and given.get("architectures") != ["BertForMaskedLM"],
+        "norm_topk_prob true": model_type == "deepseek_v2" and fields.flag("norm_topk_prob", default=False),
+        "ALiBi in the precision of Falcon": model_type == "falcon" and family.position == "alibi",
+        "new_decoder_architecture without parallel_attn": model_type == "falcon"
+        and fields.flag("new_decoder_architecture", default=False)
+        and not fields.flag("parallel_attn", default=True),
+        "qk_layernorm true: a norm for each head": model_type == "stablelm"
+        and fields.flag("qk_layernorm", default=False),
+        "num_experts by layer": isinstance(given.get("num_experts"), list),
+    }
+    yield from (words for words, there in refused.items() if there)
 
 
 def _says(value: object) -> bool:
