@@ -149,13 +149,13 @@ def _heads(
     normed_heads, after = attention.qk_norm, computed.norm_after_rotation
     if normed_heads and not after:
         query, key = normed(query, "query_norm"), normed(key, "key_norm")
-    query, key = (part.unflatten(2, (-1, attention.head_dim)).transpose(1, 2) for part in (query, key))
+    query, key = (_by_head(part, attention.head_dim).transpose(1, 2) for part in (query, key))
     if table is not None:
         query, key = (rotated(part, table, interleaved=bool(model.rotary_interleaved)) for part in (query, key))
     if normed_heads and after:
         query = norm(query, inside(weights, "query_norm"), model, details)
         key = norm(key, inside(weights, "key_norm"), model, details)
-    return query, key, value.unflatten(2, (-1, attention.value_head_dim)).transpose(1, 2)
+    return query, key, _by_head(value, attention.value_head_dim).transpose(1, 2)
 
 
 def _query_key_norm(
@@ -167,7 +167,7 @@ def _query_key_norm(
         square = mean_over(x.float().square().mean(dim=-1, keepdim=True), tensor)
         scaled = x.float() * torch.rsqrt(square + details.norm_epsilon)
         return (scaled * weights["weight"]).to(x.dtype)
-    heads = x.unflatten(2, (-1, attention.head_dim))
+    heads = _by_head(x, attention.head_dim)
     if kind == "each":
         return (norm(heads, {}, model, details) * weights["weight"].view(-1, attention.head_dim)).flatten(2)
     return norm(heads, weights, model, details).flatten(2)
@@ -199,11 +199,11 @@ def _latent_heads(
         (query,) = products.enter(x, [(weights["query.weight"], None)], tensor)
     else:
         query = up(down("query"), "query")
-    latent, turning = down("latent").split([mla.kv_rank, mla.rope_head_dim], dim=-1)
-    wide = up(latent, "latent").unflatten(2, (-1, mla.nope_head_dim + attention.value_head_dim)).transpose(1, 2)
-    query = query.unflatten(2, (-1, attention.head_dim)).transpose(1, 2)
-    still, query_turning = query.split([mla.nope_head_dim, mla.rope_head_dim], dim=-1)
-    key_still, value = wide.split([mla.nope_head_dim, attention.value_head_dim], dim=-1)
+    latent, turning = torch.split(down("latent"), [mla.kv_rank, mla.rope_head_dim], dim=-1)
+    wide = _by_head(up(latent, "latent"), mla.nope_head_dim + attention.value_head_dim).transpose(1, 2)
+    query = _by_head(query, attention.head_dim).transpose(1, 2)
+    still, query_turning = torch.split(query, [mla.nope_head_dim, mla.rope_head_dim], dim=-1)
+    key_still, value = torch.split(wide, [mla.nope_head_dim, attention.value_head_dim], dim=-1)
     turn = partial(rotated, table=table, interleaved=model.computed.latent_interleaved)
     key_turned = turn(enter(turning, tensor)[:, None]).expand(-1, key_still.shape[1], -1, -1)
     query = torch.cat([still, turn(query_turning)], dim=-1)
@@ -215,6 +215,11 @@ def feed_forward(
 ) -> torch.Tensor:
     """Return the feed-forward block of `x`, gated where it has a gate; this rank computes its part of the width."""
     return _plus(inner(x, weights, activation, products, tensor, tensor), weights.get("down.bias"))
+
+
+def _by_head(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Return `x` [micro_batch, positions, heads * width] as [micro_batch, positions, heads, width]."""
+    return x.view(*x.shape[:2], -1, width)
 
 
 def _plus(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

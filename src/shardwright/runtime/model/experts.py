@@ -92,7 +92,7 @@ def routed(
     shares = scores.sigmoid() if model.computed.router_scores == "sigmoid" else scores.softmax(dim=-1)
     ranked = shares if balance is None else shares + balance.float()
     if moe.router_groups is not None:
-        grouped = ranked.unflatten(1, (moe.router_groups, -1))
+        grouped = ranked.view(len(ranked), moe.router_groups, -1)
         best = grouped.amax(dim=-1) if balance is None else grouped.topk(2, dim=-1).values.sum(dim=-1)
         lowest = best.topk(moe.router_top_groups or 1, dim=-1).values.amin(dim=-1, keepdim=True)
         ranked = grouped.masked_fill((best < lowest)[..., None], -torch.inf).flatten(1)

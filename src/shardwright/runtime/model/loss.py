@@ -61,7 +61,7 @@ class _Loss(torch.autograd.Function):
         loss = torch.stack([_loss_and_gradient(part, to, vocab, tensor, cap, partly) for part, to in parts]).sum()
         ctx.share = (targets >= 0).float().mean() if partly else 1.0
         ctx.save_for_backward(x, weight, logits)
-        return loss / ctx.share
+        return cast("torch.Tensor", loss / ctx.share)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

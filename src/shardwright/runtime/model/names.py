@@ -143,6 +143,11 @@ TURNED: Mapping[str, Form] = dict.fromkeys(("attention.out", "mlp.up", "mlp.down
 TOGETHER = ("attention.query", "attention.key", "attention.value")
 
 
+def _of_three(form: Form) -> dict[str, Form]:
+    """Return the form of queries, keys and values."""
+    return dict.fromkeys(TOGETHER, form)
+
+
 def _like(names: Names, ends: Words | None = None, **changes: object) -> Names:
     """Return names with other blocks, ends and forms beside those of a family."""
     blocks = changes.get("blocks", {})
@@ -162,17 +167,15 @@ GPT2 = Names(
     layers="transformer.h",
     blocks=GPT2_BLOCKS,
     ends=GPT2_ENDS,
-    forms=dict.fromkeys(TOGETHER, "turned thirds") | dict(TURNED),
+    forms={**_of_three("turned thirds"), **TURNED},
 )
 NEOX = Names(
     layers="gpt_neox.layers",
     blocks=NEOX_BLOCKS,
     ends={"embedding.tokens": "gpt_neox.embed_in", "head.norm": "gpt_neox.final_layer_norm", "head": "embed_out"},
-    forms=dict.fromkeys(TOGETHER, "head by head"),
+    forms=_of_three("head by head"),
 )
-BLOOM = Names(
-    layers="transformer.h", blocks=BLOOM_BLOCKS, ends=BLOOM_ENDS, forms=dict.fromkeys(TOGETHER, "head by head")
-)
+BLOOM = Names(layers="transformer.h", blocks=BLOOM_BLOCKS, ends=BLOOM_ENDS, forms=_of_three("head by head"))
 OPT = Names(
     layers="model.decoder.layers",
     blocks=OPT_BLOCKS,
@@ -274,16 +277,14 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
             },
         ),
         "bloom": BLOOM,
-        "codegen": _like(
-            GPTJ, blocks=dict.fromkeys(TOGETHER, "attn.qkv_proj"), forms=dict.fromkeys(TOGETHER, "quarters of q, v, k")
-        ),
+        "codegen": _like(GPTJ, blocks=dict.fromkeys(TOGETHER, "attn.qkv_proj"), forms=_of_three("quarters of q, v, k")),
         "cohere": _like(LLAMA, forms=dict.fromkeys(("attention.query_norm", "attention.key_norm"), "row of each head")),
         "ernie4_5_moe": _like(
             LLAMA,
             blocks=EXPERTS | SHARED | {"moe.balance.bias": "mlp.moe_statics.e_score_correction_bias"},
             forms={"moe.balance": "one row"},
         ),
-        "falcon": _like(BLOOM, forms=dict.fromkeys(TOGETHER, "group by group")),
+        "falcon": _like(BLOOM, forms=_of_three("group by group")),
         "flex_olmo": _like(LLAMA, blocks=OLMO2_NORMS | EXPERTS),
         "glm": _like(LLAMA, blocks=GATE_UP, forms=HALVES),
         "glm4": _like(
@@ -291,7 +292,7 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
             blocks=GATE_UP | {"attention_post_norm": "post_self_attn_layernorm", "mlp_post_norm": "post_mlp_layernorm"},
             forms=HALVES,
         ),
-        "gpt_bigcode": replace(GPT2, forms=dict.fromkeys(TOGETHER, "one after the other")),
+        "gpt_bigcode": replace(GPT2, forms=_of_three("one after the other")),
         "gpt_neo": Names(
             layers="transformer.h",
             blocks={
@@ -329,7 +330,7 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
                 "mlp.down": "ffn.down_proj",
             },
             ends={"embedding.tokens": "transformer.wte", "head.norm": "transformer.norm_f", "head": "lm_head"},
-            forms=dict.fromkeys(TOGETHER, "one after the other"),
+            forms=_of_three("one after the other"),
         ),
         "opt": OPT,
         "persimmon": _like(
@@ -342,7 +343,7 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
                 "mlp.up": "mlp.dense_h_to_4h",
                 "mlp.down": "mlp.dense_4h_to_h",
             },
-            forms=dict.fromkeys(TOGETHER, "head by head"),
+            forms=_of_three("head by head"),
         ),
         "phi": _like(
             LLAMA,
@@ -352,14 +353,14 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
         "phi3": _like(
             LLAMA,
             blocks=GATE_UP | dict.fromkeys(TOGETHER, "self_attn.qkv_proj"),
-            forms=HALVES | dict.fromkeys(TOGETHER, "one after the other"),
+            forms={**HALVES, **_of_three("one after the other")},
         ),
         "starcoder2": _like(LLAMA, blocks={"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}),
         "vaultgemma": _like(LLAMA, blocks={"mlp_norm": "pre_feedforward_layernorm"}),
     }
 )
 """The families that `shardwright train` runs, of those that are read from a config."""
-BIGCODE_HEADS = replace(FAMILIES["gpt_bigcode"], forms=dict.fromkeys(TOGETHER, "head by head"))
+BIGCODE_HEADS = replace(FAMILIES["gpt_bigcode"], forms=_of_three("head by head"))
 OTHERS = _like(LLAMA, blocks=EXPERTS | QWEN_SHARED)
 FALCON_TWO_NORMS = _like(FAMILIES["falcon"], blocks={"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"})
 

@@ -12,7 +12,8 @@ import torch
 
 from shardwright.errors import bad
 from shardwright.files import write_atomically
-from shardwright.runtime.model.names import TensorSource, source_of
+from shardwright.runtime.model.fused import TensorSource
+from shardwright.runtime.model.names import source_of
 from shardwright.runtime.model.parameters import ModelParameter, unit_parameters
 from shardwright.runtime.storage.tensor_files import TensorFile, open_tensors, save_tensors
 from shardwright.runtime.storage.weight_files import INDEX, weight_files
