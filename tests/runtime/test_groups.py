@@ -207,7 +207,7 @@ def test_many_ranks_and_buckets_make_few_lines() -> None:
 
 
 def test_what_cannot_be_run_is_said_with_its_place() -> None:
-    plan = replace(MIXED, model=replace(MIXED.model, family="gemma2", parallel_block=True, mtp_layers=1))
+    plan = replace(MIXED, model=replace(MIXED.model, family="llama4_text", activation="xielu", mtp_layers=1))
     paths = [problem.path for problem in unrunnable(plan)]
     assert paths == ["model"] * 3
     assert unrunnable(MIXED) == ()
