@@ -128,8 +128,8 @@ def _stacked_biases(weights: Weights, part: str) -> torch.Tensor:
 
 def _widened(bias: torch.Tensor, hidden: int, rank: int) -> torch.Tensor:
     """Return the biases [experts, hidden] of which this rank has a part, zero elsewhere: the ranks sum."""
-    first, own = rank * bias.shape[1], bias.shape[1]
-    return bias if own == hidden else functional.pad(bias, (first, hidden - first - own))
+    width = bias.shape[1]
+    return bias if width == hidden else functional.pad(bias, (rank * width, hidden - (rank + 1) * width))
 
 
 def _here(rows: torch.Tensor, counts: torch.Tensor, experts: Inside) -> torch.Tensor:
