@@ -168,7 +168,7 @@ def _moe(fields: ConfigFields, family: ModelFamily) -> Moe | None:
         fields.section.report(name, f"{top_k} experts for each token of {experts}", "give at most that many")
     shared_width = fields.count(*SHARED_WIDTH)
     groups = fields.size("n_group", most=MOST_WIDTH)
-    method = fields.text("topk_method", default="noaux_tc" if family.router_bias else "greedy")
+    method = fields.text("topk_method", default="noaux_tc" if family.router_bias else "")
     grouped = groups is not None and groups > 1 and method != "greedy"
     scaling = fields.section.number("routed_scaling_factor") or fields.section.number("router_scaling_factor")
     return Moe(
