@@ -34,6 +34,7 @@ COMMANDS = {
     "serve": ("shardwright.cli.serve:serve", "Serve a page on which the plan follows the question."),
     "mcp": ("shardwright.cli.mcp:mcp", "Serve the planner to an assistant (Model Context Protocol)."),
     "train": ("shardwright.cli.train:train", "Run a plan on torch.distributed."),
+    "rehearse": ("shardwright.cli.rehearse:rehearse", "Run one step in the trainer's own code, without GPUs."),
     "recover": ("shardwright.cli.recover:recover", "Show what a recovery would move."),
     "simulate-spot": (
         "shardwright.cli.simulate_spot:simulate_spot",

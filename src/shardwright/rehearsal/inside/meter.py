@@ -1,0 +1,278 @@
+"""Counts what a step allocates, computes and sends, operator by operator, in the order in which it happens.
+
+A storage on the device is a *block* from its first operator to its end. Its kind is what a runner says of it
+(`Meter.mark`), else what its life shows: a storage that was freed and has grown again, or holds weights or gradients on
+their way, is a buffer; what is alive when a
+backward pass begins is an activation, what collectives read or write is a buffer, and the rest is temporary.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+PARAMETERS, GRADIENTS, STATE = "parameters", "gradients", "state"
+ACTIVATIONS, BUFFERS, TEMPORARIES = "activations", "buffers", "temporaries"
+KINDS = (PARAMETERS, GRADIENTS, STATE, ACTIVATIONS, BUFFERS, TEMPORARIES)
+PHASES = ("build", "forward", "backward", "update")
+ROUNDING = 512  # c10/cuda/CUDACachingAllocator.h of PyTorch 2.13: kMinBlockSize
+OUTSIDE = -1
+SEEN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+COLLECTIVES = {
+    "allreduce_": "all-reduce", "all_reduce": "all-reduce", "all_reduce_": "all-reduce", "allreduce_coalesced_": "all-reduce",
+    "_allgather_base_": "all-gather", "allgather_": "all-gather", "all_gather_into_tensor": "all-gather",
+    "all_gather_into_tensor_out": "all-gather", "allgather_into_tensor_coalesced_": "all-gather",
+    "_reduce_scatter_base_": "reduce-scatter", "reduce_scatter_": "reduce-scatter", "reduce_scatter_tensor": "reduce-scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce-scatter",
+    "alltoall_base_": "all-to-all", "alltoall_": "all-to-all", "all_to_all_single": "all-to-all",
+    "send": "send", "recv_": "receive", "broadcast_": "broadcast", "broadcast": "broadcast",
+}  # fmt: skip
+WEIGHTS = "gradient"  # the purpose of groups that gather weights and sum gradients
+NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+
+
+@dataclass(slots=True)
+class Block:
+    """One life of a storage: its bytes, the operator that made it, and what its kind is decided by."""
+
+    size: int
+    operator: str
+    phase: int
+    shim: str | None
+    shape: tuple[int, ...]
+    dtype: str
+    marked: str | None = None
+    grown: bool = False
+    waited: bool = False
+    sent: bool = False
+
+    @property
+    def kind(self) -> str:
+        if self.marked is not None:
+            return self.marked
+        if self.grown:
+            return BUFFERS
+        if self.waited:
+            return ACTIVATIONS
+        return BUFFERS if self.sent else TEMPORARIES
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was counted since a step began: FLOPs by operator, and (type, group) to messages and bytes."""
+
+    flops: Counter[str] = field(default_factory=Counter)
+    messages: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+    message_bytes: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+    guessed: Counter[str] = field(default_factory=Counter)
+    operators: int = 0
+
+
+class Meter(TorchDispatchMode):
+    """The blocks of a process, as a row of `events`: (number of the block from 1, negative where it ends; phase)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: list[Block] = []
+        self.events: list[tuple[int, int]] = []
+        self.counts = Counts()
+        self.phase = "build"
+        self.begun = 0
+        self.labels: dict[str, str] = {}
+        self.live_bytes = 0
+        self.used: set[str] = set()
+        self._alive: dict[int, tuple[Any, int]] = {}
+        self._fresh: list[int] = []
+        self._shim: str | None = None
+        self._in_backward = False
+        self._resize_before = torch.UntypedStorage.resize_
+
+    def __enter__(self) -> Any:
+        before, meter = self._resize_before, self
+
+        def resize(storage: Any, size: int) -> Any:
+            before(storage, size)
+            if storage._cdata in meter._alive or storage.device.type == "cuda":
+                meter._note(storage, "resize_", (), "")
+            return storage
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        torch.UntypedStorage.resize_ = self._resize_before  # type: ignore[method-assign]
+        super().__exit__(*error)  # type: ignore[arg-type]
+
+    def begin_step(self) -> None:
+        """Count from here on."""
+        self.begun, self.counts, self.phase = len(self.events), Counts(), "forward"
+        self._fresh = []
+
+    def label(self, group: Any, words: str) -> None:
+        """Say what a process group is for."""
+        self.labels[str(group.group_name)] = words
+
+    def mark(self, kind: str, tensors: Iterable[torch.Tensor | None]) -> None:
+        """Say of what kind the memory of some tensors is, all through its life."""
+        for tensor in tensors:
+            known = None if tensor is None else self._alive.get(_storage(tensor)._cdata)
+            if known is not None:
+                self.blocks[known[1] - 1].marked = kind
+
+    @contextmanager
+    def shimmed(self, name: str) -> Iterator[None]:
+        """What is allocated here comes from a shim."""
+        self.used.add(name)
+        before, self._shim = self._shim, name
+        try:
+            yield
+        finally:
+            self._shim = before
+
+    def add_flops(self, operator: str, flops: float) -> None:
+        self.counts.flops[operator] += int(flops)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind not in SEEN for kind in types):  # a distributed tensor: what it does to its own part comes here
+            return NotImplemented
+        kwargs = kwargs or {}
+        self.counts.operators += 1
+        self._see_backward()
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return self._number(func, args)
+        out = func(*args, **kwargs)
+        packet = func._overloadpacket
+        if func.namespace in NAMESPACES:
+            self._collective(packet.__name__, args, out)
+        elif packet in flop_registry or packet.__name__ in ATTENTION:
+            self.add_flops(packet.__name__, flops_of(packet, args, kwargs, out))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda":
+                self._note(tensor.untyped_storage(), packet.__name__, tuple(tensor.shape), str(tensor.dtype))
+        return out
+
+    def _number(self, func: Any, args: Any) -> Any:
+        """Return a number that the host reads from the device, where it depends on data: 1."""
+        try:
+            return func(*args)
+        except DataDependentOutputException:
+            self.counts.guessed[self.phase] += 1
+            dtype = args[0].dtype
+            return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
+
+    def _see_backward(self) -> None:
+        inside = torch._C._current_graph_task_id() != OUTSIDE
+        if inside and not self._in_backward:
+            for number in self._fresh:
+                self.blocks[number - 1].waited = True
+            self._fresh = []
+        self._in_backward = inside
+
+    def _phase(self) -> int:
+        return PHASES.index("backward" if self._in_backward and self.phase == "forward" else self.phase)
+
+    def _note(self, storage: Any, operator: str, shape: tuple[int, ...], dtype: str) -> None:
+        """Begin or end the block of a storage whose size is another than it was."""
+        key = storage._cdata
+        known = self._alive.get(key)
+        if known is not None and known[0]() is storage:
+            if self.blocks[known[1] - 1].size == storage.nbytes():
+                return
+            self._end(key)
+        elif known is not None:
+            self._end(key)
+        size = int(storage.nbytes())
+        self.blocks.append(
+            Block(
+                size=size, operator=operator, phase=self._phase(), shim=self._shim, shape=shape,
+                dtype=dtype.removeprefix("torch."), grown=operator == "resize_",
+            )
+        )  # fmt: skip
+        number = len(self.blocks)
+
+        def ended(_: Any) -> None:
+            last = self._alive.get(key)
+            if last is not None and last[1] == number:
+                self._end(key)
+
+        self._alive[key] = (weakref.ref(storage, ended), number)
+        if size:
+            self.events.append((number, self._phase()))
+            self.live_bytes += size
+            if not self._in_backward:
+                self._fresh.append(number)
+
+    def _end(self, key: int) -> None:
+        _, number = self._alive.pop(key)
+        size = self.blocks[number - 1].size
+        if size:
+            self.events.append((-number, self._phase()))
+            self.live_bytes -= size
+
+    def _collective(self, operator: str, args: Any, out: Any) -> None:
+        kind = COLLECTIVES.get(operator)
+        if kind is None:
+            return
+        leaves = tree_leaves(args)
+        tensors = [leaf for leaf in (*leaves, *tree_leaves(out)) if isinstance(leaf, torch.Tensor)]
+        group = _group(leaves)
+        words = self.labels.get(str(group.group_name), "") if group is not None else ""
+        if kind not in ("send", "receive"):
+            for tensor in tensors:
+                known = self._alive.get(_storage(tensor)._cdata)
+                if known is not None:
+                    self.blocks[known[1] - 1].sent = True
+                    self.blocks[known[1] - 1].grown |= words == WEIGHTS
+        key = (kind, words, 1 if group is None else group.size())
+        self.counts.messages[key] += 1
+        self.counts.message_bytes[key] += max((tensor.nbytes for tensor in tensors), default=0)
+
+
+def _storage(tensor: torch.Tensor) -> Any:
+    inner = getattr(tensor, "_local_tensor", tensor)
+    return inner.untyped_storage()
+
+
+def _group(leaves: list[Any]) -> Any:
+    for leaf in leaves:
+        if isinstance(leaf, torch.ScriptObject):
+            try:
+                return torch._C._distributed_c10d.ProcessGroup.unbox(leaf)
+            except (RuntimeError, TypeError):  # another object: the operation of a sum
+                continue
+        if isinstance(leaf, str):
+            try:
+                return torch._C._distributed_c10d._resolve_process_group(leaf)
+            except (RuntimeError, TypeError):  # the operation by its name
+                continue
+    return None
+
+
+ATTENTION = {
+    "_scaled_dot_product_flash_attention": (1.0, 0, 4),
+    "_scaled_dot_product_flash_attention_backward": (2.5, 1, 11),
+}
+"""Operators of attention: FLOPs in passes of scores and values, the place of the queries, and that of `is_causal`."""
+
+
+def flops_of(packet: Any, args: Any, kwargs: Any, out: Any) -> float:
+    """Return the FLOPs of an operator, of causal attention the half that is used. A backward pass of flash attention
+    computes five products for two (arXiv 2205.14135, algorithm 4)."""
+    if packet.__name__ not in ATTENTION:
+        return float(flop_registry[packet](*args, **kwargs, out_val=out))
+    passes, first, causal = ATTENTION[packet.__name__]
+    query, key, value = args[first : first + 3]
+    flag = args[causal] if len(args) > causal else kwargs.get("is_causal", False)
+    scores = math.prod(query.shape[:3]) * key.shape[2]
+    return passes * 2.0 * scores * (query.shape[3] + value.shape[3]) * (0.5 if flag else 1.0)

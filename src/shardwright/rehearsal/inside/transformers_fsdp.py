@@ -1,0 +1,98 @@
+"""A rank of transformers under FSDP2, set up as Accelerate 1.15 and the Trainer of transformers 5 set it up.
+
+Layers are sharded one by one, the embedding, and final norm and head together, which stay gathered; masters and optimizer state are fp32, and with bf16 parameters
+are gathered and gradients reduced in bf16 (accelerate/utils/fsdp_utils.py and dataclasses.py: `set_mixed_precision`);
+the optimizer is AdamW's fused kernel, and gradients are clipped (transformers/training_args.py: `optim`,
+`max_grad_norm`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Meter
+from shardwright.rehearsal.inside.refusal import Refused
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+RELEASE = 5  # of transformers
+
+
+def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
+    """Run two steps of a rank, of which the second is measured: Adam's state appears in the first."""
+    model, transformers = _model(question)
+    sharded = _sharded(model, question, meter)
+    optimizer = torch.optim.AdamW(sharded.parameters(), lr=1e-4, fused=True)
+    meter.mark(PARAMETERS, sharded.parameters())
+    for _ in range(2):
+        meter.begin_step()
+        _step(sharded, optimizer, question, meter)
+        meter.mark(STATE, (value for state in optimizer.state.values() for value in state.values()))
+    return {"shims": {}, "choices": ["optimizer: torch.optim.AdamW(fused=True)"], "versions": {"transformers": transformers}}
+
+
+def _model(question: dict[str, Any]) -> tuple[Any, str]:
+    if importlib.util.find_spec("transformers") is None:
+        raise Refused("transformers", "is not installed where the trainer is to run", f"pip install 'transformers>={RELEASE}'")
+    import transformers
+
+    if int(transformers.__version__.split(".")[0]) < RELEASE:
+        hint = f"pip install 'transformers>={RELEASE}', or name an interpreter that has it with --python"
+        raise Refused("transformers", f"is {transformers.__version__}", hint)
+    fields = dict(question["config"])
+    config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+    with torch.device("cuda"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    if question["recompute"]:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train(), transformers.__version__
+
+
+def _sharded(model: Any, question: dict[str, Any], meter: Meter) -> Any:
+    dtype, ranks = DTYPES[question["precision"]], int(question["world_size"])
+    if question["sharding"] == "none":
+        return model if ranks == 1 else _replicated(model, meter)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    with _disable_current_modes():  # a mesh looks for its rank among values
+        mesh = init_device_mesh("cuda", (ranks,), mesh_dim_names=("dp_shard",))
+    meter.label(mesh.get_group(), "gradient")
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype)
+    options = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": question["sharding"] == "zero3"}
+    for layer in model.model.layers:
+        fully_shard(layer, **options)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tail = [model.model.norm, head]
+    if embedding.weight is head.weight:
+        tail.insert(1, embedding)
+    else:
+        fully_shard(embedding, **options)
+    fully_shard(tail, **(options | {"reshard_after_forward": False}))
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
+
+
+def _replicated(model: Any, meter: Meter) -> Any:
+    raise Refused("optimizer.sharding", "none is DistributedDataParallel, which is not rehearsed yet", "sharding=zero2 or zero3")
+
+
+def _step(model: Any, optimizer: Any, question: dict[str, Any], meter: Meter) -> None:
+    size, count = int(question["micro_batch"]), int(question["micro_batches"])
+    for number in range(count):
+        meter.phase = "forward"
+        if hasattr(model, "set_requires_gradient_sync"):
+            model.set_requires_gradient_sync(number == count - 1)
+        tokens = torch.zeros(size, int(question["seq_len"]), dtype=torch.int64, device="cuda")
+        with torch.autocast("cuda", DTYPES[question["precision"]], enabled=question["precision"] != "fp32"):
+            loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        (loss / count).backward()
+        del loss
+    meter.phase = "update"
+    meter.mark(GRADIENTS, (parameter.grad for parameter in model.parameters()))
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()

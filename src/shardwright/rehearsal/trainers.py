@@ -1,0 +1,121 @@
+"""The trainers that can be rehearsed: what of a plan each refuses, and what its process is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.errors import Problem, SpecError, bad
+from shardwright.exporters.accelerate.config import unsupported as accelerate_limits
+from shardwright.exporters.megatron.limits import unsupported as megatron_limits
+from shardwright.plans.check import check
+from shardwright.plans.document import to_document
+from shardwright.plans.plan import Plan
+from shardwright.rehearsal.hugging_face import configuration
+from shardwright.runtime.layout.limits import unrunnable
+from shardwright.runtime.layout.places import Place
+
+OF_FRAMEWORK = {"eager": "fsdp"}  # the trainer that a plan of a framework is rehearsed in, where it has another name
+NOT_YET = ("torchtitan", "deepspeed", "nanotron", "jax", "trl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """A trainer: what it is, what of a legal plan it cannot run, what it is asked of a plan beside the rank, and the
+    line that installs it."""
+
+    words: str
+    limits: Callable[[Plan], Iterable[Problem]]
+    question: Callable[[Plan], dict[str, Any]]
+    install: str
+
+
+def trainer_of(plan: Plan, name: str | None) -> str:
+    """Return the trainer of that name, or of the framework that a plan is priced for. Raises SpecError for one that is
+    not rehearsed, or a plan that it cannot run."""
+    chosen = name or OF_FRAMEWORK.get(plan.job.framework, plan.job.framework)
+    known = ", ".join(TRAINERS)
+    if chosen not in TRAINERS:
+        what = "is not rehearsed yet" if chosen in NOT_YET else "is not known"
+        raise bad(f"--in {chosen}", what, f"one of {known}, for a plan that is made for it (--framework)")
+    problems = tuple(check(plan)) or tuple(TRAINERS[chosen].limits(plan))
+    if problems:
+        raise SpecError(*problems)
+    return chosen
+
+
+def question_of(plan: Plan, trainer: str, place: Place) -> dict[str, Any]:
+    """Return what a process is asked of one rank."""
+    gpu = next(pool.gpu for pool in plan.cluster.pools if pool.gpu.name == place.gpu)
+    number = gpu.capability if gpu.capability != float("inf") else 9.0
+    return {
+        "trainer": trainer,
+        "rank": place.rank,
+        "world_size": plan.gpus,
+        "gpu": {
+            "name": gpu.name, "memory_bytes": gpu.memory_bytes, "capability": [int(number), round(number % 1 * 10)],
+        },
+        "environment": {},
+    } | TRAINERS[trainer].question(plan)  # fmt: skip
+
+
+def _of_own(plan: Plan) -> dict[str, Any]:
+    return {"plan": to_document(plan)}
+
+
+def _of_fsdp(plan: Plan) -> dict[str, Any]:
+    (replica,) = plan.replicas
+    return {
+        "config": configuration(plan.model),
+        "micro_batch": plan.micro_batch,
+        "micro_batches": replica.micro_batches,
+        "seq_len": plan.job.seq_len,
+        "precision": plan.job.precision,
+        "sharding": plan.optimizer.sharding,
+        "recompute": replica.stages[0].recompute.granularity == "full",
+    }
+
+
+def _fsdp_limits(plan: Plan) -> Iterable[Problem]:
+    yield from (problems := tuple(accelerate_limits(plan)))
+    if problems:
+        return
+    stage = plan.replicas[0].stages[0]
+    if stage.gpus > 1:
+        message = "Hugging Face's tensor and context parallelism are not rehearsed yet"
+        yield Problem("replicas[0].stages[0]", message, "--set tp=1 --set cp=1")
+    if plan.optimizer.sharding not in ("zero2", "zero3"):
+        message = f"{plan.optimizer.sharding} is DistributedDataParallel, which is not rehearsed yet"
+        yield Problem("optimizer.sharding", message, "--set sharding=zero2,zero3")
+
+
+def _of_megatron(plan: Plan) -> dict[str, Any]:
+    from shardwright.exporters.megatron.export import to_megatron
+
+    export = to_megatron(plan)
+    (replica,) = plan.replicas
+    return {
+        "arguments": list(export.arguments),
+        "environment": {name: value for name, value in export.environment if value is not None},
+        "micro_batches": replica.micro_batches,
+    }
+
+
+def _megatron_limits(plan: Plan) -> Iterable[Problem]:
+    yield from megatron_limits(plan)
+
+
+TRAINERS: Mapping[str, Trainer] = {
+    "train": Trainer(
+        words="shardwright train", limits=unrunnable, question=_of_own, install="pip install 'shardwright[runtime]'"
+    ),
+    "fsdp": Trainer(
+        words="transformers with PyTorch's FSDP2, as Accelerate sets it up", limits=_fsdp_limits, question=_of_fsdp,
+        install="pip install 'transformers>=5'",
+    ),
+    "megatron": Trainer(
+        words="Megatron-Core", limits=_megatron_limits, question=_of_megatron,
+        install="pip install megatron-core==0.19.2 triton einops, in an environment that --python names",
+    ),
+}  # fmt: skip
