@@ -29,7 +29,8 @@ def asked(question: dict[str, Any], *, python: str | None, seconds: float, limit
     with tempfile.TemporaryDirectory(prefix="shardwright-rehearsal-") as folder:
         ask, answer = Path(folder) / "question.json", Path(folder) / "answer.json"
         ask.write_text(json.dumps(question | {"limit_bytes": limit_bytes}), encoding="utf-8")
-        command = [python or sys.executable, str(ENTRY), str(ask), str(answer)]
+        interpreter = sys.executable if python is None else os.path.abspath(os.path.expanduser(python))
+        command = [interpreter, str(ENTRY), str(ask), str(answer)]
         environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         try:
             done = subprocess.run(

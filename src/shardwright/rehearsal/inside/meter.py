@@ -151,8 +151,9 @@ class Meter(TorchDispatchMode):
         self._see_backward()
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._number(func, args)
-        out = func(*args, **kwargs)
         packet = func._overloadpacket
+        together = func.namespace == "c10d" and "coalesced" in packet.__name__  # which fake tensors do not know
+        out = torch._C._distributed_c10d.FakeWork().boxed() if together else func(*args, **kwargs)
         if func.namespace in NAMESPACES:
             self._collective(packet.__name__, args, out)
         elif packet in flop_registry or packet.__name__ in ATTENTION:
@@ -236,7 +237,14 @@ class Meter(TorchDispatchMode):
                     self.blocks[known[1] - 1].grown |= words == WEIGHTS
         key = (kind, words, 1 if group is None else group.size())
         self.counts.messages[key] += 1
-        self.counts.message_bytes[key] += max((tensor.nbytes for tensor in tensors), default=0)
+        self.counts.message_bytes[key] += _message_bytes(args, out)
+
+
+def _message_bytes(args: Any, out: Any) -> int:
+    """Return the bytes of the whole message: the largest of what goes in and what comes out, lists of tensors each as
+    one."""
+    sides = (*args, out)
+    return max(sum(leaf.nbytes for leaf in tree_leaves(side) if isinstance(leaf, torch.Tensor)) for side in sides)
 
 
 def _storage(tensor: torch.Tensor) -> Any:
