@@ -88,9 +88,8 @@ def _messages(plan: Plan, place: Place, memory: StageMemory) -> dict[tuple[str, 
         inner = len(place.chunks)
         before = inner - (1 if place.stage == 0 else 0)
         after = inner - (1 if place.stage == place.depth - 1 else 0)
-        for purpose, sends, takes in (("forward", after, before), ("backward", before, after)):
-            found["send", purpose] = message * sends
-            found["receive", purpose] = message * takes
+        for kind in ("send", "receive"):  # activations one way, gradients the other
+            found[kind, "stages"] = message * (before + after)
     return found
 
 

@@ -59,11 +59,19 @@ class Rehearsal:
 
 def rows(rank: RankRehearsal) -> list[tuple[str, float, float]]:
     """Return what was rehearsed and expected, in bytes: what stays through the step kind by kind, then all that passes
-    through it together, which the account divides otherwise, then all."""
+    through it together, which the account divides otherwise, then all. Where a trainer's weights are the fp32 masters,
+    these are state in the account, and so they are here."""
     kinds, memory = rank.figures["kinds"], rank.expected.memory
-    found = [(kind, float(kinds[kind]), getattr(memory, term)) for kind, term in STATIC.items()]
+    static = dict(STATIC)
+    sizes = {kind: float(kinds[kind]) for kind in static}
     passing = float(sum(kinds[kind] for kind in PASSING))
-    found.append(("passing", passing, sum(getattr(memory, term) for term in PASSING_TERMS)))
+    terms = PASSING_TERMS
+    if rank.figures.get("masters"):
+        static.pop("parameters")
+        sizes["state"] += sizes.pop("parameters")
+        terms = ("weights_bytes", *terms)
+    found = [(kind, sizes[kind], getattr(memory, term)) for kind, term in static.items()]
+    found.append(("passing", passing, sum(getattr(memory, term) for term in terms)))
     return [*found, ("tensors", float(rank.tensor_bytes), rank.expected.tensor_bytes)]
 
 

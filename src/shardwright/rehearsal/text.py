@@ -9,6 +9,7 @@ from shardwright.units import GIBIBYTE, TERA, counted, format_bytes
 
 PASSING = "activations, buffers, temporaries"
 NAMES = {"parameters": "weights", "state": "optimizer state", "passing": PASSING, "tensors": "all tensors at the peak"}
+WITH_MASTERS = {"state": "fp32 weights and optimizer state", "passing": f"gathered weights, {PASSING}"}
 
 
 def rehearsal_text(rehearsal: Rehearsal) -> str:
@@ -30,8 +31,9 @@ def _rank_text(rank: RankRehearsal) -> str:
 
 
 def _memory(rank: RankRehearsal) -> str:
+    names = NAMES | (WITH_MASTERS if rank.figures.get("masters") else {})
     lines = [
-        (NAMES.get(kind, kind), _gib(size), _gib(other), _difference(size, other)) for kind, size, other in rows(rank)
+        (names.get(kind, kind), _gib(size), _gib(other), _difference(size, other)) for kind, size, other in rows(rank)
     ]
     beside, memory = rank.expected.memory.context_bytes, rank.expected.memory
     lines.append(("context, work space, fragmentation", "", _gib(beside), ""))

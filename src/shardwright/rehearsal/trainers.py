@@ -103,7 +103,24 @@ def _of_megatron(plan: Plan) -> dict[str, Any]:
 
 
 def _megatron_limits(plan: Plan) -> Iterable[Problem]:
-    yield from megatron_limits(plan)
+    yield from (problems := tuple(megatron_limits(plan)))
+    if problems:
+        return
+    kinds = plan.model.kinds
+    lacking = {
+        "mixtures of experts": any(kind.moe for kind in kinds),
+        "multi-head latent attention": any(kind.attention.latent for kind in kinds),
+        "windowed attention": any(kind.attention.window for kind in kinds),
+        "context parallelism": any(stage.context_parallel > 1 for stage in plan.replicas[0].stages),
+        "Megatron-FSDP": plan.optimizer.sharding in ("zero2", "zero3"),
+        "an optimizer in host memory": plan.optimizer.offload > 0.0,
+        "fp8": plan.job.precision == "fp8",
+        "adapters": plan.job.adapters,
+        f"the optimizer {plan.job.optimizer}": plan.job.optimizer != "adam",
+    }
+    for what, there in lacking.items():
+        if there:
+            yield Problem("plan", f"{what} cannot be rehearsed in Megatron-Core yet", "plan without, or use --in train")
 
 
 TRAINERS: Mapping[str, Trainer] = {

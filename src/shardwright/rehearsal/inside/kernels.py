@@ -20,6 +20,7 @@ NORM = "RMSNorm"
 SHIMS = {
     NORM: "keeps its input, its weight and an fp32 number a row, as derivatives.yaml of PyTorch 2.13 has _fused_rms_norm"
 }
+LOWER_RIGHT = object()
 HEAD_MULTIPLE = 8  # sdp_utils.cpp pads heads of other sizes for the flash kernel
 
 
@@ -40,11 +41,19 @@ def choose_kernels(meter: Meter) -> None:
     whole.rms_norm = norm
 
 
+def choose_lower_right() -> None:
+    """Have masks that begin at the last keys be marks of a causal kernel: tensors of their kind cannot be fake ones."""
+    from torch.nn.attention import bias
+
+    holder: Any = bias
+    holder.causal_lower_right = lambda *_: LOWER_RIGHT
+
+
 def flash_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
+    attn_mask: object = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,

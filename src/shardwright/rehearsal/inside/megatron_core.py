@@ -62,7 +62,7 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
         _step(args, models, optimizer, int(question["micro_batches"]), meter)
         _mark_state(optimizer, meter)
     version = import_module("megatron.core").__version__
-    return {"shims": SHIMS, "choices": list(CHOICES), "versions": {"megatron-core": version}}
+    return {"shims": SHIMS, "choices": [*CHOICES, f"megatron-core {version}"]}
 
 
 def _configured(question: dict[str, Any]) -> tuple[Any, Any]:
@@ -107,7 +107,6 @@ def _models(args: Any, config: Any, meter: Meter) -> list[Any]:
     for group, words in (
         (parallel.get_tensor_model_parallel_group(), "tensor"),
         (parallel.get_data_parallel_group(with_context_parallel=True), "gradient"),
-        (parallel.get_pipeline_model_parallel_group(), "pipeline"),
     ):
         meter.label(group, words)
     import_module("megatron.core.tensor_parallel").model_parallel_cuda_manual_seed(1)

@@ -39,6 +39,7 @@ COLLECTIVES = {
     "send": "send", "recv_": "receive", "broadcast_": "broadcast", "broadcast": "broadcast",
 }  # fmt: skip
 WEIGHTS = "gradient"  # the purpose of groups that gather weights and sum gradients
+STAGES = "stages"  # between which messages of two ranks go
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 
@@ -236,6 +237,8 @@ class Meter(TorchDispatchMode):
                     self.blocks[known[1] - 1].sent = True
                     self.blocks[known[1] - 1].grown |= words == WEIGHTS
         key = (kind, words, 1 if group is None else group.size())
+        if kind in ("send", "receive"):
+            key = (kind, STAGES, 2)
         self.counts.messages[key] += 1
         self.counts.message_bytes[key] += _message_bytes(args, out)
 
@@ -282,5 +285,5 @@ def flops_of(packet: Any, args: Any, kwargs: Any, out: Any) -> float:
     passes, first, causal = ATTENTION[packet.__name__]
     query, key, value = args[first : first + 3]
     flag = args[causal] if len(args) > causal else kwargs.get("is_causal", False)
-    scores = math.prod(query.shape[:3]) * key.shape[2]
-    return passes * 2.0 * scores * (query.shape[3] + value.shape[3]) * (0.5 if flag else 1.0)
+    used = key.shape[2] - (query.shape[2] / 2.0 if flag else 0.0)  # causal queries are the last positions
+    return passes * 2.0 * math.prod(query.shape[:3]) * used * (query.shape[3] + value.shape[3])

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from shardwright.plans.document import from_document
 from shardwright.rehearsal.inside.fake_device import even_lists
+from shardwright.rehearsal.inside.kernels import choose_lower_right
 from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Meter
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import ProcessGroups
@@ -30,6 +31,8 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
         precision=plan.job.precision, device=device,
     )  # fmt: skip
     _mark(engine, meter)
+    if place.context_parallel > 1:
+        choose_lower_right()
     moes = [kind.moe for kind in plan.model.kinds if kind.moe]
     tokens = plan.micro_batch * plan.job.seq_len // place.context_parallel
     if moes:

@@ -31,7 +31,10 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
         meter.begin_step()
         _step(sharded, optimizer, question, meter)
         meter.mark(STATE, (value for state in optimizer.state.values() for value in state.values()))
-    return {"shims": {}, "choices": ["optimizer: torch.optim.AdamW(fused=True)"], "versions": {"transformers": transformers}}
+    return {
+        "shims": {}, "choices": ["optimizer: torch.optim.AdamW(fused=True)", f"transformers {transformers}"],
+        "masters": question["precision"] != "fp32",
+    }  # fmt: skip
 
 
 def _model(question: dict[str, Any]) -> tuple[Any, str]:

@@ -1,0 +1,114 @@
+"""What a rehearsal refuses, and which ranks it plays; none of it runs a trainer."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.cli.running import run
+from tests.rehearsal.tiny import tiny_plan
+
+from shardwright.errors import SpecError
+from shardwright.plans.document import save
+from shardwright.plans.plan import Plan
+from shardwright.rehearsal.inside.guard import build_of
+from shardwright.rehearsal.process import NoRoomError, asked
+from shardwright.rehearsal.ranks import ranks_of
+from shardwright.rehearsal.trainers import question_of, trainer_of
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return tiny_plan("train", "tp=2 pp=4 vpp=1 micro_batch=1 recompute=none")
+
+
+def interpreter(folder: Path, text: str) -> str:
+    """Return the path of a program that is run in place of Python."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_first_middle_and_last_stage_stand_for_all(plan: Plan) -> None:
+    places = ranks_of(plan)
+    assert [place.stage for place in places] == [0, 1, 3]
+    assert {(place.copy, place.tensor_rank) for place in places} == {(0, 0)}
+    (replica,) = plan.replicas
+    shorter = replace(replica.stages[1], layers=((0, 0),))
+    unequal = replace(plan, replicas=(replace(replica, stages=(replica.stages[0], shorter, *replica.stages[2:])),))
+    assert [place.stage for place in ranks_of(unequal)] == [0, 2, 3]
+
+
+def test_ranks_asked_for_are_played_once(plan: Plan) -> None:
+    assert [place.rank for place in ranks_of(plan, (5, 2, 5))] == [5, 2]
+    with pytest.raises(SpecError, match="ranks 0 to 7"):
+        ranks_of(plan, (8,))
+
+
+@pytest.mark.parametrize("name", ["torchtitan", "deepspeed", "nothing"])
+def test_other_trainers_are_refused_by_name(plan: Plan, name: str) -> None:
+    with pytest.raises(SpecError, match=f"--in {name}"):
+        trainer_of(plan, name)
+
+
+def test_fsdp_refuses_a_pipeline(plan: Plan) -> None:
+    with pytest.raises(SpecError, match="pipeline"):
+        trainer_of(plan, "fsdp")
+
+
+def test_without_pytorch_it_says_what_to_install(plan: Plan, tmp_path: Path) -> None:
+    save(plan, tmp_path / "plan.json")
+    python = interpreter(tmp_path, f'exec "{sys.executable}" -I -S "$@"')
+    outcome = run(["rehearse", str(tmp_path / "plan.json"), "--rank", "0", "--python", python])
+    assert outcome.code == 2
+    assert "pip install 'torch==2.13.*'" in outcome.err
+
+
+def test_without_a_compiler_it_says_what_to_install(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    save(plan, tmp_path / "plan.json")
+    outcome = run(["rehearse", str(tmp_path / "plan.json"), "--rank", "0"])
+    assert outcome.code == 2
+    assert "no-such-compiler" in outcome.err
+    assert "g++" in outcome.err
+
+
+def test_a_rank_that_takes_too_long_is_ended(plan: Plan, tmp_path: Path) -> None:
+    python = interpreter(tmp_path, "exec sleep 60")
+    question = question_of(plan, "train", ranks_of(plan)[0])
+    with pytest.raises(NoRoomError, match="--time-limit"):
+        asked(question, python=python, seconds=0.2, limit_bytes=1e9)
+
+
+def test_a_process_that_dies_is_told(plan: Plan, tmp_path: Path) -> None:
+    python = interpreter(tmp_path, "echo broken >&2; exit 7")
+    question = question_of(plan, "train", ranks_of(plan)[0])
+    with pytest.raises(SpecError, match="status 7 and no answer: broken"):
+        asked(question, python=python, seconds=10.0, limit_bytes=1e9)
+
+
+def test_too_little_memory_is_exit_three(plan: Plan, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    save(plan, tmp_path / "plan.json")
+    outcome = run(["rehearse", str(tmp_path / "plan.json"), "--rank", "0", "--memory-limit", "0.02"])
+    assert outcome.code == 3
+    assert "--memory-limit" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("text", "build"),
+    [
+        ("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n", ("2.13.0+cpu", None)),
+        ("__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\n", ("2.13.0+cu130", "13.0")),
+    ],
+)
+def test_builds_of_pytorch_are_told_apart(text: str, build: tuple[str, str | None]) -> None:
+    assert build_of(text) == build
