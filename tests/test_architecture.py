@@ -16,7 +16,7 @@ import shardwright
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "shardwright"
-TORCH_FOLDERS = {"spmd", "runtime", "measure"}
+TORCH_FOLDERS = {"spmd", "runtime", "measure", "rehearsal"}
 HEAVY = ("torch", "scipy", "xgboost", "pandas", "matplotlib")
 
 

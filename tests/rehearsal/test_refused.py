@@ -51,7 +51,7 @@ def test_ranks_asked_for_are_played_once(plan: Plan) -> None:
 
 @pytest.mark.parametrize("name", ["torchtitan", "deepspeed", "nothing"])
 def test_other_trainers_are_refused_by_name(plan: Plan, name: str) -> None:
-    with pytest.raises(SpecError, match=f"--in {name}"):
+    with pytest.raises(SpecError, match=f"`trainer={name}`"):
         trainer_of(plan, name)
 
 
@@ -84,7 +84,7 @@ def test_without_a_compiler_it_says_what_to_install(
 def test_a_rank_that_takes_too_long_is_ended(plan: Plan, tmp_path: Path) -> None:
     python = interpreter(tmp_path, "exec sleep 60")
     question = question_of(plan, "train", ranks_of(plan)[0])
-    with pytest.raises(NoRoomError, match="--time-limit"):
+    with pytest.raises(NoRoomError, match="`time_limit="):
         asked(question, python=python, seconds=0.2, limit_bytes=1e9)
 
 

@@ -19,7 +19,12 @@ def rehearse(
     plan: options.PlanFile,
     trainer: Annotated[
         str | None,
-        option("--in", metavar="TRAINER", help="train, fsdp or megatron; by default what the plan is priced for."),
+        option(
+            "--in",
+            "--trainer",
+            metavar="TRAINER",
+            help="train, fsdp or megatron; by default what the plan is priced for.",
+        ),
     ] = None,
     rank: Annotated[
         tuple[int, ...],
@@ -57,7 +62,7 @@ def rehearse(
     from shardwright.rehearsal.process import NoRoomError
     from shardwright.rehearsal.rehearse import rehearse as run
     from shardwright.rehearsal.text import rehearsal_text
-    from shardwright.units import GIGA
+    from shardwright.reports.words import flagged
 
     require_writable(out, [plan], json=json)
     chosen = load_plan(plan)
@@ -65,11 +70,13 @@ def rehearse(
     try:
         with progress("rehearsing"):
             found = run(
-                chosen, trainer=trainer, ranks=rank, python=python, time_limit=time_limit,
-                memory_limit=memory_limit * GIGA,
+                chosen, trainer=trainer, rank=rank, python=python, time_limit=time_limit,
+                memory_limit=memory_limit,
             )  # fmt: skip
     except NoRoomError as error:
-        complain((Problem("rehearsal", str(error), "give it more, or rehearse fewer layers or micro-batches"),))
+        complain(
+            (Problem("rehearsal", flagged(str(error)), "give it more, or rehearse fewer layers or micro-batches"),)
+        )
         raise Exit(NO_ROOM) from None
     document = to_document(found)
     if out is not None:

@@ -10,6 +10,6 @@
 * `text`: the result on a terminal
 * `inside/`: what runs in that process
 
-A rehearsal executes a trainer's code, which nothing else here does: always in a process of its own. What does not belong
-here: what memory and time are predicted to be (`cost`).
+A rehearsal executes a trainer's code, which nothing else here does: always in a process of its own. What does not
+belong here: what memory and time are predicted to be (`cost`).
 """

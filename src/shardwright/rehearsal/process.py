@@ -31,16 +31,18 @@ def asked(question: dict[str, Any], *, python: str | None, seconds: float, limit
         ask.write_text(json.dumps(question | {"limit_bytes": limit_bytes}), encoding="utf-8")
         interpreter = sys.executable if python is None else os.path.abspath(os.path.expanduser(python))
         command = [interpreter, str(ENTRY), str(ask), str(answer)]
-        environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+        environment = {
+            name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+        }
         try:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", cwd=folder,
                 timeout=seconds, env=environment | {"CUDA_VISIBLE_DEVICES": ""},
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise NoRoomError(f"rank {question['rank']} took over {seconds:g} s (--time-limit)") from None
+            raise NoRoomError(f"rank {question['rank']} took over `time_limit={seconds:g}` seconds") from None
         except OSError as error:
-            raise bad(f"--python {python}", f"cannot be started: {error.strerror}", "name an interpreter") from None
+            raise bad(f"`python={python}`", f"cannot be started: {error.strerror}", "name an interpreter") from None
         if not answer.is_file():
             raise _died(done, question, limit_bytes)
         found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
@@ -61,10 +63,8 @@ def _died(done: subprocess.CompletedProcess[str], question: dict[str, Any], limi
     if done.returncode < 0 and "alloc" in last:
         return _no_memory(question, limit_bytes)
     message = f"ended with status {done.returncode} and no answer: {last[-400:] or 'nothing was said'}"
-    return bad("the process of the rehearsal", message, "Python 3.11 or newer with the trainer runs it; see --python")
+    return bad("the process of the rehearsal", message, "Python 3.11 or newer with the trainer runs it; see `python=`")
 
 
 def _no_memory(question: dict[str, Any], limit_bytes: float) -> NoRoomError:
-    return NoRoomError(
-        f"rank {question['rank']} needs over {limit_bytes / 1e9:g} GB of host memory (--memory-limit)"
-    )
+    return NoRoomError(f"rank {question['rank']} needs over `memory_limit={limit_bytes / 1e9:g}` GB of host memory")

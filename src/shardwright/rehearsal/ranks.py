@@ -16,7 +16,7 @@ def ranks_of(plan: Plan, asked: Sequence[int] = ()) -> tuple[Place, ...]:
     places = places_of(plan)
     for rank in asked:
         if not 0 <= rank < len(places):
-            raise bad(f"--rank {rank}", f"the plan has ranks 0 to {len(places) - 1}", "name one of these")
+            raise bad(f"`rank={rank}`", f"the plan has ranks 0 to {len(places) - 1}", "name one of these")
     if asked:
         return tuple(places[rank] for rank in dict.fromkeys(asked))
     known: dict[object, Place] = {}

@@ -8,7 +8,9 @@ from shardwright.reports.text.layout import table
 from shardwright.units import GIBIBYTE, TERA, counted, format_bytes
 
 PASSING = "activations, buffers, temporaries"
-NAMES = {"parameters": "weights", "state": "optimizer state", "passing": PASSING, "tensors": "all tensors at the peak"}
+NAMES = {
+    "parameters": "weights", "state": "optimizer state", "passing": PASSING, "tensors": "all tensors at the peak",
+}  # fmt: skip
 WITH_MASTERS = {"state": "fp32 weights and optimizer state", "passing": f"gathered weights, {PASSING}"}
 
 
@@ -22,7 +24,8 @@ def rehearsal_text(rehearsal: Rehearsal) -> str:
 
 def _rank_text(rank: RankRehearsal) -> str:
     figures = rank.figures
-    title = f"{rank.place.name}, {rank.place.gpu}: {figures['seconds']:.0f} s, {format_bytes(figures['host_bytes'])} of host memory"
+    cost = f"{figures['seconds']:.0f} s, {format_bytes(figures['host_bytes'])} of host memory"
+    title = f"{rank.place.name}, {rank.place.gpu}: {cost}"
     parts = [title, _memory(rank), _peaks(rank), _work(rank)]
     if figures["shims"]:
         parts.append(_shims(rank))
@@ -37,7 +40,9 @@ def _memory(rank: RankRehearsal) -> str:
     ]
     beside, memory = rank.expected.memory.context_bytes, rank.expected.memory
     lines.append(("context, work space, fragmentation", "", _gib(beside), ""))
-    lines.append(("all", _gib(rank.total_bytes), _gib(memory.total_bytes), _difference(rank.total_bytes, memory.total_bytes)))
+    lines.append(
+        ("all", _gib(rank.total_bytes), _gib(memory.total_bytes), _difference(rank.total_bytes, memory.total_bytes))
+    )
     lines.append((f"memory of {rank.place.gpu}", "", _gib(memory.capacity_bytes), ""))
     return table(("GiB", "rehearsed", "account", "account is"), lines, words=("GiB",))
 

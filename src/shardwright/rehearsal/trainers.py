@@ -38,7 +38,7 @@ def trainer_of(plan: Plan, name: str | None) -> str:
     known = ", ".join(TRAINERS)
     if chosen not in TRAINERS:
         what = "is not rehearsed yet" if chosen in NOT_YET else "is not known"
-        raise bad(f"--in {chosen}", what, f"one of {known}, for a plan that is made for it (--framework)")
+        raise bad(f"`trainer={chosen}`", what, f"one of {known}, for a plan that is made for it with `framework=`")
     problems = tuple(check(plan)) or tuple(TRAINERS[chosen].limits(plan))
     if problems:
         raise SpecError(*problems)
@@ -84,10 +84,10 @@ def _fsdp_limits(plan: Plan) -> Iterable[Problem]:
     stage = plan.replicas[0].stages[0]
     if stage.gpus > 1:
         message = "Hugging Face's tensor and context parallelism are not rehearsed yet"
-        yield Problem("replicas[0].stages[0]", message, "--set tp=1 --set cp=1")
+        yield Problem("replicas[0].stages[0]", message, "plan with tp=1 and cp=1")
     if plan.optimizer.sharding not in ("zero2", "zero3"):
         message = f"{plan.optimizer.sharding} is DistributedDataParallel, which is not rehearsed yet"
-        yield Problem("optimizer.sharding", message, "--set sharding=zero2,zero3")
+        yield Problem("optimizer.sharding", message, "plan with sharding=zero2,zero3")
 
 
 def _of_megatron(plan: Plan) -> dict[str, Any]:
@@ -120,7 +120,11 @@ def _megatron_limits(plan: Plan) -> Iterable[Problem]:
     }
     for what, there in lacking.items():
         if there:
-            yield Problem("plan", f"{what} cannot be rehearsed in Megatron-Core yet", "plan without, or use --in train")
+            yield Problem(
+                "plan",
+                f"{what} cannot be rehearsed in Megatron-Core yet",
+                "plan without, or rehearse it with `trainer=train`",
+            )
 
 
 TRAINERS: Mapping[str, Trainer] = {

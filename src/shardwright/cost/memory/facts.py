@@ -22,8 +22,8 @@ class MemoryFacts:
 
     `shard_weight`: bytes of the 16-bit weight that a rank keeps of its own shard under ZeRO-3 (FSDP casts its fp32
     shard anew). `fp8_weight`: bytes of fp8 copies of a weight held beside it in fp8 training. `gradient`: bytes of
-    gradients a parameter (nanotron: bf16 beside fp32). `logit`: bytes a logit on the last stage. `unmerged`: bytes of the
-    gradient of a weight and of its copy in the type of its buffer, before it is added there. `hidden_copies`,
+    gradients a parameter (nanotron: bf16 beside fp32). `logit`: bytes a logit on the last stage. `unmerged`: bytes of
+    the gradient of a weight and of its copy in the type of its buffer, before it is added there. `hidden_copies`,
     `inner_copies`: bytes that unfused operators keep beyond the formulas, for each element of a layer's hidden state
     and of its feed-forward block. `gathered`: bytes for each element of the hidden state, gathered over the
     tensor-parallel ranks, that the allocator cannot reuse yet since the host runs ahead of the device;

@@ -90,7 +90,8 @@ def install(meter: Meter, gpu: dict[str, Any]) -> None:
     total = int(gpu["memory_bytes"])
     properties = types.SimpleNamespace(
         name=gpu["name"], total_memory=total, major=capability[0], minor=capability[1], multi_processor_count=132,
-        warp_size=32, max_threads_per_multi_processor=2048, L2_cache_size=50 << 20, regs_per_multiprocessor=65536, uuid="",
+        warp_size=32, max_threads_per_multi_processor=2048, L2_cache_size=50 << 20, regs_per_multiprocessor=65536,
+        uuid="",
     )  # fmt: skip
     generator = types.SimpleNamespace(
         get_state=lambda: state, set_state=_nothing, clone_state=lambda: generator, manual_seed=_nothing,
@@ -134,6 +135,7 @@ def install(meter: Meter, gpu: dict[str, Any]) -> None:
     version: Any = torch.version
     version.cuda = version.cuda or "12.8"
     _install_tensors()
+    _install_modules()
     _install_groups()
 
 
@@ -146,7 +148,7 @@ def _answering(value: Any) -> Any:
 
 
 def _install_tensors() -> None:
-    """Replace methods of tensors and modules that look at memory, or swap it."""
+    """Replace methods of tensors that look at memory."""
     tensor: Any = torch.Tensor
     address, kind = tensor.data_ptr, tensor.type
     tensor.record_stream = _nothing
@@ -163,6 +165,10 @@ def _install_tensors() -> None:
         return name.replace("torch.", "torch.cuda.") if self.is_cuda and ".cuda." not in name else name
 
     tensor.data_ptr, tensor.type = data_ptr, type_of
+
+
+def _install_modules() -> None:
+    """Have modules of fake tensors get new parameters where others swap the memory of those that they have."""
     module: Any = torch.nn.Module
     apply = module._apply
 

@@ -33,7 +33,7 @@ def load_guard() -> str:
     root = Path(spec.submodule_search_locations[0])
     version, cuda = build_of((root / "version.py").read_text(encoding="utf-8"))
     if not version.startswith(f"{PINNED}."):
-        hint = f"pip install 'torch=={PINNED}.*', or name an interpreter that has it with --python"
+        hint = f"pip install 'torch=={PINNED}.*', or name an interpreter that has it with `python=`"
         raise Refused("PyTorch", f"is {version}; a rehearsal replaces private parts of {PINNED}", hint)
     if cuda is not None:
         return f"PyTorch {version} (CUDA build)"
@@ -71,7 +71,9 @@ def cache_folder() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise Refused(str(folder), f"cannot be made: {error.strerror}", "set XDG_CACHE_HOME to a folder of yours") from None
+        raise Refused(
+            str(folder), f"cannot be made: {error.strerror}", "set XDG_CACHE_HOME to a folder of yours"
+        ) from None
     if folder.stat().st_uid != os.getuid():
         raise Refused(str(folder), "belongs to somebody else", "set XDG_CACHE_HOME to a folder of yours")
     return folder
@@ -87,13 +89,29 @@ def _compiled(root: Path, version: str) -> Path:
         return library
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / "guard.so"
-        command = [*compiler(), "-shared", "-fPIC", "-O1", "-std=c++20", f"-I{root / 'include'}", str(SOURCE), "-o", str(made)]
+        command = [
+            *compiler(),
+            "-shared",
+            "-fPIC",
+            "-O1",
+            "-std=c++20",
+            f"-I{root / 'include'}",
+            str(SOURCE),
+            "-o",
+            str(made),
+        ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise Refused("C++ compiler", f"{command[0]} did not finish: {error}", "set CXX to another compiler") from None
+            raise Refused(
+                "C++ compiler", f"{command[0]} did not finish: {error}", "set CXX to another compiler"
+            ) from None
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
-            raise Refused("C++ compiler", f"{command[0]} cannot compile the guard: {first}", "it needs C++20: g++ 11, clang 14 or newer")
+            raise Refused(
+                "C++ compiler",
+                f"{command[0]} cannot compile the guard: {first}",
+                "it needs C++20: g++ 11, clang 14 or newer",
+            )
         made.replace(library)
     return library

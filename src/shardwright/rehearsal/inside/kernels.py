@@ -18,7 +18,8 @@ from shardwright.rehearsal.inside.meter import Meter
 CHOICES = ("attention: PyTorch's flash kernel (aten::_scaled_dot_product_flash_attention)",)
 NORM = "RMSNorm"
 SHIMS = {
-    NORM: "keeps its input, its weight and an fp32 number a row, as derivatives.yaml of PyTorch 2.13 has _fused_rms_norm"
+    NORM: "keeps its input, its weight and an fp32 number a row, as _fused_rms_norm of PyTorch 2.13 does "
+    "(derivatives.yaml)",
 }
 LOWER_RIGHT = object()
 HEAD_MULTIPLE = 8  # sdp_utils.cpp pads heads of other sizes for the flash kernel

@@ -19,8 +19,9 @@ from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Met
 from shardwright.rehearsal.inside.refusal import Refused
 
 RELEASE = "0.19"
-INSTALL = "tests/targets/megatron_venv.sh makes an environment; name its interpreter with --python"
+INSTALL = "tests/targets/megatron_venv.sh makes an environment; name its interpreter with `python=`"
 FROM_THE_USER = ("--mock-data", "--tokenizer-type", "NullTokenizer", "--lr", "1e-4")
+WITHOUT = ("--tp-comm-overlap",)  # user buffers of Transformer Engine
 LOCAL = (
     "--transformer-impl", "local", "--no-persist-layer-norm", "--no-gradient-accumulation-fusion", "--no-rope-fusion",
     "--no-masked-softmax-fusion",
@@ -80,7 +81,7 @@ def _configured(question: dict[str, Any]) -> tuple[Any, Any]:
     if not version.startswith(f"{RELEASE}."):
         raise Refused("megatron-core", f"is {version}; exports are written for {RELEASE}", INSTALL)
     arguments = import_module("megatron.training.arguments")
-    words = [word for word in question["arguments"] if word not in ("--tp-comm-overlap",)]
+    words = [word for word in question["arguments"] if word not in WITHOUT]
     sys.argv = ["pretrain_gpt.py", *words, *FROM_THE_USER, *LOCAL]
     import os
 
@@ -123,9 +124,11 @@ def _models(args: Any, config: Any, meter: Meter) -> list[Any]:
         first = parallel.is_pipeline_first_stage(ignore_virtual=True) and chunk == 0
         last = parallel.is_pipeline_last_stage(ignore_virtual=True) and chunk == chunks - 1
         model = gpt(
-            config=config, transformer_layer_spec=spec, vocab_size=vocab, max_sequence_length=args.max_position_embeddings,
+            config=config, transformer_layer_spec=spec, vocab_size=vocab,
+            max_sequence_length=args.max_position_embeddings,
             pre_process=first, post_process=last, position_embedding_type=args.position_embedding_type,
-            rotary_base=args.rotary_base, share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+            rotary_base=args.rotary_base,
+            share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
             vp_stage=chunk if chunks > 1 else None,
         ).cuda()  # fmt: skip
         models.append(float16(config, model) if args.bf16 or args.fp16 else model)

@@ -30,11 +30,12 @@ ROUNDING = 512  # c10/cuda/CUDACachingAllocator.h of PyTorch 2.13: kMinBlockSize
 OUTSIDE = -1
 SEEN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 COLLECTIVES = {
-    "allreduce_": "all-reduce", "all_reduce": "all-reduce", "all_reduce_": "all-reduce", "allreduce_coalesced_": "all-reduce",
+    "allreduce_": "all-reduce", "all_reduce": "all-reduce", "all_reduce_": "all-reduce",
+    "allreduce_coalesced_": "all-reduce",
     "_allgather_base_": "all-gather", "allgather_": "all-gather", "all_gather_into_tensor": "all-gather",
     "all_gather_into_tensor_out": "all-gather", "allgather_into_tensor_coalesced_": "all-gather",
-    "_reduce_scatter_base_": "reduce-scatter", "reduce_scatter_": "reduce-scatter", "reduce_scatter_tensor": "reduce-scatter",
-    "reduce_scatter_tensor_coalesced_": "reduce-scatter",
+    "_reduce_scatter_base_": "reduce-scatter", "reduce_scatter_": "reduce-scatter",
+    "reduce_scatter_tensor": "reduce-scatter", "reduce_scatter_tensor_coalesced_": "reduce-scatter",
     "alltoall_base_": "all-to-all", "alltoall_": "all-to-all", "all_to_all_single": "all-to-all",
     "send": "send", "recv_": "receive", "broadcast_": "broadcast", "broadcast": "broadcast",
 }  # fmt: skip

@@ -32,7 +32,13 @@ def measured(meter: Meter) -> dict[str, Any]:
         "flops": sum(meter.counts.flops.values()),
         "flops_by_operator": dict(sorted(meter.counts.flops.items())),
         "messages": [
-            {"type": kind, "purpose": words, "ranks": ranks, "count": count, "bytes": meter.counts.message_bytes[kind, words, ranks]}
+            {
+                "type": kind,
+                "purpose": words,
+                "ranks": ranks,
+                "count": count,
+                "bytes": meter.counts.message_bytes[kind, words, ranks],
+            }
             for (kind, words, ranks), count in sorted(meter.counts.messages.items())
         ],
         "operators": meter.counts.operators,

@@ -1,9 +1,9 @@
 """A rank of transformers under FSDP2, set up as Accelerate 1.15 and the Trainer of transformers 5 set it up.
 
-Layers are sharded one by one, the embedding, and final norm and head together, which stay gathered; masters and optimizer state are fp32, and with bf16 parameters
-are gathered and gradients reduced in bf16 (accelerate/utils/fsdp_utils.py and dataclasses.py: `set_mixed_precision`);
-the optimizer is AdamW's fused kernel, and gradients are clipped (transformers/training_args.py: `optim`,
-`max_grad_norm`).
+Layers are sharded one by one, the embedding, and final norm and head together, which stay gathered; masters and
+optimizer state are fp32, and with bf16 parameters are gathered and gradients reduced in bf16 (`fsdp2_prepare_model` of
+accelerate/utils/fsdp_utils.py, `set_mixed_precision` of accelerate/utils/dataclasses.py); AdamW's fused kernel,
+and gradients are clipped (`optim` and `max_grad_norm` of transformers/training_args.py).
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
 
 def _model(question: dict[str, Any]) -> tuple[Any, str]:
     if importlib.util.find_spec("transformers") is None:
-        raise Refused("transformers", "is not installed where the trainer is to run", f"pip install 'transformers>={RELEASE}'")
+        raise Refused(
+            "transformers", "is not installed where the trainer is to run", f"pip install 'transformers>={RELEASE}'"
+        )
     import transformers
 
     if int(transformers.__version__.split(".")[0]) < RELEASE:
-        hint = f"pip install 'transformers>={RELEASE}', or name an interpreter that has it with --python"
+        hint = f"pip install 'transformers>={RELEASE}', or name an interpreter that has it with `python=`"
         raise Refused("transformers", f"is {transformers.__version__}", hint)
     fields = dict(question["config"])
     config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
@@ -80,7 +82,9 @@ def _sharded(model: Any, question: dict[str, Any], meter: Meter) -> Any:
 
 
 def _replicated(model: Any, meter: Meter) -> Any:
-    raise Refused("optimizer.sharding", "none is DistributedDataParallel, which is not rehearsed yet", "sharding=zero2 or zero3")
+    raise Refused(
+        "optimizer.sharding", "none is DistributedDataParallel, which is not rehearsed yet", "sharding=zero2 or zero3"
+    )
 
 
 def _step(model: Any, optimizer: Any, question: dict[str, Any], meter: Meter) -> None:
