@@ -26,7 +26,7 @@ FLOORS = (
     "importers",
     "reports",
 )
-FLOORS += ("validation", "measure", "discovery", "serving", "cli")
+FLOORS += ("validation", "measure", "discovery", "rehearsal", "serving", "cli")
 
 
 def main() -> None:

@@ -88,8 +88,8 @@ def _verdict(rehearsal: Rehearsal) -> str:
     fits = "fits" if rehearsal.fits else "does not fit"
     return (
         f"The step starts and ends. The plan {fits}: {fullest.place.name} takes {format_bytes(total)} of "
-        f"{format_bytes(capacity)}, of which {format_bytes(fullest.tensor_bytes)} are tensors that were counted and the "
-        "rest is the account's."
+        f"{format_bytes(capacity)}, of which {format_bytes(fullest.tensor_bytes)} are tensors that were counted and "
+        "the rest is the account's."
     )
 
 

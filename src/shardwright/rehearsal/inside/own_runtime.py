@@ -27,8 +27,8 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
     place = layout.places[rank]
     groups = _groups(layout, rank, meter)
     engine = make_engine(
-        layout, rank, groups, details=details_of(plan.model, None), recipe=Recipe(method=METHOD_OF[plan.job.optimizer]), initial=None,
-        precision=plan.job.precision, device=device,
+        layout, rank, groups, details=details_of(plan.model, None),
+        recipe=Recipe(method=METHOD_OF[plan.job.optimizer]), initial=None, precision=plan.job.precision, device=device,
     )  # fmt: skip
     _mark(engine, meter)
     if place.context_parallel > 1:
