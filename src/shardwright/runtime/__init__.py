@@ -9,6 +9,6 @@
 * `job/`: a run from start to end
 * `recovery/`: a run that outlives its machines
 
-PyTorch is imported here, in `spmd`, `measure` and `rehearsal` alone. What does not belong here: the search for a plan (`search`),
-the prediction of its time (`cost`), and configuration files for other frameworks (`exporters`).
+PyTorch is imported here, in `spmd`, `measure` and `rehearsal` alone. What does not belong here: the search for a plan
+(`search`), the prediction of its time (`cost`), and configuration files for other frameworks (`exporters`).
 """

@@ -60,7 +60,8 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     inside = "shardwright.rehearsal.inside"
     layer = importlib.import_module(f"{inside}.guard").load_guard()
     runner = importlib.import_module(f"{inside}.{RUNNERS[question['trainer']]}")
-    return {"layer": layer} | importlib.import_module(f"{inside}.stage").played(question, runner.rehearse)
+    answer: dict[str, Any] = importlib.import_module(f"{inside}.stage").played(question, runner.rehearse)
+    return answer | {"layer": layer}
 
 
 if __name__ == "__main__":

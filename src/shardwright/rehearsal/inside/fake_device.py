@@ -93,7 +93,7 @@ def install(meter: Meter, gpu: dict[str, Any]) -> None:
         warp_size=32, max_threads_per_multi_processor=2048, L2_cache_size=50 << 20, regs_per_multiprocessor=65536,
         uuid="",
     )  # fmt: skip
-    generator = types.SimpleNamespace(
+    generator: Any = types.SimpleNamespace(
         get_state=lambda: state, set_state=_nothing, clone_state=lambda: generator, manual_seed=_nothing,
         graphsafe_get_state=lambda: generator, graphsafe_set_state=_nothing, initial_seed=lambda: 0,
     )  # fmt: skip

@@ -191,7 +191,8 @@ def _stand_ins(meter: Meter) -> None:
             return torch.zeros(1, device="cuda"), None
 
     norms.__new__ = norm
-    import_module("megatron.core.optimizer.clip_grads").multi_tensor_applier = squares
+    clipping: Any = import_module("megatron.core.optimizer.clip_grads")
+    clipping.multi_tensor_applier = squares
 
 
 def _attention_module(meter: Meter) -> Any:

@@ -109,12 +109,14 @@ class Meter(TorchDispatchMode):
                 meter._note(storage, "resize_", (), "")
             return storage
 
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+        storages: Any = torch.UntypedStorage
+        storages.resize_ = resize
         return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
-        torch.UntypedStorage.resize_ = self._resize_before  # type: ignore[method-assign]
-        super().__exit__(*error)  # type: ignore[arg-type]
+        storages: Any = torch.UntypedStorage
+        storages.resize_ = self._resize_before
+        super().__exit__(*error)
 
     def begin_step(self) -> None:
         """Count from here on."""
@@ -158,7 +160,7 @@ class Meter(TorchDispatchMode):
         out = torch._C._distributed_c10d.FakeWork().boxed() if together else func(*args, **kwargs)
         if func.namespace in NAMESPACES:
             self._collective(packet.__name__, args, out)
-        elif packet in flop_registry or packet.__name__ in ATTENTION:
+        elif packet in flop_registry or packet.__name__ in (*ATTENTION, *GROUPED):
             self.add_flops(packet.__name__, flops_of(packet, args, kwargs, out))
         for tensor in tree_leaves(out):
             if isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda":
@@ -257,15 +259,16 @@ def _storage(tensor: torch.Tensor) -> Any:
 
 
 def _group(leaves: list[Any]) -> Any:
+    distributed: Any = torch._C._distributed_c10d
     for leaf in leaves:
         if isinstance(leaf, torch.ScriptObject):
             try:
-                return torch._C._distributed_c10d.ProcessGroup.unbox(leaf)
+                return distributed.ProcessGroup.unbox(leaf)
             except (RuntimeError, TypeError):  # another object: the operation of a sum
                 continue
         if isinstance(leaf, str):
             try:
-                return torch._C._distributed_c10d._resolve_process_group(leaf)
+                return distributed._resolve_process_group(leaf)
             except (RuntimeError, TypeError):  # the operation by its name
                 continue
     return None
@@ -276,11 +279,14 @@ ATTENTION = {
     "_scaled_dot_product_flash_attention_backward": (2.5, 1, 11),
 }
 """Operators of attention: FLOPs in passes of scores and values, the place of the queries, and that of `is_causal`."""
+GROUPED = ("_grouped_mm", "grouped_product")
 
 
 def flops_of(packet: Any, args: Any, kwargs: Any, out: Any) -> float:
     """Return the FLOPs of an operator, of causal attention the half that is used. A backward pass of flash attention
     computes five products for two (arXiv 2205.14135, algorithm 4)."""
+    if packet.__name__ in GROUPED:  # each row with the matrix of its group
+        return 2.0 * args[0].shape[0] * args[0].shape[1] * args[1].shape[-1]
     if packet.__name__ not in ATTENTION:
         return float(flop_registry[packet](*args, **kwargs, out_val=out))
     passes, first, causal = ATTENTION[packet.__name__]
