@@ -65,7 +65,7 @@ def rows(rank: RankRehearsal) -> list[tuple[str, float, float]]:
     static = dict(STATIC)
     sizes = {kind: float(kinds[kind]) for kind in static}
     passing = float(sum(kinds[kind] for kind in PASSING))
-    terms = PASSING_TERMS
+    terms: tuple[str, ...] = PASSING_TERMS
     if rank.figures.get("masters"):
         static.pop("parameters")
         sizes["state"] += sizes.pop("parameters")
