@@ -69,7 +69,7 @@ def rehearse(
     note(f"executing the trainer's code in a process of its own ({python or 'this interpreter'})")
     try:
         with progress("rehearsing"):
-            found = run(
+            result = run(
                 chosen, trainer=trainer, rank=rank, python=python, time_limit=time_limit,
                 memory_limit=memory_limit,
             )  # fmt: skip
@@ -78,10 +78,10 @@ def rehearse(
             (Problem("rehearsal", flagged(str(error)), "give it more, or rehearse fewer layers or micro-batches"),)
         )
         raise Exit(NO_ROOM) from None
-    document = to_document(found)
+    document = to_document(result)
     if out is not None:
         deliver(json_text(document), out)
     if json:
         write(json_text(document))
     elif out is None or str(out) != "-":
-        write(rehearsal_text(found))
+        write(rehearsal_text(result))

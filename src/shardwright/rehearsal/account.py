@@ -37,8 +37,8 @@ def memory_of(plan: Plan) -> tuple[tuple[StageMemory, ...], ...]:
 
 def expected(plan: Plan, place: Place, memory: tuple[tuple[StageMemory, ...], ...]) -> Expected:
     """Return what is expected of a rank."""
-    own = memory[place.replica][place.stage]
-    return Expected(memory=own, flops=_flops(plan, place), message_bytes=_messages(plan, place, own))
+    stage = memory[place.replica][place.stage]
+    return Expected(memory=stage, flops=_flops(plan, place), message_bytes=_messages(plan, place, stage))
 
 
 def _flops(plan: Plan, place: Place) -> float:
@@ -70,7 +70,7 @@ def _flops(plan: Plan, place: Place) -> float:
 def _messages(plan: Plan, place: Place, memory: StageMemory) -> dict[tuple[str, str], float]:
     """Return bytes by type and purpose of what the account knows by its size: weights, gradients, and activations
     between stages."""
-    job, found = plan.job, {}
+    job, result = plan.job, {}
     held = _held(plan, place, memory)
     if plan.data_parallel > 1:
         passes = 2.0 if plan.optimizer.sharding == "zero3" else 1.0
@@ -78,10 +78,10 @@ def _messages(plan: Plan, place: Place, memory: StageMemory) -> dict[tuple[str, 
         if plan.optimizer.sharding in ("zero2", "zero3") and job.framework != "train":
             sums = min(sums, weight_bytes(job))
         if plan.optimizer.distributed:
-            found["all-gather", "gradient"] = passes * weight_bytes(job) * held
-            found["reduce-scatter", "gradient"] = sums * held
+            result["all-gather", "gradient"] = passes * weight_bytes(job) * held
+            result["reduce-scatter", "gradient"] = sums * held
         else:
-            found["all-reduce", "gradient"] = sums * held
+            result["all-reduce", "gradient"] = sums * held
     if place.depth > 1:
         split = place.context_parallel * (place.tensor_parallel if plan.sequence_parallel else 1)
         message = widths_of(job).saved * job.seq_len / split * plan.model.hidden * sum(place.sizes)
@@ -89,8 +89,8 @@ def _messages(plan: Plan, place: Place, memory: StageMemory) -> dict[tuple[str, 
         before = inner - (1 if place.stage == 0 else 0)
         after = inner - (1 if place.stage == place.depth - 1 else 0)
         for kind in ("send", "receive"):  # activations one way, gradients the other
-            found[kind, "stages"] = message * (before + after)
-    return found
+            result[kind, "stages"] = message * (before + after)
+    return result
 
 
 def _held(plan: Plan, place: Place, memory: StageMemory) -> float:

@@ -70,9 +70,9 @@ def rows(rank: RankRehearsal) -> list[tuple[str, float, float]]:
         static.pop("parameters")
         sizes["state"] += sizes.pop("parameters")
         terms = ("weights_bytes", *terms)
-    found = [(kind, sizes[kind], getattr(memory, term)) for kind, term in static.items()]
-    found.append(("passing", passing, sum(getattr(memory, term) for term in terms)))
-    return [*found, ("tensors", float(rank.tensor_bytes), rank.expected.tensor_bytes)]
+    result = [(kind, sizes[kind], getattr(memory, term)) for kind, term in static.items()]
+    result.append(("passing", passing, sum(getattr(memory, term) for term in terms)))
+    return [*result, ("tensors", float(rank.tensor_bytes), rank.expected.tensor_bytes)]
 
 
 def messages(rank: RankRehearsal) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ def configuration(model: Model) -> dict[str, Any]:
     (kind,) = model.kinds
     attention = kind.attention
     assert kind.mlp is not None, "mixtures are refused"
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "model_type": "qwen3" if attention.qk_norm else "qwen2" if attention.qkv_bias else "llama",
         "hidden_size": model.hidden,
         "intermediate_size": kind.mlp.width,
@@ -34,7 +34,7 @@ def configuration(model: Model) -> dict[str, Any]:
         "hidden_act": "silu",
         "use_cache": False,
     }
-    return found
+    return result
 
 
 def _lacking(model: Model) -> Iterator[str]:

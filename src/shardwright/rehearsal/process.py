@@ -45,16 +45,16 @@ def asked(question: dict[str, Any], *, python: str | None, seconds: float, limit
             raise bad(f"`python={python}`", f"cannot be started: {error.strerror}", "name an interpreter") from None
         if not answer.is_file():
             raise _died(done, question, limit_bytes)
-        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-    if "refused" in found:
-        raise SpecError(Problem(**found["refused"]))
-    if "out_of_memory" in found:
+        result: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    if "refused" in result:
+        raise SpecError(Problem(**result["refused"]))
+    if "out_of_memory" in result:
         raise _no_memory(question, limit_bytes)
-    if "failed" in found:
-        where = [line.strip() for line in found["trace"].splitlines() if line.strip().startswith("File ")][-1:]
-        message = f"the trainer's own code ended in {found['failed'][:400]}" + "".join(f" at {line}" for line in where)
+    if "failed" in result:
+        where = [line.strip() for line in result["trace"].splitlines() if line.strip().startswith("File ")][-1:]
+        message = f"the trainer's own code ended in {result['failed'][:400]}" + "".join(f" at {line}" for line in where)
         raise bad(f"rank {question['rank']}", message, "the plan would not start so, or a rehearsal lacks a stand-in")
-    return found
+    return result
 
 
 def _died(done: subprocess.CompletedProcess[str], question: dict[str, Any], limit_bytes: float) -> Exception:

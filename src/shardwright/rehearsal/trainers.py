@@ -22,13 +22,11 @@ NOT_YET = ("torchtitan", "deepspeed", "nanotron", "jax", "trl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """A trainer: what it is, what of a legal plan it cannot run, what it is asked of a plan beside the rank, and the
-    line that installs it."""
+    """A trainer: what it is, what of a legal plan it cannot run, and what it is asked of a plan beside the rank."""
 
     words: str
     limits: Callable[[Plan], Iterable[Problem]]
     question: Callable[[Plan], dict[str, Any]]
-    install: str
 
 
 def trainer_of(plan: Plan, name: str | None) -> str:
@@ -129,14 +127,12 @@ def _megatron_limits(plan: Plan) -> Iterable[Problem]:
 
 TRAINERS: Mapping[str, Trainer] = {
     "train": Trainer(
-        words="shardwright train", limits=unrunnable, question=_of_own, install="pip install 'shardwright[runtime]'"
+        words="shardwright train", limits=unrunnable, question=_of_own
     ),
     "fsdp": Trainer(
-        words="transformers with PyTorch's FSDP2, as Accelerate sets it up", limits=_fsdp_limits, question=_of_fsdp,
-        install="pip install 'transformers>=5'",
+        words="transformers with PyTorch's FSDP2, as Accelerate sets it up", limits=_fsdp_limits, question=_of_fsdp
     ),
     "megatron": Trainer(
-        words="Megatron-Core", limits=_megatron_limits, question=_of_megatron,
-        install="pip install megatron-core==0.19.2 triton einops, in an environment that --python names",
+        words="Megatron-Core", limits=_megatron_limits, question=_of_megatron
     ),
 }  # fmt: skip

@@ -174,7 +174,7 @@ def _install_modules() -> None:
 
     def apply_fake(self: Any, function: Any, recurse: bool = True) -> Any:
         """Replace the parameters of fake tensors, whose memory cannot be swapped."""
-        if not any(isinstance(each, fake_tensor.FakeTensor) for each in (*self.parameters(), *self.buffers())):
+        if not any(isinstance(value, fake_tensor.FakeTensor) for value in (*self.parameters(), *self.buffers())):
             return apply(self, function, recurse)
         for child in self.children() if recurse else ():
             child._apply(function)
@@ -218,8 +218,8 @@ def even_lists(total: int) -> None:
         if self.dtype not in (torch.int32, torch.int64) or not self.dim():
             return [1.0] * self.numel() if self.dim() == 1 and self.dtype.is_floating_point else read(self)
         *outer, length = self.shape
-        each, more = divmod(total, length)
-        row = [each + 1] * more + [each] * (length - more)
+        share, more = divmod(total, length)
+        row = [share + 1] * more + [share] * (length - more)
         for size in reversed(outer):
             row = [list(row) for _ in range(size)] if outer else row
         return row if math.prod(outer) else []

@@ -64,7 +64,7 @@ def flash_attention(
     width = query.shape[-1]
     padding = -width % HEAD_MULTIPLE
     if padding:
-        query, key, value = (functional.pad(each, [0, padding]) for each in (query, key, value))
+        query, key, value = (functional.pad(part, [0, padding]) for part in (query, key, value))
     causal = is_causal or attn_mask is not None
     scale = width**-0.5 if scale is None else scale
     operator: Any = torch.ops.aten._scaled_dot_product_flash_attention

@@ -232,6 +232,6 @@ class FlashAttention(torch.autograd.Function):
         ctx.meter.add_flops(ATTENTION, 2.5 * ctx.flops)
         with ctx.meter.shimmed(ATTENTION):
             sums = torch.empty(query.shape, dtype=torch.float32, device=query.device)  # of the queries' gradient
-            found = (torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None)
+            result = (torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None)
             del sums
-        return found
+        return result

@@ -72,16 +72,16 @@ def _alive_at(meter: Meter, place: int) -> list[Block]:
 
 
 def _summed(blocks: list[Block], key: Any) -> Counter[str]:
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for block in blocks:
         if key(block) is not None:
-            found[key(block)] += block.size
-    return found
+            result[key(block)] += block.size
+    return result
 
 
 def _by_kind(blocks: list[Block]) -> dict[str, int]:
-    found = _summed(blocks, lambda block: block.kind)
-    return {kind: found[kind] for kind in KINDS}
+    result = _summed(blocks, lambda block: block.kind)
+    return {kind: result[kind] for kind in KINDS}
 
 
 def _largest(blocks: list[Block]) -> list[dict[str, Any]]:
@@ -104,12 +104,12 @@ def _course(meter: Meter, totals: list[int]) -> list[dict[str, Any]]:
     if not totals:
         return []
     length = max(-(-len(totals) // POINTS), 1)
-    found = []
+    result = []
     for start in range(0, len(totals), length):
         place = max(range(start, min(start + length, len(totals))), key=totals.__getitem__)
         phase = meter.events[meter.begun + place][1]
-        found.append({"event": place, "phase": PHASES[phase], "bytes": totals[place]})
-    return found
+        result.append({"event": place, "phase": PHASES[phase], "bytes": totals[place]})
+    return result
 
 
 def blocks_at_peak(meter: Meter) -> list[dict[str, Any]]:

@@ -28,14 +28,14 @@ def played(question: dict[str, Any], runner: Runner) -> dict[str, Any]:
     )
     with fake, meter:
         said = runner(question, meter)
-    found = measured(meter)
+    result = measured(meter)
     said["choices"] = [*CHOICES, *said.get("choices", ())]
     reasons = SHIMS | said.pop("shims")
     said["shims"] = {
-        name: {"why": why, "bytes": found["shims"].get(name, 0)}
+        name: {"why": why, "bytes": result["shims"].get(name, 0)}
         for name, why in reasons.items()
         if name in meter.used or name not in SHIMS
     }
     if question.get("blocks"):
-        found["blocks"] = blocks_at_peak(meter)
-    return found | said
+        result["blocks"] = blocks_at_peak(meter)
+    return result | said
