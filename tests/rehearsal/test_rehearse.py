@@ -100,7 +100,7 @@ def test_megatron_core_holds_what_the_account_says() -> None:
             "SHARDWRIGHT_MEGATRON_PYTHON names no interpreter with Megatron-LM (tests/targets/megatron_venv.sh)"
         )
     large = shardwright.load_model("llama-3-8b")
-    pins = parse_pins(["tp=2", "pp=2", "vpp=1", "micro_batch=1", "recompute=none"])
+    pins = parse_pins(["tp=2", "cp=1", "pp=2", "vpp=1", "micro_batch=1", "recompute=none"])
     job = shardwright.make_job(global_batch=4, seq_len=4096)
     model = replace(large, layers=large.layers[:4])
     plan = shardwright.plan(model, shardwright.load_cluster("1x8xH100-SXM"), job, space=pins).best
