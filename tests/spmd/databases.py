@@ -224,19 +224,20 @@ def _differences(case: Case, graph: Graph, program: Program, expected: dict[str,
     places = {name: held for name, (_, held) in ends(graph, program).items()}
     if missing := expected.keys() - places.keys():
         return f"no {min(missing)}"
+    accuracy = max(ACCURACY.get(x.dtype, 1e-2) for x in state.values() if x.is_floating_point() or x.is_complex())
     for rank, left in enumerate(on_ranks(program.ranks, run)):
         place = RankPlace(rank=rank, sizes=program.sizes)
         for name, whole in expected.items():
             part = cut(whole, places[name], place)
             if left[name].shape != part.shape or left[name].dtype != part.dtype:
                 return f"{name}: {tuple(left[name].shape)} {left[name].dtype}, not {tuple(part.shape)} {part.dtype}"
-            off = _off(left[name], part, whole)
+            off = _off(left[name], part, whole, max(accuracy, ACCURACY.get(whole.dtype, 1e-2)))
             if off:
                 return f"{name} is off by {off}"
     return ""
 
 
-def _off(made: Tensor, part: Tensor, whole: Tensor) -> str:
+def _off(made: Tensor, part: Tensor, whole: Tensor, accuracy: float) -> str:
     """Return by how much a part differs, "" if it does not: its norm against that of the whole."""
     kinds = (torch.isnan, torch.isposinf, torch.isneginf)
     if not made.is_complex() and any(not torch.equal(kind(made), kind(part)) for kind in kinds):
@@ -244,7 +245,6 @@ def _off(made: Tensor, part: Tensor, whole: Tensor) -> str:
     exact = {"nan": 0.0, "posinf": 0.0, "neginf": 0.0}
     off = (torch.nan_to_num(made, **exact) - torch.nan_to_num(part, **exact)).norm().item()
     norm = torch.nan_to_num(whole, **exact).norm().item()
-    accuracy = ACCURACY.get(whole.dtype, 1e-2)
     return f"{off:.1e} of {norm:.1e}" if off > accuracy * norm + accuracy else ""
 
 

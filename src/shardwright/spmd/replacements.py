@@ -73,6 +73,9 @@ def attention(
     """Scaled dot-product attention as one operator, on four dimensions."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     number = next(_numbers.get()) if dropout_p > 0 else 0
+    if not enable_gqa and len({x.shape[:-2] for x in (query, key, value)}) > 1:
+        every = torch.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value)))
+        query, key, value = (x.expand(*every, *x.shape[-2:]) for x in (query, key, value))
     lead = query.shape[:-2]
     query, key, value = (_four(x) for x in (query, key, value))
     out, _ = operators.attention(query, key, value, _four_mask(attn_mask), dropout_p, is_causal, scale, number)

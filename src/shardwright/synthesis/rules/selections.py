@@ -166,8 +166,7 @@ def triangle(node: Node, operands: tuple[Value, ...]) -> Signature:
 
 def padded(node: Node, operands: tuple[Value, ...], *, linear: bool = False) -> Signature:
     """Return the signature of a padding, with a constant, or with the tensor's own elements (`linear`)."""
-    old, new = operands[0].shape, node.outputs[0].shape
-    whole = {number for number, (a, b) in enumerate(zip(old, new, strict=True)) if a != b}
+    whole = _padded_dimensions(node, 1, len(operands[0].shape))
     return Signature(
         inputs=(plain(operands[0], whole),),
         outputs=(plain(node.outputs[0], whole),),
@@ -179,9 +178,17 @@ def padded(node: Node, operands: tuple[Value, ...], *, linear: bool = False) -> 
 def padded_backward(node: Node, operands: tuple[Value, ...]) -> Signature:
     """Return the signature of the gradient of a padding, which reads the padded tensor for its shape."""
     gradient, x = operands
-    whole = {number for number, (a, b) in enumerate(zip(gradient.shape, x.shape, strict=True)) if a != b}
+    whole = _padded_dimensions(node, 2, len(x.shape))
     names = plain(x, whole)
     return Signature(inputs=(plain(gradient, whole), names), outputs=(names,), sizes=sizes_of(x), linear=ALL)
+
+
+def _padded_dimensions(node: Node, position: int, rank: int) -> set[int]:
+    """Return the dimensions that the argument at `position` pads, two numbers each, the last dimension first. One that
+    is as long as before may have moved: -1 at one end and 1 at the other."""
+    pads = node.args[position]
+    assert isinstance(pads, tuple)
+    return {rank - 1 - number // 2 for number, amount in enumerate(pads) if amount}
 
 
 def gathered(node: Node, operands: tuple[Value, ...]) -> Signature:

@@ -154,6 +154,13 @@ def _convolution(node: Node, operands: Shapes) -> Signature:
     return _row(replace(row, text=grouped, anchors="ng"), node, operands)
 
 
+def _pooling(node: Node, operands: Shapes) -> Signature:
+    """Pooling of images, or of the channels of one."""
+    row = ROWS[node.op]
+    single = len(operands[0].shape) == 3
+    return _row(replace(row, text=row.text.replace("nc@", "c@")) if single else row, node, operands)
+
+
 def _row(row: RuleRow, node: Node, operands: Shapes) -> Signature:
     """Return the signature of a row: `@` stands for dimensions that stay whole, absent results are dropped."""
     text = _without(row.text.replace(" ", ""), node, operands)
@@ -196,6 +203,7 @@ MAKERS: dict[str, Make] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
     **dict.fromkeys(MADE, made),
     **{op: partial(_row, row) for op, row in ROWS.items()},
+    **dict.fromkeys((op for op in ROWS if "pool" in op), _pooling),
     **dict.fromkeys(words("attention attention_backward"), _attention),
     **dict.fromkeys(words("native_layer_norm native_layer_norm_backward"), _norm),
     **dict.fromkeys(words("_fused_rms_norm _fused_rms_norm_backward"), _norm),
