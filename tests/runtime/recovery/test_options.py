@@ -33,6 +33,13 @@ STEPS, KEPT, MORE = 8, 4, 12
 MEASURED = ("loss", "gradient_norm", "learning_rate", "held_out_loss")
 
 
+CONFIG = {
+    **{"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 4, "intermediate_size": 48, "vocab_size": 257},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False, "rms_norm_eps": 1e-3},
+}
+"""Of the model of `fleet`, with an epsilon of its own."""
+
+
 def options() -> list[str]:
     train = app.get_command(click.Context(app), "train")
     assert train is not None
@@ -45,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("options")
     supplied(path, copies(1))
     write_tokens(path / "d.bin", [path / "a.txt"] * 60)
-    (path / "config.json").write_text(json.dumps({"rms_norm_eps": 1e-3}))
+    (path / "config.json").write_text(json.dumps(CONFIG))
     (path / "secret").write_text("a secret that is read from a file\n")
     out = path / "fixed"
     usual = ["--data", path / "c.bin", "--out", out, "--steps", MORE, "--save-weights", path / "hf"]

@@ -76,8 +76,11 @@ def _comparison(mine: Plan, best: Plan, width: int) -> str:
                 ("setting", "yours", "the best"),
                 [[SETTINGS[name], *pair] for name, pair in changed.items()],
                 words=("setting",),
+                width=width,
             ),
-            table(("time", "yours", "the best", "difference"), terms, words=("time",)),
+            table(
+                ("time", "yours", "the best", "difference"), terms, words=("time",), spare=("difference",), width=width
+            ),
             listed("Why", reasons(mine, best), width) or "Why\n  - nothing differs by more than 0.2%",
             "The best\n" + plans_table([best], width),
         )
