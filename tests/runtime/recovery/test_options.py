@@ -34,8 +34,8 @@ MEASURED = ("loss", "gradient_norm", "learning_rate", "held_out_loss")
 
 
 CONFIG = {
-    **{"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 4, "intermediate_size": 48, "vocab_size": 257},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False, "rms_norm_eps": 1e-3},
+    "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 4, "intermediate_size": 48, "vocab_size": 257,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False, "rms_norm_eps": 1e-3,
 }
 """Of the model of `fleet`, with an epsilon of its own."""
 
