@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,9 +26,17 @@ FEW = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 
 def assert_same(read: Plan, plan: Plan) -> None:
-    """Equal but for what arguments do not say: names of the model, the label, tokens that are no whole steps."""
+    """Equal but for what arguments do not say: names of the model and all of its forward pass, the label, tokens that are
+    no whole steps."""
     assert plan.job.tokens is None or read.job.iterations == -(-plan.job.tokens // plan.job.tokens_per_iteration)
-    model = replace(read.model, name=plan.model.name, family=plan.model.family)
+    named: dict[str, Any] = {
+        "name": plan.model.name,
+        "family": plan.model.family,
+        "forward_pass": plan.model.forward_pass,
+    }
+    if plan.model.rotary_scaling is not None and plan.model.rotary_scaling.kind == "yarn":  # a comment in the script
+        named["rotary_scaling"] = plan.model.rotary_scaling
+    model = replace(read.model, **named)
     assert replace(read, model=model, job=replace(read.job, tokens=plan.job.tokens)) == plan
 
 
@@ -97,7 +106,8 @@ torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \
 def test_a_script_as_people_write_them() -> None:
     reading = plan_from_megatron(SCRIPT, cluster=cluster_of(4))
     plan = reading.plan
-    assert replace(plan.model, name=LLAMA_3_1_8B.name, family="llama", max_position=131072) == LLAMA_3_1_8B
+    usual = {"norm_epsilon": LLAMA_3_1_8B.norm_epsilon, "rotary_scaling": LLAMA_3_1_8B.rotary_scaling}
+    assert replace(plan.model, name=LLAMA_3_1_8B.name, family="llama", max_position=131072, **usual) == LLAMA_3_1_8B
     (replica,) = plan.replicas
     assert (replica.count, replica.micro_batches, len(replica.stages)) == (2, 16, 2)
     assert replica.stages[1].layers == ((4, 8), (12, 16), (20, 24), (28, 32))

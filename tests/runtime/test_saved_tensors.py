@@ -84,7 +84,7 @@ def kept(model: Model, how: Setting) -> list[tuple[int, tuple[int, ...]]]:
         chunk, source = chunk_of(model, how), input_of(model, how)
         with Made() as made, evenly(how):
             out = forward(chunk, source * 1)
-        others = [*chunk.weights.values(), *(chunk.table or ()), out]
+        others = [*chunk.weights.values(), *(chunk.table.full or ()), *(chunk.table.windowed or ()), out]
         left_out = {value.untyped_storage()._cdata for value in others}
         alive = {place: item for place, item in made.found.items() if not item[0].expired()}
         return [(size, shape) for place, (_, size, shape) in alive.items() if place not in left_out]

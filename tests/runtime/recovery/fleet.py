@@ -41,6 +41,18 @@ LONGEST_TURN_SECONDS = 1.0
 """What is longer than that was a time in which the whole machine stood still: one that is out of memory does."""
 ROOT = Path(__file__).parents[3]
 MODEL = tiny_model(4, vocab=257)
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "intermediate_size": 48,
+    "vocab_size": 257,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-3,
+}
+"""The config of that model, with an epsilon of its own."""
 
 
 def machines(nodes: int, gpus: int) -> Cluster:

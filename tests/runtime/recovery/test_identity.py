@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.runtime.recovery.fleet import Fleet, copies, settings_in
+from tests.runtime.recovery.fleet import CONFIG, Fleet, copies, settings_in
 from tests.runtime.samples import tiny_model
 
 from shardwright.errors import SpecError
@@ -75,7 +75,7 @@ def another_text(folder: Path) -> Path:
 
 
 def another_config(folder: Path) -> Path:
-    (folder / "config.json").write_text(json.dumps({"rms_norm_eps": 0.25}))
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"rms_norm_eps": 0.25}))
     return folder / "config.json"
 
 

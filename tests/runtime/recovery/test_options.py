@@ -14,7 +14,7 @@ import pytest
 from tests.cli.running import refused, run
 from tests.nightly import nightly
 from tests.runtime.commands import run_ranks
-from tests.runtime.recovery.fleet import UNDISTURBED_SECONDS, Fleet, copies, supplied
+from tests.runtime.recovery.fleet import CONFIG, UNDISTURBED_SECONDS, Fleet, copies, supplied
 
 from shardwright.cli.app import app
 from shardwright.cli.train_input import NOT_ELASTIC
@@ -31,13 +31,6 @@ RECIPE = (
 )
 STEPS, KEPT, MORE = 8, 4, 12
 MEASURED = ("loss", "gradient_norm", "learning_rate", "held_out_loss")
-
-
-CONFIG = {
-    "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 4, "intermediate_size": 48, "vocab_size": 257,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False, "rms_norm_eps": 1e-3,
-}
-"""Of the model of `fleet`, with an epsilon of its own."""
 
 
 def options() -> list[str]:

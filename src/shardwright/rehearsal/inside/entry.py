@@ -27,7 +27,6 @@ KIBIBYTE = 1024
 
 def main(question_file: str, answer_file: str) -> None:
     question = json.loads(Path(question_file).read_text(encoding="utf-8"))
-    resource.setrlimit(resource.RLIMIT_DATA, (int(question["limit_bytes"]),) * 2)
     _without_dependencies()
     refused = importlib.import_module("shardwright.rehearsal.inside.refusal").Refused
     begin = time.perf_counter()
@@ -59,6 +58,8 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     os.environ |= question["environment"] | {"TORCHDYNAMO_DISABLE": "1"}
     inside = "shardwright.rehearsal.inside"
     layer = importlib.import_module(f"{inside}.guard").load_guard()
+    # The limit is the trainer's: the compiler of the guard, at its first use, has what it needs.
+    resource.setrlimit(resource.RLIMIT_DATA, (int(question["limit_bytes"]),) * 2)
     runner = importlib.import_module(f"{inside}.{RUNNERS[question['trainer']]}")
     answer: dict[str, Any] = importlib.import_module(f"{inside}.stage").played(question, runner.rehearse)
     return answer | {"layer": layer}
