@@ -29,7 +29,7 @@ def test_parts_of_a_part_are_shares_of_the_whole() -> None:
 
 @pytest.mark.parametrize("cluster", ["2x8xA100-SXM-40", "1x8xA100-SXM-40+2x8xV100-SXM2"])
 def test_a_search_tells_how_far_it_is_and_finds_the_same(cluster: str) -> None:
-    model, machines = shardwright.load_model("opt-350m"), shardwright.load_cluster(cluster)
+    model, machines = shardwright.load_model("gpt2-medium"), shardwright.load_cluster(cluster)
     job = shardwright.make_job(global_batch=64, seq_len=1024, precision="fp16")
     told: list[float] = []
     with heard(told.append):

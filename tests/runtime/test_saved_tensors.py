@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 
 from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.cost.memory.facts import memory_facts, trial
-from shardwright.cost.memory.sizes import logit_bytes
+from shardwright.cost.memory.sizes import head_bytes
 from shardwright.runtime.model.chunk import forward
 from shardwright.runtime.model.loss import summed_loss
 from shardwright.runtime.model.parallel import TensorGroup
@@ -172,5 +172,5 @@ def test_the_loss_keeps_the_logits_that_are_priced(tp: int, on: bool, as_on_a_gp
         alive = {place: size for place, (held, size, _) in made.found.items() if not held.expired()}
     shard, job = shard_of(how)
     with trial({job.framework: replace(memory_facts(job.framework), unmerged=0.0)}):  # that comes in the backward pass
-        logits = logit_bytes(model, job, shard.micro_batch, shard.cp, shard.tp)[0]
+        logits = head_bytes(model, job, shard.micro_batch, shard.cp, shard.tp)[0]
     assert sum(size for place, size in alive.items() if place not in left_out) == logits + x.nbytes

@@ -12,7 +12,7 @@ from typing import Any
 from shardwright.serving.what_if.server import Server
 
 SMALL = {
-    "model": "opt-350m",
+    "model": "gpt2-medium",
     "cluster": "1x8xA100-SXM-40+2x8xV100-SXM2",
     "global_batch": 64,
     "seq_len": 1024,

@@ -13,7 +13,7 @@ import numpy as np
 from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.iteration.step import data_parallel
-from shardwright.cost.memory.sizes import gathered_bytes, logit_bytes, reserved_bytes, state_bytes
+from shardwright.cost.memory.sizes import gathered_bytes, head_bytes, reserved_bytes, state_bytes
 from shardwright.cost.pipeline.in_flight import most_live
 from shardwright.cost.stage.exact import kept_bytes, live_bytes
 from shardwright.cost.stage.invert import fewest_layers, leanest_group
@@ -128,7 +128,7 @@ def fixed_bytes(context: Context, rows: Strategies, shards: LayerRows, starts: I
     weights, gradients, optimizer = states(context, rows, shards, held)
     boundary = shards.table.boundary[shards.row][:, None]
     logits = np.zeros_like(weights)
-    logits[:, -1] = logit_bytes(context.model, context.job, rows.micro_batch, rows.cp, rows.tp)
+    logits[:, -1] = head_bytes(context.model, context.job, rows.micro_batch, rows.cp, rows.tp)
     gathered = gathered_bytes(context.model, context.job, rows.micro_batch, rows.cp, rows.tp, rows.pp)[:, None]
     return Fixed(
         weights=weights,

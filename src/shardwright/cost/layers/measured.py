@@ -21,7 +21,7 @@ from shardwright.cost.frameworks.optimizer import update_width
 from shardwright.cost.frameworks.overheads import UPDATE_EFFICIENCY, Overheads
 from shardwright.cost.layers.source import Basis, LayerSource, layer_source
 from shardwright.cost.layers.table import LayerTable, layer_table, running_sums
-from shardwright.cost.memory.sizes import logit_bytes, weight_bytes
+from shardwright.cost.memory.sizes import head_bytes, weight_bytes
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.network.curves import LinkTimes, between_machines, inside_machine, with_curves
 from shardwright.cost.stage.terms import AGAIN, LEAN, WHOLE
@@ -138,7 +138,7 @@ class MeasuredLayers:
         held = weights / np.where(dense + expert > 0.0, dense + expert, 1.0)
         states = np.diff(table.kept)
         kept = states[:, WHOLE]
-        logits = logit_bytes(model, job, shard.micro_batch, shard.cp, shard.tp)
+        logits = head_bytes(model, job, shard.micro_batch, shard.cp, shard.tp)
         activations = _measured(entries, "activation_bytes", kept + _at_the_head(kept, logits))
         activations = np.maximum(activations - _at_the_head(kept, logits), 0.0)
         nothing = np.zeros_like(forward)

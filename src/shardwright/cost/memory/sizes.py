@@ -107,14 +107,19 @@ def least_state_bytes(job: Job, ranks: Array, everything: Array) -> Floats:
 
 
 def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
-    """Return the bytes of the logits and the loss on the last stage for one micro-batch, [N], with the gradient of the
-    output projection on its way to its buffer, which comes while the logits are there."""
-    facts = memory_facts(job.framework)
-    width = facts.logit + widths_of(job).logit - 2.0
+    """Return the bytes of the logits and the loss on the last stage for one micro-batch, [N]."""
+    width = memory_facts(job.framework).logit + widths_of(job).logit - 2.0
     if job.fused_loss:
         width = 0.0
-    unmerged = 0.0 if job.adapters else min(facts.unmerged, 4.0) if job.precision == "fp32" else facts.unmerged
-    return (width * micro_batch * job.seq_len / cp + unmerged * model.hidden) * model.vocab / tp
+    return width * micro_batch * job.seq_len / cp * model.vocab / tp
+
+
+def head_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
+    """Return the bytes of the logits and the loss, [N], with the gradient of the output projection on its way to its
+    buffer, which comes while the logits are there. Uneven FSDP has that in the gradients of a unit."""
+    unmerged = memory_facts(job.framework).unmerged
+    unmerged = 0.0 if job.adapters else min(unmerged, 4.0) if job.precision == "fp32" else unmerged
+    return logit_bytes(model, job, micro_batch, cp, tp) + unmerged * model.hidden * model.vocab / tp
 
 
 def gathered_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints, pp: Ints) -> Floats:

@@ -6,7 +6,7 @@ import numpy as np
 
 from shardwright.arrays import Floats, Ints, bits_of, packed
 from shardwright.cost.context import Context, ShardIndex
-from shardwright.cost.memory.sizes import least_state_bytes, logit_bytes, reserved_bytes
+from shardwright.cost.memory.sizes import head_bytes, least_state_bytes, reserved_bytes
 from shardwright.cost.stage.terms import WHOLE
 from shardwright.cost.strategies import Layouts
 from shardwright.search.space.expand import Axes, layer_variants
@@ -82,6 +82,6 @@ def memory_floor(context: Context, how: Axes, rows: Layouts, index: ShardIndex) 
         expert = _least(context, how, rows, index, table.expert[:, -1]) / rows.pp
         held = held + expert * least_state_bytes(job, copies, rows.pp == 1)
     working = _least(context, how, rows, index, table.live[:, WHOLE])
-    logits = logit_bytes(context.model, job, rows.micro_batch, rows.cp, rows.tp)
+    logits = head_bytes(context.model, job, rows.micro_batch, rows.cp, rows.tp)
     tensors = np.maximum(held + working, logits)
     return np.asarray(tensors + reserved_bytes(job, tensors))

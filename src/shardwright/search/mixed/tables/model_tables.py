@@ -18,7 +18,7 @@ from shardwright.cost.iteration.step import BUCKET_SHARE, message_bytes, optimiz
 from shardwright.cost.memory.sizes import (
     copied_bytes,
     gathered_bytes,
-    logit_bytes,
+    head_bytes,
     room_for_tensors,
     state_bytes,
     trained_share,
@@ -130,7 +130,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
     shared = state.optimizer * (rows.sharding != UNSHARDED)
     gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)
     single = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, alone.pp)
-    logits = logit_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
+    logits = head_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
     update = optimizer_seconds(context, replace(rows, dp=np.ones_like(rows.dp)), ones[:, None], 0.0 * ones[:, None])
     orthogonal = running_product_seconds(context, running["dense"], running["expert"], running["ends"])
     tied = tied_bytes(context, rows)
