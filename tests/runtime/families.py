@@ -71,6 +71,9 @@ def small(family: str, fields: Config) -> Config:
     given = fields | {name: SMALL[name] for name in fields if SMALL.get(name) and fields[name]} | listed
     given |= {"num_key_value_heads": 4} if fields.get("num_key_value_heads") == 8 else {}
     given = {name: value for name, value in given.items() if name != "mlp_only_layers"}
+    if "n_routed_experts" in given:  # one number of experts, by whatever names
+        names = {"num_experts", "num_local_experts"} & given.keys()
+        given |= dict.fromkeys(names, given["n_routed_experts"])
     given |= {"mask_token_id": 3} if family == "bert" else {}
     return {"model_type": family, "pad_token_id": 0, "num_nextn_predict_layers": 0, **given}
 

@@ -43,7 +43,7 @@ def asked(question: dict[str, Any], *, python: str | None, seconds: float, limit
             raise NoRoomError(f"rank {question['rank']} took over `time_limit={seconds:g}` seconds") from None
         except OSError as error:
             raise bad(f"`python={python}`", f"cannot be started: {error.strerror}", "name an interpreter") from None
-        if not answer.is_file():
+        if not answer.is_file() or not answer.stat().st_size:
             raise _died(done, question, limit_bytes)
         result: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
     if "refused" in result:
@@ -60,7 +60,7 @@ def asked(question: dict[str, Any], *, python: str | None, seconds: float, limit
 def _died(done: subprocess.CompletedProcess[str], question: dict[str, Any], limit_bytes: float) -> Exception:
     """Return what to raise where a process ended without an answer."""
     last = " ".join(done.stderr.strip().splitlines()[-LAST_LINES:])
-    if done.returncode < 0 and "alloc" in last:
+    if "MemoryError" in last or (done.returncode < 0 and "alloc" in last):
         return _no_memory(question, limit_bytes)
     message = f"ended with status {done.returncode} and no answer: {last[-400:] or 'nothing was said'}"
     return bad("the process of the rehearsal", message, "Python 3.11 or newer with the trainer runs it; see `python=`")
