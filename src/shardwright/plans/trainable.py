@@ -26,13 +26,12 @@ def own_problems(plan: Plan) -> Iterator[Problem]:
         yield Problem("overlap.tensor_parallel", message, "write false")
     if not plan.flash_attention:
         yield Problem("flash_attention", f"{OWN} has fused attention alone", "write true")
-    for name, (word, hint) in _not_own(plan.job).items():
-        yield Problem(f"job.{name}", f"{word} is not there in {OWN}", hint)
+    yield from own_job_problems(plan.job)
     yield from untrainable_stages(plan)
 
 
-def _not_own(job: Job) -> dict[str, tuple[str, str]]:
-    """Return what `shardwright train` lacks of a job, beside options and recipes: its word, and what helps, by name."""
+def own_job_problems(job: Job) -> Iterator[Problem]:
+    """Yield what a job that is for `shardwright train` says and `train` does not do, beside options and recipes."""
     lacking = {
         "adapters": (job.adapters, "training of adapters", "leave it out"),
         "attention_adapters": (job.attention_adapters, "training of adapters", "leave it out"),
@@ -40,7 +39,9 @@ def _not_own(job: Job) -> dict[str, tuple[str, str]]:
         "fused_loss": (job.fused_loss, "a loss that holds no logits", "leave it out"),
         "optimizer": (job.optimizer == "none", "a step without an update", "name an optimizer"),
     }
-    return {name: (word, hint) for name, (there, word, hint) in lacking.items() if there}
+    for name, (there, word, hint) in lacking.items():
+        if there and job.framework == OWN:
+            yield Problem(f"job.{name}", f"{word} is not there in {OWN}", hint)
 
 
 def untrainable_stages(plan: Plan) -> Iterator[Problem]:

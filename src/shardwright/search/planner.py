@@ -21,7 +21,7 @@ from shardwright.errors import SpecError, bad, require
 from shardwright.plans.check import position_problems
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, Fewer, NoPlan, Ranking
-from shardwright.plans.trainable import own_problems
+from shardwright.plans.trainable import own_job_problems, own_problems
 from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import within
 from shardwright.search.account import left_out, report_of
@@ -115,7 +115,7 @@ def _plan(
     gap: float,
 ) -> Ranking:
     """Return the best plans for a job whose options are settled (`plan`)."""
-    if problems := (*position_problems(model, job), *option_problems(model, job)):
+    if problems := (*position_problems(model, job), *option_problems(model, job), *own_job_problems(job)):
         raise SpecError(*problems)
     begin = time.perf_counter()
     filters = Filters(rules=tuple(rules))
