@@ -187,7 +187,7 @@ def test_the_router_travels() -> None:
 
 
 @pytest.mark.parametrize(
-    "scaling", [RotaryScaling(kind="yarn", factor=40.0), RotaryScaling(kind="llama3", factor=8.0, high_factor=2.0)]
+    "scaling", [RotaryScaling(kind="longrope", factor=40.0), RotaryScaling(kind="llama3", factor=8.0, high_factor=2.0)]
 )
 def test_a_scaling_without_argument_is_noted(scaling: RotaryScaling) -> None:
     export = to_megatron(with_model(replace(LLAMA_2_70B, rotary_scaling=scaling)))

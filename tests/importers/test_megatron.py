@@ -34,8 +34,6 @@ def assert_same(read: Plan, plan: Plan) -> None:
         "family": plan.model.family,
         "forward_pass": plan.model.forward_pass,
     }
-    if plan.model.rotary_scaling is not None and plan.model.rotary_scaling.kind == "yarn":  # a comment in the script
-        named["rotary_scaling"] = plan.model.rotary_scaling
     model = replace(read.model, **named)
     assert replace(read, model=model, job=replace(read.job, tokens=plan.job.tokens)) == plan
 

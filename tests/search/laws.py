@@ -12,7 +12,7 @@ from tests.search.random_problems import GAP, Problem
 
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.strategies import plan_of_row, row_of, stage_rows
+from shardwright.cost.strategies import ZERO2, ZERO3, plan_of_row, row_of, stage_rows
 from shardwright.plans.abilities import framework_problems
 from shardwright.plans.check import check
 from shardwright.plans.findings import DeeperPipelines, NotCovered, UnequalReplicas
@@ -24,7 +24,7 @@ from shardwright.search.mixed.restrictions import dropped
 from shardwright.search.planner import predict
 from shardwright.search.rules.filters import Filters
 from shardwright.search.rules.rules import parse_rules
-from shardwright.search.space.axes import Space, parse_pins, split_choices, within
+from shardwright.search.space.axes import Space, parse_pins, split_choices, tensor_parallel_degrees, within
 from shardwright.search.space.layouts import head_layers
 from shardwright.spec.catalog.frameworks import OWN
 
@@ -142,6 +142,8 @@ def _is_row(plan: Plan) -> bool:
     if plan_of_row(row, plan.model, plan.job, plan.cluster, name).replicas != plan.replicas:
         return False
     (context,) = contexts_of(plan, default_efficiency()).values()
+    if int(row.tp[0]) not in tensor_parallel_degrees(context) or (row.pp[0] > 1 and row.sharding[0] in (ZERO2, ZERO3)):
+        return False
     stages = int(row.pp[0] * row.vpp[0])
     firsts, lasts = split_choices(context, Space(), stages, head_layers(context))
     return (int(row.first_layers[0]), int(row.last_layers[0])) in set(zip(firsts.tolist(), lasts.tolist(), strict=True))
@@ -159,15 +161,21 @@ def kinds_of(plan: Plan) -> set[object]:
         NotCovered.CONTEXT_OR_EXPERTS: any(stage.context_parallel * stage.expert_parallel > 1 for stage in stages),
         NotCovered.FULL_SHARDING: sharding or plan.optimizer.offload > 0,
         NotCovered.SHARDED_GRADIENTS: sharding,
+        NotCovered.SHARDED_PIPELINES: sharding
+        and len(types) == 1
+        and any(len(each.stages) > 1 for each in plan.replicas),
         NotCovered.OTHER_MICRO_BATCHES: plan.micro_batch not in (1, 2, 4, 8),
         NotCovered.GROUPED_RECOMPUTATION: any(stage.recompute.method == "uniform" for stage in stages),
     }
+    contexts = contexts_of(plan, default_efficiency())
     uneven = len(types) == 1 and (plan.job.framework != OWN or any(beyond.values()))
     found = {
         **beyond,
+        NotCovered.EMPTY_STAGES: not all(stage.layer_count for stage in stages),
         NotCovered.SPREAD_STAGES: any(_spread([stage.gpu for stage in replica.stages]) for replica in plan.replicas),
         NotCovered.UNEQUAL_DEGREES: len({tp for _, tp in degrees}) > 1,
         NotCovered.UNEQUAL_DEGREES_OF_A_TYPE: len(degrees) > len(types),
+        NotCovered.IDLE_GPUS_OF_MACHINES: any(tp not in tensor_parallel_degrees(contexts[gpu]) for gpu, tp in degrees),
         NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE: uneven and not plan.uniform,
         NotCovered.OTHER_SPLITS: uneven and plan.uniform,
         NotCovered.UNEQUAL_DEPTHS_OVER_SITES: len(sites) > 1 and len({len(each.stages) for each in plan.replicas}) > 1,

@@ -12,7 +12,7 @@ from shardwright.plans.codec import decode, encode
 from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface import model_of_config
 from shardwright.spec.read.model import load_model
-from shardwright.spec.read.presets import FORMATS, _plain, _presets, find_preset, preset_names
+from shardwright.spec.read.presets import FORMATS, _plain, _presets, find_preset, preset_model, preset_names
 
 # Totals of the safetensors files on the models' Hugging Face pages; Pythia's as in the README of EleutherAI/pythia.
 EXACT = {
@@ -142,3 +142,12 @@ def test_a_folder_with_a_config_goes_before_a_preset(tmp_path: Path, monkeypatch
     assert len(load_model("gpt2").layers) == 12
     (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config))
     assert len(load_model("gpt2").layers) == 2
+
+
+WITHOUT_EPSILON = ("opt", "glm-130b")  # configs and papers that name none
+
+
+def test_presets_say_the_epsilon_of_their_norms() -> None:
+    """Trainers' own defaults are of another model by a constant: 1e-5 in Megatron-LM, 1e-6 in Qwen's configs."""
+    silent = {name for name in preset_names() if preset_model(name).norm_epsilon is None}
+    assert silent == {name for name in preset_names() if name.startswith(WITHOUT_EPSILON)}

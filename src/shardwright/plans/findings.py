@@ -52,9 +52,11 @@ class NotCovered(Enum):
     CONTEXT_OR_EXPERTS = "context and expert parallelism"
     FULL_SHARDING = "ZeRO-2, ZeRO-3 and offload"
     SHARDED_GRADIENTS = "ZeRO-2 and ZeRO-3"
+    SHARDED_PIPELINES = "ZeRO-2 and ZeRO-3 in pipelines"
     OTHER_MICRO_BATCHES = "micro-batches of other sizes than 1, 2, 4 and 8"
     GROUPED_RECOMPUTATION = "recomputation of groups of layers"
     SHARED_MICRO_BATCH = "a micro-batch split over several GPUs of a stage"
+    EMPTY_STAGES = "stages without a layer"
     SPREAD_STAGES = "stages of one type that are not neighbours"
     STRADDLED_STAGES = "a stage on several types"
     UNEQUAL_DEGREES = "several tensor-parallel degrees in a plan"
@@ -62,6 +64,7 @@ class NotCovered(Enum):
     UNEQUAL_REPLICAS_OF_A_TYPE = "unequal replicas on one type"
     OTHER_SPLITS = "splits of layers on one type that are far from even"
     UNEQUAL_DEPTHS_OVER_SITES = "replicas of unequal depth over several sites"
+    IDLE_GPUS_OF_MACHINES = "tensor-parallel groups that leave GPUs of a machine idle"
     OTHER_MIXES = "three offers, or one GPU type on several markets"
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from shardwright.cost.context import Context
+from shardwright.cost.strategies import ZERO2, ZERO3
 from shardwright.plans.abilities import makers
 from shardwright.plans.findings import (
     Cause,
@@ -22,7 +23,7 @@ from shardwright.search.kinds import OneType, Pipelines, Uneven, looks_at_unequa
 from shardwright.search.mixed.entry import largest_pools, of_each_maker
 from shardwright.search.mixed.restrictions import lacking
 from shardwright.search.rules.filters import Filters
-from shardwright.search.space.axes import Space
+from shardwright.search.space.axes import Space, idling_degrees
 
 
 def left_out(
@@ -44,8 +45,13 @@ def left_out(
         if lacks:
             yield MixedPlans(lacks, Mixing.UNEQUAL if mixed else Mixing.PIPELINES if uneven else Mixing.ANY)
     yield from mixed.outcome.not_covered if mixed else ()
+    pinned = space.pins.get("tp")
+    if any(pinned is None or tp in pinned for context in contexts for tp in idling_degrees(context)):
+        yield NotCovered.IDLE_GPUS_OF_MACHINES
     if any(context.pool.gpus > 1 for context in contexts):
         yield from _uneven_on_one_type(contexts, space, filters, exportable_to)
+        if space.pins.get("pp") != (1,) and space.allowed("sharding", (ZERO2, ZERO3)):
+            yield NotCovered.SHARDED_PIPELINES
 
 
 def _uneven_on_one_type(

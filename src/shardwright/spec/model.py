@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -147,6 +148,21 @@ class RotaryScaling:
     whole_bounds: bool | None = None
     short_factors: tuple[float, ...] | None = None
     long_factors: tuple[float, ...] | None = None
+
+    @property
+    def rotation_factor(self) -> float:
+        """By what the rotation is multiplied."""
+        if self.attention_factor is not None or self.kind not in ("yarn", "longrope"):
+            return self.attention_factor or 1.0
+        if self.kind == "longrope":
+            return math.sqrt(1.0 + math.log(max(self.factor, 1.0)) / math.log(self.original_positions))
+        if self.mscale and self.mscale_all:
+            return self.magnitude(self.mscale) / self.magnitude(self.mscale_all)
+        return self.magnitude(1.0)
+
+    def magnitude(self, mscale: float) -> float:
+        """Return by what YaRN multiplies queries and keys together (arXiv 2309.00071 §3.4)."""
+        return 1.0 if self.factor <= 1.0 else 0.1 * mscale * math.log(self.factor) + 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

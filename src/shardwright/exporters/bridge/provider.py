@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwright.exporters.megatron.positions import position_fields
 from shardwright.exporters.support.traits import SILU, SQUARED_RELU
-from shardwright.spec.model import Attention, Model, RotaryScaling
+from shardwright.spec.model import Attention, Model
 
 Fields = dict[str, Any]
 FUNCTIONS = {"silu": "torch.nn.functional.silu", "gelu": "torch.nn.functional.gelu", "relu2": "squared_relu"}
@@ -52,7 +53,7 @@ def provider_fields(model: Model, seq_len: int) -> Fields:
         fields["layernorm_zero_centered_gamma"] = True
     if model.mtp_layers:
         fields["mtp_num_layers"] = model.mtp_layers
-    return fields | _attention(attention) | _window(model) | _positions(model) | _experts(model)
+    return fields | _attention(attention) | _window(model) | position_fields(model) | _experts(model)
 
 
 def _attention(attention: Attention) -> Fields:
@@ -69,7 +70,6 @@ def _attention(attention: Attention) -> Fields:
         "v_head_dim": attention.value_head_dim,
         "kv_channels": attention.value_head_dim,
         "qk_layernorm": True,
-        "rope_type": "rope",
     }
 
 
@@ -81,22 +81,6 @@ def _window(model: Model) -> Fields:
         return {}
     pattern = {} if all(windows) else {"window_attn_skip_freq": [int(window is not None) for window in windows]}
     return {"window_size": (width - 1, 0), **pattern}
-
-
-def _positions(model: Model) -> Fields:
-    if model.position != "rope":
-        return {"position_embedding_type": "learned_absolute" if model.position == "learned" else "none"}
-    fields: Fields = {"position_embedding_type": "rope", "rotary_base": int(model.rotary_base)}
-    if model.rotary_fraction != 1.0:
-        fields["rotary_percent"] = model.rotary_fraction
-    if model.rotary_interleaved:
-        fields["rotary_interleaved"] = True
-    scaling = model.rotary_scaling
-    if scaling is not None and scaling == RotaryScaling(kind="llama3", factor=scaling.factor):
-        fields |= {"rope_scaling": True, "rope_scaling_factor": scaling.factor}
-    elif scaling is not None and scaling.kind == "linear":
-        fields["seq_len_interpolation_factor"] = scaling.factor
-    return fields
 
 
 def _experts(model: Model) -> Fields:

@@ -21,7 +21,8 @@ from shardwright.exporters.megatron.limits import (
     pools_of,
     unsupported,
 )
-from shardwright.exporters.megatron.model import Arguments, model_arguments, moe_arguments, scaling_arguments
+from shardwright.exporters.megatron.model import model_arguments, moe_arguments
+from shardwright.exporters.megatron.positions import Arguments, scaling_arguments
 from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.trainer_options import options_of
 from shardwright.plans.check import check
@@ -251,7 +252,8 @@ def _environment(plan: Plan) -> tuple[tuple[str, str | None], ...]:
 def _model_note(plan: Plan) -> str:
     scaling = plan.model.rotary_scaling
     if scaling is not None and not scaling_arguments(plan.model):
-        return f"The config scales rotary positions ({scaling.kind}, factor {scaling.factor:g}): add its arguments."
+        words = f"The config scales rotary positions ({scaling.kind}, factor {scaling.factor:g})"
+        return f"{words}, for which Megatron-LM has no arguments: these are plain."
     if plan.model.position == "rope" and scaling is None:
         return "Plain rotary positions; to go on from a checkpoint with scaled ones, add its scaling arguments."
     return ""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from shardwright.exporters.megatron.positions import Arguments, position_arguments
 from shardwright.exporters.support.traits import SILU, SQUARED_RELU, gated
-from shardwright.spec.model import Attention, Model, Moe, RotaryScaling
+from shardwright.spec.model import Attention, Model, Moe
 
-Arguments = tuple[tuple[str, ...], ...]
 VOCABULARY_MULTIPLE = 128
 DROPOUT = "0.1"
 
@@ -25,7 +25,7 @@ def model_arguments(model: Model, seq_len: int, tensor_parallel: int) -> Argumen
     ]
     arguments += latent_arguments(attention) if attention.latent else _attention_arguments(attention)
     arguments += _window_arguments(model)
-    arguments += _position_arguments(model, seq_len)
+    arguments += position_arguments(model, seq_len)
     arguments.append(("--normalization", "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm"))
     if model.norm_epsilon is not None:
         arguments.append(("--norm-epsilon", repr(model.norm_epsilon)))
@@ -122,34 +122,6 @@ def _window_arguments(model: Model) -> Arguments:
         return arguments
     pattern = [int(window is not None) for window in windows]
     return (*arguments, ("--window-attn-skip-freq", pattern_text(pattern)))
-
-
-def _position_arguments(model: Model, seq_len: int) -> Arguments:
-    table = model.learned_positions if model.position == "learned" else model.max_position
-    longest = ("--max-position-embeddings", str(max(table, seq_len)))
-    if model.position == "learned":
-        return (("--position-embedding-type", "learned_absolute"), longest)
-    if model.position == "none":
-        return (("--position-embedding-type", "none"), longest)
-    plain: Arguments = (("--rope-type", "rope"),) if model.kinds[0].attention.latent else ()
-    base = ("--rotary-base", str(int(model.rotary_base)))
-    share: Arguments = (("--rotary-percent", str(model.rotary_fraction)),) if model.rotary_fraction != 1.0 else ()
-    if model.rotary_interleaved:
-        share = (*share, ("--rotary-interleaved",))
-    return (("--position-embedding-type", "rope"), *plain, base, *share, *scaling_arguments(model), longest)
-
-
-def scaling_arguments(model: Model) -> Arguments:
-    """Return the scaling of rotary positions, nothing where there is none or no argument for it: that of Llama 3.1,
-    whose other numbers Megatron-LM fixes (rotary_pos_embedding.py of core_v0.19), or linear by a whole factor."""
-    scaling = model.rotary_scaling
-    if scaling is None:
-        return ()
-    if scaling == RotaryScaling(kind="llama3", factor=scaling.factor):
-        return (("--use-rope-scaling",), ("--rope-scaling-factor", repr(scaling.factor)))
-    if scaling.kind == "linear" and scaling.factor == int(scaling.factor):
-        return (("--rotary-seq-len-interpolation-factor", str(int(scaling.factor))),)
-    return ()
 
 
 def _activation_arguments(model: Model) -> Arguments:

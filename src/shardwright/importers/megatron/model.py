@@ -74,8 +74,32 @@ def _vocabulary(flags: Flags, notes: list[str]) -> int:
 def _scaling(flags: Flags) -> RotaryScaling | None:
     if flags["--use-rope-scaling"]:
         return RotaryScaling(kind="llama3", factor=flags["--rope-scaling-factor"])
+    kind = flags["--rope-type"] if flags["--multi-latent-attention"] else flags["--position-embedding-type"]
+    if kind == "yarn" and flags["--rotary-scaling-factor"] != 1.0:
+        return _yarn(flags)
     factor = flags["--rotary-seq-len-interpolation-factor"]
     return RotaryScaling(kind="linear", factor=float(factor)) if factor else None
+
+
+def _yarn(flags: Flags) -> RotaryScaling:
+    """YaRN as Megatron-Core has it; latent attention takes the range of its configuration alone. A magnitude of no
+    dimension is one, and says nothing (yarn_rotary_pos_embedding.py 252-275)."""
+    latent: bool = flags["--multi-latent-attention"]
+    usual = (4096, 32.0, 1.0)
+    names = ("--yarn-original-max-position-embeddings", "--yarn-beta-fast", "--yarn-beta-slow")
+    original, fast, slow = usual if latent else (flags[name] for name in names)
+    scaling = RotaryScaling(
+        kind="yarn",
+        factor=flags["--rotary-scaling-factor"],
+        original_positions=original,
+        fast_turns=fast,
+        slow_turns=slow,
+        whole_bounds=False if flags["--no-yarn-correction-range-round-to-int"] and not latent else None,
+    )
+    rotation, whole = flags["--mscale"], flags["--mscale-all-dim"]
+    if rotation and whole:
+        return replace(scaling, mscale=rotation, mscale_all=whole)
+    return replace(scaling, attention_factor=scaling.magnitude(rotation)) if rotation != 1.0 else scaling
 
 
 def _missing(flags: Flags, name: str) -> Iterator[Problem]:

@@ -49,7 +49,7 @@ def rotary_table(
     """Return cosines and sines [positions, width] for `width` rotated dimensions of a head, computed in fp32."""
     frequencies = base ** -(torch.arange(0, width, 2, dtype=torch.float32, device=positions.device) / width)
     angles = torch.outer(positions.float(), _scaled(frequencies, width, base, scaling, length))
-    both, factor = torch.cat([angles, angles], dim=1), rotation_factor(scaling)
+    both, factor = torch.cat([angles, angles], dim=1), scaling.rotation_factor
     return (both.cos() * factor).to(dtype), (both.sin() * factor).to(dtype)
 
 
@@ -64,23 +64,6 @@ def rotated(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor], *, interl
     turned = torch.cat([low, high], dim=-1) if interleaved else turned
     turned = turned * cosines + torch.cat([-high, low], dim=-1) * sines
     return turned if not rest.shape[-1] else torch.cat([turned, rest], dim=-1)
-
-
-def rotation_factor(scaling: RotaryScaling) -> float:
-    """Return by what the rotation is multiplied."""
-    if scaling.attention_factor is not None or scaling.kind not in ("yarn", "longrope"):
-        return scaling.attention_factor or 1.0
-    if scaling.kind == "longrope":
-        log = math.log(max(scaling.factor, 1.0))
-        return math.sqrt(1.0 + log / math.log(scaling.original_positions))
-    if scaling.mscale and scaling.mscale_all:
-        return magnitude(scaling, scaling.mscale) / magnitude(scaling, scaling.mscale_all)
-    return magnitude(scaling, 1.0)
-
-
-def magnitude(scaling: RotaryScaling, mscale: float) -> float:
-    """Return by what YaRN multiplies queries and keys together (arXiv 2309.00071 §3.4)."""
-    return 1.0 if scaling.factor <= 1.0 else 0.1 * mscale * math.log(scaling.factor) + 1.0
 
 
 def _scaled(frequencies: torch.Tensor, width: int, base: float, scaling: RotaryScaling, length: int) -> torch.Tensor:

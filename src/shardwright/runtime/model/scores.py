@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 
-from shardwright.runtime.model.rotary import magnitude
 from shardwright.spec.model import Attention, Model, RotaryScaling
 
 
@@ -53,7 +52,7 @@ def latent_scale(attention: Attention, scaling: RotaryScaling) -> float | None:
     of others."""
     if scaling.kind == "default" or not scaling.mscale_all:
         return None
-    return float(attention.head_dim**-0.5 * magnitude(scaling, scaling.mscale_all) ** 2)
+    return float(attention.head_dim**-0.5 * scaling.magnitude(scaling.mscale_all) ** 2)
 
 
 def alibi_slopes(heads: int, device: torch.device) -> torch.Tensor:

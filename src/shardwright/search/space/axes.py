@@ -21,6 +21,7 @@ from shardwright.plans.abilities import flash_attention_runs, tensor_parallel_ov
 from shardwright.search.space.choices import Choice, Choices, parse_choice
 from shardwright.search.space.parameters import AXES, SYNONYMS
 from shardwright.spec.catalog.frameworks import OWN
+from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer
 from shardwright.spec.options import VALUES as OPTIONS
@@ -165,18 +166,32 @@ def divisors(number: int, limit: int) -> list[int]:
 
 
 def tensor_parallel_degrees(context: Context) -> list[int]:
+    """Return the degrees that a model can be split into whose groups tile the machines and NVLink domains of a pool."""
+    return [tp for tp in _degrees_of_the_model(context) if _tiles(context.pool, tp)]
+
+
+def idling_degrees(context: Context) -> list[int]:
+    """Return the degrees that a model can be split into whose groups leave GPUs of every machine idle: 4 of 6."""
+    return [
+        tp for tp in _degrees_of_the_model(context) if tp < context.pool.gpus_per_node and not _tiles(context.pool, tp)
+    ]
+
+
+def _tiles(pool: NodePool, tp: int) -> bool:
+    return pool.domain_gpus % tp == 0 and (pool.gpus_per_node % tp == 0 or tp % pool.gpus_per_node == 0)
+
+
+def _degrees_of_the_model(context: Context) -> list[int]:
     """Return degrees that divide heads, feed-forward widths and hidden size of every layer, that Megatron-LM can
-    give key-value heads for (one divides the other), and whose group fits a NVLink domain and tiles its machines."""
-    model, pool = context.model, context.pool
-    degrees = []
-    for tp in divisors(model.max_heads, pool.domain_gpus):
-        if model.hidden % tp or (pool.gpus_per_node % tp and tp % pool.gpus_per_node) or pool.domain_gpus % tp:
-            continue
-        if all(_splits(kind.attention.heads, kind.attention.kv_heads, tp) for kind in model.kinds) and all(
-            width % tp == 0 for kind in model.kinds for width in _widths(kind)
-        ):
-            degrees.append(tp)
-    return degrees
+    give key-value heads for (one divides the other), and whose group fits a NVLink domain."""
+    model = context.model
+    return [
+        tp
+        for tp in divisors(model.max_heads, context.pool.domain_gpus)
+        if model.hidden % tp == 0
+        and all(_splits(kind.attention.heads, kind.attention.kv_heads, tp) for kind in model.kinds)
+        and all(width % tp == 0 for kind in model.kinds for width in _widths(kind))
+    ]
 
 
 def _widths(layer: Layer) -> Iterator[int]:

@@ -22,6 +22,7 @@ from shardwright.search.space.axes import (
     told_to_shard,
     virtual_stages,
 )
+from shardwright.spec.catalog.frameworks import MEGATRON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,11 +160,15 @@ def rank_orders(
 ) -> list[tuple[Bools, tuple[Value, ...]]]:
     """Return the rank orders that the pins leave, each with the layouts [N] that have them.
 
-    With data parallelism outside the pipeline Megatron-LM wants expert groups (for dense models: tensor-parallel
-    groups) that span tensor and context parallelism exactly (its parallel_state.py). Where either order places all
-    ranks alike it counts as the first that is left, or as all of them if they are to be told `apart`, as rules do."""
-    dense = all(kind.moe is None for kind in context.model.kinds)
-    legal = np.asarray(rows.cp == 1 if dense else rows.ep * rows.etp == rows.tp * rows.cp)
+    With data parallelism outside the pipeline Megatron-LM, unlike others, wants expert groups (for dense models:
+    tensor-parallel groups) that span tensor and context parallelism exactly (its parallel_state.py). Where either order
+    places all ranks alike it counts as the first that is left, or as all of them if they are to be told `apart`, as
+    rules do."""
+    if context.job.framework == MEGATRON:
+        dense = all(kind.moe is None for kind in context.model.kinds)
+        legal = np.asarray(rows.cp == 1 if dense else rows.ep * rows.etp == rows.tp * rows.cp)
+    else:
+        legal = np.ones(len(rows.cp), dtype=bool)
     differ = (rows.pp > 1) & (rows.dp > 1)
     every, usual = space.allowed("rank_order", (0, 1)), space.allowed("rank_order", (0,))
     return [(legal & differ, every), (legal & ~differ, every if apart else every[:1]), (~legal, usual)]

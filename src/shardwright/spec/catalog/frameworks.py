@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_type_hints
 from shardwright.files import shipped_table
 
 Row = Mapping[str, str]
+MEGATRON = "megatron"
 OWN = "train"  # `shardwright train`, which alone runs unequal replicas and uneven FSDP
 Figures = TypeVar("Figures")
 

@@ -74,7 +74,7 @@ def in_no_setting(space: Space) -> tuple[NotCovered, ...]:
         "recompute": NotCovered.GROUPED_RECOMPUTATION,
     }
     rest = (kind for axis, kind in unless_pinned.items() if axis not in space.pins)
-    return NotCovered.VIRTUAL_STAGES, NotCovered.CONTEXT_OR_EXPERTS, sharding, *rest
+    return NotCovered.VIRTUAL_STAGES, NotCovered.CONTEXT_OR_EXPERTS, sharding, NotCovered.EMPTY_STAGES, *rest
 
 
 def settings(contexts: Sequence[Context], space: Space, ruled: frozenset[str] = frozenset()) -> list[Setting]:
