@@ -33,6 +33,7 @@ CASES = {
     "llama3": load_model("llama-3.1-8b"),
     "linear": scaled(DENSE, RotaryScaling(kind="linear", factor=4.0)),
     "yarn": scaled(DENSE, LONG),
+    "yarn of the usual range": scaled(DENSE, RotaryScaling(kind="yarn", factor=4.0, original_positions=4096)),
     "yarn of fractional bounds": scaled(DENSE, GPT_OSS),
     "yarn with a factor of its own": scaled(DENSE, FACTOR),
     "yarn of latent attention": load_model(LATENT),

@@ -14,6 +14,7 @@ from typing import Any
 from shardwright.spec.model import Model, RotaryScaling
 
 Arguments = tuple[tuple[str, ...], ...]
+BETA_FAST, BETA_SLOW = 32.0, 1.0  # the defaults of Megatron-Core, and of transformers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +26,8 @@ class Yarn:
     mscale: float
     mscale_all_dim: float
     original_max_position_embeddings: int = 4096
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
+    beta_fast: float = BETA_FAST
+    beta_slow: float = BETA_SLOW
     correction_range_round_to_int: bool = True
 
     @property
@@ -57,8 +58,8 @@ def yarn_of(model: Model) -> Yarn | None:
         mscale=scaling.mscale if published and scaling.mscale else solved,
         mscale_all_dim=of_scores,
         original_max_position_embeddings=scaling.original_positions,
-        beta_fast=scaling.fast_turns or Yarn.beta_fast,
-        beta_slow=scaling.slow_turns or Yarn.beta_slow,
+        beta_fast=scaling.fast_turns or BETA_FAST,
+        beta_slow=scaling.slow_turns or BETA_SLOW,
         correction_range_round_to_int=scaling.whole_bounds is not False,
     )
 
@@ -70,10 +71,10 @@ def position_arguments(model: Model, seq_len: int) -> Arguments:
     if model.position != "rope":
         return (("--position-embedding-type", "none" if model.position == "none" else "learned_absolute"), longest)
     kind = "rope" if _yarn_with_arguments(model) is None else "yarn"
-    if model.kinds[0].attention.latent:
-        arguments = [("--position-embedding-type", "rope"), ("--rope-type", kind)]
-    else:
-        arguments = [("--position-embedding-type", kind)]
+    latent = model.kinds[0].attention.latent
+    arguments: list[tuple[str, ...]] = [("--position-embedding-type", "rope" if latent else kind)]
+    if latent:
+        arguments.append(("--rope-type", kind))
     arguments.append(("--rotary-base", str(int(model.rotary_base))))
     if model.rotary_fraction != 1.0:
         arguments.append(("--rotary-percent", str(model.rotary_fraction)))
