@@ -27,7 +27,7 @@ from shardwright.search.mixed.bounds.compositions import (
     micro_batches,
 )
 from shardwright.search.mixed.bounds.instance import instances
-from shardwright.search.mixed.bounds.stage_limits import figures, most_layers
+from shardwright.search.mixed.bounds.stage_limits import figures, most_layers, stage_layers
 from shardwright.search.mixed.drafts.split_times import pipeline_seconds, stages, update_seconds
 from shardwright.search.mixed.drafts.splits import moves_of
 from shardwright.search.mixed.tables.columns import layers_of
@@ -112,6 +112,32 @@ def test_no_split_has_a_shorter_bottleneck_or_less_work(seed):
             seconds = float(pipeline_seconds(made, moves, size)[0])
             level = int(np.searchsorted(bound.bottleneck[0] * (1 - 1e-9), each.max(), side="right")) - 1
             assert micro_batches(bound, (seconds + bound.after[0, level]) * (1 + 1e-9))[0] >= size
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_stage_holds_the_layers_that_it_takes_its_time_for(seed: int) -> None:
+    """Every stage of a split that fits is given at least its own layers within its own seconds."""
+    problem = small(seed, most_layers=8)
+    table, pick = problem.tables[0], np.random.default_rng(seed)
+    layers, depth = layers_of(table), int(min(table.units.sum(), table.layers))
+    copies = int(pick.integers(1, 4))
+    for _ in range(30):
+        counts = np.array([pick.integers(0, units + 1) for units in table.units])
+        if not 2 <= counts.sum() <= depth:
+            continue
+        kinds = random_order(pick, counts)
+        cuts = np.sort(pick.choice(np.arange(1, table.layers), len(kinds) - 1, replace=False))
+        starts = np.array([[0, *cuts, table.layers]])
+        size = int(pick.integers(1, 9))
+        made = stages(table, kinds, starts, micro_batches=size, copies=copies, modes=MODES)
+        if not made.fits[0]:
+            continue
+        moves = moves_of(table, kinds)
+        taken = (made.forward + made.backward)[0] + np.append(moves, 0.0) + np.insert(moves, 0, 0.0)
+        flight = np.minimum(size, len(kinds) - np.arange(len(kinds))).astype(float)
+        most = stage_layers(figures(table, layers, copies).take(kinds), flight, taken, MODES, layers)
+        held = np.add.reduceat(layers.weight, starts[0, :-1])
+        assert (np.diagonal(most) >= held - 1e-9).all()
 
 
 def random_order(pick: np.random.Generator, counts: np.ndarray) -> np.ndarray:
