@@ -366,3 +366,21 @@ def test_an_evaluation_searches_unequal_degrees_where_it_is_asked_to() -> None:
     asked = evaluate(found, space=Space(tp_per_type=True)).best.search.not_covered
     assert NotCovered.UNEQUAL_DEGREES not in asked
     assert NotCovered.UNEQUAL_DEGREES in evaluate(found).best.search.not_covered
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("adapters", True),
+        ("attention_adapters", True),
+        ("fp8_storage", True),
+        ("fused_loss", True),
+        ("optimizer", "none"),
+    ],
+)
+def test_a_job_that_train_does_not_run_is_refused_before_the_search(name: str, value: object) -> None:
+    model, cluster = load_model("llama-3.2-1b"), load_cluster("1x2xH100-SXM")
+    job = make_job(global_batch=8, seq_len=512, framework="train")
+    assert plan(model, cluster, job).plans
+    with pytest.raises(SpecError, match=rf"job\.{name}"):
+        plan(model, cluster, replace(job, **{name: value}))

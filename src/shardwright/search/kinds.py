@@ -32,11 +32,11 @@ from shardwright.search.space.axes import Space, searched
 from shardwright.search.uneven.search import UnevenResult, away, uneven_fsdp
 from shardwright.search.uniform.baselines import Tried, baselines
 from shardwright.search.uniform.search import UniformResult, search
-from shardwright.spec.catalog.frameworks import OWN
+from shardwright.spec.catalog.frameworks import MEGATRON, OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 
-EXPORTABLE = ("megatron",)  # it runs every uniform plan, and those over several types that are one mesh of ranks
+EXPORTABLE = (MEGATRON,)  # it runs every uniform plan, and those over several types that are one mesh of ranks
 MOST_UNEVEN = 3  # plans of uneven FSDP that are costed in full
 
 

@@ -125,6 +125,9 @@ class Moe:
         return router + self.matrices * hidden * self.shared_width + (hidden if self.shared_gate else 0)
 
 
+FAST_TURNS, SLOW_TURNS = 32.0, 1.0  # YaRN's, where a config says none (arXiv 2309.00071 §3.2)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryScaling:
     """How the frequencies of rotary positions are stretched: by `factor` (linear), or as in Llama 3.1: long waves by

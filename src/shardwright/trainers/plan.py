@@ -20,14 +20,14 @@ from shardwright.search.combinations import best_of
 from shardwright.search.planner import plan as search
 from shardwright.search.rules.rules import Rule
 from shardwright.search.space.axes import Space
-from shardwright.spec.catalog.frameworks import OWN, framework_names
+from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_names
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.trainers.runs import frameworks_with_trainers, limits_of_trainer, model_refusals, runners
 
 ANY = "any"
-USUAL = "megatron"  # the framework that plans are for where nobody names one
+USUAL = MEGATRON  # the framework that plans are for where nobody names one
 NOT_SEARCHED = SearchReport(candidates=0, costed=0, seconds=0.0, rejected=(), phases=())
 
 

@@ -11,10 +11,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardwright.spec.model import Model, RotaryScaling
+from shardwright.spec.model import FAST_TURNS, SLOW_TURNS, Model, RotaryScaling
 
 Arguments = tuple[tuple[str, ...], ...]
-BETA_FAST, BETA_SLOW = 32.0, 1.0  # the defaults of Megatron-Core, and of transformers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +25,8 @@ class Yarn:
     mscale: float
     mscale_all_dim: float
     original_max_position_embeddings: int = 4096
-    beta_fast: float = BETA_FAST
-    beta_slow: float = BETA_SLOW
+    beta_fast: float = FAST_TURNS
+    beta_slow: float = SLOW_TURNS
     correction_range_round_to_int: bool = True
 
     @property
@@ -58,8 +57,8 @@ def yarn_of(model: Model) -> Yarn | None:
         mscale=scaling.mscale if published and scaling.mscale else solved,
         mscale_all_dim=of_scores,
         original_max_position_embeddings=scaling.original_positions,
-        beta_fast=scaling.fast_turns or BETA_FAST,
-        beta_slow=scaling.slow_turns or BETA_SLOW,
+        beta_fast=scaling.fast_turns or FAST_TURNS,
+        beta_slow=scaling.slow_turns or SLOW_TURNS,
         correction_range_round_to_int=scaling.whole_bounds is not False,
     )
 

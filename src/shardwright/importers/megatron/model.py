@@ -9,8 +9,20 @@ from shardwright.errors import Problem
 from shardwright.importers.megatron.flag_table import MOST_PATTERN
 from shardwright.importers.megatron.flags import Flags
 from shardwright.importers.megatron.vocabulary import ASSUMED, size_of
-from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe, Position, RotaryScaling
+from shardwright.spec.model import (
+    FAST_TURNS,
+    SLOW_TURNS,
+    Attention,
+    LatentAttention,
+    Layer,
+    Mlp,
+    Model,
+    Moe,
+    Position,
+    RotaryScaling,
+)
 
+LATENT_POSITIONS = 4096  # of YaRN in latent attention (transformer_config.py 2939)
 GLU_ROUNDING = 64
 
 
@@ -85,7 +97,7 @@ def _yarn(flags: Flags) -> RotaryScaling:
     """YaRN as Megatron-Core has it; latent attention takes the range of its configuration alone. A magnitude of no
     dimension is one, and says nothing (yarn_rotary_pos_embedding.py 252-275)."""
     latent: bool = flags["--multi-latent-attention"]
-    usual = (4096, 32.0, 1.0)
+    usual = (LATENT_POSITIONS, FAST_TURNS, SLOW_TURNS)
     names = ("--yarn-original-max-position-embeddings", "--yarn-beta-fast", "--yarn-beta-slow")
     original, fast, slow = usual if latent else (flags[name] for name in names)
     scaling = RotaryScaling(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shardwright.spec.model import Model, RotaryScaling
+from shardwright.spec.model import FAST_TURNS, SLOW_TURNS, Model, RotaryScaling
 
 KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 UNSCALED = RotaryScaling()
@@ -90,7 +90,7 @@ def _unstretched(width: int, base: float, scaling: RotaryScaling) -> torch.Tenso
     def dimension(turns: float) -> float:
         return width * math.log(scaling.original_positions / (turns * 2.0 * math.pi)) / (2.0 * math.log(base))
 
-    low, high = dimension(scaling.fast_turns or 32.0), dimension(scaling.slow_turns or 1.0)
+    low, high = dimension(scaling.fast_turns or FAST_TURNS), dimension(scaling.slow_turns or SLOW_TURNS)
     if scaling.whole_bounds is not False:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, width - 1)
