@@ -27,7 +27,7 @@ from shardwright.search.mixed.bounds.compositions import (
     micro_batches,
 )
 from shardwright.search.mixed.bounds.instance import instances
-from shardwright.search.mixed.bounds.stage_limits import figures, most_layers, stage_layers
+from shardwright.search.mixed.bounds.stage_limits import figures, most_layers, stage_layers, with_ends
 from shardwright.search.mixed.drafts.split_times import pipeline_seconds, stages, update_seconds
 from shardwright.search.mixed.drafts.splits import moves_of
 from shardwright.search.mixed.tables.columns import layers_of
@@ -114,9 +114,11 @@ def test_no_split_has_a_shorter_bottleneck_or_less_work(seed):
             assert micro_batches(bound, (seconds + bound.after[0, level]) * (1 + 1e-9))[0] >= size
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_a_stage_holds_the_layers_that_it_takes_its_time_for(seed: int) -> None:
-    """Every stage of a split that fits is given at least its own layers within its own seconds."""
+@pytest.mark.parametrize("modes", [MODES, (NONE,)])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stage_holds_the_layers_that_it_takes_its_time_for(seed: int, modes: tuple[int, ...]) -> None:
+    """Every stage of a split that fits is given at least its own layers within its own seconds; where none of them runs
+    again, as many without recomputation."""
     problem = small(seed, most_layers=8)
     table, pick = problem.tables[0], np.random.default_rng(seed)
     layers, depth = layers_of(table), int(min(table.units.sum(), table.layers))
@@ -129,15 +131,19 @@ def test_a_stage_holds_the_layers_that_it_takes_its_time_for(seed: int) -> None:
         cuts = np.sort(pick.choice(np.arange(1, table.layers), len(kinds) - 1, replace=False))
         starts = np.array([[0, *cuts, table.layers]])
         size = int(pick.integers(1, 9))
-        made = stages(table, kinds, starts, micro_batches=size, copies=copies, modes=MODES)
+        made = stages(table, kinds, starts, micro_batches=size, copies=copies, modes=modes)
         if not made.fits[0]:
             continue
-        moves = moves_of(table, kinds)
+        moves, place = moves_of(table, kinds), np.arange(len(kinds))
         taken = (made.forward + made.backward)[0] + np.append(moves, 0.0) + np.insert(moves, 0, 0.0)
-        flight = np.minimum(size, len(kinds) - np.arange(len(kinds))).astype(float)
-        most = stage_layers(figures(table, layers, copies).take(kinds), flight, taken, MODES, layers)
-        held = np.add.reduceat(layers.weight, starts[0, :-1])
-        assert (np.diagonal(most) >= held - 1e-9).all()
+        flight = np.minimum(size, len(kinds) - place).astype(float)
+        of, held = figures(table, layers, copies).take(kinds), np.add.reduceat(layers.weight, starts[0, :-1])
+        assert (np.diagonal(stage_layers(of, flight, taken, modes, layers)) >= held - 1e-9).all()
+        if modes == (NONE,):
+            of = with_ends(of, flight, place == 0, place == len(kinds) - 1)
+            left = (taken - of.overhead)[:, None]
+            _, free = most_layers(of, left, of.room[:, None], flight[:, None], modes, layers)
+            assert (free[:, 0, 0] >= held - 1e-9).all()
 
 
 def random_order(pick: np.random.Generator, counts: np.ndarray) -> np.ndarray:
