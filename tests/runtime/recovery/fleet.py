@@ -186,6 +186,13 @@ class Fleet:
         path = self.place(index) / "out" / "elastic.json"
         return [int(pid) for pid in json.loads(path.read_text())["workers"].values()]
 
+    def kill_workers(self) -> None:
+        """Kill the workers of all machines at once: each is stopped before any is killed, so none hands its state over."""
+        pids = [pid for index in range(self.count) for pid in self.workers(index)]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                _signal(pid, number)
+
     def signal_worker(self, index: int, number: int, chosen: random.Random) -> None:
         _signal(chosen.choice(self.workers(index)), number)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.runtime.recovery.fleet import Fleet, copies
+from tests.runtime.recovery.fleet import PATIENCE_SECONDS, Fleet, copies
 from tests.runtime.recovery.store import store
 
 from shardwright.errors import SpecError
@@ -75,17 +75,15 @@ def test_damaged_snapshots_are_named_and_had_from_another_machine_or_the_run_sto
         for index in range(fleet.count):
             for path in (*fleet.place(index).glob("memory/*.bin"), *fleet.place(index).glob("out/state/*/*.state")):
                 not_numbers(path)
-        for index in range(fleet.count):
-            os.kill(fleet.workers(index)[0], signal.SIGKILL)
-        assert [process.wait(60) for process in fleet.running.values()] == [1, 1]
+        fleet.kill_workers()
+        assert [process.wait(PATIENCE_SECONDS) for process in fleet.running.values()] == [1, 1]
         assert "error: no step survives whole: " in fleet.logs() and "begin from a checkpoint" in fleet.logs()
 
 
 def struck(fleet: Fleet, what: str) -> None:
     """Kill every worker at once, and wait until all train again."""
     generation = fleet.generation()
-    for index in range(fleet.count):
-        os.kill(fleet.workers(index)[0], signal.SIGKILL)
+    fleet.kill_workers()
     fleet.until(lambda: fleet.generation() > generation, f"a recovery from {what}")
 
 

@@ -97,6 +97,8 @@ def parse_yaml(text: str, name: str) -> object:
         value = None if root is None else _value(root, yaml.SafeLoader(""), name)
     except yaml.MarkedYAMLError as error:
         what = error.problem or error.context or "syntax error"
+        if "nesting depth" in what:  # libyaml's own limit, which PyYAML 6.0.4 looks at while it reads ahead
+            raise _too_deep(name) from None
         if "expected a single document" in f"{error.context}":
             what = "more than one document"
         raise bad(_place(name, error.problem_mark), f"not valid YAML: {what}", "mend the YAML there") from None
