@@ -17,10 +17,11 @@ import pytest
 import torch
 from tests.cli.running import Outcome, run
 from tests.nightly import nightly
-from tests.spmd import zoo
+from tests.spmd import zoo, zoo_vision
 from tests.spmd.processes import processes
 
 from shardwright.spmd.eager import Masked
+from shardwright.spmd.task import Task
 
 pytest.importorskip("transformers")
 CLUSTER = "1x2x4090 + 1x1x3090"
@@ -49,8 +50,9 @@ def commanded(command: Command, rank: int) -> Outcome:
 def tasks() -> None:
     """Make the module `published`, with a factory of tasks for each model."""
     module = ModuleType("published")
-    for name in zoo.MODELS:
-        setattr(module, name.replace("-", "_"), partial(zoo.task, name))
+    for source, models in ((zoo, zoo.MODELS), (zoo_vision, zoo_vision.CLASSIFIERS)):
+        for name in models:
+            setattr(module, name.replace("-", "_"), partial(source.task, name))
     sys.modules["published"] = module
 
 
@@ -66,8 +68,7 @@ def ranks() -> Iterator[Do]:
         yield do
 
 
-def eager_losses(name: str) -> list[float]:
-    task = zoo.task(name)
+def eager_losses(task: Task) -> list[float]:
     torch.manual_seed(0)
     module = task.build().train()
     optimizer = task.optimizer_of(module.named_parameters())
@@ -84,18 +85,32 @@ def eager_losses(name: str) -> list[float]:
 
 @pytest.mark.parametrize("name", [*USUAL, *nightly(name for name in zoo.MODELS if name not in USUAL)])
 def test_a_published_model_trains_as_in_eager_mode(name: str, tmp_path: Path, ranks: Do) -> None:
+    holds(name, zoo.task, zoo.REFUSED.get(name), tmp_path, ranks)
+
+
+@pytest.mark.parametrize("name", nightly(zoo_vision.CLASSIFIERS))
+def test_a_classifier_of_timm_or_torchvision_trains_as_in_eager_mode(name: str, tmp_path: Path, ranks: Do) -> None:
+    library = zoo_vision.CLASSIFIERS[name].library
+    if not zoo_vision.importable(library):
+        pytest.skip(f"needs {library} ({zoo_vision.INSTALL})")
+    holds(name, zoo_vision.task, zoo_vision.REFUSED.get(name), tmp_path, ranks)
+
+
+def holds(name: str, task_of: Callable[[str], Task], refused: str | None, tmp_path: Path, ranks: Do) -> None:
+    """Hold three steps of a model by the commands to eager mode, or its refusal to the reason."""
     tasks()
     factory, step = f"published:{name.replace('-', '_')}", tmp_path / "step.json"
     made = run(["spmd", "plan", factory, "--cluster", CLUSTER, "--efficiency", SLOW, "--out", str(step)])
-    if name in zoo.REFUSED:
-        assert made.code == 2 and zoo.REFUSED[name] in made.err and not step.exists(), made
+    if refused is not None:
+        assert made.code == 2 and refused in made.err and not step.exists(), made
         return
     assert made.code == 0, made.err
     arguments = ("spmd", "train", str(step), factory, "--steps", str(STEPS), "--device", "cpu", "--json")
     trained = ranks(commanded, Command(arguments=arguments, port=free_port()))
     assert trained.code == 0, trained.err
-    torch.testing.assert_close(json.loads(trained.out)["losses"], eager_losses(name), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(json.loads(trained.out)["losses"], eager_losses(task_of(name)), rtol=1e-5, atol=1e-5)
 
 
 def test_the_page_has_the_outcomes() -> None:
-    assert zoo.outcomes() in (Path(__file__).parents[2] / "docs" / "spmd-models.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "spmd-models.md").read_text(encoding="utf-8")
+    assert zoo.outcomes() in page and zoo_vision.outcomes() in page

@@ -58,8 +58,12 @@ class Task:
         return self.optimizer(groups)
 
     def skeleton(self) -> nn.Module:
-        """Return the module without memory for its parameters, ready for training."""
-        with torch.device("meta"):
+        """Return the module, ready for training: without memory for its parameters, unless values of tensors are read
+        to build it."""
+        try:
+            with torch.device("meta"):
+                return self.build().train()
+        except (NotImplementedError, RuntimeError):
             return self.build().train()
 
 
