@@ -21,13 +21,14 @@ from shardwright.plans.plan import Recompute
 from shardwright.plans.remedies import SmallerMicroBatch
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import settings
-from shardwright.search.planner import evaluate, predict
 from shardwright.search.planner import plan as search
+from shardwright.search.planner import predict
 from shardwright.search.space.axes import Space, parse_pins
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.layer_profile import layer_profile, load_layer_profile
 from shardwright.spec.read.profile_stand_ins import stand_in_model
+from shardwright.trainers.evaluate import evaluate
 
 NODE = {"count": 2, "gpu": "A100-SXM-40", "gpus": 4, "inter_node_gbps": 50}
 

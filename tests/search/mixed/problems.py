@@ -22,6 +22,7 @@ from shardwright.search.mixed.tables.settings import Setting, settings, unit_deg
 from shardwright.search.space.axes import Space, Value
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Optimizer
+from shardwright.spec.model import Layer
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
@@ -85,6 +86,23 @@ def varied(problem: Small, seed: int) -> Small:
     chosen = tuple(settings(contexts, space))
     links = problem.cluster.site_links
     return Small(problem.cluster, contexts, space, chosen, tuple(tables(contexts, chosen, links)))
+
+
+def unlike(problem: Small, seed: int) -> Small:
+    """Return a problem whose layers have feed-forward blocks of several widths."""
+    pick = random.Random(seed)
+    widths = pick.choice(((1.0, 1.02), (1.0, 1.5), (0.5, 1.0, 4.0)))
+    layers = tuple(_widened(layer, pick.choice(widths)) for layer in problem.contexts[0].model.layers)
+    model = replace(problem.contexts[0].model, layers=layers)
+    contexts = tuple(replace(context, model=model) for context in problem.contexts)
+    chosen = tuple(settings(contexts, problem.space))
+    links = problem.cluster.site_links
+    return Small(problem.cluster, contexts, problem.space, chosen, tuple(tables(contexts, chosen, links)))
+
+
+def _widened(layer: Layer, times: float) -> Layer:
+    assert layer.mlp is not None
+    return replace(layer, mlp=replace(layer.mlp, width=8 * round(times * layer.mlp.width / 8)))
 
 
 def _at_sites(seed: int, nodes: list[dict[str, object]]) -> dict[str, object]:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.nightly import nightly
 from tests.search.mixed.oracle_lines import splits
-from tests.search.mixed.problems import small
+from tests.search.mixed.problems import Small, small, unlike, varied
 
+from shardwright.cost.network.collectives import Group, gather_seconds
 from shardwright.cost.pipeline.schedule import one_f_one_b
 from shardwright.cost.pipeline.simulate import simulate
 from shardwright.cost.stage.terms import LEAN, WHOLE
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, ZERO1
 from shardwright.search.mixed.bounds.capacity import capacity
 from shardwright.search.mixed.bounds.compositions import (
     LEVELS,
@@ -28,12 +31,19 @@ from shardwright.search.mixed.bounds.compositions import (
 )
 from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.bounds.stage_limits import figures, most_layers, stage_layers, with_ends
-from shardwright.search.mixed.drafts.split_times import pipeline_seconds, stages, update_seconds
+from shardwright.search.mixed.bounds.travel import layers_in_tail, travel
+from shardwright.search.mixed.drafts.split_times import SplitTimes, pipeline_seconds, stages, tails, update_seconds
 from shardwright.search.mixed.drafts.splits import moves_of
-from shardwright.search.mixed.tables.columns import layers_of
+from shardwright.search.mixed.tables.columns import Table, layers_of
 from shardwright.search.mixed.tables.region import Region
 
 MODES = (NONE, SELECTIVE, BLOCK)
+
+
+def drawn(seed: int, **options: Any) -> Small:
+    """Return a random problem: of one model's layers, of other models and jobs, or of layers of several sizes."""
+    problem = small(seed, most_layers=8, **options)
+    return (problem, varied(problem, seed), unlike(problem, seed))[seed % 3]
 
 
 def column(forward: np.ndarray, backward: np.ndarray) -> Compositions:
@@ -79,9 +89,11 @@ def test_the_bound_is_exact_for_equal_stages(stages_and_count):
     assert micro_batches(found, seconds * 0.999)[0] < count
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [*range(36), *nightly(range(36, 600))])
 def test_no_split_has_a_shorter_bottleneck_or_less_work(seed):
-    problem = small(seed, most_layers=8)
+    problem = drawn(seed)
+    if not problem.tables:
+        return
     table, pick = problem.tables[0], np.random.default_rng(seed)
     layers = layers_of(table)
     depth = int(min(table.units.sum(), table.layers))
@@ -115,11 +127,13 @@ def test_no_split_has_a_shorter_bottleneck_or_less_work(seed):
 
 
 @pytest.mark.parametrize("modes", [MODES, (NONE,)])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(24), *nightly(range(24, 300))])
 def test_a_stage_holds_the_layers_that_it_takes_its_time_for(seed: int, modes: tuple[int, ...]) -> None:
     """Every stage of a split that fits is given at least its own layers within its own seconds; where none of them runs
     again, as many without recomputation."""
-    problem = small(seed, most_layers=8)
+    problem = drawn(seed)
+    if not problem.tables:
+        return
     table, pick = problem.tables[0], np.random.default_rng(seed)
     layers, depth = layers_of(table), int(min(table.units.sum(), table.layers))
     copies = int(pick.integers(1, 4))
@@ -144,6 +158,46 @@ def test_a_stage_holds_the_layers_that_it_takes_its_time_for(seed: int, modes: t
             left = (taken - of.overhead)[:, None]
             _, free = most_layers(of, left, of.room[:, None], flight[:, None], modes, layers)
             assert (free[:, 0, 0] >= held - 1e-9).all()
+
+
+@pytest.mark.parametrize("beside", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("seed", [*range(12), *nightly(range(12, 300))])
+def test_a_stage_leaves_the_seconds_that_its_layers_need_after_the_pipeline(
+    seed: int, beside: tuple[bool, bool]
+) -> None:
+    """By what a stage leaves for gradients, weights and the optimizer, it is given at least its own layers, whether
+    gradients travel beside backward passes, weights beside forward passes, both or neither."""
+    pins = {"overlap_grad": (beside[0],), "overlap_param": (beside[1],), "sharding": (ZERO1,)}
+    problem = drawn(seed, pins=pins)
+    if not problem.tables:
+        return
+    table, pick = problem.tables[0], np.random.default_rng(seed)
+    layers, depth = layers_of(table), int(min(table.units.sum(), table.layers))
+    for _ in range(40):
+        counts = np.array([pick.integers(0, units + 1) for units in table.units])
+        if not 2 <= counts.sum() <= depth:
+            continue
+        copies = int(pick.integers(2, 5))
+        region = Region(fewest=copies, most=copies, modes=MODES, link=np.inf, used=())
+        kinds = random_order(pick, counts)
+        cuts = np.sort(pick.choice(np.arange(1, table.layers), len(kinds) - 1, replace=False))
+        starts = np.array([[0, *cuts, table.layers]])
+        made = stages(table, kinds, starts, micro_batches=3, copies=copies, modes=MODES)
+        left = sum(tails(table, made, gathered(table, kinds, made, copies)))
+        left = (left + update_seconds(table, kinds, made, copies))[0] + table.step_seconds[kinds]
+        held, slowest = np.add.reduceat(layers.weight, starts[0, :-1]), (made.forward + made.own_backward).max(axis=1)
+        for needs in travel(table, layers, region):
+            given = np.diagonal([layers_in_tail(needs, kinds, slowest, tail)[0] for tail in left])
+            assert (given >= held * (1.0 - 1e-9)).all()
+
+
+def gathered(table: Table, kinds: np.ndarray, made: SplitTimes, copies: int) -> np.ndarray:
+    """Return the seconds to gather the parameters of each stage from copies on its own type, [1, P]."""
+    once = np.zeros_like(made.parameters)
+    for place, kind in enumerate(kinds):
+        group = Group(size=np.array([copies]), local=np.array([min(int(table.local[kind]), copies)]))
+        once[:, place] = gather_seconds(table.links_seen(kind), group, made.parameters[:, place])
+    return once
 
 
 def random_order(pick: np.random.Generator, counts: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.nightly import nightly
 from tests.search.mixed.oracle import MODES, cost
-from tests.search.mixed.problems import Small, small
+from tests.search.mixed.problems import Small, small, unlike
 
 from shardwright.search.mixed.bounds.compositions import after, columns, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance, instances
@@ -96,7 +96,7 @@ def random_line(
     cuts = np.sort(pick.choice(np.arange(1, table.layers), len(kinds) - 1, replace=False))
     starts = np.array([[0, *cuts, table.layers]])
     found = stages(table, kinds, starts, micro_batches=size, copies=copies, modes=MODES)
-    if not found.fits[0]:
+    if not found.fits[0] or not len(instance.ends.kept(starts)):
         return None
     recompute = zip(found.recompute[0].tolist(), found.recompute_layers[0].tolist(), strict=True)
     return Line(
@@ -120,6 +120,17 @@ def test_no_plan_between_sites_is_ruled_out(seed):
     plans = list(existing(small(seed, sites=True), seed))
     rule_out_no_composition(plans)
     close_no_region(plans)
+
+
+@pytest.mark.parametrize("seed", SOME)
+def test_no_plan_of_unlike_layers_is_ruled_out(seed):
+    close_no_region(existing(unlike(small(seed, most_layers=6), seed), seed, tries=12))
+
+
+@pytest.mark.parametrize("seed", SOME)
+@pytest.mark.parametrize("pins", [{"first_layers": (1, 2)}, {"last_layers": (1,)}])
+def test_no_plan_with_its_ends_pinned_is_ruled_out(seed, pins):
+    close_no_region(existing(small(seed, most_layers=6, pins=pins), seed, tries=24))
 
 
 def rule_out_no_composition(plans: Iterable[Existing]) -> None:
@@ -152,6 +163,8 @@ def close_no_region(plans: Iterable[Existing]) -> None:
         assert listing.reaches_all(plan.seconds)
         assert solve_within(drafter(each), region, listing, plan.seconds) != Infeasible()
         assert listing.reaches_all(plan.seconds), "after the splits were looked at"
+        (root,) = each.roots(Space())
+        assert ColumnPool(each, root, each.compositions(Space()), 4.0 * plan.seconds).reaches_all(plan.seconds)
 
 
 def test_there_are_plans_to_look_at():

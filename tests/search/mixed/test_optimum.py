@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.nightly import nightly
 from tests.search.mixed.oracle import brute_force, sample
-from tests.search.mixed.problems import Small, small, solved
+from tests.search.mixed.problems import Small, small, solved, unlike
 
 from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, UNSHARDED, ZERO1
 
@@ -16,6 +17,7 @@ BEST_OF_ALL = 5e-5  # the gap below which the report calls a plan the best of al
 PINS = (
     {"overlap_grad": (0,)},
     {"overlap_param": (0,)},
+    {"overlap_grad": (1,), "overlap_param": (0,), "sharding": (ZERO1,)},
     {"sharding": (UNSHARDED,)},
     {"sharding": (ZERO1,), "overlap_param": (1,)},
     {"offload": (1.0,)},
@@ -35,7 +37,7 @@ def test_enumeration_does_not_beat_the_certificate(seed):
     against_enumeration(small(seed), SLOWEST)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(13))
 def test_enumeration_with_pins_does_not_beat_the_certificate(seed):
     against_enumeration(pinned(seed), SLOWEST)
 
@@ -45,6 +47,11 @@ def test_enumeration_under_muon_does_not_beat_the_certificate():
     against_enumeration(small(2, optimizer="muon"), SLOWEST)
 
 
+@pytest.mark.parametrize("seed", [*range(6), *nightly(range(6, 300))])
+def test_enumeration_of_unlike_layers_does_not_beat_the_certificate(seed):
+    against_enumeration(unlike(small(seed, most_gpus=6, most_layers=6), seed), SLOWEST)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(90))
 def test_enumeration_of_more_clusters_under_muon_does_not_beat_the_certificate(seed):
@@ -52,7 +59,7 @@ def test_enumeration_of_more_clusters_under_muon_does_not_beat_the_certificate(s
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(12, 360))
+@pytest.mark.parametrize("seed", range(13, 360))
 def test_enumeration_with_more_pins_does_not_beat_the_certificate(seed):
     against_enumeration(pinned(seed), SLOWEST)
 

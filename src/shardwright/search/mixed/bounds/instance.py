@@ -28,7 +28,8 @@ SHORT = 4  # stages of a pipeline of which all compositions are looked at first
 class Instance:
     """One setting: its table, the micro-batches of an iteration, `total`, and the deepest pipelines whose compositions
     are listed; `modes` are the recomputations and `ends` the layers of the first and the last stage that are allowed.
-    `speeds` are layers per second of all units of each type, [G]. Capacities are made once (`known`)."""
+    `speeds` are layers per second of all units of each type, [G]. Capacities are made once (`known`), and so is what
+    compositions have splits that fit (`fitting`: by units, most replicas and micro-batches)."""
 
     setting: Setting
     table: Table
@@ -39,6 +40,7 @@ class Instance:
     ends: Ends
     speeds: Floats
     known: dict[tuple[int, bool], Capacity] = field(default_factory=dict)
+    fitting: dict[tuple[tuple[int, ...], int, int], bool] = field(default_factory=dict)
 
     @property
     def quick(self) -> float:

@@ -110,25 +110,24 @@ def travel(table: Table, layers: Layers, region: Region) -> list[Travel]:
     kinds = traffic(table)
     hidden = [
         (1.0 - OVERLAP_SLOWDOWN) * each.width * once * parameters >= each.hidden * passing
-        for each, passing in zip(kinds, (layers.backward, layers.forward), strict=True)
+        for each, passing in zip(kinds, layers.longest, strict=True)
     ]
 
     def needs(branches: Sequence[Bools]) -> Travel:
-        def needed(held: Floats, forward: Floats, backward: Floats) -> Floats:
+        def needed(held: Floats, passes: Floats) -> Floats:
             seconds = table.updates(region.most) * held
-            for of, passing, branch in zip(kinds, (backward, forward), branches, strict=True):
+            for of, passing, branch in zip(kinds, passes, branches, strict=True):
                 each = of.width * once * held
                 seconds = seconds + np.where(branch, each - of.hidden * passing, OVERLAP_SLOWDOWN * each)
             return np.asarray(seconds)
 
-        nothing = np.zeros(table.types)
         passes = [np.where(branch, of.hidden * table.each, 0.0) for of, branch in zip(kinds, branches, strict=True)]
-        each = needed(parameters, layers.forward, layers.backward) + layers.orthogonal / region.most
+        each = needed(parameters, layers.longest) + layers.orthogonal / region.most
         spare = layers.total * np.maximum(-each, 0.0)  # what the passes of all layers hide of other communication
         return Travel(
             each=np.maximum(each, 1e-300),
-            first=np.maximum(needed(layers.first_parameters, layers.first_seconds, nothing) - spare, 0.0),
-            last=np.maximum(needed(layers.last_parameters, layers.last_seconds, nothing) - spare, 0.0),
+            first=np.maximum(needed(layers.first_parameters, layers.first_passes) - spare, 0.0),
+            last=np.maximum(needed(layers.last_parameters, layers.last_passes) - spare, 0.0),
             given=passes[0] + passes[1] - table.step_seconds,
         )
 
@@ -186,8 +185,7 @@ def parted_seconds(table: Table, layers: Layers, region: Region) -> Floats:
         local = np.arange(1, int(table.local[kind]) + 1)
         groups = Group(size=np.maximum(region.fewest, local + 1), local=local)
         once = gather_seconds(links, groups, np.full(len(local), parameters[kind])).min()
-        passes = layers.backward[kind], layers.forward[kind]
-        for of, passing in zip(kinds, passes, strict=True):
+        for of, passing in zip(kinds, layers.longest[:, kind] * float(layers.weight.max()), strict=True):
             travels = of.width * once + of.rings * delay
             found[kind] += max(of.least * travels, travels - of.hidden * passing)
     return np.maximum(found - sum(of.hidden for of in kinds) * table.each, 0.0)

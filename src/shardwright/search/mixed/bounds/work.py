@@ -99,7 +99,8 @@ def forward_share(table: Table, layers: Layers, counts: Ints) -> Floats:
     stage, which sends a message forward alone, on the slowest links there are."""
     own = np.where(counts > 0, np.maximum(table.near, table.far), 0.0).max(axis=1, keepdims=True)
     moves = own if np.isfinite(table.longest_move) else np.full_like(own, UNKNOWN)
-    share = (layers.forward + table.each + moves) / (layers.seconds + 2.0 * table.each + moves)
+    least = layers.seconds * layers.weight.min()
+    share = (layers.share * least + table.each + moves) / (least + 2.0 * table.each + moves)
     return np.asarray(np.where(counts > 0, np.maximum(share, 0.36), 0.0).max(axis=1))
 
 

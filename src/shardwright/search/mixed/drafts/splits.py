@@ -179,7 +179,7 @@ def candidates(
     about `tail` seconds after the pipeline at most."""
     depth, total = len(kinds), table.layers
     if comb(total - 1, depth - 1) <= FEW:
-        return around.ends.kept(_every(total, depth))
+        return around.ends.kept(every_split(total, depth))
     flight = np.minimum(micro_batches, depth - np.arange(depth)).astype(np.float64)
 
     of = _with_moves(figures(table, layers, around.copies).take(kinds), table, kinds, around.copies)
@@ -237,7 +237,7 @@ def _filled(
 
 
 @lru_cache(maxsize=64)
-def _every(total: int, depth: int) -> Ints:
+def every_split(total: int, depth: int) -> Ints:
     """Return all splits of `total` layers, [N, P + 1]; none where there are more stages than layers."""
     cuts = combinations(range(1, total), depth - 1)
     return np.array([(0, *each, total) for each in cuts], dtype=np.int64).reshape(-1, depth + 1)

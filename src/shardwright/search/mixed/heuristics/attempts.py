@@ -19,7 +19,7 @@ from shardwright.search.mixed.master.regions import PRECISION, shortest
 from shardwright.search.mixed.tables.region import Region, asked_for
 
 ROUNDS = 8  # solutions of a region that are made into plans
-IDLE = 2  # of them in a row that are no better than the best plan
+IDLE = 2  # of them in a row that are plans no better than the best one; of what is no plan the next solution has less
 ENOUGH = 3  # compositions that were tried, to tell from them how slow others may be
 SOME = 120  # compositions that plans are made of
 TIGHTENED, SOLVED = 20, 3  # times that the relaxation and the program are solved with tighter compositions
@@ -92,9 +92,8 @@ def attempt(
         if not len(choice.chosen):
             return
         draft = _draft(by, region, found, choice, micro_batches(found, at), at)
-        idle += 1
         if draft is not None:
-            idle = 0 if draft.seconds < incumbent() else idle
+            idle = 0 if draft.seconds < incumbent() else idle + 1
             surprise = offer(draft) / max(line.seconds + line.after for line, _, _ in draft.replicas)
             for row in choice.chosen:
                 by.slower[tuple(found.counts[row].tolist()), region] *= max(surprise, 1.0)

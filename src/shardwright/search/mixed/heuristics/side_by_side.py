@@ -14,6 +14,7 @@ from shardwright.search.mixed.bounds.compositions import Compositions, alone, co
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.drafts.realise import Composition
 from shardwright.search.mixed.heuristics.attempts import Drafter
+from shardwright.search.mixed.subproblem.fitting import that_fit
 from shardwright.search.mixed.tables.region import Region
 from shardwright.search.space.axes import Space
 
@@ -72,7 +73,7 @@ def _pure(by: Drafter, region: Region, space: Space, longest: float) -> Composit
     if len(rows):
         table = each.capacity(region, longest, few=False)
         parts.append(columns(each.table, each.layers, table, rows, region, few=False))
-    found = Compositions.concatenated(parts)
+    found = that_fit(each, region, Compositions.concatenated(parts))
     return found.take(np.flatnonzero(np.isin(found.stages, space.allowed("pp", found.stages.tolist()))))
 
 

@@ -18,6 +18,7 @@ from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.master.program import CLOSE, Limits, MasterProblem, master_problem
 from shardwright.search.mixed.master.relaxation import Relaxed
 from shardwright.search.mixed.subproblem.exact import least_by_splits
+from shardwright.search.mixed.subproblem.fitting import that_fit
 from shardwright.search.mixed.subproblem.listed import least_of_listed
 from shardwright.search.mixed.subproblem.pricing import needed, possible
 from shardwright.search.mixed.tables.region import Region
@@ -82,11 +83,12 @@ class ColumnPool:
     ) -> None:
         self.instance, self.region, self.longest = instance, region, longest
         self.ordered = ordered
-        self.listed = alone(instance.table, instance.layers, region)
+        self.listed = that_fit(instance, region, alone(instance.table, instance.layers, region))
         self.unlisted = picked(counts, np.argsort(counts.sum(axis=1), kind="stable"))
         self.narrow = counts[:0]
         self.ruled_out = dict(ruled_out)
         self.possible, self.too_many = _Marks(), _Marks()  # by some split in these seconds or more; by none in less
+        self.told = _Marks()  # what is possible by splits looked at one by one, too
         self.program = master_problem(self.listed.counts, limits_of(instance, region))
         self.capacity = instance.capacity(region, longest, few=False)
         self._list(instance.samples(self.unlisted) if len(counts) > FIRST else np.ones(len(counts), dtype=bool))
@@ -102,10 +104,10 @@ class ColumnPool:
         np.minimum.at(found, self.too_many.rows[known], self.too_many.sizes[known] - 1)
         return found
 
-    def _surely(self, seconds: float) -> Ints:
-        """Return how many micro-batches some split of each listed composition is known to finish within `seconds`."""
-        found, known = np.zeros(len(self.listed.stages), dtype=np.int64), self.possible.seconds <= seconds
-        np.maximum.at(found, self.possible.rows[known], self.possible.sizes[known])
+    def _surely(self, marks: _Marks, seconds: float) -> Ints:
+        """Return how many micro-batches some split of each listed composition finishes within `seconds` by `marks`."""
+        found, known = np.zeros(len(self.listed.stages), dtype=np.int64), marks.seconds <= seconds
+        np.maximum.at(found, marks.rows[known], marks.sizes[known])
         return found
 
     def limit(self, seconds: float) -> float:
@@ -159,7 +161,7 @@ class ColumnPool:
             relaxed = self.generated(seconds)
             if not self.suffices(relaxed):
                 return True
-            surely, sizes = self._surely(seconds), self.sizes(seconds)
+            surely, sizes = self._surely(self.possible, seconds), self.sizes(seconds)
             if self.suffices(self.program.relaxed(surely)):
                 return False
             prices = relaxed.prices * ((self.total - 2.0 * CLOSE) / relaxed.value)
@@ -175,7 +177,7 @@ class ColumnPool:
     def tighten(self, rows: Ints, seconds: float) -> bool:
         """Look at all splits of the compositions at `rows`, and lower what they finish within `seconds` by one where no
         split does it: this holds for shorter times, too. Return whether that was so for any."""
-        sizes, surely = self.sizes(seconds), self._surely(seconds)
+        sizes, surely = self.sizes(seconds), self._surely(self.told, seconds)
         rows = rows[(sizes[rows] > surely[rows]) & (self.listed.stages[rows] > 1)]
         return bool(len(rows)) and self._look(rows, sizes[rows], seconds, one_by_one=True)
 
@@ -189,7 +191,8 @@ class ColumnPool:
             listed = least_of_listed(instance.table, instance.layers, self.region, column, size, seconds)
             least[row] = max(least[row], listed)
         can = np.isfinite(least)
-        self.possible.add(rows[can], sizes[can], np.where(least[can] > 0.0, least[can], seconds))
+        for marks in (self.possible, self.told) if one_by_one else (self.possible,):
+            marks.add(rows[can], sizes[can], np.where(least[can] > 0.0, least[can], seconds))
         for row, size in zip(rows[~can].tolist(), sizes[~can].tolist(), strict=True):
             self._rule_out(tuple(self.listed.counts[row].tolist()), seconds, size)
         return not can.all()
@@ -266,6 +269,7 @@ class ColumnPool:
         return True
 
     def _join(self, more: Compositions) -> None:
+        more = that_fit(self.instance, self.region, more)
         for row, counts in enumerate(map(tuple, more.counts.tolist()), start=len(self.listed.stages)):
             for seconds, size in self.ruled_out.get(counts, ()):
                 self.too_many.add([row], [size], [seconds])

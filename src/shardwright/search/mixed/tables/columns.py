@@ -187,6 +187,9 @@ class Layers:
 
     Layer l counts as `weight` of them, [L]; a stage holds whole layers only where all weights are 1 (`whole`). The
     slowest layer takes `spread` times as long as those. `first` and `last` are what the embedding and the head add.
+    What hides communication is bounded from above: a layer's passes take `longest` seconds at most for each of those
+    that it counts as, those of the ends `first_passes` and `last_passes` (backward and forward, [2, G]). The forward
+    pass is `share` of a layer's time at most.
     """
 
     weight: Floats
@@ -196,6 +199,10 @@ class Layers:
     seconds: Floats
     forward: Floats
     backward: Floats
+    share: Floats
+    longest: Floats
+    first_passes: Floats
+    last_passes: Floats
     recompute: Floats
     core: Floats
     kept: Floats
@@ -236,11 +243,11 @@ def layers_of(table: Table) -> Layers:
         return np.asarray((middle[name] / weight).min(axis=-1))
 
     forward, backward = least("forward"), least("backward")
-    host = table.host
-    staged_forward, staged_backward = (
-        launched_seconds(forward, host),
-        launched_seconds(backward, BACKWARD_LAUNCHES * host),
-    )
+    launches = np.stack([BACKWARD_LAUNCHES * table.host, table.host])  # of a backward and a forward pass, [2, G]
+    staged_backward, staged_forward = launched_seconds(np.stack([backward, forward]), launches / weight.max())
+    passes = np.stack([middle["backward"], middle["forward"]])
+    staged = launched_seconds(passes, launches[..., None])
+    ends = np.stack([each["backward"], each["forward"]])
     # The smooth maximum is convex: its tangent at the layers bounds what more device time adds.
     gain_forward = (forward / staged_forward) ** (SHARPNESS - 1.0)
     gain_backward = (backward / staged_backward) ** (SHARPNESS - 1.0)
@@ -256,6 +263,10 @@ def layers_of(table: Table) -> Layers:
         seconds=staged_forward + staged_backward,
         forward=staged_forward,
         backward=staged_backward,
+        share=(staged[1] / staged.sum(axis=0)).max(axis=-1),
+        longest=launched_seconds((passes / weight).max(axis=-1), launches / weight.min()),
+        first_passes=ends[..., 0],
+        last_passes=ends[..., -1],
         recompute=gain_backward * forward,
         core=gain_backward * least("core"),
         kept=least("kept"),
