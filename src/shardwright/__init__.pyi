@@ -14,8 +14,6 @@ from .plans.plan import Plan as Plan
 from .plans.ranking import Ranking as Ranking
 from .reports.html.report import report as report
 from .reports.svg.timeline import draw as draw
-from .search.market.shop import shop as shop
-from .search.planner import evaluate as evaluate
 from .search.planner import predict as predict
 from .search.replan import replan as replan
 from .search.sizing import fit as fit
@@ -28,8 +26,10 @@ from .spec.read.layer_profile import load_layer_profile as load_layer_profile
 from .spec.read.machine_profile import load_profile as load_profile
 from .spec.read.model import load_model as load_model
 from .spec.read.offers import load_offers as load_offers
+from .trainers.evaluate import evaluate as evaluate
 from .trainers.export import export as export
 from .trainers.plan import plan as plan
+from .trainers.shop import shop as shop
 from .validation.validate import validate as validate
 
 __all__: list[str]

@@ -30,6 +30,7 @@ from shardwright.spec.read.model import load_model
 from shardwright.spec.read.model_yaml import model_of_dimensions
 from shardwright.spec.read.offers import build_offers
 from shardwright.spec.read.profile_stand_ins import stand_in_gpus, stand_in_model
+from shardwright.trainers.evaluate import evaluate
 
 HERE = Path(__file__).parent
 PROBLEMS, RESULTS = HERE / "problems", HERE / "results"
@@ -63,12 +64,12 @@ def _answer(description: Description) -> Iterator[Figure]:
     if "megatron" in description:
         model = _model(description["model"]) if "model" in description else None
         read = plan_from_megatron(description["megatron"], cluster=_cluster(description["cluster"]), model=model)
-        return evaluation_figures(planner.evaluate(read.plan))
+        return evaluation_figures(evaluate(read.plan))
     ranking = _planned(description)
     if "replan" in description:
         return _replanned(ranking, description["replan"])
     if "evaluate" in description:
-        return evaluation_figures(planner.evaluate(ranking.best))
+        return evaluation_figures(evaluate(ranking.best))
     return ranking_figures(ranking)
 
 

@@ -15,10 +15,11 @@ from shardwright.exporters.megatron.limits import unsupported
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 from shardwright.search.ladder import Improvement, ladder
-from shardwright.search.planner import evaluate, predict
+from shardwright.search.planner import predict
 from shardwright.search.rules.filters import Filters
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import parse_pins
+from shardwright.trainers.evaluate import evaluate
 
 LINE = (
     "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py --micro-batch-size 1 --global-batch-size 128 "

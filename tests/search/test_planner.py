@@ -34,7 +34,7 @@ from shardwright.plans.remedies import (
 )
 from shardwright.reports.words import in_words
 from shardwright.rounding import coarse
-from shardwright.search.planner import evaluate, plan, predict
+from shardwright.search.planner import plan, predict
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import Space, parse_pins
 from shardwright.spec.cluster import Cluster
@@ -42,6 +42,7 @@ from shardwright.spec.job import Job
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
+from shardwright.trainers.evaluate import evaluate
 
 MODEL = load_model("llama-3.1-8b")
 CLUSTER = load_cluster("2x8xA100-SXM-80")

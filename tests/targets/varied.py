@@ -21,6 +21,7 @@ from shardwright.errors import SpecError
 from shardwright.exporters.megatron.export import to_megatron
 from shardwright.files import write_atomically
 from shardwright.plans.plan import Plan
+from shardwright.reports.words import in_words
 from shardwright.search.space.axes import parse_pins
 
 PAGE = Path(__file__).parents[2] / "docs" / "megatron-exports.md"
@@ -140,7 +141,8 @@ def _answer(question: Question) -> Answer:
     try:
         found = shardwright.plan(model, cluster, job, space=parse_pins(question.pins), exportable_to="megatron")
         if not found.plans:
-            return Answer(question, None, "no plan fits")
+            assert found.infeasible is not None
+            return Answer(question, None, in_words(found.infeasible.reason))
         to_megatron(found.best)
     except SpecError as error:
         return Answer(question, None, str(error.problems[0]))

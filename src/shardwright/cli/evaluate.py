@@ -153,8 +153,8 @@ def _answer(
     json: bool,
 ) -> tuple[Evaluation, str]:
     from shardwright.cli.inputs import rules_of
-    from shardwright.search.planner import evaluate as assess
     from shardwright.search.space.axes import parse_pins
+    from shardwright.trainers.evaluate import evaluate as assess
 
     space = parse_pins(wanted.settings)
     limits = rules_of(wanted.rules, mine.cluster)
@@ -171,20 +171,21 @@ def _answer(
 
 
 def _rungs(mine: Plan, efficiency: Efficiency | None, space: Space, limits: tuple[Rule, ...]) -> tuple[Rung, ...]:
-    """Return the steps to better plans, with the arguments of Megatron-LM where it runs the plan."""
+    """Return the steps to better plans that the trainer of yours runs; for Megatron-LM with its arguments."""
     from shardwright.exporters.megatron.difference import difference
-    from shardwright.exporters.megatron.limits import unsupported
     from shardwright.reports.text.evaluation import Rung
     from shardwright.search.ladder import ladder
     from shardwright.search.rules.filters import Filters
+    from shardwright.trainers.runs import limits_of_trainer, runners
 
-    megatron = mine.job.framework == "megatron" and mine.uniform and not unsupported(mine)
+    trainers = runners(mine)
+    megatron = mine.uniform and "megatron" in trainers
     steps = ladder(
         mine,
         efficiency=efficiency,
         space=space,
         filters=Filters(rules=limits),
-        accepted=lambda plan: not (megatron and unsupported(plan)),
+        accepted=lambda plan: not trainers or not any(limits_of_trainer(trainers[0])(plan)),
     )
     rungs, before = [], mine
     for step in steps:

@@ -95,9 +95,9 @@ def shop(
     from shardwright.plans.document import dumps
     from shardwright.reports.documents.shop import shop_document
     from shardwright.reports.text.shop import chosen, shop_screen, shop_text
-    from shardwright.search.market.shop import shop as search
     from shardwright.search.space.axes import parse_pins
     from shardwright.spec.cluster import Cluster
+    from shardwright.trainers.shop import shop as search
 
     require_writable(out, [model, offers, prices, *profile], json=json)
     measurements = read_measurements(profile)

@@ -37,7 +37,7 @@ def nearest_plan(plan: Plan, to: str) -> Plan | None:
     job = replace(plan.job, framework=TARGETS[to].framework)
     options = [problem for problem in limits(plan) if problem.path.startswith("job.options.")]
     try:
-        ranking = search_for(to, limits, plan.model, plan.cluster, job, space=_narrowed(Space(), options))
+        ranking = search_for(to, limits, plan.model, plan.cluster, job, space=narrowed(Space(), options))
     except SpecError:  # GPUs that cannot compute in the job's precision
         return None
     return ranking.plans[0] if ranking.plans else None
@@ -63,14 +63,14 @@ def search_for(
         runnable = tuple(plan for plan in ranking.plans if not tuple(limits(plan)))
         if runnable == ranking.plans or runnable[:1] == ranking.plans[:1]:
             return replace(ranking, plans=runnable)
-        narrower = _narrowed(space, limits(ranking.best))
+        narrower = narrowed(space, limits(ranking.best))
         if narrower is None or narrower == space:
             break
         space = narrower
     return replace(ranking, plans=runnable)
 
 
-def _narrowed(space: Space, faults: Iterable[Problem]) -> Space | None:
+def narrowed(space: Space, faults: Iterable[Problem]) -> Space | None:
     """Return the space with the pins and options that mend faults; None where a fault has none, or they exclude each
     other."""
     pins, options = dict(space.pins), dict(space.options)

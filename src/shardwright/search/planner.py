@@ -12,21 +12,19 @@ import numpy as np
 
 from shardwright.cost.compute.efficiency import Efficiency, computes, peak_flops
 from shardwright.cost.context import Context
-from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.predict import predict as prediction_of
-from shardwright.cost.strategies import row_of, stage_starts
 from shardwright.errors import SpecError, bad, require
 from shardwright.plans.check import position_problems
 from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Evaluation, Fewer, NoPlan, Ranking
+from shardwright.plans.ranking import Fewer, NoPlan, Ranking
 from shardwright.plans.trainable import own_job_problems, own_problems
 from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import within
 from shardwright.search.account import left_out, report_of
 from shardwright.search.advice.fewer import fewer_machines
-from shardwright.search.advice.infeasible import explain, remedies
+from shardwright.search.advice.infeasible import explain
 from shardwright.search.advice.nearby import nearby
 from shardwright.search.combinations import best_of
 from shardwright.search.kinds import (
@@ -250,39 +248,3 @@ def predict(plan: Plan, *, efficiency: Efficiency | None = None) -> Plan:
     if problems := tuple(own_problems(plan)):
         raise SpecError(*problems)
     return plan.costed(prediction_of(plan, efficiency or default_efficiency()))
-
-
-def evaluate(
-    user_plan: Plan,
-    *,
-    top: int = 1,
-    fit: float = 0.9,
-    efficiency: Efficiency | None = None,
-    space: Space | None = None,
-    rules: Sequence[Rule] = (),
-) -> Evaluation:
-    """Return the prediction of a plan, the best plans for the same model, machines and job that keep the pins of
-    `space` and the `rules`, and what would make it fit with probability `fit` if it does not."""
-    model_of_time = efficiency or default_efficiency()
-    mine = predict(user_plan, efficiency=model_of_time)
-    degrees = {stage.tensor_parallel for replica in user_plan.replicas for stage in replica.stages}
-    space = space or Space()
-    space = replace(space, tp_per_type=space.tp_per_type or len(degrees) > 1)
-    best = plan(
-        user_plan.model,
-        user_plan.cluster,
-        user_plan.job,
-        space=space,
-        rules=rules,
-        top=top,
-        fit=fit,
-        efficiency=model_of_time,
-    )
-    if best.plans and best.plans[0].prediction and mine.prediction and user_plan.job.objective == "time":
-        mine = with_bound(mine, best.plans[0].prediction.lower_bound_seconds)
-    if not user_plan.uniform:
-        return Evaluation(plan=mine, best=best)
-    (found,) = contexts_of(user_plan, model_of_time).values()
-    starts = stage_starts(user_plan.replicas[0], user_plan.schedule.virtual_stages)
-    changes = remedies(replace(found, headroom=headroom(fit, found.job)), row_of(user_plan), np.array([starts]))
-    return Evaluation(plan=mine, best=best, remedies=tuple(changes))

@@ -13,7 +13,6 @@ from difflib import get_close_matches
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.plans.ranking import Ranking
 from shardwright.search.market.result import Shopping
-from shardwright.search.market.shop import shop
 from shardwright.search.sizing import Sizing
 from shardwright.search.sizing import fit as size
 from shardwright.search.space.axes import parse_pins
@@ -27,6 +26,7 @@ from shardwright.spec.read.offers import narrowed, offers_from_prices
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
 from shardwright.spec.text.fields import Section
 from shardwright.trainers.plan import plan
+from shardwright.trainers.shop import shop
 
 MOST_GPUS = 65_536
 MOST_SECONDS = 120.0  # of an answer

@@ -28,6 +28,7 @@ from shardwright.trainers.runs import frameworks_with_trainers, limits_of_traine
 
 ANY = "any"
 USUAL = MEGATRON  # the framework that plans are for where nobody names one
+NO_PLAN_OF_THESE = "runs none of the plans found"
 NOT_SEARCHED = SearchReport(candidates=0, costed=0, seconds=0.0, rejected=(), phases=())
 
 
@@ -98,7 +99,7 @@ def plan(
         if ranking is not None:
             return ranking
         for name in able:
-            lacks[name] = {trainer: words or "runs none of the plans found" for trainer, words in lacks[name].items()}
+            lacks[name] = {trainer: words or NO_PLAN_OF_THESE for trainer, words in lacks[name].items()}
     every = replace(question, exportable_to=None)
     would = tuple(name for name in others if name not in lacks and not all(every.lacks(name).values()))
     nobody = NoTrainer(
@@ -110,6 +111,30 @@ def plan(
     if free or exportable_to is not None or ANY in frameworks:
         return Ranking(plans=(), baselines=(), search=NOT_SEARCHED, infeasible=NoPlan(reason=nobody, remedies=()))
     return replace(search(model, cluster, question.on(wanted[0]), space=question.space, **asked), no_trainer=nobody)
+
+
+def plan_in_framework(question: Question) -> Ranking:
+    """Return the best plans that a trainer of the job's framework runs. Where none runs the model, and of a framework
+    that nothing is exported to, they are of the whole space; `no_trainer` says so of the former."""
+    framework = question.job.framework
+    lacks = question.lacks(framework) if framework in frameworks_with_trainers() else {}
+    if lacks and not all(lacks.values()):
+        ranking = _best(question, {framework: lacks}, question.asked.get("top", 3), free=True)
+        if ranking is not None:
+            return ranking
+    ranking = search(question.model, question.cluster, question.job, space=question.space, **question.asked)
+    if not lacks:
+        return ranking
+    nobody = NoTrainer(
+        family=question.model.family, frameworks=(framework,), lacks=tuple(lacks.items()), able=_others(question)
+    )
+    return replace(ranking, no_trainer=nobody)
+
+
+def _others(question: Question) -> tuple[str, ...]:
+    """Return the other frameworks of which some trainer runs the model."""
+    names = (name for name in frameworks_with_trainers() if name != question.job.framework)
+    return tuple(name for name in names if not all(question.lacks(name).values()))
 
 
 def _best(question: Question, able: Mapping[str, Mapping[str, str]], top: int, *, free: bool) -> Ranking | None:

@@ -109,6 +109,7 @@ def evaluation_document(
         "remedies": [finding_document(remedy) for remedy in result.remedies],
         "ladder": [_rung(rung) for rung in rungs],
         "best": None if best is None else to_document(best),
+        "no_trainer": None if result.best.no_trainer is None else finding_document(result.best.no_trainer),
         "verdict": asdict(verdict(mine, best, legal=not problems, gap=result.best.search.gap)),
         "settings": {} if best is None else _settings(mine, best),
         "terms": {} if best is None else _terms(mine, best),

@@ -40,6 +40,7 @@ def evaluation_text(
         listed("Not legal", [str(problem) for problem in merged(problems)], width),
         plan_text(mine, "Your plan", width),
         _memory_text(mine, [in_words(remedy) for remedy in result.remedies], width),
+        "" if result.best.no_trainer is None else wrapped(in_words(result.best.no_trainer), "", width),
         wrapped(f"Against the best: {stand.words}", "", width),
         ladder_text(mine, rungs, width, measured),
         "" if best is None else _comparison(mine, best, width),

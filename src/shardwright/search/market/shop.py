@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +21,12 @@ from shardwright.plans.findings import (
     NeverEnds,
     NoLegalOffer,
     NotCovered,
+    NoTrainer,
     OffersTooSmall,
     UnableGpus,
     Uncovered,
 )
+from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import NoPlan
 from shardwright.plans.remedies import Change
 from shardwright.plans.trainer_options import option_problems
@@ -36,6 +39,8 @@ from shardwright.search.planner import plan as plan_on
 from shardwright.search.ranked import costed_plan
 from shardwright.search.renting.choice import FrontPoint, Rental
 from shardwright.search.renting.expected import Tariff, choice_of, tariff
+from shardwright.search.rules.filters import Filters
+from shardwright.search.rules.rules import Rule
 from shardwright.search.space.axes import Space
 from shardwright.search.space.choices import only_job
 from shardwright.spec.cluster import Cluster, NodePool
@@ -56,14 +61,17 @@ def shop(
     fit: float = 0.9,
     mixes: int | None = None,
     efficiency: Efficiency | None = None,
+    rules: Sequence[Rule] = (),
+    exportable_to: str | None = None,
 ) -> Shopping:
     """Return the whole front of hours, dollars and expected preemptions of training `model` for the tokens of `job` on
     any number of machines of any one offer: exact under the cost model, whatever bounds dropped unseen. Of mixes of two
     offers the `mixes` most promising are searched as well (None: one, of all machines of two offers, if these have no
     more than `MIX_GPUS` GPUs).
 
-    The job's deadline and budget choose among the front; they do not narrow it. `space` pins parameters. Raises
-    SpecError for input that makes no sense.
+    The job's deadline and budget choose among the front; they do not narrow it. `space` pins parameters, `rules` drop
+    candidates, and plans of mixes are for `exportable_to` as those of `planner.plan`. Raises SpecError for input that
+    makes no sense.
     """
     require("model", model, Model, 'load_model("llama-3.1-8b")')
     require("offers", offers, Offers, 'load_offers("offers.yaml")')
@@ -85,7 +93,7 @@ def shop(
     lots, room = _lots(offers, job), headroom(fit, job)
     front: Front[Find] = Front()
     runs = [
-        sweep(place, replace(context, headroom=room), space, tariffs)
+        sweep(place, replace(context, headroom=room), space, Filters(rules=tuple(rules)), tariffs)
         for place, lot in enumerate(lots)
         for context, tariffs in _parts(lot, model, job, offers, model_of_time)
     ]
@@ -101,7 +109,8 @@ def shop(
     worth = promising(model, job, offers, machine_seconds(runs, front), front)
     small = [mix for mix in worth if mix.whole and mix.gpus <= MIX_GPUS]
     chosen = small[:1] if mixes is None else worth[:mixes]
-    mixed = [_mixed(mix, model, job, offers, space, fit, efficiency) for mix in chosen]
+    asked = {"space": space, "fit": fit, "efficiency": efficiency, "rules": rules, "exportable_to": exportable_to}
+    mixed = [_mixed(mix, model, job, offers, asked) for mix in chosen]
     distinct = _distinct([*choices, *(choice for choice in mixed if choice is not None)])
     clock.append(("mixes", time.perf_counter()))
     report = ShopReport(
@@ -122,6 +131,29 @@ def shop(
         budget_dollars=limits[1],
         report=report,
         infeasible=infeasible(distinct, *limits) if distinct else _nothing(runs, model),
+    )
+
+
+def keeping(result: Shopping, accepted: Callable[[Plan], bool]) -> Shopping:
+    """Return what is left where only plans that are `accepted` count, one at least."""
+    limits = result.deadline_hours, result.budget_dollars
+    front = tuple(choice for choice in result.front if accepted(choice.plan))
+    return replace(
+        result, front=front, steps=steps(front), picks=picks(front, *limits), infeasible=infeasible(front, *limits)
+    )
+
+
+def nothing(offers: Offers, job: Job, reason: NoTrainer) -> Shopping:
+    """Return a front without a choice, where none was searched for."""
+    return Shopping(
+        front=(),
+        steps=(),
+        picks=picks((), None, None),
+        offers=offers,
+        deadline_hours=job.deadline_hours,
+        budget_dollars=job.budget_dollars,
+        report=ShopReport(counts=0, layouts=0, costed=0, mixes=0, seconds=0.0, phases=()),
+        infeasible=NoPlan(reason=reason, remedies=()),
     )
 
 
@@ -173,12 +205,10 @@ def _choice(context: Context, find: Find, offers: Offers) -> FrontPoint:
     return choice_of(plan, (Rental(offer=find.tariff.offer, machines=find.machines),), offers.terms)
 
 
-def _mixed(
-    mix: Mix, model: Model, job: Job, offers: Offers, space: Space, fit: float, efficiency: Efficiency | None
-) -> FrontPoint | None:
+def _mixed(mix: Mix, model: Model, job: Job, offers: Offers, asked: Mapping[str, Any]) -> FrontPoint | None:
     """Return the best plan of a mix as a point, or None where none fits or the best leaves one of the offers idle."""
     cluster = cluster_of(mix.rentals, offers.site_links)
-    ranking = plan_on(model, cluster, job, space=space, top=1, fit=fit, efficiency=efficiency, gap=MIX_GAP)
+    ranking = plan_on(model, cluster, job, top=1, gap=MIX_GAP, **asked)
     if not ranking.plans:
         return None
     used = {stage.gpu for replica in ranking.best.replicas for stage in replica.stages}

@@ -55,6 +55,7 @@ class Sweep:
 
     lot: int
     context: Context
+    filters: Filters
     how: Axes
     tariffs: Sequence[Tariff]
     rows: Layouts
@@ -68,14 +69,14 @@ class Sweep:
     costed: int = 0
 
 
-def sweep(lot: int, context: Context, space: Space, tariffs: Sequence[Tariff]) -> Sweep:
+def sweep(lot: int, context: Context, space: Space, filters: Filters, tariffs: Sequence[Tariff]) -> Sweep:
     """Return the layouts on up to all machines of `context`, with bounds. Layer times are those of undisturbed
     machines: `strains` [machines + 1] is by what waiting for the slowest of more machines lengthens them."""
     space, pool = searched(context, space), context.pool
-    how = axes(space, frozenset())
+    how = axes(space, filters.axes)
     rows = layouts(context, space)
     candidates = len(rows)
-    for _, mask in Filters().layout_masks(context, rows):
+    for _, mask in filters.layout_masks(context, rows):
         rows = rows.take(~mask)
     choices = splits(context, space, rows.pp * rows.vpp)
     straggling = shard_index(context, layer_variants(context, how, distinct_shards(rows))[0])
@@ -88,6 +89,7 @@ def sweep(lot: int, context: Context, space: Space, tariffs: Sequence[Tariff]) -
     return Sweep(
         lot=lot,
         context=context,
+        filters=filters,
         how=how,
         tariffs=tariffs,
         rows=rows,
@@ -192,6 +194,8 @@ def _settle(run: Sweep, front: Front[Find], rows: ExpandedRows) -> None:
     """Complete rows, and simulate the completions, best bound first, that the front leaves a chance."""
     parts: list[tuple[ExpandedRows, Floats]] = []
     for full, _ in completed(run.context, run.how, run.index, rows):
+        for _, mask in run.filters.masks(run.context, full.strategies):
+            full = full.take(np.flatnonzero(~mask))
         if len(full.layout):
             parts.append((full, _seconds(run, full, exact=False)))
     if not parts:

@@ -24,6 +24,7 @@ from shardwright.search.replan import Kept, replan
 from shardwright.serving.answers import Answer, plan_figures
 from shardwright.serving.requests import PlanRequest, described, plan_request, planned
 from shardwright.spec.read.cluster import parse_cluster
+from shardwright.trainers.runs import runners
 from shardwright.units import format_count, format_seconds
 
 
@@ -41,8 +42,10 @@ def _steps(request: PlanRequest) -> Iterator[Answer]:
     model, cluster, job = described(request)
     kept: Kept = {}
     quick: Plan | None = None
-    for quick in first_plans(model, cluster, job, kept=kept):
-        yield _told("first", quick, _at_once(quick))
+    for plan in first_plans(model, cluster, job, kept=kept):
+        if runners(plan):
+            quick = plan
+            yield _told("first", quick, _at_once(quick))
     if quick is None:
         yield _no_plan("Nothing fits by rule of thumb; searching further…", ())
     else:

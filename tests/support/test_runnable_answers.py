@@ -1,0 +1,67 @@
+"""What `evaluate`, `shop` and the page compare with and propose, somebody runs."""
+
+from __future__ import annotations
+
+import pytest
+
+import shardwright
+from shardwright.plans.findings import NoTrainer
+from shardwright.plans.plan import Plan
+from shardwright.serving.what_if.steps import steps
+from shardwright.spec.job import Job
+from shardwright.spec.offers import Offers
+from shardwright.spec.read.offers import build_offers
+from shardwright.trainers.runs import runners
+
+JOB = {"global_batch": 64, "seq_len": 1024}
+CLUSTER = shardwright.load_cluster("1x8xA100-SXM-80")
+
+
+def planned(model: str, framework: str) -> Plan:
+    ranking = shardwright.plan(
+        shardwright.load_model(model), CLUSTER, shardwright.make_job(**JOB), frameworks=(framework,), top=1
+    )
+    return ranking.best
+
+
+@pytest.mark.parametrize("framework", ["fsdp", "torchtitan", "deepspeed", "train", "megatron"])
+def test_the_best_beside_a_plan_is_run_by_its_framework(framework: str) -> None:
+    best = shardwright.evaluate(planned("llama-3.2-1b", framework)).best
+    assert best.no_trainer is None and best.best.job.framework == framework
+    assert runners(best.best) == best.trainers[0] != ()
+
+
+def test_a_plan_that_nobody_runs_is_told_so() -> None:
+    """Megatron-LM has no argument for a projected embedding and ReLU."""
+    nobody = shardwright.evaluate(planned("opt-350m", "megatron")).best.no_trainer
+    assert nobody is not None and nobody.frameworks == ("megatron",) and "fsdp" in nobody.able
+
+
+@pytest.mark.parametrize(("model", "framework"), [("opt-350m", "fsdp"), ("llama-3.2-1b", "megatron")])
+def test_every_choice_of_what_to_rent_is_run(model: str, framework: str) -> None:
+    found = shardwright.shop(shardwright.load_model(model), offers(), job())
+    assert {choice.plan.job.framework for choice in found.front} == {framework}
+    assert all(runners(choice.plan) for choice in found.front)
+
+
+def test_nobody_runs_what_is_asked_for() -> None:
+    """nanotron, which nothing is exported to, is compared with and nothing more; Megatron-LM does not run this model."""
+    model = shardwright.load_model("opt-350m")
+    found = shardwright.shop(model, offers(), job(framework="torchtitan"))
+    assert not found.front and found.infeasible is not None
+    assert isinstance(found.infeasible.reason, NoTrainer) and "fsdp" in found.infeasible.reason.able
+
+
+def test_the_page_shows_no_plan_that_nobody_runs() -> None:
+    request = {"model": "opt-350m", "cluster": "1x8xA100-SXM-80", **JOB}
+    answers = list(steps(request))
+    assert "first" not in [answer["step"] for answer in answers]
+    assert answers[-2]["step"] == "best"
+
+
+def offers() -> Offers:
+    return build_offers({"offers": [{"gpu": "A100-SXM-80", "gpus": 8, "at_most": 2, "price_per_hour": 20.0}]}, "here")
+
+
+def job(framework: str = "megatron") -> Job:
+    return shardwright.make_job(**JOB, tokens="1B", framework=framework)
