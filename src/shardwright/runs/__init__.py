@@ -1,0 +1,8 @@
+"""Training runs, read from what people have, and what a step takes in their good state. Nothing is executed.
+
+* `read`: a run from a file
+* `run`: what a run measured, step by step, and what it says of its setting
+* `state`: the good state of a run, apart from warm-up, evaluations, checkpoints, stragglers and stalls
+* `tables`: columns of a CSV file
+* `steps`: from the figures of lines to steps
+"""
