@@ -92,7 +92,7 @@ def evaluate(
     from shardwright.reports.text.problems import merged
 
     if launch is not None:
-        read = _read_launch(launch, words, env, cluster, model, seq_len, accept_guess=accept_guess)
+        read = read_launch(launch, words, env, cluster, model, seq_len, accept_guess=accept_guess)
         mine, notes, uncounted = read.plan, read.notes, read.uncounted
     else:
         if not words or len(words) > 1:
@@ -102,7 +102,7 @@ def evaluate(
                 raise bad(name, "goes with --launch; a plan file has its own", f"leave {name} out")
         mine, notes, uncounted = load_plan(Path(words[0])), (), ()
     require_writable(out, [launch, rules, *profile], json=json)
-    wanted = Requirements(settings=settings, rules=rules, measured=_seconds(measured))
+    wanted = Requirements(settings=settings, rules=rules, measured=seconds_of(measured))
     measurements = read_measurements(profile)
     problems = check(mine) or (() if measurements.layers else tuple(framework_problems(mine)))  # measured layers ran
     efficiency = efficiency_of(measurements, mine.model, mine.cluster, mine.job)
@@ -132,7 +132,7 @@ class Requirements:
     measured: float | None
 
 
-def _seconds(text: str | None) -> float | None:
+def seconds_of(text: str | None) -> float | None:
     """Return the seconds of `15.6s` or `15.6`. Raises SpecError for anything else."""
     try:
         value = float(text.removesuffix("s")) if text else None
@@ -196,7 +196,7 @@ def _rungs(mine: Plan, efficiency: Efficiency | None, space: Space, limits: tupl
     return tuple(rungs)
 
 
-def _read_launch(
+def read_launch(
     path: Path,
     arguments: tuple[str, ...],
     env: tuple[str, ...],

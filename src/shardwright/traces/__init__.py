@@ -8,5 +8,6 @@
 * `figures`: what the time of a rank went to
 * `snapshot`: snapshots of PyTorch's allocator, whose pickles are read as data
 * `out_of_memory`: what a message of full memory says
+* `run_folder`: the folder that `train` leaves
 * `read`: files of any of these, told apart by their content
 """

@@ -190,9 +190,8 @@ def _largest(live: Sequence[Mapping[str, Any]], most: int = 8) -> tuple[Allocati
 
 def _places(block: Mapping[str, Any]) -> Iterator[str]:
     """Yield where a block was made: frames of the user's program first, then any."""
-    frames: list[Any] = block.get("frames") or next(
-        (h.get("frames") for h in block.get("history", []) if h.get("frames")), []
-    )
+    history = [entry.get("frames") for entry in block.get("history", []) if entry.get("frames")]
+    frames: list[Any] = block.get("frames") or next(iter(history), [])
     words = [
         f"{frame.get('name')} ({str(frame.get('filename')).rpartition('/')[2]}:{frame.get('line')})"
         for frame in frames
