@@ -88,6 +88,14 @@ def plan(
             "operator. Takes some seconds.",
         ),
     ] = False,
+    fewer: Annotated[
+        bool,
+        option(
+            "--fewer",
+            help="With --json, also tell the same run on fewer of the machines, which `report` draws. Up to 24 smaller "
+            "clusters are planned: takes two to six times as long.",
+        ),
+    ] = False,
     exportable_to: Annotated[
         str | None,
         option(
@@ -170,9 +178,9 @@ def plan(
         if ranking.plans:
             kept_to = found_within(ranking, limits, exportable_to)
             ranking = with_nearby(ranking, space=space, fit=fit, efficiency=efficiency, **kept_to)
-        if json and ranking.plans:
-            fewer = on_fewer(ranking.best, space=space, rules=kept_to["rules"], fit=fit, efficiency=efficiency)
-            ranking = replace(ranking, fewer=fewer)
+        if fewer and ranking.plans:
+            smaller = on_fewer(ranking.best, space=space, rules=kept_to["rules"], fit=fit, efficiency=efficiency)
+            ranking = replace(ranking, fewer=smaller)
         if programs and ranking.plans:
             keep = None if out is None or is_standard_output(out) else keep_in(kept)
             ranking = with_program(ranking, fit=fit, efficiency=efficiency, keep=keep)

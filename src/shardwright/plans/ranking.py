@@ -126,9 +126,10 @@ class PassedOver:
 class Ranking:
     """Plans, best first (none if `infeasible` is set), with the baselines they were compared to. Where plans of several
     kinds span GPU types, `kinds` has the best of each; `nearby` is what `planner.with_nearby` found to pay, `fewer` the
-    same run on fewer of the machines (`planner.on_fewer`), `program` what `planner.with_program` found. `passed_over`
-    is the best of all where it has what hardly any published run has and gains too little by it. `trainers` names who
-    runs each plan (`trainers.runs.runners`), where that was asked; of plans that nobody runs `no_trainer` says why."""
+    same run on fewer of the machines (`planner.on_fewer`; None where that was not asked), `program` what
+    `planner.with_program` found. `passed_over` is the best of all where it has what hardly any published run has and
+    gains too little by it. `trainers` names who runs each plan (`trainers.runs.runners`), where that was asked; of
+    plans that nobody runs `no_trainer` says why."""
 
     plans: tuple[Plan, ...]
     baselines: tuple[Baseline, ...]
@@ -136,7 +137,7 @@ class Ranking:
     infeasible: NoPlan | None = None
     kinds: tuple[Baseline, ...] = ()
     nearby: tuple[Nearby, ...] = ()
-    fewer: tuple[Fewer, ...] = ()
+    fewer: tuple[Fewer, ...] | None = None
     program: SpmdProgram | NoProgram | None = None
     passed_over: PassedOver | None = None
     trainers: tuple[tuple[str, ...], ...] = ()
