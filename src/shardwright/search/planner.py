@@ -86,11 +86,11 @@ def plan(
     require("cluster", cluster, Cluster, 'load_cluster("1x8xH100-SXM")')
     require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
     if top < 1:
-        raise bad("`top=`", f"{top} plans cannot be given", "ask for 1 or more")
+        raise bad("`top=`", f"must be at least 1, not {top}", "3 is the default")
     if not 0.01 <= fit <= 0.99:
         raise bad("`fit=`", f"{fit} is not a probability from 0.01 to 0.99", "0.9 is the default")
     if not 0.0 <= gap <= 1.0:
-        raise bad("`gap=`", f"{gap:g} is not a part from 0 to 1", "0.01 or 1% is the default")
+        raise bad("`gap=`", f"must be a fraction from 0 to 1, not {gap:g}", "0.01 or 1% is the default")
     space = space or Space()
     settled = replace(space, options={})
     rankings = [

@@ -57,8 +57,8 @@ class FoundByTime:
 @dataclass(frozen=True, slots=True)
 class _Part:
     """A region of an instance: `counts` are its compositions (None: all), `columns` those that prove its own bound
-    (None: it has that of the region it is part of). That one had a bound `before`, the last `idle` of those that this
-    is part of none better than the ones before them; it has `ruled_out` what this need not look at again. Its
+    (None: it has that of the region it is part of). `before` is the bound of the parent; `idle` says how many splits in
+    a row did not raise the bound; `ruled_out` is what the parent ruled out, which need not be looked at again. Its
     integer program was `asked` for higher bounds, and may have a solution within `open_at` seconds. `whole` is the
     bound of the setting where units are few."""
 
