@@ -33,7 +33,8 @@ class SearchReport:
     """How the search went. `candidates` is the size of the declared space; every candidate is in exactly one count
     of `rejected`, or was costed (`costed`). `phases` are seconds by name, in order. `not_covered` names kinds of plans
     that neither the search nor its bound looked at, `gap` is how far the best plan is above the bound at most. Where
-    dollars were minimised over several GPU types, no plan costs less than `lower_bound_dollars` an iteration."""
+    dollars were minimised over several GPU types, no plan costs less than `lower_bound_dollars` an iteration. A search
+    that was `interrupted` ended early: its gap holds for what it did not look at, too."""
 
     candidates: int
     costed: int
@@ -43,6 +44,7 @@ class SearchReport:
     not_covered: tuple[Uncovered, ...] = ()
     gap: float | None = None
     lower_bound_dollars: float | None = None
+    interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,6 +83,7 @@ def _baseline(entry: Baseline) -> Document:
 
 def _search(report: SearchReport) -> Document:
     return {
+        **({"interrupted": True} if report.interrupted else {}),
         "candidates": report.candidates,
         "costed": report.costed,
         "seconds": report.seconds,

@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright.arrays import Ints
 from shardwright.plans.plan import Plan
+from shardwright.progress import stopped, tell_best
 from shardwright.search.mixed.bounds.instance import HOPELESS, instances
 from shardwright.search.mixed.branch_and_bound.incumbents import Incumbents
 from shardwright.search.mixed.branch_and_bound.run import MixedProblem, Run, attempted, has_few_units
@@ -90,7 +91,9 @@ def search(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bo
         cutoff=lambda: run.cutoff,
         spent=lambda _: problem.effort.spent(run.regions, run.gaps),
     )
-    if bound < run.cutoff:  # what was put off, and the plainest plans of settings that were not scouted
+    if (
+        bound < run.cutoff and not stopped()
+    ):  # what was put off, and the plainest plans of settings that were not scouted
         for by, whole in run.wholes:
             _begin(run, by, whole)
             equal_replicas(by, whole.columns.region, run.incumbent, run.incumbents.offer)
@@ -116,6 +119,8 @@ def _processed(run: Run, node: TreeNode[_Part]) -> Step[_Part]:
             _begin(run, part.by, part.whole)
         return _branched(run, node, part.columns, _first_parts(part, run.incumbent), part.idle)
     run.gaps.append(float(np.log(run.incumbent / node.proven)))
+    if run.incumbents.best:
+        tell_best(run.incumbent, node.proven)
     effort, gap = run.problem.effort, run.problem.gap
     _begin(run, part.by, part.whole)
     attempted(run, part.by, part.region, node.bound, part.columns)
