@@ -122,7 +122,7 @@ def _inner_bytes(job: Job, saved_input: float, *, gated: bool) -> float:
     second projection unless its weights are frozen and without an adapter."""
     widths, copies = widths_of(job), memory_facts(job.framework).inner_copies
     saved = 0.0 if job.attention_adapters else saved_input
-    return widths.saved_inner * (2.0 if gated else 1.0) + saved + copies * widths.saved / 2.0
+    return widths.saved_inner * (2.0 if gated else 1.0) + saved + copies * widths.saved / 2.0 * gated
 
 
 def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job) -> tuple[Floats, Floats]:
@@ -149,6 +149,8 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
     inner = widths.saved * size * qkv + saved * size * attention.out_width / shard.tp
     if attention.qk_norm:  # what the norms of queries and keys take in
         inner = inner + widths.saved * size * (queries + keys)
+    if memory_facts(job.framework).rotated and attention.latent is None and model.position == "rope":
+        inner = inner + widths.saved * size * (queries + keys)
     return projected + inner + scores, scores
 
 
@@ -166,7 +168,8 @@ def _moe_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
     routed = _routed(moe, shard, job)
     router = outer * (widths.saved * model.hidden + 8.0 * moe.experts)  # logits and probabilities in fp32
     inner = _inner_bytes(job, _expert_input(job), gated=moe.gated) * moe.expert_width / shard.etp
-    experts = routed * (_expert_input(job) * model.hidden + inner + widths.saved * model.hidden)
+    output = widths.saved * memory_facts(job.framework).expert_output
+    experts = routed * (_expert_input(job) * model.hidden + inner + output * model.hidden)
     total = router + experts
     if moe.shared_width:
         total = total + _shared_bytes(model, moe, shard, job)
@@ -186,7 +189,8 @@ def _shared_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
 
 def _gradient_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
     """Return the gradients that live together in the backward pass of the feed-forward block: of its inner
-    activations, before and after the non-linearity, and of its input."""
+    activations, before and after the non-linearity, and of its input; or, where that is more, the tokens of experts on
+    their way."""
     size = tokens(shard, job)
     width = np.zeros(len(shard.tp))
     if layer.mlp is not None:
@@ -194,4 +198,8 @@ def _gradient_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Float
     if layer.moe is not None:
         routed = _routed(layer.moe, shard, job)
         width = np.maximum(width, routed * (3.0 if layer.moe.gated else 2.0) * layer.moe.expert_width / shard.etp)
-    return widths_of(job).saved * (width + size * model.hidden)
+    total = width + size * model.hidden
+    if layer.moe is not None:
+        copies = memory_facts(job.framework).dispatched
+        total = np.maximum(total, copies * _routed(layer.moe, shard, job) * model.hidden)
+    return widths_of(job).saved * total
