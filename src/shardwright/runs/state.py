@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Array, Bools, Floats, Ints
+from shardwright.arrays import Array, Bools, Floats
 from shardwright.errors import bad
 from shardwright.runs.run import MeasuredRun, Steps
 
@@ -34,10 +34,12 @@ GOOD, WARM_UP, EVALUATION, CHECKPOINT, PERIODIC, STRAGGLER, STALL, FAST = (
     "stall",
     "fast",
 )
+UNTIMED = "untimed"  # a row without seconds, such as the first of a progress bar
 LEAST = 0.25  # of the steps, which the good state has at least; chosen, 0.15 to 0.35
 APART = 3.0  # standard deviations between the means of two clusters; chosen, 2.5 to 4
 SLOWER = 0.06  # by which a step is slower than the good state at least; chosen, 0.04 to 0.1
 STALLED = 2.0  # times the median, above which a slow step stalls; chosen, 1.5 to 3
+LONG_ROWS = 3  # times the usual steps of a row, which more do not weigh: they hold what lies between; chosen, 2 to 5
 REGULAR = 4  # slow steps at one distance that are called periodic; chosen, 3 to 6
 
 
@@ -75,26 +77,28 @@ def good_state(run: MeasuredRun) -> GoodState:
         hint = "say batch and sequence length, by the launch (`launch=`) or a plan, or log times"
         raise bad(run.name, "no step has a time", hint)
     seconds = np.where(timed, steps.seconds, np.inf)
-    middle, width = _lowest_cluster(steps.seconds[timed], steps.covers[timed])
+    weights = np.minimum(steps.covers, LONG_ROWS * np.median(steps.covers)).astype(float)
+    middle, width = _lowest_cluster(steps.seconds[timed], weights[timed])
     limit = math.log(middle) + max(APART * width, math.log1p(SLOWER))
     least = math.log(middle) - max(APART * width, math.log1p(SLOWER))
     logs = np.log(seconds)
     slow, fast = logs > limit, logs < least
     labels = np.full(len(steps), GOOD, dtype="U10")
+    slow &= timed
     labels[fast] = FAST
+    labels[~timed] = UNTIMED
     labels[slow] = np.where(seconds[slow] > STALLED * middle, STALL, STRAGGLER)
     _name_periodic(labels, steps)
     _name_events(labels, run, slow)
     _name_warm_up(labels, run, slow)
     good = (labels == GOOD) & timed
-    weights = steps.covers[good].astype(float)
-    low, median, high = _percentiles(steps.seconds[good], weights, (0.1, 0.5, 0.9))
+    low, median, high = _percentiles(steps.seconds[good], weights[good], (0.1, 0.5, 0.9))
     return GoodState(
         seconds=median,
         low_seconds=low,
         high_seconds=high,
-        spread=_spread(np.log(steps.seconds[good]), weights),
-        steps=int(weights.sum()),
+        spread=_spread(np.log(steps.seconds[good]), weights[good]),
+        steps=int(steps.covers[good].sum()),
         bad_share=_bad_share(labels, steps),
         left_out={
             name: _left_out(steps, (labels == name) & timed, median)
@@ -113,14 +117,14 @@ def _left_out(steps: Steps, rows: Bools, median: float) -> LeftOut:
 
 def _bad_share(labels: Array, steps: Steps) -> float:
     bad_rows = (labels == STRAGGLER) | (labels == STALL)
-    rest = labels != WARM_UP
+    rest = (labels != WARM_UP) & (labels != UNTIMED)
     return float(steps.covers[bad_rows].sum() / max(steps.covers[rest].sum(), 1))
 
 
-def _lowest_cluster(seconds: Floats, covers: Ints) -> tuple[float, float]:
+def _lowest_cluster(seconds: Floats, weights: Floats) -> tuple[float, float]:
     """Return the median of the good state and the robust standard deviation of its logarithm."""
     order = np.argsort(seconds, kind="stable")
-    logs, weights = np.log(seconds[order]), covers[order].astype(float)
+    logs, weights = np.log(seconds[order]), weights[order]
     total = weights.sum()
     first, last = 0, len(logs)
     while last - first > 1:
@@ -210,6 +214,6 @@ def _name_warm_up(labels: Array, run: MeasuredRun, slow: Bools) -> None:
     restarts = [int(np.searchsorted(run.steps.line, event.line)) for event in run.events if event.kind == "restart"]
     for start in (0, *restarts):
         place = start
-        while place < len(labels) and (slow[place] or not np.isfinite(run.steps.seconds[place])):
-            labels[place] = WARM_UP
+        while place < len(labels) and (slow[place] or labels[place] == UNTIMED):
+            labels[place] = WARM_UP if slow[place] else UNTIMED
             place += 1

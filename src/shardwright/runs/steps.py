@@ -56,6 +56,7 @@ def steps_of(rows: Rows, setting: RunSetting) -> tuple[Steps, tuple[Event, ...],
     ahead = apart > 0
     usual = int(np.median(apart[ahead])) if ahead.any() else 1
     covers = np.where(ahead & rows.mean, apart, usual if rows.mean else 1)
+    covers[:1] = np.minimum(covers[:1], np.maximum(step[:1], 1))
     steps = Steps(step=step, covers=np.maximum(covers, 1), line=line, **figures)
     seconds, note = _seconds(steps, setting, apart)
     backward = np.flatnonzero(apart[1:] < 0) + 1
