@@ -80,7 +80,7 @@ def diagnosed(case: Case, best: Plan | None = None) -> Diagnosis:
     """Return the diagnosis of a case."""
     causes = findings(case)
     memory = memory_account(case)
-    low, high = case.prediction.interval
+    low, high = case.prediction.interval[0], case.limit_seconds
     step = case.step_seconds
     measured = [row for row in causes if row.basis == "measured"]
     excess = 0.0 if step is None else step - case.expected_seconds
