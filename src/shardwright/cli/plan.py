@@ -72,6 +72,7 @@ def plan(
             metavar="PART", help="On several GPU types, how far above the proven bound the best plan may be, e.g. 1%."
         ),
     ] = "1%",
+    indifference: options.Indifference = "1%",
     tp_per_type: Annotated[
         bool,
         option(
@@ -120,6 +121,7 @@ def plan(
     from shardwright.cli.inputs import job_of, part, rules_of
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
+    from shardwright.search.objective import MOST_INDIFFERENCE
     from shardwright.search.planner import on_fewer, with_nearby, with_program
     from shardwright.search.space.axes import parse_pins
     from shardwright.spec.catalog.frameworks import OWN
@@ -152,6 +154,7 @@ def plan(
     limits = rules_of(rules, found_cluster)
     space = replace(parse_pins(settings), tp_per_type=tp_per_type)
     efficiency = efficiency_of(measurements, found_model, found_cluster, job)
+    as_good = part(indifference, "--indifference", most=MOST_INDIFFERENCE)
     kept: list[str] = []
     with progress(f"searching for plans of {found_model.name} on {found_cluster.gpus} GPUs"):
         ranking = search(
@@ -166,12 +169,15 @@ def plan(
             exportable_to=exportable_to,
             efficiency=efficiency,
             gap=part(gap, "--gap"),
+            indifference=as_good,
         )
         if ranking.plans:
             kept_to = found_within(ranking, limits, exportable_to)
             ranking = with_nearby(ranking, space=space, fit=fit, efficiency=efficiency, **kept_to)
         if json and ranking.plans:
-            fewer = on_fewer(ranking.best, space=space, rules=kept_to["rules"], fit=fit, efficiency=efficiency)
+            fewer = on_fewer(
+                ranking.best, space=space, rules=kept_to["rules"], fit=fit, efficiency=efficiency, indifference=as_good
+            )
             ranking = replace(ranking, fewer=fewer)
         if programs and ranking.plans:
             keep = None if out is None or is_standard_output(out) else keep_in(kept)

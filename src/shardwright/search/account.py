@@ -74,8 +74,9 @@ def report_of(
     not_covered: tuple[Uncovered, ...],
     value: float | None,
     bound: float,
+    indifference: float,
 ) -> SearchReport:
-    """Return the account of the searches of all pools together: `value` is that of the best plan, which no plan beats
+    """Return the account of the searches of all pools together: `value` is that of the first plan, which no plan beats
     `bound` in."""
     rejected: dict[Rejection, int] = {}
     phases: dict[str, float] = {}
@@ -111,6 +112,7 @@ def report_of(
         not_covered=not_covered,
         gap=gap_of(value, bound) if value is not None and (by_time or mixed) else None,
         lower_bound_dollars=bound if value is not None and mixed and not by_time else None,
+        indifference=indifference,
     )
 
 
