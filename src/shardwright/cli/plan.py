@@ -73,6 +73,7 @@ def plan(
             metavar="PART", help="On several GPU types, how far above the proven bound the best plan may be, e.g. 1%."
         ),
     ] = "1%",
+    indifference: options.Indifference = "1%",
     tp_per_type: Annotated[
         bool,
         option(
@@ -136,6 +137,7 @@ def plan(
     from shardwright.cli.inputs import job_of, part, rules_of
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
+    from shardwright.search.objective import MOST_INDIFFERENCE
     from shardwright.search.planner import on_fewer, with_nearby, with_program
     from shardwright.search.space.axes import parse_pins
     from shardwright.spec.catalog.frameworks import OWN
@@ -171,6 +173,7 @@ def plan(
     limits = rules_of(rules, found_cluster)
     space = replace(parse_pins(settings), tp_per_type=tp_per_type)
     efficiency = efficiency_of(measurements, found_model, found_cluster, job)
+    as_good = part(indifference, "--indifference", most=MOST_INDIFFERENCE)
     kept: list[str] = []
     figure = format_dollars if job.objective == "cost" else format_seconds
     words = f"searching for plans of {found_model.name} on {found_cluster.gpus} GPUs"
@@ -187,12 +190,15 @@ def plan(
             exportable_to=exportable_to,
             efficiency=efficiency,
             gap=part(gap, "--gap"),
+            indifference=as_good,
         )
         if ranking.plans:
             kept_to = found_within(ranking, limits, exportable_to)
             ranking = with_nearby(ranking, space=space, fit=fit, efficiency=efficiency, **kept_to)
         if fewer and ranking.plans:
-            smaller = on_fewer(ranking.best, space=space, rules=kept_to["rules"], fit=fit, efficiency=efficiency)
+            smaller = on_fewer(
+                ranking.best, space=space, rules=kept_to["rules"], fit=fit, efficiency=efficiency, indifference=as_good
+            )
             ranking = replace(ranking, fewer=smaller)
         if programs and ranking.plans:
             keep = None if out is None or is_standard_output(out) else keep_in(kept)

@@ -90,6 +90,7 @@ def _search(report: SearchReport) -> Document:
         "rejected": [{**finding_document(rejection), "count": count} for rejection, count in report.rejected],
         "phases": dict(report.phases),
         "gap": report.gap,
+        "indifference": report.indifference,
         "lower_bound_dollars": report.lower_bound_dollars,
         "not_covered": [finding_document(kind) for kind in report.not_covered],
     }
