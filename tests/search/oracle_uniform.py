@@ -63,7 +63,7 @@ def tensor_parallel_works(context: Context, tp: int) -> bool:
     if pool.domain_gpus % tp or (pool.gpus_per_node % tp and tp % pool.gpus_per_node) or model.hidden % tp:
         return False
     for layer in model.layers:
-        heads, kv_heads = layer.attention.heads, layer.attention.kv_heads
+        heads, kv_heads = layer.self_attention.heads, layer.self_attention.kv_heads
         if heads % tp or (kv_heads % tp and tp % kv_heads):
             return False
         if (layer.mlp and layer.mlp.width % tp) or (layer.moe and layer.moe.shared_width % tp):
@@ -74,7 +74,7 @@ def tensor_parallel_works(context: Context, tp: int) -> bool:
 def context_parallel_works(context: Context, cp: int) -> bool:
     if cp == 1:
         return True
-    causal = all(layer.attention.causal for layer in context.model.layers)
+    causal = all(layer.self_attention.causal for layer in context.model.layers)
     return causal and cp <= 64 and context.job.seq_len % (2 * cp) == 0
 
 

@@ -67,5 +67,6 @@ def _together(reports: Sequence[SearchReport]) -> SearchReport:
         seconds=sum(report.seconds for report in reports),
         rejected=ordered(rejected),
         phases=tuple(phases.items()),
+        interrupted=any(report.interrupted for report in reports),
         indifference=reports[0].indifference,
     )

@@ -13,6 +13,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.trust.rarity import rare_count_of_gpus
 from shardwright.plans.plan import Plan
 from shardwright.plans.trainer_options import beyond_own
+from shardwright.progress import stopped
 from shardwright.search.mixed.drafts.costing import costed
 from shardwright.search.mixed.entry import (
     MixedOutcome,
@@ -103,7 +104,7 @@ def search_pipelines(results: Sequence[OneType], asked: Asked, top: int, *, one_
     if every is None:
         return None
     fewer, looked_at = _in_use(every, contexts, incumbent, asked.gap), len(contexts)
-    while 1 < len(fewer) < looked_at:
+    while 1 < len(fewer) < looked_at and not stopped():
         looked_at = len(fewer)
         again = searched(fewer, min([incumbent, *_values(every)]))
         every = every if again is None else replace(joined([every, again]), bound=every.bound)

@@ -17,11 +17,12 @@ from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.errors import SpecError, bad, require
 from shardwright.plans.check import position_problems
+from shardwright.plans.findings import Stopped
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Fewer, NoPlan, Ranking
 from shardwright.plans.trainable import own_job_problems, own_problems
 from shardwright.plans.trainer_options import option_problems
-from shardwright.progress import within
+from shardwright.progress import stopped, within
 from shardwright.search.account import left_out, report_of
 from shardwright.search.advice.fewer import fewer_machines
 from shardwright.search.advice.infeasible import explain
@@ -82,17 +83,19 @@ def plan(
     near as the `gap` of the search report says, in seconds or dollars. Of plans up to `indifference`, a part of the
     objective, above the best, the one with the fewest switches that hardly any published run has comes first
     (`cost.trust.rarity`); `passed_over` is the best then, and the gap says by how much. Raises SpecError for input that
-    makes no sense; a search without a feasible plan returns a Ranking that says why.
+    makes no sense; a search without a feasible plan returns a Ranking that says why. Inside `progress.until` the search
+    ends early once it is told to, with the best plan so far and a gap that holds all the same
+    (`SearchReport.interrupted`).
     """
     require("model", model, Model, 'load_model("llama-3.1-8b")')
     require("cluster", cluster, Cluster, 'load_cluster("1x8xH100-SXM")')
     require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
     if top < 1:
-        raise bad("`top=`", f"{top} plans cannot be given", "ask for 1 or more")
+        raise bad("`top=`", f"must be at least 1, not {top}", "3 is the default")
     if not 0.01 <= fit <= 0.99:
         raise bad("`fit=`", f"{fit} is not a probability from 0.01 to 0.99", "0.9 is the default")
     if not 0.0 <= gap <= 1.0:
-        raise bad("`gap=`", f"{gap:g} is not a part from 0 to 1", "0.01 or 1% is the default")
+        raise bad("`gap=`", f"must be a fraction from 0 to 1, not {gap:g}", "0.01 or 1% is the default")
     require_indifference(indifference)
     space = space or Space()
     settled = replace(space, options={})
@@ -137,15 +140,18 @@ def _plan(
     values, plans = best_plans(results, cluster, top, mixed, uneven, indifference)
     bounds = [*([mixed.outcome.bound] if mixed else []), *([uneven.outcome.bound] if uneven else [])]
     bounds += [least[0] for result in results if (least := result.found.least) is not None]
+    bounds += [result.found.unseen for result in results]
     bound = min([*values[:1], *bounds], default=np.inf)
     if job.objective == "time":
         plans = tuple(with_bound(plan, bound) for plan in plans)
     not_covered = tuple(left_out(results, space, filters, exportable_to, mixed, uneven))
-    value = values[0] if plans else None
-    report = report_of(results, begin, mixed, uneven, not_covered, value, bound, indifference)
+    value, interrupted = values[0] if plans else None, stopped()
+    report = report_of(results, begin, mixed, uneven, not_covered, value, bound, indifference, interrupted=interrupted)
     shown = shown_baselines(results, cluster, plans, mixed if several_types(results) else None)
     infeasible: NoPlan | None = None
-    if not plans:
+    if not plans and interrupted:
+        infeasible = NoPlan(reason=Stopped(), remedies=())
+    elif not plans:
         contexts = [result.context for result in results]
         freed = partial(without_limits, results, over_several) if mixed else _no_plan
         infeasible = explain(contexts, asked, filters, report, freed)
@@ -170,7 +176,7 @@ def with_nearby(
     efficiency: Efficiency | None = None,
 ) -> Ranking:
     """Return a ranking with what batches and numbers of machines nearby pay, found as its plans were (`plan`)."""
-    if not ranking.plans or ranking.best.job.objective != "time":
+    if not ranking.plans or ranking.best.job.objective != "time" or ranking.search.interrupted:
         return ranking
     same: dict[str, Any] = {"rules": rules, "fit": fit, "exportable_to": exportable_to, "efficiency": efficiency}
     same["indifference"] = ranking.search.indifference

@@ -48,7 +48,8 @@ def ranking_document(ranking: Ranking) -> Document:
     elif ranking.program is not None:
         document["program"] = asdict(ranking.program)
     document["nearby"] = [asdict(row) for row in ranking.nearby]
-    document["fewer"] = [asdict(row) for row in ranking.fewer]
+    if ranking.fewer is not None:
+        document["fewer"] = [asdict(row) for row in ranking.fewer]
     document["trainers"] = [list(names) for names in ranking.trainers]
     document["no_trainer"] = None if ranking.no_trainer is None else finding_document(ranking.no_trainer)
     document["passed_over"] = None if ranking.passed_over is None else _passed_over(ranking.passed_over)
@@ -84,6 +85,7 @@ def _baseline(entry: Baseline) -> Document:
 
 def _search(report: SearchReport) -> Document:
     return {
+        **({"interrupted": True} if report.interrupted else {}),
         "candidates": report.candidates,
         "costed": report.costed,
         "seconds": report.seconds,

@@ -121,7 +121,8 @@ def _good(ranking: Ranking) -> Iterator[str]:
     if gap is not None:
         near = "the best" if gap < 5e-5 else f"within {gap:.2%} of the best"
         outside = "; --details has what these leave out" if beyond else ""
-        yield f"proved {near} of {ranking.search.candidates:,} candidates{outside}"
+        early = "stopped early: " if ranking.search.interrupted else ""
+        yield f"{early}proved {near} of {ranking.search.candidates:,} candidates{outside}"
     yield from (words for words in [passed_over_words(ranking.passed_over)] if words)
 
 

@@ -24,7 +24,7 @@ from shardwright.cost.iteration.batch import bound_seconds, iteration
 from shardwright.cost.iteration.evaluate import Verdict, simulated_seconds
 from shardwright.cost.strategies import Layouts, Strategies
 from shardwright.plans.findings import Cause, Rejection, ordered
-from shardwright.progress import tell
+from shardwright.progress import stopped, tell, tell_best
 from shardwright.search.objective import INDIFFERENCE, Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, within
@@ -56,10 +56,12 @@ class Tally:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UniformResult:
     """What the search of one pool returns: rows with value, best first (`objective.preference`); the row of least value
-    whatever its rare switches; all that may be among the best, by value; and the account of the rest."""
+    whatever its rare switches; the least value that rows may have which a stopped search left `unseen` (infinite: there
+    are none); all that may be among the best, by value; and the account of the rest."""
 
     ranked: tuple[tuple[float, Strategies], ...]
     least: tuple[float, Strategies] | None
+    unseen: float
     in_question: tuple[Entry, ...]
     candidates: int
     costed: int
@@ -120,11 +122,12 @@ def search(
     best = Best(top, indifference)
     run = _Search(context, how, filters, objective, choices, index, best, tally)
     _begin(run, rows, start)
-    _best_first(run, rows, values, counts)
+    unseen = _best_first(run, rows, values, counts)
     clock.append(("refine", time.perf_counter()))
     return UniformResult(
         ranked=tuple((entry.value, entry.row) for entry in best.ranked()),
         least=None if best.least is None else (best.least.value, best.least.row),
+        unseen=unseen,
         in_question=tuple(best.in_question()),
         candidates=int(candidates),
         costed=tally.costed,
@@ -167,8 +170,9 @@ def _place(rows: Layouts, start: Strategies, row: int) -> int:
     return int(found[0]) if len(found) else -1
 
 
-def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> None:
-    """Expand layouts and complete arrangements in the order of their bounds, until no bound beats the best.
+def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> float:
+    """Expand layouts and complete arrangements in the order of their bounds, until no bound beats the best or, once
+    there is a plan, whoever asks has had enough. Return the least bound that is left then.
 
     A few arrangements are completed out of turn, right after the first layouts are expanded: what they reach lets the
     bounds drop most of the rest unseen. Where a batch is no better than the best, hardly any of the rest will be: the
@@ -178,7 +182,12 @@ def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> 
     position, best, size = 0, run.best, run.batch(ARRANGEMENT_BATCH)
     waiting = Waiting()
     while True:
-        unseen = values[order[position]] if position < len(order) else np.inf
+        unseen = float(values[order[position]]) if position < len(order) else np.inf
+        left = min(unseen, waiting.lowest)
+        if best.least is not None:
+            tell_best(best.least.value)
+            if stopped() and left <= best.threshold:
+                break
         if waiting.lowest <= min(best.threshold, unseen) and waiting.lowest < np.inf:
             before = best.threshold
             _complete(run, waiting.pop(min(unseen, before), size))
@@ -194,10 +203,13 @@ def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> 
             if position <= LAYOUT_BATCH and waiting.lowest < best.threshold:
                 _complete(run, waiting.pop(best.threshold, EARLY_BATCH))
         else:
+            left = np.inf
             break
-    run.tally.drop(Cause.BOUND, counts[order[position:]].sum())
+    reason = Cause.BOUND if left == np.inf else Cause.NOT_LOOKED_AT
+    run.tally.drop(reason, counts[order[position:]].sum())
     rest = waiting.rest()
-    run.tally.drop(Cause.BOUND, _completions_per_row(run, rest).sum() if rest else 0)
+    run.tally.drop(reason, _completions_per_row(run, rest).sum() if rest else 0)
+    return left
 
 
 def _sketched(run: _Search, rows: Layouts, batch: Ints) -> tuple[ExpandedRows, Floats]:
