@@ -46,6 +46,14 @@ OneFramework = Annotated[
     ),
 ]
 Fit = Annotated[float, option(metavar="P", help="Probability with which a plan must fit in memory, 0.01 to 0.99.")]
+Sure = Annotated[
+    float | None,
+    option(
+        metavar="P",
+        help="Probability with which deadline and budget must be kept, over 0 and under 1, e.g. 0.9; without it, as "
+        "expected.",
+    ),
+]
 Indifference = Annotated[
     str,
     option(

@@ -58,6 +58,7 @@ def plan(
         str | None,
         option(metavar="TIME", help="Longest run, e.g. 720 (hours) or 30d (needs --tokens)."),
     ] = None,
+    sure: options.Sure = None,
     top: Annotated[int, option(metavar="N", help="How many plans to show, each of another layout.")] = 3,
     fit: options.Fit = 0.9,
     settings: options.Pins = (),
@@ -191,6 +192,7 @@ def plan(
             efficiency=efficiency,
             gap=part(gap, "--gap"),
             indifference=as_good,
+            sure=sure,
         )
         if ranking.plans:
             kept_to = found_within(ranking, limits, exportable_to)

@@ -52,6 +52,7 @@ def shop(
     budget: Annotated[
         str | None, option(metavar="USD", help="Most dollars: 2M, 500k. Picks the fastest for it.")
     ] = None,
+    sure: options.Sure = None,
     global_batch: Annotated[
         int | None, option(metavar="N", help="Samples of one optimizer step; usually about 4 M tokens' worth.")
     ] = None,
@@ -130,6 +131,7 @@ def shop(
             fit=fit,
             mixes=mixes,
             efficiency=efficiency,
+            sure=sure,
             indifference=part(indifference, "--indifference", most=MOST_INDIFFERENCE),
         )
     if out is not None and result.front and not result.infeasible:

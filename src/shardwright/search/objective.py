@@ -22,6 +22,16 @@ MOST_INDIFFERENCE = 0.1
 Preference = tuple[bool, int, float]
 
 
+def require_sure(sure: float | None, job: Job) -> None:
+    """Raise SpecError for a probability of keeping limits that is none, or where there are no limits."""
+    if sure is None:
+        return
+    if not 0.0 < sure < 1.0:
+        raise bad("`sure=`", f"{sure:g} is not a probability over 0 and under 1", "0.8 is usual")
+    if job.deadline_hours is None and job.budget_dollars is None:
+        raise bad("`sure=`", "is of a deadline or a budget, and there is none", "say which: `deadline=`, `budget=`")
+
+
 def require_indifference(part: float) -> None:
     """Raise SpecError where a part of the objective is not one that a better-proven plan may cost more."""
     if not 0.0 <= part <= MOST_INDIFFERENCE:

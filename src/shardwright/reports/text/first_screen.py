@@ -48,6 +48,7 @@ def plan_answers(best: Plan, whole: str, idle: str = "") -> Iterator[tuple[str, 
     yield from (("idle", words) for words in [idle] if words)
     yield "speed", _speed(best)
     yield from (("whole run", words) for words in [whole] if words)
+    yield from (("price", words) for words in ["; ".join(_prices(best))] if words)
     yield "memory", _memory(best)
     yield "bottleneck", outcome.bottleneck(predicted(best))
     yield "how sure", "; ".join(_sure(best))
@@ -76,6 +77,18 @@ def _speed(best: Plan) -> str:
         f"{of(prediction.iteration_seconds)} an iteration (80% sure: {of(low)} to {of(high)}), "
         f"{format_count(prediction.tokens_per_second)} tokens/s, MFU {prediction.mfu:.1%}"
     )
+
+
+def _prices(best: Plan) -> Iterator[str]:
+    """Yield what a GPU of each type costs an hour, and who asks that since when."""
+    for pool in best.cluster.pools:
+        price, dollars = pool.price, pool.dollars_per_node_hour
+        if pool.gpu.name not in best.gpus_by_type or price is None or dollars is None:
+            continue
+        name = f" {pool.gpu.name}" if len(best.gpus_by_type) > 1 else ""
+        market = "spot" if pool.spot else "on demand"
+        whose = f"{price.seller}, {price.date}" if price.seller else "yours" if price.source == "user" else price.date
+        yield f"${dollars / pool.gpus_per_node:.2f} a{name or ' GPU'} and hour {market} ({whose})"
 
 
 def _memory(best: Plan) -> str:

@@ -36,28 +36,26 @@ class Best:
     limit: int
     indifference: float
     entries: dict[tuple[int, int], Entry] = field(default_factory=dict)
-
-    @property
-    def least(self) -> Entry | None:
-        """The row of least value, however rare."""
-        return min(self.entries.values(), key=lambda entry: entry.key, default=None)
-
-    @property
-    def threshold(self) -> float:
-        """The value that a new layout may not exceed; infinite while fewer than `limit` are known."""
-        within = self._within
-        return to_beat((key for key, _ in preferred(self.entries.values(), within)), self.limit, within)
+    least: Entry | None = None  # the row of least value, however rare
+    threshold: float = np.inf  # the value that a new layout may not exceed; infinite while fewer than `limit` are known
 
     def offer(self, layouts: Ints, values: Floats, rows: Strategies) -> None:
         """Take in evaluated rows."""
         uneven = np.abs(rows.first_layers - rows.last_layers)
         rest = np.array([values, uneven, *(getattr(rows, name) for name in COLUMNS)], dtype=np.float64).T
-        threshold, rare = self.threshold, rare_counts(rows)
+        rare, taken = rare_counts(rows), False
         for position, key in enumerate(map(tuple, rest.tolist())):
             place = int(layouts[position]), int(rare[position])
             known, value = self.entries.get(place), float(values[position])
-            if key < known.key if known else value <= threshold:
-                self.entries[place] = Entry(key, *place, value, rows.take(np.array([position])))
+            if key < known.key if known else value <= self.threshold:
+                entry = Entry(key, *place, value, rows.take(np.array([position])))
+                self.entries[place], taken = entry, True
+                if self.least is None or key < self.least.key:
+                    self.least = entry
+        if taken:
+            within = self._within
+            preferences = (key for key, _ in preferred(self.entries.values(), within))
+            self.threshold = to_beat(preferences, self.limit, within)
 
     def ranked(self) -> list[Entry]:
         """Return the `limit` best of different layouts, best first."""
@@ -65,8 +63,7 @@ class Best:
 
     def in_question(self) -> list[Entry]:
         """Return all that may be among the `limit` best whatever other machines reach, by value."""
-        threshold = self.threshold
-        entries = (entry for entry in self.entries.values() if entry.value <= threshold)
+        entries = (entry for entry in self.entries.values() if entry.value <= self.threshold)
         return sorted(entries, key=lambda entry: entry.key)
 
     @property
