@@ -95,7 +95,7 @@ def evaluate(
     from shardwright.search.objective import MOST_INDIFFERENCE
 
     if launch is not None:
-        read = _read_launch(launch, words, env, cluster, model, seq_len, accept_guess=accept_guess)
+        read = read_launch(launch, words, env, cluster, model, seq_len, accept_guess=accept_guess)
         mine, notes, uncounted = read.plan, read.notes, read.uncounted
     else:
         if not words or len(words) > 1:
@@ -106,7 +106,7 @@ def evaluate(
         mine, notes, uncounted = load_plan(Path(words[0])), (), ()
     require_writable(out, [launch, rules, *profile], json=json)
     as_good = part(indifference, "--indifference", most=MOST_INDIFFERENCE)
-    wanted = Requirements(settings=settings, rules=rules, indifference=as_good, measured=_seconds(measured))
+    wanted = Requirements(settings=settings, rules=rules, indifference=as_good, measured=seconds_of(measured))
     measurements = read_measurements(profile)
     problems = check(mine) or (() if measurements.layers else tuple(framework_problems(mine)))  # measured layers ran
     efficiency = efficiency_of(measurements, mine.model, mine.cluster, mine.job)
@@ -137,7 +137,7 @@ class Requirements:
     measured: float | None
 
 
-def _seconds(text: str | None) -> float | None:
+def seconds_of(text: str | None) -> float | None:
     """Return the seconds of `15.6s` or `15.6`. Raises SpecError for anything else."""
     try:
         value = float(text.removesuffix("s")) if text else None
@@ -201,7 +201,7 @@ def _rungs(mine: Plan, efficiency: Efficiency | None, space: Space, limits: tupl
     return tuple(rungs)
 
 
-def _read_launch(
+def read_launch(
     path: Path,
     arguments: tuple[str, ...],
     env: tuple[str, ...],
