@@ -17,7 +17,7 @@ from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.errors import SpecError, bad, require
 from shardwright.plans.check import position_problems
-from shardwright.plans.findings import Stopped
+from shardwright.plans.findings import NothingAsFast, Stopped
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Fewer, NoPlan, Ranking
 from shardwright.plans.trainable import own_job_problems, own_problems
@@ -71,6 +71,7 @@ def plan(
     efficiency: Efficiency | None = None,
     gap: float = GAP,
     indifference: float = INDIFFERENCE,
+    longest: float = np.inf,
 ) -> Ranking:
     """Return the `top` best plans, best first: uniform ones on the machines of any one type of `cluster`; where it has
     several, those that mix them; where `train` runs the job, those of unequal replicas.
@@ -82,7 +83,8 @@ def plan(
     type the first plan is the optimum of the declared space under the cost model; else it is within `gap` of it, or as
     near as the `gap` of the search report says, in seconds or dollars. Of plans up to `indifference`, a part of the
     objective, above the best, the one with the fewest switches that hardly any published run has comes first
-    (`cost.trust.rarity`); `passed_over` is the best then, and the gap says by how much. Raises SpecError for input that
+    (`cost.trust.rarity`); `passed_over` is the best then, and the gap says by how much. Plans that take more than
+    `longest` seconds an iteration are of no interest, which shortens the search. Raises SpecError for input that
     makes no sense; a search without a feasible plan returns a Ranking that says why. Inside `progress.until` the search
     ends early once it is told to, with the best plan so far and a gap that holds all the same
     (`SearchReport.interrupted`).
@@ -100,7 +102,7 @@ def plan(
     space = space or Space()
     settled = replace(space, options={})
     rankings = [
-        _plan(model, cluster, each, settled, rules, top, fit, exportable_to, efficiency, gap, indifference)
+        _plan(model, cluster, each, settled, rules, top, fit, exportable_to, efficiency, gap, indifference, longest)
         for each in jobs_of(job, space.options)
     ]
     return best_of(rankings, top)
@@ -118,6 +120,7 @@ def _plan(
     efficiency: Efficiency | None,
     gap: float,
     indifference: float,
+    longest: float,
 ) -> Ranking:
     """Return the best plans for a job whose options are settled (`plan`)."""
     if problems := (*position_problems(model, job), *option_problems(model, job), *own_job_problems(job)):
@@ -129,10 +132,18 @@ def _plan(
     alone = 1.0 if len(able) == 1 else UNIFORM_SHARE
     for number, context in enumerate(able):
         with within(alone * number / len(able), alone * (number + 1) / len(able)):
-            results.append(search_type(context, space, filters, top, indifference))
+            results.append(search_type(context, space, filters, top, indifference, longest))
     with within(alone, 1.0):
         one_mesh = exportable_to is not None
-        over_several = Asked(cluster=cluster, space=space, filters=filters, gap=gap, indifference=indifference, fit=fit)
+        over_several = Asked(
+            cluster=cluster,
+            space=space,
+            filters=filters,
+            gap=gap,
+            indifference=indifference,
+            fit=fit,
+            longest=longest,
+        )
         joins = exportable_to is None or exportable_to in EXPORTABLE
         mixed = search_pipelines(results, over_several, top, one_mesh=one_mesh) if joins else None
     enough = value_to_beat(results, top, mixed, indifference)
@@ -149,8 +160,8 @@ def _plan(
     report = report_of(results, begin, mixed, uneven, not_covered, value, bound, indifference, interrupted=interrupted)
     shown = shown_baselines(results, cluster, plans, mixed if several_types(results) else None)
     infeasible: NoPlan | None = None
-    if not plans and interrupted:
-        infeasible = NoPlan(reason=Stopped(), remedies=())
+    if not plans and (interrupted or longest < np.inf):
+        infeasible = NoPlan(reason=Stopped() if interrupted else NothingAsFast(longest), remedies=())
     elif not plans:
         contexts = [result.context for result in results]
         freed = partial(without_limits, results, over_several) if mixed else _no_plan
@@ -181,9 +192,9 @@ def with_nearby(
     same: dict[str, Any] = {"rules": rules, "fit": fit, "exportable_to": exportable_to, "efficiency": efficiency}
     same["indifference"] = ranking.search.indifference
 
-    def best(cluster: Cluster, job: Job) -> Plan | None:
-        found = plan(ranking.best.model, cluster, job, space=space, top=1, **same)
-        return found.plans[0] if found.plans else None
+    def best(cluster: Cluster, job: Job, longest: float) -> Plan | None:
+        faster = plan(ranking.best.model, cluster, job, space=space, top=1, longest=longest, **same)
+        return faster.plans[0] if faster.plans else None
 
     return replace(ranking, nearby=nearby(ranking.best, best))
 
@@ -211,7 +222,7 @@ def on_fewer(
     def alone(context: Context) -> OneType:
         known = next((each for each in searched if each.context.pool == context.pool), None)
         if known is None:
-            known = search_type(context, space, filters, 1, indifference)
+            known = search_type(context, space, filters, 1, indifference, np.inf)
             searched.append(known)
         return known
 
