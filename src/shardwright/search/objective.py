@@ -75,7 +75,7 @@ class Objective:
         """Return the longest iteration that keeps deadline and budget and is of interest, [N]."""
         limit = np.full(len(gpus), np.inf)
         if self.job.iterations is None:
-            return np.minimum(limit, self.longest)
+            return np.asarray(np.minimum(limit, self.longest))
         if self.job.deadline_hours is not None:
             limit = np.minimum(limit, self.job.deadline_hours * SECONDS_PER_HOUR / self.job.iterations)
         if self.job.budget_dollars is not None:
