@@ -13,7 +13,7 @@ import numpy as np
 from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.iteration.step import data_parallel
-from shardwright.cost.memory.sizes import gathered_bytes, head_bytes, reserved_bytes, state_bytes
+from shardwright.cost.memory.sizes import gathered_bytes, head_bytes, reserved_bytes, state_bytes, trained_share
 from shardwright.cost.pipeline.in_flight import most_live
 from shardwright.cost.stage.exact import kept_bytes, live_bytes
 from shardwright.cost.stage.invert import fewest_layers, leanest_group
@@ -64,11 +64,12 @@ class Fixed(Columns):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldParameters:
     """Parameters that one GPU of each rank holds before data-parallel sharding, [N, P]; `ends` are those of `dense` in
-    embedding and output projection."""
+    embedding and output projection, `replicated` those of adapters beyond the rank's part of all of the model's."""
 
     dense: Floats
     expert: Floats
     ends: Floats
+    replicated: Floats | float = 0.0
 
 
 def held_parameters(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> HeldParameters:
@@ -80,7 +81,11 @@ def held_parameters(context: Context, rows: Strategies, shards: LayerRows, start
     if context.model.tied_embeddings and rows.pp[0] == 1:
         once = (context.model.token_table_parameters / rows.tp)[:, None]
         dense, ends = dense - once, ends - once
-    return HeldParameters(dense=dense, expert=expert, ends=ends)
+    replicated: Floats | float = 0.0
+    if context.job.adapters:
+        adapters = per_rank(stages.total(table.adapters), chunks).sum(axis=1)
+        replicated = np.maximum(adapters - trained_share(context.model, context.job) * (dense + expert), 0.0)
+    return HeldParameters(dense=dense, expert=expert, ends=ends, replicated=replicated)
 
 
 def micro_batches(context: Context, rows: Strategies) -> Ints:
@@ -95,6 +100,7 @@ def states(
     groups = data_parallel(context, rows)
     two_layers = 2.0 * shards.table.parameters[shards.row]
     found = state_bytes(
+        context.model,
         context.job,
         held.dense,
         held.expert,
@@ -104,6 +110,7 @@ def states(
         rows.offload[:, None],
         two_layers[:, None],
         held.ends,
+        held.replicated,
     )
     return found.weights, found.gradients, found.optimizer
 
