@@ -42,7 +42,7 @@ def unnamed_targets(plan: Plan) -> Iterator[Problem]:
     adapter, model = plan.job.adapter, plan.model
     if adapter is None:
         return
-    latent, named = any(kind.attention.latent for kind in model.kinds), model.family in AS_IN_LLAMA
+    latent, named = any(kind.latent for kind in model.kinds), model.family in AS_IN_LLAMA
     if not (named or latent) and adapter.targets not in (LINEAR, TARGETS):
         message = f"names some matrices of {model.family}, whose names are not known here"
         yield Problem("job.adapter.targets", message, "target all linear ones: --adapter-targets linear")
@@ -71,7 +71,7 @@ def adapter_config(model: Model, adapter: Adapter) -> dict[str, Any]:
 
 
 def _modules(model: Model, adapter: Adapter) -> list[str] | str:
-    latent = any(kind.attention.latent for kind in model.kinds)
+    latent = any(kind.latent for kind in model.kinds)
     if not latent and model.family not in AS_IN_LLAMA:
         return "all-linear"
     names: list[str] = []
@@ -79,7 +79,7 @@ def _modules(model: Model, adapter: Adapter) -> list[str] | str:
         if target != "experts":
             names += LATENT.get(target, [target]) if latent else [target]
     if latent and "q_proj" in adapter.targets:
-        direct = any(kind.attention.latent and kind.attention.latent.query_rank is None for kind in model.kinds)
+        direct = any(kind.latent and kind.latent.query_rank is None for kind in model.kinds)
         names = ["q_proj", *names[2:]] if direct else names
     return names
 

@@ -17,6 +17,7 @@ class Cause(Enum):
     DOMINATED = "dominated"  # a costed twin has less recomputation or more overlap
     UNMEASURED = "unmeasured"  # not in the layer profile
     RULE = "rule"
+    NOT_LOOKED_AT = "not looked at"  # the search was stopped before
     NOT_NEEDED = "not needed"  # a composition of a mixed plan, ruled out by its bound or never asked for
 
 
@@ -250,8 +251,14 @@ class NoTrainer:
     able: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The search was stopped before it had a plan."""
+
+
 Reason = (
     NoTrainer
+    | Stopped
     | NoLegalLayout
     | LimitsNotKept
     | RulesDropAll

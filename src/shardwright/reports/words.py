@@ -26,6 +26,7 @@ FIXED = {
     Cause.DOMINATED: "dominated",
     Cause.UNMEASURED: "not in the layer profile",
     Cause.RULE: "rule",
+    Cause.NOT_LOOKED_AT: "not looked at: the search was stopped",
     Cause.NOT_NEEDED: "pruned by bound or not needed",
     findings.NotCovered.VIRTUAL_STAGES: "virtual pipeline stages",
     findings.NotCovered.CONTEXT_OR_EXPERTS: "context and expert parallelism",
@@ -213,6 +214,11 @@ def _(finding: findings.NoTrainer) -> str:
     return (
         f"no trainer for {' or '.join(finding.frameworks)} that we know runs family {finding.family} ({lacks}); {runs}"
     )
+
+
+@in_words.register
+def _(finding: findings.Stopped) -> str:
+    return "the search was stopped before it found a plan; give it more time"
 
 
 @in_words.register

@@ -16,7 +16,7 @@ from shardwright.arrays import Floats, Ints
 from shardwright.cost.compute.efficiency import Analytic, computes, peak_flops
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.frameworks.optimizer import STATE_BYTES
-from shardwright.cost.iteration.footprint import footprint
+from shardwright.cost.iteration.footprint import fixed_bytes, footprint
 from shardwright.cost.memory.fit_probability import fit_probability, headroom
 from shardwright.cost.memory.sizes import trained_share
 from shardwright.cost.pipeline.splits import boundaries
@@ -187,7 +187,8 @@ class _Account:
         sizes = zip(samples.tolist(), count.tolist(), strict=True)
         rows = strategies([settled({**fixed, "micro_batch": size, "dp": gpus}) for size, gpus in sizes])
         starts = boundaries(layers, 1, rows.first_layers, rows.last_layers)
-        terms = footprint(context, rows, layer_rows(context, rows), starts)
+        shards, single = layer_rows(context, rows), np.ones(len(rows), dtype=np.int64)
+        terms = footprint(context, rows, shards, starts, fixed_bytes(context, rows, shards, starts, single))
         names = [name.removesuffix("_bytes") for name in Memory.__slots__ if name != "capacity_bytes"]
         columns = np.stack([np.broadcast_to(getattr(terms, name), (len(rows), 1))[:, 0] for name in names], axis=1)
         capacity = self.pool.memory_bytes

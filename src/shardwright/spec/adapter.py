@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, cast, get_args
 
 from shardwright.errors import bad, suggestion
+from shardwright.spec.mixers import Mixer
 from shardwright.spec.model import Attention, Layer, Model
 
 Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "experts"]
@@ -84,13 +85,20 @@ class Matrix(NamedTuple):
 def matrices(model: Model, layer: Layer) -> Iterator[Matrix]:
     """Yield the linear matrices of a layer. A router and the gate of shared experts have none beside them."""
     hidden = model.hidden
-    yield from _of_attention(layer.attention, hidden)
+    if layer.attention is not None:
+        yield from _of_attention(layer.attention, hidden)
+    if layer.mixer is not None:
+        yield from _of_mixer(layer.mixer, hidden)
     shared = layer.moe.shared_width if layer.moe else 0
     width, gated = (layer.mlp.width, layer.mlp.gated) if layer.mlp else (shared, bool(layer.moe and layer.moe.gated))
     if width:
         yield from _of_feed_forward(hidden, width, gated=gated)
     if layer.moe is not None:
-        for matrix in _of_feed_forward(hidden, layer.moe.expert_width, gated=layer.moe.gated):
+        outside = layer.moe.latent or hidden
+        if layer.moe.latent is not None:  # the projections to the width of experts, and back
+            yield Matrix("up_proj", hidden, outside, "")
+            yield Matrix("down_proj", outside, hidden, "")
+        for matrix in _of_feed_forward(outside, layer.moe.expert_width, gated=layer.moe.gated):
             yield matrix._replace(target="experts", copies=layer.moe.experts)
 
 
@@ -107,7 +115,17 @@ def _of_attention(attention: Attention, hidden: int) -> Iterator[Matrix]:
         yield Matrix("k_proj", hidden, mla.kv_rank + mla.rope_head_dim, "")
         widths = attention.heads * (mla.nope_head_dim + attention.value_head_dim)
         yield Matrix("v_proj", mla.kv_rank, widths, "outputs")
+    if attention.gate is not None:
+        yield Matrix("q_proj", hidden, attention.gate_width, "outputs")
     yield Matrix("o_proj", attention.out_width, hidden, "inputs")
+
+
+def _of_mixer(mixer: Mixer, hidden: int) -> Iterator[Matrix]:
+    """What a mixer goes in by is a query projection here, what it comes out by that of the output."""
+    split: dict[str, Literal["inputs", "outputs", ""]] = {"columns": "outputs", "rows": "inputs", "whole": ""}
+    for product in mixer.work(hidden).products:
+        target: Target = "o_proj" if product.cut == "rows" else "q_proj"
+        yield Matrix(target, product.inputs, product.outputs, split[product.cut])
 
 
 def _of_feed_forward(hidden: int, width: int, *, gated: bool) -> Iterator[Matrix]:

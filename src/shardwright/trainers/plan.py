@@ -76,9 +76,9 @@ def plan(
     Where none is named the job's is meant, and where no trainer of Megatron-LM, the usual one, runs the model, the best
     of the others. `exportable_to` names a target that must run the plans. The other arguments are those of
     `search.planner.plan`: `rules` drop candidates, `top` plans are returned, `fit` is the probability with which they
-    must fit, `efficiency` and `gap` as there. A plan for a framework that is named is returned even where nobody runs
-    it, and `no_trainer` says so then. Raises SpecError for input that makes no sense, and for a framework that nothing
-    is exported to.
+    must fit, `efficiency`, `gap` and `indifference` as there. A plan for a framework that is named is returned even
+    where nobody runs it, and `no_trainer` says so then. Raises SpecError for input that makes no sense, and for a
+    framework that nothing is exported to.
     """
     require("model", model, Model, 'load_model("llama-3.1-8b")')
     require("cluster", cluster, Cluster, 'load_cluster("1x8xH100-SXM")')

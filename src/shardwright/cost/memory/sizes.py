@@ -20,11 +20,15 @@ CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi mi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """Weights, gradients and optimizer state of one GPU, arrays of any broadcast shape."""
+    """Weights, gradients and optimizer state of one GPU, arrays of any broadcast shape. Of weights and gradients,
+    `gathered` are those of layers that are gathered for their passes; the rest of sharded gradients is
+    `sharded_gradients`."""
 
     weights: Floats
     gradients: Floats
     optimizer: Floats
+    gathered: Floats
+    sharded_gradients: Floats
 
 
 def state_bytes(
@@ -67,11 +71,20 @@ def state_bytes(
             sharding == ZERO3, frozen * (kept + open_at_once) + wider / dense_ranks, frozen * held + wider
         )
     gradients = np.where(sharding >= ZERO2, gradient * sharded + passing * gathered, gradient * total)
+    on_their_way = weight * gathered * (sharding == ZERO3) + passing * gathered * (sharding >= ZERO2)
+    if job.adapters:
+        on_their_way = on_their_way + frozen * open_at_once * (sharding == ZERO3)
     apart = share * ends_width(job)
     optimizer = np.where(
         sharding == UNSHARDED, state * total + apart * ends, state * sharded + apart * ends / dense_ranks
     ) * (1.0 - offload)
-    return StateBytes(weights=weights, gradients=gradients, optimizer=optimizer)
+    return StateBytes(
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        gathered=on_their_way,
+        sharded_gradients=gradient * sharded * (sharding >= ZERO2),
+    )
 
 
 def weight_bytes(job: Job) -> float:
@@ -110,15 +123,15 @@ def trained_share(model: Model, job: Job) -> float:
     return 1.0 if job.adapter is None else adapter_parameters(model, job.adapter) / model.parameters
 
 
-def least_state_bytes(model: Model, job: Job, ranks: Array, everything: Array) -> Floats:
+def least_state_bytes(model: Model, job: Job, ranks: Array, everything: Array, *, gradients: bool = True) -> Floats:
     """Return the least of weights, gradients and optimizer state, in bytes per parameter of which `ranks` GPUs hold
     copies: weights and gradients, with the rest in host memory, or a part of all where `everything` may be sharded
-    (ZeRO-3)."""
+    (ZeRO-3). Without `gradients` those that come in place of activations do not count."""
     one, none = np.ones(1), np.zeros(1)
     whole = state_bytes(model, job, one, none, one, one, np.full(1, UNSHARDED), none, none)
     kept = whole.weights + whole.gradients
     lean = 0.0 if job.precision == "fp32" else 2.0 - memory_facts(job.framework).shard_weight
-    total = kept + whole.optimizer
+    total = kept + whole.optimizer - (0.0 if gradients or not memory_facts(job.framework).freed else whole.gradients)
     lean = lean * trained_share(model, job)
     return np.where(everything, np.minimum(kept, (total - lean) / ranks), kept)
 
@@ -137,6 +150,16 @@ def head_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) ->
     unmerged = memory_facts(job.framework).unmerged
     unmerged = 0.0 if job.adapters else min(unmerged, 4.0) if job.precision == "fp32" else unmerged
     return logit_bytes(model, job, micro_batch, cp, tp) + unmerged * model.hidden * model.vocab / tp
+
+
+def gathered_head_bytes(model: Model, job: Job, sharding: Array, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
+    """Return the bytes of the output projection that is gathered while the logits are there, [N]. Before the backward
+    pass the buffer of its gather is there too; in it, the gradient of fp32 logits beside these."""
+    if not memory_facts(job.framework).freed:
+        return np.zeros(len(tp))
+    projection = weight_bytes(job) * model.hidden * model.vocab / tp
+    later = 0.0 if job.fused_loss else 2.0 * micro_batch * job.seq_len / cp * model.vocab / tp
+    return np.asarray((projection + np.maximum(projection - later, 0.0)) * (sharding == ZERO3))
 
 
 def gathered_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints, pp: Ints) -> Floats:

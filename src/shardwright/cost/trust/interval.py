@@ -60,6 +60,13 @@ def interval_at(seconds: float, framework: str, distance: float, *, unseen: bool
     return seconds * math.exp(-math.hypot(low, more)), seconds * math.exp(math.hypot(high, more))
 
 
+def doubted(interval: tuple[float, float], seconds: float, doubt: float) -> tuple[float, float]:
+    """Return the 80 % interval of a plan whose time has a further, independent log error upwards
+    (`cost.trust.rarity.doubt`)."""
+    low, high = interval
+    return low, seconds * math.exp(math.hypot(math.log(high / seconds), doubt)) if doubt else high
+
+
 NINETIETH = NormalDist().inv_cdf(0.9)  # numeric
 
 

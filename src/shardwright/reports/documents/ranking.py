@@ -46,7 +46,8 @@ def ranking_document(ranking: Ranking) -> Document:
     elif ranking.program is not None:
         document["program"] = asdict(ranking.program)
     document["nearby"] = [asdict(row) for row in ranking.nearby]
-    document["fewer"] = [asdict(row) for row in ranking.fewer]
+    if ranking.fewer is not None:
+        document["fewer"] = [asdict(row) for row in ranking.fewer]
     document["trainers"] = [list(names) for names in ranking.trainers]
     document["no_trainer"] = None if ranking.no_trainer is None else finding_document(ranking.no_trainer)
     document["passed_over"] = None if ranking.passed_over is None else _passed_over(ranking.passed_over)
@@ -82,12 +83,14 @@ def _baseline(entry: Baseline) -> Document:
 
 def _search(report: SearchReport) -> Document:
     return {
+        **({"interrupted": True} if report.interrupted else {}),
         "candidates": report.candidates,
         "costed": report.costed,
         "seconds": report.seconds,
         "rejected": [{**finding_document(rejection), "count": count} for rejection, count in report.rejected],
         "phases": dict(report.phases),
         "gap": report.gap,
+        "indifference": report.indifference,
         "lower_bound_dollars": report.lower_bound_dollars,
         "not_covered": [finding_document(kind) for kind in report.not_covered],
     }

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from shardwright.cost.trust.evidence import unpublished
+from shardwright.cost.trust.rarity import UNREPORTED, rare_in
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby, Ranking
@@ -15,6 +16,7 @@ from shardwright.reports.text.explain import kinds_words, passed_over_words
 from shardwright.reports.text.layout import WIDTH, labelled
 from shardwright.reports.text.plans import FAR, predicted, whole_run
 from shardwright.reports.text.terminal import against_rules, heading
+from shardwright.reports.words import in_words
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.units import clock, format_bytes, format_count
 
@@ -89,6 +91,9 @@ def _sure(best: Plan) -> Iterator[str]:
     prediction = predicted(best)
     for gpu in unpublished(best.gpus_by_type):
         yield f"no published training run of the {gpu} exists, so the interval is wide"
+    for switch in rare_in(best):
+        if switch.axis != UNREPORTED:
+            yield f"{in_words(switch)} is hardly tested, which widens the interval"
     if prediction.evidence:
         run = prediction.evidence[0]
         far = " (far from this plan)" if run.distance > FAR else ""
@@ -103,7 +108,8 @@ def _good(ranking: Ranking) -> Iterator[str]:
     if gap is not None:
         near = "the best" if gap < 5e-5 else f"within {gap:.2%} of the best"
         outside = "; --details has what these leave out" if beyond else ""
-        yield f"proved {near} of {ranking.search.candidates:,} candidates{outside}"
+        early = "stopped early: " if ranking.search.interrupted else ""
+        yield f"{early}proved {near} of {ranking.search.candidates:,} candidates{outside}"
     yield from (words for words in [passed_over_words(ranking.passed_over)] if words)
 
 

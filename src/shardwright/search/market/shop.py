@@ -35,6 +35,7 @@ from shardwright.search.market.mixes import Mix, apart, cluster_of, machine_seco
 from shardwright.search.market.picks import Front, infeasible, picks, steps
 from shardwright.search.market.result import Shopping, ShopReport
 from shardwright.search.market.sweep import Find, Sweep, finish, least_dollars, probe, sweep
+from shardwright.search.objective import INDIFFERENCE, require_indifference
 from shardwright.search.planner import plan as plan_on
 from shardwright.search.ranked import costed_plan
 from shardwright.search.renting.choice import FrontPoint, Rental
@@ -63,6 +64,7 @@ def shop(
     efficiency: Efficiency | None = None,
     rules: Sequence[Rule] = (),
     exportable_to: str | None = None,
+    indifference: float = INDIFFERENCE,
 ) -> Shopping:
     """Return the whole front of hours, dollars and expected preemptions of training `model` for the tokens of `job` on
     any number of machines of any one offer: exact under the cost model, whatever bounds dropped unseen. Of mixes of two
@@ -70,8 +72,8 @@ def shop(
     more than `MIX_GPUS` GPUs).
 
     The job's deadline and budget choose among the front; they do not narrow it. `space` pins parameters, `rules` drop
-    candidates, and plans of mixes are for `exportable_to` as those of `planner.plan`. Raises SpecError for input that
-    makes no sense.
+    candidates; plans of mixes are for `exportable_to` as those of `planner.plan`, whose `indifference` this is, too.
+    Raises SpecError for input that makes no sense.
     """
     require("model", model, Model, 'load_model("llama-3.1-8b")')
     require("offers", offers, Offers, 'load_offers("offers.yaml")')
@@ -80,6 +82,7 @@ def shop(
         raise bad("`tokens=`", "is missing", "say how many tokens the run has: `tokens=1T`")
     if not 0.01 <= fit <= 0.99:
         raise bad("`fit=`", f"{fit} is not a probability from 0.01 to 0.99", "0.9 is the default")
+    require_indifference(indifference)
     if mixes is not None and mixes < 0:
         raise bad("`mixes=`", f"{mixes} mixes cannot be searched", "0 searches none")
     clock = [("start", time.perf_counter())]
@@ -93,7 +96,7 @@ def shop(
     lots, room = _lots(offers, job), headroom(fit, job)
     front: Front[Find] = Front()
     runs = [
-        sweep(place, replace(context, headroom=room), space, Filters(rules=tuple(rules)), tariffs)
+        sweep(place, replace(context, headroom=room), space, Filters(rules=tuple(rules)), tariffs, indifference)
         for place, lot in enumerate(lots)
         for context, tariffs in _parts(lot, model, job, offers, model_of_time)
     ]
@@ -110,6 +113,7 @@ def shop(
     small = [mix for mix in worth if mix.whole and mix.gpus <= MIX_GPUS]
     chosen = small[:1] if mixes is None else worth[:mixes]
     asked = {"space": space, "fit": fit, "efficiency": efficiency, "rules": rules, "exportable_to": exportable_to}
+    asked["indifference"] = indifference
     mixed = [_mixed(mix, model, job, offers, asked) for mix in chosen]
     distinct = _distinct([*choices, *(choice for choice in mixed if choice is not None)])
     clock.append(("mixes", time.perf_counter()))

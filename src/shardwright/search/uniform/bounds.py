@@ -194,8 +194,8 @@ def _layers_to_recompute(context: Context, rows: Strategies, shards: LayerRows, 
     dense, expert = _sum(table.dense, row, 1, 2), _sum(table.expert, row, 1, 2)
     embedding = _sum(table.dense, row, 0, 1)
     groups, everything = data_parallel(context, rows), rows.pp == 1
-    state_dense = least_state_bytes(context.model, context.job, groups.dense.size, everything)
-    state_expert = least_state_bytes(context.model, context.job, groups.expert.size, everything)
+    state_dense = least_state_bytes(context.model, context.job, groups.dense.size, everything, gradients=False)
+    state_expert = least_state_bytes(context.model, context.job, groups.expert.size, everything, gradients=False)
     on_first = split.first + (rows.vpp - 1) * split.share + split.on_first
     for rank, layers, extra in ((0, on_first, embedding), (1, split.share, 0.0)):
         flying = in_flight(rows.pp, rows.vpp, count, rank)
