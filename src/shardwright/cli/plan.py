@@ -45,6 +45,8 @@ def plan(
         str | None, option(metavar="NAME", help="delayed, tensorwise, blockwise or mxfp8 (with fp8).")
     ] = None,
     optimizer: options.Optimizer = "adam",
+    adapter: options.Adapter = None,
+    adapter_targets: options.AdapterTargets = None,
     framework: options.Framework = None,
     mask_documents: options.MaskDocuments = None,
     objective: Annotated[
@@ -132,6 +134,8 @@ def plan(
           --tokens 1T --objective cost --deadline 720 --out plan.json
       shardwright plan --model llama-3.1-8b --cluster 2x8xH100-SXM --global-batch 128 --seq-len 8192 \\
           --set tp=1,2 --set recompute=none --json
+      shardwright plan --model llama-3.1-70b --cluster 1x2xRTX3090 --global-batch 16 --seq-len 512 \\
+          --adapter qlora:8 --framework fsdp
       shardwright plan --profile layers.json --cluster cluster.yaml --global-batch 1024
     """
     from shardwright.cli.amounts import dollars, hours
@@ -170,6 +174,8 @@ def plan(
         budget_dollars=dollars(budget, "--budget"),
         deadline_hours=hours(deadline, "--deadline"),
         document_tokens=length_of_documents(mask_documents, measurements.seq_len(seq_len)),
+        adapter=adapter,
+        adapter_targets=adapter_targets,
     )
     limits = rules_of(rules, found_cluster)
     space = replace(parse_pins(settings), tp_per_type=tp_per_type)
