@@ -45,6 +45,8 @@ def plan(
         str | None, option(metavar="NAME", help="delayed, tensorwise, blockwise or mxfp8 (with fp8).")
     ] = None,
     optimizer: options.Optimizer = "adam",
+    adapter: options.Adapter = None,
+    adapter_targets: options.AdapterTargets = None,
     framework: options.Framework = None,
     mask_documents: options.MaskDocuments = None,
     objective: Annotated[
@@ -58,6 +60,7 @@ def plan(
         str | None,
         option(metavar="TIME", help="Longest run, e.g. 720 (hours) or 30d (needs --tokens)."),
     ] = None,
+    sure: options.Sure = None,
     top: Annotated[int, option(metavar="N", help="How many plans to show, each of another layout.")] = 3,
     fit: options.Fit = 0.9,
     settings: options.Pins = (),
@@ -73,6 +76,7 @@ def plan(
             metavar="PART", help="On several GPU types, how far above the proven bound the best plan may be, e.g. 1%."
         ),
     ] = "1%",
+    indifference: options.Indifference = "1%",
     tp_per_type: Annotated[
         bool,
         option(
@@ -130,12 +134,15 @@ def plan(
           --tokens 1T --objective cost --deadline 720 --out plan.json
       shardwright plan --model llama-3.1-8b --cluster 2x8xH100-SXM --global-batch 128 --seq-len 8192 \\
           --set tp=1,2 --set recompute=none --json
+      shardwright plan --model llama-3.1-70b --cluster 1x2xRTX3090 --global-batch 16 --seq-len 512 \\
+          --adapter qlora:8 --framework fsdp
       shardwright plan --profile layers.json --cluster cluster.yaml --global-batch 1024
     """
     from shardwright.cli.amounts import dollars, hours
     from shardwright.cli.inputs import job_of, part, rules_of
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
+    from shardwright.search.objective import MOST_INDIFFERENCE
     from shardwright.search.planner import on_fewer, with_nearby, with_program
     from shardwright.search.space.axes import parse_pins
     from shardwright.spec.catalog.frameworks import OWN
@@ -167,10 +174,13 @@ def plan(
         budget_dollars=dollars(budget, "--budget"),
         deadline_hours=hours(deadline, "--deadline"),
         document_tokens=length_of_documents(mask_documents, measurements.seq_len(seq_len)),
+        adapter=adapter,
+        adapter_targets=adapter_targets,
     )
     limits = rules_of(rules, found_cluster)
     space = replace(parse_pins(settings), tp_per_type=tp_per_type)
     efficiency = efficiency_of(measurements, found_model, found_cluster, job)
+    as_good = part(indifference, "--indifference", most=MOST_INDIFFERENCE)
     kept: list[str] = []
     figure = format_dollars if job.objective == "cost" else format_seconds
     words = f"searching for plans of {found_model.name} on {found_cluster.gpus} GPUs"
@@ -187,12 +197,16 @@ def plan(
             exportable_to=exportable_to,
             efficiency=efficiency,
             gap=part(gap, "--gap"),
+            indifference=as_good,
+            sure=sure,
         )
         if ranking.plans:
             kept_to = found_within(ranking, limits, exportable_to)
             ranking = with_nearby(ranking, space=space, fit=fit, efficiency=efficiency, **kept_to)
         if fewer and ranking.plans:
-            smaller = on_fewer(ranking.best, space=space, rules=kept_to["rules"], fit=fit, efficiency=efficiency)
+            smaller = on_fewer(
+                ranking.best, space=space, rules=kept_to["rules"], fit=fit, efficiency=efficiency, indifference=as_good
+            )
             ranking = replace(ranking, fewer=smaller)
         if programs and ranking.plans:
             keep = None if out is None or is_standard_output(out) else keep_in(kept)

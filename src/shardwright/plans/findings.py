@@ -166,6 +166,18 @@ class JobLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotSure:
+    """Nothing keeps the limits with probability `sure`. The best odds that there are, with the expected hours and
+    dollars of what has them, None where no price is known."""
+
+    limits: JobLimits
+    sure: float
+    odds: float
+    hours: float
+    dollars: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NoLegalLayout:
     """No layout on the machines is legal, with these pins as the user writes them."""
 
@@ -256,11 +268,20 @@ class Stopped:
     """The search was stopped before it had a plan."""
 
 
+@dataclass(frozen=True, slots=True)
+class NothingAsFast:
+    """No plan takes at most so many seconds an iteration."""
+
+    seconds: float
+
+
 Reason = (
     NoTrainer
     | Stopped
+    | NothingAsFast
     | NoLegalLayout
     | LimitsNotKept
+    | NotSure
     | RulesDropAll
     | PinsTooTight
     | TooLittleMemory

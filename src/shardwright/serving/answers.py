@@ -82,6 +82,7 @@ def sizing_answer(sizing: Sizing) -> Answer:
             "of_gib": size.memory.capacity_bytes / GIBIBYTE,
             "fit_probability": size.fit_probability,
             "longest_sequence": size.longest_sequence,
+            "largest_micro_batch": size.largest_micro_batch,
             "fewest_gpus": size.fewest_gpus,
             "smallest_gpu": size.smallest_gpu,
         }

@@ -21,7 +21,7 @@ from shardwright.reports.text.explain import (
     telling_gaps,
     verdict,
 )
-from shardwright.reports.text.plans import predicted, risk_document
+from shardwright.reports.text.plans import plan_chances, predicted, risk_document
 from shardwright.reports.text.strategy import SETTINGS
 from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.units import format_bytes
@@ -37,6 +37,8 @@ def ranking_document(ranking: Ranking) -> Document:
     risks = [choice_on_cluster(plan) for plan in ranking.plans]
     if any(risks):
         document["risk"] = [None if choice is None else risk_document(choice) for choice in risks]
+    if any(plan_chances(plan) for plan in ranking.plans):
+        document["chances"] = [dict(plan_chances(plan)) for plan in ranking.plans]
     document["baselines"] = [_baseline(entry) for entry in ranking.baselines]
     if ranking.kinds:
         document["kinds"] = [_baseline(entry) for entry in ranking.kinds]
@@ -90,6 +92,7 @@ def _search(report: SearchReport) -> Document:
         "rejected": [{**finding_document(rejection), "count": count} for rejection, count in report.rejected],
         "phases": dict(report.phases),
         "gap": report.gap,
+        "indifference": report.indifference,
         "lower_bound_dollars": report.lower_bound_dollars,
         "not_covered": [finding_document(kind) for kind in report.not_covered],
     }
