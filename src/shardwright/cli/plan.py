@@ -10,10 +10,11 @@ from click.exceptions import Exit
 
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, is_standard_output, require_writable, tell
-from shardwright.cli.measurements import Profiles
+from shardwright.cli.measurements import Calibration, Profiles
 from shardwright.cli.output import note, progress, terminal_width, write, write_json
 from shardwright.cli.programs import how_to_train, keep_in, program_file
 from shardwright.commands import option
+from shardwright.errors import bad
 
 
 def plan(
@@ -66,6 +67,7 @@ def plan(
         option(metavar="FILE", help="Rules that drop candidates, one a line, e.g. $tp > 8 (docs/rules.md)."),
     ] = None,
     profile: Profiles = (),
+    calibration: Calibration = None,
     gap: Annotated[
         str,
         option(
@@ -128,8 +130,10 @@ def plan(
     from shardwright.trainers.plan import ANY, USUAL, found_within
     from shardwright.trainers.plan import plan as search
 
-    require_writable(out, [model, cluster, rules, prices, *profile], json=json)
-    measurements = read_measurements(profile)
+    require_writable(out, [model, cluster, rules, prices, *profile, calibration], json=json)
+    if programs and calibration is not None:
+        raise bad("--programs", "stands beside --calibration, which knows no programs", "leave one of them out")
+    measurements = read_measurements(profile, calibration)
     precision = measurements.precision(precision)
     found_model = model_of(model, measurements, precision, accept_guess=accept_guess)
     unknown = measurements.unknown_gpus(found_model, precision)

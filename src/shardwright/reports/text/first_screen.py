@@ -14,6 +14,7 @@ from shardwright.reports.text import mixed, outcome, programs, strategy
 from shardwright.reports.text.explain import kinds_words, passed_over_words
 from shardwright.reports.text.layout import WIDTH, labelled
 from shardwright.reports.text.plans import FAR, predicted, whole_run
+from shardwright.reports.text.site import effect_words
 from shardwright.reports.text.terminal import against_rules, heading
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.units import clock, format_bytes, format_count
@@ -87,6 +88,7 @@ def _memory(best: Plan) -> str:
 
 def _sure(best: Plan) -> Iterator[str]:
     prediction = predicted(best)
+    yield from (words for words in [effect_words(prediction.site)] if words)
     for gpu in unpublished(best.gpus_by_type):
         yield f"no published training run of the {gpu} exists, so the interval is wide"
     if prediction.evidence:
