@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwright.diagnosis.diagnose import Diagnosis
+from shardwright.diagnosis.document import diagnosis_document
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
@@ -124,6 +126,22 @@ def _rented(result: Shopping, choice: FrontPoint) -> Answer:
         "hours": choice.hours,
         "dollars": choice.dollars,
         "interruptions": choice.interruptions,
+    }
+
+
+def diagnosis_answer(result: Diagnosis) -> Answer:
+    """Return why a run is slow: the verdict, the causes with what mends them, and what would tell more."""
+    document = diagnosis_document(result)
+    keys = ("name", "title", "basis", "saving_seconds", "evidence", "remedy", "changes", "flags")
+    return {
+        "answer": document["words"],
+        "verdict": document["verdict"],
+        "expected_seconds": document["expected_seconds"],
+        "interval_seconds": document["interval_seconds"],
+        "terms": document["terms"],
+        "causes": [{key: cause[key] for key in keys} for cause in document["causes"]],
+        "memory": document["memory"],
+        "next": [f"record {row['what']}: {row['command']}" for row in document["records"]],
     }
 
 
