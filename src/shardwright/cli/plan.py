@@ -10,7 +10,7 @@ from click.exceptions import Exit
 
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, is_standard_output, require_writable, tell
-from shardwright.cli.measurements import Profiles
+from shardwright.cli.measurements import Calibration, Profiles
 from shardwright.cli.output import ended_early, note, progress, terminal_width, write, write_json
 from shardwright.cli.programs import how_to_train, keep_in, program_file
 from shardwright.commands import option
@@ -70,6 +70,7 @@ def plan(
         option(metavar="FILE", help="Rules that drop candidates, one a line, e.g. $tp > 8 (docs/rules.md)."),
     ] = None,
     profile: Profiles = (),
+    calibration: Calibration = None,
     gap: Annotated[
         str,
         option(
@@ -154,8 +155,10 @@ def plan(
 
     if time_limit is not None and not time_limit > 0.0:
         raise bad("--time-limit", f"must be more than 0 seconds, not {time_limit:g}", "leave it out for no limit")
-    require_writable(out, [model, cluster, rules, prices, *profile], json=json)
-    measurements = read_measurements(profile)
+    if programs and calibration is not None:
+        raise bad("--programs", "stands beside --calibration, which knows no programs", "leave one of them out")
+    require_writable(out, [model, cluster, rules, prices, *profile, calibration], json=json)
+    measurements = read_measurements(profile, calibration)
     precision = measurements.precision(precision)
     found_model = model_of(model, measurements, precision, accept_guess=accept_guess)
     unknown = measurements.unknown_gpus(found_model, precision)

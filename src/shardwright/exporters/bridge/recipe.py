@@ -202,7 +202,7 @@ def _file(plan: Plan, values: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the recipe: `data/recipe.py.template` with what the plan decides."""
     provider, activation, mixed = provider_of(plan.model), activation_of(plan.model), _mixed_precision(plan)
     told = {
-        "words": plan_words(plan),
+        "words": "\n".join([plan_words(plan), *_positions_note(plan)]),
         "version": VERSION,
         "dataclasses": "import dataclasses\n" if "dataclasses." in mixed else "",
         "module": "mla_provider" if provider == "MLAModelProvider" else "gpt_provider",
@@ -254,3 +254,10 @@ def _script(plan: Plan) -> str:
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
         torchrun(plan, f"{FILE}.py"),
     )
+
+
+def _positions_note(plan: Plan) -> list[str]:
+    rows, length = plan.model.learned_positions, plan.job.seq_len
+    if not rows or rows == length:
+        return []
+    return ["", f"Megatron-Bridge has as many learned positions as a sample has tokens: {length}, not {rows}."]
