@@ -2,6 +2,7 @@
 
 from .cost.layers.measured import measured_layers as measured_layers
 from .cost.measured.machine import profiled as profiled
+from .diagnosis.diagnose import diagnose as diagnose
 from .discovery.discover import discover as discover
 from .errors import SpecError as SpecError
 from .exporters.megatron.export import to_megatron as to_megatron

@@ -46,7 +46,7 @@ def test_a_snapshot_is_read_without_unpickling(tmp_path: Path, protocol: int) ->
 
 
 def test_plain_values_come_back_as_they_were() -> None:
-    value: list[object] = [
+    value: list[Any] = [
         1,
         -5,
         2**70,
