@@ -45,6 +45,8 @@ def calibrate(
     Raises SpecError without a run, with more than 50 configurations, and for runs that stall or are so far from their
     prediction that they cannot be what their plan says.
     """
+    if not runs:
+        raise bad("runs", "are none", "give at least one run: its log with the plan or launch that it ran")
     efficiency = efficiency or default_efficiency()
     problems: list[Problem] = []
     rows: dict[tuple[object, ...], list[SiteRun]] = {}
