@@ -28,6 +28,7 @@ class ShortConvolution:
             convolution=taps,
             chunk=0,
             scan=(),
+            recurrence=0.0,
             moved=(3.0 + 2.0 + 3.0) * channels,
             kept=(3.0 + 1.0 + 1.0 + 1.0) * channels,
             kept_single=0.0,

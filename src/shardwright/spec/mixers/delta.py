@@ -64,6 +64,7 @@ class GatedDelta:
                 *(ChunkProduct(**on_values) for _ in ("inverse on values", "scores on values")),
                 *(ChunkProduct(**on_state) for _ in ("predicted", "read", "written")),
             ),
+            recurrence=0.0,
             moved=2.0 * mixed + 2.0 * repeated + (repeated + 2.0 * values + 2.0 * decays) + 4.0 * values,
             kept=projected + 2.0 * mixed + repeated + heads * CHUNK + heads + 2.0 * values,
             kept_single=float(decays),

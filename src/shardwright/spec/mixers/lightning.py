@@ -37,6 +37,7 @@ class Lightning:
                 ChunkProduct(inner=self.head_dim, columns=self.head_dim, **square),
                 ChunkProduct(rows=self.head_dim, inner=self.chunk, columns=self.head_dim, heads=self.heads),
             ),
+            recurrence=0.0,
             moved=(3.0 + 3.0 + 4.0 + 4.0) * width,  # activation, scan, norm and gate
             kept=(4.0 + 3.0 + 1.0 + 2.0) * width,
             kept_single=1.0,

@@ -39,6 +39,7 @@ class Mamba:
             convolution=taps,
             chunk=0,
             scan=(),
+            recurrence=float(inner * self.state),
             moved=2.0 * inner + 5.0 * inner + 2.0 * small,
             kept=2.0 * inner + inner + small + inner,  # in_proj's, x_proj's input and output, out_proj's input
             kept_single=0.0,

@@ -52,6 +52,7 @@ class Mamba2:
                 ChunkProduct(rows=self.state, inner=self.chunk, columns=self.head_dim, **head),
                 ChunkProduct(rows=self.chunk, inner=self.state, columns=self.head_dim, **head),
             ),
+            recurrence=0.0,
             moved=2.0 * channels + (channels + self.heads + inner) + 3.0 * inner,  # convolution, scan, gated norm
             kept=projected + inner + inner,
             kept_single=float(self.groups if self.gated_norm else 0),  # a norm's reciprocal for each group

@@ -31,6 +31,7 @@ class GatedRecurrence:
             convolution=taps,
             chunk=0,
             scan=(),
+            recurrence=0.0,
             moved=2.0 * channels + 2.0 * channels + 2.0 * 6.0 * channels + 3.0 * channels,
             kept=(2.0 + 1.0 + 1.0 + 2.0 + 1.0) * channels,
             kept_single=3.0 * channels,

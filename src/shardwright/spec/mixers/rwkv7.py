@@ -48,6 +48,7 @@ class Rwkv7:
                 *(ChunkProduct(**wide) for _ in range(4)),
                 *(ChunkProduct(**state) for _ in range(4)),
             ),
+            recurrence=0.0,
             moved=12.0 * hidden + 7.0 * width + 14.0 * width,
             kept=6.0 * hidden + 13.0 * width + sum(low) + 2.0 * self.heads * CHUNK,
             kept_single=2.0 * width,

@@ -38,7 +38,8 @@ class Work:
 
     `products` have the matrices; `vectors` counts all other weights (biases of products are counted by them), the
     `convolution` taps among these: channels times width, which each token multiplies. The scan goes over chunks of
-    `chunk` tokens by the products `scan`; one without a chunk has none and is bound by memory. `moved` counts elements
+    `chunk` tokens by the products `scan`; one without a chunk has none and is bound by memory: of it count the
+    `recurrence` multiply-adds that sum over the state, as PyTorch's own counter does. `moved` counts elements
     of 16 bits that convolution, scan, gates and norms read and write forward. For the backward pass the kernels keep
     `kept` elements of 16 bits and `kept_single` of 32, beside the input of the mixer, all of them cut by tensor
     parallelism. `sent` elements travel between ranks of context parallelism, each way.
@@ -49,6 +50,7 @@ class Work:
     convolution: int
     chunk: int
     scan: tuple[ChunkProduct, ...]
+    recurrence: float
     moved: float
     kept: float
     kept_single: float
@@ -72,7 +74,7 @@ class Work:
     @property
     def flops(self) -> float:
         """FLOPs of a token forward: products, convolution and scan."""
-        return 2.0 * (self.matrix_weights + self.convolution) + self.scan_flops
+        return 2.0 * (self.matrix_weights + self.convolution + self.recurrence) + self.scan_flops
 
 
 class MixerShape(Protocol):
