@@ -86,10 +86,10 @@ def _prices(best: Plan) -> Iterator[str]:
         price, dollars = pool.price, pool.dollars_per_node_hour
         if pool.gpu.name not in best.gpus_by_type or price is None or dollars is None:
             continue
-        name = f" {pool.gpu.name}" if len(best.gpus_by_type) > 1 else ""
+        name = f"{pool.gpu.name} " if len(best.gpus_by_type) > 1 else ""
         market = "spot" if pool.spot else "on demand"
         whose = f"{price.seller}, {price.date}" if price.seller else "yours" if price.source == "user" else price.date
-        yield f"${dollars / pool.gpus_per_node:.2f} a{name or ' GPU'} and hour {market} ({whose})"
+        yield f"{name}${dollars / pool.gpus_per_node:.2f} a GPU and hour {market} ({whose})"
 
 
 def _memory(best: Plan) -> str:
