@@ -15,7 +15,7 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.strategies import ZERO2, ZERO3, plan_of_row, row_of, stage_rows
 from shardwright.plans.abilities import framework_problems
 from shardwright.plans.check import check
-from shardwright.plans.findings import DeeperPipelines, NotCovered, UnequalReplicas
+from shardwright.plans.findings import DeeperPipelines, NotCovered, Offload, UnequalReplicas
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
@@ -117,6 +117,8 @@ def left_out(problem: Problem, ranking: Ranking, plan: Plan) -> bool:
     deepest = [kind.stages for kind in kinds if isinstance(kind, DeeperPipelines)]
     if any(len(replica.stages) > most for most in deepest for replica in plan.replicas):
         return True
+    if plan.optimizer.offload and any(isinstance(kind, Offload) for kind in kinds):
+        return True
     return not kinds_of(plan).isdisjoint({*kinds, *several})
 
 
@@ -159,7 +161,6 @@ def kinds_of(plan: Plan) -> set[object]:
     beyond = {
         NotCovered.VIRTUAL_STAGES: plan.schedule.virtual_stages > 1,
         NotCovered.CONTEXT_OR_EXPERTS: any(stage.context_parallel * stage.expert_parallel > 1 for stage in stages),
-        NotCovered.FULL_SHARDING: sharding or plan.optimizer.offload > 0,
         NotCovered.SHARDED_GRADIENTS: sharding,
         NotCovered.SHARDED_PIPELINES: sharding
         and len(types) == 1
