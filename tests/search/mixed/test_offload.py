@@ -9,7 +9,6 @@ from tests.search.mixed.problems import small, solved
 from shardwright import load_cluster, load_model, make_job, plan
 from shardwright.plans.findings import Offload
 from shardwright.search.mixed.offload import that_may_gain
-from shardwright.search.space.axes import parse_pins
 
 PARTS = (0.25, 0.5, 0.75, 1.0)
 
