@@ -20,6 +20,7 @@ from shardwright.units import GIBIBYTE, GIGA
 
 MOST_NODES, MOST_GPUS_PER_NODE, MOST_DOMAIN_GPUS = 1_000_000, 64, 4096
 # fmt: off
+BOX = "1x2xRTX4090+1x1xRTX3090, or a file with inter_node_gbps for the PCIe between them (docs/how-to.md)"
 POOL_KEYS = (
     "count", "gpu", "gpus", "machine", "memory_gb", "provider", "region", "price_per_hour", "spot",
     "spot_price_per_hour", "preemptions_per_hour", "intra_node_gb_per_second", "intra_node_latency_us",
@@ -139,6 +140,9 @@ def _hardware(section: Section, measured: Mapping[str, Gpu]) -> _Hardware | None
     before = len(section.problems)
     section.require("count", "say how many machines there are")
     nodes = section.integer("count", most=MOST_NODES)
+    if isinstance(section.fields.get("gpus"), Mapping):
+        section.report("gpus", "is of several types, and a group is of one", f"write a group for each type, as {BOX}")
+        return None
     per_node = section.integer("gpus", most=MOST_GPUS_PER_NODE)
     described = section.fields.get("gpu")
     machine_name = section.text("machine")
