@@ -6,6 +6,7 @@ from .cost.layers.measured import measured_layers as measured_layers
 from .cost.measured.machine import profiled as profiled
 from .cost.site.calibrated import calibrated as calibrated
 from .cost.site.file import load_calibration as load_calibration
+from .diagnosis.diagnose import diagnose as diagnose
 from .discovery.discover import discover as discover
 from .errors import SpecError as SpecError
 from .exporters.megatron.export import to_megatron as to_megatron
