@@ -14,7 +14,7 @@ Kind = Literal["dense", "moe", "hybrid", "adapters"]
 Reach = Literal["machine", "machines", "sites"]
 REACHES: tuple[Reach, ...] = ("machine", "machines", "sites")  # boundaries that messages cross, nearest first
 RECOMPUTED = {"none": 0.0, "selective": 1.0, "full": 2.0}  # numeric: steps of a scale
-FROM_ARGUMENTS = "megatron"  # numeric: the family of models that `importers.megatron` reads from arguments
+UNNAMED = ("megatron", "yaml")  # numeric: families of models that are read from dimensions alone
 LINKS = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline", "data_parallel")
 COMPUTE = ("forward", "backward", "recompute", "optimizer")
 
@@ -85,8 +85,9 @@ def _seconds(time: TimeBreakdown, names: tuple[str, ...]) -> float:
 
 
 def family_of(model: Model) -> str:
-    """Return the family of a model. Arguments of a launch name none: their layers are those of Llama or of GPT-2."""
-    if model.family != FROM_ARGUMENTS:
+    """Return the family of a model. Dimensions alone, as of a launch, name none: their layers are those of Llama or of
+    GPT-2."""
+    if model.family not in UNNAMED:
         return model.family
     gated = all(layer.mlp is None or layer.mlp.gated for layer in model.layers)
     return "llama" if gated and model.norm == "rmsnorm" else "gpt2"
