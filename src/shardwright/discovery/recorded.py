@@ -104,7 +104,7 @@ def _of_sinfo(text: str, host: str, name: str, seen: Recorded) -> None:
 def _of_kubectl(text: str, host: str, name: str, seen: Recorded) -> None:
     nodes = nodes_of_kubectl(text)
     if not nodes:
-        raise bad(name, "lists no node with GPUs", "write it by `kubectl get nodes --output json`")
+        raise bad(name, "lists no node with GPUs", "write it by `kubectl get nodes -o json`")
     seen.nodes += nodes
 
 
