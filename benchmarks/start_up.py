@@ -12,18 +12,8 @@ import resource
 import subprocess
 import sys
 
-PLAN = [
-    "plan",
-    "--model",
-    "llama-3.1-8b",
-    "--cluster",
-    "1x8xH100-SXM",
-    "--global-batch",
-    "64",
-    "--seq-len",
-    "4096",
-    "--json",
-]
+JOB = ["--model", "llama-3.1-8b", "--cluster", "1x8xH100-SXM", "--global-batch", "64", "--seq-len", "4096"]
+PLAN = ["plan", *JOB, "--json"]
 COMMANDS = {"--help": ["--help"], "plan --help": ["plan", "--help"], "plan": PLAN}
 
 

@@ -17,6 +17,7 @@ from .reports.svg.timeline import draw as draw
 from .search.planner import predict as predict
 from .search.replan import replan as replan
 from .search.sizing import fit as fit
+from .search.space.axes import Space as Space
 from .spec.cluster import Cluster as Cluster
 from .spec.job import Job as Job
 from .spec.model import Model as Model
