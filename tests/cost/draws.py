@@ -23,6 +23,7 @@ from shardwright.cost.strategies import (
     Strategies,
     strategies,
 )
+from shardwright.spec.adapter import ATTENTION, LINEAR, TARGETS, Adapter
 from shardwright.spec.cluster import Cluster, Gpu
 from shardwright.spec.job import Job, Optimizer, Precision
 from shardwright.spec.model import Model
@@ -47,14 +48,13 @@ def some_job(pick: random.Random, model: Model, *, batch: int, gpus: Iterable[Gp
     """Return a job of `batch` samples that all of `gpus` can run, with options that its model may have."""
     precision = pick.choice([name for name in PRECISIONS if all(gpu.peak(name) for gpu in gpus)])
     optimizer = pick.choice(OPTIMIZERS)
-    adapters = pick.random() < 0.25
+    adapter = _adapter(pick) if pick.random() < 0.25 else None
     return Job(
         global_batch=batch,
         seq_len=min(pick.choice((512, 2048)), model.learned_positions or 2048),
         precision=precision,
         optimizer=optimizer,
-        adapters=adapters,
-        attention_adapters=adapters and pick.random() < 0.5,
+        adapter=adapter,
         fp8_storage=precision == "fp8" and pick.random() < 0.3,
         fused_loss=pick.random() < 0.3,
         options=Options(
@@ -64,10 +64,15 @@ def some_job(pick: random.Random, model: Model, *, batch: int, gpus: Iterable[Gp
     )
 
 
+def _adapter(pick: random.Random) -> Adapter:
+    targets = pick.choice((LINEAR, ATTENTION, TARGETS))
+    return Adapter(rank=pick.choice((8, 64)), dora=pick.random() < 0.3, targets=targets)
+
+
 def _modules(pick: random.Random, model: Model) -> tuple[Module, ...]:
     kinds = model.kinds
     there: list[Module] = ["core_attn"]
-    there += ["layernorm", "mla_up_proj"] if any(kind.attention.latent for kind in kinds) else []
+    there += ["layernorm", "mla_up_proj"] if any(kind.self_attention.latent for kind in kinds) else []
     there += ["mlp"] if any(kind.mlp for kind in kinds) else []
     there += ["moe_act", "layernorm"] if any(kind.moe for kind in kinds) else []
     chosen = {*pick.sample(there, pick.randint(1, len(there)))}
@@ -86,7 +91,7 @@ def some_problem(seed: int) -> tuple[Context, Cluster, Strategies]:
     vpp = pick.choice([1, *(chunks for chunks in (2, 3, 4) if pp > 1 and pp * chunks <= len(model.layers))])
     count = pp * pick.choice((1, 2, 3)) if vpp > 1 else pick.choice((1, 2, 3, 4, 8))
     rest = pool.gpus // pp
-    even = all(layer.attention.heads % 2 == 0 and layer.attention.kv_heads % 2 == 0 for layer in model.layers)
+    even = all(layer.self_attention.heads % 2 == 0 and layer.self_attention.kv_heads % 2 == 0 for layer in model.layers)
     tp = pick.choice([degree for degree in (1, 2) if degree <= rest and (even or degree == 1)])
     dp = pick.randint(1, rest // tp)
     micro_batch = pick.choice((1, 2))

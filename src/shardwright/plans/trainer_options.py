@@ -17,7 +17,7 @@ from shardwright.spec.options import DEFAULTS, STATE, said
 
 OWN_FP8_RECIPE: Fp8Recipe = "tensorwise"
 OWN_FP8_RECIPES = (None, OWN_FP8_RECIPE)
-SWITCHES = ("adapters", "attention_adapters", "fp8_storage", "fused_loss")  # of a job, which `train` does not have
+SWITCHES = ("fp8_storage", "fused_loss")  # of a job, which `train` does not have
 Faults = Iterator[tuple[str, str, str]]  # option, what is wrong, what helps
 
 
@@ -68,7 +68,7 @@ def _modules(model: Model, job: Job) -> Faults:
     """transformer_config.py 1784-1834."""
     modules, kinds = job.options.recompute_modules or (), model.kinds
     lacking = {
-        "mla_up_proj": "" if any(kind.attention.latent for kind in kinds) else "latent attention",
+        "mla_up_proj": "" if any(kind.latent for kind in kinds) else "latent attention",
         "mlp": "" if any(kind.mlp for kind in kinds) else "dense feed-forward blocks",
         "moe": "" if any(kind.moe for kind in kinds) else "experts",
         "moe_act": "" if any(kind.moe for kind in kinds) else "experts",

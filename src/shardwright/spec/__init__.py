@@ -1,9 +1,11 @@
 """What a user says and the facts of the catalogue, as validated frozen objects.
 
-* `model`: the shape of a transformer
+* `model`: the shape of a model, block by block
+* `mixers/`: kinds of mixers of tokens that are no softmax attention
 * `forward_pass`: what its layers compute that no size tells
 * `cluster`: machines, their GPUs and links
 * `job`: what to train on and what the user wants of it
+* `adapter`: what is trained beside frozen weights
 * `options`: what a trainer leaves to choose beside the layout
 * `dispatcher`: which dispatcher sends tokens to their experts
 * `offers`: machines that one could rent
