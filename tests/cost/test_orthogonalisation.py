@@ -88,7 +88,7 @@ def test_matrices_of_multi_token_prediction_are_no_ends() -> None:
 def test_embedding_and_head_keep_both_moments(pp: int) -> None:
     """Under Muon a weight of a layer has 8 bytes of state, one of the ends 12, on the ranks that have these."""
     where, rows, held = held_under(pp=pp, dp=2)
-    state = states(where, rows, layer_rows(where, rows), held)[2][0]
+    state = states(where, rows, layer_rows(where, rows), held).optimizer[0]
     ends = np.zeros(pp)
     ends[0] += DENSE.embedding_parameters
     ends[-1] += DENSE.head_parameters

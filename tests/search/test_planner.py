@@ -37,6 +37,7 @@ from shardwright.rounding import coarse
 from shardwright.search.planner import plan, predict
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import Space, parse_pins
+from shardwright.spec.adapter import Adapter
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.read.cluster import load_cluster
@@ -206,7 +207,7 @@ def test_cheapest_within_a_deadline_and_fastest_within_a_budget(ranking: Ranking
     assert fastest.dollars_total is not None
     assert cheapest.dollars_total is not None
     assert fastest.hours_total is not None
-    assert cheapest.dollars_total <= fastest.dollars_total
+    assert cheapest.dollars_total <= fastest.dollars_total * 1.01, "but for what is as good"
     too_little = plan(MODEL, CLUSTER, _job(budget_dollars=cheapest.dollars_total * 0.5))
     assert too_little.infeasible is not None
     assert any(isinstance(remedy, Cheapest) for remedy in too_little.infeasible.remedies)
@@ -372,8 +373,7 @@ def test_an_evaluation_searches_unequal_degrees_where_it_is_asked_to() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("adapters", True),
-        ("attention_adapters", True),
+        ("adapter", Adapter()),
         ("fp8_storage", True),
         ("fused_loss", True),
         ("optimizer", "none"),

@@ -24,6 +24,22 @@ Precision = Annotated[
     str | None,
     option(metavar="NAME", help="bf16, fp16, fp8 or fp32; by default bf16, or that of measured layers."),
 ]
+Adapter = Annotated[
+    str | None,
+    option(
+        metavar="FORM:RANK",
+        help="Freeze the weights and train adapters: lora:16, dora:16, qlora:16 (frozen weights in NF4), qdora:16 or "
+        "lora8bit:16.",
+    ),
+]
+AdapterTargets = Annotated[
+    str | None,
+    option(
+        metavar="NAME[+NAME]",
+        help="Beside which matrices: linear (all but experts, if not given), attention, all, or q_proj+v_proj and "
+        "their like.",
+    ),
+]
 MaskDocuments = Annotated[
     Path | None,
     option(metavar="FILE.bin", help="Attention stays within documents as long as those of this token file."),
@@ -46,6 +62,22 @@ OneFramework = Annotated[
     ),
 ]
 Fit = Annotated[float, option(metavar="P", help="Probability with which a plan must fit in memory, 0.01 to 0.99.")]
+Sure = Annotated[
+    float | None,
+    option(
+        metavar="P",
+        help="Probability with which deadline and budget must be kept, over 0 and under 1, e.g. 0.9; without it, as "
+        "expected.",
+    ),
+]
+Indifference = Annotated[
+    str,
+    option(
+        metavar="PART",
+        help="How much more time or money than the best plan one may take that has fewer switches which hardly any "
+        "published run has: 0 to 10%; it comes first then.",
+    ),
+]
 Pins = Annotated[
     tuple[str, ...],
     option(

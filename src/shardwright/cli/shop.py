@@ -9,7 +9,7 @@ from click.exceptions import Exit
 
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable, tell
-from shardwright.cli.measurements import Profiles
+from shardwright.cli.measurements import Calibration, Profiles
 from shardwright.cli.output import progress, terminal_width, write_json
 from shardwright.commands import option
 from shardwright.errors import bad, suggestion
@@ -52,6 +52,7 @@ def shop(
     budget: Annotated[
         str | None, option(metavar="USD", help="Most dollars: 2M, 500k. Picks the fastest for it.")
     ] = None,
+    sure: options.Sure = None,
     global_batch: Annotated[
         int | None, option(metavar="N", help="Samples of one optimizer step; usually about 4 M tokens' worth.")
     ] = None,
@@ -70,8 +71,10 @@ def shop(
             "up to 256 GPUs together.",
         ),
     ] = None,
+    indifference: options.Indifference = "1%",
     settings: options.Pins = (),
     profile: Profiles = (),
+    calibration: Calibration = None,
     prices: options.Prices = None,
     out: Annotated[
         Path | None, option("--out", "-o", metavar="FILE", help="Write the plan of the choice to this file.")
@@ -90,17 +93,18 @@ def shop(
       shardwright shop --model ./config.json --offers offers.yaml --tokens 2T --json
     """
     from shardwright.cli.amounts import dollars, hours
-    from shardwright.cli.inputs import job_of
+    from shardwright.cli.inputs import job_of, part
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
     from shardwright.reports.documents.shop import shop_document
     from shardwright.reports.text.shop import chosen, shop_screen, shop_text
+    from shardwright.search.objective import MOST_INDIFFERENCE
     from shardwright.search.space.axes import parse_pins
     from shardwright.spec.cluster import Cluster
     from shardwright.trainers.shop import shop as search
 
-    require_writable(out, [model, offers, prices, *profile], json=json)
-    measurements = read_measurements(profile)
+    require_writable(out, [model, offers, prices, *profile, calibration], json=json)
+    measurements = read_measurements(profile, calibration)
     precision = measurements.precision(precision)
     found_model = model_of(model, measurements, precision, accept_guess=accept_guess)
     measured_length = measurements.layers.seq_len if measurements.layers else None
@@ -120,7 +124,17 @@ def shop(
     efficiency = efficiency_of(measurements, found_model, every, job)
     space = parse_pins(settings)
     with progress(f"shopping for {found_model.name}"):
-        result = search(found_model, found_offers, job, space=space, fit=fit, mixes=mixes, efficiency=efficiency)
+        result = search(
+            found_model,
+            found_offers,
+            job,
+            space=space,
+            fit=fit,
+            mixes=mixes,
+            efficiency=efficiency,
+            sure=sure,
+            indifference=part(indifference, "--indifference", most=MOST_INDIFFERENCE),
+        )
     if out is not None and result.front and not result.infeasible:
         deliver(dumps(result.front[chosen(result)].plan), out)
     if json:

@@ -27,7 +27,7 @@ def fields_of_python(found: PythonValues) -> dict[Path, Any]:
             fields["activation_checkpoint", "mode"] = name.removesuffix("AC").casefold()
         if called == "model_registry" and arguments:
             fields[("flavor",)] = arguments[0]
-            fields[("family",)] = found.imports.get(called, "").rsplit(".", 1)[-1]
+            fields[("family",)] = found.imports.get(called, "..").split(".")[-2]
         converters += [name] if name.endswith("Converter") else []
     return {**fields, **({("converters",): converters} if converters else {})}
 
@@ -120,6 +120,6 @@ def _precision(config: TrainerFields) -> list[str]:
         return []
     names = [str(name).casefold() for name in config.first("converters") or ()]
     if any("lora" in name for name in names):
-        config.report("converters", "train adapters, which a plan does not describe", "leave LoRA out")
+        config.report("converters", "train adapters, which are not read from scripts", "leave LoRA out")
     recipes = ["mxfp8" if "mx" in name else "tensorwise" for name in names if "mx" in name or "float8" in name]
     return ["--bf16", *(("--fp8-format", "hybrid", "--fp8-recipe", recipes[0]) if recipes else ())]

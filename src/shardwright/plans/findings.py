@@ -17,6 +17,7 @@ class Cause(Enum):
     DOMINATED = "dominated"  # a costed twin has less recomputation or more overlap
     UNMEASURED = "unmeasured"  # not in the layer profile
     RULE = "rule"
+    NOT_LOOKED_AT = "not looked at"  # the search was stopped before
     NOT_NEEDED = "not needed"  # a composition of a mixed plan, ruled out by its bound or never asked for
 
 
@@ -50,7 +51,6 @@ class NotCovered(Enum):
 
     VIRTUAL_STAGES = "virtual stages"
     CONTEXT_OR_EXPERTS = "context and expert parallelism"
-    FULL_SHARDING = "ZeRO-2, ZeRO-3 and offload"
     SHARDED_GRADIENTS = "ZeRO-2 and ZeRO-3"
     SHARDED_PIPELINES = "ZeRO-2 and ZeRO-3 in pipelines"
     OTHER_MICRO_BATCHES = "micro-batches of other sizes than 1, 2, 4 and 8"
@@ -73,6 +73,14 @@ class DeeperPipelines:
     """Not covered: pipelines of more than so many stages."""
 
     stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Not covered: pipelines over several GPU types, or of unequal replicas, with optimizer state in host memory. They
+    take that part less time than the best plan at most; None where nothing is known of them."""
+
+    gain: float | None = None
 
 
 class Lack(Enum):
@@ -152,7 +160,15 @@ class MixesLeft:
 
 
 Uncovered = (
-    NotCovered | DeeperPipelines | MixedPlans | SeveralMakers | UnequalReplicas | UnableGpus | PlacesApart | MixesLeft
+    NotCovered
+    | DeeperPipelines
+    | Offload
+    | MixedPlans
+    | SeveralMakers
+    | UnequalReplicas
+    | UnableGpus
+    | PlacesApart
+    | MixesLeft
 )
 
 
@@ -162,6 +178,18 @@ class JobLimits:
 
     deadline_hours: float | None
     budget_dollars: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotSure:
+    """Nothing keeps the limits with probability `sure`. The best odds that there are, with the expected hours and
+    dollars of what has them, None where no price is known."""
+
+    limits: JobLimits
+    sure: float
+    odds: float
+    hours: float
+    dollars: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,10 +278,25 @@ class NoTrainer:
     able: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The search was stopped before it had a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class NothingAsFast:
+    """No plan takes at most so many seconds an iteration."""
+
+    seconds: float
+
+
 Reason = (
     NoTrainer
+    | Stopped
+    | NothingAsFast
     | NoLegalLayout
     | LimitsNotKept
+    | NotSure
     | RulesDropAll
     | PinsTooTight
     | TooLittleMemory

@@ -106,7 +106,8 @@ def _megatron_limits(plan: Plan) -> Iterable[Problem]:
         return
     kinds = plan.model.kinds
     lacking = {
-        "mixtures of experts": any(kind.moe for kind in kinds),
+        "shared experts": any(kind.moe and kind.moe.shared_width for kind in kinds),
+        "experts' tensor parallelism": any(stage.expert_tensor_parallel > 1 for stage in plan.replicas[0].stages),
         "multi-head latent attention": any(kind.latent for kind in kinds),
         "windowed attention": any(kind.window for kind in kinds),
         "context parallelism": any(stage.context_parallel > 1 for stage in plan.replicas[0].stages),

@@ -26,10 +26,10 @@ FIXED = {
     Cause.DOMINATED: "dominated",
     Cause.UNMEASURED: "not in the layer profile",
     Cause.RULE: "rule",
+    Cause.NOT_LOOKED_AT: "not looked at: the search was stopped",
     Cause.NOT_NEEDED: "pruned by bound or not needed",
     findings.NotCovered.VIRTUAL_STAGES: "virtual pipeline stages",
     findings.NotCovered.CONTEXT_OR_EXPERTS: "context and expert parallelism",
-    findings.NotCovered.FULL_SHARDING: "ZeRO-2, ZeRO-3 and optimizer offload",
     findings.NotCovered.SHARDED_GRADIENTS: "ZeRO-2 and ZeRO-3",
     findings.NotCovered.SHARDED_PIPELINES: "ZeRO-2 and ZeRO-3 in pipelines on machines of one type",
     findings.NotCovered.OTHER_MICRO_BATCHES: "micro-batches of other sizes than 1, 2, 4 and 8",
@@ -89,6 +89,10 @@ SENTENCES = {
     findings.UnequalReplicas: "unequal replicas with {0.of:findings}",
     findings.UnableGpus: "GPUs that cannot compute in {0.precision}: {0.gpus:names}",
     findings.LimitsNotKept: "plans fit in memory, but none that was found keeps the {0.limits:limits}",
+    findings.NotSure: (
+        "nothing keeps the {0.limits:limits} with a probability of {0.sure:.0%}: the best odds are {0.odds:.0%}, of a "
+        "run of {0.hours:hours}"
+    ),
     findings.RulesDropAll: "the rules drop every plan that fits ({0.rules:names})",
     findings.PinsTooTight: "nothing fits with the parameters that --set pins",
     findings.Need: (
@@ -183,6 +187,12 @@ def _(finding: findings.MixedPlans) -> str:
 
 
 @in_words.register
+def _(finding: findings.Offload) -> str:
+    gain = "" if finding.gain is None else f", which saves {finding.gain:.1%} of the time at most"
+    return f"the optimizer in host memory in unequal pipelines{gain} (--set offload=0,0.25,0.5,0.75,1 searches it)"
+
+
+@in_words.register
 def _(finding: findings.SeveralMakers) -> str:
     return f"plans over GPUs of {' and '.join(finding.makers)}, which no library joins"
 
@@ -213,6 +223,16 @@ def _(finding: findings.NoTrainer) -> str:
     return (
         f"no trainer for {' or '.join(finding.frameworks)} that we know runs family {finding.family} ({lacks}); {runs}"
     )
+
+
+@in_words.register
+def _(finding: findings.Stopped) -> str:
+    return "the search was stopped before it found a plan; give it more time"
+
+
+@in_words.register
+def _(finding: findings.NothingAsFast) -> str:
+    return f"no plan takes at most {format_seconds(finding.seconds)} an iteration"
 
 
 @in_words.register

@@ -10,79 +10,87 @@ from functools import partial
 import numpy as np
 
 from shardwright.cost.context import Context
-from shardwright.cost.trust.rarity import doubt_of_gpus, doubts, least_doubt_of_several
+from shardwright.cost.strategies import NONE
+from shardwright.cost.trust.rarity import rare_count_of_gpus
 from shardwright.plans.plan import Plan
 from shardwright.plans.trainer_options import beyond_own
-from shardwright.rounding import coarse
+from shardwright.progress import stopped
+from shardwright.search.mixed.branch_and_bound.effort import NO_PROOF, Effort
 from shardwright.search.mixed.drafts.costing import costed
 from shardwright.search.mixed.entry import (
     MixedOutcome,
     affordable_value,
+    by_dollars,
     joined,
     largest_pools,
     mixed_search,
     of_each_maker,
     run_by_train,
+    with_state_in_host,
 )
+from shardwright.search.mixed.offload import in_host
 from shardwright.search.mixed.one_mesh.search import mesh_search
 from shardwright.search.mixed.restrictions import dropped, lacking, narrowed
-from shardwright.search.objective import Objective
+from shardwright.search.objective import Objective, Preference, to_beat
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, searched
 from shardwright.search.uneven.search import UnevenResult, away, uneven_fsdp
 from shardwright.search.uniform.baselines import Tried, baselines
+from shardwright.search.uniform.best import Entry, preferred
 from shardwright.search.uniform.search import UniformResult, search
 from shardwright.spec.catalog.frameworks import MEGATRON, OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 
+WORTH = 0.02  # part of the time that optimizer state in host memory must be able to gain to be looked at; by judgment
 EXPORTABLE = (MEGATRON,)  # it runs every uniform plan, and those over several types that are one mesh of ranks
 MOST_UNEVEN = 3  # plans of uneven FSDP that are costed in full
 
 
 @dataclass(frozen=True, slots=True)
 class OneType:
-    """What the machines of one type reach: rules of thumb, the ranked rows, and the seconds of the former."""
+    """What the machines of one type reach: rules of thumb, the best rows, and the seconds of the former."""
 
     context: Context
     tried: tuple[Tried, ...]
     found: UniformResult
     baseline_seconds: float
 
-    @property
-    def weighed_values(self) -> list[float]:
-        """What the job minimises for each ranked row, its doubt counted."""
-        return self._weighed(doubt_of_gpus((self.context.pool.gpu.kind,)))
-
-    @property
-    def values_on_known_gpus(self) -> list[float]:
-        """The same were such GPUs reported on."""
-        return self._weighed(0.0)
-
-    def _weighed(self, gpus: float) -> list[float]:
-        return [coarse(value * (1.0 + float(doubts(row)[0]) + gpus)) for value, row in self.found.ranked]
+    def preferred(self, within: float) -> list[tuple[Preference, Entry]]:
+        """Return the best row of each layout, best first, where values up to `within` are as good."""
+        return preferred(self.found.in_question, within, rare_count_of_gpus((self.context.pool.gpu.kind,)))
 
 
-def search_type(context: Context, space: Space, filters: Filters, top: int) -> OneType:
-    """Return what plans on the machines of one type reach."""
+def search_type(
+    context: Context, space: Space, filters: Filters, top: int, indifference: float, longest: float
+) -> OneType:
+    """Return what plans of up to `longest` seconds on the machines of one type reach, where values up to `indifference`
+    above the least are as good."""
     begin = time.perf_counter()
     tried, start = baselines(context)
     elapsed = time.perf_counter() - begin
-    objective = Objective(model=context.model, job=context.job, pool=context.pool)
-    found = search(context, searched(context, space), filters, objective, top=top, start=start)
+    objective = Objective(model=context.model, job=context.job, pool=context.pool, longest=longest)
+    found = search(
+        context, searched(context, space), filters, objective, top=top, start=start, indifference=indifference
+    )
     return OneType(context, tried, found, elapsed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What searches over several types are asked: on which machines, within which pins and rules, how far above the
-    bound the best plan may be, and with which probability plans must fit in memory."""
+    bound the best plan may be, how far above the best one a plan is as good, with which probability plans must fit in
+    memory, how many seconds an iteration may take, and how far unequal replicas are looked at: None for as far as suits
+    the cluster's size."""
 
     cluster: Cluster
     space: Space
     filters: Filters
     gap: float
+    indifference: float
     fit: float
+    longest: float = np.inf
+    effort: Effort | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +109,14 @@ def search_pipelines(results: Sequence[OneType], asked: Asked, top: int, *, one_
     types, the further a search gets."""
     contexts = largest_pools([result.context for result in results])
     begin = time.perf_counter()
-    known = [value for result in results for value in result.values_on_known_gpus[:1]]
-    incumbent = min(known, default=np.inf)
+    by_time = contexts[0].job.objective == "time"
+    incumbent = min(_to_beat_on_one_type(results, asked), asked.longest if by_time else np.inf)
     searched = partial(_searched, results, asked, top, one_mesh=one_mesh)
     every = searched(contexts, incumbent)
     if every is None:
         return None
     fewer, looked_at = _in_use(every, contexts, incumbent, asked.gap), len(contexts)
-    while 1 < len(fewer) < looked_at:
+    while 1 < len(fewer) < looked_at and not stopped():
         looked_at = len(fewer)
         again = searched(fewer, min([incumbent, *_values(every)]))
         every = every if again is None else replace(joined([every, again]), bound=every.bound)
@@ -121,19 +129,68 @@ def search_pipelines(results: Sequence[OneType], asked: Asked, top: int, *, one_
 def _searched(
     results: Sequence[OneType], asked: Asked, top: int, contexts: Sequence[Context], incumbent: float, *, one_mesh: bool
 ) -> MixedOutcome | None:
+    """Return what all searches find on the machines of `contexts`: first without optimizer state in host memory, then,
+    where memory may be short, with parts of it there. Dollars are searched for the latter only where there is no other
+    plan."""
+    plain = _in_turn(results, asked, top, contexts, incumbent, one_mesh=one_mesh)
+    space = in_host(asked.space, asked.filters)
+    if plain is None or space is None:
+        return plain
+    best = min([incumbent, *_values(plain)])
+    needless = by_dollars(contexts[0].job) or not _short_of_memory(results, contexts, plain, incumbent)
+    measured = any("offload" in context.source.only for context in contexts)  # which say nothing of it
+    if measured or stopped() or (needless and np.isfinite(best)):
+        return with_state_in_host(plain, None, best)
+    beside = replace(asked, space=space, gap=max(asked.gap, WORTH), effort=NO_PROOF)
+    more = _in_turn(results, beside, top, contexts, best, one_mesh=one_mesh)
+    better = min(_values(more), default=np.inf) if more else np.inf
+    if more and better < best:
+        proven = _in_turn(results, replace(asked, space=space), top, contexts, better, one_mesh=one_mesh)
+        more = replace(joined([more, proven]), bound=proven.bound) if proven else more
+    return with_state_in_host(plain, more, best)
+
+
+def _short_of_memory(
+    results: Sequence[OneType], contexts: Sequence[Context], plain: MixedOutcome, incumbent: float
+) -> bool:
+    """Return whether more memory may help the best plan so far, which leaves types idle, recomputes, or keeps state in
+    host memory."""
+    value, best = min(_valued(plain), key=lambda item: item[0], default=(np.inf, None))
+    if best is not None and value < incumbent:
+        stages = (stage for replica in best.replicas for stage in replica.stages)
+        idle = len(best.gpus_by_type) < len(contexts)
+        return idle or best.optimizer.offload > 0 or any(stage.recompute.granularity != "none" for stage in stages)
+    rows = [least[1] for result in results if (least := result.found.least) is not None]
+    return len(contexts) > 1 or any(row.offload[0] > 0 or row.recompute[0] != NONE for row in rows)
+
+
+def _in_turn(
+    results: Sequence[OneType], asked: Asked, top: int, contexts: Sequence[Context], incumbent: float, *, one_mesh: bool
+) -> MixedOutcome | None:
     """Return what all searches find on the machines of `contexts`, each with the plans of the last to beat."""
-    weighed = min((value for result in results for value in result.weighed_values[:1]), default=np.inf)
-    least = min((found[0] for result in results if (found := result.found.least) is not None), default=np.inf)
     outcomes: list[MixedOutcome] = []
-    for search_all, able in _searches(contexts, asked, least, one_mesh=one_mesh):
-        to_beat = incumbent
-        if search_all is mesh_search:  # its plans span types: they come first, or are told of, only below this
-            doubted = weighed / (1.0 + least_doubt_of_several(_kinds(able)))
-            to_beat = min(incumbent, max(least * (1.0 + asked.gap), doubted))
-        outcome = search_all(able, asked.cluster, asked.space, asked.filters, gap=asked.gap, incumbent=to_beat, top=top)
+    for search_all, able in _searches(contexts, asked, least_value(results), one_mesh=one_mesh):
+        outcome = search_all(
+            able, asked.cluster, asked.space, asked.filters, gap=asked.gap, incumbent=incumbent, top=top
+        )
         outcomes.append(outcome)
         incumbent = min([incumbent, *_values(outcome)])
     return joined(outcomes) if outcomes else None
+
+
+def least_value(results: Sequence[OneType]) -> float:
+    """Return the least that the plans on machines of one type reach, infinite where there are none."""
+    return min((found[0] for result in results if (found := result.found.least) is not None), default=np.inf)
+
+
+def _to_beat_on_one_type(results: Sequence[OneType], asked: Asked) -> float:
+    """Return the value below which plans over several types, which are rare, come first or are told of. Where what they
+    would come before has rare switches as well, it is so much above the least that this is proven in full."""
+    least = least_value(results)
+    within = least * (1.0 + asked.indifference)
+    first = [key for result in results for key, _ in preferred(result.found.in_question, within)[:1]]
+    _, rare, value = min(first, default=(True, 0, np.inf))
+    return max(to_beat(first, 1, within), least * (1.0 + asked.gap)) if rare else value
 
 
 def _values(outcome: MixedOutcome) -> list[float]:
@@ -153,10 +210,6 @@ def _in_use(outcome: MixedOutcome, contexts: Sequence[Context], incumbent: float
     return [context for context in contexts if context.pool.gpu.name in best.gpus_by_type]
 
 
-def _kinds(contexts: Sequence[Context]) -> list[str]:
-    return [context.pool.gpu.kind for context in contexts]
-
-
 def _searches(
     contexts: Sequence[Context], asked: Asked, enough: float, *, one_mesh: bool
 ) -> Iterator[tuple[Callable[..., MixedOutcome], Sequence[Context]]]:
@@ -172,7 +225,7 @@ def _searches(
         ):
             yield mesh_search, able
         if not one_mesh and looks_at_unequal(able, asked.space, asked.filters):
-            yield partial(mixed_search, fit=asked.fit, enough=enough), able
+            yield partial(mixed_search, fit=asked.fit, enough=enough, effort=asked.effort), able
 
 
 def looks_at_unequal(able: Sequence[Context], space: Space, filters: Filters) -> bool:
@@ -211,11 +264,14 @@ def search_uneven(results: Sequence[OneType], asked: Asked, enough: float) -> Un
 def without_limits(results: Sequence[OneType], asked: Asked, job: Job, incumbent: float) -> Plan | None:
     """Return the best mixed plan for another job, if one is better than `incumbent`."""
     contexts = largest_pools([replace(result.context, job=job) for result in results])
-    best = None
-    for search_all, able in _searches(contexts, asked, np.inf, one_mesh=False):
-        plans = search_all(
-            able, asked.cluster, asked.space, asked.filters, gap=asked.gap, incumbent=incumbent, top=1
-        ).plans
-        for plan in plans[:1]:
-            best, incumbent = plan, min(incumbent, affordable_value(plan) or np.inf)
+    best, spaces = None, (asked.space, in_host(asked.space, asked.filters))
+    for space in spaces:
+        if best is None and space is not None:
+            within = replace(asked, space=space)
+            for search_all, able in _searches(contexts, within, np.inf, one_mesh=False):
+                plans = search_all(
+                    able, asked.cluster, space, asked.filters, gap=asked.gap, incumbent=incumbent, top=1
+                ).plans
+                for plan in plans[:1]:
+                    best, incumbent = plan, min(incumbent, affordable_value(plan) or np.inf)
     return best

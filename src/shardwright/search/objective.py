@@ -1,7 +1,8 @@
-"""What is minimised, and the limits a plan must keep."""
+"""What is minimised, the limits a plan must keep, and which of two plans comes first."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,43 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.units import SECONDS_PER_HOUR
 
+INDIFFERENCE = 0.01  # part of the objective that a better-proven plan may cost more, if not told; chosen, 0 to 0.1
+MOST_INDIFFERENCE = 0.1
+Preference = tuple[bool, int, float]
+
+
+def require_sure(sure: float | None, job: Job) -> None:
+    """Raise SpecError for a probability of keeping limits that is none, or where there are no limits."""
+    if sure is None:
+        return
+    if not 0.0 < sure < 1.0:
+        raise bad("`sure=`", f"{sure:g} is not a probability over 0 and under 1", "0.8 is usual")
+    if job.deadline_hours is None and job.budget_dollars is None:
+        raise bad("`sure=`", "is of a deadline or a budget, and there is none", "say which: `deadline=`, `budget=`")
+
+
+def require_indifference(part: float) -> None:
+    """Raise SpecError where a part of the objective is not one that a better-proven plan may cost more."""
+    if not 0.0 <= part <= MOST_INDIFFERENCE:
+        message = f"{part:g} is not a part from 0 to {MOST_INDIFFERENCE:g}"
+        raise bad("`indifference=`", message, "0.01 or 1% is the default")
+
+
+def preference(value: float, rare: int, within: float) -> Preference:
+    """Return what orders plans by their value and their number of rare switches (`cost.trust.rarity`): those of values
+    up to `within`, which are as good, by rare switches; the others after them by value."""
+    return (True, 0, value) if value > within else (False, rare, value)
+
+
+def to_beat(preferences: Iterable[Preference], number: int, within: float) -> float:
+    """Return the value above which no plan is among the first `number`: infinite where there are fewer yet. A plan with
+    rare switches makes room for all that are as good."""
+    ordered = sorted(preferences)
+    if len(ordered) < number:
+        return np.inf
+    beyond, rare, value = ordered[number - 1]
+    return value if beyond or not rare else within
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
@@ -25,6 +63,7 @@ class Objective:
     model: Model
     job: Job
     pool: NodePool
+    longest: float = np.inf
 
     def values(self, seconds: Floats, gpus: Ints) -> Floats:
         """Return what is minimised, [N], rounded: strategies that are as good but for rounding have equal values."""
@@ -33,16 +72,16 @@ class Objective:
         return coarse(seconds * self._per_second(gpus) * self._longer(gpus))
 
     def limits(self, gpus: Ints) -> Floats:
-        """Return the longest iteration that keeps deadline and budget, [N]."""
+        """Return the longest iteration that keeps deadline and budget and is of interest, [N]."""
         limit = np.full(len(gpus), np.inf)
         if self.job.iterations is None:
-            return limit
+            return np.asarray(np.minimum(limit, self.longest))
         if self.job.deadline_hours is not None:
             limit = np.minimum(limit, self.job.deadline_hours * SECONDS_PER_HOUR / self.job.iterations)
         if self.job.budget_dollars is not None:
             with np.errstate(divide="ignore"):  # machines that cost nothing keep any budget
                 limit = np.minimum(limit, self.job.budget_dollars / self.job.iterations / self._per_second(gpus))
-        return limit / self._longer(gpus)
+        return np.asarray(np.minimum(limit / self._longer(gpus), self.longest))
 
     def _longer(self, gpus: Ints) -> Floats:
         """Return by what interruptions lengthen the run, [N]; 1 where it has no length."""

@@ -13,13 +13,22 @@ import numpy as np
 from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.iteration.step import data_parallel
-from shardwright.cost.memory.sizes import gathered_bytes, head_bytes, reserved_bytes, state_bytes
+from shardwright.cost.memory.facts import memory_facts
+from shardwright.cost.memory.sizes import (
+    StateBytes,
+    gathered_bytes,
+    gathered_head_bytes,
+    head_bytes,
+    reserved_bytes,
+    state_bytes,
+    trained_share,
+)
 from shardwright.cost.pipeline.in_flight import most_live
 from shardwright.cost.stage.exact import kept_bytes, live_bytes
 from shardwright.cost.stage.invert import fewest_layers, leanest_group
 from shardwright.cost.stage.ranges import of_pipelines, per_rank
 from shardwright.cost.stage.terms import WHOLE
-from shardwright.cost.strategies import Strategies
+from shardwright.cost.strategies import ZERO2, Strategies
 
 # Activations and gradients that a rank sends and receives at a time: the four tensors of `_communicate` in
 # megatron/core/pipeline_parallel/p2p_communication.py.
@@ -51,24 +60,29 @@ class Footprint:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed(Columns):
     """The terms that recomputation does not change, [N, P] in bytes, and the micro-batches of each pipeline, [N].
-    `logits` is whole here; in a `Footprint` it is what they need beyond the working set they alternate with."""
+    `logits` is whole here; in a `Footprint` it is what they need beyond the working set they alternate with. So do
+    `passing`, the part of weights and gradients that is there while layers run. `late` is the part of gradients that
+    comes in place of activations."""
 
     weights: Floats
     gradients: Floats
     optimizer: Floats
     logits: Floats
     buffers: Floats
+    passing: Floats
+    late: Floats
     micro_batches: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldParameters:
     """Parameters that one GPU of each rank holds before data-parallel sharding, [N, P]; `ends` are those of `dense` in
-    embedding and output projection."""
+    embedding and output projection, `replicated` those of adapters beyond the rank's part of all of the model's."""
 
     dense: Floats
     expert: Floats
     ends: Floats
+    replicated: Floats | float = 0.0
 
 
 def held_parameters(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> HeldParameters:
@@ -80,7 +94,11 @@ def held_parameters(context: Context, rows: Strategies, shards: LayerRows, start
     if context.model.tied_embeddings and rows.pp[0] == 1:
         once = (context.model.token_table_parameters / rows.tp)[:, None]
         dense, ends = dense - once, ends - once
-    return HeldParameters(dense=dense, expert=expert, ends=ends)
+    replicated: Floats | float = 0.0
+    if context.job.adapters:
+        adapters = per_rank(stages.total(table.adapters), chunks).sum(axis=1)
+        replicated = np.maximum(adapters - trained_share(context.model, context.job) * (dense + expert), 0.0)
+    return HeldParameters(dense=dense, expert=expert, ends=ends, replicated=replicated)
 
 
 def micro_batches(context: Context, rows: Strategies) -> Ints:
@@ -88,13 +106,12 @@ def micro_batches(context: Context, rows: Strategies) -> Ints:
     return context.job.global_batch // (rows.dp * rows.micro_batch)
 
 
-def states(
-    context: Context, rows: Strategies, shards: LayerRows, held: HeldParameters
-) -> tuple[Floats, Floats, Floats]:
+def states(context: Context, rows: Strategies, shards: LayerRows, held: HeldParameters) -> StateBytes:
     """Return weights, gradients and optimizer state, [N, P] each."""
     groups = data_parallel(context, rows)
     two_layers = 2.0 * shards.table.parameters[shards.row]
-    found = state_bytes(
+    return state_bytes(
+        context.model,
         context.job,
         held.dense,
         held.expert,
@@ -104,8 +121,8 @@ def states(
         rows.offload[:, None],
         two_layers[:, None],
         held.ends,
+        held.replicated,
     )
-    return found.weights, found.gradients, found.optimizer
 
 
 def kept_activations(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
@@ -122,21 +139,29 @@ def working_set(rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
     return live_bytes(table.live, table.group, shards.row[:, None], mode, count, longest)
 
 
-def fixed_bytes(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Fixed:
-    """Return the part of the footprint on which recomputation has no influence."""
+def fixed_bytes(
+    context: Context, rows: Strategies, shards: LayerRows, starts: Ints, count: Ints | None = None
+) -> Fixed:
+    """Return the part of the footprint on which recomputation has no influence; `count` are the micro-batches of each
+    pipeline [N], those of the job's batch where None."""
     held = held_parameters(context, rows, shards, starts)
-    weights, gradients, optimizer = states(context, rows, shards, held)
+    state, model, job = states(context, rows, shards, held), context.model, context.job
     boundary = shards.table.boundary[shards.row][:, None]
-    logits = np.zeros_like(weights)
-    logits[:, -1] = head_bytes(context.model, context.job, rows.micro_batch, rows.cp, rows.tp)
-    gathered = gathered_bytes(context.model, context.job, rows.micro_batch, rows.cp, rows.tp, rows.pp)[:, None]
+    logits = np.zeros_like(state.weights)
+    logits[:, -1] = head_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
+    logits[:, -1] += gathered_head_bytes(model, job, rows.sharding, rows.micro_batch, rows.cp, rows.tp)
+    gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)[:, None]
+    count = micro_batches(context, rows) if count is None else count
+    freed = ((rows.sharding >= ZERO2) & memory_facts(job.framework).freed)[:, None]
     return Fixed(
-        weights=weights,
-        gradients=gradients,
-        optimizer=optimizer,
+        weights=state.weights,
+        gradients=state.gradients,
+        optimizer=state.optimizer,
         logits=logits,
-        buffers=np.broadcast_to(P2P_BUFFERS * boundary * (rows.pp > 1)[:, None] + gathered, weights.shape),
-        micro_batches=micro_batches(context, rows),
+        buffers=np.broadcast_to(P2P_BUFFERS * boundary * (rows.pp > 1)[:, None] + gathered, logits.shape),
+        passing=np.where(freed, state.gathered, 0.0),
+        late=np.where(freed & (count == 1)[:, None], state.sharded_gradients, 0.0),
+        micro_batches=count,
     )
 
 
@@ -146,12 +171,14 @@ def footprint(
     """Return the peak of each rank. All rows have equal pp and vpp. `fixed` is what `fixed_bytes` returns for them."""
     fixed = fixed or fixed_bytes(context, rows, shards, starts)
     working = working_set(rows, shards, starts)
-    activations = most_live(kept_activations(context, rows, shards, starts), fixed.micro_batches) + working
-    logits = np.maximum(fixed.logits - working, 0.0)
-    tensors = fixed.weights + fixed.gradients + fixed.optimizer + activations + logits + fixed.buffers
+    kept = most_live(kept_activations(context, rows, shards, starts), fixed.micro_batches)
+    activations, replaced = kept + working, np.minimum(fixed.late, kept)
+    gradients = fixed.gradients - replaced
+    logits = np.maximum(fixed.logits - working - fixed.passing - (fixed.late - replaced), 0.0)
+    tensors = fixed.weights + gradients + fixed.optimizer + activations + logits + fixed.buffers
     return Footprint(
         weights=fixed.weights,
-        gradients=fixed.gradients,
+        gradients=gradients,
         optimizer=fixed.optimizer,
         activations=activations,
         logits=logits,
@@ -163,7 +190,8 @@ def footprint(
 def least_bytes(context: Context, shards: LayerRows, fixed: Fixed) -> Floats:
     """Return what the fullest rank needs whatever is recomputed, [N]: states, buffers and one layer's gradients or
     the logits."""
-    working = np.maximum(shards.table.live[shards.row, WHOLE][:, None], fixed.logits)
+    logits = fixed.logits - fixed.passing - fixed.late
+    working = np.maximum(shards.table.live[shards.row, WHOLE][:, None], logits)
     tensors = fixed.weights + fixed.gradients + fixed.optimizer + fixed.buffers + working
     return np.asarray((tensors + reserved_bytes(context.job, tensors)).max(axis=1))
 

@@ -23,7 +23,12 @@ class MemoryFacts:
     `shard_weight`: bytes of the 16-bit weight that a rank keeps of its own shard under ZeRO-3 (FSDP casts its fp32
     shard anew). `fp8_weight`: bytes of fp8 copies of a weight held beside it in fp8 training. `gradient`: bytes of
     gradients a parameter (nanotron: bf16 beside fp32). `logit`: bytes a logit on the last stage. `unmerged`: bytes of
-    the gradient of a weight and of its copy in the type of its buffer, before it is added there. `hidden_copies`,
+    the gradient of a weight and of its copy in the type of its buffer, before it is added there. `freed`: whether
+    gradients end with the update, so that under ZeRO-2 and 3 a step of one micro-batch has them in place of
+    activations, and weights of two layers are gathered in place of the head's. `rotated`: whether queries, keys and
+    values are views of one projection, which stays whole beside queries and keys after their rotary embedding.
+    `expert_output`: whether what experts give is kept, as it is weighed after them. `dispatched`: copies of the tokens
+    of all experts that live on their way there and back (permuted, received, given, sorted back). `hidden_copies`,
     `inner_copies`: bytes that unfused operators keep beyond the formulas, for each element of a layer's hidden state
     and of its feed-forward block. `gathered`: bytes for each element of the hidden state, gathered over the
     tensor-parallel ranks, that the allocator cannot reuse yet since the host runs ahead of the device;
@@ -37,6 +42,10 @@ class MemoryFacts:
     gradient: float
     logit: float
     unmerged: float
+    freed: bool
+    rotated: bool
+    expert_output: bool
+    dispatched: float
     hidden_copies: float
     inner_copies: float
     gathered: float

@@ -39,6 +39,7 @@ TERMS = (  # documented in `cost.memory.activations`, figure by figure
     Term("again", live=(0, 1, 0)),
     Term("inputs", kept=(0, 0, 1)),
     Term("gradients", live=(1, 1, 1)),
+    Term("dequantised", live=(1, 1, 1)),
 )
 
 

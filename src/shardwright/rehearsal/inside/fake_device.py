@@ -224,4 +224,9 @@ def even_lists(total: int) -> None:
             row = [list(row) for _ in range(size)] if outer else row
         return row if math.prod(outer) else []
 
-    fake.tolist = tolist
+    def as_array(self: Any, *, force: bool = False) -> Any:
+        import numpy as np
+
+        return np.array(self.tolist())
+
+    fake.tolist, fake.numpy = tolist, as_array

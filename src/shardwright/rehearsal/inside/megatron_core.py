@@ -15,18 +15,22 @@ from typing import Any
 
 import torch
 
+from shardwright.rehearsal.inside.fake_device import even_lists
 from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Meter
 from shardwright.rehearsal.inside.refusal import Refused
 
 RELEASE = "0.19"
 INSTALL = "tests/targets/megatron_venv.sh makes an environment; name its interpreter with `python=`"
 FROM_THE_USER = ("--mock-data", "--tokenizer-type", "NullTokenizer", "--lr", "1e-4")
-WITHOUT = ("--tp-comm-overlap",)  # user buffers of Transformer Engine
+# User buffers of Transformer Engine, and its product of many experts in one kernel.
+WITHOUT = ("--tp-comm-overlap", "--moe-grouped-gemm")
+DISPATCHER, BACKEND = "--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend"
 LOCAL = (
     "--transformer-impl", "local", "--no-persist-layer-norm", "--no-gradient-accumulation-fusion", "--no-rope-fusion",
     "--no-masked-softmax-fusion",
 )  # fmt: skip
 ATTENTION, NORM, SQUARES = "flash attention", "norms of sequence parallelism", "gradient norm"
+SPLIT, EXCHANGE = "even split of tokens over experts", "all-to-all dispatcher"
 SHIMS = {
     ATTENTION: "keeps q, k, v, its output and an fp32 number a row and head, as FlashAttention-2 does "
     "(flash_attn_interface.py: FlashAttnFunc.forward); Transformer Engine's module is not run",
@@ -39,12 +43,19 @@ CHOICES = (
     "gradients of weights are added to their buffers by autograd, not by the fused kernel",
     "layers of Megatron-Core's local modules, in place of Transformer Engine's",
 )
+OF_EXPERTS = {
+    SPLIT: "the host reads how many rows go where",
+    EXCHANGE: "in place of DeepEP's or HybridEP's kernels, which keep no more of tokens than where they went",
+}
+EXPERT_CHOICES = ("experts run one after another (SequentialMLP), in place of Transformer Engine's grouped product",)
 
 
 def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
     """Run two steps of a rank, of which the second is measured: Adam's state appears in the first."""
-    args, config = _configured(question)
+    args, config = _configured(question, meter)
     _stand_ins(meter)
+    if args.num_experts:
+        _split_evenly(args, meter)
     models = _models(args, config, meter)
     training, core = import_module("megatron.training.training"), import_module("megatron.core.optimizer")
     wanted = training.get_megatron_optimizer_config(args)
@@ -63,10 +74,29 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
         _step(args, models, optimizer, int(question["micro_batches"]), meter)
         _mark_state(optimizer, meter)
     version = import_module("megatron.core").__version__
-    return {"shims": SHIMS, "choices": [*CHOICES, f"megatron-core {version}"]}
+    experts = EXPERT_CHOICES if args.num_experts else ()
+    shims = SHIMS | {name: why for name, why in OF_EXPERTS.items() if name in meter.used}
+    return {"shims": shims, "choices": [*CHOICES, *experts, f"megatron-core {version}"]}
 
 
-def _configured(question: dict[str, Any]) -> tuple[Any, Any]:
+def _split_evenly(args: Any, meter: Meter) -> None:
+    """Have tokens go to experts as evenly as can be."""
+    tokens = args.micro_batch_size * args.seq_length // args.context_parallel_size
+    if args.sequence_parallel:
+        tokens //= args.tensor_model_parallel_size
+    even_lists(tokens * args.moe_router_topk)
+
+    def sorted_chunks(rows: Any, sizes: Any, order: Any, probs: Any = None, fused: bool = False) -> tuple[Any, Any]:
+        """Return chunks in the order in which they are, as fake tensors know no other."""
+        parts = (None if part is None else part.split(sizes.tolist()) for part in (rows, probs))
+        moved, weights = (None if part is None else torch.cat(part) for part in parts)
+        return moved, weights
+
+    import_module("megatron.core.transformer.moe.token_dispatcher").sort_chunks_by_idxs = sorted_chunks  # type: ignore[attr-defined]
+    meter.used.add(SPLIT)
+
+
+def _configured(question: dict[str, Any], meter: Meter) -> tuple[Any, Any]:
     """Return Megatron-LM's arguments and the transformer's configuration that it makes of them."""
     if not hasattr(typing, "override"):  # Megatron-LM 0.19 is written for Python 3.12; this is all that 3.11 lacks
         try:
@@ -82,6 +112,10 @@ def _configured(question: dict[str, Any]) -> tuple[Any, Any]:
         raise Refused("megatron-core", f"is {version}; exports are written for {RELEASE}", INSTALL)
     arguments = import_module("megatron.training.arguments")
     words = [word for word in question["arguments"] if word not in WITHOUT]
+    if "flex" in words:
+        words[words.index(DISPATCHER) + 1] = "alltoall"
+        del words[words.index(BACKEND) : words.index(BACKEND) + 2]
+        meter.used.add(EXCHANGE)
     sys.argv = ["pretrain_gpt.py", *words, *FROM_THE_USER, *LOCAL]
     import os
 
@@ -103,19 +137,30 @@ def _models(args: Any, config: Any, meter: Meter) -> list[Any]:
         virtual_pipeline_model_parallel_size=args.virtual_pipeline_model_parallel_size,
         context_parallel_size=args.context_parallel_size,
         expert_model_parallel_size=args.expert_model_parallel_size,
+        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
         order="tp-cp-ep-pp-dp" if args.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
     )
     for group, words in (
         (parallel.get_tensor_model_parallel_group(), "tensor"),
         (parallel.get_data_parallel_group(with_context_parallel=True), "gradient"),
+        (parallel.get_expert_data_parallel_group(), "gradient"),
+        (parallel.get_expert_model_parallel_group(), "expert"),
     ):
         meter.label(group, words)
     import_module("megatron.core.tensor_parallel").model_parallel_cuda_manual_seed(1)
     specs = import_module("megatron.core.models.gpt.gpt_layer_specs")
     gpt = import_module("megatron.core.models.gpt").GPTModel
     float16 = import_module("megatron.core.transformer.module").Float16Module
-    spec = specs.get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
-    spec.submodules.self_attention.submodules.core_attention = _attention_module(meter)
+    if args.num_experts:
+        spec = specs.get_gpt_decoder_block_spec(
+            config, use_transformer_engine=False, normalization=config.normalization
+        )
+        layers = spec.layer_specs
+    else:
+        spec = specs.get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
+        layers = [spec]
+    for layer in layers:
+        layer.submodules.self_attention.submodules.core_attention = _attention_module(meter)
     chunks = args.virtual_pipeline_model_parallel_size or 1
     divisor = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
     vocab = -(-args.vocab_size // divisor) * divisor

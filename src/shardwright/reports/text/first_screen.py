@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from shardwright.cost.trust.evidence import unpublished
+from shardwright.cost.trust.rarity import UNREPORTED, rare_in
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby, Ranking
@@ -14,12 +15,15 @@ from shardwright.reports.text import mixed, outcome, programs, strategy
 from shardwright.reports.text.explain import kinds_words, passed_over_words
 from shardwright.reports.text.layout import WIDTH, labelled
 from shardwright.reports.text.plans import FAR, predicted, whole_run
+from shardwright.reports.text.site import effect_words
 from shardwright.reports.text.terminal import against_rules, heading
+from shardwright.reports.words import in_words
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.units import clock, format_bytes, format_count
 
 FURTHER = "--details has the other plans, memory by stage, where the time goes, what was assumed"
 COLUMN = 10
+NAMED = 3  # kinds of plans that a proof leaves out, of more than are told in full
 ONE_FILE = {"megatron": "run.sh"}  # of targets that write a single file
 
 
@@ -36,6 +40,7 @@ def _answers(ranking: Ranking) -> Iterator[tuple[str, str]]:
     best = ranking.best
     yield from plan_answers(best, whole_run(best), idle=mixed.idle_sentence(ranking))
     yield "how good", "; ".join(_good(ranking))
+    yield from (("not proved", words) for words in _left_out(ranking))
     yield from (("program", words) for words in [programs.program_words(ranking)] if words)
     yield from (("nearby", words) for words in ["; ".join(map(partial(_near, best), ranking.nearby))] if words)
 
@@ -46,6 +51,7 @@ def plan_answers(best: Plan, whole: str, idle: str = "") -> Iterator[tuple[str, 
     yield from (("idle", words) for words in [idle] if words)
     yield "speed", _speed(best)
     yield from (("whole run", words) for words in [whole] if words)
+    yield from (("price", words) for words in ["; ".join(_prices(best))] if words)
     yield "memory", _memory(best)
     yield "bottleneck", outcome.bottleneck(predicted(best))
     yield "how sure", "; ".join(_sure(best))
@@ -76,6 +82,18 @@ def _speed(best: Plan) -> str:
     )
 
 
+def _prices(best: Plan) -> Iterator[str]:
+    """Yield what a GPU of each type costs an hour, and who asks that since when."""
+    for pool in best.cluster.pools:
+        price, dollars = pool.price, pool.dollars_per_node_hour
+        if pool.gpu.name not in best.gpus_by_type or price is None or dollars is None:
+            continue
+        name = f"{pool.gpu.name} " if len(best.gpus_by_type) > 1 else ""
+        market = "spot" if pool.spot else "on demand"
+        whose = f"{price.seller}, {price.date}" if price.seller else "yours" if price.source == "user" else price.date
+        yield f"{name}${dollars / pool.gpus_per_node:.2f} a GPU and hour {market} ({whose})"
+
+
 def _memory(best: Plan) -> str:
     prediction = predicted(best)
     fullest = outcome.fullest(prediction)
@@ -87,8 +105,12 @@ def _memory(best: Plan) -> str:
 
 def _sure(best: Plan) -> Iterator[str]:
     prediction = predicted(best)
+    yield from (words for words in [effect_words(prediction.site)] if words)
     for gpu in unpublished(best.gpus_by_type):
         yield f"no published training run of the {gpu} exists, so the interval is wide"
+    for switch in rare_in(best):
+        if switch.axis != UNREPORTED:
+            yield f"{in_words(switch)} is hardly tested, which widens the interval"
     if prediction.evidence:
         run = prediction.evidence[0]
         far = " (far from this plan)" if run.distance > FAR else ""
@@ -99,12 +121,21 @@ def _good(ranking: Ranking) -> Iterator[str]:
     best = ranking.best
     yield from (words for words in [against_rules(ranking)] if words)
     yield from (words for words in [kinds_words(ranking.kinds, best)] if words)
-    gap, beyond = ranking.search.gap, ranking.search.not_covered
+    gap = ranking.search.gap
     if gap is not None:
         near = "the best" if gap < 5e-5 else f"within {gap:.2%} of the best"
-        outside = "; --details has what these leave out" if beyond else ""
-        yield f"proved {near} of {ranking.search.candidates:,} candidates{outside}"
+        early = "stopped early: " if ranking.search.interrupted else ""
+        yield f"{early}proved {near} of {ranking.search.candidates:,} candidates"
     yield from (words for words in [passed_over_words(ranking.passed_over)] if words)
+
+
+def _left_out(ranking: Ranking) -> Iterator[str]:
+    """Yield what a proof does not cover: a few kinds of plans, and how many more there are."""
+    kinds = ranking.search.not_covered if ranking.search.gap is not None else ()
+    shown = kinds if len(kinds) <= NAMED + 1 else kinds[:NAMED]
+    more = [f"{len(kinds) - len(shown)} other kinds that --details names"] if len(shown) < len(kinds) else []
+    if kinds:
+        yield "plans with " + "; ".join([*map(in_words, shown), *more])
 
 
 def _near(best: Plan, row: Nearby) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -20,6 +20,7 @@ from shardwright.units import GIBIBYTE, GIGA
 
 MOST_NODES, MOST_GPUS_PER_NODE, MOST_DOMAIN_GPUS = 1_000_000, 64, 4096
 # fmt: off
+BOX = "1x2xRTX4090+1x1xRTX3090, or a file with inter_node_gbps for the PCIe between them (docs/how-to.md)"
 POOL_KEYS = (
     "count", "gpu", "gpus", "machine", "memory_gb", "provider", "region", "price_per_hour", "spot",
     "spot_price_per_hour", "preemptions_per_hour", "intra_node_gb_per_second", "intra_node_latency_us",
@@ -60,7 +61,7 @@ def read_pool(
     if rack_nodes or stated["rack_gbps"]:
         section.require("rack_nodes", "say how many machines a rack has")
         section.require("rack_gbps", "say how many Gbit/s leave a rack, in one direction")
-    price = _price(section, hardware, prices)
+    price = _price(section, hardware, stated, prices)
     if hardware is not None and domain is not None and domain % hardware.gpus_per_node:
         message = f"{domain} is no multiple of the {hardware.gpus_per_node} GPUs of a machine"
         section.report("domain_gpus", message, "count the GPUs of whole machines")
@@ -74,21 +75,8 @@ def read_pool(
         site=site,
         rack_nodes=rack_nodes or 0,
         rack_bytes_per_second=(stated["rack_gbps"] or 0.0) * GBIT_BYTES,
-        assumed=(*pool.assumed, *_price_origins(price, pool, prices, spot=spot)),
+        assumed=(*pool.assumed, *([price.assumed] if price.assumed else [])),
     )
-
-
-def _price_origins(
-    price: defaults.PriceGuess, pool: NodePool, own_prices: Sequence[MachinePrice], *, spot: bool
-) -> Iterator[Assumption]:
-    """Yield where a price is from and, of several machines, what those cost whose network is known to be as good."""
-    if price.assumed is None:
-        return
-    yield price.assumed
-    if pool.nodes > 1 and any(assumed.about == defaults.NETWORK for assumed in pool.assumed):
-        apart = defaults.price_with_network(pool, own_prices, spot=spot)
-        if apart is not None:
-            yield apart
 
 
 def _assembled(hardware: _Hardware, stated: Mapping[str, float | None]) -> NodePool:
@@ -139,11 +127,31 @@ def _hardware(section: Section, measured: Mapping[str, Gpu]) -> _Hardware | None
     before = len(section.problems)
     section.require("count", "say how many machines there are")
     nodes = section.integer("count", most=MOST_NODES)
+    if isinstance(section.fields.get("gpus"), Mapping):
+        section.report("gpus", "is of several types, and a group is of one", f"write a group for each type, as {BOX}")
+        return None
     per_node = section.integer("gpus", most=MOST_GPUS_PER_NODE)
+    machine, gpu, reading = _named(section, measured)
+    if machine is not None and per_node not in (None, machine.gpus):
+        section.report("gpus", f"{machine.name} has {machine.gpus} GPUs, not {per_node}", "leave one of them out")
+    if gpu is None or nodes is None or len(section.problems) > before:
+        return None
+    assumed = [Assumption("GPU", reading)] if reading else []
+    if per_node is None:
+        source = machine or reference_machine(gpu)
+        per_node = source.gpus
+        assumed += [] if machine else [Assumption("machine", f"{per_node} GPUs, as in {source.name}")]
+    return _Hardware(gpu=gpu, nodes=nodes, gpus_per_node=per_node, machine=machine, assumed=tuple(assumed))
+
+
+def _named(section: Section, measured: Mapping[str, Gpu]) -> tuple[MachineType | None, Gpu | None, str]:
+    """Return the machine type and the GPU that an entry names or describes, None for what it does not, and what was
+    taken to be meant by the GPU's name; add what is wrong with them to the section's problems."""
     described = section.fields.get("gpu")
-    machine_name = section.text("machine")
-    machine, reading, gpu_name = None, "", None
+    machine_name, gpu_name = section.text("machine"), None
+    machine: MachineType | None = None
     gpu: Gpu | None = None
+    reading = ""
     if not isinstance(described, Mapping):
         gpu_name = section.text("gpu")
     elif machine_name is not None:
@@ -165,22 +173,16 @@ def _hardware(section: Section, measured: Mapping[str, Gpu]) -> _Hardware | None
             gpu = named
     except SpecError as error:
         section.problems.extend(error.problems)
-    if gpu_name is None and machine_name is None and not section.fields.get("gpu"):
+    if gpu_name is None and machine_name is None and not described:
         section.report("gpu", "is missing", "name the GPU or the machine type")
-    if machine is not None and per_node not in (None, machine.gpus):
-        section.report("gpus", f"{machine.name} has {machine.gpus} GPUs, not {per_node}", "leave one of them out")
-    if gpu is None or nodes is None or len(section.problems) > before:
-        return None
-    assumed = [Assumption("GPU", reading)] if reading else []
-    if per_node is None:
-        source = machine or reference_machine(gpu)
-        per_node = source.gpus
-        assumed += [] if machine else [Assumption("machine", f"{per_node} GPUs, as in {source.name}")]
-    return _Hardware(gpu=gpu, nodes=nodes, gpus_per_node=per_node, machine=machine, assumed=tuple(assumed))
+    return machine, gpu, reading
 
 
 def _price(
-    section: Section, hardware: _Hardware | None, own_prices: Sequence[MachinePrice]
+    section: Section,
+    hardware: _Hardware | None,
+    stated: Mapping[str, float | None],
+    own_prices: Sequence[MachinePrice],
 ) -> defaults.PriceGuess | None:
     """Return the price of an entry of `nodes`, the user's figures first, or None after adding its problems."""
     before = len(section.problems)
@@ -215,11 +217,19 @@ def _price(
             region=region,
             own_prices=own_prices,
             spot=taken_back,
+            network=_network_between(hardware, stated["inter_node_gbps"]),
         )
     except SpecError as error:
         section.problems.extend(replace(item, path=section.place_of(item.path)) for item in error.problems)
         return None
     return _merged_price(guess, on_demand, spot)
+
+
+def _network_between(hardware: _Hardware, gbps: float | None) -> float:
+    """Return the bytes per second of one machine to the network that its price is to be for."""
+    if gbps is not None:
+        return gbps * GBIT_BYTES
+    return defaults.network_bytes_per_second(hardware.gpu, hardware.gpus_per_node, hardware.machine).value
 
 
 def _merged_price(guess: defaults.PriceGuess, on_demand: float | None, spot: float | None) -> defaults.PriceGuess:
