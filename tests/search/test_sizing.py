@@ -73,7 +73,8 @@ def test_the_advice_makes_it_fit_and_nothing_less_does(model: str, cluster: str,
                 for length in (size.longest_sequence, size.longest_sequence + 256)
             )
             assert size_of(shorter, size.way.name).fits
-            assert not size_of(longer, size.way.name).fits
+            asked = size.longest_sequence == job.seq_len  # one at a time, where not several
+            assert asked or not size_of(longer, size.way.name).fits
             advised += 1
         if size.fewest_gpus is not None:
             many = replace(pools[0], nodes=size.fewest_gpus // pools[0].gpus_per_node)

@@ -27,6 +27,7 @@ def fit(
     micro_batch: Annotated[int, option(metavar="N", help="Samples that a GPU takes at a time.")] = 1,
     precision: Annotated[str, option(metavar="NAME", help="bf16, fp16 or fp32.")] = "bf16",
     optimizer: Optimizer = "adam",
+    master_weights: options.MasterWeights = None,
     framework: Annotated[str, option(metavar="NAME", help="Software that trains, as for `plan`.")] = "fsdp",
     accept_guess: AcceptGuess = False,
     json: options.AsJson = False,
@@ -57,6 +58,7 @@ def fit(
         seq_len=seq_len or min(USUAL_SEQ_LEN, sized.max_position or USUAL_SEQ_LEN),
         precision=precision,
         optimizer=optimizer,
+        master_weights=master_weights,
         framework=framework,
     )
     sizing = size(sized, cluster, job)

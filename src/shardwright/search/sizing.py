@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardwright.cost.compute.efficiency import Analytic, computes, peak_flops
-from shardwright.cost.frameworks.optimizer import STATE_BYTES
+from shardwright.cost.frameworks.optimizer import paged_width, state_width
 from shardwright.cost.memory.fit_probability import fit_probability
+from shardwright.cost.memory.sizes import trained_share
 from shardwright.errors import SpecError, bad
 from shardwright.plans.abilities import fused_attention_runs
 from shardwright.plans.check import position_problems
@@ -154,7 +155,8 @@ def _size(way: TrainingWay, model: Model, cluster: Cluster, job: Job) -> Size:
         memory = replace(memory, weights_bytes=_quantized_bytes(model))
     pool = cluster.pools[0]
     sharers = min(cluster.gpus, pool.gpus_per_node) / (cluster.gpus if way.sharding != "none" else 1)
-    host = way.offload * (STATE_BYTES[job.optimizer] * model.parameters) * sharers
+    kept = way.offload * state_width(job) + paged_width(job)
+    host = trained_share(job) * kept * model.parameters * sharers
     fitting = fit_probability(memory.total_bytes, memory.capacity_bytes, job) if host <= pool.host_memory_bytes else 0.0
     return Size(way=way, memory=memory, fit_probability=fitting, host_bytes=host)
 

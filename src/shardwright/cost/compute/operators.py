@@ -41,7 +41,7 @@ CAST_BYTES = 4.0  # documented
 # Documented. Per logit, forward and backward: cast to fp32, max, exp and sum, gradient, cast. Unfused, each of cast,
 # maximum, difference, exponential, sum and quotient goes over the logits, and the gradient is scaled before its cast
 # (megatron/core/tensor_parallel/cross_entropy.py, core_v0.19.2).
-LOSS_BYTES = {"fused": (18.0, 12.0), "unfused": (38.0, 14.0)}
+LOSS_BYTES = {"fused": (18.0, 12.0), "unfused": (38.0, 14.0), "chunked": (18.0, 12.0)}
 # The modules that selective recomputation may repeat, one bit each; numeric.
 MODULE_BITS = {name: 1 << place for place, name in enumerate(MODULES)}
 CORE, ACTIVATION, NORMS, UP, MLP, MOE, SHARED = MODULE_BITS.values()

@@ -25,13 +25,14 @@ from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
 class Activations:
     """Bytes of one micro-batch, lists over positions (embedding, kinds of layers, head) of [M]. `core` is what
     selective recomputation frees, `again` what of it lives beside the gradients while it runs again, where its modules
-    are said."""
+    are said. `offloaded` are those of `inputs` that are kept in host memory."""
 
     kept: list[Floats]
     core: list[Floats]
     inputs: list[Floats]
     gradients: list[Floats]
     again: list[Floats]
+    offloaded: list[Floats]
 
 
 def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
@@ -40,6 +41,7 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
     facts, saved = memory_facts(job.framework), widths_of(job).saved
     zero = np.zeros(len(shard.tp))
     kept, core, inputs, gradients, again = [], [], [], [], []
+    to_host = float(job.options.activation_offload == "inputs")
     for layer in model.kinds:
         attention, scores = _attention_bytes(model, layer.attention, shard, job)
         feed_forward = zero
@@ -66,6 +68,7 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         inputs=[embedding, *inputs, head],
         gradients=[zero, *gradients, zero],
         again=[zero, *again, zero],
+        offloaded=[zero, *(to_host * size for size in inputs), zero],
     )
 
 
