@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "shardwright"
 BEGIN, END = "<!-- folder map: docs/make_folder_map.py -->", "<!-- end of the folder map -->"
 FLOORS = (
     "spec",
+    "runs",
     "plans",
     "cost",
     "synthesis",

@@ -50,7 +50,7 @@ def main() -> None:
 def _report(folder: Path) -> Path:
     """Draw the timeline of the plan, and return its report as a page."""
     plan, ranking, page = folder / "plan.json", folder / "ranking.json", folder / "report.html"
-    ranking.write_bytes(_shardwright(*PLAN, "--out", plan, "--json"))
+    ranking.write_bytes(_shardwright(*PLAN, "--out", plan, "--json", "--fewer"))
     _shardwright("draw", plan, "--out", DOCS / "mixed.svg")
     _shardwright("report", ranking, "--out", page)
     return page

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.golden.plans import PLANS
 from tests.measured import real_document, small_document
 from tests.spec.test_machine_profile import PROFILE
 
-from shardwright.discovery.discover import discover
+from shardwright.discovery.discover import discover, discovery_document
 from shardwright.plans.document import save, to_document
 from shardwright.reports.documents.schemas import document_names
 from shardwright.spec.read import machine_profile
@@ -113,9 +112,7 @@ def test_offers_are_as_they_should_be() -> None:
 def test_what_was_discovered_is_as_it_should_be() -> None:
     found = discover("slurm", ask=lambda command: SCONTROL if command[0] == "scontrol" else None)
     holds("cluster", yaml.safe_load(found.text))
-    machines = [asdict(group) for group in found.machines]
-    document = {"source": found.source, "machines": machines, "unseen": found.unseen, "text": found.text}
-    holds("discovery", json.loads(json.dumps(document)))
+    holds("discovery", json.loads(json.dumps(discovery_document(found))))
 
 
 def test_profiles_are_as_they_should_be() -> None:

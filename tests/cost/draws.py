@@ -67,7 +67,7 @@ def some_job(pick: random.Random, model: Model, *, batch: int, gpus: Iterable[Gp
 def _modules(pick: random.Random, model: Model) -> tuple[Module, ...]:
     kinds = model.kinds
     there: list[Module] = ["core_attn"]
-    there += ["layernorm", "mla_up_proj"] if any(kind.attention.latent for kind in kinds) else []
+    there += ["layernorm", "mla_up_proj"] if any(kind.self_attention.latent for kind in kinds) else []
     there += ["mlp"] if any(kind.mlp for kind in kinds) else []
     there += ["moe_act", "layernorm"] if any(kind.moe for kind in kinds) else []
     chosen = {*pick.sample(there, pick.randint(1, len(there)))}
@@ -86,7 +86,7 @@ def some_problem(seed: int) -> tuple[Context, Cluster, Strategies]:
     vpp = pick.choice([1, *(chunks for chunks in (2, 3, 4) if pp > 1 and pp * chunks <= len(model.layers))])
     count = pp * pick.choice((1, 2, 3)) if vpp > 1 else pick.choice((1, 2, 3, 4, 8))
     rest = pool.gpus // pp
-    even = all(layer.attention.heads % 2 == 0 and layer.attention.kv_heads % 2 == 0 for layer in model.layers)
+    even = all(layer.self_attention.heads % 2 == 0 and layer.self_attention.kv_heads % 2 == 0 for layer in model.layers)
     tp = pick.choice([degree for degree in (1, 2) if degree <= rest and (even or degree == 1)])
     dp = pick.randint(1, rest // tp)
     micro_batch = pick.choice((1, 2))

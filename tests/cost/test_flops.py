@@ -143,7 +143,7 @@ def test_presets_are_megatrons(preset, shape):
 
 def test_a_window_bounds_the_tokens_that_a_query_sees():
     model = llama(4, 1024, 8, 8, 4096, 32000)
-    near = replace(model.layers[0], attention=replace(model.layers[0].attention, window=256))
+    near = replace(model.layers[0], attention=replace(model.layers[0].self_attention, window=256))
     gap = layer_flops_per_token(model, model.layers[0], 4096) - layer_flops_per_token(model, near, 4096)
     assert gap == pytest.approx(2 * 2 * 1024 * (2048 - 256))
     assert layer_flops_per_token(model, near, 512) == layer_flops_per_token(model, model.layers[0], 512)

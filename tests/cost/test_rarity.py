@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from shardwright.cost.strategies import ZERO2, plan_of_row, strategies
-from shardwright.cost.trust.rarity import doubt, doubt_of_gpus, doubts, least_doubt_of_several, rare_in, rare_switches
+from shardwright.cost.trust.interval import doubted
+from shardwright.cost.trust.rarity import doubt, rare_count_of_gpus, rare_counts, rare_in, rare_switches
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
@@ -33,11 +34,9 @@ def test_counts_are_those_of_the_published_runs() -> None:
     }
 
 
-def test_each_factor_of_ten_is_two_percent_and_parts_add_up() -> None:
+def test_rare_switches_of_strategies_are_counted() -> None:
     rows = strategies([{}, {"offload": 0.25}, {"sharding": ZERO2}, {"vpp": 12}, {"vpp": 13, "offload": 1.0}])
-    rare, deep = 0.02 * math.log10(3103 / 5), 0.02 * math.log10(134 / 9)
-    np.testing.assert_allclose(doubts(rows), [0.0, rare, rare, 0.0, rare + deep], rtol=1e-9)
-    assert rare == pytest.approx(0.0559, abs=1e-4)
+    np.testing.assert_array_equal(rare_counts(rows), [0, 1, 1, 0, 2])
 
 
 def test_what_a_plan_has_is_named_and_doubted() -> None:
@@ -56,11 +55,17 @@ def test_what_a_plan_has_is_named_and_doubted() -> None:
     assert doubt(mixed) == pytest.approx(0.02 * math.log10(3103 / 23)) == pytest.approx(0.0426, abs=1e-4)
 
 
-def test_gpus_that_nobody_reports_on_count_as_half_a_run() -> None:
-    half, several = 0.02 * math.log10(3103 / 0.5), 0.02 * math.log10(3103 / 23)
-    assert half == pytest.approx(0.0759, abs=1e-4)
-    assert doubt_of_gpus(["H100-SXM"]) == 0.0 and doubt_of_gpus(["RTX3090"]) == pytest.approx(half)
-    assert doubt_of_gpus(["RTX3090", "RTX4090"]) == pytest.approx(half + several), "once, however many"
-    assert least_doubt_of_several(["H100-SXM", "A100-SXM-80", "RTX3090"]) == pytest.approx(several)
-    assert least_doubt_of_several(["H100-SXM", "RTX3090"]) == pytest.approx(half + several)
-    assert least_doubt_of_several(["H100-SXM"]) == 0.0
+def test_gpus_that_nobody_reports_on_are_rare_and_have_an_interval_of_their_own() -> None:
+    assert rare_count_of_gpus(["H100-SXM"]) == 0 and rare_count_of_gpus(["RTX3090"]) == 1
+    assert rare_count_of_gpus(["RTX3090", "RTX4090"]) == 2, "once, however many, and that they are several"
+    cluster = load_cluster("1x4xRTX3090")
+    plan = plan_of_row(
+        strategies([{"pp": 4}]), load_model("llama-2-7b"), make_job(global_batch=8, seq_len=512), cluster, "RTX3090"
+    )
+    assert [switch.name for switch in rare_in(plan)] == ["unreported GPU types"] and doubt(plan) == 0.0
+
+
+def test_a_doubt_widens_the_interval_upwards_alone() -> None:
+    low, high = doubted((0.8, 1.25), 1.0, 0.0559)
+    assert low == 0.8 and math.log(high) == pytest.approx(math.hypot(math.log(1.25), 0.0559))
+    assert doubted((0.8, 1.25), 1.0, 0.0) == (0.8, 1.25)

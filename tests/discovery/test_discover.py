@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.cli.running import refused, run
 
 from shardwright.discovery.discover import Discovery, discover
-from shardwright.discovery.document import Ask, MachineGroup, known
-from shardwright.discovery.kubernetes import kubernetes_machines
+from shardwright.discovery.document import Ask, MachineGroup, grouped, known
+from shardwright.discovery.kubernetes import kubernetes_nodes
 from shardwright.discovery.local import this_machine
-from shardwright.discovery.slurm import slurm_machines
+from shardwright.discovery.slurm import slurm_nodes
 from shardwright.errors import SpecError
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import load_cluster
@@ -102,14 +102,14 @@ def test_two_gpu_types_in_a_machine_are_two_groups() -> None:
 
 
 def test_slurm_counts_equal_nodes_that_are_up() -> None:
-    every = slurm_machines(answers(scontrol=SCONTROL))
+    every = grouped(slurm_nodes(answers(scontrol=SCONTROL)))
     assert [(group.gpu, group.gpus, group.count) for group in every] == [("h100", 8, 2), ("v100", 4, 1)]
     assert every[0].host_memory_gib == 2015.6
-    assert [group.gpu for group in slurm_machines(answers(scontrol=SCONTROL), "train")] == ["h100"]
+    assert discover(ask=answers(scontrol=SCONTROL)).left_out == ("gpu03: DOWN+DRAIN",)
 
 
 def test_kubernetes_counts_nodes_that_take_work() -> None:
-    (found,) = kubernetes_machines(answers(kubectl=KUBERNETES))
+    (found,) = grouped(kubernetes_nodes(answers(kubectl=KUBERNETES)))
     assert (found.gpu, found.gpus, found.count, found.gpu_memory_mib) == ("NVIDIA-A100-SXM4-80GB", 8, 2, 81920.0)
 
 
@@ -145,7 +145,7 @@ def test_nodes_of_kubernetes_as_others_label_them(
     labels: dict[str, str], resource: str, count: str, expected: tuple[str, int] | None
 ) -> None:
     node = {"metadata": {"labels": labels}, "status": {"capacity": {resource: count, "memory": "2Ti"}}}
-    found = kubernetes_machines(lambda _: json.dumps({"items": [node]}))
+    found = grouped(kubernetes_nodes(lambda _: json.dumps({"items": [node]})))
     named = [(gpu.name, group.gpus, group.host_memory_gib) for group in found if (gpu := known(group))]
     assert named == ([] if expected is None else [(*expected, 2048.0)])
 
@@ -153,7 +153,7 @@ def test_nodes_of_kubernetes_as_others_label_them(
 def test_slurm_leaves_out_nodes_that_are_not_there_and_parts_of_gpus() -> None:
     line = "NodeName=n{} Gres=gpu:a100:4,gpu:a100_1g.5gb:7 RealMemory=1024 State={} Partitions=all\n"
     listing = line.format(1, "IDLE") + line.format(2, "FUTURE") + line.format(3, "UNKNOWN")
-    assert [(each.gpu, each.count) for each in slurm_machines(answers(scontrol=listing))] == [("a100", 1)]
+    assert [(each.gpu, each.count) for each in grouped(slurm_nodes(answers(scontrol=listing)))] == [("a100", 1)]
 
 
 @pytest.mark.parametrize(

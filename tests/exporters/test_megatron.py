@@ -64,8 +64,8 @@ def changed_layers(model: Model, **changes: object) -> Model:
 
 
 GELU_GATED = replace(LLAMA_2_70B, activation="gelu_pytorch_tanh")
-ENCODER_LAYER = replace(LLAMA_2_70B.layers[0], attention=replace(LLAMA_2_70B.layers[0].attention, causal=False))
-WIDER = replace(LLAMA_2_70B.layers[0], attention=replace(LLAMA_2_70B.layers[0].attention, kv_heads=16))
+ENCODER_LAYER = replace(LLAMA_2_70B.layers[0], attention=replace(LLAMA_2_70B.layers[0].self_attention, causal=False))
+WIDER = replace(LLAMA_2_70B.layers[0], attention=replace(LLAMA_2_70B.layers[0].self_attention, kv_heads=16))
 VOLTA = replace(H100, name="V100-SXM2", compute_capability="7.0", peak_flops=(("fp16", 125e12),))
 
 
@@ -145,7 +145,7 @@ def test_windows_do_not_go_round_the_ring(kv_heads: int, exchange: str) -> None:
     plan = PLANS["llama-3.1-8b-context"]
     assert "--cp-comm-type" not in to_megatron(plan).arguments
     layer = plan.model.layers[0]
-    attention = replace(layer.attention, window=4096, kv_heads=kv_heads)
+    attention = replace(layer.self_attention, window=4096, kv_heads=kv_heads)
     model = replace(plan.model, layers=(replace(layer, attention=attention),) * len(plan.model.layers))
     words = to_megatron(replace(plan, model=model)).arguments
     assert words[words.index("--cp-comm-type") + 1] == exchange

@@ -58,7 +58,7 @@ def test_scaling_comes_back_from_the_arguments(name: str) -> None:
 def read_back(model: Model) -> RotaryScaling | None:
     """Return the scaling of a launch line with a model's positions."""
     shape = "--num-layers 2 --hidden-size 512 --num-attention-heads 4 --seq-length 4096 --micro-batch-size 1 --bf16"
-    latent = "--multi-latent-attention" if model.kinds[0].attention.latent else ""
+    latent = "--multi-latent-attention" if model.kinds[0].self_attention.latent else ""
     words = shlex.join(word for argument in position_arguments(model, 4096) for word in argument)
     line = (
         f"torchrun --nproc_per_node 1 pretrain_gpt.py {shape} {latent} --global-batch-size 8 --vocab-size 512 {words}"
@@ -84,10 +84,10 @@ def test_megatron_core_makes_the_same_rotation(name: str) -> None:
     from shardwright.runtime.model.rotary import _scaled
 
     model = CASES[name]
-    yarn, scaling, latent = yarn_of(model), model.rotary_scaling, model.kinds[0].attention.latent
+    yarn, scaling, latent = yarn_of(model), model.rotary_scaling, model.kinds[0].self_attention.latent
     assert yarn is not None
     assert scaling is not None
-    width = latent.rope_head_dim if latent else model.kinds[0].attention.head_dim
+    width = latent.rope_head_dim if latent else model.kinds[0].self_attention.head_dim
     plain = 1.0 / model.rotary_base ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
     bounds = core._yarn_find_correction_range(
         yarn.beta_fast,

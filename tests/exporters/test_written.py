@@ -52,7 +52,12 @@ def varied(plan: Plan) -> Plan:
     that are reduced beside the backward pass or not."""
     job = replace(plan.job, global_batch=2 * plan.job.global_batch, seq_len=plan.job.seq_len // 2, tokens=7e9)
     layers = (
-        replace(layer, attention=replace(layer.attention, window=layer.attention.window and 2 * layer.attention.window))
+        replace(
+            layer,
+            attention=replace(
+                layer.self_attention, window=layer.self_attention.window and 2 * layer.self_attention.window
+            ),
+        )
         for layer in plan.model.layers
     )
     model = replace(plan.model, layers=tuple(layers), mtp_layers=2 * plan.model.mtp_layers)

@@ -200,13 +200,16 @@ def test_a_named_model_stands_in_for_the_arguments() -> None:
         (LINE + "--hybrid-layer-pattern MM", "--hybrid-layer-pattern: hybrid models are not described"),
         (LINE + "--overlap-param-gather", "overlap.param_gather"),
         (LINE + "--expert-model-parallel-size 2", "no experts"),
-        (LINE + "--num-experts 8 --moe-layer-freq ([0]*3+[1]*4)", "line 1: not readable as shell text"),
+        (
+            LINE + "--num-experts 8 --moe-layer-freq ([0]*3+[1]*4)",
+            "line 1: bash refuses it: syntax error near unexpected token",
+        ),
         (LINE + "--num-experts 8 --moe-layer-freq '[0]*3+[1]*4'", "lists 7 layers, the model has 80"),
         (LINE + "--num-experts 8 --moe-layer-freq '__import__(0)'", "--moe-layer-freq: .*cannot be read"),
         (LINE + "--optimizer-cpu-offload --optimizer-offload-fraction 2", "--optimizer-offload-fraction: is 2"),
         (LINE.replace("--micro-batch-size 1", ""), "--micro-batch-size: is missing"),
         ("torchrun --nnodes 99 --nproc_per_node 8 pretrain_gpt.py " + LINE, "starts 792 processes"),
-        (LINE + "'unclosed", "line 1: not readable as shell text: the ' is not closed"),
+        (LINE + "'unclosed", "line 1: bash refuses it: unexpected EOF while looking for matching"),
     ],
 )
 def test_errors_name_the_flag_and_the_remedy(line: str, message: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from shardwright.errors import SpecError
 from shardwright.importers.shell.read import read_script
 from shardwright.importers.shell.unknown import is_known
 
@@ -45,3 +46,37 @@ def test_braces_that_never_close_are_looked_at_once() -> None:
     begin = time.perf_counter()
     read_script("torchrun " + "{" * 50_000 + "\n", "snippet.sh")
     assert time.perf_counter() - begin < 10.0  # two minutes, one by one
+
+
+REFUSED = (
+    "echo 'open",
+    'echo "open',
+    "echo `open",
+    "X=$(open",
+    "X=(one two",
+    "if true; then echo",
+    "for i in 1 2; do echo $i",
+    "while true; done",
+    "if true; then echo; done",
+    "case x in a) echo;;",
+    "echo (a b)",
+    "echo; )",
+    "echo | ; echo",
+    "&& echo",
+    "fi",
+    "{ echo; ",
+    "}",
+    "( echo",
+    "echo ${NODES.0}",
+    "echo ${}",
+)
+
+
+@pytest.mark.parametrize("script", REFUSED)
+def test_what_bash_refuses_is_said_in_its_words(script: str) -> None:
+    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
+    judged = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
+    with pytest.raises(SpecError) as caught:
+        read_script(script, "snippet.sh")
+    (problem,) = caught.value.problems
+    assert problem.message.removeprefix("bash refuses it: ") in judged.stderr, judged.stderr

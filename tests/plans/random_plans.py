@@ -98,13 +98,13 @@ def uniform_plans(draw: Any) -> Plan:
     model = draw(models())
     has_experts = any(kind.moe for kind in model.kinds)
     tp, cp, pp, dp = draw(SMALL), draw(SMALL), draw(st.sampled_from([1, 2, 3, 4])), draw(SMALL)
-    if any(kind.attention.latent and kind.attention.window for kind in model.kinds):
+    if any(kind.self_attention.latent and kind.self_attention.window for kind in model.kinds):
         cp = 1
     chunks = draw(st.sampled_from([1, 1, 2, 3])) if pp > 1 else 1
     cuts = draw(st.lists(st.integers(0, len(model.layers)), min_size=pp * chunks - 1, max_size=pp * chunks - 1))
     ends = [0, *sorted(cuts), len(model.layers)]
     counts = [end - start for start, end in itertools.pairwise(ends)]
-    biased = any(kind.attention.out_bias for kind in model.kinds)
+    biased = any(kind.self_attention.out_bias for kind in model.kinds)
     etp = draw(st.sampled_from([1, tp])) if has_experts and not biased else 1
     widths = [n for n in (1, 2, 4, 8) if (tp * cp * dp) % (n * etp) == 0]
     ep = draw(st.sampled_from(widths)) if has_experts else 1

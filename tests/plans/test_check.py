@@ -95,7 +95,7 @@ def test_each_violation_is_named_with_a_remedy(plan: Plan, path: str) -> None:
 def test_key_value_heads_may_be_fewer_than_ranks_but_not_odd() -> None:
     layer = BASE.model.layers[0]
     for kv_heads, legal in ((4, True), (8, True), (16, True), (6, False)):
-        attention = replace(layer.attention, kv_heads=kv_heads)
+        attention = replace(layer.self_attention, kv_heads=kv_heads)
         plan = replace(BASE, model=replace(BASE.model, layers=(replace(layer, attention=attention),) * 80))
         assert (check(plan) == ()) is legal
 

@@ -130,7 +130,7 @@ STAGE = ["replicas", 0, "stages", 1]
         ([*STAGE, "recompute", "granularity"], "sel", "plan: replicas[0].stages[1].recompute.granularity"),
         (["model", "layers"], 80, "plan: model.layers"),
         (["model", "layers", 0, "count"], 10**9, "plan: model.layers[0].count"),
-        (["model", "layers", 0, "mlp"], None, "plan: model.layers[0]"),
+        (["model", "layers", 0], {"attention": None, "mlp": None, "moe": None}, "plan: model.layers[0]"),
         (["model", "layers", 0, "attention", "heads"], None, "plan: model.layers[0].attention.heads"),
         (["cluster", "pools", 0, "gpu", "memory_bytes"], float("nan"), "plan: cluster.pools[0].gpu.memory_bytes"),
         (

@@ -46,7 +46,7 @@ def test_train_holds_weights_gradients_and_state_sends_and_computes_what_its_sha
     assert kinds["state"] == pytest.approx(12 * held / 2, rel=PADDING)
     assert sum(kinds.values()) == rank["tensor_bytes"]
     tokens = SEQUENCE * plan.replicas[0].micro_batches
-    attention = model.layers[0].attention
+    attention = model.layers[0].self_attention
     scores = 2 * attention.heads * attention.head_dim * SEQUENCE  # causal: half of both products
     products = 2 * (model.hidden * (2 * attention.query_width + 2 * attention.key_width) + 3 * 512 * model.hidden)
     assert rank["flops"] == tokens * 2 * (3 * products + 3.5 * scores) / 2

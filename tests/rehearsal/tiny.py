@@ -21,7 +21,7 @@ def tiny_model(layers: int = 4) -> Model:
     """Return Llama 3 with grouped queries in small."""
     large = shardwright.load_model("llama-3-8b")
     (kind,) = large.kinds
-    attention = replace(kind.attention, heads=8, kv_heads=2, head_dim=16, value_head_dim=16)
+    attention = replace(kind.self_attention, heads=8, kv_heads=2, head_dim=16, value_head_dim=16)
     layer = replace(kind, attention=attention, mlp=Mlp(width=512, gated=True))
     return replace(large, name="tiny", hidden=128, vocab=4096, layers=uniform_layers(layer, layers))
 

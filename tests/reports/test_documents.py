@@ -160,4 +160,5 @@ def test_a_later_version_is_refused() -> None:
 
 
 def test_the_causes_of_version_1_are_those_of_today() -> None:
-    assert set(CAUSES.values()) | {"rule"} == {kind_of(cause) for cause in findings.Cause}
+    newer = {"not_looked_at"}  # no search could be stopped
+    assert set(CAUSES.values()) | {"rule"} == {kind_of(cause) for cause in findings.Cause} - newer

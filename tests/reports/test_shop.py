@@ -12,7 +12,8 @@ from shardwright.cost.compute.efficiency import Analytic
 from shardwright.plans.plan import PLAN_VERSION
 from shardwright.reports.documents.shop import shop_document
 from shardwright.reports.html.report import report
-from shardwright.reports.text.shop import chances, chosen, shop_text
+from shardwright.reports.text.shop import chosen, shop_text
+from shardwright.search.market.picks import limits_of
 from shardwright.search.market.result import Shopping
 from shardwright.search.market.shop import shop
 from shardwright.spec.read.model import load_model
@@ -110,7 +111,7 @@ def test_beside_spot_stands_the_cheapest_on_demand_within_the_deadline_with_its_
     assert asked.front[safe].dollars == min(others)
     text = " ".join(shop_text(asked, MODEL, JOB, (), 110).split())
     assert f"The same on demand: choice {safe + 1}, " in text
-    odds = chances(asked.front[safe], asked)
+    odds = limits_of(asked).chances(asked.front[safe])
     assert list(odds) == ["deadline"] and 0.0 < odds["deadline"] < 1.0
     assert f"{odds['deadline']:.0%} sure to keep the deadline" in text
     document = json.loads(json.dumps(shop_document(asked, ())))

@@ -105,7 +105,7 @@ def _model(random: Random) -> Model:
 def _layer(random: Random, kind: Layer) -> Layer:
     """A layer of a kind, of which some have a window, and some a dense block in place of experts."""
     if random.random() < 0.2:
-        kind = replace(kind, attention=replace(kind.attention, window=random.choice((3, 5))))
+        kind = replace(kind, attention=replace(kind.self_attention, window=random.choice((3, 5))))
     if kind.moe and random.random() < 0.2:
         kind = replace(kind, moe=None, mlp=Mlp(width=48, gated=True))
     return kind

@@ -67,7 +67,7 @@ def scaled(**values: Any) -> Change:
 
 
 WINDOWED = replace(
-    DENSE, layers=(replace(DENSE.layers[0], attention=replace(DENSE.layers[0].attention, window=3)),) * 2
+    DENSE, layers=(replace(DENSE.layers[0], attention=replace(DENSE.layers[0].self_attention, window=3)),) * 2
 )
 NORMED = attention(qk_norm=True)(DENSE)
 GROUPED = inside("moe", router_groups=2, router_top_groups=1)

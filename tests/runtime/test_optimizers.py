@@ -46,7 +46,7 @@ EIGHT = replace(ADAM, method="adamw8bit", learning_rate=2e-4)
 def wide() -> Model:
     """Two layers of which tensor parallelism 2 leaves rows of 256 weights: blocks of 8-bit moments are then the same."""
     model = tiny_model(2, hidden=256)
-    attention = replace(model.layers[0].attention, head_dim=128, value_head_dim=128)
+    attention = replace(model.layers[0].self_attention, head_dim=128, value_head_dim=128)
     layer = replace(model.layers[0], attention=attention, mlp=Mlp(width=512, gated=True))
     return replace(model, layers=(layer, layer))
 

@@ -31,7 +31,17 @@ def predicted_plan() -> tuple[Plan, Prediction]:
 def test_each_stage_stands_beside_its_forecast() -> None:
     plan, prediction = predicted_plan()
     ranks = [
-        RankSummary(rank=rank, busy_seconds=0.3, waiting_seconds=0.1, span_seconds=0.4, peak_memory_bytes=10**9)
+        RankSummary(
+            rank=rank,
+            busy_seconds=0.3,
+            waiting_seconds=0.1,
+            span_seconds=0.4,
+            data_seconds=0.01,
+            sync_seconds=0.02,
+            update_seconds=0.01,
+            irregularity=0.0,
+            peak_memory_bytes=10**9,
+        )
         for rank in range(3)
     ]
     document = summary_document(layout_of(plan), ranks, [9.0, 0.5, 0.5])

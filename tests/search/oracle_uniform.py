@@ -63,7 +63,7 @@ def tensor_parallel_works(context: Context, tp: int) -> bool:
     if pool.domain_gpus % tp or (pool.gpus_per_node % tp and tp % pool.gpus_per_node) or model.hidden % tp:
         return False
     for layer in model.layers:
-        heads, kv_heads = layer.attention.heads, layer.attention.kv_heads
+        heads, kv_heads = layer.self_attention.heads, layer.self_attention.kv_heads
         if heads % tp or (kv_heads % tp and tp % kv_heads):
             return False
         if (layer.mlp and layer.mlp.width % tp) or (layer.moe and layer.moe.shared_width % tp):
@@ -74,7 +74,7 @@ def tensor_parallel_works(context: Context, tp: int) -> bool:
 def context_parallel_works(context: Context, cp: int) -> bool:
     if cp == 1:
         return True
-    causal = all(layer.attention.causal for layer in context.model.layers)
+    causal = all(layer.self_attention.causal for layer in context.model.layers)
     return causal and cp <= 64 and context.job.seq_len % (2 * cp) == 0
 
 
@@ -230,7 +230,17 @@ def layout_numbers(rows: Strategies) -> np.ndarray:
     return np.unique(np.stack([getattr(rows, name) for name in LAYOUT], axis=1), axis=0, return_inverse=True)[1]
 
 
-def doubts(rows: Strategies) -> np.ndarray:
-    """Return 2 % for each factor of ten by which published runs with what a row has are outnumbered, [N]."""
-    rare = ((rows.offload > 0, 5, 3103), (rows.sharding == ZERO2, 5, 3103), (rows.vpp > 12, 9, 134))
-    return np.array(sum(0.02 * has * math.log10(of / runs) for has, runs, of in rare))
+def rare_switches(rows: Strategies) -> np.ndarray:
+    """Return how much a row has of what hardly any published run has, [N]."""
+    return (rows.offload > 0) * 1 + (rows.sharding == ZERO2) + (rows.vpp > 12)
+
+
+def preferred(cost: np.ndarray, rows: Strategies, layout: np.ndarray, indifference: float) -> list[tuple]:
+    """Return (beyond, rare switches, cost) of the best row of each layout, best first: of those that cost at most
+    `indifference` more than the least, the ones with the fewest rare switches."""
+    within = cost.min(initial=np.inf) * (1.0 + indifference)
+    best: dict[int, tuple] = {}
+    for value, rare, place in zip(cost, rare_switches(rows), layout, strict=True):
+        key = (True, 0, value) if value > within else (False, int(rare), value)
+        best[place] = min(key, best.get(place, key))
+    return sorted(best.values())

@@ -16,7 +16,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.iteration.evaluate import evaluate
 from shardwright.cost.layers.measured import MeasuredLayers
 from shardwright.cost.strategies import Strategies
-from shardwright.search.objective import Objective
+from shardwright.search.objective import INDIFFERENCE, Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space
 from shardwright.search.uniform.search import search
@@ -37,8 +37,10 @@ def assert_optimal(problem: Problem, where: Context, allowed: Bools, rows: Strat
     assert bool(found.ranked) == bool(len(cost))
     if len(cost):
         value, row = found.ranked[0]
-        doubted = cost * (1.0 + oracle.doubts(verdict.rows.take(np.flatnonzero(fits))))
-        np.testing.assert_allclose(value * (1.0 + oracle.doubts(row)[0]), doubted.min(), rtol=1e-9)
+        rows = verdict.rows.take(np.flatnonzero(fits))
+        ((beyond, rare, least),) = oracle.preferred(cost, rows, np.zeros(len(cost), dtype=int), INDIFFERENCE)
+        np.testing.assert_allclose(value, least, rtol=1e-9)
+        assert not beyond and oracle.rare_switches(row)[0] == rare
         assert found.least is not None
         np.testing.assert_allclose(found.least[0], cost.min(), rtol=1e-9)
 

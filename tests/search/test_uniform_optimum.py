@@ -15,6 +15,7 @@ from tests.search.problems import Problem, problems, solved, values
 
 from shardwright.cost.iteration.evaluate import evaluate
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
+from shardwright.rounding import coarse
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space
@@ -34,23 +35,24 @@ def test_search_finds_the_best_strategy_of_the_best_layouts(examples: int):
 def require_the_best(problem: Problem) -> None:
     where, verdict = solved(problem)
     cost, layout = values(where, verdict), oracle.layout_numbers(verdict.rows)
-    doubted = cost * (1.0 + oracle.doubts(verdict.rows))
-    best = np.full(layout.max(initial=-1) + 1, np.inf)
-    np.minimum.at(best, layout[verdict.fits], doubted[verdict.fits])
-    expected = np.sort(best[np.isfinite(best)])
+    fitting = np.flatnonzero(verdict.fits & np.isfinite(cost))
+    fit_rows, fit_cost = verdict.rows.take(fitting), np.asarray(coarse(cost[fitting]))
 
     space, objective = (
         Space(pins=MappingProxyType(problem.pins)),
         Objective(model=where.model, job=where.job, pool=where.pool),
     )
     known = evaluate(where, verdict.rows.take(slice(None, None, len(verdict.rows) // 4 + 1)))
-    for top, start in ((1, None), (3, None), (3, known), (ALL, None)):
-        found = search(where, space, Filters(), objective, top=top, start=start)
-        weighed = [value * (1.0 + oracle.doubts(row)[0]) for value, row in found.ranked]
-        np.testing.assert_allclose(weighed, expected[:top], rtol=1e-9)
-        assert (found.least is None) == (not len(expected))
+    for top, start, part in ((1, None, 0.01), (3, None, 0.01), (3, known, 0.1), (3, None, 0.0), (ALL, None, 0.05)):
+        found = search(where, space, Filters(), objective, top=top, start=start, indifference=part)
+        expected = oracle.preferred(fit_cost, fit_rows, layout[fitting], part)[:top]
+        np.testing.assert_allclose([value for value, _ in found.ranked], [value for *_, value in expected], rtol=1e-9)
+        least = fit_cost.min(initial=np.inf)
+        for (value, row), (beyond, rare, _) in zip(found.ranked, expected, strict=True):
+            assert beyond == (value > least * (1.0 + part)) and (beyond or oracle.rare_switches(row)[0] == rare)
+        assert (found.least is None) == (not len(fit_cost))
         if found.least is not None:
-            np.testing.assert_allclose(found.least[0], cost[verdict.fits].min(), rtol=1e-9)
+            np.testing.assert_allclose(found.least[0], least, rtol=1e-9)
         assert found.candidates == len(verdict.rows)
         assert found.costed + sum(number for _, number in found.rejected) == found.candidates
         assert all(number > 0 for _, number in found.rejected)

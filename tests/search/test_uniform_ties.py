@@ -23,11 +23,14 @@ def test_of_equal_rows_the_same_wins_in_whatever_order_they_come(seed):
     rows = strategies([{"first_layers": int(a), "last_layers": int(b)} for a, b in draw.integers(1, 4, (40, 2))])
     found = set()
     for _ in range(5):
-        best = Best(3)
+        best = Best(3, 0.01)
         for part in np.array_split(draw.permutation(40), draw.integers(1, 8)):
             best.offer(layouts[part], values[part], rows.take(part))
         found.add(
-            tuple((value, layout, *(getattr(row, name)[0] for name in COLUMNS)) for value, layout, row in best.ranked())
+            tuple(
+                (entry.value, entry.layout, *(getattr(entry.row, name)[0] for name in COLUMNS))
+                for entry in best.ranked()
+            )
         )
     assert len(found) == 1
 

@@ -22,6 +22,7 @@ BOILERPLATE = (
     "chunk_size_feed_forward", "problem_type", "initializer_range", "init_std", "use_cache", "pad_token_id",
     "bos_token_id", "eos_token_id", "_name_or_path",
 )  # fmt: skip
+BALANCING = ("e_score_correction_bias", "expert_bias")
 BASE: dict[str, Any] = {
     "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 6, "num_attention_heads": 8,
     "num_key_value_heads": 2, "max_position_embeddings": 128,
@@ -62,6 +63,31 @@ LLAMA4: dict[str, Any] = LOCAL | {
     "head_dim": 16, "intermediate_size": 40, "intermediate_size_mlp": 172, "interleave_moe_layer_step": 2,
     "attention_chunk_size": 32,
 }  # fmt: skip
+HYBRID: dict[str, Any] = BASE | {
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 24, "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}  # fmt: skip
+NEMOTRON_H: dict[str, Any] = {
+    "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 172, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 16, "ssm_state_size": 24, "mamba_num_heads": 8, "mamba_head_dim": 16,
+    "n_groups": 2, "conv_kernel": 4, "expand": 2, "n_routed_experts": 6, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 80,
+}  # fmt: skip
+JAMBA: dict[str, Any] = BASE | {
+    "mamba_d_state": 8, "mamba_dt_rank": 6, "num_experts": 4, "attn_layer_period": 3, "attn_layer_offset": 1,
+}  # fmt: skip
+STATE: dict[str, Any] = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 3, "state_size": 8}
+DELTA: dict[str, Any] = BASE | {
+    "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+}  # fmt: skip
+KIMI: dict[str, Any] = BASE | {
+    "num_key_value_heads": 8, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20,
+    "num_experts": 6, "num_experts_per_token": 2, "moe_intermediate_size": 40, "num_shared_experts": 1,
+    "num_expert_group": 1, "topk_group": 1, "mlp_layer_types": SPARSE,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"] + ["linear_attention"] * 2,
+}  # fmt: skip
+INDEXED: dict[str, Any] = DEEPSEEK | {"index_topk": 32, "index_n_heads": 4, "index_head_dim": 16}
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", BASE),
     ("llama", BASE | {"tie_word_embeddings": True, "head_dim": 16}),
@@ -193,6 +219,49 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("vaultgemma", BASE | {"head_dim": 32, "sliding_window": 32}),
     ("xglm", {"vocab_size": 1000, "d_model": 64, "num_layers": 3, "attention_heads": 8, "ffn_dim": 200}),
     ("youtu", LATENT),
+    ("afmoe", BASE | EXPERTS | {"head_dim": 16, "sliding_window": 32, "num_shared_experts": 1, "num_dense_layers": 2}),
+    ("bailing_hybrid", KIMI | {
+        "head_dim": 12, "layer_types": None, "layer_group_size": 3, "num_nextn_predict_layers": 0,
+    }),
+    ("bamba", HYBRID | {"attn_layer_indices": [1, 4]}),
+    ("bamba", HYBRID | {"attn_layer_indices": [3], "mamba_proj_bias": True, "attention_bias": True, "mlp_bias": True}),
+    ("deepseek_v32", INDEXED),
+    ("deepseek_v32", INDEXED | {"attention_bias": True}),
+    ("falcon_h1", HYBRID | {"mamba_d_ssm": 128}),
+    ("falcon_h1", HYBRID | {"mamba_d_ssm": 128, "mamba_rms_norm": True, "projectors_bias": True}),
+    ("falcon_mamba", STATE | {"time_step_rank": 6}),
+    ("glm_moe_dsa", INDEXED),
+    ("glm_moe_dsa", INDEXED | {"indexer_types": ["full", "shared", "shared"] * 2}),
+    ("granitemoehybrid", HYBRID | {
+        "num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 80, "intermediate_size": 40,
+        "layer_types": ["linear_attention", "full_attention"] * 3,
+    }),
+    ("granitemoehybrid", HYBRID | {
+        "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 80,
+        "layer_types": ["linear_attention", "full_attention"] * 3, "position_embedding_type": "rope",
+    }),
+    ("jamba", JAMBA),
+    ("jamba", JAMBA | {"expert_layer_period": 3, "expert_layer_offset": 2, "mamba_proj_bias": True}),
+    ("kimi_linear", KIMI | {"linear_num_heads": 4, "linear_head_dim": 12}),
+    ("lara_mini", DELTA | EXPERTS | SHARED | {
+        "layer_types": ["linear_attention", "sliding_attention", "full_attention"] * 2, "sliding_window": 32,
+    }),
+    ("lfm2", BASE | {"layer_types": ["conv", "full_attention"] * 3}),
+    ("lfm2", BASE | {"full_attn_idxs": [2, 5], "conv_bias": True, "block_auto_adjust_ff_dim": False}),
+    ("lfm2_moe", BASE | EXPERTS | {"num_dense_layers": 2, "layer_types": ["conv", "full_attention"] * 3}),
+    ("mamba", STATE),
+    ("mamba", STATE | {"time_step_rank": 6, "use_bias": True, "tie_word_embeddings": False}),
+    ("mamba2", STATE | {"num_heads": 8, "head_dim": 16, "n_groups": 2}),
+    ("mamba2", STATE | {"num_heads": 8, "head_dim": 16, "n_groups": 1, "use_bias": True, "use_conv_bias": False}),
+    ("minimax", LOCAL | {"head_dim": 16}),
+    ("nemotron_h", NEMOTRON_H | {"hybrid_override_pattern": "M-M*-M-"}),
+    ("nemotron_h", NEMOTRON_H | {"hybrid_override_pattern": "MEM*EME", "moe_latent_size": 32}),
+    ("olmo_hybrid", DELTA),
+    ("qwen3_5_moe_text", DELTA | EXPERTS | SHARED),
+    ("qwen3_5_text", DELTA | {"tie_word_embeddings": True}),
+    ("qwen3_next", DELTA | EXPERTS | SHARED),
+    ("qwen3_next", DELTA | EXPERTS | SHARED | {"mlp_only_layers": [0], "attention_bias": True}),
+    ("recurrent_gemma", BASE | {"intermediate_size": 176, "lru_width": 80, "attention_window_size": 32}),
 )  # fmt: skip
 
 
@@ -239,7 +308,7 @@ def parameters(config: Any, named: str) -> int:
     with torch.device("meta"):
         model = build(config)
     model.tie_weights()
-    balancing = (b.numel() for name, b in model.named_buffers() if "e_score_correction_bias" in name)
+    balancing = (b.numel() for name, b in model.named_buffers() if name.endswith(BALANCING))
     return sum(parameter.numel() for parameter in model.parameters()) + sum(balancing)
 
 

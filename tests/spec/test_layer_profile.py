@@ -110,7 +110,7 @@ def test_the_stand_in_has_the_sizes_of_the_profile() -> None:
     assert (model.hidden, model.vocab, model.learned_positions, len(model.layers)) == (1024, 50304, 2048, 24)
     measured = sum(real_document()["entries"][0]["weight_bytes"]) / 4
     assert model.parameters == pytest.approx(measured, rel=1e-4)
-    assert model.layers[0].attention.heads % 2 == 0
+    assert model.layers[0].self_attention.heads % 2 == 0
 
 
 def test_without_model_the_sizes_must_be_there() -> None:

@@ -37,7 +37,7 @@ def test_a_file_and_its_folder_are_the_same_model(tmp_path: Path) -> None:
     model = load_model(folder)
     assert model == load_model(folder / "config.json")
     assert model.name == "tiny"
-    assert model.layers[0].attention.kv_heads == 2
+    assert model.layers[0].self_attention.kv_heads == 2
 
 
 def test_yaml_and_config_agree() -> None:
@@ -121,7 +121,7 @@ def test_dense_layers_before_experts() -> None:
 
 def test_gemma_alternates_windows() -> None:
     config = {**LLAMA, "model_type": "gemma3_text", "num_hidden_layers": 12, "sliding_window": 16}
-    windows = [layer.attention.window for layer in model_of_config(config, "config.json").layers]
+    windows = [layer.self_attention.window for layer in model_of_config(config, "config.json").layers]
     assert windows == ([16] * 5 + [None]) * 2
 
 

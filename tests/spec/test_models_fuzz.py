@@ -51,7 +51,7 @@ def test_any_changed_preset_is_a_model_or_a_clear_error(name: str, change: dict[
     else:
         assert 0 < model.active_parameters <= model.parameters
         assert len(model.layers) >= 1
-        assert all((layer.mlp is None) != (layer.moe is None) for layer in model.layers)
+        assert all(layer.sublayers and not (layer.mlp and layer.moe) for layer in model.layers)
 
 
 @settings(max_examples=300)

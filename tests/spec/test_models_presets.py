@@ -39,11 +39,59 @@ EXACT = {
     "starcoder2-15b": 15_957_889_024,
     "chatglm3-6b": 6_243_584_000,
     "glm-4-32b": 32_566_081_536,
+    "nemotron-nano-9b-v2": 8_888_227_328,
+    "nemotron-nano-12b-v2": 12_310_001_152,
+    "nemotron-3-nano-30b-a3b": 31_577_940_288,
+    "jamba-v0.1": 51_570_323_328,
+    "granite-4.0-h-tiny": 6_939_037_248,
+    "granite-4.0-h-micro": 3_191_396_096,
+    "falcon-h1-0.5b": 521_411_104,
+    "falcon-h1-34b": 33_642_516_224,
+    "mamba-130m": 129_135_360,
+    "mamba-370m": 371_516_416,
+    "mamba-790m": 793_204_224,
+    "mamba-1.4b": 1_372_178_432,
+    "mamba-2.8b": 2_768_345_600,
+    "mamba2-130m": 128_989_632,
+    "mamba2-2.7b": 2_702_599_680,
+    "mamba-codestral-7b": 7_285_403_648,
+    "falcon-mamba-7b": 7_272_665_088,
+    "qwen3-next-80b-a3b": 79_674_391_296,
+    "minimax-text-01": 456_089_655_296,
+    "lfm2-350m": 354_483_968,
+    "lfm2-700m": 742_489_344,
+    "lfm2-1.2b": 1_170_340_608,
+    "lfm2-2.6b": 2_569_272_320,
+    "recurrentgemma-2b": 2_682_862_080,
+    "rwkv-7-0.1b": 191_034_624,
+    "rwkv-7-0.4b": 450_767_872,
+    "rwkv-7-1.5b": 1_527_404_544,
+    "rwkv-7-2.9b": 2_947_735_040,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
+    "minimax-m2": 228_689_764_864,
+    "olmo-3-7b": 7_298_011_136,
+    "olmo-3-32b": 32_233_522_176,
+    "olmo-2-13b": 13_716_198_400,
+    "olmoe-1b-7b": 6_919_161_856,
+    "smollm3-3b": 3_075_098_624,
+    "seed-oss-36b": 36_151_104_512,
 }
 # In billions, to the digits that arXiv 2104.04473 table 1 and the models' reports print.
 ROUNDED = {
     "gpt-1.7b": 1.7, "gpt-3.6b": 3.6, "gpt-7.5b": 7.5, "gpt-18b": 18.4, "gpt-39b": 39.1, "gpt-76b": 76.1,
     "gpt-145b": 145.6, "gpt-310b": 310.1, "gpt-530b": 529.6, "gpt-1t": 1008.0, "nemotron-4-340b": 341.0,
+    "nemotron-h-8b": 8.1, "nemotron-3-super-120b-a12b": 120.7, "jamba-1.5-large": 398.6, "granite-4.0-h-small": 32.2, "granite-4.0-h-1b": 1.5, "falcon-h1-7b": 7.6, "bamba-9b": 9.8, "mamba2-370m": 0.37, "mamba2-780m": 0.78, "mamba2-1.3b": 1.3, "kimi-linear-48b-a3b": 49.1, "recurrentgemma-9b": 8.6, "deepseek-v3.2": 671.9, "llama-4-scout": 107.8, "llama-4-maverick": 400.7,
+}  # fmt: skip
+# Named by whole billions; Qwen's with the layer of multi-token prediction, which no count here has.
+WHOLE = {
+    "qwen3.5-9b": 9, "qwen3.5-27b": 27, "qwen3.5-35b-a3b": 35, "qwen3.5-122b-a10b": 122, "qwen3.5-397b-a17b": 397, "olmo-hybrid-7b": 7, "glm-5": 744,
+}  # fmt: skip
+# In billions, what one token uses, where the names or reports of models say it.
+ACTIVE = {
+    "nemotron-3-nano-30b-a3b": 3.6, "nemotron-3-super-120b-a12b": 12.7, "jamba-v0.1": 12, "jamba-1.5-large": 94,
+    "qwen3-next-80b-a3b": 3.9, "qwen3.5-397b-a17b": 17, "kimi-linear-48b-a3b": 3, "minimax-text-01": 46,
+    "llama-4-scout": 17, "llama-4-maverick": 17, "granite-4.0-h-small": 9, "lfm2-8b-a1b": 1.5,
 }  # fmt: skip
 # Totals with SigLIP-400m and the projection into the text model.
 GEMMA_3 = {"gemma-3-4b": 4_300_079_472, "gemma-3-12b": 12_187_325_040, "gemma-3-27b": 27_432_406_640}
@@ -60,6 +108,21 @@ def test_count_is_the_published_one(name: str, published: int) -> None:
 @pytest.mark.parametrize(("name", "billions"), ROUNDED.items())
 def test_count_rounds_to_the_published_one(name: str, billions: float) -> None:
     assert abs(load_model(name).parameters / 1e9 - billions) <= 0.0501
+
+
+@pytest.mark.parametrize(("name", "billions"), WHOLE.items())
+def test_count_is_what_the_name_says(name: str, billions: float) -> None:
+    assert load_model(name).parameters / 1e9 == pytest.approx(billions, rel=0.01, abs=0.5)
+
+
+@pytest.mark.parametrize(("name", "billions"), ACTIVE.items())
+def test_active_count_is_the_published_one(name: str, billions: float) -> None:
+    """Reports differ in whether embeddings count."""
+    assert load_model(name).active_parameters / 1e9 == pytest.approx(billions, rel=0.06, abs=0.5)
+
+
+def test_lfm2_8b_without_its_balancing_biases() -> None:
+    assert load_model("lfm2-8b-a1b").parameters - 22 * 32 == 8_339_929_856
 
 
 @pytest.mark.parametrize(("name", "published"), GEMMA_3.items())

@@ -37,11 +37,12 @@ def test_the_config_that_transformers_writes_is_the_same_model(row: dict[str, An
     model = model_of_config(row["config"], "config.json")
     assert model.parameters == row["parameters"]
     assert model.assumed == ()
-    assert model.position == FAMILIES[model.family].position or row["given"].get("alibi")
+    given = row["given"].get("position_embedding_type", "alibi" if row["given"].get("alibi") else None)
+    assert model.position == (given or FAMILIES[model.family].position)
 
 
-def test_every_family_but_one_is_compared() -> None:
-    assert set(FAMILIES) - {label(row) for row in COUNTS} == {"chatglm"}  # not in transformers
+def test_every_family_but_two_is_compared() -> None:
+    assert set(FAMILIES) - {label(row) for row in COUNTS} == {"chatglm", "rwkv7"}  # not in transformers
 
 
 @pytest.mark.parametrize("row", DEFAULTS, ids=itemgetter("model_type"))
@@ -106,6 +107,62 @@ def test_windows_as_transformers_lists_them() -> None:
         types = row["config"].get("layer_types")
         if types:
             layers = model_of_config(row["given"], "config.json").layers
-            assert [layer.attention.window is not None for layer in layers] == [
-                kind != "full_attention" for kind in types
+            assert [layer.window is not None for layer in layers] == [
+                kind in ("sliding_attention", "chunked_attention") for kind in types
             ], label(row)
+
+
+def test_blocks_as_transformers_lists_them() -> None:
+    """A block with a mixer is one that transformers calls linear_attention, or conv."""
+    mixed = 0
+    for row in COUNTS:
+        types = row["config"].get("layer_types") or row["config"].get("layers_block_type")
+        if types and FAMILIES[row["config"]["model_type"]].mixer:
+            layers = model_of_config(row["given"], "config.json").layers
+            assert [layer.mixer is not None for layer in layers] == [
+                kind in ("linear_attention", "conv") for kind in types
+            ], label(row)
+            mixed += 1
+    assert mixed >= 12
+
+
+@pytest.mark.parametrize(
+    ("config", "place", "words"),
+    [
+        ({"hybrid_override_pattern": "M-X*"}, "hybrid_override_pattern", "'X' is no known kind of block"),
+        ({"hybrid_override_pattern": ""}, "layers_block_type", "is missing"),
+        ({"layers_block_type": ["linear_attention", "attentive"]}, "layers_block_type", "is no known kind of layer"),
+        ({"layers_block_type": ["hybrid"]}, "layers_block_type", "is no known kind of layer"),
+        ({"hybrid_override_pattern": "ME", "n_routed_experts": None}, "num_local_experts", "is missing"),
+        ({"hybrid_override_pattern": "M-", "intermediate_size": None}, "intermediate_size", "is missing"),
+        ({"hybrid_override_pattern": "M-", "num_hidden_layers": 3}, "hybrid_override_pattern", "lists 2 layers"),
+        ({"hybrid_override_pattern": "M", "n_groups": 3}, "n_groups", "does not divide 8 heads"),
+        ({"hybrid_override_pattern": "M", "mamba_num_heads": None, "num_heads": None}, "num_heads", "is missing"),
+    ],
+)
+def test_a_pattern_that_says_no_block_is_refused(config: dict[str, object], place: str, words: str) -> None:
+    given = next(row["given"] for row in COUNTS if label(row) == "nemotron_h")
+    plain = {key: value for key, value in given.items() if key != "hybrid_override_pattern"}
+    with pytest.raises(SpecError) as caught:
+        model_of_config(plain | config, "config.json")
+    assert f"config.json: {place}: " in str(caught.value)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "mixers"),
+    [
+        ({"model_type": "minimax", "attn_type_list": [0, 1, 0, 0, 1, 0]}, [1, 0, 1, 1, 0, 1]),
+        ({"model_type": "lfm2", "full_attn_idxs": [1, 4]}, [1, 0, 1, 1, 0, 1]),
+        ({"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"] * 3}, [1, 0] * 3),
+        ({"model_type": "qwen3_next", "full_attention_interval": 3}, [1, 1, 0] * 2),
+        ({"model_type": "kimi_linear", "layer_types": None,
+          "linear_attn_config": {"full_attn_layers": [2, 6], "num_heads": 4, "head_dim": 12}}, [1, 0, 1, 1, 1, 0]),
+    ],
+)  # fmt: skip
+def test_patterns_of_published_configs(config: dict[str, object], mixers: list[int]) -> None:
+    """What configs on Hugging Face write where transformers itself writes `layer_types`."""
+    given = next(row["given"] for row in COUNTS if label(row) == config["model_type"])
+    plain = {key: value for key, value in given.items() if key != "layer_types"}
+    layers = model_of_config(plain | config, "config.json").layers
+    assert [int(layer.mixer is not None) for layer in layers] == mixers

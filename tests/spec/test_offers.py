@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
-from shardwright.spec.catalog.price_rule import typical_price
+from shardwright.spec.catalog.price_rule import typical_price, with_network
 from shardwright.spec.catalog.prices import prices
 from shardwright.spec.offers import FAILURES_PER_GPU_HOUR, Offer, Offers, Terms
 from shardwright.spec.read.cluster import build_cluster, load_cluster
@@ -118,7 +118,8 @@ def test_of_the_price_table_each_gpu_and_market_has_the_typical_price_of_its_mac
     }
     for offer in found.offers:
         alike = [row for row in prices(gpu=offer.pool.gpu.name) if row.gpus == offer.pool.gpus_per_node]
-        typical = typical_price(alike, offer.pool.gpus_per_node, spot=offer.market == "spot")
+        network = load_cluster(f"1x8x{offer.pool.gpu.name}").pools[0].inter_bytes_per_second
+        typical = typical_price(with_network(alike, network), offer.pool.gpus_per_node, spot=offer.market == "spot")
         assert typical is not None and offer.dollars_per_hour == typical.dollars
         assert offer.pool.gpus <= 64
         assert offer.pool.price is not None and offer.pool.price.source != "user"

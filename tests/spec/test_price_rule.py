@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cli.running import run
 
+from shardwright.spec.catalog.machines import machines
 from shardwright.spec.catalog.price_rule import typical_price
 from shardwright.spec.catalog.prices import MachinePrice, prices
-from shardwright.spec.cluster import Price
-from shardwright.spec.read.cluster import load_cluster
+from shardwright.spec.cluster import NodePool, Price
+from shardwright.spec.read.cluster import build_cluster, load_cluster
 from shardwright.spec.read.offers import offers_from_prices
 
 
@@ -86,7 +87,38 @@ def test_every_price_says_when_it_was() -> None:
     assert not any("undated" in found.price.date for found in prices())
 
 
-def test_the_price_of_a_fast_network_is_shown_apart() -> None:
-    several, single = (load_cluster(f"{nodes}x8xH100-SXM").pools[0].assumed for nodes in (4, 1))
-    assert any("network is known" in each.about and "nebius" in each.words for each in several)
-    assert not any("network is known" in each.about for each in single)
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_the_price_is_of_machines_that_have_the_network(nodes: int) -> None:
+    """InfiniBand is priced in: who sells H100s on Ethernet does not count, and an A100 machine costs less."""
+    h100, a100 = (load_cluster(f"{nodes}x8x{gpu}").pools[0] for gpu in ("H100-SXM", "A100-SXM-80"))
+    assert h100.dollars_per_node_hour is not None and a100.dollars_per_node_hour is not None
+    assert a100.dollars_per_node_hour < h100.dollars_per_node_hour
+    for pool in (h100, a100):
+        assert pool.price is not None
+        provider, machine, _ = pool.price.seller.split()
+        assert machines()[machine].provider == provider
+        assert (machines()[machine].network_bytes_per_second or 0.0) >= pool.inter_bytes_per_second / 2
+        theirs = [row for row in prices(gpu=pool.gpu.name, provider=provider) if row.machine == machine]
+        assert pool.dollars_per_node_hour in [row.price.on_demand_per_hour for row in theirs]
+
+
+def test_both_markets_of_a_price_are_of_one_provider() -> None:
+    for gpu in ("H100-SXM", "A100-SXM-40", "H200", "B200"):
+        for spot in (False, True):
+            pool = load_cluster_of(gpu, spot=spot)
+            assert pool.price is not None
+            rows = prices(gpu=gpu, provider=pool.price.seller.split()[0])
+            asked = {row.price.on_demand_per_hour for row in rows} | {row.price.spot_per_hour for row in rows} | {None}
+            assert {pool.price.on_demand_per_hour, pool.price.spot_per_hour} <= asked
+
+
+def load_cluster_of(gpu: str, *, spot: bool) -> NodePool:
+    return build_cluster({"nodes": [{"gpu": gpu, "count": 2, "gpus": 8, "spot": spot}]}, "machines").pools[0]
+
+
+def test_an_offer_of_the_table_has_the_network_of_its_machine() -> None:
+    for offer in offers_from_prices(prices()).offers:
+        name = offer.pool.price.seller.split()[1] if offer.pool.price and offer.provider else ""
+        if name in machines():
+            assert offer.pool.inter_bytes_per_second == machines()[name].network_bytes_per_second
+            assert offer.pool.host_memory_bytes == machines()[name].host_memory_bytes

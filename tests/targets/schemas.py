@@ -19,6 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from shardwright.importers.settings import flattened
+
 OUT = Path(__file__).parents[1] / "importers" / "schemas"
 UNSAID = object()
 
@@ -35,13 +39,16 @@ class Section:
 
 @dataclass(frozen=True)
 class Schema:
-    """A trainer's packages, with the sections of its configuration, files with an `argparse` parser, and files with
-    `get_scalar_param(…, NAME)` of DeepSpeed's."""
+    """A trainer's packages, with the sections of its configuration, files with an `argparse` parser, files with
+    `get_scalar_param(…, NAME)` of DeepSpeed's, constructors whose parameters are keys, and files that have them all
+    where nothing else says which there are."""
 
     packages: tuple[str, ...]
     sections: tuple[Section, ...] = ()
     parsers: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
+    constructors: tuple[Section, ...] = ()
+    configurations: tuple[str, ...] = ()
 
 
 BRIDGE = "megatron_bridge/megatron/bridge"
@@ -50,6 +57,8 @@ CONTAINER = (
     f"{BRIDGE}/training/*.py {CORE}/training/config/*.py {CORE}/training/*.py {CORE}/core/*/*.py {CORE}/core/*.py"
 )
 TITAN = "torchtitan/torchtitan"
+NEMO = "nemo_toolkit/nemo"
+MPT = "llm_foundry/llmfoundry/models/mpt/configuration_mpt.py"
 SCHEMAS = {
     "transformers": Schema(
         packages=("transformers",),
@@ -138,6 +147,27 @@ SCHEMAS = {
             Section(f"{BRIDGE}/models/*.py {CONTAINER}", "GPTModelProvider MLATransformerConfig", "model"),
         ),
     ),
+    "nemo": Schema(
+        packages=("nemo_toolkit",),
+        constructors=(
+            Section(
+                f"{NEMO}/lightning/pytorch/strategies/megatron_strategy.py", "MegatronStrategy", "trainer.strategy"
+            ),
+            Section(f"{NEMO}/lightning/pytorch/plugins/mixed_precision.py", "MegatronMixedPrecision", "mixed"),
+            Section(f"{NEMO}/collections/llm/gpt/data/mock.py", "MockDataModule", "train"),
+            Section(f"{NEMO}/collections/llm/gpt/data/pre_training.py", "PreTrainingDataModule", "train"),
+            Section(f"{NEMO}/lightning/pytorch/callbacks/megatron_comm_overlap.py", "MegatronCommOverlapCallback"),
+        ),
+    ),
+    "foundry": Schema(
+        packages=("llm_foundry", "mosaicml"),
+        sections=(
+            Section("llm_foundry/llmfoundry/utils/config_utils.py", "TrainConfig"),
+            Section("mosaicml/composer/utils/parallelism.py", "FSDPConfig", "fsdp_config"),
+        ),
+        constructors=(Section(MPT, "MPTConfig", "model"),),
+    ),
+    "torchtune": Schema(packages=("torchtune",), configurations=("torchtune/recipes/configs/*/*_full*.yaml",)),
     "megatron": Schema(
         packages=("megatron_core",),
         parsers=(f"{CORE}/training/arguments.py", f"{CORE}/training/config/*.py", f"{CORE}/core/transformer/*.py"),
@@ -158,7 +188,22 @@ def keys(folder: Path, schema: Schema) -> dict[str, Any]:
         found |= dict(_arguments(_tree(file)))
     for file in _files(folder, " ".join(schema.constants)):
         found |= dict.fromkeys(_constants(file, folder), UNSAID)
+    for section in schema.constructors:
+        found |= dict(_parameters(folder, section))
+    for file in _files(folder, " ".join(schema.configurations)):
+        found |= {".".join(path): UNSAID for path, _ in flattened(yaml.safe_load(file.read_text(encoding="utf-8")))}
     return found
+
+
+def _parameters(folder: Path, section: Section) -> Iterator[tuple[str, Any]]:
+    """Yield the parameters of a class's constructor."""
+    node = next(node for name, node in _classes(folder, section.files) if name == section.names)
+    made = next(item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__")
+    names = [argument.arg for argument in (*made.args.args, *made.args.kwonlyargs) if argument.arg != "self"]
+    usual = [None] * (len(made.args.args) - len(made.args.defaults)) + list(made.args.defaults)
+    defaults = [*usual[len(usual) - len(made.args.args) + 1 :], *made.args.kw_defaults]
+    for name, default in zip(names, defaults, strict=True):
+        yield ".".join(filter(None, (section.prefix, name))), _literal(default)
 
 
 @cache

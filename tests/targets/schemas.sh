@@ -27,6 +27,10 @@ unpacked torchtitan022 torchtitan==0.2.2
 unpacked torchtitan torchtitan==0.3.0
 unpacked megatron_bridge megatron-bridge==0.6.2
 unpacked megatron_core megatron-core==0.19.2
+unpacked nemo_toolkit nemo-toolkit==2.4.1
+unpacked llm_foundry llm-foundry==0.22.0
+unpacked mosaicml mosaicml==0.32.1
+unpacked torchtune torchtune==0.6.1
 if [[ ! -e "${FOLDER}/deepspeed" ]]; then # there is no wheel of it
     DS_BUILD_OPS=0 "${PYTHON}" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary=:all: \
         --no-build-isolation --dest "${FOLDER}/files/deepspeed" deepspeed==0.19.8
@@ -36,3 +40,4 @@ fi
 
 cd "${ROOT}"
 "${TEST_PYTHON:-python3}" -m tests.targets.schemas "${FOLDER}"
+"${TEST_PYTHON:-python3}" -m tests.targets.recipes "${FOLDER}"

@@ -63,13 +63,13 @@ def expected(plan: Plan) -> dict[str, Any]:
     """What Megatron must have made of a plan, in its own names."""
     replica = plan.replicas[0]
     stage, moe = replica.stages[0], next((kind.moe for kind in plan.model.kinds if kind.moe), None)
-    attention = plan.model.kinds[0].attention
+    attention = plan.model.kinds[0].self_attention
     chunks = plan.schedule.virtual_stages
     strategies = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
     precision = plan.job.precision
     experts = [int(layer.moe is not None) for layer in plan.model.layers]
     layers = [[end - start for start, end in one.layers] for one in replica.stages]
-    windows = {layer.attention.window for layer in plan.model.layers} - {None}
+    windows = {layer.self_attention.window for layer in plan.model.layers} - {None}
     return {
         "tensor_model_parallel_size": stage.tensor_parallel,
         "pipeline_model_parallel_size": len(replica.stages),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from tools.refit.crossvalidate import fold_of
@@ -34,7 +35,7 @@ Facts = Mapping[Framework, MemoryFacts]
 # The figures that are fitted, and where their priors are centred. Logits: bf16 and fp32, 6 bytes, where gradients take
 # their place, and up to twice that. Copies: rotated queries and keys, and the parts of an unfused SwiGLU. Gathered
 # states: some layers' worth, as far as a host runs ahead of its device.
-PRIORS: Mapping[Framework, Mapping[str, float]] = {
+PRIORS: Mapping[Framework, Mapping[str, Any]] = {
     "megatron": {"logit": 6.0},
     "torchtitan": {"logit": 12.0, "gathered": 12.0},
     "nanotron": {"logit": 8.0, "hidden_copies": 8.0, "inner_copies": 2.0, "gathered": 80.0, "gathered_staged": 8.0},
@@ -82,8 +83,8 @@ def moved_by(facts: Facts, moves: Mapping[tuple[Framework, str], float]) -> dict
     """Return the figures with the logarithms of some moved."""
     new = dict(facts)
     for (framework, name), move in moves.items():
-        figure = float(getattr(new[framework], name) * np.exp(move))
-        new[framework] = replace(new[framework], **{name: figure})
+        figure: dict[str, Any] = {name: float(getattr(new[framework], name) * np.exp(move))}
+        new[framework] = replace(new[framework], **figure)
     return new
 
 
@@ -158,7 +159,8 @@ def spreads(cases: Sequence[Case], errors: Floats, facts: Facts) -> dict[Framewo
             tail = _tail(size[mine], weights[mine]) if mine.any() else pooled
             count = float(weights[mine].sum())
             sigma = max((count * tail + PSEUDO_RUNS * pooled) / (count + PSEUDO_RUNS), LEAST_SIGMA)
-            new[framework] = replace(new[framework], **{name: sigma})
+            width: dict[str, Any] = {name: sigma}
+            new[framework] = replace(new[framework], **width)
     return new
 
 

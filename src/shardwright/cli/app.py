@@ -24,6 +24,7 @@ COMMANDS = {
     "shop": ("shardwright.cli.shop:shop", "Find which GPUs to rent: the front of time, dollars and risk."),
     "fit": ("shardwright.cli.fit:fit", "Say whether training a model fits a GPU, and what would make it."),
     "evaluate": ("shardwright.cli.evaluate:evaluate", "Predict your own plan and explain the difference to the best."),
+    "diagnose": ("shardwright.cli.diagnose:diagnose", "Say why a training run is slow, or out of memory."),
     "export": ("shardwright.cli.export:export", "Write a plan as the configuration of a training framework."),
     "draw": ("shardwright.cli.draw:draw", "Draw when each stage of a plan computes what, as SVG."),
     "report": ("shardwright.cli.report:report", "Show a result as one HTML page."),

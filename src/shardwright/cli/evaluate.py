@@ -65,6 +65,7 @@ def evaluate(
     rules: Annotated[
         Path | None, option(metavar="FILE", help="Rules that every better plan keeps (docs/rules.md).")
     ] = None,
+    indifference: options.Indifference = "1%",
     measured: Annotated[
         str | None,
         option(metavar="SECONDS", help="What a step of yours takes, e.g. 15.6s; scales the times of the ladder."),
@@ -85,14 +86,16 @@ def evaluate(
       shardwright evaluate --launch run.sh --cluster cluster.yaml --env TP=8 -- dsw 8B 1
       shardwright evaluate --launch run.sh --cluster cluster.yaml --model llama-2-70b --json
     """
+    from shardwright.cli.inputs import part
     from shardwright.plans.abilities import framework_problems
     from shardwright.plans.check import check
     from shardwright.plans.document import dumps, load_plan
     from shardwright.plans.ranking import Origin
     from shardwright.reports.text.problems import merged
+    from shardwright.search.objective import MOST_INDIFFERENCE
 
     if launch is not None:
-        read = _read_launch(launch, words, env, cluster, model, seq_len, accept_guess=accept_guess)
+        read = read_launch(launch, words, env, cluster, model, seq_len, accept_guess=accept_guess)
         mine, notes, uncounted = read.plan, read.notes, read.uncounted
     else:
         if not words or len(words) > 1:
@@ -102,7 +105,8 @@ def evaluate(
                 raise bad(name, "goes with --launch; a plan file has its own", f"leave {name} out")
         mine, notes, uncounted = load_plan(Path(words[0])), (), ()
     require_writable(out, [launch, rules, *profile], json=json)
-    wanted = Requirements(settings=settings, rules=rules, measured=_seconds(measured))
+    as_good = part(indifference, "--indifference", most=MOST_INDIFFERENCE)
+    wanted = Requirements(settings=settings, rules=rules, indifference=as_good, measured=seconds_of(measured))
     measurements = read_measurements(profile)
     problems = check(mine) or (() if measurements.layers else tuple(framework_problems(mine)))  # measured layers ran
     efficiency = efficiency_of(measurements, mine.model, mine.cluster, mine.job)
@@ -125,14 +129,15 @@ def evaluate(
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a better plan must keep, and the user's own seconds of a step."""
+    """What a better plan must keep, which plans are as good, and the user's own seconds of a step."""
 
     settings: tuple[str, ...]
     rules: Path | None
+    indifference: float
     measured: float | None
 
 
-def _seconds(text: str | None) -> float | None:
+def seconds_of(text: str | None) -> float | None:
     """Return the seconds of `15.6s` or `15.6`. Raises SpecError for anything else."""
     try:
         value = float(text.removesuffix("s")) if text else None
@@ -159,7 +164,7 @@ def _answer(
     space = parse_pins(wanted.settings)
     limits = rules_of(wanted.rules, mine.cluster)
     with progress(f"searching for the best plan of {mine.model.name} on {mine.cluster.gpus} GPUs"):
-        result = assess(mine, efficiency=efficiency, space=space, rules=limits)
+        result = assess(mine, efficiency=efficiency, space=space, rules=limits, indifference=wanted.indifference)
         rungs = () if problems else _rungs(result.plan, efficiency, space, limits)
     if json:
         from shardwright.reports.documents.ranking import evaluation_document
@@ -196,7 +201,7 @@ def _rungs(mine: Plan, efficiency: Efficiency | None, space: Space, limits: tupl
     return tuple(rungs)
 
 
-def _read_launch(
+def read_launch(
     path: Path,
     arguments: tuple[str, ...],
     env: tuple[str, ...],

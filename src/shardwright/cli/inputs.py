@@ -39,13 +39,13 @@ def rules_of(file: Path | None, cluster: Cluster) -> tuple[Rule, ...]:
     return load_rules(file, [pool.gpu.kind for pool in cluster.pools])
 
 
-def part(text: str, option: str) -> float:
-    """Return the number of `1%` or `0.01`. Raises SpecError for anything else."""
+def part(text: str, option: str, most: float = 1.0) -> float:
+    """Return the number of `1%` or `0.01`, up to `most`. Raises SpecError for anything else."""
     number, scale = (text.strip()[:-1], 0.01) if text.strip().endswith("%") else (text, 1.0)
     try:
         share = float(number) * scale
     except ValueError:
         raise bad(f"{option} {text}", "is not a part of a whole", "write 1% or 0.01") from None
-    if not 0.0 <= share <= 1.0:
-        raise bad(f"{option} {text}", "is not between 0 and 1", "write 1% or 0.01")
+    if not 0.0 <= share <= most:
+        raise bad(f"{option} {text}", f"is not between 0 and {most:g}", "write 1% or 0.01")
     return share

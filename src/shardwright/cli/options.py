@@ -56,6 +56,22 @@ OneFramework = Annotated[
     ),
 ]
 Fit = Annotated[float, option(metavar="P", help="Probability with which a plan must fit in memory, 0.01 to 0.99.")]
+Sure = Annotated[
+    float | None,
+    option(
+        metavar="P",
+        help="Probability with which deadline and budget must be kept, over 0 and under 1, e.g. 0.9; without it, as "
+        "expected.",
+    ),
+]
+Indifference = Annotated[
+    str,
+    option(
+        metavar="PART",
+        help="How much more time or money than the best plan one may take that has fewer switches which hardly any "
+        "published run has: 0 to 10%; it comes first then.",
+    ),
+]
 Pins = Annotated[
     tuple[str, ...],
     option(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shardwright.errors import Problem, bad
-from shardwright.progress import heard
+from shardwright.progress import heard, until
 
 USUAL_WIDTH, NARROWEST, WIDEST = 110, 60, 160
 PLAIN = str.maketrans(
@@ -74,19 +75,44 @@ def json_text(document: object) -> str:
 
 
 @contextmanager
-def progress(words: str) -> Iterator[None]:
+def ended_early(seconds: float | None) -> Iterator[None]:
+    """Have the search inside answer with what it has after `seconds`, or when the user
+    interrupts it; a second interrupt ends the program. Where interrupts are ignored, as under nohup, they stay so."""
+    begin, interrupts = time.monotonic(), 0
+
+    def interrupted(*_: object) -> None:
+        nonlocal interrupts
+        interrupts += 1
+        if interrupts > 1:
+            raise KeyboardInterrupt
+        note("stopping at the best plan so far; once more ends at once")
+
+    before = signal.getsignal(signal.SIGINT)
+    heeds = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    if heeds:
+        signal.signal(signal.SIGINT, interrupted)
+    try:
+        with until(lambda: interrupts > 0 or (seconds is not None and time.monotonic() - begin >= seconds)):
+            yield
+    finally:
+        if heeds:
+            signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def progress(words: str, figure: Callable[[float], str] = str) -> Iterator[None]:
     """Say on a terminal's standard error what is going on, once it has taken a second, for how long and how much longer
-    at most, and wipe it out at the end."""
+    at most, with the best answer so far (`figure` writes its value) and its gap, and wipe it out at the end."""
     if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
-    done, begin, shown = threading.Event(), time.monotonic(), [0.0]
+    done, begin, shown, answer = threading.Event(), time.monotonic(), [0.0], [""]
 
     def show() -> None:
         wait = PATIENCE_SECONDS
         while not done.wait(wait):
             wait = REFRESH_SECONDS
-            line = progress_line(words, time.monotonic() - begin, shown[0])
+            line = progress_line(words, time.monotonic() - begin, shown[0]) + answer[0]
             width = shutil.get_terminal_size((USUAL_WIDTH, 24)).columns
             print(f"{WIPE}{line[: width - 1]}", end="", file=sys.stderr, flush=True)
         if wait < PATIENCE_SECONDS:
@@ -95,10 +121,14 @@ def progress(words: str) -> Iterator[None]:
     def listen(part: float) -> None:
         shown[0] = max(shown[0], part)
 
+    def listen_for_answers(value: float, bound: float | None) -> None:
+        gap = f", within {value / bound - 1.0:.1%}" if bound else ""
+        answer[0] = f"; best {figure(value)}{gap}"
+
     thread = threading.Thread(target=show, daemon=True)
     thread.start()
     try:
-        with heard(listen):
+        with heard(listen, listen_for_answers):
             yield
     finally:
         done.set()

@@ -11,9 +11,10 @@ from click.exceptions import Exit
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, is_standard_output, require_writable, tell
 from shardwright.cli.measurements import Profiles
-from shardwright.cli.output import note, progress, terminal_width, write, write_json
+from shardwright.cli.output import ended_early, note, progress, terminal_width, write, write_json
 from shardwright.cli.programs import how_to_train, keep_in, program_file
 from shardwright.commands import option
+from shardwright.errors import bad
 
 
 def plan(
@@ -58,6 +59,7 @@ def plan(
         str | None,
         option(metavar="TIME", help="Longest run, e.g. 720 (hours) or 30d (needs --tokens)."),
     ] = None,
+    sure: options.Sure = None,
     top: Annotated[int, option(metavar="N", help="How many plans to show, each of another layout.")] = 3,
     fit: options.Fit = 0.9,
     settings: options.Pins = (),
@@ -73,6 +75,7 @@ def plan(
             metavar="PART", help="On several GPU types, how far above the proven bound the best plan may be, e.g. 1%."
         ),
     ] = "1%",
+    indifference: options.Indifference = "1%",
     tp_per_type: Annotated[
         bool,
         option(
@@ -89,6 +92,21 @@ def plan(
             "operator. Takes some seconds.",
         ),
     ] = False,
+    fewer: Annotated[
+        bool,
+        option(
+            "--fewer",
+            help="With --json, also tell the same run on fewer of the machines, which `report` draws. Up to 24 smaller "
+            "clusters are planned: takes two to six times as long.",
+        ),
+    ] = False,
+    time_limit: Annotated[
+        float | None,
+        option(
+            metavar="SECONDS",
+            help="Answer after so many seconds of search with the best plan so far and its gap; Ctrl-C does the same.",
+        ),
+    ] = None,
     exportable_to: Annotated[
         str | None,
         option(
@@ -121,6 +139,7 @@ def plan(
     from shardwright.cli.inputs import job_of, part, rules_of
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
+    from shardwright.search.objective import MOST_INDIFFERENCE
     from shardwright.search.planner import on_fewer, with_nearby, with_program
     from shardwright.search.space.axes import parse_pins
     from shardwright.spec.catalog.frameworks import OWN
@@ -128,7 +147,10 @@ def plan(
     from shardwright.spec.read.cluster import load_cluster
     from shardwright.trainers.plan import ANY, USUAL, found_within
     from shardwright.trainers.plan import plan as search
+    from shardwright.units import format_dollars, format_seconds
 
+    if time_limit is not None and not time_limit > 0.0:
+        raise bad("--time-limit", f"must be more than 0 seconds, not {time_limit:g}", "leave it out for no limit")
     require_writable(out, [model, cluster, rules, prices, *profile], json=json)
     measurements = read_measurements(profile)
     precision = measurements.precision(precision)
@@ -154,8 +176,11 @@ def plan(
     limits = rules_of(rules, found_cluster)
     space = replace(parse_pins(settings), tp_per_type=tp_per_type)
     efficiency = efficiency_of(measurements, found_model, found_cluster, job)
+    as_good = part(indifference, "--indifference", most=MOST_INDIFFERENCE)
     kept: list[str] = []
-    with progress(f"searching for plans of {found_model.name} on {found_cluster.gpus} GPUs"):
+    figure = format_dollars if job.objective == "cost" else format_seconds
+    words = f"searching for plans of {found_model.name} on {found_cluster.gpus} GPUs"
+    with ended_early(time_limit), progress(words, figure):
         ranking = search(
             found_model,
             found_cluster,
@@ -168,13 +193,17 @@ def plan(
             exportable_to=exportable_to,
             efficiency=efficiency,
             gap=part(gap, "--gap"),
+            indifference=as_good,
+            sure=sure,
         )
         if ranking.plans:
             kept_to = found_within(ranking, limits, exportable_to)
             ranking = with_nearby(ranking, space=space, fit=fit, efficiency=efficiency, **kept_to)
-        if json and ranking.plans:
-            fewer = on_fewer(ranking.best, space=space, rules=kept_to["rules"], fit=fit, efficiency=efficiency)
-            ranking = replace(ranking, fewer=fewer)
+        if fewer and ranking.plans:
+            smaller = on_fewer(
+                ranking.best, space=space, rules=kept_to["rules"], fit=fit, efficiency=efficiency, indifference=as_good
+            )
+            ranking = replace(ranking, fewer=smaller)
         if programs and ranking.plans:
             keep = None if out is None or is_standard_output(out) else keep_in(kept)
             ranking = with_program(ranking, fit=fit, efficiency=efficiency, keep=keep)

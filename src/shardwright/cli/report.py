@@ -19,6 +19,10 @@ def report(
     other: Annotated[Path | None, argument(metavar="[PLAN.json]", help="A second plan file to compare with.")] = None,
     out: Annotated[Path, option("--out", "-o", metavar="FILE", help="The page to write.")] = Path("report.html"),
     profile: Profiles = (),
+    fewer: Annotated[
+        bool,
+        option("--fewer", help="Add the same run on fewer of the machines: up to 24 smaller clusters are planned."),
+    ] = False,
 ) -> None:
     """Show a result as one HTML page that needs no network: a plan, what `plan --json`, `shop --json` or
     `evaluate --json` printed, two plans side by side, or the folder of a training run.
@@ -27,7 +31,7 @@ def report(
 
     \b
       shardwright report plan.json -o report.html
-      shardwright plan … --json > ranking.json; shardwright report ranking.json -o report.html
+      shardwright plan … --json --fewer > ranking.json; shardwright report ranking.json -o report.html
       shardwright shop … --json > shop.json; shardwright report shop.json -o shop.html
       shardwright report mine.json theirs.json -o comparison.html
       shardwright report runs/first -o run.html
@@ -51,7 +55,7 @@ def report(
         else:
             subject = document
         names = (source.name, "" if other is None else other.name)
-    deliver(page(subject, second, names=names, efficiency=efficiency), out)
+    deliver(page(subject, second, names=names, efficiency=efficiency, fewer=fewer), out)
 
 
 def _is_plan(document: object) -> bool:

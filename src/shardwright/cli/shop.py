@@ -52,6 +52,7 @@ def shop(
     budget: Annotated[
         str | None, option(metavar="USD", help="Most dollars: 2M, 500k. Picks the fastest for it.")
     ] = None,
+    sure: options.Sure = None,
     global_batch: Annotated[
         int | None, option(metavar="N", help="Samples of one optimizer step; usually about 4 M tokens' worth.")
     ] = None,
@@ -70,6 +71,7 @@ def shop(
             "up to 256 GPUs together.",
         ),
     ] = None,
+    indifference: options.Indifference = "1%",
     settings: options.Pins = (),
     profile: Profiles = (),
     prices: options.Prices = None,
@@ -90,11 +92,12 @@ def shop(
       shardwright shop --model ./config.json --offers offers.yaml --tokens 2T --json
     """
     from shardwright.cli.amounts import dollars, hours
-    from shardwright.cli.inputs import job_of
+    from shardwright.cli.inputs import job_of, part
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
     from shardwright.reports.documents.shop import shop_document
     from shardwright.reports.text.shop import chosen, shop_screen, shop_text
+    from shardwright.search.objective import MOST_INDIFFERENCE
     from shardwright.search.space.axes import parse_pins
     from shardwright.spec.cluster import Cluster
     from shardwright.trainers.shop import shop as search
@@ -120,7 +123,17 @@ def shop(
     efficiency = efficiency_of(measurements, found_model, every, job)
     space = parse_pins(settings)
     with progress(f"shopping for {found_model.name}"):
-        result = search(found_model, found_offers, job, space=space, fit=fit, mixes=mixes, efficiency=efficiency)
+        result = search(
+            found_model,
+            found_offers,
+            job,
+            space=space,
+            fit=fit,
+            mixes=mixes,
+            efficiency=efficiency,
+            sure=sure,
+            indifference=part(indifference, "--indifference", most=MOST_INDIFFERENCE),
+        )
     if out is not None and result.front and not result.infeasible:
         deliver(dumps(result.front[chosen(result)].plan), out)
     if json:

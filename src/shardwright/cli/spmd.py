@@ -333,9 +333,9 @@ def _summary(found: Synthesized) -> str:
     names = list(program.notes.get("devices", ())) or [""] * program.ranks
     held = program.notes.get("memory_bytes")
     for rank, name in enumerate(names):
-        parts = ", ".join(f"{ratio} {row[rank]:.1%}" for ratio, row in program.shares.items())
-        memory = f", {format_bytes(held[rank])} of tensors" if held else ""
-        lines.append(f"rank {rank} {name}: {parts}{memory}")
+        parts = [f"{ratio} {row[rank]:.1%}" for ratio, row in program.shares.items()] or ["the whole step"]
+        parts += [f"{format_bytes(held[rank])} of tensors"] if held else []
+        lines.append(f"rank {rank} {name}: {', '.join(parts)}")
     checked = program.notes.get("checked")
     why = program.notes.get("unchecked_because", "its file says nothing")
     lines.append(f"one step of {checked} equals eager mode" if checked else f"not checked against eager mode: {why}")

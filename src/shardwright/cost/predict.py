@@ -24,6 +24,8 @@ from shardwright.cost.money.risk import run_stretch
 from shardwright.cost.stage.ranges import of_pipelines, per_rank
 from shardwright.cost.strategies import stage_starts
 from shardwright.cost.trust.evidence import conditions_of
+from shardwright.cost.trust.interval import doubted
+from shardwright.cost.trust.rarity import doubt
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory, TimeBreakdown
 from shardwright.rounding import coarse
 from shardwright.units import SECONDS_PER_HOUR
@@ -63,7 +65,8 @@ def predict(
     pools = [pool for pool in plan.cluster.pools if used[pool.gpu.name]]
     sites = len({pool.site for pool in pools})
     settings = [conditions_of(plan.model, pool.gpu, plan.gpus, job, sites) for pool in pools]
-    (low, high), evidence = source.basis(seconds, settings)
+    interval, evidence = source.basis(seconds, settings)
+    low, high = doubted(interval, seconds, doubt(plan))
     quickest = flops / sum(peaks[name] * count for name, count in used.items())
     fit = min(fit_probability(each.total_bytes, each.capacity_bytes, job) for row in memory for each in row)
     ideal = flops / sum(peaks.get(pool.gpu.name, 0.0) * pool.gpus for pool in plan.cluster.pools)

@@ -8,12 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.spec.catalog.gpus import MEBIBYTE, known_gpu
+from shardwright.spec.catalog.gpus import MEBIBYTE, gpus, known_gpu, sold_memory_bytes
 from shardwright.spec.cluster import Gpu
-from shardwright.units import GIGA
+from shardwright.units import GIBIBYTE, GIGA
 
 OTHER_SIZE = 0.15  # a part of a GPU's memory by which a driver may differ from the catalogue
 OTHER_LINK = 0.1
+MOST_LISTED = 20  # hosts in one line
+OF_PARTS = "parts of GPUs (MIG)"
+SIZED = re.compile(r"(.+?)[-_ ](\d+)gb?", re.IGNORECASE)  # `a100_80g`
 
 
 def cluster_text(machines: Sequence[MachineGroup], source: str) -> str:
@@ -36,6 +39,8 @@ def unseen(machines: Sequence[MachineGroup]) -> tuple[str, ...]:
 def known(group: MachineGroup) -> Gpu | None:
     """Return the catalogue's GPU of a group, None where it has none. Names that cover several sizes go by memory."""
     words = [group.gpu]
+    if match := SIZED.fullmatch(group.gpu):
+        words.append(f"{match[1]}-{match[2]}")
     if group.gpu_memory_mib:
         words = [f"{group.gpu}-{group.gpu_memory_mib / 1024:.0f}", *words]
     return next((gpu for word in words if (gpu := known_gpu(word))), None)
@@ -101,10 +106,54 @@ class MachineGroup:
     network_gbps: tuple[float, ...] = ()
 
 
-def grouped(machines: Iterable[MachineGroup]) -> tuple[MachineGroup, ...]:
-    """Return machines, equal ones counted together, in the order in which they first came; parts of GPUs are none."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One machine, or its GPUs of one type. `gone` says why it takes no new work, "" where it does; `notes` what had to
+    be decided."""
+
+    host: str
+    machine: MachineGroup
+    gone: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def grouped(nodes: Iterable[Node]) -> tuple[MachineGroup, ...]:
+    """Return machines that take work, equal ones counted together, in the order in which they first came; parts of GPUs
+    are none."""
     counts = Counter[MachineGroup]()
-    for machine in machines:
-        if not PARTS.search(machine.gpu):
-            counts[replace(machine, count=1)] += machine.count
+    for node in nodes:
+        if not node.gone and not PARTS.search(node.machine.gpu):
+            counts[replace(node.machine, count=1)] += node.machine.count
     return tuple(replace(machine, count=count) for machine, count in counts.items())
+
+
+def left_out(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """Return in words which nodes and parts of GPUs are left out, and why."""
+    hosts: dict[str, list[str]] = {}
+    for node in nodes:
+        reason = node.gone or (OF_PARTS if PARTS.search(node.machine.gpu) else "")
+        what = f"{node.host} ({node.machine.gpus} × {node.machine.gpu})".strip() if reason == OF_PARTS else node.host
+        if reason:
+            hosts.setdefault(reason, []).append(what or node.machine.gpu)
+    return tuple(f"{_listed(dict.fromkeys(names))}: {reason}" for reason, names in hosts.items())
+
+
+def assumed(machines: Iterable[MachineGroup]) -> tuple[str, ...]:
+    """Return in words which GPUs were taken for one of several of the catalogue, because nobody told their memory."""
+    words = []
+    for group in machines:
+        gpu = known(group)
+        if gpu is None or group.gpu_memory_mib:
+            continue
+        stem = re.split(r"[-_ ]", gpu.name)[0]
+        others = [name for name in gpus() if name != gpu.name and re.split(r"[-_ ]", name)[0] == stem]
+        if others and re.sub(r"\W|_|nvidia|tesla", "", group.gpu.casefold()) == stem.casefold():
+            memory = f"{sold_memory_bytes()[gpu.name] / GIBIBYTE:.0f} GB"
+            words.append(f"{group.gpu} is taken for {gpu.name} ({memory}), not {' or '.join(others)}: write it in")
+    return tuple(dict.fromkeys(words))
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    shown = ", ".join(names[:MOST_LISTED])
+    return f"{shown} and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else shown

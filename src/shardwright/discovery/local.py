@@ -6,13 +6,18 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardwright.discovery.document import Ask, MachineGroup
+from shardwright.discovery.document import Ask, MachineGroup, Node
 
 GPUS = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 NVLINK = ("nvidia-smi", "nvlink", "--status", "--id=0")
 LINK = re.compile(r"Link \d+:\s*([0-9.]+) GB/s")
 RATE = re.compile(r"([0-9.]+) Gb/sec")
 KIBIBYTES = re.compile(r"MemTotal:\s*(\d+) kB")
+
+
+def local_nodes(ask: Ask) -> tuple[Node, ...]:
+    """Return this machine, a node for each GPU type; nothing without `nvidia-smi`."""
+    return tuple(Node(host="", machine=machine) for machine in this_machine(ask))
 
 
 def this_machine(ask: Ask, root: Path = Path("/")) -> tuple[MachineGroup, ...]:

@@ -6,6 +6,9 @@
 * `launches`: starts of training among the commands of a script
 * `trainers`: DeepSpeed, Accelerate and Trainers of Hugging Face
 * `torchtitan`: torchtitan
+* `foundry`: LLM Foundry, which Composer runs
+* `torchtune`: torchtune
+* `recipes`: recipes of NeMo 2 and Megatron-Bridge, by name
 * `keys`: what each key of a trainer's configuration means for a plan
 * `settings`: fields of configurations as arguments
 * `python_values`: what a Python configuration sets

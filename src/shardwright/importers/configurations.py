@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from shardwright.errors import bad
+from shardwright.importers.foundry import foundry_settings
 from shardwright.importers.megatron.read import DECISIVE, Reading
 from shardwright.importers.python_values import COMPUTED, PythonValues, python_values
 from shardwright.importers.python_values import Path as Fields
 from shardwright.importers.question import Question, document, model_named, named, planned
+from shardwright.importers.recipes import NEMO, Recipe, model_of_class, recipe_of, renamed, with_defaults
 from shardwright.importers.settings import (
     BRIDGE_COMMON,
     BRIDGE_EXPERTS,
     BRIDGE_MODEL,
+    TABLES,
     arguments_of,
     first,
     flattened,
+    interpolated,
     overridden,
 )
 from shardwright.importers.torchtitan import degrees_of, fields_of_python, model_told, torchtitan_settings
+from shardwright.importers.torchtune import torchtune_settings
 from shardwright.importers.trainers import TrainerFields, TrainerSettings, accelerate_settings, deepspeed_settings
 
 # What fields tell whose configuration a file is, the more special first, and the tables of its keys.
@@ -28,6 +33,9 @@ DIALECTS: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
     (frozenset(("base_model",)), ("axolotl", "accelerate")),
     (frozenset(("finetuning_type", "cutoff_len")), ("llamafactory", "transformers", "accelerate")),
 )
+# What tells a file of LLM Foundry or torchtune, and the sections of either that decide nothing.
+OWN_FILES = {"foundry": ("device_train_microbatch_size", "global_train_batch_size"), "torchtune": ("_component_",)}
+OF_DATA = ("variables", "train_loader", "eval_loader", "callbacks", "loggers", "dataset", "checkpointer", "profiler")
 TRAINER = ("transformers", "trl", "accelerate")
 STARTED = {"axolotl", "llamafactory"}  # by commands that shard nothing unless the file says so
 DEEPSPEED = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
@@ -38,7 +46,7 @@ def of_configuration(text: str, ending: str, arguments: tuple[str, ...], questio
     """Return the plan of a configuration that no script starts: it runs on the whole cluster."""
     if ending == ".py":
         return _of_python(text, arguments, question)
-    fields = overridden(dict(flattened(document(text, question.name))), arguments)
+    fields = interpolated(overridden(dict(flattened(document(text, question.name))), arguments))
     sections = {path[0] for path in fields}
     if ending == ".toml":
         return of_torchtitan(fields, None, question)
@@ -49,10 +57,24 @@ def of_configuration(text: str, ending: str, arguments: tuple[str, ...], questio
     if sections & set(DEEPSPEED):
         config, told = question.fields(fields, "deepspeed"), question.fields({}, *TRAINER)
         return planned(deepspeed_settings(config, told, question.cluster.gpus), None, question)
+    for trainer, marks in OWN_FILES.items():
+        if any(path[-1] in marks for path in fields):
+            return of_own_file(trainer, fields, (), None, question)
     keys = dialect(fields)
     if keys != TRAINER or first(fields, "distributed_type", "per_device_train_batch_size") is not None:
         return of_trainer(fields, keys, None, question)
-    return _of_megatron(fields, None, question)
+    return of_megatron(fields, None, question)
+
+
+def of_own_file(
+    trainer: str, values: Mapping[Fields, Any], changes: Sequence[str], gpus: int | None, question: Question
+) -> Reading:
+    """Return the plan of a configuration of LLM Foundry or torchtune. What only data and values for others say is left
+    out."""
+    fields = interpolated(overridden(values, changes))
+    read = {path: value for path, value in fields.items() if path[0] not in OF_DATA or len(path) == 1}
+    settings = {"foundry": foundry_settings, "torchtune": torchtune_settings}[trainer]
+    return planned(settings(question.fields(read, trainer), gpus or question.cluster.gpus), gpus, question)
 
 
 def dialect(fields: Mapping[Fields, Any]) -> tuple[str, ...]:
@@ -116,32 +138,61 @@ def of_torchtitan(values: Mapping[Fields, Any], gpus: int | None, question: Ques
 
 
 def _of_python(text: str, arguments: tuple[str, ...], question: Question) -> Reading:
-    """Return the plan of a Python file: a configuration of torchtitan, or a recipe of Megatron-Bridge."""
+    """Return the plan of a Python file: a configuration of torchtitan, or a recipe of NeMo 2 or Megatron-Bridge."""
     function = next((word for word in arguments if word.isidentifier()), None)
-    found = python_values(text, question.name, function)
+    source = python_values(text, question.name, function)
     changes = [word for word in arguments if "=" in word]
     if "torchtitan" in text:
-        return of_torchtitan(overridden(fields_of_python(found), changes), None, question)
-    builds = any(called == "_pretrain_common" for called, _ in found.calls)
-    converts = any(called.endswith("from_hf_pretrained") for called, _ in found.calls)
+        return of_torchtitan(overridden(fields_of_python(source), changes), None, question)
+    named_recipe = recipe_of(source, question.name)
+    if (named_recipe and named_recipe[0] == "nemo") or any(
+        origin.startswith(NEMO) for origin in source.imports.values()
+    ):
+        return _of_nemo(source, named_recipe[1] if named_recipe else None, changes, question)
+    builds = any(called == "_pretrain_common" for called, _ in source.calls)
+    converts = any(called.endswith("from_hf_pretrained") for called, _ in source.calls)
     defaults = {**BRIDGE_MODEL, **(BRIDGE_COMMON if builds else {}), **(BRIDGE_EXPERTS if converts else {})}
-    fields = overridden(defaults | found.values, changes)
-    for called, given in found.calls:
+    if named_recipe is not None:
+        defaults |= named_recipe[1].values
+    fields = overridden(with_defaults(defaults, source.values), changes)
+    _take_precision(fields, source)
+    model = _named_model(source) or (named_recipe[1].model if named_recipe else None)
+    return of_megatron(fields, model, question)
+
+
+def _take_precision(fields: dict[Fields, Any], source: PythonValues) -> None:
+    """Take the mixed precision that a call makes by its name."""
+    for called, given in source.calls:
         if called == "get_mixed_precision_config" and given:
             fields[("mixed_precision",)] = given[0]
         elif called.endswith("_mixed") and not given and fields.get(("mixed_precision",)) is COMPUTED:
-            fields[("mixed_precision",)] = called
-    return _of_megatron(fields, _named_model(found), question)
+            fields[("mixed_precision",)] = called.rsplit(".", 1)[-1]
 
 
-def _of_megatron(fields: dict[Fields, Any], model: str | None, question: Question) -> Reading:
+def _of_nemo(source: PythonValues, recipe: Recipe | None, changes: Sequence[str], question: Question) -> Reading:
+    """Return the plan of a program or recipe of NeMo 2."""
+    values = renamed(source.values)
+    fields = with_defaults(recipe.values if recipe else {("model", "cross_entropy_loss_fusion"): True}, values)
+    fields = renamed(overridden(fields, changes))
+    _take_precision(fields, source)
+    model = recipe.model if recipe else model_of_class(source)
+    return of_megatron(fields, model, question, ("nemo", *TABLES))
+
+
+def of_megatron(
+    fields: Mapping[Fields, Any],
+    model: str | None,
+    question: Question,
+    tables: tuple[str, ...] = TABLES,
+    gpus: int | None = None,
+) -> Reading:
     """Return the plan of fields that are named as Megatron-LM's arguments are."""
-    words, strange = arguments_of(fields, question.name, question.problems)
+    words, strange = arguments_of(fields, question.name, question.problems, tables)
     if not question.problems and not model and not set(words) & set(DECISIVE[1:]):
         hint = "give a script, or a configuration of DeepSpeed, Accelerate, torchtitan, NeMo or Megatron-LM"
         raise bad(question.name, "is no configuration of a trainer that is read here", hint)
     nodes, devices = first(fields, "num_nodes", "nnodes"), first(fields, "devices", "gpus_per_node", "nproc_per_node")
-    gpus = nodes * devices if isinstance(nodes, int) and isinstance(devices, int) else None
+    gpus = gpus or (nodes * devices if isinstance(nodes, int) and isinstance(devices, int) else None)
     return planned(TrainerSettings(tuple(words), tuple(strange), "megatron", model), gpus, question)
 
 

@@ -10,17 +10,26 @@ from typing import Any
 
 from shardwright.errors import Problem, bad
 from shardwright.files import shipped_table
-from shardwright.importers.configurations import dialect, of_configuration, of_torchtitan, of_trainer
+from shardwright.importers.configurations import (
+    dialect,
+    of_configuration,
+    of_megatron,
+    of_own_file,
+    of_torchtitan,
+    of_trainer,
+)
 from shardwright.importers.launches import COMMANDS, Launch, launches
 from shardwright.importers.megatron.flags import explained
 from shardwright.importers.megatron.read import Reading, reading_of_launch, several, training_of
 from shardwright.importers.python_values import Path as Fields
 from shardwright.importers.python_values import python_values
 from shardwright.importers.question import Question, document, named, planned
-from shardwright.importers.settings import arguments_of, first, flattened, literal, overridden
+from shardwright.importers.recipes import listed
+from shardwright.importers.settings import BRIDGE_MODEL, arguments_of, first, flattened, literal, overridden
 from shardwright.importers.shell.read import ShellScript, read_script
 from shardwright.importers.shell.unknown import is_known, is_lone, shown
 from shardwright.importers.torchtitan import fields_of_python
+from shardwright.importers.torchtune import FULL_RECIPES
 from shardwright.importers.trainers import TrainerSettings
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
@@ -32,7 +41,10 @@ TORCHTITAN = ("torchtitan.train", "torchtitan.experiments.train", "torchtitan/tr
 MEGATRON = {"--num-layers", "--num-attention-heads"}  # which no other trainer is told on its command line
 CONFIGURATIONS = (".json", *YAML, ".toml", ".py")
 FILES = (".json", *YAML)
+RAY = (("spec", "entrypoint"), ("entrypoint",))
+OWN = {"composer": "foundry", "tune": "torchtune"}  # launchers of one trainer alone
 TRAINERS = {"--per-device-train-batch-size", "--deepspeed", "--deepspeed-config", "--fsdp"}
+SFT = re.compile(r"(?:^|/)(?:run_)?sft(?:_trainer)?\.py$")  # TRL's, and copies of it: open-r1, alignment-handbook
 # Parts of programs and commands that tell whose keys their arguments are.
 KINDS = {
     "llamafactory": ("llamafactory", "transformers", "accelerate"),
@@ -53,9 +65,10 @@ def plan_from_launch(
 ) -> Reading:
     """Return the plan that a file starts on `cluster`: a shell script, or the configuration of a trainer.
 
-    Read are scripts that start Megatron-LM and what is made of it, torchtitan, Accelerate, DeepSpeed and Trainers of
-    Hugging Face; what a SkyPilot task runs; DeepSpeed's JSON; Accelerate's YAML; arguments of a Trainer in either; YAML
-    of NeMo, Megatron-Bridge and Megatron-LM; recipes of Megatron-Bridge; torchtitan's TOML and Python. `arguments` and
+    Read are scripts that start Megatron-LM and what is made of it, torchtitan, Accelerate, DeepSpeed, Composer,
+    torchtune and Trainers of Hugging Face; what a SkyPilot task or a job of Ray runs; DeepSpeed's JSON; Accelerate's
+    YAML; arguments of a Trainer in either; YAML of NeMo, Megatron-Bridge, Megatron-LM, LLM Foundry and torchtune;
+    recipes of NeMo 2 and Megatron-Bridge; torchtitan's TOML and Python. `arguments` and
     `environment` are those of a script; for a Python file the first argument names the function, further ones
     (`model.x=1`) override fields, as for YAML. Nothing is executed. Raises SpecError with every reason why no plan can
     be read.
@@ -63,12 +76,15 @@ def plan_from_launch(
     text, ending = read_text(path), path.suffix.casefold()
     question = Question(cluster=cluster, model=model, seq_len=seq_len, name=str(path), folder=path.parent, files={})
     with sought(text, question.name):
-        task = _sky_task(text, question.name) if ending in YAML else None
+        task = (_sky_task(text, question.name) or _ray_job(text, question.name)) if ending in YAML else None
         if ending in CONFIGURATIONS and task is None:
             return of_configuration(text, ending, arguments, question)
         lines, own = task or (text, {})
         around = {**own, **(environment or {})}
         script = read_script(lines, question.name, arguments=arguments, environment=around, folder=path.parent)
+        if task is not None and _alone_under_ray(text, script):
+            message = "starts a program of Python, which itself asks Ray for its workers"
+            raise bad(question.name, message, "give what a worker runs, or describe the plan in a plan file")
         return _of_script(script, replace(question, files=script.files, why=script.reasons))
 
 
@@ -83,6 +99,27 @@ def _sky_task(text: str, name: str) -> tuple[str, dict[str, str]] | None:
     sizes = {"NUM_NODES": fields.get(("num_nodes",), 1), "NUM_GPUS_PER_NODE": gpus.partition(":")[2] or gpus}
     count = {f"SKYPILOT_{key}": str(value) for key, value in sizes.items() if str(value).isdigit()}
     return run, count | told
+
+
+def _ray_job(text: str, name: str) -> tuple[str, dict[str, str]] | None:
+    """Return the entrypoint of a job of Ray (KubeRay's RayJob, or fields of its job API), with the environment that it
+    has there; None for any other YAML."""
+    fields = dict(flattened(document(text, name)))
+    run = next((fields[path] for path in RAY if isinstance(fields.get(path), str)), None)
+    if run is None:
+        return None
+    inner = fields.get(("spec", "runtimeEnvYAML"))
+    around = dict(flattened(document(inner, name))) if isinstance(inner, str) else fields
+    variables = {
+        path[-1]: str(value) for path, value in around.items() if "env_vars" in path[:-1] and value is not None
+    }
+    return run, variables
+
+
+def _alone_under_ray(text: str, script: ShellScript) -> bool:
+    """Whether all that a job of Ray starts are programs of Python, without a launcher."""
+    started = launches(script)
+    return "entrypoint" in text and bool(started) and all(launch.alone for launch in started)
 
 
 def _of_script(script: ShellScript, question: Question) -> Reading:
@@ -103,6 +140,10 @@ def _trainer(launch: Launch) -> str:
     given = {word.partition("=")[0].replace("_", "-") for word in launch.arguments}
     if launch.launcher in COMMANDS:
         return "transformers"
+    if launch.launcher in OWN:
+        return OWN[launch.launcher]
+    if "--recipe" in given and launch.program.endswith("run_recipe.py"):
+        return "bridge"
     if launch.program.endswith(TORCHTITAN) or given & {"--job.config-file", "--module"}:
         return "torchtitan"
     if given & MEGATRON or any(word.startswith("--tensor-model-parallel") for word in given):
@@ -122,7 +163,11 @@ def _of_launch(launch: Launch, trainer: str, question: Question) -> Reading:
     if trainer == "nemo":
         words, strange = arguments_of(overridden({}, launch.arguments), question.name, question.problems)
         return planned(TrainerSettings(tuple(words), tuple(strange), "megatron"), gpus, question)
+    if trainer in OWN.values():
+        return _of_own(launch, trainer, gpus, question)
     arguments = _arguments(launch, question)
+    if trainer == "bridge":
+        return _of_recipe(str(first(arguments, "recipe")), launch, gpus, question)
     if trainer == "torchtitan":
         return of_torchtitan(_torchtitan_fields(arguments, question), gpus, question)
     if launch.alone and question.cluster.gpus > 1 and launch.processes is None:
@@ -135,10 +180,34 @@ def _of_launch(launch: Launch, trainer: str, question: Question) -> Reading:
     return of_trainer(fields, KINDS.get(_kind(launch)) or dialect(fields), gpus, question, started=True)
 
 
+def _of_own(launch: Launch, trainer: str, gpus: int | None, question: Question) -> Reading:
+    """Return the plan of a launch by Composer or torchtune: a file, and `key=value` over it."""
+    words = [*launch.arguments]
+    place = words.index("--config") + 1 if "--config" in words else None
+    files = [words[place]] if place is not None and place < len(words) else [w for w in words if w.endswith(YAML)]
+    if not files:
+        raise bad(question.name, f"names no configuration for {launch.launcher}", "name its YAML file")
+    if trainer == "torchtune" and not files[0].endswith(YAML):
+        message = f"{files[0]} is a configuration in torchtune's own package"
+        raise bad(question.name, message, f"`tune cp {files[0]} my.yaml` writes it out: name that file")
+    if trainer == "torchtune" and launch.program.rsplit("/", 1)[-1].removesuffix(".py") not in FULL_RECIPES:
+        message = f"the recipe {launch.program} is not read: adapters, preferences, distillation or one of your own"
+        raise bad(question.name, message, f"give a launch of {' or '.join(FULL_RECIPES)}")
+    changes = [word for word in words if "=" in word and not word.startswith("-")]
+    return of_own_file(trainer, named(files[0], question), changes, gpus, question)
+
+
+def _of_recipe(recipe: str, launch: Launch, gpus: int | None, question: Question) -> Reading:
+    """Return the plan of a recipe of Megatron-Bridge that its own script runs by name, with `key=value` over it."""
+    changes = [word for word in launch.arguments if "=" in word and not word.startswith("--")]
+    built = listed("bridge", recipe, question.name)
+    return of_megatron(overridden({**BRIDGE_MODEL, **built.values}, changes), built.model, question, gpus=gpus)
+
+
 def _kind(launch: Launch) -> str:
     """Return the trainer whose program or command is started."""
     names = re.split(r"[-./]", f"{launch.launcher}.{launch.program}")
-    return next((kind for kind in KINDS if kind in names), "")
+    return "trl" if SFT.search(launch.program) else next((kind for kind in KINDS if kind in names), "")
 
 
 def _deepspeed_file(fields: Mapping[Fields, Any]) -> bool:

@@ -13,7 +13,11 @@ from shardwright.spec.cluster import Cluster
 
 Count = int | str | None  # as it is written where it is said and not known
 PYTHON = re.compile(r"(?:.*/)?python\d?(?:\.\d+)?", re.S)
-LAUNCHERS = {"torchrun": "torchrun", "torchrun-hpc": "torchrun", "deepspeed": "deepspeed", "accelerate": "accelerate"}
+LAUNCHERS = {
+    **{name: name for name in ("torchrun", "deepspeed", "accelerate", "composer", "tune")},
+    "torchrun-hpc": "torchrun",
+}
+VERBS = {"accelerate": "launch", "tune": "run"}  # words that some of them want first
 # Programs that start a training on all GPUs of a machine, with the word for it and the launcher that they use.
 COMMANDS = {"llamafactory-cli": "train", "lmf": "train", "axolotl": "train", "trl": ""}
 MODULES = {
@@ -34,8 +38,8 @@ SWITCHES = frozenset(
 )
 EVERY = ("gpu", "auto", "cuda")  # torchrun's words for a process on each GPU of a machine
 NODES = ("--nnodes", "--num-nodes", "--num-machines")
-EACH = ("--nproc-per-node", "--num-gpus", "--procs-per-node")
-ALL = ("--num-processes",)
+EACH = ("--nproc-per-node", "--num-gpus", "--procs-per-node", "--nproc")
+ALL = ("--num-processes", "--world-size")
 TASKS = ("-n", "-np", "--np", "--ntasks", "--n")
 TASK_NODES = ("-N", "--nodes")
 TASKS_EACH = ("--ntasks-per-node", "--npernode", "-ppn", "-npernode", "--tasks-per-node")
@@ -63,7 +67,7 @@ class Launch:
         if self.processes is not None:
             return (self.processes, ()) if isinstance(self.processes, int) else (None, ())
         each, nodes = self.processes_per_node, self.nodes
-        if each is None and self.launcher == "torchrun":
+        if each is None and self.launcher in ("torchrun", "tune"):
             each = 1  # its default
         sizes = {pool.gpus_per_node for pool in cluster.pools}
         if each is None or (isinstance(each, str) and len(sizes) > 1):
@@ -102,6 +106,10 @@ def _launch(started: Started, slurm: Mapping[str, str]) -> Launch | None:
         processes = processes or _number(TASKS, around) or (_number(TASKS, slurm) if started.around else None)
         lone = not started.around and _count(started.environment.get("CUDA_VISIBLE_DEVICES", "")) == 1
         processes = processes or (1 if lone else None)
+    if launcher == "composer":  # all GPUs of a machine, unless it is told
+        each = each or _number(("-n",), options) or ("gpu" if processes is None else None)
+    if launcher == "tune" and program is not None and "single_device" in program:
+        processes = 1
     if launcher == "deepspeed" and processes is None:
         processes = _included(options.get("--include") or options.get("-i") or "")
     every = launcher == "deepspeed" or (launcher == "torchrun" and any(name in options for name in EACH))
@@ -167,7 +175,7 @@ def _launcher(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
     """Return what starts the processes, and the words after it."""
     name = words[0].rsplit("/", 1)[-1] if words else ""
     if name in LAUNCHERS:
-        return LAUNCHERS[name], words[2:] if name == "accelerate" and words[1:2] == ("launch",) else words[1:]
+        return LAUNCHERS[name], words[2:] if name in VERBS and list(words[1:2]) == [VERBS[name]] else words[1:]
     if name == "accelerate-launch":
         return "accelerate", words[1:]
     if not PYTHON.fullmatch(name):

@@ -39,18 +39,21 @@ COMPUTED = _Computed()
 
 @dataclass(slots=True)
 class PythonValues:
-    """`values` by path; `calls`, names of functions that the file calls, each with its literal arguments; `imports`,
-    the module that each imported name is from; `functions`, those of the file that are not being read."""
+    """`values` by path; `calls`, names of functions that the file calls, each with its literal arguments; `handed`,
+    names that calls hand over (`run.Config(Llama3Config8B)`); `imports`, what each imported name is in full;
+    `functions`, those of the file that are not being read."""
 
     values: dict[Path, Any] = field(default_factory=dict)
     calls: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    handed: list[str] = field(default_factory=list)
     imports: dict[str, str] = field(default_factory=dict)
     functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
 
 
 def python_values(text: str, name: str, function: str | None = None) -> PythonValues:
-    """Return what a Python file sets in `function`, by default the last one that it defines, or at its top where it
-    defines none. Raises SpecError for text that is no Python, and for a function that is not there."""
+    """Return what a Python file sets in `function`, by default where it runs as a program, else in the last function
+    that it defines, or at its top where it defines none. Raises SpecError for text that is no Python, and for a
+    function that is not there."""
     if len(text) > LARGEST_TEXT:
         raise bad(name, f"has more than {LARGEST_TEXT:,} characters", "is this the right file?")
     try:
@@ -61,12 +64,16 @@ def python_values(text: str, name: str, function: str | None = None) -> PythonVa
     if function is not None and function not in functions:
         raise bad(name, f"has no function {function}", f"it has {', '.join(functions) or 'none'}")
     found, names = PythonValues(functions=functions), dict[str, Any]()
+    program = [node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
     for node in tree.body:
-        if isinstance(node, ast.Assign | ast.AnnAssign):
+        if isinstance(node, ast.Assign | ast.AnnAssign) or (isinstance(node, ast.Expr) and not functions):
             _statement(node, names, found)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.imports |= {alias.asname or alias.name: node.module for alias in node.names}
-    if functions:
+            found.imports |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    if function is None and program:
+        for node in program[-1].body:
+            _statement(node, names, found)
+    elif functions:
         _read(function or list(functions)[-1], {}, names, found)
     return found
 
@@ -152,7 +159,7 @@ def _gather(node: ast.expr, names: Mapping[str, Any], found: PythonValues, path:
         found.values[(*path, key)] = _value(value, names)
         listed = PythonValues(calls=found.calls, functions=found.functions)  # whose fields are none of the path's own
         for item in value.elts if isinstance(value, ast.List) else ():
-            _gather(item, names, listed, ())
+            _gather(item, names, found if key == "callbacks" else listed, ())
 
 
 def _mark(path: Path, value: ast.expr, found: PythonValues) -> None:
@@ -170,6 +177,7 @@ def _entries(node: ast.expr, found: PythonValues, names: Mapping[str, Any]) -> I
         called = _path(node.func)
         if called is not None:
             found.calls.append((".".join(called), tuple(_value(argument, names) for argument in node.args)))
+            found.handed += [".".join(path) for argument in node.args if (path := _path(argument)) is not None]
         if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
             _gather(node.func.value, names, found, ())
         for keyword in node.keywords:

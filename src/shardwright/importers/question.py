@@ -77,7 +77,8 @@ def planned(settings: TrainerSettings, gpus: int | None, question: Question) -> 
     if problems:
         raise SpecError(*problems)
     model = question.model
-    if model is None and (settings.model or settings.framework != "megatron"):
+    described = settings.framework == "megatron" or "--num-layers" in settings.words
+    if model is None and (settings.model or not described):
         model = model_named(settings.model, name)
     job = Job(global_batch=1, seq_len=question.seq_len or 0, framework=settings.framework)
     flags = scan(settings.words, name, problems)

@@ -5,6 +5,7 @@ Megatron-Bridge, NeMo and Megatron-LM's own YAML name fields as Megatron-LM name
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from shardwright.importers.megatron.flags import LENGTHS, OF_THE_USER, counting_
 from shardwright.importers.python_values import COMPUTED, Path
 
 TABLES = ("bridge",)
+NAMED_FIELD = re.compile(r"\$\{([\w.]+)\}")
+DEEPEST_NAMES = 8  # of fields that name fields
 TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "fp8"}
 WHERE_FALSE = {
     "overlap_p2p_comm": "--no-overlap-p2p-communication",
@@ -42,18 +45,20 @@ BRIDGE_EXPERTS: Mapping[Path, Any] = {("model", "moe_token_dispatcher_type"): "a
 PRECISIONS = {"bf16": ("--bf16",), "16": ("--fp16",), "32": (), "none": ()}
 
 
-def arguments_of(values: Mapping[Path, Any], name: str, problems: list[Problem]) -> tuple[list[str], list[str]]:
+def arguments_of(
+    values: Mapping[Path, Any], name: str, problems: list[Problem], tables: tuple[str, ...] = TABLES
+) -> tuple[list[str], list[str]]:
     """Return fields, by path, as Megatron-LM's arguments, and what is not modelled. A field that decides a plan and is
-    computed goes to `problems`, and one that makes another run."""
+    computed goes to `problems`, and one that makes another run. `tables` are those of the trainer's keys."""
     words: list[str] = []
     effective = _effective(values)
-    named = {path: _flag(path) for path in effective}
+    named = {path: _flag(path, tables) for path in effective}
     flagged = {path: flag for path, flag in named.items() if flag is not None}
-    slips = {path: meant for path in named if path not in flagged and (meant := _slip(path))}
+    slips = {path: meant for path in named if path not in flagged and (meant := _slip(path, tables))}
     for path, meant in slips.items():
         problems.append(Problem(f"{name}: {'.'.join(path)}", "is no key of this trainer", f"did you mean {meant}?"))
     rest = {path: value for path, value in effective.items() if path not in flagged and path not in slips}
-    others = accounted(rest, TABLES, name, problems)
+    others = accounted(rest, tables, name, problems)
     for path, flag in flagged.items():
         value = effective[path]
         if value is not COMPUTED:
@@ -68,18 +73,18 @@ def arguments_of(values: Mapping[Path, Any], name: str, problems: list[Problem])
     return words, list(others.uncounted)
 
 
-def _flag(path: Path) -> str | None:
+def _flag(path: Path, tables: tuple[str, ...]) -> str | None:
     """Return the argument of Megatron-LM that a field is, None where it is none or means something else there."""
-    key = key_of(path, TABLES)
+    key = key_of(path, tables)
     if key is not None:
         return read_as(key.means) if key.means.startswith("--") else None
     flag = read_as("--" + path[-1].replace("_", "-"))
     return flag if flag in known_flags() else None
 
 
-def _slip(path: Path) -> str | None:
+def _slip(path: Path, tables: tuple[str, ...]) -> str | None:
     """Return the field that an unknown one is a slip of, where it is one of Megatron-LM's arguments."""
-    if key_of(path, TABLES) is not None:
+    if key_of(path, tables) is not None:
         return None
     meant = slip_of("--" + path[-1].replace("_", "-"), counting_flags())
     return None if meant is None else meant.lstrip("-").replace("-", "_")
@@ -94,6 +99,8 @@ def _special(path: Path, value: Any, name: str, problems: list[Problem]) -> list
         return _activation(value)
     if leaf == "gated_linear_unit":
         return ["--swiglu"] if value is True else []
+    if leaf == "name":  # NeMo's of an optimizer
+        return ["--use-distributed-optimizer"] if "distributed" in str(value) else []
     if leaf not in ("precision", "mixed_precision", "precision_config"):
         return []
     told = _precision(value)
@@ -115,6 +122,8 @@ def _words(flag: str, value: Any) -> Iterator[str]:
     if value is None or value is False or isinstance(value, Mapping):
         return
     yield flag
+    if isinstance(value, float) and value.is_integer() and known_flags()[flag].reads == "count":
+        value = int(value)  # `rotary_base: 1000000.0`
     if value is not True:
         yield TYPES.get(str(value).removeprefix("torch."), _text(value)) if flag.endswith("-dtype") else _text(value)
     if flag == "--num-query-groups":
@@ -134,7 +143,7 @@ def _precision(value: Any) -> list[str] | None:
     words = next((list(flags) for part, flags in PRECISIONS.items() if part in text), None)
     if words and "fp8" in text:
         recipe = "mxfp8" if "mxfp8" in text else "blockwise" if "subchannel" in text else "tensorwise"
-        recipe = "delayed" if "delayed" in text else recipe
+        recipe = "delayed" if "delayed" in text or text == "bf16_with_fp8_mixed" else recipe  # NeMo's name of it
         words += ["--fp8-format", "hybrid", "--fp8-recipe", recipe]
     return words
 
@@ -153,6 +162,29 @@ def flattened(document: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
                 yield from flattened(value, (*path, str(key)))
             else:
                 yield (*path, str(key)), value
+
+
+def interpolated(values: Mapping[Path, Any]) -> dict[Path, Any]:
+    """Return fields with OmegaConf's `${a.b}` (or `${.b}`, beside the field) replaced by what they name. Those that
+    name nothing, and resolvers such as `${oc.env:…}`, stay."""
+    filled = dict(values)
+    for _ in range(DEEPEST_NAMES):
+        before = dict(filled)
+        for path, value in before.items():
+            if isinstance(value, str) and "${" in value:
+                filled[path] = _filled(value, path, before)
+        if filled == before:
+            break
+    return filled
+
+
+def _filled(text: str, place: Path, values: Mapping[Path, Any]) -> Any:
+    def target(name: str) -> Any:
+        path = (*place[:-1], *name[1:].split(".")) if name.startswith(".") else tuple(name.split("."))
+        return values.get(path, f"${{{name}}}")
+
+    whole = NAMED_FIELD.fullmatch(text)
+    return target(whole[1]) if whole else NAMED_FIELD.sub(lambda match: str(target(match[1])), text)
 
 
 def first(values: Mapping[Path, Any], *leaves: str) -> Any:

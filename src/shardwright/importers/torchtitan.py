@@ -27,7 +27,7 @@ def fields_of_python(found: PythonValues) -> dict[Path, Any]:
             fields["activation_checkpoint", "mode"] = name.removesuffix("AC").casefold()
         if called == "model_registry" and arguments:
             fields[("flavor",)] = arguments[0]
-            fields[("family",)] = found.imports.get(called, "").rsplit(".", 1)[-1]
+            fields[("family",)] = found.imports.get(called, "..").split(".")[-2]
         converters += [name] if name.endswith("Converter") else []
     return {**fields, **({("converters",): converters} if converters else {})}
 

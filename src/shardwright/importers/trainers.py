@@ -18,7 +18,10 @@ LENGTHS = (
     *("max_seq_length", "max_seq_len", "model_max_length", "block_size", "cutoff_len", "max_length", "seq_length"),
     "seq_len",
 )
-ADAMS = ("adam", "adamw", "adamw_hf", "adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "fusedadam", "cpuadam")
+ADAMS = (
+    *("adam", "adamw", "decoupled_adamw", "adamw_hf", "adamw_torch", "adamw_torch_fused", "adamw_apex_fused"),
+    *("fusedadam", "cpuadam"),
+)
 # Optimizers whose state or update is of another kind than Adam's, by what their names contain.
 OTHER_UPDATES = (
     "galore",
@@ -32,6 +35,9 @@ OTHER_UPDATES = (
     "onebit",
     "zerooneadam",
     "lamb",
+    "lion",
+    "adalr",
+    "cpuoffloadoptimizer",
 )
 
 
@@ -110,7 +116,7 @@ def deepspeed_settings(config: TrainerFields, told: TrainerFields, gpus: int) ->
     if devices.get("offload_param") == "cpu":
         config.report("offload_param", "is offloaded to cpu, which is not described", "use none")
     words += ["--grad-reduce-in-bf16"] if config.first("communication_data_type") == "bf16" else []
-    optimizer, uncounted = _optimizer(config, "type") if config.first("type") else _optimizer(told, "optim")
+    optimizer, uncounted = optimizer_words(config, "type") if config.first("type") else optimizer_words(told, "optim")
     words += [*precision, *optimizer]
     return TrainerSettings(tuple(words), uncounted, "deepspeed", told.first("model_name_or_path"), notes)
 
@@ -164,7 +170,7 @@ def accelerate_settings(told: TrainerFields, gpus: int) -> TrainerSettings:
     words += batch_words(micro, micro * steps * max(gpus // (tensor * context), 1))
     words += ["--tensor-model-parallel-size", str(tensor), "--context-parallel-size", str(context)]
     precision, notes = _precision(told)
-    optimizer, uncounted = _optimizer(told, "optim")
+    optimizer, uncounted = optimizer_words(told, "optim")
     words += [*_trainer_words(told), *precision, *optimizer]
     words += FULL if told.first("fsdp_activation_checkpointing") is True else ()
     return TrainerSettings(tuple(words), uncounted, "fsdp", told.first("model_name_or_path"), notes)
@@ -220,9 +226,9 @@ def _trainer_words(told: TrainerFields) -> list[str]:
     return [*words, *(("--attention-backend", "unfused") if told.first("attn_implementation") == "eager" else ())]
 
 
-def _optimizer(config: TrainerFields, leaf: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def optimizer_words(config: TrainerFields, leaf: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the arguments of an optimizer, and what is not modelled of one that is priced as Adam."""
-    name = str(config.first(leaf) or "adamw").casefold()
+    name = str(config.first(leaf) or "adamw").rsplit(".", 1)[-1].casefold()  # torchtune names classes in full
     if name == "sgd":
         return ("--optimizer", "sgd"), ()
     if any(part in name for part in OTHER_UPDATES):

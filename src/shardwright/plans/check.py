@@ -59,10 +59,13 @@ def _sizes(plan: Plan) -> Iterator[Problem]:
     counts |= {"replicas": len(plan.replicas), "model.layers": len(model.layers)}
     for index, kind in enumerate(model.kinds):
         place = f"model.layers (kind {index})"
-        counts |= {
-            f"{place}.attention.heads": kind.attention.heads,
-            f"{place}.attention.kv_heads": kind.attention.kv_heads,
-        }
+        if kind.attention:
+            counts |= {
+                f"{place}.attention.heads": kind.attention.heads,
+                f"{place}.attention.kv_heads": kind.attention.kv_heads,
+            }
+        if kind.mixer:
+            counts |= {f"{place}.mixer ({what})": size for what, size in kind.mixer.splits}
         if kind.moe:
             counts |= {f"{place}.moe.experts": kind.moe.experts, f"{place}.moe.top_k": kind.moe.top_k}
     for place, replica in replicas_at(plan):

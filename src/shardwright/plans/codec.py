@@ -29,7 +29,7 @@ def encode(value: Any, kind: Any) -> Any:
     """Return the JSON data of `value`, which has the type `kind`.
 
     A field whose value is its default is left out where that is None or a dataclass; numbers of a float field are
-    written as floats, so that equal values give equal text.
+    written as floats, so that equal values give equal text. One of several dataclasses is named by its class.
     """
     if kind is Assumption:
         return str(value)
@@ -39,7 +39,10 @@ def encode(value: Any, kind: Any) -> Any:
         return {name: encode(item, hint) for name, item, hint in pairs if not _left_out(item, defaults[name])}
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return None if value is None else encode(value, _not_none(arguments))
+        if value is None:
+            return None
+        kinds = _kinds(arguments)
+        return encode(value, kinds[0]) if len(kinds) == 1 else {type(value).__name__: encode(value, type(value))}
     if origin is tuple:
         item_kinds = [arguments[0]] * len(value) if Ellipsis in arguments else list(arguments)
         return [encode(item, item_kind) for item, item_kind in zip(value, item_kinds, strict=True)]
@@ -63,7 +66,12 @@ def decode(data: object, kind: Any, place: str, problems: list[Problem]) -> Any:
         return decode_fields(data, kind, place, problems)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return None if data is None else decode(data, _not_none(arguments), place, problems)
+        if data is None:
+            return None
+        kinds = _kinds(arguments)
+        return (
+            decode(data, kinds[0], place, problems) if len(kinds) == 1 else _decode_kind(data, kinds, place, problems)
+        )
     if origin is tuple:
         return _decode_tuple(data, arguments, place, problems)
     if origin is Literal:
@@ -116,9 +124,20 @@ def wrong(problems: list[Problem], place: str, message: str, hint: str) -> Any:
     return NOTHING
 
 
-def _not_none(arguments: tuple[Any, ...]) -> Any:
-    (kind,) = (argument for argument in arguments if argument is not type(None))
-    return kind
+def _kinds(arguments: tuple[Any, ...]) -> list[Any]:
+    """Return what a union allows beside None."""
+    return [argument for argument in arguments if argument is not type(None)]
+
+
+def _decode_kind(data: object, kinds: list[Any], place: str, problems: list[Problem]) -> Any:
+    """Return one of several dataclasses, which a mapping names by its only key."""
+    names = {kind.__name__: kind for kind in kinds}
+    if not isinstance(data, Mapping) or len(data) != 1:
+        return wrong(problems, place, f"expected a mapping with one key, got {shown(data)}", "of " + ", ".join(names))
+    ((name, inside),) = data.items()
+    if name not in names:
+        return wrong(problems, join(place, str(name)), "is no known kind", suggestion(str(name), names))
+    return decode(inside, names[name], join(place, name), problems)
 
 
 def _decode_tuple(data: object, arguments: tuple[Any, ...], place: str, problems: list[Problem]) -> Any:

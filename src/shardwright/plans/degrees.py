@@ -23,8 +23,8 @@ def _tensor_parallel(plan: Plan) -> Iterator[Problem]:
                 message = f"{stage.tensor_parallel} does not divide {what} ({size})"
                 yield Problem(f"{place}.tensor_parallel", message, "use a divisor of it")
         for kind in _kinds(plan, stage):
-            groups, degree = kind.attention.kv_heads, stage.tensor_parallel
-            if not kind.attention.latent and groups % degree and degree % groups:
+            groups, degree = kind.kv_heads, stage.tensor_parallel
+            if not kind.latent and groups % degree and degree % groups:
                 message = f"{degree} is neither a divisor nor a multiple of the key-value heads ({groups})"
                 yield Problem(f"{place}.tensor_parallel", message, "each rank holds whole key-value heads")
         for kind in _kinds(plan, stage):
@@ -44,7 +44,10 @@ def _split_sizes(kinds: tuple[Layer, ...]) -> tuple[tuple[str, int], ...]:
     """Return the sizes that tensor parallelism splits, with their names; equal ones once."""
     sizes: dict[tuple[str, int], None] = {}
     for kind in kinds:
-        sizes[("the attention heads", kind.attention.heads)] = None
+        if kind.attention:
+            sizes[("the attention heads", kind.attention.heads)] = None
+        if kind.mixer:
+            sizes |= dict.fromkeys(kind.mixer.splits)
         if kind.mlp:
             sizes[("the feed-forward width", kind.mlp.width)] = None
         if kind.moe and kind.moe.shared_width:
@@ -60,6 +63,13 @@ def _context_parallel(plan: Plan) -> Iterator[Problem]:
         if degree > 1 and seq_len % (2 * degree):
             message = f"sequence length {seq_len} does not divide by twice the degree ({2 * degree})"
             yield Problem(f"{place}.context_parallel", message, "use a smaller degree, or another sequence length")
+        for mixer in dict.fromkeys(kind.mixer for kind in _kinds(plan, stage) if degree > 1 and kind.mixer):
+            heads = None if mixer.context_heads is None else mixer.context_heads // stage.tensor_parallel
+            if heads is None:
+                yield Problem(f"{place}.context_parallel", f"no trainer splits the sequence of {mixer.words}", "use 1")
+            elif heads % degree:
+                message = f"{degree} does not divide the {heads} heads that a rank has of {mixer.words}"
+                yield Problem(f"{place}.context_parallel", message, "use a divisor of them")
 
 
 def _expert_parallel(plan: Plan) -> Iterator[Problem]:

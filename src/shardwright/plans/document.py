@@ -131,8 +131,10 @@ def _layers_in(data: object, place: str, problems: Problems) -> Any:
         layer = decode_fields({k: v for k, v in item.items() if k != "count"}, Layer, where, problems)
         if layer is NOTHING or count is NOTHING:
             continue
-        if (layer.mlp is None) == (layer.moe is None):
-            wrong(problems, where, "has both or neither of mlp and moe", "set one of them, and the other to null")
+        if layer.mlp is not None and layer.moe is not None:
+            wrong(problems, where, "has both mlp and moe", "set one of them to null")
+        elif not layer.sublayers:
+            wrong(problems, where, "has nothing in it", "set attention, mixer, mlp or moe")
         elif count > MOST_LAYERS:
             wrong(problems, join(where, "count"), f"is {count:,}", f"at most {MOST_LAYERS:,} layers")
         else:

@@ -17,6 +17,7 @@ class Cause(Enum):
     DOMINATED = "dominated"  # a costed twin has less recomputation or more overlap
     UNMEASURED = "unmeasured"  # not in the layer profile
     RULE = "rule"
+    NOT_LOOKED_AT = "not looked at"  # the search was stopped before
     NOT_NEEDED = "not needed"  # a composition of a mixed plan, ruled out by its bound or never asked for
 
 
@@ -165,6 +166,18 @@ class JobLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotSure:
+    """Nothing keeps the limits with probability `sure`. The best odds that there are, with the expected hours and
+    dollars of what has them, None where no price is known."""
+
+    limits: JobLimits
+    sure: float
+    odds: float
+    hours: float
+    dollars: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NoLegalLayout:
     """No layout on the machines is legal, with these pins as the user writes them."""
 
@@ -250,10 +263,17 @@ class NoTrainer:
     able: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The search was stopped before it had a plan."""
+
+
 Reason = (
     NoTrainer
+    | Stopped
     | NoLegalLayout
     | LimitsNotKept
+    | NotSure
     | RulesDropAll
     | PinsTooTight
     | TooLittleMemory

@@ -32,8 +32,10 @@ class Baseline:
 class SearchReport:
     """How the search went. `candidates` is the size of the declared space; every candidate is in exactly one count
     of `rejected`, or was costed (`costed`). `phases` are seconds by name, in order. `not_covered` names kinds of plans
-    that neither the search nor its bound looked at, `gap` is how far the best plan is above the bound at most. Where
-    dollars were minimised over several GPU types, no plan costs less than `lower_bound_dollars` an iteration."""
+    that neither the search nor its bound looked at, `gap` is how far the first plan is above the bound at most. Where
+    dollars were minimised over several GPU types, no plan costs less than `lower_bound_dollars` an iteration. A search
+    that was `interrupted` ended early: its gap holds for what it did not look at, too. Plans up to a part
+    `indifference` above the best are as good: the one with the fewest rare switches comes first."""
 
     candidates: int
     costed: int
@@ -43,6 +45,8 @@ class SearchReport:
     not_covered: tuple[Uncovered, ...] = ()
     gap: float | None = None
     lower_bound_dollars: float | None = None
+    interrupted: bool = False
+    indifference: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +117,8 @@ class NoProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedOver:
-    """A plan of less time or money than the first one, by a part `saving`, that does not come first for what it has of
-    `switches`; `pins` ask for it, as `axis=value`."""
+    """A plan of less time or money than the first one, by a part `saving` within the search's `indifference`, that does
+    not come first for what it has of rare `switches`; `pins` ask for it, as `axis=value`."""
 
     plan: Plan
     saving: float
@@ -126,9 +130,10 @@ class PassedOver:
 class Ranking:
     """Plans, best first (none if `infeasible` is set), with the baselines they were compared to. Where plans of several
     kinds span GPU types, `kinds` has the best of each; `nearby` is what `planner.with_nearby` found to pay, `fewer` the
-    same run on fewer of the machines (`planner.on_fewer`), `program` what `planner.with_program` found. `passed_over`
-    is the best of all where it has what hardly any published run has and gains too little by it. `trainers` names who
-    runs each plan (`trainers.runs.runners`), where that was asked; of plans that nobody runs `no_trainer` says why."""
+    same run on fewer of the machines (`planner.on_fewer`; None where that was not asked), `program` what
+    `planner.with_program` found. `passed_over` is the best of all where the first plan is as good and has fewer rare
+    switches. `trainers` names who runs each plan (`trainers.runs.runners`), where that was asked; of plans that nobody
+    runs `no_trainer` says why."""
 
     plans: tuple[Plan, ...]
     baselines: tuple[Baseline, ...]
@@ -136,7 +141,7 @@ class Ranking:
     infeasible: NoPlan | None = None
     kinds: tuple[Baseline, ...] = ()
     nearby: tuple[Nearby, ...] = ()
-    fewer: tuple[Fewer, ...] = ()
+    fewer: tuple[Fewer, ...] | None = None
     program: SpmdProgram | NoProgram | None = None
     passed_over: PassedOver | None = None
     trainers: tuple[tuple[str, ...], ...] = ()

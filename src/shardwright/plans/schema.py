@@ -53,7 +53,11 @@ def schema_of(kind: Any) -> Schema:
         }
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return {"anyOf": [schema_of(part) for part in arguments if part is not type(None)] + [{"type": "null"}]}
+        kinds = [part for part in arguments if part is not type(None)]
+        parts = [
+            schema_of(part) if len(kinds) == 1 or not dataclasses.is_dataclass(part) else _named(part) for part in kinds
+        ]
+        return {"anyOf": [*parts, {"type": "null"}]}
     if origin is tuple:
         if Ellipsis in arguments:
             return {"type": "array", "items": schema_of(arguments[0])}
@@ -61,3 +65,9 @@ def schema_of(kind: Any) -> Schema:
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
     assert origin is Literal, kind
     return {"enum": list(arguments)}
+
+
+def _named(kind: Any) -> Schema:
+    """Return the schema of one of several dataclasses, which its class names."""
+    name = kind.__name__
+    return {"type": "object", "properties": {name: schema_of(kind)}, "required": [name], "additionalProperties": False}

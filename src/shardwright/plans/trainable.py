@@ -91,6 +91,8 @@ def _dense_sizes(plan: Plan, stage: Stage) -> Iterator[int]:
     yield from (plan.model.hidden, plan.job.seq_len // stage.context_parallel)
     for kind in plan.model.kinds:
         attention = kind.attention
+        if attention is None:
+            continue
         keys = min(tp, attention.kv_heads)  # ranks beyond have the same heads
         yield from (attention.query_width // tp, attention.out_width // tp)
         yield from (attention.key_width // keys, attention.value_width // keys)

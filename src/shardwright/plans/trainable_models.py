@@ -19,6 +19,10 @@ AGAIN = "make the plan again of the model's config.json"
 def untrainable_model(model: Model) -> Iterator[Problem]:
     """Yield why `shardwright train` does not run a model under any plan."""
     computed = model.computed
+    unlike = tuple(dict.fromkeys(words for kind in model.kinds for words in _unlike(kind)))
+    if unlike:
+        yield from (Problem("model", f"{words} cannot be run", OTHERS) for words in unlike)
+        return
     lacking = {
         f"models of family {model.family}": model.family in FAMILIES and model.family not in TRAINED,
         "a model whose forward pass is guessed": bool(model.guesses),
@@ -32,7 +36,7 @@ def untrainable_model(model: Model) -> Iterator[Problem]:
         "norms after the blocks of a parallel block": model.parallel_block and computed.norms != "before",
         "latent attention without rotary positions": model.position != "rope" and bool(_latent(model)),
         "norms of queries and keys in latent attention": any(attention.qk_norm for attention in _latent(model)),
-        "layers that differ in heads": len({_heads(kind.attention) for kind in model.kinds}) > 1,
+        "layers that differ in heads": len({_heads(attention) for attention in model.attentions}) > 1,
         "capped logits of a model with a bias on them and a scale": model.head_bias and computed.logit_scale != 1.0,
     }
     hints = {
@@ -65,6 +69,20 @@ def untrainable_parts(plan: Plan) -> Iterator[Problem]:
         yield Problem("replicas", message, "use expert_tensor_parallel 1")
 
 
+def _unlike(layer: Layer) -> Iterator[str]:
+    """Yield what a block has, or lacks, that no block of the runtime does."""
+    attention = layer.attention
+    there = {
+        layer.mixer.words if layer.mixer else "": layer.mixer is not None,
+        "a block without attention": attention is None and layer.mixer is None,
+        "a block without feed-forward": layer.mlp is None and layer.moe is None,
+        "a gate on the output of attention": attention is not None and attention.gate is not None,
+        "sparse attention with an indexer": attention is not None and attention.sparse is not None,
+        "experts on a projection of the tokens": layer.moe is not None and layer.moe.latent is not None,
+    }
+    yield from (words for words, is_there in there.items() if is_there)
+
+
 def _placed(model: Model, layer: Layer) -> bool:
     """Return whether a layer has as many norms over the hidden width as the model's places take."""
     if model.parallel_block:
@@ -75,8 +93,8 @@ def _placed(model: Model, layer: Layer) -> bool:
 def _unplaced(model: Model, layer: Layer) -> bool:
     """Return whether a layer has more weights beside matrices and norms than blocks have."""
     attention, moe, computed = layer.attention, layer.moe, model.computed
-    known = attention.heads if computed.sinks else 0
-    if attention.qk_norm and computed.query_key_norm != PLAIN.query_key_norm:
+    known = attention.heads if attention and computed.sinks else 0
+    if attention and attention.qk_norm and computed.query_key_norm != PLAIN.query_key_norm:
         known += attention.query_width + attention.key_width - 2 * attention.head_dim
     if moe is not None and computed.expert_bias:
         known += moe.experts * ((moe.matrices - 1) * moe.expert_width + model.hidden)
@@ -84,7 +102,7 @@ def _unplaced(model: Model, layer: Layer) -> bool:
 
 
 def _latent(model: Model) -> list[Attention]:
-    return [kind.attention for kind in model.kinds if kind.attention.latent]
+    return [attention for attention in model.attentions if attention.latent]
 
 
 def _heads(attention: Attention) -> tuple[int, int, int]:

@@ -84,7 +84,7 @@ def _modules(model: Model, job: Job) -> Faults:
     """transformer_config.py 1784-1834."""
     modules, kinds = job.options.recompute_modules or (), model.kinds
     lacking = {
-        "mla_up_proj": "" if any(kind.attention.latent for kind in kinds) else "latent attention",
+        "mla_up_proj": "" if any(kind.latent for kind in kinds) else "latent attention",
         "mlp": "" if any(kind.mlp for kind in kinds) else "dense feed-forward blocks",
         "moe": "" if any(kind.moe for kind in kinds) else "experts",
         "moe_act": "" if any(kind.moe for kind in kinds) else "experts",

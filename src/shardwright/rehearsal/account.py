@@ -58,7 +58,7 @@ def _flops(plan: Plan, place: Place) -> float:
             every = layer_flops_per_token(model, layer, job.attended_tokens)
             if layer.moe is not None:  # the router
                 every += 2.0 * model.hidden * layer.moe.experts
-            scores = score_flops_per_token(layer.attention, job.attended_tokens)
+            scores = score_flops_per_token(layer.attention, job.attended_tokens) if layer.attention else 0.0
             total += 3.0 * every + (FLASH_BACKWARD_FLOPS - 2.0) * scores
             total += every if number < again else 0.0
             total += scores if recompute.granularity == "selective" else 0.0

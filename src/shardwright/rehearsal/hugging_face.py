@@ -19,7 +19,7 @@ def configuration(model: Model) -> dict[str, Any]:
         raise SpecError(*problems)
     (kind,) = model.kinds
     attention = kind.attention
-    assert kind.mlp is not None, "mixtures are refused"
+    assert kind.mlp is not None and attention is not None, "other blocks are refused"
     result: dict[str, Any] = {
         "model_type": "qwen3" if attention.qk_norm else "qwen2" if attention.qkv_bias else "llama",
         "hidden_size": model.hidden,
@@ -43,6 +43,9 @@ def _lacking(model: Model) -> Iterator[str]:
         return
     (kind,) = model.kinds
     attention = kind.attention
+    if attention is None or kind.mixer is not None or attention.gate is not None:
+        yield "has blocks with other mixers than attention, which are not rehearsed under FSDP2 yet"
+        return
     checks = {
         "mixtures of experts": kind.moe is not None,
         "multi-head latent attention": attention.latent is not None,

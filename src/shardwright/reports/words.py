@@ -26,6 +26,7 @@ FIXED = {
     Cause.DOMINATED: "dominated",
     Cause.UNMEASURED: "not in the layer profile",
     Cause.RULE: "rule",
+    Cause.NOT_LOOKED_AT: "not looked at: the search was stopped",
     Cause.NOT_NEEDED: "pruned by bound or not needed",
     findings.NotCovered.VIRTUAL_STAGES: "virtual pipeline stages",
     findings.NotCovered.CONTEXT_OR_EXPERTS: "context and expert parallelism",
@@ -89,6 +90,10 @@ SENTENCES = {
     findings.UnequalReplicas: "unequal replicas with {0.of:findings}",
     findings.UnableGpus: "GPUs that cannot compute in {0.precision}: {0.gpus:names}",
     findings.LimitsNotKept: "plans fit in memory, but none that was found keeps the {0.limits:limits}",
+    findings.NotSure: (
+        "nothing keeps the {0.limits:limits} with a probability of {0.sure:.0%}: the best odds are {0.odds:.0%}, of a "
+        "run of {0.hours:hours}"
+    ),
     findings.RulesDropAll: "the rules drop every plan that fits ({0.rules:names})",
     findings.PinsTooTight: "nothing fits with the parameters that --set pins",
     findings.Need: (
@@ -213,6 +218,11 @@ def _(finding: findings.NoTrainer) -> str:
     return (
         f"no trainer for {' or '.join(finding.frameworks)} that we know runs family {finding.family} ({lacks}); {runs}"
     )
+
+
+@in_words.register
+def _(finding: findings.Stopped) -> str:
+    return "the search was stopped before it found a plan; give it more time"
 
 
 @in_words.register

@@ -3,6 +3,7 @@ rest. Start reading at `planner`.
 
 * `planner`: one call from a description to ranked plans, and from a plan to its evaluation
 * `kinds`: one search for each kind of plan
+* `sure`: plans that keep limits with a probability
 * `ranked`: the best plans of all searches in one order
 * `rivals`: what the best plan is shown beside
 * `account`: how many candidates all searches had, and what became of them

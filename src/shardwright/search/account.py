@@ -74,9 +74,12 @@ def report_of(
     not_covered: tuple[Uncovered, ...],
     value: float | None,
     bound: float,
+    indifference: float,
+    *,
+    interrupted: bool,
 ) -> SearchReport:
-    """Return the account of the searches of all pools together: `value` is that of the best plan, which no plan beats
-    `bound` in."""
+    """Return the account of the searches of all pools together: `value` is that of the first plan, which no plan beats
+    `bound` in, what an `interrupted` search did not look at included."""
     rejected: dict[Rejection, int] = {}
     phases: dict[str, float] = {}
     for result in results:
@@ -109,8 +112,10 @@ def report_of(
         rejected=ordered(rejected),
         phases=tuple(phases.items()),
         not_covered=not_covered,
-        gap=gap_of(value, bound) if value is not None and (by_time or mixed) else None,
-        lower_bound_dollars=bound if value is not None and mixed and not by_time else None,
+        gap=gap_of(value, bound) if value is not None and (by_time or mixed or interrupted) else None,
+        lower_bound_dollars=bound if value is not None and (mixed or interrupted) and not by_time else None,
+        interrupted=interrupted,
+        indifference=indifference,
     )
 
 

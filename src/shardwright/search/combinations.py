@@ -9,30 +9,42 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.plans.findings import Rejection, ordered
+from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking, SearchReport
 from shardwright.search.account import gap_of
 from shardwright.search.mixed.entry import affordable_value
-from shardwright.search.ranked import weighed_value, with_bound
+from shardwright.search.ranked import better_than, in_order, with_bound
 
 
 def best_of(rankings: Sequence[Ranking], top: int) -> Ranking:
     """Return the ranking of the combination whose best plan is best, with the `top` best plans of all and the account
-    of all searches; where none has a plan, the first. Doubts count in the order, as in each ranking."""
+    of all searches; where none has a plan, the first. Plans that are as good are ordered as in each ranking."""
     if len(rankings) == 1:
         return rankings[0]
-    first = min(rankings, key=lambda ranking: weighed_value(ranking.plans[0]) if ranking.plans else np.inf)
+    indifference = rankings[0].search.indifference
+    plans = [plan for ranking in rankings for plan in ranking.plans]
+    every = [*plans, *(ranking.passed_over.plan for ranking in rankings if ranking.passed_over)]
+    plans = in_order(plans, min(map(_value, every), default=np.inf), indifference)
+    first = next((ranking for ranking in rankings if plans and plans[0] in ranking.plans), rankings[0])
     report = replace(_together([ranking.search for ranking in rankings]), not_covered=first.search.not_covered)
     if not first.plans:
         return replace(first, search=report)
-    plans = sorted((plan for ranking in rankings for plan in ranking.plans), key=weighed_value)[:top]
-    bound, value = min(_bound(ranking) for ranking in rankings if ranking.plans), affordable_value(plans[0]) or np.inf
+    bound, value = min(_bound(ranking) for ranking in rankings if ranking.plans), _value(plans[0])
+    fastest = min(every, key=_value)
+    passed = better_than(plans[0], value, fastest, _value(fastest)) if _value(fastest) < value else None
+    plans = plans[:top]
     if any(ranking.search.gap is not None for ranking in rankings):
         report = replace(report, gap=gap_of(value, bound))
     if any(ranking.search.lower_bound_dollars is not None for ranking in rankings):
         report = replace(report, lower_bound_dollars=bound)
     if plans[0].job.objective == "time":
         plans = [with_bound(plan, bound) for plan in plans]
-    return replace(first, plans=tuple(plans), search=report)
+    return replace(first, plans=tuple(plans), search=report, passed_over=passed)
+
+
+def _value(plan: Plan) -> float:
+    value = affordable_value(plan)
+    return np.inf if value is None else value
 
 
 def _bound(ranking: Ranking) -> float:
@@ -55,4 +67,6 @@ def _together(reports: Sequence[SearchReport]) -> SearchReport:
         seconds=sum(report.seconds for report in reports),
         rejected=ordered(rejected),
         phases=tuple(phases.items()),
+        interrupted=any(report.interrupted for report in reports),
+        indifference=reports[0].indifference,
     )

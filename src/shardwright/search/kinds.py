@@ -10,10 +10,10 @@ from functools import partial
 import numpy as np
 
 from shardwright.cost.context import Context
-from shardwright.cost.trust.rarity import doubt_of_gpus, doubts, least_doubt_of_several
+from shardwright.cost.trust.rarity import rare_count_of_gpus
 from shardwright.plans.plan import Plan
 from shardwright.plans.trainer_options import beyond_own
-from shardwright.rounding import coarse
+from shardwright.progress import stopped
 from shardwright.search.mixed.drafts.costing import costed
 from shardwright.search.mixed.entry import (
     MixedOutcome,
@@ -26,11 +26,12 @@ from shardwright.search.mixed.entry import (
 )
 from shardwright.search.mixed.one_mesh.search import mesh_search
 from shardwright.search.mixed.restrictions import dropped, lacking, narrowed
-from shardwright.search.objective import Objective
+from shardwright.search.objective import Objective, Preference, to_beat
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, searched
 from shardwright.search.uneven.search import UnevenResult, away, uneven_fsdp
 from shardwright.search.uniform.baselines import Tried, baselines
+from shardwright.search.uniform.best import Entry, preferred
 from shardwright.search.uniform.search import UniformResult, search
 from shardwright.spec.catalog.frameworks import MEGATRON, OWN
 from shardwright.spec.cluster import Cluster
@@ -42,46 +43,42 @@ MOST_UNEVEN = 3  # plans of uneven FSDP that are costed in full
 
 @dataclass(frozen=True, slots=True)
 class OneType:
-    """What the machines of one type reach: rules of thumb, the ranked rows, and the seconds of the former."""
+    """What the machines of one type reach: rules of thumb, the best rows, and the seconds of the former."""
 
     context: Context
     tried: tuple[Tried, ...]
     found: UniformResult
     baseline_seconds: float
 
-    @property
-    def weighed_values(self) -> list[float]:
-        """What the job minimises for each ranked row, its doubt counted."""
-        return self._weighed(doubt_of_gpus((self.context.pool.gpu.kind,)))
-
-    @property
-    def values_on_known_gpus(self) -> list[float]:
-        """The same were such GPUs reported on."""
-        return self._weighed(0.0)
-
-    def _weighed(self, gpus: float) -> list[float]:
-        return [coarse(value * (1.0 + float(doubts(row)[0]) + gpus)) for value, row in self.found.ranked]
+    def preferred(self, within: float) -> list[tuple[Preference, Entry]]:
+        """Return the best row of each layout, best first, where values up to `within` are as good."""
+        return preferred(self.found.in_question, within, rare_count_of_gpus((self.context.pool.gpu.kind,)))
 
 
-def search_type(context: Context, space: Space, filters: Filters, top: int) -> OneType:
-    """Return what plans on the machines of one type reach."""
+def search_type(context: Context, space: Space, filters: Filters, top: int, indifference: float) -> OneType:
+    """Return what plans on the machines of one type reach, where values up to `indifference` above the least are as
+    good."""
     begin = time.perf_counter()
     tried, start = baselines(context)
     elapsed = time.perf_counter() - begin
     objective = Objective(model=context.model, job=context.job, pool=context.pool)
-    found = search(context, searched(context, space), filters, objective, top=top, start=start)
+    found = search(
+        context, searched(context, space), filters, objective, top=top, start=start, indifference=indifference
+    )
     return OneType(context, tried, found, elapsed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What searches over several types are asked: on which machines, within which pins and rules, how far above the
-    bound the best plan may be, and with which probability plans must fit in memory."""
+    bound the best plan may be, how far above the best one a plan is as good, and with which probability plans must fit
+    in memory."""
 
     cluster: Cluster
     space: Space
     filters: Filters
     gap: float
+    indifference: float
     fit: float
 
 
@@ -101,14 +98,13 @@ def search_pipelines(results: Sequence[OneType], asked: Asked, top: int, *, one_
     types, the further a search gets."""
     contexts = largest_pools([result.context for result in results])
     begin = time.perf_counter()
-    known = [value for result in results for value in result.values_on_known_gpus[:1]]
-    incumbent = min(known, default=np.inf)
+    incumbent = _to_beat_on_one_type(results, asked)
     searched = partial(_searched, results, asked, top, one_mesh=one_mesh)
     every = searched(contexts, incumbent)
     if every is None:
         return None
     fewer, looked_at = _in_use(every, contexts, incumbent, asked.gap), len(contexts)
-    while 1 < len(fewer) < looked_at:
+    while 1 < len(fewer) < looked_at and not stopped():
         looked_at = len(fewer)
         again = searched(fewer, min([incumbent, *_values(every)]))
         every = every if again is None else replace(joined([every, again]), bound=every.bound)
@@ -122,18 +118,29 @@ def _searched(
     results: Sequence[OneType], asked: Asked, top: int, contexts: Sequence[Context], incumbent: float, *, one_mesh: bool
 ) -> MixedOutcome | None:
     """Return what all searches find on the machines of `contexts`, each with the plans of the last to beat."""
-    weighed = min((value for result in results for value in result.weighed_values[:1]), default=np.inf)
-    least = min((found[0] for result in results if (found := result.found.least) is not None), default=np.inf)
     outcomes: list[MixedOutcome] = []
-    for search_all, able in _searches(contexts, asked, least, one_mesh=one_mesh):
-        to_beat = incumbent
-        if search_all is mesh_search:  # its plans span types: they come first, or are told of, only below this
-            doubted = weighed / (1.0 + least_doubt_of_several(_kinds(able)))
-            to_beat = min(incumbent, max(least * (1.0 + asked.gap), doubted))
-        outcome = search_all(able, asked.cluster, asked.space, asked.filters, gap=asked.gap, incumbent=to_beat, top=top)
+    for search_all, able in _searches(contexts, asked, least_value(results), one_mesh=one_mesh):
+        outcome = search_all(
+            able, asked.cluster, asked.space, asked.filters, gap=asked.gap, incumbent=incumbent, top=top
+        )
         outcomes.append(outcome)
         incumbent = min([incumbent, *_values(outcome)])
     return joined(outcomes) if outcomes else None
+
+
+def least_value(results: Sequence[OneType]) -> float:
+    """Return the least that the plans on machines of one type reach, infinite where there are none."""
+    return min((found[0] for result in results if (found := result.found.least) is not None), default=np.inf)
+
+
+def _to_beat_on_one_type(results: Sequence[OneType], asked: Asked) -> float:
+    """Return the value below which plans over several types, which are rare, come first or are told of. Where what they
+    would come before has rare switches as well, it is so much above the least that this is proven in full."""
+    least = least_value(results)
+    within = least * (1.0 + asked.indifference)
+    first = [key for result in results for key, _ in preferred(result.found.in_question, within)[:1]]
+    _, rare, value = min(first, default=(True, 0, np.inf))
+    return max(to_beat(first, 1, within), least * (1.0 + asked.gap)) if rare else value
 
 
 def _values(outcome: MixedOutcome) -> list[float]:
@@ -151,10 +158,6 @@ def _in_use(outcome: MixedOutcome, contexts: Sequence[Context], incumbent: float
     if best is None or value >= incumbent or outcome.bound * (1.0 + gap) >= value:
         return []
     return [context for context in contexts if context.pool.gpu.name in best.gpus_by_type]
-
-
-def _kinds(contexts: Sequence[Context]) -> list[str]:
-    return [context.pool.gpu.kind for context in contexts]
 
 
 def _searches(

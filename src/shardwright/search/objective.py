@@ -1,7 +1,8 @@
-"""What is minimised, and the limits a plan must keep."""
+"""What is minimised, the limits a plan must keep, and which of two plans comes first."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,43 @@ from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.units import SECONDS_PER_HOUR
+
+INDIFFERENCE = 0.01  # part of the objective that a better-proven plan may cost more, if not told; chosen, 0 to 0.1
+MOST_INDIFFERENCE = 0.1
+Preference = tuple[bool, int, float]
+
+
+def require_sure(sure: float | None, job: Job) -> None:
+    """Raise SpecError for a probability of keeping limits that is none, or where there are no limits."""
+    if sure is None:
+        return
+    if not 0.0 < sure < 1.0:
+        raise bad("`sure=`", f"{sure:g} is not a probability over 0 and under 1", "0.8 is usual")
+    if job.deadline_hours is None and job.budget_dollars is None:
+        raise bad("`sure=`", "is of a deadline or a budget, and there is none", "say which: `deadline=`, `budget=`")
+
+
+def require_indifference(part: float) -> None:
+    """Raise SpecError where a part of the objective is not one that a better-proven plan may cost more."""
+    if not 0.0 <= part <= MOST_INDIFFERENCE:
+        message = f"{part:g} is not a part from 0 to {MOST_INDIFFERENCE:g}"
+        raise bad("`indifference=`", message, "0.01 or 1% is the default")
+
+
+def preference(value: float, rare: int, within: float) -> Preference:
+    """Return what orders plans by their value and their number of rare switches (`cost.trust.rarity`): those of values
+    up to `within`, which are as good, by rare switches; the others after them by value."""
+    return (True, 0, value) if value > within else (False, rare, value)
+
+
+def to_beat(preferences: Iterable[Preference], number: int, within: float) -> float:
+    """Return the value above which no plan is among the first `number`: infinite where there are fewer yet. A plan with
+    rare switches makes room for all that are as good."""
+    ordered = sorted(preferences)
+    if len(ordered) < number:
+        return np.inf
+    beyond, rare, value = ordered[number - 1]
+    return value if beyond or not rare else within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,11 +17,12 @@ from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.errors import SpecError, bad, require
 from shardwright.plans.check import position_problems
+from shardwright.plans.findings import Stopped
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Fewer, NoPlan, Ranking
 from shardwright.plans.trainable import own_job_problems, own_problems
 from shardwright.plans.trainer_options import option_problems
-from shardwright.progress import within
+from shardwright.progress import stopped, within
 from shardwright.search.account import left_out, report_of
 from shardwright.search.advice.fewer import fewer_machines
 from shardwright.search.advice.infeasible import explain
@@ -36,7 +37,8 @@ from shardwright.search.kinds import (
     search_uneven,
     without_limits,
 )
-from shardwright.search.ranked import best_plans, best_values, passed_over, with_bound
+from shardwright.search.objective import INDIFFERENCE, require_indifference
+from shardwright.search.ranked import best_plans, passed_over, value_to_beat, with_bound
 from shardwright.search.replan import Kept, replan
 from shardwright.search.rivals import best_of_kinds, several_types, shown_baselines
 from shardwright.search.rules.filters import Filters
@@ -68,6 +70,7 @@ def plan(
     exportable_to: str | None = None,
     efficiency: Efficiency | None = None,
     gap: float = GAP,
+    indifference: float = INDIFFERENCE,
 ) -> Ranking:
     """Return the `top` best plans, best first: uniform ones on the machines of any one type of `cluster`; where it has
     several, those that mix them; where `train` runs the job, those of unequal replicas.
@@ -77,24 +80,27 @@ def plan(
     run the plan: Megatron-LM has meshes of ranks over several types, every other one plans on machines of one type.
     Where all replicas are equal on machines of one
     type the first plan is the optimum of the declared space under the cost model; else it is within `gap` of it, or as
-    near as the `gap` of the search report says, in seconds or dollars. What hardly any published run has comes first
-    only where it gains more than its doubt (`cost.trust.rarity`); else `passed_over` is the optimum, and the gap says
-    by how much. Raises SpecError for input that makes no sense; a search without a feasible plan returns a Ranking
-    that says why.
+    near as the `gap` of the search report says, in seconds or dollars. Of plans up to `indifference`, a part of the
+    objective, above the best, the one with the fewest switches that hardly any published run has comes first
+    (`cost.trust.rarity`); `passed_over` is the best then, and the gap says by how much. Raises SpecError for input that
+    makes no sense; a search without a feasible plan returns a Ranking that says why. Inside `progress.until` the search
+    ends early once it is told to, with the best plan so far and a gap that holds all the same
+    (`SearchReport.interrupted`).
     """
     require("model", model, Model, 'load_model("llama-3.1-8b")')
     require("cluster", cluster, Cluster, 'load_cluster("1x8xH100-SXM")')
     require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
     if top < 1:
-        raise bad("`top=`", f"{top} plans cannot be given", "ask for 1 or more")
+        raise bad("`top=`", f"must be at least 1, not {top}", "3 is the default")
     if not 0.01 <= fit <= 0.99:
         raise bad("`fit=`", f"{fit} is not a probability from 0.01 to 0.99", "0.9 is the default")
     if not 0.0 <= gap <= 1.0:
-        raise bad("`gap=`", f"{gap:g} is not a part from 0 to 1", "0.01 or 1% is the default")
+        raise bad("`gap=`", f"must be a fraction from 0 to 1, not {gap:g}", "0.01 or 1% is the default")
+    require_indifference(indifference)
     space = space or Space()
     settled = replace(space, options={})
     rankings = [
-        _plan(model, cluster, each, settled, rules, top, fit, exportable_to, efficiency, gap)
+        _plan(model, cluster, each, settled, rules, top, fit, exportable_to, efficiency, gap, indifference)
         for each in jobs_of(job, space.options)
     ]
     return best_of(rankings, top)
@@ -111,6 +117,7 @@ def _plan(
     exportable_to: str | None,
     efficiency: Efficiency | None,
     gap: float,
+    indifference: float,
 ) -> Ranking:
     """Return the best plans for a job whose options are settled (`plan`)."""
     if problems := (*position_problems(model, job), *option_problems(model, job), *own_job_problems(job)):
@@ -122,26 +129,29 @@ def _plan(
     alone = 1.0 if len(able) == 1 else UNIFORM_SHARE
     for number, context in enumerate(able):
         with within(alone * number / len(able), alone * (number + 1) / len(able)):
-            results.append(search_type(context, space, filters, top))
+            results.append(search_type(context, space, filters, top, indifference))
     with within(alone, 1.0):
         one_mesh = exportable_to is not None
-        over_several = Asked(cluster=cluster, space=space, filters=filters, gap=gap, fit=fit)
+        over_several = Asked(cluster=cluster, space=space, filters=filters, gap=gap, indifference=indifference, fit=fit)
         joins = exportable_to is None or exportable_to in EXPORTABLE
         mixed = search_pipelines(results, over_several, top, one_mesh=one_mesh) if joins else None
-    known = best_values(results, top, mixed)
-    enough = known[-1] if len(known) == top else np.inf
+    enough = value_to_beat(results, top, mixed, indifference)
     uneven = None if exportable_to else search_uneven(results, over_several, enough)
-    values, plans = best_plans(results, cluster, top, mixed, uneven)
+    values, plans = best_plans(results, cluster, top, mixed, uneven, indifference)
     bounds = [*([mixed.outcome.bound] if mixed else []), *([uneven.outcome.bound] if uneven else [])]
     bounds += [least[0] for result in results if (least := result.found.least) is not None]
+    bounds += [result.found.unseen for result in results]
     bound = min([*values[:1], *bounds], default=np.inf)
     if job.objective == "time":
         plans = tuple(with_bound(plan, bound) for plan in plans)
     not_covered = tuple(left_out(results, space, filters, exportable_to, mixed, uneven))
-    report = report_of(results, begin, mixed, uneven, not_covered, values[0] if plans else None, bound)
+    value, interrupted = values[0] if plans else None, stopped()
+    report = report_of(results, begin, mixed, uneven, not_covered, value, bound, indifference, interrupted=interrupted)
     shown = shown_baselines(results, cluster, plans, mixed if several_types(results) else None)
     infeasible: NoPlan | None = None
-    if not plans:
+    if not plans and interrupted:
+        infeasible = NoPlan(reason=Stopped(), remedies=())
+    elif not plans:
         contexts = [result.context for result in results]
         freed = partial(without_limits, results, over_several) if mixed else _no_plan
         infeasible = explain(contexts, asked, filters, report, freed)
@@ -166,9 +176,10 @@ def with_nearby(
     efficiency: Efficiency | None = None,
 ) -> Ranking:
     """Return a ranking with what batches and numbers of machines nearby pay, found as its plans were (`plan`)."""
-    if not ranking.plans or ranking.best.job.objective != "time":
+    if not ranking.plans or ranking.best.job.objective != "time" or ranking.search.interrupted:
         return ranking
     same: dict[str, Any] = {"rules": rules, "fit": fit, "exportable_to": exportable_to, "efficiency": efficiency}
+    same["indifference"] = ranking.search.indifference
 
     def best(cluster: Cluster, job: Job) -> Plan | None:
         found = plan(ranking.best.model, cluster, job, space=space, top=1, **same)
@@ -184,6 +195,7 @@ def on_fewer(
     rules: Sequence[Rule] = (),
     fit: float = 0.9,
     efficiency: Efficiency | None = None,
+    indifference: float = INDIFFERENCE,
 ) -> tuple[Fewer, ...]:
     """Return the run of a costed plan on fewer of its machines. The plans there are searched for as the plan was
     (`plan`), on machines of several types among those of its degree and micro-batch that its framework runs; what only
@@ -199,15 +211,15 @@ def on_fewer(
     def alone(context: Context) -> OneType:
         known = next((each for each in searched if each.context.pool == context.pool), None)
         if known is None:
-            known = search_type(context, space, filters, 1)
+            known = search_type(context, space, filters, 1, indifference)
             searched.append(known)
         return known
 
     def found(cluster: Cluster) -> Plan | None:
         results = [alone(context) for context in _contexts(best.model, cluster, best.job, fit, efficiency)]
-        asked = Asked(cluster=cluster, space=alike, filters=filters, gap=GAP, fit=fit)
+        asked = Asked(cluster=cluster, space=alike, filters=filters, gap=GAP, indifference=indifference, fit=fit)
         mixed = search_pipelines(results, asked, 1, one_mesh=True)
-        _, plans = best_plans(results, cluster, 1, mixed, None)
+        _, plans = best_plans(results, cluster, 1, mixed, None, indifference)
         return plans[0] if plans else None
 
     return fewer_machines(best, found)

@@ -199,7 +199,7 @@ def _linear_parameters(model: Model) -> int:
     """Return the weights inside the transformer layers; the few of norms count as those of linear layers."""
     count = 0
     for layer in model.layers:
-        count += layer.attention.parameters(model.hidden)
+        count += layer.mixing_parameters(model.hidden)
         count += layer.mlp.parameters(model.hidden) if layer.mlp else 0
         count += (
             layer.moe.expert_parameters(model.hidden) + layer.moe.dense_parameters(model.hidden) if layer.moe else 0
@@ -209,7 +209,10 @@ def _linear_parameters(model: Model) -> int:
 
 def _matrices(model: Model) -> Iterator[int]:
     for kind in model.kinds:
-        yield kind.attention.out_width * model.hidden
+        if kind.attention is not None:
+            yield kind.attention.out_width * model.hidden
+        if kind.mixer is not None:
+            yield max(product.weights for product in kind.mixer.work(model.hidden).products)
         if kind.mlp is not None:
             yield kind.mlp.width * model.hidden
         if kind.moe is not None:

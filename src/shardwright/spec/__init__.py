@@ -1,6 +1,7 @@
 """What a user says and the facts of the catalogue, as validated frozen objects.
 
-* `model`: the shape of a transformer
+* `model`: the shape of a model, block by block
+* `mixers/`: kinds of mixers of tokens that are no softmax attention
 * `forward_pass`: what its layers compute that no size tells
 * `cluster`: machines, their GPUs and links
 * `job`: what to train on and what the user wants of it

@@ -67,12 +67,14 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """US dollars per hour of one machine, with the source and date (or "user") of the figure."""
+    """US dollars per hour of one machine, with the source and date (or "user") of the figure, and who sells it where:
+    the machine of one provider, empty where the user says the price."""
 
     on_demand_per_hour: float | None
     spot_per_hour: float | None
     source: str
     date: str
+    seller: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`Model`: the shape of a transformer, as much of it as time, memory and parameter counts depend on."""
+"""`Model`: the shape of a sequence of blocks, as much of it as time, memory and parameter counts depend on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from shardwright.spec.forward_pass import PLAIN, ForwardPass
+from shardwright.spec.mixers import Mixer
 
 Norm = Literal["rmsnorm", "layernorm"]
 Position = Literal["rope", "learned", "alibi", "none"]
@@ -28,8 +29,31 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SparseAttention:
+    """Attention over the `top_k` keys that an indexer picks for each query (DeepSeek-V3.2, arXiv 2512.02556 §2.1): its
+    `heads` of `head_dim` score every key. A layer with no heads takes what the indexer of a layer before it picked."""
+
+    top_k: int
+    heads: int
+    head_dim: int
+
+    def parameters(self, hidden: int, query_rank: int) -> int:
+        """Return the weights of the indexer: queries of the compressed ones, one key with its LayerNorm, a weight for
+        each head."""
+        if not self.heads:
+            return 0
+        return self.matrix_weights(hidden, query_rank) + 2 * self.head_dim
+
+    def matrix_weights(self, hidden: int, query_rank: int) -> int:
+        """Return the elements of the indexer's matrices."""
+        per_head = query_rank * self.head_dim + hidden
+        return self.heads * per_head + (hidden * self.head_dim if self.heads else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Self-attention of one layer. With `latent` set, `head_dim` is `nope_head_dim + rope_head_dim`."""
+    """Self-attention of one layer. With `latent` set, `head_dim` is `nope_head_dim + rope_head_dim`. A `gate` of the
+    input multiplies the result, `element` by element or `head` by head."""
 
     heads: int
     kv_heads: int
@@ -41,6 +65,8 @@ class Attention:
     out_bias: bool = False
     qk_norm: bool = False
     latent: LatentAttention | None = None
+    gate: Literal["element", "head"] | None = None
+    sparse: SparseAttention | None = None
 
     @property
     def query_width(self) -> int:
@@ -59,6 +85,11 @@ class Attention:
         """Width of the concatenated heads that enter the output projection."""
         return self.heads * self.value_head_dim
 
+    @property
+    def gate_width(self) -> int:
+        """Outputs of the gate's projection, 0 without one."""
+        return {"element": self.out_width, "head": self.heads}.get(self.gate or "", 0)
+
     def parameters(self, hidden: int) -> int:
         """Return the weights and biases of the projections (norms inside attention included)."""
         if self.latent is None:
@@ -73,6 +104,8 @@ class Attention:
                 count = mla.query_rank * (hidden + self.query_width + 1)
             count += hidden * (mla.kv_rank + mla.rope_head_dim) + mla.kv_rank
             count += mla.kv_rank * self.heads * (mla.nope_head_dim + self.value_head_dim)
+            count += self.sparse.parameters(hidden, mla.query_rank or hidden) if self.sparse else 0
+        count += hidden * self.gate_width + (self.gate_width if self.qkv_bias and self.gate == "element" else 0)
         return count + self.out_width * hidden + (hidden if self.out_bias else 0)
 
 
@@ -94,7 +127,8 @@ class Moe:
     """A mixture of experts: `experts` of inner width `expert_width`, `top_k` of them for each token.
 
     `shared_width` is the summed inner width of the experts that every token visits; `shared_gate` a learned scalar
-    gate on them (Qwen2-MoE); `router_bias` a learned or balancing bias per expert. What follows is for training alone:
+    gate on them (Qwen2-MoE); `router_bias` a learned or balancing bias per expert. Routed experts work on a projection
+    of the tokens to `latent` dimensions where that is set (Nemotron-3). What follows is for training alone:
     a token's experts come from the best `router_top_groups` of `router_groups` groups (DeepSeek-V2, arXiv 2405.04434
     §2.2.2), their weights are times `router_scaling`, and with `pre_softmax` are not made to sum to one.
     """
@@ -106,6 +140,7 @@ class Moe:
     shared_width: int = 0
     shared_gate: bool = False
     router_bias: bool = False
+    latent: int | None = None
     router_groups: int | None = None
     router_top_groups: int | None = None
     router_scaling: float | None = None
@@ -117,11 +152,11 @@ class Moe:
 
     def expert_parameters(self, hidden: int) -> int:
         """Return the weights of all routed experts."""
-        return self.experts * self.matrices * hidden * self.expert_width
+        return self.experts * self.matrices * (self.latent or hidden) * self.expert_width
 
     def dense_parameters(self, hidden: int) -> int:
-        """Return the weights that every token uses: router, shared experts and their gate."""
-        router = hidden * self.experts + (self.experts if self.router_bias else 0)
+        """Return the weights that every token uses: router, projections, shared experts and their gate."""
+        router = hidden * self.experts + (self.experts if self.router_bias else 0) + 2 * hidden * (self.latent or 0)
         return router + self.matrices * hidden * self.shared_width + (hidden if self.shared_gate else 0)
 
 
@@ -170,23 +205,55 @@ class RotaryScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One kind of transformer layer. Exactly one of `mlp` and `moe` is set.
+    """One kind of block: what mixes tokens, and a feed-forward block.
 
-    `norms` counts the norms over the hidden width (2 as a rule; 4 with Gemma's post-norms; 1 in a parallel block
-    with one norm). `vector_parameters` counts weights outside matrices and these norms: attention sinks, norms over
-    whole projections, biases of experts; no arithmetic worth counting depends on them.
+    Tokens are mixed by `attention`, by a `mixer` of another kind, by both side by side (Falcon-H1), or not at all. The
+    feed-forward block is `mlp` or `moe`, or there is none (Nemotron-H's blocks have one or the other). `norms` counts
+    the norms over the hidden width (2 as a rule; 4 with Gemma's post-norms; 1 in a parallel block with one norm).
+    `vector_parameters` counts weights outside matrices and these norms: attention sinks, norms over whole projections,
+    biases of experts; no arithmetic worth counting depends on them.
     """
 
-    attention: Attention
+    attention: Attention | None
     mlp: Mlp | None
     moe: Moe | None
     norms: int = 2
     vector_parameters: int | None = None
+    mixer: Mixer | None = None
+
+    @property
+    def self_attention(self) -> Attention:
+        """Its attention, for those who refuse blocks without any first."""
+        assert self.attention is not None, "blocks without attention are refused"
+        return self.attention
+
+    @property
+    def latent(self) -> LatentAttention | None:
+        return self.attention.latent if self.attention else None
+
+    @property
+    def window(self) -> int | None:
+        return self.attention.window if self.attention else None
+
+    @property
+    def kv_heads(self) -> int:
+        """Key-value heads of its attention; 1 without."""
+        return self.attention.kv_heads if self.attention else 1
+
+    @property
+    def sublayers(self) -> int:
+        """How many times the residual is added to."""
+        return bool(self.attention or self.mixer) + bool(self.mlp or self.moe)
+
+    def mixing_parameters(self, hidden: int) -> int:
+        """Return the weights of what mixes tokens."""
+        count = self.attention.parameters(hidden) if self.attention else 0
+        return count + (self.mixer.work(hidden).parameters if self.mixer else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A transformer. `layers` has one entry per layer, in order; equal layers are equal objects.
+    """A model of language. `layers` has one entry per block, in order; equal layers are equal objects.
 
     `learned_positions` counts rows of a learned position table, `extra_parameters` what else the published count
     contains (token types, pooler). `embedding_width` is set only where the embedding is narrower than `hidden` and
@@ -242,7 +309,7 @@ class Model:
     @property
     def causal(self) -> bool:
         """Whether tokens see earlier ones alone; else it is trained to fill in masked tokens."""
-        return all(kind.attention.causal for kind in self.kinds)
+        return all(kind.attention.causal for kind in self.kinds if kind.attention)
 
     @cached_property
     def kinds(self) -> tuple[Layer, ...]:
@@ -267,7 +334,7 @@ class Model:
         if layer.moe:
             feed_forward += layer.moe.dense_parameters(self.hidden)
         vectors = layer.norms * self.norm_parameters + (layer.vector_parameters or 0)
-        return layer.attention.parameters(self.hidden) + feed_forward + vectors
+        return layer.mixing_parameters(self.hidden) + feed_forward + vectors
 
     def expert_layer_parameters(self, layer: Layer) -> int:
         """Return the parameters of the routed experts of `layer`."""
@@ -319,8 +386,26 @@ class Model:
         return self.parameters - idle
 
     @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The distinct kinds of attention, in order of first appearance."""
+        return tuple(dict.fromkeys(kind.attention for kind in self.kinds if kind.attention))
+
+    @property
+    def attention(self) -> Attention | None:
+        """The attention of the first layer that has any."""
+        return next(iter(self.attentions), None)
+
+    @property
+    def self_attention(self) -> Attention:
+        """The same, for those who refuse models without any first."""
+        assert self.attention is not None, "models without attention are refused"
+        return self.attention
+
+    @property
     def max_heads(self) -> int:
-        return max(kind.attention.heads for kind in self.kinds)
+        """The largest number of heads, or of what a mixer has in their place, that tensor parallelism deals out."""
+        mixers = [size for kind in self.kinds if kind.mixer for _, size in kind.mixer.splits]
+        return max([attention.heads for attention in self.attentions] + mixers, default=1)
 
 
 def uniform_layers(layer: Layer, count: int) -> tuple[Layer, ...]:

@@ -63,8 +63,8 @@ class Reader:
 @dataclass(slots=True, kw_only=True)
 class Use:
     """Tensors made by one decision and read by the same others. `places` are the nodes of the short graph that make
-    them, `first` and `last` those that read each first and last, `ending` is the reader that does so last (-1 if none
-    but the end of the step does). An `early` one is there when the step starts. A parameter has one for its readers in
+    them, `first` and `last` those that read each first and last, `ending` is the index of the last reader (-1: the end
+    of the step). An `early` one is there when the step starts. A parameter has one for its readers in
     the forward and one for those in the backward."""
 
     decision: int

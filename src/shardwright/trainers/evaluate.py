@@ -15,6 +15,7 @@ from shardwright.cost.strategies import row_of, stage_starts
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation
 from shardwright.search.advice.infeasible import remedies
+from shardwright.search.objective import INDIFFERENCE
 from shardwright.search.planner import predict
 from shardwright.search.ranked import with_bound
 from shardwright.search.rules.rules import Rule
@@ -30,9 +31,11 @@ def evaluate(
     efficiency: Efficiency | None = None,
     space: Space | None = None,
     rules: Sequence[Rule] = (),
+    indifference: float = INDIFFERENCE,
 ) -> Evaluation:
     """Return the prediction of a plan, the best plans for the same model, machines, job and framework that keep the
-    pins of `space` and the `rules`, and what would make it fit with probability `fit` if it does not.
+    pins of `space` and the `rules`, and what would make it fit with probability `fit` if it does not; `indifference` is
+    that of `planner.plan`.
 
     The best plans are those that a trainer of the framework runs; where none runs the model, those of the whole space,
     and `best.no_trainer` says so."""
@@ -46,7 +49,7 @@ def evaluate(
         job=user_plan.job,
         space=replace(space, tp_per_type=space.tp_per_type or len(degrees) > 1),
         exportable_to=None,
-        asked={"rules": rules, "top": top, "fit": fit, "efficiency": model_of_time},
+        asked={"rules": rules, "top": top, "fit": fit, "efficiency": model_of_time, "indifference": indifference},
     )
     best = plan_in_framework(question)
     if best.plans and best.plans[0].prediction and mine.prediction and user_plan.job.objective == "time":

@@ -17,9 +17,11 @@ from shardwright.exporters.targets import TRAINERS
 from shardwright.plans.findings import NoTrainer
 from shardwright.plans.ranking import NoPlan, Ranking, SearchReport
 from shardwright.search.combinations import best_of
+from shardwright.search.objective import require_sure
 from shardwright.search.planner import plan as search
 from shardwright.search.rules.rules import Rule
 from shardwright.search.space.axes import Space
+from shardwright.search.sure import surely
 from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_names
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
@@ -68,21 +70,27 @@ def plan(
     frameworks: Sequence[str] = (),
     exportable_to: str | None = None,
     space: Space | None = None,
+    sure: float | None = None,
     **asked: Any,
 ) -> Ranking:
-    """Return the best plans that some trainer runs, best first, with who runs each (`Ranking.trainers`).
+    """Return the best plans that some trainer runs, best first, with who runs each (`Ranking.trainers`), which keep the
+    job's deadline and budget as expected or, with `sure`, with that probability.
 
     `frameworks` are those to plan for, `any` for all that run the model; each is searched in what its trainers run.
     Where none is named the job's is meant, and where no trainer of Megatron-LM, the usual one, runs the model, the best
     of the others. `exportable_to` names a target that must run the plans. The other arguments are those of
     `search.planner.plan`: `rules` drop candidates, `top` plans are returned, `fit` is the probability with which they
-    must fit, `efficiency` and `gap` as there. A plan for a framework that is named is returned even where nobody runs
-    it, and `no_trainer` says so then. Raises SpecError for input that makes no sense, and for a framework that nothing
-    is exported to.
+    must fit, `efficiency`, `gap` and `indifference` as there. A plan for a framework that is named is returned even
+    where nobody runs it, and `no_trainer` says so then. Raises SpecError for input that makes no sense, and for a
+    framework that nothing is exported to.
     """
     require("model", model, Model, 'load_model("llama-3.1-8b")')
     require("cluster", cluster, Cluster, 'load_cluster("1x8xH100-SXM")')
     require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
+    require_sure(sure, job)
+    if sure is not None:
+        settled: dict[str, Any] = {"frameworks": frameworks, "exportable_to": exportable_to, "space": space, **asked}
+        return surely(lambda limited: plan(model, cluster, limited, **settled), job, sure)
     if exportable_to is not None and exportable_to not in TRAINERS:
         raise bad("`exportable_to=`", f"{exportable_to!r} is not a target", suggestion(exportable_to, TRAINERS))
     wanted = _wanted(frameworks, job, exportable_to)

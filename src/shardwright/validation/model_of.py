@@ -52,11 +52,11 @@ def _shortened(model: Model, layers: int) -> tuple[Layer, ...]:
 
 
 def _agrees(run: PublishedRun, model: Model) -> bool:
-    attention = model.layers[-1].attention
+    attention = model.attention
     checks = (
         (run.hidden, model.hidden),
-        (run.heads, attention.heads),
-        (run.kv_heads, attention.kv_heads if attention.latent is None else None),
+        (run.heads, attention.heads if attention else None),
+        (run.kv_heads, attention.kv_heads if attention and attention.latent is None else None),
         (run.n_experts or None, max((kind.moe.experts for kind in model.kinds if kind.moe), default=None)),
         (run.ffn, _width(model)),
     )
@@ -64,7 +64,8 @@ def _agrees(run: PublishedRun, model: Model) -> bool:
 
 
 def _width(model: Model) -> int | None:
-    layer = model.layers[-1]
+    layers = [kind for kind in reversed(model.layers) if kind.moe or kind.mlp]
+    layer = next(iter(layers), model.layers[-1])
     return layer.moe.expert_width if layer.moe else layer.mlp.width if layer.mlp else None
 
 

@@ -111,7 +111,7 @@ def test_the_front_has_the_figures_of_the_document() -> None:
 
 def test_a_front_without_a_length_is_of_seconds_and_gpus() -> None:
     best = predict(replace(ranking().best, job=replace(ranking().best.job, tokens=None)))
-    chart = Text(report(best)).data["charts"]["front"]
+    chart = Text(report(best, fewer=True)).data["charts"]["front"]
     assert (chart["x"]["unit"], chart["y"]["unit"]) == ("seconds", "GPUs")
     (here,) = next(each["points"] for each in chart["series"] if each["name"] == "this plan")
     assert best.prediction is not None
@@ -256,3 +256,9 @@ def test_chromium_draws_all_charts_without_an_error(tmp_path: Path) -> None:
     assert 'data-drawn="yes"' in done.stdout
     assert done.stdout.count("<canvas") >= len(page().data["charts"])
     assert "CONSOLE" not in done.stderr
+
+
+def test_fewer_machines_are_planned_only_where_they_are_asked_for() -> None:
+    document = ranking_document(ranking())
+    assert "fewer" not in document and "front" not in Text(report(document)).data["charts"]
+    assert Text(report(document, fewer=True)).data["charts"]["front"]["series"]

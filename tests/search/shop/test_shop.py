@@ -11,7 +11,7 @@ from tests.search.shop.samples import A100, A100_SPOT, GB200, H100, JOB, L40S, j
 
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.strategies import row_of
-from shardwright.cost.trust.rarity import doubts
+from shardwright.cost.trust.rarity import rare_counts
 from shardwright.errors import SpecError
 from shardwright.plans.check import check
 from shardwright.plans.findings import JobLimits, NeverEnds, NoOfferKeeps, OffersTooSmall, PlacesApart
@@ -43,8 +43,8 @@ def found(entries: list[dict[str, Any]], **options: Any) -> Shopping:
 
 
 def listed(given: Offers) -> list[tuple[float, float, float]]:
-    """Return the front of the best plan on every number of machines of every offer, one search each: with doubts
-    counted, and of those what no other is as good as."""
+    """Return the front of the best plan on every number of machines of every offer, one search each: what has
+    rare switches weighs 1 % more, and of those what no other is as good as."""
     weighed: Front[Point] = Front()
     for offer in given.offers:
         for machines in range(1, offer.pool.nodes + 1):
@@ -52,8 +52,8 @@ def listed(given: Offers) -> list[tuple[float, float, float]]:
             if ranking.plans:
                 rental = Rental(offer=offer, machines=machines)
                 point = choice_of(ranking.best, (rental,), given.terms).point
-                doubt = 1.0 + float(doubts(row_of(ranking.best))[0])
-                weighed.offer((point[0] * doubt, point[1] * doubt, point[2] * doubt), point)
+                weight = 1.0 + 0.01 * bool(rare_counts(row_of(ranking.best))[0])
+                weighed.offer((point[0] * weight, point[1] * weight, point[2] * weight), point)
     front: Front[None] = Front()
     for _, point in weighed.sorted():
         front.offer(point, None)

@@ -24,18 +24,24 @@ def iteration_flops(model: Model, global_batch: int, seq_len: int, attended_toke
 
 def layer_flops_per_token(model: Model, layer: Layer, seq_len: float) -> float:
     """Return forward FLOPs of one layer for one token of a sequence of `seq_len`."""
-    flops = 2.0 * attention_weights(model, layer.attention) + score_flops_per_token(layer.attention, seq_len)
+    flops = 0.0
+    if layer.attention is not None:
+        flops = 2.0 * attention_weights(model, layer.attention) + score_flops_per_token(layer.attention, seq_len)
+    if layer.mixer is not None:
+        flops += layer.mixer.work(model.hidden).flops
     if layer.mlp is not None:
         flops += 2.0 * (3 if layer.mlp.gated else 2) * model.hidden * layer.mlp.width
     if layer.moe is not None:
-        width = layer.moe.top_k * layer.moe.expert_width + layer.moe.shared_width
-        flops += 2.0 * layer.moe.matrices * model.hidden * width
+        moe, inner = layer.moe, layer.moe.latent or model.hidden
+        flops += 2.0 * moe.matrices * inner * moe.top_k * moe.expert_width
+        flops += 2.0 * moe.matrices * model.hidden * moe.shared_width
+        flops += 4.0 * model.hidden * (moe.latent or 0)
     return flops
 
 
 def attention_weights(model: Model, attention: Attention) -> int:
-    """Return the elements of the projection matrices of attention."""
-    out = attention.out_width * model.hidden
+    """Return the elements of the projection matrices of attention, of its gate and its indexer."""
+    out = (attention.out_width + attention.gate_width) * model.hidden
     mla = attention.latent
     if mla is None:
         return model.hidden * (attention.query_width + attention.key_width + attention.value_width) + out
@@ -45,12 +51,27 @@ def attention_weights(model: Model, attention: Attention) -> int:
         query = mla.query_rank * (model.hidden + attention.query_width)
     keys_values = model.hidden * (mla.kv_rank + mla.rope_head_dim)
     keys_values += mla.kv_rank * attention.heads * (mla.nope_head_dim + attention.value_head_dim)
-    return query + keys_values + out
+    indexer = attention.sparse.matrix_weights(model.hidden, mla.query_rank or model.hidden) if attention.sparse else 0
+    return query + keys_values + out + indexer
 
 
 def score_flops_per_token(attention: Attention, seq_len: float) -> float:
-    """Return the FLOPs of scores and their product with the values: 2 (d_k + d_v) per head and attended token."""
-    attended = seq_len / 2.0 if attention.causal else seq_len
+    """Return the FLOPs of scores and their product with the values: 2 (d_k + d_v) per head and attended token. An
+    indexer scores all tokens before the query, attention those that it picked."""
+    before = seq_len / 2.0 if attention.causal else seq_len
+    attended, indexed = before, 0.0
     if attention.window is not None:
         attended = min(attended, float(attention.window))
-    return 2.0 * attention.heads * (attention.head_dim + attention.value_head_dim) * attended
+    if attention.sparse is not None:
+        attended = picked_tokens(attention, seq_len)
+        indexed = 2.0 * attention.sparse.heads * attention.sparse.head_dim * before
+    return 2.0 * attention.heads * (attention.head_dim + attention.value_head_dim) * attended + indexed
+
+
+def picked_tokens(attention: Attention, seq_len: float) -> float:
+    """Return the keys that a query attends to on average where an indexer picks k: k, but those before it where they
+    are fewer, k - k² / 2 S of S."""
+    most = float(attention.sparse.top_k) if attention.sparse else seq_len
+    if not attention.causal:
+        return min(most, seq_len)
+    return most - most * most / (2.0 * seq_len) if most < seq_len else seq_len / 2.0

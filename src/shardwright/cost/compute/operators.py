@@ -8,7 +8,7 @@ micro-batch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from shardwright.cost.compute.operator_table import (
 )
 from shardwright.spec.catalog.frameworks import experts_in_fp8
 from shardwright.spec.job import Job
+from shardwright.spec.mixers import Mixer
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
 from shardwright.spec.options import MODULES
 
@@ -35,6 +36,9 @@ from shardwright.spec.options import MODULES
 FLASH_BACKWARD_FLOPS = 2.5  # recomputed scores: 5 matrix products for the 2 of the forward pass (arXiv 2307.08691)
 # Documented. Per weight: a gradient is added (read 4 and write 4 in fp32, 2 and 2 in bf16), not written in 16 bits.
 ACCUMULATE_BYTES, ACCUMULATE_BF16_BYTES = 6.0, 2.0
+# Documented. Backward, a chunked scan runs most of its products again, and two for each of them: both mamba_ssm
+# (mamba_chunk_scan_combined) and fla (chunk_gated_delta_rule) compute the states anew.
+SCAN_BACKWARD = 3.0
 # Quantisation of a gradient for fp8, per element: read 16 bits, write fp8 twice, for both products. That of an input is
 # fused with the operator before, which writes fp8 twice in place of 16 bits.
 CAST_BYTES = 4.0  # documented
@@ -78,8 +82,11 @@ def layer_operators(model: Model, layer: Layer, shard: Shard, job: Job) -> Itera
     outer = norm_tokens(shard, job)
     apart = unfused_norms(layer) / max(layer.norms, 1)
     yield from _memory(layer.norms * 4.0 * outer * hidden, backward=2.0, form=NORM, modules=NORMS, share=apart)
-    yield from _memory(2 * 6.0 * outer * hidden, backward=1.0)  # residual adds (with dropout, fused)
-    yield from _attention(hidden, layer.attention, shard, job)
+    yield from _memory(layer.sublayers * 6.0 * outer * hidden, backward=1.0)  # residual adds (with dropout, fused)
+    if layer.attention is not None:
+        yield from _attention(hidden, layer.attention, shard, job)
+    if layer.mixer is not None:
+        yield from _mixer(model.hidden, layer.mixer, shard, job)
     if layer.mlp is not None:
         yield from _mlp(hidden, layer.mlp, shard, job)
     if layer.moe is not None:
@@ -89,7 +96,7 @@ def layer_operators(model: Model, layer: Layer, shard: Shard, job: Job) -> Itera
 def unfused_norms(layer: Layer) -> int:
     """Return the norms that Megatron-LM does not fuse with the product after them: before latent attention, and before
     experts (megatron/core/models/gpt/gpt_layer_specs.py, core_v0.19.2)."""
-    return (layer.attention.latent is not None) + (layer.moe is not None)
+    return (layer.latent is not None) + (layer.moe is not None)
 
 
 def embedding_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
@@ -203,18 +210,71 @@ def _attention(hidden: float, attention: Attention, shard: Shard, job: Job) -> I
         yield from _linear(size, keys_values, float(mla.kv_rank), job, modules=UP)
     rotated = attention.query_width + attention.key_width
     yield from _memory(4.0 * size * rotated / tp, backward=1.0, modules=UP if attention.latent else 0)
+    if attention.sparse is not None and attention.latent is not None:
+        yield from _indexer(hidden, attention, shard, job)
     yield from _core_attention(attention, shard, job)
+    if attention.gate is not None:
+        yield from _linear(size, attention.gate_width / tp, hidden, job)
+        yield from _memory(6.0 * size * attention.out_width / tp, backward=5 / 3)
     yield from _linear(size, hidden, attention.out_width / tp, job)
+
+
+def _indexer(hidden: float, attention: Attention, shard: Shard, job: Job) -> Iterator[Operator]:
+    """Yield the indexer of sparse attention, which every tensor-parallel rank has whole: its projections, the scores of
+    all tokens before a query summed over its heads, and the choice of the best, over fp32 scores."""
+    sparse, mla, size = attention.sparse, attention.latent, tokens(shard, job)
+    assert sparse is not None and mla is not None, "an indexer reads compressed queries"
+    if not sparse.heads:
+        return
+    yield from _linear(size, float(sparse.heads * sparse.head_dim), float(mla.query_rank or hidden), job)
+    yield from _linear(size, float(sparse.head_dim + sparse.heads), hidden, job)
+    before = job.attended_tokens / 2.0 if attention.causal else float(job.attended_tokens)
+    yield from _batched(size, before, float(sparse.head_dim), float(sparse.heads), backward=2.0)
+    yield from _memory(8.0 * size * before, backward=1.0, form=SOFTMAX)
+
+
+def _mixer(hidden: int, mixer: Mixer, shard: Shard, job: Job) -> Iterator[Operator]:
+    """Yield the operators of a mixer: its products, the chunked scan, and what convolution, gates and norms move."""
+    work, size, tp = mixer.work(hidden), tokens(shard, job), shard.tp
+    for product in work.products:
+        rows, columns = (tp if product.cut == side else np.ones_like(tp) for side in ("rows", "columns"))
+        yield from _linear(size, product.outputs / columns, product.inputs / rows, job)
+    yield from _memory(2.0 * size * work.moved / tp, backward=2.0)
+    for part in work.scan:
+        chunks = size / work.chunk * part.heads / tp
+        yield from _batched(part.rows * np.ones_like(size), part.columns, part.inner, chunks, backward=SCAN_BACKWARD)
+
+
+def _batched(
+    m: Array, n: Array | float, k: Array | float, groups: Array | float, *, backward: float
+) -> Iterator[Operator]:
+    """Yield products of activations with activations, which have no weights, `backward` times as many backward."""
+    ones = np.ones_like(m, dtype=float)
+    m, n, k, groups = m * ones, n * ones, k * ones, groups * ones
+    for direction, times in ((FORWARD, 1.0), (BACKWARD, backward)):
+        count = groups * times
+        yield Operator(
+            kind=GEMM,
+            direction=direction,
+            m=m,
+            n=n,
+            k=k,
+            groups=count,
+            flops=2.0 * m * n * k * count,
+            bytes=2.0 * (m * k + k * n + m * n) * count,
+        )
 
 
 def _core_attention(attention: Attention, shard: Shard, job: Job) -> Iterator[Operator]:
     """Yield core attention: one fused operator with FlashAttention, else two batched products and a softmax."""
     size = tokens(shard, job)
+    core = attention if attention.sparse is None else replace(attention, sparse=replace(attention.sparse, heads=0))
     heads = attention.heads / shard.tp
-    span = min(job.attended_tokens, attention.window or job.attended_tokens)
+    most = attention.window or (attention.sparse.top_k if attention.sparse else job.attended_tokens)
+    span = min(job.attended_tokens, most)
     widths = attention.head_dim + attention.value_head_dim
     full_flops = 2.0 * size * job.seq_len * heads * widths
-    flash_flops = size * score_flops_per_token(attention, job.attended_tokens) / shard.tp
+    flash_flops = size * score_flops_per_token(core, job.attended_tokens) / shard.tp
     flops = np.where(shard.flash, flash_flops, full_flops)
     inputs = 2.0 * size * (2 * attention.out_width + attention.key_width + attention.value_width) / shard.tp
     for direction, work, traffic in ((FORWARD, 1.0, 1.0), (BACKWARD, FLASH_BACKWARD_FLOPS, 2.0)):
@@ -249,11 +309,15 @@ def _moe(hidden: float, moe: Moe, shard: Shard, job: Job) -> Iterator[Operator]:
     routed = outer * moe.top_k * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
     width, up = moe.expert_width / shard.etp, 2 if moe.gated else 1
     yield from _gemm(outer, float(moe.experts), hidden, job, modules=MOE)
-    yield from _memory(2 * 4.0 * routed * hidden, backward=1.0, modules=MOE)  # permute and un-permute
+    inner = float(moe.latent or hidden)
+    if moe.latent is not None:
+        yield from _linear(outer, inner, hidden, job, modules=MOE)
+        yield from _linear(outer, hidden, inner, job, modules=MOE)
+    yield from _memory(2 * 4.0 * routed * inner, backward=1.0, modules=MOE)  # permute and un-permute
     product = _linear if experts_in_fp8(job.framework) else _gemm
-    yield from product(routed / local, up * width, hidden, job, groups=local, modules=MOE)
+    yield from product(routed / local, up * width, inner, job, groups=local, modules=MOE)
     yield from _memory(2.0 * (up + 1) * routed * width, backward=5 / 3, modules=MOE | ACTIVATION)
-    yield from product(routed / local, hidden, width, job, groups=local, modules=MOE)
+    yield from product(routed / local, inner, width, job, groups=local, modules=MOE)
     if moe.shared_width:
         shared = Mlp(width=moe.shared_width, gated=moe.gated)
         yield from _mlp(hidden, shared, shard, job, modules=MOE | SHARED)

@@ -36,7 +36,7 @@ def work_of(model: Model) -> Work:
         (shape, count * layer.moe.experts)
         for layer, count in counted
         if layer.moe
-        for shape in _mlp(model, Mlp(width=layer.moe.expert_width, gated=layer.moe.gated))
+        for shape in _mlp(layer.moe.latent or model.hidden, Mlp(width=layer.moe.expert_width, gated=layer.moe.gated))
     ]
     return Work(
         dense=_each(dense),
@@ -52,17 +52,22 @@ def _each(counted: Sequence[tuple[tuple[int, int], int]]) -> float:
 
 
 def _dense(model: Model, layer: Layer) -> Iterator[tuple[int, int]]:
-    yield from _attention(model.hidden, layer.attention)
+    if layer.attention is not None:
+        yield from _attention(model.hidden, layer.attention)
+    if layer.mixer is not None:
+        yield from ((product.outputs, product.inputs) for product in layer.mixer.work(model.hidden).products)
     if layer.mlp is not None:
-        yield from _mlp(model, layer.mlp)
+        yield from _mlp(model.hidden, layer.mlp)
     if layer.moe is not None:
         yield layer.moe.experts, model.hidden
         if layer.moe.shared_width:
-            yield from _mlp(model, Mlp(width=layer.moe.shared_width, gated=layer.moe.gated))
+            yield from _mlp(model.hidden, Mlp(width=layer.moe.shared_width, gated=layer.moe.gated))
 
 
 def _attention(hidden: int, attention: Attention) -> Iterator[tuple[int, int]]:
     yield hidden, attention.out_width
+    if attention.gate is not None:
+        yield attention.gate_width, hidden
     mla = attention.latent
     if mla is None:
         yield from ((width, hidden) for width in (attention.query_width, attention.key_width, attention.value_width))
@@ -76,6 +81,6 @@ def _attention(hidden: int, attention: Attention) -> Iterator[tuple[int, int]]:
     yield attention.heads * (mla.nope_head_dim + attention.value_head_dim), mla.kv_rank
 
 
-def _mlp(model: Model, mlp: Mlp) -> Iterator[tuple[int, int]]:
+def _mlp(hidden: int, mlp: Mlp) -> Iterator[tuple[int, int]]:
     for _ in range(3 if mlp.gated else 2):
-        yield mlp.width, model.hidden
+        yield mlp.width, hidden

@@ -47,11 +47,16 @@ def freed_of_operators(model: Model, layer: Layer, shard: Shard, job: Job, kept:
     """Return the bytes of one layer that recomputation of operators frees, [M], of `kept` bytes without any;
     activations have `width` bytes."""
     attention, size = layer.attention, tokens(shard, job)
-    products = attention.query_width + attention.key_width + attention.value_width + model.hidden
+    products, scored = 0, 0
+    if attention is not None:
+        products = attention.query_width + attention.key_width + attention.value_width + model.hidden
+        scored = attention.out_width
+    if layer.mixer is not None:
+        products += sum(product.outputs for product in layer.mixer.work(model.hidden).products)
     if layer.mlp is not None:
         products += (2 if layer.mlp.gated else 1) * layer.mlp.width + model.hidden
     if layer.moe is not None:
         active = layer.moe.top_k * layer.moe.expert_width + layer.moe.shared_width
         products += (2 if layer.moe.gated else 1) * active + model.hidden
-    saved = width * size * (KEPT_PRODUCTS * products + attention.out_width) / shard.tp
+    saved = width * size * (KEPT_PRODUCTS * products + scored) / shard.tp
     return np.maximum(kept - saved - width * norm_tokens(shard, job) * model.hidden, 0.0)

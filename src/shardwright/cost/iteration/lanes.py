@@ -61,8 +61,8 @@ def contexts_of(
     plan: Plan, efficiency: Efficiency, calibration: Calibration | None = None, *, made: Sequence[Context] = ()
 ) -> dict[str, Context]:
     """Return the context of each GPU type that the plan uses, on the largest pool of it: one of those `made` before,
-    with its layer tables, where it differs in headroom alone. Of measured layers, of which some may have no times, each
-    is asked for anew."""
+    with its layer tables, where it differs in headroom alone. Contexts with measured layers are never reused: some may
+    lack times."""
     found: dict[str, Context] = {}
     job = _with_one_dispatcher(plan)
     for pool in plan.cluster.pools:

@@ -11,11 +11,19 @@ from shardwright.cost.compute.operators import MLP, MOE, SHARED, Shard, tokens
 from shardwright.cost.compute.selective import per_operator, repeats
 from shardwright.cost.frameworks.overheads import Overheads
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.network.collectives import Fabric, exposed_seconds, gather_seconds, group, reduce_seconds
+from shardwright.cost.network.collectives import (
+    Fabric,
+    Group,
+    exchange_seconds,
+    exposed_seconds,
+    gather_seconds,
+    group,
+    reduce_seconds,
+)
 from shardwright.cost.network.dispatch import dispatch_seconds
 from shardwright.spec.catalog.frameworks import framework_rows
 from shardwright.spec.job import Job
-from shardwright.spec.model import Layer, Model, Moe
+from shardwright.spec.model import Attention, Layer, Model, Moe
 from shardwright.spec.options import Dispatcher
 
 TP_OVERLAP_SHARE = 0.8  # of a GEMM that chunks of its own communication can run beside; chosen, 0.5 to 1
@@ -70,16 +78,16 @@ def layer_seconds(
             ep_forward=zero,
             ep_backward=zero,
         )
-    blocks = 2 if layer.mlp is not None or (layer.moe is not None and layer.moe.shared_width) else 1
+    blocks = column_row_pairs(layer)
     tp_forward, tp_backward = _tp_layer(model, shard, job, links, blocks, forward, backward)
-    cp_forward, cp_backward = _cp_layer(layer, shard, job, links, core)
+    cp_forward, cp_backward = _cp_layer(model, layer, shard, job, links, core)
     ep_forward, ep_backward = (
         software.exchange * seconds for seconds in _ep_layer(model, layer, shard, job, links, dispatcher)
     )
     return Seconds(
         forward=forward,
         backward=backward,
-        core=again + _repeated_communication(layer, job, tp_forward / blocks, ep_forward),
+        core=again + _repeated_communication(layer, job, tp_forward / max(blocks, 1), ep_forward),
         tp_forward=tp_forward,
         tp_backward=tp_backward,
         cp_forward=cp_forward,
@@ -87,6 +95,13 @@ def layer_seconds(
         ep_forward=ep_forward,
         ep_backward=ep_backward,
     )
+
+
+def column_row_pairs(layer: Layer) -> int:
+    """Return the pairs of products that tensor parallelism cuts by columns and then by rows: one for what mixes tokens
+    each way, one for a feed-forward block, that of shared experts too."""
+    dense = layer.mlp is not None or (layer.moe is not None and layer.moe.shared_width > 0)
+    return (layer.attention is not None) + (layer.mixer is not None) + dense
 
 
 def _repeated_communication(layer: Layer, job: Job, pair: Floats, exchange: Floats) -> Floats | float:
@@ -141,11 +156,24 @@ def _tp_seconds(model: Model, shard: Shard, job: Job, links: Fabric) -> tuple[Fl
     )
 
 
-def _cp_layer(layer: Layer, shard: Shard, job: Job, links: Fabric, core: Floats) -> tuple[Floats, Floats]:
+def _cp_layer(model: Model, layer: Layer, shard: Shard, job: Job, links: Fabric, core: Floats) -> tuple[Floats, Floats]:
     """Return exposed context-parallel time: keys and values travel the ring beside core attention (arXiv
-    2310.01889), or before it; backward their gradients travel too."""
-    attention = layer.attention
-    ranks = group(links, shard.cp, shard.tp)
+    2310.01889), or before it; backward their gradients travel too. What a mixer projects, and what it gives, is
+    exchanged for parts of the heads of the whole sequence, and nothing runs beside that."""
+    attention, ranks = layer.attention, group(links, shard.cp, shard.tp)
+    exchanged = np.zeros(len(shard.tp))
+    if layer.mixer is not None:
+        sent = layer.mixer.work(model.hidden).sent / shard.tp
+        exchanged = exchange_seconds(links, ranks, widths_of(job).context * tokens(shard, job) * sent)
+    if attention is None:
+        return exchanged, exchanged
+    forward, backward = _ring(attention, shard, job, links, ranks, core)
+    return forward + exchanged, backward + exchanged
+
+
+def _ring(
+    attention: Attention, shard: Shard, job: Job, links: Fabric, ranks: Group, core: Floats
+) -> tuple[Floats, Floats]:
     heads = np.minimum(shard.tp, attention.kv_heads)  # ranks beyond have the same ones
     width = (attention.key_width + attention.value_width) / heads
     size = widths_of(job).context * shard.micro_batch * job.seq_len * width
@@ -164,7 +192,7 @@ def _ep_layer(
     if layer.moe is None:
         return np.zeros(len(shard.tp)), np.zeros(len(shard.tp))
     early = framework_rows()[job.framework]["cut_experts"] == "tokens"
-    message = tokens(shard, job) / shard.tp * model.hidden
+    message = tokens(shard, job) / shard.tp * (layer.moe.latent or model.hidden)
     routed = message * shard.etp if early else message
     widths, across = widths_of(job), group(links, shard.ep, shard.etp)
     both = [

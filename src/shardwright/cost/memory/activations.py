@@ -18,7 +18,10 @@ from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.spec.catalog.frameworks import experts_in_fp8
 from shardwright.spec.job import Job
+from shardwright.spec.mixers import Mixer
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
+
+SINGLE = 4.0  # documented: bytes of an element of 32 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,11 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
     kept, core, inputs, gradients, again = [], [], [], [], []
     to_host = float(job.options.activation_offload == "inputs")
     for layer in model.kinds:
-        attention, scores = _attention_bytes(model, layer.attention, shard, job)
+        attention, scores = zero, zero
+        if layer.attention is not None:
+            attention, scores = _attention_bytes(model, layer.attention, shard, job)
+        if layer.mixer is not None:
+            attention = attention + _mixer_bytes(model, layer.mixer, shard, job)
         feed_forward = zero
         if layer.mlp is not None:
             feed_forward = _mlp_bytes(model, layer.mlp, shard, job)
@@ -83,10 +90,9 @@ def _freed_of_modules(model: Model, layer: Layer, shard: Shard, job: Job, scores
     modules, widths, moe = repeats(job), widths_of(job), layer.moe
     outer = norm_tokens(shard, job) * model.hidden
     freed = scores if modules & CORE else np.zeros(len(shard.tp))
-    latent = layer.attention.latent is not None
-    if latent and modules & NORMS:
+    if layer.latent is not None and modules & NORMS:
         freed = freed + widths.saved_input * outer
-    if latent and modules & UP:
+    if layer.attention is not None and layer.latent is not None and modules & UP:
         freed = freed + widths.saved * tokens(shard, job) * _latent_width(layer.attention) / shard.tp
     if layer.mlp is not None and modules & MLP:
         freed = freed + _mlp_bytes(model, layer.mlp, shard, job)
@@ -150,11 +156,24 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
     if saved != widths.saved:  # attention keeps what it gives in 16 bits, beside the projection's copy of it
         scores = scores + widths.saved * size * attention.out_width / shard.tp
     inner = widths.saved * size * qkv + saved * size * attention.out_width / shard.tp
+    if attention.gate is not None:  # the gate, and what it multiplies; attention keeps what it gives anyway
+        inner = inner + widths.saved * size * (attention.gate_width + attention.out_width) / shard.tp
+    if attention.sparse is not None:  # the indexer's queries, key and weights; the keys picked, numbers of 32 bits
+        sparse = attention.sparse
+        indexer = widths.saved * (sparse.heads * sparse.head_dim + sparse.head_dim + sparse.heads) * bool(sparse.heads)
+        inner = inner + size * (indexer + SINGLE * sparse.top_k)
     if attention.qk_norm:  # what the norms of queries and keys take in
         inner = inner + widths.saved * size * (queries + keys)
     if memory_facts(job.framework).rotated and attention.latent is None and model.position == "rope":
         inner = inner + widths.saved * size * (queries + keys)
     return projected + inner + scores, scores
+
+
+def _mixer_bytes(model: Model, mixer: Mixer, shard: Shard, job: Job) -> Floats:
+    """Return the bytes of a mixer: its input, and what its kernels keep, each rank of its part of the heads."""
+    work, widths = mixer.work(model.hidden), widths_of(job)
+    inside = widths.saved * work.kept + SINGLE * work.kept_single
+    return widths.saved_input * norm_tokens(shard, job) * model.hidden + tokens(shard, job) * inside / shard.tp
 
 
 def _mlp_bytes(model: Model, mlp: Mlp, shard: Shard, job: Job) -> Floats:
@@ -171,9 +190,12 @@ def _moe_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
     routed = _routed(moe, shard, job)
     router = outer * (widths.saved * model.hidden + 8.0 * moe.experts)  # logits and probabilities in fp32
     inner = _inner_bytes(job, _expert_input(job), gated=moe.gated) * moe.expert_width / shard.etp
+    outside = moe.latent or model.hidden
     output = widths.saved * memory_facts(job.framework).expert_output
-    experts = routed * (_expert_input(job) * model.hidden + inner + output * model.hidden)
+    experts = routed * (_expert_input(job) * outside + inner + output * outside)
     total = router + experts
+    if moe.latent is not None:  # what enters the projections to the experts' width is the router's; and back
+        total = total + widths.saved * outer * outside
     if moe.shared_width:
         total = total + _shared_bytes(model, moe, shard, job)
         weighed = np.where(shard.etp < shard.tp, outer, tokens(shard, job))  # by the gate: after the sum, or before it
@@ -193,9 +215,12 @@ def _shared_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
 def _gradient_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
     """Return the gradients that live together in the backward pass of the feed-forward block: of its inner
     activations, before and after the non-linearity, and of its input; or, where that is more, the tokens of experts on
-    their way."""
+    their way. A block without one has those of what mixes tokens: of the input projection's result and of what enters
+    the output projection."""
     size = tokens(shard, job)
     width = np.zeros(len(shard.tp))
+    if layer.mlp is None and layer.moe is None:
+        width = size * _widest_projection(model, layer) / shard.tp
     if layer.mlp is not None:
         width = size * (3.0 if layer.mlp.gated else 2.0) * layer.mlp.width / shard.tp
     if layer.moe is not None:
@@ -204,5 +229,15 @@ def _gradient_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Float
     total = width + size * model.hidden
     if layer.moe is not None:
         copies = memory_facts(job.framework).dispatched
-        total = np.maximum(total, copies * _routed(layer.moe, shard, job) * model.hidden)
+        total = np.maximum(total, copies * _routed(layer.moe, shard, job) * (layer.moe.latent or model.hidden))
     return widths_of(job).saved * total
+
+
+def _widest_projection(model: Model, layer: Layer) -> int:
+    mixed, attention = 0, layer.attention
+    if layer.mixer is not None:
+        cut = [product for product in layer.mixer.work(model.hidden).products if product.cut != "whole"]
+        mixed = sum(product.outputs for product in cut if product.cut == "columns") + cut[-1].inputs
+    if attention is not None:
+        mixed += attention.query_width + attention.key_width + attention.value_width + attention.out_width
+    return mixed

@@ -15,6 +15,7 @@ The catalogue's row of the framework has low and high, and the common growth;
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -60,6 +61,13 @@ def interval_at(seconds: float, framework: str, distance: float, *, unseen: bool
     return seconds * math.exp(-math.hypot(low, more)), seconds * math.exp(math.hypot(high, more))
 
 
+def doubted(interval: tuple[float, float], seconds: float, doubt: float) -> tuple[float, float]:
+    """Return the 80 % interval of a plan whose time has a further, independent log error upwards
+    (`cost.trust.rarity.doubt`)."""
+    low, high = interval
+    return low, seconds * math.exp(math.hypot(math.log(high / seconds), doubt)) if doubt else high
+
+
 NINETIETH = NormalDist().inv_cdf(0.9)  # numeric
 
 
@@ -75,6 +83,33 @@ def chance_within(prediction: Prediction, expected: float, limit: float) -> floa
     if spread <= 0.0:
         return 1.0 if ratio >= 0.0 else 0.0
     return NormalDist().cdf(ratio / spread)
+
+
+def limit_kept(prediction: Prediction, expected: float, sure: float) -> float:
+    """Return the limit that hours or dollars predicted as `expected` stay within with probability `sure`: the inverse
+    of `chance_within`."""
+    low, high = prediction.interval
+    seconds, deviations = prediction.iteration_seconds, NormalDist().inv_cdf(sure)
+    spread = math.log(high / seconds if deviations > 0.0 else seconds / low) / NINETIETH
+    return expected * math.exp(deviations * spread)
+
+
+def chances(
+    prediction: Prediction,
+    hours: float | None,
+    dollars: float | None,
+    *,
+    deadline_hours: float | None,
+    budget_dollars: float | None,
+) -> Mapping[str, float]:
+    """Return with what probability a run of so many expected hours and dollars keeps the deadline and the budget, as
+    far as there are any. Both hang on the time of an iteration: it keeps both with the smaller probability."""
+    stated = {"deadline": (hours, deadline_hours), "budget": (dollars, budget_dollars)}
+    return {
+        name: chance_within(prediction, expected, limit)
+        for name, (expected, limit) in stated.items()
+        if limit is not None and expected is not None
+    }
 
 
 def carried(prediction: Prediction, expected: float) -> tuple[float, float]:

@@ -1,37 +1,33 @@
-"""How far a strategy is doubted for what hardly any published run has.
+"""What hardly any published run has: which strategies have how much of it, and how far their times are doubted.
 
-What c of n published runs have is as well tested as these are many; a strategy that has it is taken to need a part
+Of plans that are as good but for a little (`search.objective.preference`) the one with the fewest rare switches comes
+first. What c of n published runs have is as well tested as these are many: a time predicted with it has a further log
+error of
 
     d = 0.02 · log10(n / c)
 
-more time than predicted: 2 % for each factor of ten in rarity (chosen, not fitted), and the parts of several add up.
-The doubt decides which plan comes first. It changes no prediction and no bound.
-
-What no run has, a GPU type that nobody reports on, counts as half a run: 7.6 %. That a plan spans several GPU types
-counts like any other rarity: 23 of 3,103 runs did, 4.3 %. So a plan on one known type comes before one that joins it to
-an unreported type and saves less than both; and what is doubted itself, like optimizer offload, does not make room for
-a slower plan over all types, which is less tested still.
+upwards in one run of ten, 2 % for each factor of ten in rarity (chosen, not fitted), and the parts of several add up.
+It widens the interval (`cost.trust.interval`) and moves no prediction and no bound. A GPU type that nobody reports on
+is rare as well, but has a wider interval of its own.
 """
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Collection
 from functools import cache
 
 import numpy as np
 
-from shardwright.arrays import Bools, Floats
+from shardwright.arrays import Bools, Ints
 from shardwright.cost.strategies import Strategies, row_of
 from shardwright.cost.trust.evidence import unpublished
 from shardwright.files import shipped_table
 from shardwright.plans.findings import RareSwitch
 from shardwright.plans.plan import Plan
-from shardwright.rounding import coarse
 
 TYPES, UNREPORTED = "gpu_types", "unreported_types"  # axes that are no columns of a strategy
-NONE = 0.5  # runs that what has none counts as; chosen, 0.3 to 1
-DECADE = 0.02  # of the time, for each factor of ten in rarity; chosen: it orders plans and moves no prediction
+DECADE = 0.02  # log error for each factor of ten in rarity; chosen, 0.01 to 0.04
 
 
 @cache
@@ -50,24 +46,19 @@ def rare_switches() -> tuple[RareSwitch, ...]:
     )
 
 
-def doubts(rows: Strategies) -> Floats:
-    """Return by what part of its time each strategy is doubted, [N], whatever GPUs it is on."""
-    return np.asarray(np.sum([_part(switch) * _has(rows, switch) for switch in _of_strategies()], axis=0))
+def rare_counts(rows: Strategies) -> Ints:
+    """Return how many rare switches each strategy has, [N], whatever GPUs it is on."""
+    return np.asarray(np.sum([_has(rows, switch) for switch in _of_strategies()], axis=0))
 
 
-def doubt_of_gpus(kinds: Collection[str]) -> float:
-    """Return by what part of its time a plan on GPUs of these types is doubted for that."""
-    return sum(map(_part, _rare_gpus(kinds)))
-
-
-def least_doubt_of_several(kinds: Collection[str]) -> float:
-    """Return by what part of its time a plan on two or more of these types of GPUs is doubted for that at least."""
-    return min(map(doubt_of_gpus, itertools.combinations(kinds, 2)), default=0.0)
+def rare_count_of_gpus(kinds: Collection[str]) -> int:
+    """Return how much of what is rare a plan has for being on GPUs of these types."""
+    return len(_rare_gpus(kinds))
 
 
 def doubt(plan: Plan) -> float:
-    """Return by what part of its time a plan is doubted."""
-    return sum(map(_part, rare_in(plan)))
+    """Return the log error upwards of a plan's time for what it has of rare switches, those of its GPUs' own aside."""
+    return sum(DECADE * math.log10(switch.of / switch.runs) for switch in rare_in(plan) if switch.axis != UNREPORTED)
 
 
 def rare_in(plan: Plan) -> tuple[RareSwitch, ...]:
@@ -96,10 +87,6 @@ def _rare_gpus(kinds: Collection[str]) -> list[RareSwitch]:
         for switch in rare_switches()
         if switch.axis in values and switch.least <= values[switch.axis] <= switch.most
     ]
-
-
-def _part(switch: RareSwitch) -> float:
-    return float(coarse(DECADE * np.log10(switch.of / max(switch.runs, NONE))))
 
 
 def _has(rows: Strategies, switch: RareSwitch) -> Bools:

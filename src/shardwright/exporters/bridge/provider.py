@@ -17,7 +17,7 @@ FUNCTIONS = {"silu": "torch.nn.functional.silu", "gelu": "torch.nn.functional.ge
 
 def provider_of(model: Model) -> str:
     """Return the class that builds the model."""
-    return "MLAModelProvider" if model.kinds[0].attention.latent else "GPTModelProvider"
+    return "MLAModelProvider" if model.self_attention.latent else "GPTModelProvider"
 
 
 def activation_of(model: Model) -> str:
@@ -29,7 +29,7 @@ def activation_of(model: Model) -> str:
 
 def provider_fields(model: Model, seq_len: int) -> Fields:
     """Return the fields that describe `model`, none of whose layers is refused."""
-    attention = model.kinds[0].attention
+    attention = model.self_attention
     widths = [kind.mlp.width for kind in model.kinds if kind.mlp]
     gated = any((kind.mlp and kind.mlp.gated) or (kind.moe and kind.moe.gated) for kind in model.kinds)
     fields: Fields = {
@@ -75,7 +75,7 @@ def _attention(attention: Attention) -> Fields:
 
 def _window(model: Model) -> Fields:
     """A window of W tokens counts the token itself, so W - 1 to the left."""
-    windows = [layer.attention.window for layer in model.layers]
+    windows = [layer.window for layer in model.layers]
     width = next((window for window in windows if window is not None), None)
     if width is None:
         return {}

@@ -141,7 +141,7 @@ def _parallel_arguments(plan: Plan) -> Arguments:
     if len(stages) > 1:
         counts = layer_counts_of_ranges([stage.layers for stage in stages])
         arguments.append(("--pipeline-model-parallel-layout", layout_text(counts, plan.model.mtp_layers)))
-    if stage.context_parallel > 1 and any(kind.attention.window for kind in plan.model.kinds):
+    if stage.context_parallel > 1 and any(kind.window for kind in plan.model.kinds):
         arguments.append(("--cp-comm-type", _windowed_exchange(plan)))
     if plan.rank_order == "tp-cp-ep-pp-dp":
         arguments.append(("--use-tp-pp-dp-mapping",))
@@ -153,7 +153,7 @@ def _windowed_exchange(plan: Plan) -> str:
     exchange of heads needs as many on every rank (TransformerEngine@v2.8:
     transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py)."""
     stage = first_stage(plan)
-    groups = [kind.attention.kv_heads // stage.tensor_parallel for kind in plan.model.kinds]
+    groups = [attention.kv_heads // stage.tensor_parallel for attention in plan.model.attentions]
     return "a2a" if all(count % stage.context_parallel == 0 and count for count in groups) else "all_gather"
 
 

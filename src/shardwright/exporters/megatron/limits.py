@@ -88,7 +88,8 @@ def _fp8_sizes(plan: Plan) -> Iterator[Problem]:
             sizes.add(("the feed-forward width of a rank", kind.mlp.width // degree))
         if kind.moe:
             sizes.add(("the expert width of a rank", kind.moe.expert_width // stage.expert_tensor_parallel))
-        sizes.add(("the attention output of a rank", kind.attention.out_width // degree))
+        if kind.attention:
+            sizes.add(("the attention output of a rank", kind.attention.out_width // degree))
     for what, size in sorted(sizes):
         if size % multiple:
             yield Problem("job.precision", f"fp8 needs multiples of {multiple}; {what} is {size}", "use bf16")

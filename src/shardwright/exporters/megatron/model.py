@@ -16,7 +16,7 @@ DROPOUT = "0.1"
 def model_arguments(model: Model, seq_len: int, tensor_parallel: int) -> Arguments:
     """Return the arguments that describe the dense part of `model`, none of whose layers is refused. The size of the
     token table is the model's, padded for `tensor_parallel` ranks, whatever the tokenizer's is."""
-    attention = model.kinds[0].attention
+    attention = model.self_attention
     arguments: list[tuple[str, ...]] = [
         ("--num-layers", str(len(model.layers))),
         ("--hidden-size", str(model.hidden)),
@@ -113,7 +113,7 @@ def latent_arguments(attention: Attention) -> Arguments:
 
 def _window_arguments(model: Model) -> Arguments:
     """A window of W tokens counts the token itself, so W - 1 to the left. A list entry 0 is a layer without window."""
-    windows = [layer.attention.window for layer in model.layers]
+    windows = [layer.window for layer in model.layers]
     width = next((window for window in windows if window is not None), None)
     if width is None:
         return ()

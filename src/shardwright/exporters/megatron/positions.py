@@ -45,7 +45,7 @@ def yarn_of(model: Model) -> Yarn | None:
     Megatron-Core multiplies the rotation by the magnitude of `mscale` over that of `mscale_all_dim`, and the scores of
     latent attention by the square of the latter (multi_latent_attention.py 177).
     """
-    scaling, latent = model.rotary_scaling, model.kinds[0].attention.latent
+    scaling, latent = model.rotary_scaling, model.self_attention.latent
     if scaling is None or scaling.kind != "yarn" or model.rotary_interleaved or model.rotary_fraction != 1.0:
         return None
     published = scaling.mscale and scaling.mscale_all and scaling.attention_factor is None
@@ -70,7 +70,7 @@ def position_arguments(model: Model, seq_len: int) -> Arguments:
     if model.position != "rope":
         return (("--position-embedding-type", "none" if model.position == "none" else "learned_absolute"), longest)
     kind = "rope" if _yarn_with_arguments(model) is None else "yarn"
-    latent = model.kinds[0].attention.latent
+    latent = model.self_attention.latent
     arguments: list[tuple[str, ...]] = [("--position-embedding-type", "rope" if latent else kind)]
     if latent:
         arguments.append(("--rope-type", kind))
@@ -86,8 +86,8 @@ def scaling_arguments(model: Model) -> Arguments:
     """Return Megatron-LM's arguments of the scaling of rotary positions, none where there is none or no argument."""
     scaling, yarn = model.rotary_scaling, _yarn_with_arguments(model)
     if yarn is not None:
-        return _yarn_arguments(yarn, latent=model.kinds[0].attention.latent is not None)
-    if scaling is None or model.kinds[0].attention.latent:
+        return _yarn_arguments(yarn, latent=model.self_attention.latent is not None)
+    if scaling is None or model.self_attention.latent:
         return ()
     if scaling == RotaryScaling(kind="llama3", factor=scaling.factor):
         return (("--use-rope-scaling",), ("--rope-scaling-factor", repr(scaling.factor)))
@@ -105,7 +105,7 @@ def position_fields(model: Model) -> dict[str, Any]:
         fields["rotary_percent"] = model.rotary_fraction
     if model.rotary_interleaved:
         fields["rotary_interleaved"] = True
-    return fields | (_latent_scaling(model) if model.kinds[0].attention.latent else _scaling_fields(model))
+    return fields | (_latent_scaling(model) if model.self_attention.latent else _scaling_fields(model))
 
 
 def _scaling_fields(model: Model) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _latent_scaling(model: Model) -> dict[str, Any]:
 def _yarn_with_arguments(model: Model) -> Yarn | None:
     """Return the YaRN that Megatron-LM has arguments for."""
     yarn = yarn_of(model)
-    return None if yarn is None or (model.kinds[0].attention.latent and not yarn.usual_range) else yarn
+    return None if yarn is None or (model.self_attention.latent and not yarn.usual_range) else yarn
 
 
 def _yarn_arguments(yarn: Yarn, *, latent: bool) -> Arguments:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
+from shardwright.spec.mixers import GatedDelta, GatedRecurrence, Lightning, Mamba, Mamba2, Rwkv7, ShortConvolution
 from shardwright.spec.model import Layer, Model
 
 SILU, QUICK_GELU, SQUARED_RELU = ("silu", "swish", "swiglu"), ("quick_gelu",), ("relu2", "squared_relu")
+
+
+MIXER_TRAITS: Mapping[type, str] = MappingProxyType(
+    {
+        Mamba: "mamba",
+        Mamba2: "mamba2",
+        GatedDelta: "gated_delta",
+        Lightning: "linear_attention",
+        Rwkv7: "rwkv7",
+        ShortConvolution: "short_convolution",
+        GatedRecurrence: "recurrence",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +81,19 @@ def _of_the_whole(model: Model) -> Iterator[Trait]:
 
 
 def _of_a_kind(kind: Layer, path: str) -> Iterator[Trait]:
+    yield from _of_unlike_blocks(kind, path)
     attention = kind.attention
+    if kind.vector_parameters:
+        yield Trait("loose_vectors", f"{path}.vector_parameters", "has weights beside its matrices and norms")
+    if kind.moe and kind.moe.shared_gate and not kind.moe.shared_width:
+        yield Trait("idle_gate", f"{path}.moe.shared_gate", "gates no shared expert")
+    if kind.norms != max(kind.sublayers, 1):
+        yield Trait("norm_count", f"{path}.norms", f"has {kind.norms} norms in a layer")
+    if attention is None:
+        return
     biases = {attention.out_bias, kind.mlp.bias if kind.mlp else attention.out_bias}
     if not attention.causal:
         yield Trait("bidirectional", f"{path}.attention.causal", "attends in both directions")
-    if kind.vector_parameters:
-        yield Trait("loose_vectors", f"{path}.vector_parameters", "has weights beside its matrices and norms")
-    if kind.norms != 2:
-        yield Trait("norm_count", f"{path}.norms", f"has {kind.norms} norms in a layer")
     if attention.latent is None and attention.value_head_dim != attention.head_dim:
         yield Trait("value_width", f"{path}.attention.value_head_dim", "differs from head_dim")
     if len(biases) > 1 or (attention.out_bias and not attention.qkv_bias):
@@ -81,8 +101,6 @@ def _of_a_kind(kind: Layer, path: str) -> Iterator[Trait]:
         yield Trait("some_biases", f"{path}.attention.out_bias", words)
     if kind.moe and attention.out_bias:
         yield Trait("biased_experts", f"{path}.moe", "has experts beside projections with biases")
-    if kind.moe and kind.moe.shared_gate and not kind.moe.shared_width:
-        yield Trait("idle_gate", f"{path}.moe.shared_gate", "gates no shared expert")
     if attention.latent:
         yield Trait("latent", f"{path}.attention.latent", "has multi-head latent attention")
     if attention.window:
@@ -91,18 +109,35 @@ def _of_a_kind(kind: Layer, path: str) -> Iterator[Trait]:
         yield Trait("latent_window", f"{path}.attention.window", "has a window in latent attention")
 
 
+def _of_unlike_blocks(kind: Layer, path: str) -> Iterator[Trait]:
+    """Yield what a block has or lacks that blocks of a transformer do not."""
+    if kind.mixer is not None:
+        name = MIXER_TRAITS[type(kind.mixer)]
+        yield Trait(name, f"{path}.mixer", f"has {kind.mixer.words}")
+    if kind.mixer is not None and kind.attention is not None:
+        yield Trait("side_by_side", f"{path}.mixer", "has a mixer beside attention in one layer")
+    if kind.sublayers < 2:
+        yield Trait("half_block", path, "has blocks of a mixer or a feed-forward alone")
+    if kind.attention is not None and kind.attention.gate is not None:
+        yield Trait("gated_attention", f"{path}.attention.gate", "has a gate on the output of attention")
+    if kind.attention is not None and kind.attention.sparse is not None:
+        yield Trait("sparse_attention", f"{path}.attention.sparse", "has sparse attention with an indexer")
+    if kind.moe is not None and kind.moe.latent is not None:
+        yield Trait("latent_experts", f"{path}.moe.latent", "has experts on a projection of the tokens")
+
+
 def _of_the_mixture(model: Model) -> Iterator[Trait]:
     """Layers may differ in having experts, and in having a window; in what else is a trait."""
     counts = {
-        "attention": len({replace(kind.attention, window=None) for kind in model.kinds}),
-        "window": len({kind.attention.window for kind in model.kinds} - {None}),
+        "attention": len({replace(attention, window=None) for attention in model.attentions}),
+        "window": len({attention.window for attention in model.attentions} - {None}),
         "mlp": len({kind.mlp for kind in model.kinds if kind.mlp}),
         "moe": len({kind.moe for kind in model.kinds if kind.moe}),
     }
     for what, count in counts.items():
         if count > 1:
             yield Trait("unlike_layers", "model.layers", f"has {count} kinds of {what}")
-    if len({gated(kind) for kind in model.kinds}) > 1:
+    if len({gated(kind) for kind in model.kinds if kind.mlp or kind.moe}) > 1:
         yield Trait("unlike_layers", "model.layers", "has gated and plain feed-forward blocks")
 
 

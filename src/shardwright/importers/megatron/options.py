@@ -71,7 +71,7 @@ def _present(model: Model) -> Iterator[Module]:
     """Yield the modules that a model has."""
     kinds = model.kinds
     there = {
-        "mla_up_proj": any(kind.attention.latent for kind in kinds),
+        "mla_up_proj": any(kind.latent for kind in kinds),
         "mlp": any(kind.mlp for kind in kinds),
         "moe": any(kind.moe for kind in kinds),
         "moe_act": any(kind.moe for kind in kinds),

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import re
+
+TOKEN = re.compile(r";;&|;;|;&|&&|\|\||\|&|<<<|<<|>>|[;&|<>()\n]|[^\s;&|<>()]+")
+
 
 class ShellSyntaxError(ValueError):
-    """The text is no shell script that can be read. `position` is the index of the character where that shows."""
+    """Bash refuses the text, in the words of bash. `position` is the index of the character where that shows."""
 
     def __init__(self, message: str, position: int) -> None:
         super().__init__(message)
         self.position = position
+
+
+class NotReadError(ShellSyntaxError):
+    """Bash runs the text, and it is not read here."""
+
+
+def unclosed(sign: str, position: int) -> ShellSyntaxError:
+    """Return the error for a quote or bracket that began at `position` and that no `sign` closes."""
+    return ShellSyntaxError(f"unexpected EOF while looking for matching `{sign}'", position)
+
+
+def stray(text: str, position: int) -> ShellSyntaxError:
+    """Return the error for the token at `position`, which is none that may stand there."""
+    match = TOKEN.match(text, position)
+    if match is None:
+        return ShellSyntaxError("syntax error: unexpected end of file", position)
+    token = "newline" if match[0] == "\n" else match[0]
+    return ShellSyntaxError(f"syntax error near unexpected token `{token}'", position)
 
 
 def closing(text: str, sign: str, start: int) -> int:
@@ -20,7 +42,7 @@ def closing(text: str, sign: str, start: int) -> int:
         elif text[position] == sign:
             return position
         position += 1
-    raise ShellSyntaxError(f"the {sign} is not closed", start - 1)
+    raise unclosed(sign, start - 1)
 
 
 def end_of_double_quotes(text: str, start: int) -> int:
@@ -43,7 +65,7 @@ def _end(text: str, start: int, begin: str, end: str, skipped: str) -> int:
             if depth == 0:
                 return position
         position = _skip(text, position) if letter in skipped else position + 1
-    raise ShellSyntaxError(f"the {begin} is not closed", start - 1)
+    raise unclosed(end, start - 1)
 
 
 def _skip(text: str, position: int) -> int:
@@ -79,7 +101,7 @@ def end_of_parentheses(text: str, start: int) -> int:
             if depth == 0:
                 return position
         position = _skip(text, position) if letter in "\\'\"`$" else position + 1
-    raise ShellSyntaxError("the ( is not closed", start - 1)
+    raise unclosed(")", start - 1)
 
 
 def end_of_braces(text: str, start: int) -> int:
@@ -93,4 +115,4 @@ def end_of_braces(text: str, start: int) -> int:
             position = end + 1 if end >= 0 and "}" not in text[position:end] else position + 1
         else:
             position = _skip(text, position) if letter in '\\"`$' else position + 1
-    raise ShellSyntaxError("the { is not closed", start - 1)
+    raise unclosed("}", start - 1)

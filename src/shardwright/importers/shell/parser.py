@@ -6,11 +6,19 @@ import re
 from collections.abc import Callable
 
 from shardwright.importers.shell import syntax
-from shardwright.importers.shell.brackets import ShellSyntaxError, end_of_parentheses
+from shardwright.importers.shell.brackets import (
+    NotReadError,
+    ShellSyntaxError,
+    end_of_parentheses,
+    stray,
+)
 from shardwright.importers.shell.simple import SimpleCommands
 from shardwright.importers.shell.words import DEEPEST, ShellWord, read_quoted
 
 FUNCTION = re.compile(r"[\w.:-]+[ \t]*\([ \t]*\)")
+
+
+CLOSING = frozenset(("then", "elif", "else", "fi", "do", "done", "esac", "}"))
 
 
 def parse(text: str) -> syntax.Sequence:
@@ -24,14 +32,14 @@ class _Parser(SimpleCommands):
     def script(self) -> syntax.Sequence:
         found = self.sequence(frozenset())
         if self.position < len(self.text):
-            raise ShellSyntaxError(f"stray {self.text[self.position]!r}", self.position)
+            raise stray(self.text, self.position)
         return found
 
     def sequence(self, ends: frozenset[str]) -> syntax.Sequence:
         """Return commands up to one of the words `ends`, a closing parenthesis or the end of a case branch."""
         self.depth += 1
         if self.depth > DEEPEST:
-            raise ShellSyntaxError("is nested too deeply", self.position)
+            raise NotReadError("it is nested too deeply", self.position)
         commands: list[syntax.Command] = []
         while True:
             self.lines()
@@ -92,12 +100,14 @@ class _Parser(SimpleCommands):
             command: syntax.Command = compound[keyword]()
             redirects = self.redirects()
             return syntax.ShellGroup(syntax.Sequence((command,)), redirects, subshell=False) if redirects else command
+        if keyword in CLOSING:
+            raise stray(self.text, self.position)
         if FUNCTION.match(self.text, self.position):
             return self.function()
         return self.simple()
 
     def unsupported(self) -> syntax.Command:
-        raise ShellSyntaxError(f"{self.keyword()!r} is not read", self.position)
+        raise NotReadError(f"{self.keyword()} is not read", self.position)
 
     def conditional(self) -> syntax.If:
         branches = []
@@ -135,7 +145,7 @@ class _Parser(SimpleCommands):
             end = end_of_parentheses(self.text, self.position + 2)
             parts = self.text[self.position + 2 : end].split(";")
             if len(parts) != 3:
-                raise ShellSyntaxError("for ((…)) takes three parts", self.position)
+                raise ShellSyntaxError("syntax error: arithmetic expression required", self.position)
             self.position = end + 2
             if self.operator() == ";":
                 self.position += 1
@@ -190,7 +200,7 @@ class _Parser(SimpleCommands):
             self.blanks()
         match = re.compile(r"[\w.:-]+").match(self.text, self.position)
         if match is None:
-            raise ShellSyntaxError("a function needs a name", self.position)
+            raise stray(self.text, self.position)
         self.position = match.end()
         self.blanks()
         if self.text.startswith("(", self.position):

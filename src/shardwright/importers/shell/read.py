@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardwright.errors import bad
 from shardwright.importers.shell.assignment import names_assigned
-from shardwright.importers.shell.brackets import ShellSyntaxError
+from shardwright.importers.shell.brackets import NotReadError, ShellSyntaxError
 from shardwright.importers.shell.expansion import DemandedError
 from shardwright.importers.shell.interpreter import Interpreter
 from shardwright.importers.shell.parser import parse
@@ -70,7 +70,8 @@ def read_script(
         raise bad(f"{name}: {variable}", f"the script ends without it: {words}", f"add --env {variable}=…") from None
     except ShellSyntaxError as error:
         line = text.count("\n", 0, min(error.position, len(text))) + 1
-        raise bad(f"{name}: line {line}", f"not readable as shell text: {error}", "correct the script") from None
+        reason = "not read here" if isinstance(error, NotReadError) else "bash refuses it"
+        raise bad(f"{name}: line {line}", f"{reason}: {error}", "correct the script") from None
     except (TooMuchError, RecursionError):
         raise bad(name, "grows to more than a launch script is as it is read", "is this the right file?") from None
     return ShellScript(

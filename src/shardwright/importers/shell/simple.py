@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from shardwright.importers.shell.brackets import ShellSyntaxError, end_of_brackets
+from shardwright.importers.shell.brackets import ShellSyntaxError, end_of_brackets, stray, unclosed
 from shardwright.importers.shell.syntax import Assignment, Condition, Redirect, Simple
 from shardwright.importers.shell.words import EMPTY, ShellWord, Text, read_quoted, read_word
 
@@ -98,7 +98,7 @@ class SimpleCommands:
     def expect(self, word: str) -> None:
         self.lines()
         if not self.text.startswith(word, self.position):
-            raise ShellSyntaxError(f"{word!r} is missing", self.position)
+            raise stray(self.text, self.position)
         self.position += len(word)
 
     def words(self) -> tuple[ShellWord, ...]:
@@ -117,7 +117,7 @@ class SimpleCommands:
                 self.expect("]]")
                 return Condition(tuple(found))
             if self.position >= len(self.text):
-                raise ShellSyntaxError("the [[ is not closed", self.position)
+                raise ShellSyntaxError("unexpected EOF while looking for `]]'", self.position)
             sign = next((s for s in ("&&", "||", "(", ")", "<", ">") if self.text.startswith(s, self.position)), "")
             if sign and not (found and found[-1] == "=~"):
                 found.append(sign)
@@ -150,10 +150,12 @@ class SimpleCommands:
             else:
                 assignments.append(assignment)
         if not (assignments or words or redirects):
-            sign = self.operator() or self.text[self.position : self.position + 1]
-            raise ShellSyntaxError(f"stray {sign!r}", self.position)
+            raise stray(self.text, self.position)
         if self.operator() == "(":
-            raise ShellSyntaxError("stray '('", self.position)
+            if len(words) == 1 and not assignments:  # a function without its `)`
+                self.position += 1
+                self.blanks()
+            raise stray(self.text, self.position)
         return Simple(tuple(assignments), tuple(words), tuple(redirects), start)
 
     def word(self) -> ShellWord:
@@ -161,7 +163,7 @@ class SimpleCommands:
         start = self.position
         word, self.position = read_word(self.text, start, STOPS)
         if self.position == start:
-            raise ShellSyntaxError(f"stray {self.text[start : start + 1]!r}", start)
+            raise stray(self.text, start)
         return word
 
     def assignment(self) -> Assignment | None:
@@ -194,7 +196,7 @@ class SimpleCommands:
                 self.position += 1
                 return tuple(found)
             if self.position >= len(self.text):
-                raise ShellSyntaxError("the ( is not closed", self.position)
+                raise unclosed(")", self.position)
             index = None
             keyed = re.compile(r"\[(?=[^\]]*\]=)").match(self.text, self.position)
             if keyed:

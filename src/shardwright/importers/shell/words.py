@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from shardwright.importers.shell.brackets import (
+    NotReadError,
     ShellSyntaxError,
     closing,
     end_of_braces,
     end_of_brackets,
     end_of_double_quotes,
     end_of_parentheses,
+    unclosed,
 )
 
 SPECIAL = "@*#?$!-"
@@ -84,7 +86,7 @@ def read_word(text: str, start: int, stops: str, depth: int = 0) -> tuple[ShellW
     """Return the word at `start`, which ends before the first unquoted character of `stops`, and the position after
     it. Raises ShellSyntaxError for quotes and brackets that do not close."""
     if depth > DEEPEST:
-        raise ShellSyntaxError("is nested too deeply", start)
+        raise NotReadError("it is nested too deeply", start)
     parts: list[Part] = []
     position = start
     while position < len(text):
@@ -125,7 +127,7 @@ def read_word(text: str, start: int, stops: str, depth: int = 0) -> tuple[ShellW
 def read_quoted(text: str, depth: int = 0) -> ShellWord:
     """Return the parts of text as between double quotes."""
     if depth > DEEPEST:
-        raise ShellSyntaxError("is nested too deeply", 0)
+        raise NotReadError("it is nested too deeply", 0)
     parts: list[Part] = []
     position = 0
     while position < len(text):
@@ -181,7 +183,7 @@ def _braced(body: str, position: int, *, quoted: bool, depth: int) -> Reference:
     if match is not None and match["prefix"] and match.end() == len(match["prefix"]):
         match = None
     if match is None:
-        raise ShellSyntaxError(f"${{{body[:30]}}} cannot be read", position)
+        raise ShellSyntaxError(f"${{{body[:30]}}}: bad substitution", position)
     prefix, name, rest = match["prefix"], match["name"], body[match.end() :]
     index = None
     if rest.startswith("["):
@@ -191,7 +193,7 @@ def _braced(body: str, position: int, *, quoted: bool, depth: int) -> Reference:
         return Reference(name, prefix, index, quoted=quoted)
     operator = next((sign for sign in OPERATORS if rest.startswith(sign)), None)
     if operator is None:
-        raise ShellSyntaxError(f"${{{body[:30]}}} cannot be read", position)
+        raise ShellSyntaxError(f"${{{body[:30]}}}: bad substitution", position)
     operand = _operand(rest[len(operator) :], quoted=quoted, depth=depth)
     return Reference(name, prefix, index, operator, operand, quoted)
 
@@ -215,5 +217,5 @@ def _ansi(text: str, start: int) -> tuple[str, int]:
             value.append(text[position])
         position += 1
     if position >= len(text):
-        raise ShellSyntaxError("the ' is not closed", start - 1)
+        raise unclosed("'", start - 1)
     return "".join(value), position + 1

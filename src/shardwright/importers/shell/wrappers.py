@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shardwright.importers.shell.unknown import is_known
 
 LAUNCHING = re.compile(
-    r"torchrun|torchrun-hpc|python\d?(?:\.\d+)?|deepspeed|accelerate|accelerate-launch|megatron|bash|sh|zsh|composer|nemo"
+    r"torchrun|torchrun-hpc|python\d?(?:\.\d+)?|deepspeed|accelerate|accelerate-launch|megatron|bash|sh|zsh|composer|nemo|tune"
     r"|llamafactory-cli|lmf|axolotl|trl"
 )
 WRAPPERS = frozenset(
@@ -17,7 +17,7 @@ WRAPPERS = frozenset(
         *("nohup", "time", "env", "sudo", "stdbuf", "numactl", "timeout", "nsys", "ncu", "rocprof", "rocprofv3"),
         *("singularity", "apptainer", "docker", "podman", "enroot", "srun", "sbatch", "mpirun", "mpiexec", "jsrun"),
         *("mpirun_rsh", "aprun", "flux", "ssh", "pdsh", "clush", "conda", "micromamba", "poetry", "uv", "xargs"),
-        *("nice", "ionice", "taskset", "setsid", "ibrun", "prun", "unbuffer"),
+        *("nice", "ionice", "taskset", "setsid", "ibrun", "prun", "unbuffer", "ray"),
     )
 )
 SHELLS = re.compile(r"(?:.*/)?(?:bash|sh|zsh|dash|ksh)", re.S)

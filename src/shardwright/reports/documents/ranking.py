@@ -21,7 +21,7 @@ from shardwright.reports.text.explain import (
     telling_gaps,
     verdict,
 )
-from shardwright.reports.text.plans import predicted, risk_document
+from shardwright.reports.text.plans import plan_chances, predicted, risk_document
 from shardwright.reports.text.strategy import SETTINGS
 from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.units import format_bytes
@@ -37,6 +37,8 @@ def ranking_document(ranking: Ranking) -> Document:
     risks = [choice_on_cluster(plan) for plan in ranking.plans]
     if any(risks):
         document["risk"] = [None if choice is None else risk_document(choice) for choice in risks]
+    if any(plan_chances(plan) for plan in ranking.plans):
+        document["chances"] = [dict(plan_chances(plan)) for plan in ranking.plans]
     document["baselines"] = [_baseline(entry) for entry in ranking.baselines]
     if ranking.kinds:
         document["kinds"] = [_baseline(entry) for entry in ranking.kinds]
@@ -46,7 +48,8 @@ def ranking_document(ranking: Ranking) -> Document:
     elif ranking.program is not None:
         document["program"] = asdict(ranking.program)
     document["nearby"] = [asdict(row) for row in ranking.nearby]
-    document["fewer"] = [asdict(row) for row in ranking.fewer]
+    if ranking.fewer is not None:
+        document["fewer"] = [asdict(row) for row in ranking.fewer]
     document["trainers"] = [list(names) for names in ranking.trainers]
     document["no_trainer"] = None if ranking.no_trainer is None else finding_document(ranking.no_trainer)
     document["passed_over"] = None if ranking.passed_over is None else _passed_over(ranking.passed_over)
@@ -82,12 +85,14 @@ def _baseline(entry: Baseline) -> Document:
 
 def _search(report: SearchReport) -> Document:
     return {
+        **({"interrupted": True} if report.interrupted else {}),
         "candidates": report.candidates,
         "costed": report.costed,
         "seconds": report.seconds,
         "rejected": [{**finding_document(rejection), "count": count} for rejection, count in report.rejected],
         "phases": dict(report.phases),
         "gap": report.gap,
+        "indifference": report.indifference,
         "lower_bound_dollars": report.lower_bound_dollars,
         "not_covered": [finding_document(kind) for kind in report.not_covered],
     }

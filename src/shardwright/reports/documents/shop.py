@@ -8,8 +8,9 @@ from shardwright.plans.document import to_document
 from shardwright.reports.documents.findings import Document, finding_document
 from shardwright.reports.documents.ranking import VERSION, infeasible_document
 from shardwright.reports.text.plans import risk_document
-from shardwright.reports.text.shop import chances, chosen
+from shardwright.reports.text.shop import chosen
 from shardwright.reports.words import offers_assumed
+from shardwright.search.market.picks import limits_of
 from shardwright.search.market.result import Shopping, ShopReport
 from shardwright.search.renting.choice import Rental
 
@@ -28,6 +29,7 @@ def shop_document(result: Shopping, assumed: Sequence[str]) -> Document:
         "chosen": None if result.infeasible else chosen(result),
         "deadline_hours": result.deadline_hours,
         "budget_dollars": result.budget_dollars,
+        "sure": result.sure,
     }
     if result.infeasible is not None:
         document["infeasible"] = infeasible_document(result.infeasible)
@@ -42,7 +44,7 @@ def _choice_document(place: int, result: Shopping) -> Document:
         "gpus": choice.gpus,
         "rent": [_rental_document(rental) for rental in choice.rentals],
         **risk_document(choice),
-        "chances": dict(chances(choice, result)),
+        "chances": dict(limits_of(result).chances(choice)),
         "step": None
         if step is None
         else {"gpus": step.gpus, "gpu": step.gpu, "faster": step.faster, "dearer": step.dearer},

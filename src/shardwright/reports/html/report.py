@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,15 @@ def report(
     names: tuple[str, str] = ("the first plan", "the second plan"),
     command: str = "",
     efficiency: Efficiency | None = None,
+    fewer: bool = False,
 ) -> str:
     """Return one self-contained HTML page.
 
     `subject` is a plan, what `plan`, `shop` or `evaluate` returned or printed with `--json`, or the folder of a
-    training run; with `other`, two plans are compared. `command` is shown as what repeats the result. Raises SpecError
-    for a plan that is not legal and for a document that is none of these.
+    training run; with `other`, two plans are compared. `command` is shown as what repeats the result. With
+    `fewer` the page of a plan or a ranking has its run on fewer of its machines, for which up to 24 smaller clusters
+    are planned if the document lacks them. Raises SpecError for a plan that is not legal and for a document that is
+    none of these.
     """
     efficiency = efficiency or default_efficiency()
     if isinstance(subject, Ranking):
@@ -54,17 +58,17 @@ def report(
     if isinstance(subject, Plan):
         mine = _ready(subject, efficiency)
         if other is None:
-            return _plan_alone(mine, efficiency, command)
+            return _plan_alone(mine, efficiency, command, fewer=fewer)
         return rendered(comparison_page(names, mine, _ready(other, efficiency), efficiency))
     try:
-        return _document_page(subject, efficiency, command)
+        return _document_page(subject, efficiency, command, fewer=fewer)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         # Documents are read as the commands print them: whatever else is in one, it is not theirs.
         message = f"is not what a command printed with --json ({error!r:.80})"
         raise bad("document", message, "print it anew") from error
 
 
-def _document_page(document: Mapping[str, Any], efficiency: Efficiency, command: str) -> str:
+def _document_page(document: Mapping[str, Any], efficiency: Efficiency, command: str, *, fewer: bool) -> str:
     if "front" in document or "plans" in document:
         document = current(document)
     if "front" in document:
@@ -73,11 +77,14 @@ def _document_page(document: Mapping[str, Any], efficiency: Efficiency, command:
         if not document["plans"]:
             reason = document["infeasible"]["reason"]["words"] if "infeasible" in document else "nothing was found"
             raise bad("plans", f"is empty: {reason}", "plan again with what that needs")
+        if fewer and "fewer" not in document:
+            smaller = on_fewer(from_document(document["plans"][0], "plans[0]"), efficiency=efficiency)
+            document = {**document, "fewer": [asdict(choice) for choice in smaller]}
         return rendered(ranking_page(document, efficiency, command=command))
     if "best" in document and "plan" in document:
         best = () if document["best"] is None else (from_document(document["best"], "best"),)
         return _compared(from_document(document["plan"], "plan"), best, efficiency)
-    return _plan_alone(_ready(from_document(document), efficiency), efficiency, command)
+    return _plan_alone(_ready(from_document(document), efficiency), efficiency, command, fewer=fewer)
 
 
 def _compared(mine: Plan, best: tuple[Plan, ...], efficiency: Efficiency) -> str:
@@ -88,9 +95,9 @@ def _compared(mine: Plan, best: tuple[Plan, ...], efficiency: Efficiency) -> str
     return rendered(comparison_page(("your plan", "the best plan"), plan, _ready(best[0], efficiency), efficiency))
 
 
-def _plan_alone(plan: Plan, efficiency: Efficiency, command: str = "") -> str:
-    """Return the page of a plan with what no plan file holds: its run on fewer machines."""
-    front = machines_front(plan, on_fewer(plan, efficiency=efficiency))
+def _plan_alone(plan: Plan, efficiency: Efficiency, command: str = "", *, fewer: bool = False) -> str:
+    """Return the page of a plan, with `fewer` its run on fewer machines too, which no plan file holds."""
+    front = machines_front(plan, on_fewer(plan, efficiency=efficiency) if fewer else ())
     return rendered(plan_page(plan, efficiency, command=command, more=tuple(front)))
 
 

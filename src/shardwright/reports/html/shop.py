@@ -64,10 +64,17 @@ def _figures(document: Mapping[str, Any]) -> list[Figure]:
         if place is not None:
             choice = document["front"][place]
             hours = format_seconds(choice["hours"] * SECONDS_PER_HOUR)
+            sure = f", {_sure(choice)} sure to keep the limits" if choice.get("chances") else ""
             figures.append(
-                Figure(label=words, value=format_dollars(choice["dollars"]), note=f"{hours}, {_rent(choice)}")
+                Figure(label=words, value=format_dollars(choice["dollars"]), note=f"{hours}, {_rent(choice)}{sure}")
             )
     return figures
+
+
+def _sure(choice: Mapping[str, Any]) -> str:
+    """Return with what probability a choice keeps all limits."""
+    chances = choice.get("chances", {}).values()
+    return f"{min(chances):.0%}" if chances else "–"
 
 
 def _rent(choice: Mapping[str, Any]) -> str:
@@ -90,12 +97,13 @@ def _front_section(document: Mapping[str, Any], chosen: int | None) -> Section:
             " + ".join(dict.fromkeys(rental["provider"] or "own" for rental in choice["rent"])),
             format_seconds(choice["hours"] * SECONDS_PER_HOUR),
             format_dollars(choice["dollars"]),
+            _sure(choice),
             f"{choice['interruptions']:,.1f}",
             f"{choice['lost_share']:.1%}",
         )
         for place, choice in enumerate(front)
     )
-    columns = ("rent", "provider", "time", "cost", "interruptions", "hours lost")
+    columns = ("rent", "provider", "time", "cost", "sure to keep the limits", "interruptions", "hours lost")
     return Section(
         name="front",
         title="The front",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from shardwright.reports.text.layout import WIDTH, labelled, table
 from shardwright.spec.catalog.prices import MachinePrice
 from shardwright.spec.cluster import Gpu
-from shardwright.spec.model import Layer, Model
+from shardwright.spec.model import Attention, Layer, Model, Moe
 from shardwright.units import GIGA, TERA, format_bytes, format_count
 
 NONE = "–"
@@ -79,9 +79,9 @@ def models_text(models: Sequence[Model], sources: Mapping[str, str], width: int 
     """Return one row a model; within `width` with shortened sources."""
     rows = []
     for model in models:
-        attention = model.kinds[0].attention
+        attention = model.attention
         figures = (model.parameters, model.active_parameters, len(model.layers), model.hidden)
-        heads = f"{attention.heads}/{attention.kv_heads}"
+        heads = f"{attention.heads}/{attention.kv_heads}" if attention else NONE
         rows.append(
             [model.name, *(f"{figure:,}" for figure in figures), heads, f"{model.vocab:,}", sources.get(model.name, "")]
         )
@@ -119,11 +119,21 @@ def _positions(model: Model) -> str:
     words = str(model.position)
     if model.position == "rope":
         words += f" of base {model.rotary_base:,.0f}"
-    return words + f", up to {model.max_position:,} tokens"
+    return words + (f", up to {model.max_position:,} tokens" if model.max_position else "")
 
 
 def _layer_words(layer: Layer) -> str:
-    attention, mla = layer.attention, layer.attention.latent
+    parts = [_attention_words(layer.attention)] if layer.attention else []
+    parts += [layer.mixer.words] if layer.mixer else []
+    if layer.moe is not None:
+        parts.append(_moe_words(layer.moe))
+    if layer.mlp is not None:
+        parts.append(f"feed-forward of width {layer.mlp.width:,}" + (", gated" if layer.mlp.gated else ""))
+    return "; ".join(parts)
+
+
+def _attention_words(attention: Attention) -> str:
+    mla = attention.latent
     if mla is not None:
         words = f"multi-head latent attention, {attention.heads} heads, key-value rank {mla.kv_rank}"
     else:
@@ -132,13 +142,18 @@ def _layer_words(layer: Layer) -> str:
         )
     words += f", window {attention.window:,}" if attention.window is not None else ""
     words += "" if attention.causal else ", in both directions"
-    if layer.moe is not None:
-        moe = layer.moe
-        words += f"; {moe.experts} experts of width {moe.expert_width:,}, {moe.top_k} for each token"
-        words += f", shared width {moe.shared_width:,}" if moe.shared_width else ""
-        return words + (", gated" if moe.gated else "")
-    assert layer.mlp is not None, "a layer has an MLP or experts"
-    return words + f"; feed-forward of width {layer.mlp.width:,}" + (", gated" if layer.mlp.gated else "")
+    words += ", gated" if attention.gate is not None else ""
+    if attention.sparse is not None:
+        words += f", over {attention.sparse.top_k:,} keys that an indexer picks"
+        words += "" if attention.sparse.heads else " in a layer before"
+    return words
+
+
+def _moe_words(moe: Moe) -> str:
+    words = f"{moe.experts} experts of width {moe.expert_width:,}, {moe.top_k} for each token"
+    words += f", on tokens projected to {moe.latent:,}" if moe.latent is not None else ""
+    words += f", shared width {moe.shared_width:,}" if moe.shared_width else ""
+    return words + (", gated" if moe.gated else "")
 
 
 def prices_text(prices: Sequence[MachinePrice], width: int | None = None) -> str:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from shardwright.cost.trust.evidence import unpublished
+from shardwright.cost.trust.rarity import UNREPORTED, rare_in
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby, Ranking
@@ -15,6 +16,7 @@ from shardwright.reports.text.explain import kinds_words, passed_over_words
 from shardwright.reports.text.layout import WIDTH, labelled
 from shardwright.reports.text.plans import FAR, predicted, whole_run
 from shardwright.reports.text.terminal import against_rules, heading
+from shardwright.reports.words import in_words
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.units import clock, format_bytes, format_count
 
@@ -46,6 +48,7 @@ def plan_answers(best: Plan, whole: str, idle: str = "") -> Iterator[tuple[str, 
     yield from (("idle", words) for words in [idle] if words)
     yield "speed", _speed(best)
     yield from (("whole run", words) for words in [whole] if words)
+    yield from (("price", words) for words in ["; ".join(_prices(best))] if words)
     yield "memory", _memory(best)
     yield "bottleneck", outcome.bottleneck(predicted(best))
     yield "how sure", "; ".join(_sure(best))
@@ -76,6 +79,18 @@ def _speed(best: Plan) -> str:
     )
 
 
+def _prices(best: Plan) -> Iterator[str]:
+    """Yield what a GPU of each type costs an hour, and who asks that since when."""
+    for pool in best.cluster.pools:
+        price, dollars = pool.price, pool.dollars_per_node_hour
+        if pool.gpu.name not in best.gpus_by_type or price is None or dollars is None:
+            continue
+        name = f" {pool.gpu.name}" if len(best.gpus_by_type) > 1 else ""
+        market = "spot" if pool.spot else "on demand"
+        whose = f"{price.seller}, {price.date}" if price.seller else "yours" if price.source == "user" else price.date
+        yield f"${dollars / pool.gpus_per_node:.2f} a{name or ' GPU'} and hour {market} ({whose})"
+
+
 def _memory(best: Plan) -> str:
     prediction = predicted(best)
     fullest = outcome.fullest(prediction)
@@ -89,6 +104,9 @@ def _sure(best: Plan) -> Iterator[str]:
     prediction = predicted(best)
     for gpu in unpublished(best.gpus_by_type):
         yield f"no published training run of the {gpu} exists, so the interval is wide"
+    for switch in rare_in(best):
+        if switch.axis != UNREPORTED:
+            yield f"{in_words(switch)} is hardly tested, which widens the interval"
     if prediction.evidence:
         run = prediction.evidence[0]
         far = " (far from this plan)" if run.distance > FAR else ""
@@ -103,7 +121,8 @@ def _good(ranking: Ranking) -> Iterator[str]:
     if gap is not None:
         near = "the best" if gap < 5e-5 else f"within {gap:.2%} of the best"
         outside = "; --details has what these leave out" if beyond else ""
-        yield f"proved {near} of {ranking.search.candidates:,} candidates{outside}"
+        early = "stopped early: " if ranking.search.interrupted else ""
+        yield f"{early}proved {near} of {ranking.search.candidates:,} candidates{outside}"
     yield from (words for words in [passed_over_words(ranking.passed_over)] if words)
 
 

@@ -57,7 +57,7 @@ def _why_idle(ranking: Ranking) -> str:
     better = "faster" if ranking.best.job.objective == "time" else "cheaper"
     them = "it" if sum(idle(ranking.best).values()) == 1 else "them"
     if ranking.passed_over is not None and idle(ranking.passed_over.plan) != idle(ranking.best):
-        return f"a {better} plan with {them}, named below, gains less than it is doubted"
+        return f"a {better} plan with {them}, named below, gains less than --indifference"
     words = f"no {better} plan with {them} was found"
     if ranking.search.gap is None or ranking.search.gap <= WIDE:
         return words

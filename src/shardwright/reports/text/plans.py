@@ -7,7 +7,7 @@ from dataclasses import fields
 from functools import partial
 
 from shardwright.cost.money.risk import MOST_STRETCH, run_stretch
-from shardwright.cost.trust.interval import carried
+from shardwright.cost.trust.interval import carried, chances
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory
 from shardwright.reports.text import mixed, outcome, strategy
 from shardwright.reports.text.layout import bar, labelled, table, wrapped
@@ -80,7 +80,22 @@ def _gpu_words(plan: Plan) -> str:
 def whole_run(best: Plan) -> str:
     """Return hours and dollars of the whole run with their 80 % intervals, failures counted; "" without a length."""
     prediction = predicted(best)
-    return "" if prediction.hours_total is None else run_words(best, prediction.hours_total, prediction.dollars_total)
+    if prediction.hours_total is None:
+        return ""
+    words = run_words(best, prediction.hours_total, prediction.dollars_total)
+    return words + "".join(f"; {chance:.0%} sure to keep the {limit}" for limit, chance in plan_chances(best).items())
+
+
+def plan_chances(plan: Plan) -> Mapping[str, float]:
+    """Return with what probability a costed plan keeps the limits of its job."""
+    prediction, job = predicted(plan), plan.job
+    return chances(
+        prediction,
+        prediction.hours_total,
+        prediction.dollars_total,
+        deadline_hours=job.deadline_hours,
+        budget_dollars=job.budget_dollars,
+    )
 
 
 def run_words(plan: Plan, hours: float, dollars: float | None) -> str:

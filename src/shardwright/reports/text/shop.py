@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from shardwright.cost.trust.interval import chance_within
 from shardwright.reports.text import question, strategy
 from shardwright.reports.text.first_screen import COLUMN, next_step, plan_answers
 from shardwright.reports.text.layout import WIDTH, labelled, listed, table, wrapped
-from shardwright.reports.text.plans import plan_text, predicted, risk_text, run_words
+from shardwright.reports.text.plans import plan_text, risk_text, run_words
 from shardwright.reports.words import in_words, offers_assumed
+from shardwright.search.market.picks import limits_of
 from shardwright.search.market.result import Shopping, ShopReport, SizeStep
 from shardwright.search.renting.choice import FrontPoint
 from shardwright.spec.job import Job
@@ -118,24 +118,13 @@ def _sentence(choice: FrontPoint, result: Shopping) -> str:
     words = f"{rented}, {_duration(choice.hours)} for {format_dollars(choice.dollars)}"
     if choice.preemptions:
         words += f", about {_preemptions(choice)} preemptions"
-    odds = chances(choice, result)
+    odds = limits_of(result).chances(choice)
     return words + "".join(f"; {chance:.0%} sure to keep the {limit}" for limit, chance in odds.items())
 
 
 def _preemptions(choice: FrontPoint) -> str:
     expected = choice.preemptions
     return f"{expected:,.0f}" if expected >= 9.95 else f"{expected:.1f}" if expected >= 0.05 else "<0.1"
-
-
-def chances(choice: FrontPoint, result: Shopping) -> Mapping[str, float]:
-    """Return with what probability a choice keeps the deadline and the budget, as far as they were given."""
-    prediction = predicted(choice.plan)
-    stated = {"deadline": (choice.hours, result.deadline_hours), "budget": (choice.dollars, result.budget_dollars)}
-    return {
-        name: chance_within(prediction, expected, limit)
-        for name, (expected, limit) in stated.items()
-        if limit is not None
-    }
 
 
 def rented_words(choice: FrontPoint, offers: Offers) -> str:
@@ -185,6 +174,7 @@ def _cells(place: int, result: Shopping) -> dict[str, str]:
         "tp·pp·dp": f"{strategy.tensor_parallel_words(plan)}·{strategy.depth_words(plan)}·{plan.data_parallel}",
         "time": _duration(choice.hours),
         "dollars": format_dollars(choice.dollars),
+        "sure": f"{limits_of(result).odds(choice):.0%}" if limits_of(result).chances(choice) else "–",
         "$/M tokens": f"{choice.dollars_per_million_tokens:.3g}",
         "preempted": _preemptions(choice) if choice.preemptions else "–",
         "lost": f"{choice.lost_share:.1%}",

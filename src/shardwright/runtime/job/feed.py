@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -17,18 +18,24 @@ from shardwright.runtime.storage.mixture import Mixture
 
 class Feed:
     """What a rank reads: its copy's part of the samples of each global batch, which begins at sample `origin` + step
-    times the batch."""
+    times the batch. `waited_seconds` are those in which the last step waited for its samples."""
 
     def __init__(self, engine: Engine, samples: Mixture, origin: int = 0) -> None:
         self._engine, self._samples, self._origin = engine, samples, origin
         self._reader = ThreadPoolExecutor(1, "feed")
         self._ahead: dict[int, Future[torch.Tensor]] = {}
+        self._reads = 0 in engine.place.units or engine.layout.head in engine.place.units
+        self.waited_seconds = 0.0
 
     def batch(self, step: int) -> Batch:
-        """Return the micro-batches of this rank's copy in a step, and begin to read those of the next. Raises SpecError
-        when one is asked for that has a token which is not in the vocabulary."""
+        """Return the micro-batches of this rank's copy in a step, once they are there where the rank has the embedding
+        or the head, and begin to read those of the next. Raises SpecError for a token that is not in the vocabulary."""
+        began = time.perf_counter()
         rows = self._ahead.pop(step, None) or self._reader.submit(self._rows, step)
         self._ahead = {step + 1: self._reader.submit(self._rows, step + 1)}
+        if self._reads:
+            rows.result()
+        self.waited_seconds = time.perf_counter() - began
         return _batch(rows.result, self._engine.place, self._engine.pipeline.device)
 
     def _rows(self, step: int) -> torch.Tensor:

@@ -41,7 +41,10 @@ class Record:
     stopwatch: Stopwatch
     step_seconds: list[float] = field(default_factory=list)
     stages: list[StageTime] = field(default_factory=list)
+    data_seconds: list[float] = field(default_factory=list)
+    sync_seconds: list[float] = field(default_factory=list)
     update_seconds: list[float] = field(default_factory=list)
+    saving_seconds: list[float] = field(default_factory=list)
     unsaved: list[str] = field(default_factory=list)
     held_out_losses: dict[int, float] = field(default_factory=dict)
     metrics_lost: bool = False
@@ -66,7 +69,7 @@ def end_training(
         document["held_out"] = {"step": step, "loss": loss}
     if engine.place.rank == 0 and record.step_seconds:
         summaries = [RankSummary(**item) for item in ranks]
-        document |= summary_document(engine.layout, summaries, record.step_seconds)
+        document |= summary_document(engine.layout, summaries, record.step_seconds, record.saving_seconds)
     there = checkpoints(settings.out)
     document |= {"checkpoint": str(there[-1]) if there else None, "unsaved": record.unsaved}
     if engine.place.rank == 0:
@@ -120,11 +123,16 @@ def _exported(engine: Engine, settings: Settings, folder: Path) -> list[str]:
 
 def _summary(engine: Engine, record: Record) -> RankSummary:
     stages = record.stages[1:] or record.stages
+    busy = sorted(stage.busy_seconds for stage in stages)
     return RankSummary(
         rank=engine.place.rank,
         busy_seconds=median([stage.busy_seconds for stage in stages] or [0.0]),
         waiting_seconds=median([stage.waiting_seconds for stage in stages] or [0.0]),
         span_seconds=median([stage.span_seconds for stage in stages] or [0.0]),
+        data_seconds=median(record.data_seconds[1:] or [0.0]),
+        sync_seconds=median(record.sync_seconds[1:] or [0.0]),
+        update_seconds=median(record.update_seconds[1:] or [0.0]),
+        irregularity=busy[int(0.9 * (len(busy) - 1))] / median(busy) - 1.0 if busy and median(busy) else 0.0,
         peak_memory_bytes=peak_memory_bytes(engine.pipeline.device),
     )
 

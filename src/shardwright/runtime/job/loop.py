@@ -84,7 +84,9 @@ def run_steps(run: Run) -> Trained:
             write_measurements(engine, settings, record, writes=run.writes)
         if engine.loss_scale.hopeless:
             raise DivergedError(_diverged(run, result, done))
+        begin = time.perf_counter()
         run.save(record, done, last)
+        record.saving_seconds.append(time.perf_counter() - begin)
     run.note(f"{SAVING} what is left at the end")
     engine.unsharding.arrive()
     return Trained(done=done, stopped=stopped, record=record)
@@ -97,7 +99,7 @@ def _step(run: Run, step: int, record: Record, number: int) -> StepResult:
         return _plain_step(run, step, record, number)
     with traced(run.engine.pipeline.device) as trace:
         result = _plain_step(run, step, record, number)
-    record.trace = rank_document(trace, spans(trace, record.events, result))
+    record.trace = rank_document(trace, spans(trace, record.events, result, record.data_seconds[-1]))
     return result
 
 
@@ -111,9 +113,10 @@ def _plain_step(run: Run, step: int, record: Record, number: int) -> StepResult:
             record.stopwatch.record(event)
 
     begin = time.perf_counter()
+    batch = run.feed.batch(step)
     result = train_step(
         run.engine,
-        run.feed.batch(step),
+        batch,
         step,
         stop=run.stop,
         observe=record.stopwatch.observe if measured else None,
@@ -124,6 +127,8 @@ def _plain_step(run: Run, step: int, record: Record, number: int) -> StepResult:
     record.step_seconds.append(time.perf_counter() - begin)
     record.stages.append(stage_time(events))
     record.events = events
+    record.data_seconds.append(run.feed.waited_seconds)
+    record.sync_seconds.append(result.sync_seconds)
     record.update_seconds.append(result.update_seconds)
     return result
 

@@ -116,7 +116,7 @@ def attend(
     core: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
     """Return self-attention of `x`; this rank computes its part of the heads."""
-    attention = layer.attention
+    attention = layer.self_attention
     heads = _heads if attention.latent is None else _latent_heads
     query, key, value = heads(x, weights, attention, model, details, table, tensor, products)
     sinks = weights.get("sinks.weight")

@@ -61,11 +61,11 @@ def source_in(name: str, form: Form, model: Model, parameter: ModelParameter, bl
     if form == "turned":
         return TensorSource(name=name, shape=shape[::-1], turned=matrix)
     if form in ("row of each head", "one row"):
-        rows = 1 if form == "one row" else shape[0] // model.layers[0].attention.head_dim
+        rows = 1 if form == "one row" else shape[0] // model.layers[0].self_attention.head_dim
         return TensorSource(name=name, shape=(rows, shape[0] // rows), view=shape)
     part = block.rsplit(".", 1)[-1]
     if part in PARTS:
-        return _attention_source(name, form, model.layers[0].attention, parameter, PARTS.index(part))
+        return _attention_source(name, form, model.layers[0].self_attention, parameter, PARTS.index(part))
     if form in ("first half", "second half"):
         rows = shape[0]
         index: Index = (slice(0, rows) if form == "first half" else slice(rows, 2 * rows),)

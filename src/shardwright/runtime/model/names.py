@@ -369,7 +369,7 @@ def names_of(model: Model) -> Names:
     """Return the names of a model's family, of Llama for a family that no config names."""
     if model.family == "falcon" and model.parallel_block and model.kinds[0].norms == 2:
         return FALCON_TWO_NORMS
-    if model.family == "gpt_bigcode" and model.kinds[0].attention.kv_heads > 1:
+    if model.family == "gpt_bigcode" and model.kinds[0].self_attention.kv_heads > 1:
         return BIGCODE_HEADS
     return FAMILIES.get(model.family, OTHERS)
 

@@ -107,7 +107,7 @@ def _layer(model: Model, layer: Layer, name: str) -> Iterator[ModelParameter]:
     before, after = norms_of(model, layer)
     for norm in before:
         yield from _norm(model, f"{name}.{norm}")
-    yield from _attention(model, layer.attention, f"{name}.attention")
+    yield from _attention(model, layer.self_attention, f"{name}.attention")
     if layer.mlp is not None:
         yield from _mlp(model, layer.mlp, f"{name}.mlp")
     if layer.moe is not None:

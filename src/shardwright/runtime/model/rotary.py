@@ -25,7 +25,7 @@ class Rotations:
         """Return the rotation of a layer, counted from 0; None where it has none."""
         if layer in model.computed.unrotated:
             return None
-        return self.full if model.layers[layer].attention.window is None else self.windowed
+        return self.full if model.layers[layer].window is None else self.windowed
 
 
 def rotations(
@@ -35,7 +35,7 @@ def rotations(
     size; of latent attention a part of each is rotated."""
     if model.position != "rope":
         return Rotations()
-    attention = model.layers[0].attention
+    attention = model.layers[0].self_attention
     width = attention.latent.rope_head_dim if attention.latent else int(attention.head_dim * model.rotary_fraction)
     full = rotary_table(positions, width, model.rotary_base, scaling, dtype, length)
     base = model.computed.window_rotary_base

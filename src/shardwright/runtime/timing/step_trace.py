@@ -48,9 +48,10 @@ def traced(device: torch.device) -> Iterator[StepTrace]:
     trace.operators += _operators(profiler.events() or [])
 
 
-def spans(trace: StepTrace, events: Sequence[Event], result: StepResult) -> list[MeasuredSpan]:
-    """Return the passes of a traced step that is over, the waiting between them, and what follows them."""
-    found: list[MeasuredSpan] = []
+def spans(trace: StepTrace, events: Sequence[Event], result: StepResult, data_seconds: float) -> list[MeasuredSpan]:
+    """Return the passes of a traced step that is over, the waiting for samples before them and for messages between
+    them, and what follows them."""
+    found = [MeasuredSpan(name="wait for samples", kind="data", begin=0.0, end=data_seconds)]
     for event in events:
         _, virtual_stage, micro_batch = event.operation
         name = "forward" if event.operation.kind == FORWARD else "backward"

@@ -14,13 +14,18 @@ from shardwright.units import format_bytes, format_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
-    """Of one rank: medians over the steps of computing, of waiting for messages and of the passes as a whole, and the
-    peak memory. On a CPU that is the whole process's, PyTorch included."""
+    """Of one rank: medians over the steps of computing, of waiting for messages, of the passes as a whole, of waiting
+    for samples and for gradient sums, and of the update; how far computing differs from step to step (the 90th
+    percentile over the median, less 1); and the peak memory. On a CPU that is the whole process's, PyTorch included."""
 
     rank: int
     busy_seconds: float
     waiting_seconds: float
     span_seconds: float
+    data_seconds: float
+    sync_seconds: float
+    update_seconds: float
+    irregularity: float
     peak_memory_bytes: int
 
     @property
@@ -29,8 +34,12 @@ class RankSummary:
         return 1.0 - self.busy_seconds / self.span_seconds if self.span_seconds else 0.0
 
 
-def summary_document(layout: Layout, ranks: Sequence[RankSummary], step_seconds: Sequence[float]) -> dict[str, Any]:
-    """Return measured and predicted figures as JSON data. The first step, which warms up, does not count."""
+def summary_document(
+    layout: Layout, ranks: Sequence[RankSummary], step_seconds: Sequence[float], saving_seconds: Sequence[float] = ()
+) -> dict[str, Any]:
+    """Return measured and predicted figures as JSON data. The first step, which warms up, does not count;
+    `saving_seconds` are those after each step in which training stood still for a checkpoint, a mean of which is kept.
+    """
     plan = layout.plan
     measured = median(step_seconds[1:] or step_seconds)
     forecasts = stage_forecasts(plan)
@@ -38,6 +47,7 @@ def summary_document(layout: Layout, ranks: Sequence[RankSummary], step_seconds:
         "iteration_seconds": measured,
         "predicted_iteration_seconds": None if plan.prediction is None else plan.prediction.iteration_seconds,
         "tokens_per_second": plan.job.tokens_per_iteration / measured,
+        "saving_seconds": sum(saving_seconds) / max(len(saving_seconds), 1),
         "ranks": [_rank_document(layout, rank, forecasts) for rank in ranks],
     }
 
@@ -81,6 +91,11 @@ def _rank_document(layout: Layout, rank: RankSummary, forecasts: Sequence[Sequen
         "busy_seconds": rank.busy_seconds,
         "predicted_busy_seconds": forecast and forecast.busy_seconds,
         "waiting_seconds": rank.waiting_seconds,
+        "span_seconds": rank.span_seconds,
+        "data_seconds": rank.data_seconds,
+        "sync_seconds": rank.sync_seconds,
+        "update_seconds": rank.update_seconds,
+        "irregularity": rank.irregularity,
         "bubble": rank.bubble,
         "predicted_bubble": forecast and forecast.bubble,
         "peak_memory_bytes": rank.peak_memory_bytes,

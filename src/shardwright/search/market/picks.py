@@ -4,39 +4,80 @@ little more buys."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.plans.findings import JobLimits, NoOfferKeeps
+from shardwright.cost.trust.interval import chances
+from shardwright.plans.findings import JobLimits, NoOfferKeeps, NotSure
 from shardwright.plans.ranking import NoPlan
 from shardwright.plans.remedies import Cheapest, CheapestInTime, Fastest, FastestInBudget, Remedy
-from shardwright.search.market.result import Picks, SizeStep
+from shardwright.search.market.result import Picks, Shopping, SizeStep
 from shardwright.search.renting.choice import FrontPoint
 
+USUALLY_SURE = 0.8  # with which a pick keeps the limits where some choice does and nobody says how sure to be; chosen
 
-def picks(front: Sequence[FrontPoint], deadline_hours: float | None, budget_dollars: float | None) -> Picks:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The deadline and the budget of a run, None where it has none, and how sure it must be to keep them (None: as
+    expected, but `USUALLY_SURE` where some choice is)."""
+
+    deadline_hours: float | None = None
+    budget_dollars: float | None = None
+    sure: float | None = None
+
+    def chances(self, choice: FrontPoint) -> Mapping[str, float]:
+        """Return with what probability a choice keeps each limit."""
+        prediction = choice.plan.prediction
+        assert prediction is not None, "choices are costed"
+        return chances(
+            prediction,
+            choice.hours,
+            choice.dollars,
+            deadline_hours=self.deadline_hours,
+            budget_dollars=self.budget_dollars,
+        )
+
+    def odds(self, choice: FrontPoint) -> float:
+        """Return with what probability a choice keeps all limits."""
+        return min(self.chances(choice).values(), default=1.0)
+
+    def kept_by(self, front: Sequence[FrontPoint]) -> list[int]:
+        """Return the places of the choices that keep the limits."""
+        odds = [self.odds(choice) for choice in front]
+        if self.sure is not None:
+            return [place for place, chance in enumerate(odds) if chance >= self.sure]
+        sure = [place for place, chance in enumerate(odds) if chance >= USUALLY_SURE]
+        return sure or [place for place, choice in enumerate(front) if self._expected_within(choice)]
+
+    def _expected_within(self, choice: FrontPoint) -> bool:
+        in_time = self.deadline_hours is None or choice.hours <= self.deadline_hours
+        return in_time and (self.budget_dollars is None or choice.dollars <= self.budget_dollars)
+
+
+def limits_of(result: Shopping) -> Limits:
+    """Return the limits that a search over offers was asked to keep."""
+    return Limits(deadline_hours=result.deadline_hours, budget_dollars=result.budget_dollars, sure=result.sure)
+
+
+def picks(front: Sequence[FrontPoint], limits: Limits) -> Picks:
     """Return the cheapest choice within the deadline, of all and of those that nobody takes back, the fastest within
     the budget (each keeps the other limit too), and the knee."""
-    kept = [place for place in range(len(front)) if _keeps(front[place], deadline_hours, budget_dollars)]
+    kept = limits.kept_by(front)
     cheapest = min(kept, key=lambda place: (front[place].dollars, front[place].hours), default=None)
     fastest = min(kept, key=lambda place: (front[place].hours, front[place].dollars), default=None)
     safe = [place for place in kept if not front[place].preemptions]
     secure = min(safe, key=lambda place: (front[place].dollars, front[place].hours), default=None)
     return Picks(
         knee=knee(front),
-        cheapest_in_time=cheapest if deadline_hours is not None else None,
-        on_demand_in_time=secure if deadline_hours is not None else None,
-        fastest_in_budget=fastest if budget_dollars is not None else None,
+        cheapest_in_time=cheapest if limits.deadline_hours is not None else None,
+        on_demand_in_time=secure if limits.deadline_hours is not None else None,
+        fastest_in_budget=fastest if limits.budget_dollars is not None else None,
     )
-
-
-def _keeps(choice: FrontPoint, deadline_hours: float | None, budget_dollars: float | None) -> bool:
-    in_time = deadline_hours is None or choice.hours <= deadline_hours
-    return in_time and (budget_dollars is None or choice.dollars <= budget_dollars)
 
 
 def knee(front: Sequence[FrontPoint]) -> int | None:
@@ -81,15 +122,17 @@ def _step(choice: FrontPoint, front: Sequence[FrontPoint]) -> SizeStep | None:
     )
 
 
-def infeasible(
-    front: Sequence[FrontPoint], deadline_hours: float | None, budget_dollars: float | None
-) -> NoPlan | None:
+def infeasible(front: Sequence[FrontPoint], limits: Limits) -> NoPlan | None:
     """Return why no choice keeps both limits, and what would, or None where one does."""
-    if any(_keeps(choice, deadline_hours, budget_dollars) for choice in front):
+    if limits.kept_by(front):
         return None
-    limits = JobLimits(deadline_hours=deadline_hours, budget_dollars=budget_dollars)
-    remedies = tuple(_would_do(front, deadline_hours, budget_dollars))
-    return NoPlan(reason=NoOfferKeeps(limits), remedies=remedies)
+    wanted = JobLimits(deadline_hours=limits.deadline_hours, budget_dollars=limits.budget_dollars)
+    remedies = tuple(_would_do(front, limits.deadline_hours, limits.budget_dollars))
+    if limits.sure is None:
+        return NoPlan(reason=NoOfferKeeps(wanted), remedies=remedies)
+    best = max(front, key=limits.odds)
+    reason = NotSure(limits=wanted, sure=limits.sure, odds=limits.odds(best), hours=best.hours, dollars=best.dollars)
+    return NoPlan(reason=reason, remedies=remedies)
 
 
 def _would_do(

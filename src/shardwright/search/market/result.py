@@ -51,7 +51,8 @@ class ShopReport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shopping:
     """The front, fastest first, none of its choices dominates another in hours, dollars and preemptions; `steps` has
-    what each changes against the next on the same offer. `infeasible` says why nothing keeps the limits."""
+    what each changes against the next on the same offer. `infeasible` says why nothing keeps the limits, with
+    probability `sure` where that was asked."""
 
     front: tuple[FrontPoint, ...]
     steps: tuple[SizeStep | None, ...]
@@ -61,6 +62,7 @@ class Shopping:
     budget_dollars: float | None
     report: ShopReport
     infeasible: NoPlan | None = None
+    sure: float | None = None
 
     def __repr__(self) -> str:
         lines = [

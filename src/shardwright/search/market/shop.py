@@ -32,9 +32,10 @@ from shardwright.plans.remedies import Change
 from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import within
 from shardwright.search.market.mixes import Mix, apart, cluster_of, machine_seconds, promising
-from shardwright.search.market.picks import Front, infeasible, picks, steps
+from shardwright.search.market.picks import Front, Limits, infeasible, limits_of, picks, steps
 from shardwright.search.market.result import Shopping, ShopReport
 from shardwright.search.market.sweep import Find, Sweep, finish, least_dollars, probe, sweep
+from shardwright.search.objective import INDIFFERENCE, require_indifference, require_sure
 from shardwright.search.planner import plan as plan_on
 from shardwright.search.ranked import costed_plan
 from shardwright.search.renting.choice import FrontPoint, Rental
@@ -63,15 +64,18 @@ def shop(
     efficiency: Efficiency | None = None,
     rules: Sequence[Rule] = (),
     exportable_to: str | None = None,
+    indifference: float = INDIFFERENCE,
+    sure: float | None = None,
 ) -> Shopping:
     """Return the whole front of hours, dollars and expected preemptions of training `model` for the tokens of `job` on
     any number of machines of any one offer: exact under the cost model, whatever bounds dropped unseen. Of mixes of two
     offers the `mixes` most promising are searched as well (None: one, of all machines of two offers, if these have no
     more than `MIX_GPUS` GPUs).
 
-    The job's deadline and budget choose among the front; they do not narrow it. `space` pins parameters, `rules` drop
-    candidates, and plans of mixes are for `exportable_to` as those of `planner.plan`. Raises SpecError for input that
-    makes no sense.
+    The job's deadline and budget choose among the front; they do not narrow it. Picks keep them with probability
+    `sure`; where nobody says, with 80 % if some choice does, else as expected. `space` pins parameters, `rules` drop
+    candidates; plans of mixes are for `exportable_to` as those of `planner.plan`, whose `indifference` this is, too.
+    Raises SpecError for input that makes no sense.
     """
     require("model", model, Model, 'load_model("llama-3.1-8b")')
     require("offers", offers, Offers, 'load_offers("offers.yaml")')
@@ -80,10 +84,12 @@ def shop(
         raise bad("`tokens=`", "is missing", "say how many tokens the run has: `tokens=1T`")
     if not 0.01 <= fit <= 0.99:
         raise bad("`fit=`", f"{fit} is not a probability from 0.01 to 0.99", "0.9 is the default")
+    require_indifference(indifference)
+    require_sure(sure, job)
     if mixes is not None and mixes < 0:
         raise bad("`mixes=`", f"{mixes} mixes cannot be searched", "0 searches none")
     clock = [("start", time.perf_counter())]
-    limits = job.deadline_hours, job.budget_dollars
+    limits = Limits(deadline_hours=job.deadline_hours, budget_dollars=job.budget_dollars, sure=sure)
     job = replace(job, deadline_hours=None, budget_dollars=None, objective="time")
     space, model_of_time = space or Space(), efficiency or default_efficiency()
     job = only_job(job, space.options)
@@ -93,7 +99,7 @@ def shop(
     lots, room = _lots(offers, job), headroom(fit, job)
     front: Front[Find] = Front()
     runs = [
-        sweep(place, replace(context, headroom=room), space, Filters(rules=tuple(rules)), tariffs)
+        sweep(place, replace(context, headroom=room), space, Filters(rules=tuple(rules)), tariffs, indifference)
         for place, lot in enumerate(lots)
         for context, tariffs in _parts(lot, model, job, offers, model_of_time)
     ]
@@ -110,6 +116,7 @@ def shop(
     small = [mix for mix in worth if mix.whole and mix.gpus <= MIX_GPUS]
     chosen = small[:1] if mixes is None else worth[:mixes]
     asked = {"space": space, "fit": fit, "efficiency": efficiency, "rules": rules, "exportable_to": exportable_to}
+    asked["indifference"] = indifference
     mixed = [_mixed(mix, model, job, offers, asked) for mix in chosen]
     distinct = _distinct([*choices, *(choice for choice in mixed if choice is not None)])
     clock.append(("mixes", time.perf_counter()))
@@ -125,21 +132,22 @@ def shop(
     return Shopping(
         front=distinct,
         steps=steps(distinct),
-        picks=picks(distinct, *limits),
+        picks=picks(distinct, limits),
         offers=offers,
-        deadline_hours=limits[0],
-        budget_dollars=limits[1],
+        deadline_hours=limits.deadline_hours,
+        budget_dollars=limits.budget_dollars,
         report=report,
-        infeasible=infeasible(distinct, *limits) if distinct else _nothing(runs, model),
+        infeasible=infeasible(distinct, limits) if distinct else _nothing(runs, model),
+        sure=sure,
     )
 
 
 def keeping(result: Shopping, accepted: Callable[[Plan], bool]) -> Shopping:
     """Return what is left where only plans that are `accepted` count, one at least."""
-    limits = result.deadline_hours, result.budget_dollars
+    limits = limits_of(result)
     front = tuple(choice for choice in result.front if accepted(choice.plan))
     return replace(
-        result, front=front, steps=steps(front), picks=picks(front, *limits), infeasible=infeasible(front, *limits)
+        result, front=front, steps=steps(front), picks=picks(front, limits), infeasible=infeasible(front, limits)
     )
 
 
@@ -148,7 +156,7 @@ def nothing(offers: Offers, job: Job, reason: NoTrainer) -> Shopping:
     return Shopping(
         front=(),
         steps=(),
-        picks=picks((), None, None),
+        picks=picks((), Limits()),
         offers=offers,
         deadline_hours=job.deadline_hours,
         budget_dollars=job.budget_dollars,

@@ -20,7 +20,7 @@ from shardwright.cost.context import Context, LayerRows, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import bound_seconds, exact_seconds, iteration
 from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.strategies import Layouts, Strategies
-from shardwright.cost.trust.rarity import doubts
+from shardwright.cost.trust.rarity import rare_counts
 from shardwright.progress import tell
 from shardwright.rounding import coarse
 from shardwright.search.market.picks import Front
@@ -39,8 +39,7 @@ PROBES, PROBE_LAYOUTS, PROBE_ROWS = 6, 64, 12  # numbers of machines looked at f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Find:
-    """A plan on the front: a strategy on so many machines of an offer, and the seconds of an iteration, its doubt
-    counted."""
+    """A plan on the front: a strategy on so many machines of an offer, and what its seconds weigh."""
 
     lot: int
     tariff: Tariff
@@ -64,12 +63,15 @@ class Sweep:
     choices: Splits
     index: ShardIndex
     strains: Floats
+    indifference: float
     open: Ints
     candidates: int
     costed: int = 0
 
 
-def sweep(lot: int, context: Context, space: Space, filters: Filters, tariffs: Sequence[Tariff]) -> Sweep:
+def sweep(
+    lot: int, context: Context, space: Space, filters: Filters, tariffs: Sequence[Tariff], indifference: float
+) -> Sweep:
     """Return the layouts on up to all machines of `context`, with bounds. Layer times are those of undisturbed
     machines: `strains` [machines + 1] is by what waiting for the slowest of more machines lengthens them."""
     space, pool = searched(context, space), context.pool
@@ -98,6 +100,7 @@ def sweep(lot: int, context: Context, space: Space, filters: Filters, tariffs: S
         choices=choices,
         index=index,
         strains=strains,
+        indifference=indifference,
         open=np.arange(len(rows)),
         candidates=candidates,
     )
@@ -230,13 +233,14 @@ def _offer(run: Sweep, front: Front[Find], rows: ExpandedRows, seconds: Floats) 
 
 
 def _seconds(run: Sweep, rows: ExpandedRows, *, exact: bool) -> Floats:
-    """Return the iteration of rows of one shape on as many machines as each needs, or a lower bound of it, [N], doubts
-    counted (`cost.trust.rarity`): the same plan comes first on some machines as where nothing else is offered."""
+    """Return the iteration of rows of one shape on as many machines as each needs, or a lower bound of it, [N]. Rows
+    with rare switches (`cost.trust.rarity`) weigh `indifference` more: the same plan comes first on some machines as
+    where nothing else is offered."""
     given = rows.strategies
     shards = strained(run.index.of(given), run.strains[run.counts[rows.layout]])
     parts = iteration(run.context, given, shards, starts_of(run.context, given))
     seconds = (exact_seconds if exact else bound_seconds)(run.context, given, parts)
-    return coarse(seconds * (1.0 + doubts(given)))
+    return coarse(seconds * (1.0 + run.indifference * (rare_counts(given) > 0)))
 
 
 def strained(shards: LayerRows, strain: Floats) -> LayerRows:

@@ -114,8 +114,7 @@ def _state(job: Job, dtype: str, steps: int) -> ParameterState:
 
 
 def _that_may_fit(contexts: Sequence[Context], steps: Sequence[int]) -> list[int]:
-    """Return the numbers of steps with which all GPUs together have room for what one would hold of all: bytes are
-    linear in the rows."""
+    """Return the step counts whose total memory fits the GPUs together: bytes are linear in the rows."""
     batch = contexts[0].job.global_batch
     room = sum(room_bytes(context) * context.pool.gpus for context in contexts)
     found = []

@@ -183,13 +183,14 @@ def _tiles(pool: NodePool, tp: int) -> bool:
 
 def _degrees_of_the_model(context: Context) -> list[int]:
     """Return degrees that divide heads, feed-forward widths and hidden size of every layer, that Megatron-LM can
-    give key-value heads for (one divides the other), and whose group fits a NVLink domain."""
+    give key-value heads for (one divides the other), and whose group fits a NVLink domain. They divide what mixers of
+    other kinds deal out too."""
     model = context.model
     return [
         tp
         for tp in divisors(model.max_heads, context.pool.domain_gpus)
         if model.hidden % tp == 0
-        and all(_splits(kind.attention.heads, kind.attention.kv_heads, tp) for kind in model.kinds)
+        and all(_splits(attention.heads, attention.kv_heads, tp) for attention in model.attentions)
         and all(width % tp == 0 for kind in model.kinds for width in _widths(kind))
     ]
 
@@ -200,6 +201,8 @@ def _widths(layer: Layer) -> Iterator[int]:
         yield layer.mlp.width
     if layer.moe is not None:
         yield layer.moe.shared_width
+    if layer.mixer is not None:
+        yield from (size for _, size in layer.mixer.splits)
 
 
 def _splits(heads: int, kv_heads: int, tp: int) -> bool:
@@ -208,11 +211,14 @@ def _splits(heads: int, kv_heads: int, tp: int) -> bool:
 
 def context_parallel_degrees(context: Context) -> list[int]:
     """Return degrees for which each rank has two equal chunks of the sequence (Megatron-LM balances the causal mask
-    so). BERT-like models are not split."""
-    if not all(kind.attention.causal for kind in context.model.kinds):
+    so). BERT-like models are not split, nor those with a mixer that no trainer splits; heads of the others are dealt
+    out."""
+    mixers = [kind.mixer for kind in context.model.kinds if kind.mixer]
+    if not context.model.causal or any(mixer.context_heads is None for mixer in mixers):
         return [1]
     half = context.job.seq_len // 2 if context.job.seq_len % 2 == 0 else 1
-    return divisors(half, min(MAX_CONTEXT_PARALLEL, context.pool.gpus))
+    degrees = divisors(half, min(MAX_CONTEXT_PARALLEL, context.pool.gpus))
+    return [cp for cp in degrees if all((mixer.context_heads or 1) % cp == 0 for mixer in mixers)]
 
 
 def expert_degrees(context: Context) -> list[int]:

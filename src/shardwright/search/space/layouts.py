@@ -45,29 +45,26 @@ def layouts(context: Context, space: Space) -> Layouts:
         return np.array(space.allowed(axis, values), dtype=np.int64)
 
     table = {"tp": pinned("tp", tensor_parallel_degrees(context))}
-    table = _cross(table, "cp", pinned("cp", context_parallel_degrees(context)))
-    table = _keep(table, table["tp"] * table["cp"] <= gpus)
-    table = _cross(table, "pp", pinned("pp", list(range(1, min(layers, gpus) + 1))))
-    table = _keep(table, table["tp"] * table["cp"] * table["pp"] <= gpus)
-    table = _cross(table, "dp", pinned("dp", divisors(batch, gpus)))
-    used = table["tp"] * table["cp"] * table["pp"] * table["dp"]
-    table = _keep(table, (used <= gpus) & (np.isin(used, space.pins["gpus"]) if "gpus" in space.pins else True))
-    table = _cross(table, "micro_batch", pinned("micro_batch", divisors(batch, batch)))
-    table = _keep(table, batch % (table["dp"] * table["micro_batch"]) == 0)
+    degrees = pinned("cp", context_parallel_degrees(context))
+    table = _crossed(table, {"cp": degrees}, table["tp"][:, None] * degrees <= gpus)
+    depths, used = pinned("pp", list(range(1, min(layers, gpus) + 1))), table["tp"] * table["cp"]
+    table = _crossed(table, {"pp": depths}, used[:, None] * depths <= gpus)
+    copies = pinned("dp", divisors(batch, gpus))
+    used = (table["tp"] * table["cp"] * table["pp"])[:, None] * copies
+    wanted = np.isin(used, space.pins["gpus"]) if "gpus" in space.pins else True
+    table = _crossed(table, {"dp": copies}, (used <= gpus) & wanted)
+    sizes = pinned("micro_batch", divisors(batch, batch))
+    table = _crossed(table, {"micro_batch": sizes}, batch % (table["dp"][:, None] * sizes) == 0)
     table = _with_virtual_stages(table, context, space)
     table = _with_experts(table, context, space)
     return Layouts(**table)
 
 
-def _cross(table: dict[str, Ints], name: str, values: Ints) -> dict[str, Ints]:
-    """Return the rows of `table`, each once for every value of a new column."""
-    rows = len(next(iter(table.values())))
-    crossed = {key: np.repeat(column, len(values)) for key, column in table.items()}
-    return {**crossed, name: np.tile(values, rows)}
-
-
-def _keep(table: dict[str, Ints], mask: Bools) -> dict[str, Ints]:
-    return {key: column[mask] for key, column in table.items()}
+def _crossed(table: dict[str, Ints], columns: dict[str, Ints], legal: Bools) -> dict[str, Ints]:
+    """Return the rows of `table`, N, each with those of the M rows of new `columns` that are `legal` for it, [N, M]."""
+    row, choice = np.nonzero(legal)
+    known = {name: column[row] for name, column in table.items()}
+    return {**known, **{name: column[choice] for name, column in columns.items()}}
 
 
 def _with_virtual_stages(table: dict[str, Ints], context: Context, space: Space) -> dict[str, Ints]:
@@ -92,22 +89,23 @@ def _with_experts(table: dict[str, Ints], context: Context, space: Space) -> dic
     """Add ep and etp. Experts spread over ranks of one pipeline stage; their matrices over the tensor-parallel ranks
     or not at all."""
     degrees = np.array(space.allowed("ep", expert_degrees(context)), dtype=np.int64)
-    table = _cross(table, "ep", degrees)
-    if all(kind.moe is None for kind in context.model.kinds):
-        return _keep_etp({**table, "etp": np.ones_like(table["tp"])}, space)
-    table = _cross(table, "split", np.array([0, 1], dtype=np.int64))
+    sparse = any(kind.moe is not None for kind in context.model.kinds)
+    ep, split = (
+        np.repeat(degrees, 2),
+        np.tile([0, 1], len(degrees)),
+    )  # of matrices: 0 or 1
+    tp = table["tp"][:, None]
+    etp, ranks = np.where(split, tp, 1), (table["tp"] * table["cp"] * table["dp"])[:, None]
+    legal = np.where(split, sparse & (tp > 1), True)
+    if sparse:
+        legal &= ranks % (ep * etp) == 0
+    for kind in context.model.kinds:
+        legal &= kind.moe is None or kind.moe.expert_width % etp == 0
+    if "etp" in space.pins:
+        legal &= np.isin(etp, space.pins["etp"])
+    table = _crossed(table, {"ep": ep, "split": split}, legal)
     split = table.pop("split")
-    table["etp"] = np.where(split == 1, table["tp"], 1)
-    ranks = table["tp"] * table["cp"] * table["dp"]
-    legal = (ranks % (table["ep"] * table["etp"]) == 0) & ((split == 0) | (table["tp"] > 1))
-    widths = {kind.moe.expert_width for kind in context.model.kinds if kind.moe is not None}
-    for width in widths:
-        legal &= width % table["etp"] == 0
-    return _keep_etp(_keep(table, legal), space)
-
-
-def _keep_etp(table: dict[str, Ints], space: Space) -> dict[str, Ints]:
-    return _keep(table, np.isin(table["etp"], space.pins["etp"])) if "etp" in space.pins else table
+    return {**table, "etp": np.where(split, table["tp"], 1)}
 
 
 def even_split(context: Context, stages: int) -> tuple[int, int]:

@@ -2,63 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.arrays import Bools, Floats, Ints
+from shardwright.arrays import Floats, Ints
 from shardwright.cost.strategies import COLUMNS, Strategies
-from shardwright.cost.trust.rarity import doubts
-from shardwright.rounding import coarse
+from shardwright.cost.trust.rarity import rare_counts
+from shardwright.search.objective import Preference, preference, to_beat
 
 Key = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row with its value and what orders it: the value with its doubt, or alone."""
+    """A row with its layout, its value, its number of rare switches (`cost.trust.rarity`), and what orders it among
+    rows with as many."""
 
     key: Key
+    layout: int
+    rare: int
     value: float
     row: Strategies
 
 
 @dataclass(slots=True)
 class Best:
-    """Keeps, for each layout, the row of least value times (1 + its doubt); `limit` layouts are wanted; and of all rows
-    the one of least value, whatever its doubt. Of equal ones the evenest split wins, then the lower columns: a total
-    order, so that nothing depends on which row came first."""
+    """Keeps, for each layout and number of rare switches, the row of least value; `limit` layouts are wanted, in the
+    order of `objective.preference`, where values up to `indifference` above the least are as good. Of equal ones the
+    evenest split wins, then the lower columns: a total order, so that nothing depends on which row came first."""
 
     limit: int
-    entries: dict[int, Entry] = field(default_factory=dict)
-    least: Entry | None = None
-
-    @property
-    def threshold(self) -> float:
-        """The value that a new layout may not exceed; infinite while fewer than `limit` are known."""
-        if len(self.entries) < self.limit:
-            return float("inf")
-        return sorted(entry.key[0] for entry in self.entries.values())[self.limit - 1]
-
-    def within_reach(self, values: Floats, doubted: Floats) -> Bools:
-        """Return which rows of at least such values, with such doubts, may be among the best, [N]."""
-        least = -np.inf if self.least is None else self.least.value
-        return np.asarray((coarse(values * (1.0 + doubted)) <= self.threshold) | (values <= least))
+    indifference: float
+    entries: dict[tuple[int, int], Entry] = field(default_factory=dict)
+    least: Entry | None = None  # the row of least value, however rare
+    threshold: float = np.inf  # the value that a new layout may not exceed; infinite while fewer than `limit` are known
 
     def offer(self, layouts: Ints, values: Floats, rows: Strategies) -> None:
         """Take in evaluated rows."""
         uneven = np.abs(rows.first_layers - rows.last_layers)
-        rest = np.array([uneven, *(getattr(rows, name) for name in COLUMNS)], dtype=np.float64).T
-        weighed = coarse(values * (1.0 + doubts(rows)))
-        for position, tail in enumerate(map(tuple, rest.tolist())):
-            layout, value = int(layouts[position]), float(values[position])
-            key, known = (float(weighed[position]), *tail), self.entries.get(layout)
-            if key < known.key if known else key[0] <= self.threshold:
-                self.entries[layout] = Entry(key, value, rows.take(np.array([position])))
-            if self.least is None or (value, *tail) < self.least.key:
-                self.least = Entry((value, *tail), value, rows.take(np.array([position])))
+        rest = np.array([values, uneven, *(getattr(rows, name) for name in COLUMNS)], dtype=np.float64).T
+        rare, taken = rare_counts(rows), False
+        for position, key in enumerate(map(tuple, rest.tolist())):
+            place = int(layouts[position]), int(rare[position])
+            known, value = self.entries.get(place), float(values[position])
+            if key < known.key if known else value <= self.threshold:
+                entry = Entry(key, *place, value, rows.take(np.array([position])))
+                self.entries[place], taken = entry, True
+                if self.least is None or key < self.least.key:
+                    self.least = entry
+        if taken:
+            within = self._within
+            preferences = (key for key, _ in preferred(self.entries.values(), within))
+            self.threshold = to_beat(preferences, self.limit, within)
 
-    def ranked(self) -> list[tuple[float, int, Strategies]]:
-        """Return value, layout and row of the `limit` best, best first."""
-        found = sorted((entry.key[0], layout) for layout, entry in self.entries.items())
-        return [(self.entries[layout].value, layout, self.entries[layout].row) for _, layout in found[: self.limit]]
+    def ranked(self) -> list[Entry]:
+        """Return the `limit` best of different layouts, best first."""
+        return [entry for _, entry in preferred(self.entries.values(), self._within)[: self.limit]]
+
+    def in_question(self) -> list[Entry]:
+        """Return all that may be among the `limit` best whatever other machines reach, by value."""
+        entries = (entry for entry in self.entries.values() if entry.value <= self.threshold)
+        return sorted(entries, key=lambda entry: entry.key)
+
+    @property
+    def _within(self) -> float:
+        return np.inf if self.least is None else self.least.value * (1.0 + self.indifference)
+
+
+def preferred(entries: Iterable[Entry], within: float, more: int = 0) -> list[tuple[Preference, Entry]]:
+    """Return the best entry of each layout, best first, where each has so many rare switches `more`."""
+    best: dict[int, tuple[Preference, Entry]] = {}
+    for entry in entries:
+        key = preference(entry.value, entry.rare + more, within)
+        known = best.get(entry.layout)
+        if known is None or (key, entry.key) < (known[0], known[1].key):
+            best[entry.layout] = key, entry
+    return sorted(best.values(), key=lambda item: (item[0], item[1].layout))

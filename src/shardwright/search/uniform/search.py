@@ -2,9 +2,9 @@
 
 Best first, in three rounds of growing cost. A layout is bounded by its work; an arrangement (placement, switches,
 split) by its pipeline without recomputation; a complete strategy by the closed-form pipeline bound. Whatever a bound
-says cannot beat the plans already found is dropped unseen; the rest is simulated. What hardly any published run has
-comes first only where it gains more than its doubt; the least value without doubts is found, too, so that it is known
-what caution costs.
+says cannot beat the plans already found is dropped unseen; the rest is simulated. Of rows that are as good but for a
+little, the one with the fewest rare switches comes first; the least value is found, too, so that it is known what that
+costs.
 
 This is branch and bound as in `mixed.branch_and_bound.tree`, with the same order and the same cutoff, but a node there
 is worth a linear program and here less than a microsecond: so the loops go over batches of rows, never over candidates.
@@ -23,15 +23,14 @@ from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import bound_seconds, iteration
 from shardwright.cost.iteration.evaluate import Verdict, simulated_seconds
 from shardwright.cost.strategies import Layouts, Strategies
-from shardwright.cost.trust.rarity import doubts
 from shardwright.plans.findings import Cause, Rejection, ordered
-from shardwright.progress import tell
-from shardwright.search.objective import Objective
+from shardwright.progress import stopped, tell, tell_best
+from shardwright.search.objective import INDIFFERENCE, Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, within
 from shardwright.search.space.expand import Axes, ExpandedRows, arrangements, axes, layer_variants
 from shardwright.search.space.layouts import Splits, candidate_counts, layouts, recompute_counts, splits
-from shardwright.search.uniform.best import Best
+from shardwright.search.uniform.best import Best, Entry
 from shardwright.search.uniform.bounds import sketch_seconds
 from shardwright.search.uniform.completion import completed, starts_of, worth_splitting
 from shardwright.search.uniform.frontier import Waiting
@@ -56,11 +55,14 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UniformResult:
-    """What the search of one pool returns: rows with value, best first with their doubts counted (`cost.trust.rarity`);
-    the row of least value whatever its doubt; and the account of the rest."""
+    """What the search of one pool returns: rows with value, best first (`objective.preference`); the row of least value
+    whatever its rare switches; the least value that rows may have which a stopped search left `unseen` (infinite: there
+    are none); all that may be among the best, by value; and the account of the rest."""
 
     ranked: tuple[tuple[float, Strategies], ...]
     least: tuple[float, Strategies] | None
+    unseen: float
+    in_question: tuple[Entry, ...]
     candidates: int
     costed: int
     rejected: tuple[tuple[Rejection, int], ...]
@@ -84,10 +86,17 @@ class _Search:
 
 
 def search(
-    context: Context, space: Space, filters: Filters, objective: Objective, *, top: int, start: Verdict | None = None
+    context: Context,
+    space: Space,
+    filters: Filters,
+    objective: Objective,
+    *,
+    top: int,
+    start: Verdict | None = None,
+    indifference: float = INDIFFERENCE,
 ) -> UniformResult:
-    """Return the best strategies of `top` different layouts. `start` is what is known of some rows of the space: the
-    better they are, the more the bounds drop."""
+    """Return the best strategies of `top` different layouts, where values up to `indifference` above the least are as
+    good. `start` is what is known of some rows of the space: the better they are, the more the bounds drop."""
     clock = [("start", time.perf_counter())]
     rows = layouts(context, space)
     choices, how = splits(context, space, rows.pp * rows.vpp), axes(space, filters.axes)
@@ -110,14 +119,16 @@ def search(
     rows, counts = _kept(rows, counts, allowed)
     values = objective.values(bounds[allowed], rows.gpus)
     clock.append(("bound", time.perf_counter()))
-    best = Best(top)
+    best = Best(top, indifference)
     run = _Search(context, how, filters, objective, choices, index, best, tally)
     _begin(run, rows, start)
-    _best_first(run, rows, values, counts)
+    unseen = _best_first(run, rows, values, counts)
     clock.append(("refine", time.perf_counter()))
     return UniformResult(
-        ranked=tuple((value, row) for value, _, row in best.ranked()),
+        ranked=tuple((entry.value, entry.row) for entry in best.ranked()),
         least=None if best.least is None else (best.least.value, best.least.row),
+        unseen=unseen,
+        in_question=tuple(best.in_question()),
         candidates=int(candidates),
         costed=tally.costed,
         rejected=_account(tally, candidates),
@@ -159,8 +170,9 @@ def _place(rows: Layouts, start: Strategies, row: int) -> int:
     return int(found[0]) if len(found) else -1
 
 
-def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> None:
-    """Expand layouts and complete arrangements in the order of their bounds, until no bound beats the best.
+def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> float:
+    """Expand layouts and complete arrangements in the order of their bounds, until no bound beats the best or, once
+    there is a plan, whoever asks has had enough. Return the least bound that is left then.
 
     A few arrangements are completed out of turn, right after the first layouts are expanded: what they reach lets the
     bounds drop most of the rest unseen. Where a batch is no better than the best, hardly any of the rest will be: the
@@ -170,7 +182,12 @@ def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> 
     position, best, size = 0, run.best, run.batch(ARRANGEMENT_BATCH)
     waiting = Waiting()
     while True:
-        unseen = values[order[position]] if position < len(order) else np.inf
+        unseen = float(values[order[position]]) if position < len(order) else np.inf
+        left = min(unseen, waiting.lowest)
+        if best.least is not None:
+            tell_best(best.least.value)
+            if stopped() and left <= best.threshold:
+                break
         if waiting.lowest <= min(best.threshold, unseen) and waiting.lowest < np.inf:
             before = best.threshold
             _complete(run, waiting.pop(min(unseen, before), size))
@@ -186,10 +203,13 @@ def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> 
             if position <= LAYOUT_BATCH and waiting.lowest < best.threshold:
                 _complete(run, waiting.pop(best.threshold, EARLY_BATCH))
         else:
+            left = np.inf
             break
-    run.tally.drop(Cause.BOUND, counts[order[position:]].sum())
+    reason = Cause.BOUND if left == np.inf else Cause.NOT_LOOKED_AT
+    run.tally.drop(reason, counts[order[position:]].sum())
     rest = waiting.rest()
-    run.tally.drop(Cause.BOUND, _completions_per_row(run, rest).sum() if rest else 0)
+    run.tally.drop(reason, _completions_per_row(run, rest).sum() if rest else 0)
+    return left
 
 
 def _sketched(run: _Search, rows: Layouts, batch: Ints) -> tuple[ExpandedRows, Floats]:
@@ -251,13 +271,11 @@ def _settle(run: _Search, rows: ExpandedRows, bounds: Floats) -> None:
     order = np.argsort(values, kind="stable")
     order = order[np.isfinite(values[order])]
     run.tally.costed += len(order)
-    doubted, position, size = doubts(rows.strategies), 0, run.batch(SIMULATION_BATCH)
-    while position < len(order) and values[order[position]] <= run.best.threshold:
+    position, size = 0, run.batch(SIMULATION_BATCH)
+    while position < len(order) and values[order[position]] <= (threshold := run.best.threshold):
         chosen = order[position : position + size]
         position += size
-        chosen = chosen[run.best.within_reach(values[chosen], doubted[chosen])]
-        if not len(chosen):
-            continue
+        chosen = chosen[values[chosen] <= threshold]
         simulated = rows.strategies.take(chosen)
         seconds = simulated_seconds(run.context, simulated, run.index)
         good = np.flatnonzero(seconds <= limits[chosen])

@@ -1,8 +1,10 @@
 """What a machine costs where nobody says: the one rule that every command follows.
 
 Of the machines of the wanted size, each provider has one vote, the lower median of its regions; the price is the lower
-median of the votes. A few dear regions of one provider, or its many rows, then decide nothing. A spot price that is no
-lower than the price on demand is a list's way to say that there is none, and has no vote.
+median of the votes, which is what one provider asks for one machine. A few dear regions of one provider, or its many
+rows, then decide nothing. A spot price that is no lower than the price on demand is a list's way to say that there is
+none, and has no vote. Those machines alone count whose network is known to be like what they are taken to
+have (`with_network`): who sells a GPU cheaper without the network does not sell the same machine.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardwright.spec.catalog.machines import machines
 from shardwright.spec.catalog.prices import MachinePrice
 
 
@@ -25,17 +28,18 @@ class TypicalPrice:
     most: tuple[float, str]
 
     @property
+    def seller(self) -> str:
+        """The provider, its machine and the region."""
+        return " ".join(word for word in (self.row.provider, self.row.machine, self.row.region) if word)
+
+    @property
     def words(self) -> str:
         """The price with its spread, origin and date."""
-        row = self.row
-        origin = " ".join(word for word in (row.provider, row.machine, row.region) if word)
+        origin = f"{self.seller}, {self.row.price.date}"
         if self.providers == 1:
-            return f"${self.dollars:.2f} a machine and hour ({origin}, {row.price.date})"
+            return f"${self.dollars:.2f} a machine and hour ({origin})"
         ends = " to ".join(f"${dollars:.2f} ({provider})" for dollars, provider in (self.least, self.most))
-        return (
-            f"${self.dollars:.2f} a machine and hour, the median of {self.providers} providers, {ends} "
-            f"({origin}, {row.price.date})"
-        )
+        return f"${self.dollars:.2f} a machine and hour, the median of {self.providers} providers, {ends} ({origin})"
 
 
 def typical_price(rows: Sequence[MachinePrice], gpus_per_node: int, *, spot: bool = False) -> TypicalPrice | None:
@@ -60,6 +64,19 @@ def typical_price(rows: Sequence[MachinePrice], gpus_per_node: int, *, spot: boo
         least=(least[0], least[1].provider),
         most=(most[0], most[1].provider),
     )
+
+
+LIKE = 0.5  # part of a network's bandwidth that machines must reach to be like those that have it; chosen
+
+
+def with_network(rows: Sequence[MachinePrice], bytes_per_second: float) -> Sequence[MachinePrice]:
+    """Return the rows of machines whose network is known to be like one of so many bytes per second a machine."""
+
+    def reached(row: MachinePrice) -> float:
+        machine = machines().get(row.machine)
+        return (machine.network_bytes_per_second or 0.0) if machine else 0.0
+
+    return [row for row in rows if reached(row) >= LIKE * bytes_per_second]
 
 
 def _dollars(row: MachinePrice, *, spot: bool) -> float | None:

@@ -5,6 +5,8 @@
 * `huggingface`: `config.json`
 * `config_fields`: its fields under their many spellings
 * `huggingface_layers`: its layers
+* `block_patterns`: which block every layer is
+* `mixers`: mixers of tokens that are no softmax attention
 * `families`: what a family has that the config does not say, and which are refused
 * `forward_pass`: what a config tells of the forward pass beside sizes
 * `known_fields`: which fields of a config are read, and which say nothing of it

@@ -19,8 +19,15 @@ WIDTH = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "
 DENSE_WIDTH = ("intermediate_size_mlp",)  # of layers without experts, where `intermediate_size` is that of experts
 VOCAB = ("padded_vocab_size", "vocab_size")
 HEAD_DIM = ("head_dim", "kv_channels")
-POSITIONS = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length", "max_seq_len")
-ACTIVATION = ("hidden_activation", "hidden_act", "activation_function", "activation", "afn")
+POSITIONS = (
+    "max_position_embeddings",
+    "model_max_length",
+    "n_positions",
+    "seq_length",
+    "max_sequence_length",
+    "max_seq_len",
+)
+ACTIVATION = ("mlp_hidden_act", "hidden_activation", "hidden_act", "activation_function", "activation", "afn")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 EXPERT_WIDTH = ("moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size")

@@ -37,9 +37,15 @@ class ModelFamily:
     Queries and keys have norms over each head, with the same weights, or `qk_norm_over` the whole projection. Layers
     with experts may have an `expert_norm` more; weights of a token's experts are `normalised` where the config does not
     say. `sinks` are learned scores, one a head; `scalars` loose numbers of a layer. `norm_…` and `particular` are those
-    of `Model`.
+    of `Model`. `mixer` names the reader of what mixes tokens in blocks that are not attention (`spec.read.mixers`);
+    `blocks` that are `halves` have a mixer or a feed-forward, others both unless none `feeds_forward`; attention may
+    have an `attention_gate`.
     """
 
+    mixer: str | None = None
+    blocks: Literal["whole", "halves"] = "whole"
+    feeds_forward: bool = True
+    attention_gate: Literal["element", "head"] | None = None
     gated: bool = True
     activation: str = "silu"
     norm: Norm = "rmsnorm"

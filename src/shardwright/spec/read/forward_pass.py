@@ -103,7 +103,7 @@ def _mellum(source: Described) -> Told:
 
 def _unrotated(source: Described, *, full: bool) -> Told:
     """Return which layers have no rotary positions: those of full attention, where there are others."""
-    numbers = (number for number, layer in enumerate(source.layers) if full and layer.attention.window is None)
+    numbers = (number for number, layer in enumerate(source.layers) if full and layer.window is None)
     return {"unrotated": tuple(numbers)}
 
 
@@ -250,7 +250,7 @@ def forward_pass_of(
 ) -> ForwardPass | None:
     """Return the forward pass that a config describes, None where its sizes tell all of it."""
     traits: Told = {"sinks": family.sinks, "expert_bias": family.expert_bias}
-    if family.qk_norm_over == "projection" and any(layer.attention.qk_norm for layer in layers):
+    if family.qk_norm_over == "projection" and any(layer.attention and layer.attention.qk_norm for layer in layers):
         traits["query_key_norm"] = "each" if family.norm == "layernorm" else "projection"
     source = Described(fields=fields, family=family, hidden=hidden, layers=layers)
     for read in ROWS.get(model_type, ()):

@@ -10,6 +10,7 @@ from typing import Any
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.spec.model import Layer, Model, RotaryScaling
 from shardwright.spec.read import config_fields as spelled
+from shardwright.spec.read.block_patterns import LISTS, PATTERNS, block_words
 from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigFields
 from shardwright.spec.read.families import FAMILIES, SYNONYMS, ModelFamily, reject_refused
 from shardwright.spec.read.forward_pass import forward_pass_of
@@ -37,6 +38,7 @@ def model_of_config(config: object, name: str, *, title: str | None = None, acce
     family = FAMILIES.get(model_type) or guessed_family(fields, model_type)
     fields = _with_usual_sizes(fields, family, model_type)
     family, fields = _with_config(fields, family, model_type)
+    fields = _with_blocks(fields, model_type)
     model = _model(fields, family, model_type or "unknown", title or name)
     if fields.problems:
         raise SpecError(*dict.fromkeys(fields.problems))
@@ -101,6 +103,21 @@ def _with_config(fields: ConfigFields, family: ModelFamily, model_type: str) -> 
     return family, fields.over({**fields.section.fields, **overlay})
 
 
+def _with_blocks(fields: ConfigFields, model_type: str) -> ConfigFields:
+    """Return the fields with a word for every layer where a family has blocks without attention."""
+    if model_type not in PATTERNS:
+        return fields
+    words = block_words(fields, model_type)
+    count = fields.size(*spelled.LAYERS, most=MOST_LAYERS)
+    if count is not None and count != len(words):
+        name = fields.has((*LISTS, "hybrid_override_pattern")) or "layer_types"
+        fields.section.report(
+            name, f"lists {len(words)} layers, the model has {count}", "write one type for each layer"
+        )
+        words = (words * count)[:count]
+    return fields.over({**fields.section.fields, "num_hidden_layers": len(words), "layer_types": list(words)})
+
+
 def _gpt_bigcode(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFamily, Mapping[str, object]]:
     return family, {"num_key_value_heads": 1 if fields.flag("multi_query", default=True) else None}
 
@@ -129,9 +146,67 @@ def _hunyuan(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFamily, Ma
     return family, same
 
 
+def _granite_hybrid(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFamily, Mapping[str, object]]:
+    """Without experts the shared block is the feed-forward block."""
+    rotary = fields.text("position_embedding_type", default="none") == "rope"
+    dense = not fields.count("num_local_experts")
+    overlay: dict[str, object] = {"intermediate_size": fields.size("shared_intermediate_size")}
+    overlay |= dict.fromkeys(("shared_intermediate_size", "num_local_experts", "num_experts_per_tok"))
+    return replace(family, position="rope" if rotary else "none"), overlay if dense else {}
+
+
+def _falcon_h1(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFamily, Mapping[str, object]]:
+    return family, {"mamba_rms_norm": fields.flag("mamba_rms_norm", default=False)}
+
+
+def _jamba(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFamily, Mapping[str, object]]:
+    """A layer with a single expert is a dense one."""
+    period, offset = fields.size("expert_layer_period") or 2, 1
+    if fields.has(("expert_layer_offset",)):
+        offset = fields.count("expert_layer_offset")
+    return family, {"expert_layer_period": period, "expert_layer_offset": offset}
+
+
+def _lfm2_moe(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFamily, Mapping[str, object]]:
+    return replace(family, router_bias=fields.flag("use_expert_bias", default=True)), {}
+
+
+def _lfm2(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFamily, Mapping[str, object]]:
+    """The feed-forward width is two thirds of what is written, times a factor, rounded up (Lfm2MLP)."""
+    width = fields.size("block_ff_dim", "intermediate_size", most=MOST_WIDTH)
+    if width is not None and fields.flag("block_auto_adjust_ff_dim", default=True):
+        width = int(2 * width / 3)
+        multiple = fields.size("block_multiple_of") or 256
+        factor = (
+            1.0
+            if "block_ffn_dim_multiplier" not in fields.section.fields
+            else fields.fraction("block_ffn_dim_multiplier")
+        )
+        width = width if factor is None else -(-int(factor * width) // multiple) * multiple
+    tied = fields.flag("tie_embedding", default=fields.flag("tie_word_embeddings", default=True))
+    return family, {"intermediate_size": width, "tie_word_embeddings": tied}
+
+
+def _recurrent_gemma(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFamily, Mapping[str, object]]:
+    """Both branches of the feed-forward block together are as wide as is written (RecurrentGemmaMlp)."""
+    width = fields.size("intermediate_size", most=MOST_WIDTH)
+    return family, {"intermediate_size": None if width is None else width // 2}
+
+
 CONFIGURED: Mapping[str, Callable[[ConfigFields, ModelFamily], tuple[ModelFamily, Mapping[str, object]]]] = (
     MappingProxyType(
-        {"gpt_bigcode": _gpt_bigcode, "gpt_neo": _gpt_neo, "stablelm": _stablelm, "hunyuan_v1_moe": _hunyuan}
+        {
+            "gpt_bigcode": _gpt_bigcode,
+            "gpt_neo": _gpt_neo,
+            "stablelm": _stablelm,
+            "hunyuan_v1_moe": _hunyuan,
+            "granitemoehybrid": _granite_hybrid,
+            "lfm2": _lfm2,
+            "recurrent_gemma": _recurrent_gemma,
+            "falcon_h1": _falcon_h1,
+            "jamba": _jamba,
+            "lfm2_moe": _lfm2_moe,
+        }
     )
 )
 
@@ -144,8 +219,9 @@ def _model(fields: ConfigFields, family: ModelFamily, model_type: str, title: st
     learned = family.position == "learned"
     positions = fields.required(*spelled.POSITIONS) if learned else fields.size(*spelled.POSITIONS) or 0
     rates = [fields.fraction(name, most=1.0) for name in spelled.DROPOUT if fields.has((name,))]
-    base, fraction = _rotary(fields, family, layers[0].attention.head_dim)
-    latent = any(layer.attention.latent for layer in layers)
+    heads = next((layer.attention for layer in layers if layer.attention), None)
+    base, fraction = _rotary(fields, family, heads.head_dim if heads else 0)
+    latent = any(layer.latent for layer in layers)
     return Model(
         name=title,
         family=model_type,
@@ -272,7 +348,7 @@ def _extra_parameters(
         square = hidden * hidden + hidden
         extra += (fields.size("type_vocab_size") or 2) * hidden
         extra += (square + 2 * hidden) * masked + square * pooler + 2 * (hidden + 1) * next_sentence
-    for attention in (layer.attention for layer in layers):
+    for attention in (layer.attention for layer in layers if layer.attention):
         if attention.latent and attention.qkv_bias:  # on the down-projections alone
             extra += (attention.latent.query_rank or 0) + attention.latent.kv_rank + attention.latent.rope_head_dim
         if attention.qk_norm and family.norm == "layernorm" and family.qk_norm_over == "head":  # its biases

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.errors import suggestion
-from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Moe
+from shardwright.spec.mixers import Rwkv7
+from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Moe, SparseAttention
+from shardwright.spec.read.block_patterns import BOTH, CHUNKED, FULL, INDEXED, MIXER, MLP, MOE, SLIDING
 from shardwright.spec.read.config_fields import (
     DENSE_WIDTH,
     EXPERT_WIDTH,
@@ -23,6 +25,7 @@ from shardwright.spec.read.config_fields import (
     ConfigFields,
 )
 from shardwright.spec.read.families import ModelFamily, Stated
+from shardwright.spec.read.mixers import mixer_of
 from shardwright.spec.text.fields import shown
 
 MARKS: Mapping[str, tuple[object, object]] = {"moe_layer_freq": (0, 1), "mlp_layer_types": ("dense", "sparse")}
@@ -31,12 +34,15 @@ FIRST_SPARSE, LAST_SPARSE = (
     "moe_layer_end_index",
 )
 SPARSE_STEP = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")
-FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
 def layers_of(fields: ConfigFields, family: ModelFamily, hidden: int, count: int) -> tuple[Layer, ...]:
     """Return `count` layers, equal ones as equal objects. Problems are added to the fields."""
+    if family.mixer is not None:
+        return _unlike_layers(fields, family, hidden, count)
     attention = _attention(fields, family, hidden)
+    if attention.sparse is not None:
+        return _indexed_layers(fields, family, hidden, count)
     windows = _windows(fields, family, count)
     dense = _dense(fields, family, hidden)
     moe = _moe(fields, family)
@@ -56,15 +62,88 @@ def layers_of(fields: ConfigFields, family: ModelFamily, hidden: int, count: int
     return tuple(kinds[kind] for kind in zip(windows, sparse, strict=True))
 
 
+def _unlike_layers(fields: ConfigFields, family: ModelFamily, hidden: int, count: int) -> tuple[Layer, ...]:
+    """Return the layers of a family with another mixer than attention, as `layer_types` has them. Where a block is a
+    mixer or a feed-forward alone, it has one norm."""
+    words = tuple(str(word) for word in fields.layer_list("layer_types"))
+    mixer = mixer_of(fields, family.mixer or "", hidden)
+    with_attention = any(word not in (MIXER, MLP, MOE) for word in words)
+    attention = _attention(fields, family, hidden) if with_attention else None
+    halves, moe = family.blocks == "halves", _moe(fields, family)
+    sparse = (
+        tuple(word == MOE for word in words) if halves else _sparse_layers(fields, count) if moe else (False,) * count
+    )
+    needs_dense = MLP in words if halves else not all(sparse) and family.feeds_forward
+    dense = _dense(fields, family, hidden) if needs_dense else None
+    if needs_dense and dense is None:
+        fields.section.report(WIDTH[0], "is missing", "give the inner width of the feed-forward block")
+    if any(sparse) and moe is None:
+        fields.section.report(EXPERTS[0], "is missing", "there are blocks of experts: give their number")
+    layers = []
+    for word, routed in zip(words, sparse, strict=True):
+        mixed = (
+            None if word in (MIXER, MLP, MOE) or attention is None else replace(attention, window=_window(fields, word))
+        )
+        feeds = word in (MLP, MOE) if halves else family.feeds_forward
+        layers.append(
+            Layer(
+                attention=mixed,
+                mlp=dense if feeds and not routed else None,
+                moe=moe if feeds and routed else None,
+                norms=1 if halves or not feeds else family.norms,
+                vector_parameters=_vectors(family, mixed, moe if routed else None, hidden) or None,
+                mixer=mixer if word in (MIXER, BOTH) else None,
+            )
+        )
+    if isinstance(mixer, Rwkv7) and layers:  # the first layer has no values before it to take from
+        layers[0] = replace(layers[0], mixer=replace(mixer, value_rank=None))
+    known = {layer: layer for layer in layers}
+    return tuple(known[layer] for layer in layers)
+
+
+def _indexed_layers(fields: ConfigFields, family: ModelFamily, hidden: int, count: int) -> tuple[Layer, ...]:
+    """Return the layers of sparse attention: as others, but that some take the keys that an indexer before picked."""
+    sparse_layers = layers_of(
+        fields.over({**fields.section.fields, "index_topk": None, "layer_types": None}), family, hidden, count
+    )
+    attention = _attention(fields, family, hidden)
+    assert attention.sparse is not None, "asked for sparse layers alone"
+    reused = replace(attention, sparse=replace(attention.sparse, heads=0))
+    kinds = {
+        (layer, runs): replace(layer, attention=attention if runs else reused)
+        for layer in sparse_layers
+        for runs in (True, False)
+    }
+    return tuple(kinds[pair] for pair in zip(sparse_layers, _indexer_runs(fields, count), strict=True))
+
+
+def _indexer_runs(fields: ConfigFields, count: int) -> tuple[bool, ...]:
+    """Return in which layers the indexer runs: as listed or written by letters, else every n-th from an offset (as
+    GlmMoeDsaConfig has it), else in all."""
+    listed = fields.layer_list("indexer_types")
+    pattern = fields.section.fields.get("index_topk_pattern")
+    if isinstance(pattern, str) and not listed:
+        listed = tuple({"F": "full", "S": "shared"}.get(letter, letter) for letter in pattern)
+    if listed:
+        if len(listed) != count or any(word not in ("full", "shared") for word in listed):
+            fields.section.report("indexer_types", f"is no list of {count} times full or shared", "write one for each")
+            return (True,) * count
+        return tuple(word == "full" for word in listed)
+    every, offset = fields.size("index_topk_freq") or 1, 2
+    if fields.has(("index_skip_topk_offset",)):
+        offset = fields.count("index_skip_topk_offset")
+    return tuple(max(layer - offset + 1, 0) % every == 0 for layer in range(count))
+
+
 def stated(fields: ConfigFields, trait: Stated) -> bool:
     """Return a trait of the family, as the config states it where it may."""
     return trait if isinstance(trait, bool) else fields.flag(trait[0], default=trait[1])
 
 
-def _vectors(family: ModelFamily, attention: Attention, moe: Moe | None, hidden: int) -> int:
+def _vectors(family: ModelFamily, attention: Attention | None, moe: Moe | None, hidden: int) -> int:
     """Return the weights of a layer outside its matrices and norms over the hidden width."""
-    count = family.scalars + (attention.heads if family.sinks else 0)
-    if attention.qk_norm and family.qk_norm_over == "projection":
+    count = family.scalars + (attention.heads if attention and family.sinks else 0)
+    if attention and attention.qk_norm and family.qk_norm_over == "projection":
         count += attention.query_width + attention.key_width - 2 * attention.head_dim
     if moe and family.expert_bias:
         count += moe.experts * ((moe.matrices - 1) * moe.expert_width + hidden)
@@ -95,6 +174,20 @@ def _attention(fields: ConfigFields, family: ModelFamily, hidden: int) -> Attent
         out_bias=stated(fields, family.out_bias),
         qk_norm=stated(fields, family.qk_norm),
         latent=latent,
+        gate=family.attention_gate,
+        sparse=_sparse(fields) if latent is not None else None,
+    )
+
+
+def _sparse(fields: ConfigFields) -> SparseAttention | None:
+    """Return the indexer of sparse attention, where the config has one."""
+    top_k = fields.size("index_topk")
+    if top_k is None:
+        return None
+    return SparseAttention(
+        top_k=top_k,
+        heads=fields.required("index_n_heads", most=MOST_WIDTH),
+        head_dim=fields.required("index_head_dim", most=MOST_WIDTH),
     )
 
 
@@ -139,7 +232,7 @@ def _windows(fields: ConfigFields, family: ModelFamily, count: int) -> tuple[int
 def _layer_types(fields: ConfigFields, listed: tuple[object, ...]) -> tuple[str, ...]:
     """Return the types of the layers; it is a guess that an unknown one counts as full attention."""
     for kind in dict.fromkeys(kind for kind in listed if isinstance(kind, str)):
-        if kind not in (FULL, SLIDING, CHUNKED):
+        if kind not in (FULL, SLIDING, CHUNKED, INDEXED):
             fields.guess(f"layers of type {shown(kind)} are taken as full attention")
     wrong = next((kind for kind in listed if not isinstance(kind, str)), None)
     if wrong is not None or None in listed:
@@ -151,7 +244,9 @@ def _layer_types(fields: ConfigFields, listed: tuple[object, ...]) -> tuple[str,
 def _window(fields: ConfigFields, kind: str) -> int | None:
     if kind not in (SLIDING, CHUNKED):
         return None
-    return fields.required("sliding_window" if kind == SLIDING else "attention_chunk_size")
+    if kind == CHUNKED:
+        return fields.required("attention_chunk_size")
+    return fields.required("sliding_window", "attention_window_size")
 
 
 def _moe(fields: ConfigFields, family: ModelFamily) -> Moe | None:
@@ -167,7 +262,7 @@ def _moe(fields: ConfigFields, family: ModelFamily) -> Moe | None:
         name = fields.has(TOP_K) or TOP_K[0]
         fields.section.report(name, f"{top_k} experts for each token of {experts}", "give at most that many")
     shared_width = fields.count(*SHARED_WIDTH)
-    groups = fields.size("n_group", most=MOST_WIDTH)
+    groups = fields.size("n_group", "num_expert_group", most=MOST_WIDTH)
     method = fields.text("topk_method", default="noaux_tc" if family.router_bias else "")
     grouped = groups is not None and groups > 1 and method != "greedy"
     scaling = fields.section.number("routed_scaling_factor") or fields.section.number("router_scaling_factor")
@@ -179,6 +274,7 @@ def _moe(fields: ConfigFields, family: ModelFamily) -> Moe | None:
         shared_width=shared_width or (fields.count(*SHARED_EXPERTS) or family.shared_experts) * width,
         shared_gate=family.shared_gate and shared_width > 0 and fields.has((SHARED_WIDTH[0],)) is not None,
         router_bias=method == "noaux_tc",
+        latent=fields.size("moe_latent_size", most=MOST_WIDTH),
         router_groups=groups if grouped else None,
         router_top_groups=fields.size("topk_group", most=MOST_WIDTH) if grouped else None,
         router_scaling=None if scaling == 1.0 else scaling,
@@ -199,6 +295,9 @@ def _sparse_layers(fields: ConfigFields, count: int) -> tuple[bool, ...]:
             return tuple(mark == marks[1] for mark in listed)
     if named := fields.layer_list("moe_layers"):
         return tuple(layer in named for layer in range(count))
+    if period := fields.size("expert_layer_period", most=MOST_LAYERS):
+        offset = fields.count("expert_layer_offset")
+        return tuple(layer % period == offset for layer in range(count))
     plain = fields.layer_list("mlp_only_layers")
     first, last = fields.count(*FIRST_SPARSE), fields.count(LAST_SPARSE) or count
     every = fields.size(*SPARSE_STEP, "moe_layer_freq", most=MOST_LAYERS) or 1

@@ -10,7 +10,7 @@ from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.spec.assumption import Assumption
 from shardwright.spec.catalog.gpus import find_gpu, resolve_gpu
 from shardwright.spec.catalog.machines import machines
-from shardwright.spec.catalog.price_rule import typical_price
+from shardwright.spec.catalog.price_rule import typical_price, with_network
 from shardwright.spec.catalog.prices import MachinePrice
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.offers import (
@@ -26,6 +26,7 @@ from shardwright.spec.offers import (
     preemptions_per_hour,
 )
 from shardwright.spec.read.custom_gpu import reference_machine
+from shardwright.spec.read.pool_defaults import network_bytes_per_second
 from shardwright.spec.read.pools import MOST_GPUS_PER_NODE, MOST_NODES, POOL_KEYS, read_pool
 from shardwright.spec.read.sites import connected, read_site_links
 from shardwright.spec.text.fields import Section, shown
@@ -165,8 +166,9 @@ def _assumed_terms(root: Section, terms: Terms) -> Iterator[Assumption]:
 def offers_from_prices(
     rows: Sequence[MachinePrice], *, gpus: Sequence[str] = (), most_gpus: int | None = None
 ) -> Offers:
-    """Return offers from rows of a price table: of each GPU type and market, machines of the usual size at their
-    typical price (`price_rule`), the same that `plan` assumes. `gpus` narrows the types (names or aliases).
+    """Return offers from rows of a price table: of each GPU type and market one provider's machine, of the usual size
+    at the typical price (`price_rule`), the same that `plan` assumes, with the network and the host of that machine
+    where these are known. `gpus` narrows the types (names or aliases).
 
     There are as many machines as hold `most_gpus` GPUs; by default `MOST_GPUS`, on spot `MOST_SPOT_GPUS`. Where all
     rows are of one provider and nobody says what network its machines have, one machine. Raises SpecError for an
@@ -179,13 +181,19 @@ def offers_from_prices(
     for name in names:
         alike = [row for row in rows if row.gpu == name and row.gpus <= MOST_GPUS_PER_NODE]
         size = _usual_size(name, alike)
+        network = network_bytes_per_second(find_gpu(name), size, None).value
+        connected = [row for row in with_network(alike, network) if row.gpus == size]
         for market in MARKETS[:2]:
-            price = typical_price(alike, size, spot=market == "spot")
+            spot = market == "spot"
+            price = typical_price(connected, size, spot=spot) or typical_price(alike, size, spot=spot)
             if price is None:
                 continue
             entry, limits = _entry(price.row, market, size, alike, most_gpus)
-            offer = _offer(Section(f"prices: {name}", entry, problems), alike)
-            offers += [replace(offer, assumed=(*offer.assumed, *limits))] if offer is not None else []
+            offer = _offer(Section(f"prices: {name}", entry, problems), [price.row])
+            if offer is not None:
+                words = f"{'spot' if spot else 'on demand'} {price.words}"
+                pool = replace(offer.pool, assumed=_with_price(offer.pool.assumed, words))
+                offers.append(replace(offer, pool=pool, assumed=(*_with_price(offer.assumed, words), *limits)))
     if problems:
         raise SpecError(*problems)
     missing = wanted - {offer.pool.gpu.name for offer in offers}
@@ -194,6 +202,11 @@ def offers_from_prices(
         raise bad("prices", f"the table has no price of {words}", "write an offers file with price_per_hour")
     terms = _assumed_terms(Section("prices", {}, problems), Terms())
     return Offers(offers=tuple(offers), assumed=tuple(terms))
+
+
+def _with_price(assumed: Sequence[Assumption], words: str) -> tuple[Assumption, ...]:
+    """Return assumptions with `words` on the price."""
+    return tuple(replace(entry, words=words) if entry.about == "price" else entry for entry in assumed)
 
 
 def _usual_size(gpu: str, rows: Sequence[MachinePrice]) -> int:
@@ -215,16 +228,11 @@ def _entry(
                 f"{market} machines", f"at most {most} taken to be free, as nobody publishes how many are (`max_gpus=`)"
             )
         ]
-    for key in ("provider", "region", "machine"):
-        values = {getattr(other, key) for other in rows}
-        if len(values) > 1 or (key == "machine" and row.machine not in machines()):
-            break
-        entry |= {key: next(iter(values))} if values != {""} else {}
-    if entry.get("provider") and row.machine not in machines():
-        most, limits = (
-            1,
-            [Assumption(f"{market} machines", "one at most, as the network between its provider's is not known")],
-        )
+    if row.gpus == size and row.machine in machines():
+        entry = {"machine": row.machine, "market": market, "provider": row.provider, "region": row.region}
+    elif {other.provider for other in rows} == {row.provider}:
+        entry["provider"], most = row.provider, 1
+        limits = [Assumption(f"{market} machines", "one at most, as the network between its provider's is not known")]
     return {**entry, "at_most": most}, limits
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from shardwright.spec.assumption import Assumption
 from shardwright.spec.catalog.gpus import gpus, sold_memory_bytes
-from shardwright.spec.catalog.machines import GBIT_BYTES, MachineType, links, machines
+from shardwright.spec.catalog.machines import GBIT_BYTES, MachineType, links
 from shardwright.spec.catalog.price_file import table_prices
-from shardwright.spec.catalog.price_rule import typical_price
+from shardwright.spec.catalog.price_rule import typical_price, with_network
 from shardwright.spec.catalog.prices import MachinePrice, select_prices
-from shardwright.spec.cluster import Gpu, NodePool, Price
+from shardwright.spec.cluster import Gpu, Price
 from shardwright.spec.read.custom_gpu import reference_machine
 from shardwright.units import GIBIBYTE, GIGA, format_bytes
 
@@ -33,6 +33,12 @@ class PriceGuess:
 
     price: Price | None
     assumed: Assumption | None = None
+
+    def price_of(self, spot: bool) -> float | None:
+        """Return the dollars an hour of spot machines or on demand, where they are known."""
+        if self.price is None:
+            return None
+        return self.price.spot_per_hour if spot else self.price.on_demand_per_hour
 
 
 def gpu_memory_bytes(gpu: Gpu, memory_gb: float | None) -> Default:
@@ -113,9 +119,11 @@ def catalogue_price(
     region: str | None,
     own_prices: Sequence[MachinePrice],
     spot: bool = False,
+    network: float = 0.0,
 ) -> PriceGuess:
-    """Return the price of one machine per hour, on demand or spot as asked, with the other where it is known: the
-    user's own rows where one applies, else those of the price table, by the rule of `typical_price`.
+    """Return the price of one machine per hour, on demand or spot as asked, with what the same provider asks for the
+    other: the user's own rows where one applies, else those of the price table, by the rule of `typical_price`, of
+    machines of that size whose `network` is known to be like so many bytes per second where there are any.
 
     Raises SpecError for a provider or region that no price list knows.
     """
@@ -125,29 +133,17 @@ def catalogue_price(
         rows = [row for row in offered if row.gpu == gpu.name and _at(row, provider, region)]
         if machine is not None and machine.provider:
             rows = [row for row in rows if row.machine.casefold() == machine.name.casefold()]
-        guess = _guess(rows, gpus_per_node, spot=spot)
+        alike = [row for row in with_network(rows, network) if row.gpus == gpus_per_node] if offered is table else rows
+        guess = None
+        for some in (alike, rows):
+            if guess is None or guess.price_of(spot) is None:
+                guess = _guess(some, gpus_per_node, spot=spot) or guess
         if guess is not None:
             return guess
     where = " ".join(word for word in (provider, region) if word) or "any provider"
     return PriceGuess(
         price=None, assumed=Assumption("price", f"none known for {gpu.name} of {where}, so plans have no cost")
     )
-
-
-def price_with_network(pool: NodePool, own_prices: Sequence[MachinePrice], *, spot: bool) -> Assumption | None:
-    """Return what machines typically cost whose network is known to reach half of what a pool is taken to
-    have; None where there are none or all have."""
-    rows = [row for row in (*own_prices, *table_prices()) if row.gpu == pool.gpu.name]
-    able = [row for row in rows if _network(row) >= pool.inter_bytes_per_second / 2]
-    typical, every = (typical_price(some, pool.gpus_per_node, spot=spot) for some in (able, rows))
-    if typical is None or every is None or typical.providers == every.providers:
-        return None
-    return Assumption("price of machines whose network is known to be like that", typical.words)
-
-
-def _network(row: MachinePrice) -> float:
-    machine = machines().get(row.machine)
-    return (machine.network_bytes_per_second or 0.0) if machine else 0.0
 
 
 def _at(row: MachinePrice, provider: str | None, region: str | None) -> bool:
@@ -159,17 +155,22 @@ def _at(row: MachinePrice, provider: str | None, region: str | None) -> bool:
 
 def _guess(rows: Sequence[MachinePrice], gpus_per_node: int, *, spot: bool) -> PriceGuess | None:
     """Return what rows of one GPU type say, or None where they say nothing."""
-    demand, taken_back = (typical_price(rows, gpus_per_node, spot=market) for market in (False, True))
-    basis = (taken_back or demand) if spot else (demand or taken_back)
+    basis, on_spot = typical_price(rows, gpus_per_node, spot=spot), spot
+    if basis is None:
+        basis, on_spot = typical_price(rows, gpus_per_node, spot=not spot), not spot
     if basis is None:
         return None
+    theirs = [row for row in rows if row.provider == basis.row.provider]
+    other = typical_price(theirs, gpus_per_node, spot=not on_spot)
+    demand, taken_back = (other, basis) if on_spot else (basis, other)
     price = Price(
         on_demand_per_hour=demand.dollars if demand else None,
         spot_per_hour=taken_back.dollars if taken_back else None,
         source=basis.row.price.source,
         date=basis.row.price.date,
+        seller=basis.seller,
     )
-    words = f"{'spot' if basis is taken_back else 'on demand'} {basis.words}"
-    if basis is not (taken_back if spot else demand):
+    words = f"{'spot' if on_spot else 'on demand'} {basis.words}"
+    if on_spot != spot:
         words = f"none known {'for spot' if spot else 'on demand'}, so plans have no cost; {words}"
     return PriceGuess(price=price, assumed=Assumption("price", words))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -60,7 +60,7 @@ def read_pool(
     if rack_nodes or stated["rack_gbps"]:
         section.require("rack_nodes", "say how many machines a rack has")
         section.require("rack_gbps", "say how many Gbit/s leave a rack, in one direction")
-    price = _price(section, hardware, prices)
+    price = _price(section, hardware, stated, prices)
     if hardware is not None and domain is not None and domain % hardware.gpus_per_node:
         message = f"{domain} is no multiple of the {hardware.gpus_per_node} GPUs of a machine"
         section.report("domain_gpus", message, "count the GPUs of whole machines")
@@ -74,21 +74,8 @@ def read_pool(
         site=site,
         rack_nodes=rack_nodes or 0,
         rack_bytes_per_second=(stated["rack_gbps"] or 0.0) * GBIT_BYTES,
-        assumed=(*pool.assumed, *_price_origins(price, pool, prices, spot=spot)),
+        assumed=(*pool.assumed, *([price.assumed] if price.assumed else [])),
     )
-
-
-def _price_origins(
-    price: defaults.PriceGuess, pool: NodePool, own_prices: Sequence[MachinePrice], *, spot: bool
-) -> Iterator[Assumption]:
-    """Yield where a price is from and, of several machines, what those cost whose network is known to be as good."""
-    if price.assumed is None:
-        return
-    yield price.assumed
-    if pool.nodes > 1 and any(assumed.about == defaults.NETWORK for assumed in pool.assumed):
-        apart = defaults.price_with_network(pool, own_prices, spot=spot)
-        if apart is not None:
-            yield apart
 
 
 def _assembled(hardware: _Hardware, stated: Mapping[str, float | None]) -> NodePool:
@@ -180,7 +167,10 @@ def _hardware(section: Section, measured: Mapping[str, Gpu]) -> _Hardware | None
 
 
 def _price(
-    section: Section, hardware: _Hardware | None, own_prices: Sequence[MachinePrice]
+    section: Section,
+    hardware: _Hardware | None,
+    stated: Mapping[str, float | None],
+    own_prices: Sequence[MachinePrice],
 ) -> defaults.PriceGuess | None:
     """Return the price of an entry of `nodes`, the user's figures first, or None after adding its problems."""
     before = len(section.problems)
@@ -215,11 +205,19 @@ def _price(
             region=region,
             own_prices=own_prices,
             spot=taken_back,
+            network=_network_between(hardware, stated["inter_node_gbps"]),
         )
     except SpecError as error:
         section.problems.extend(replace(item, path=section.place_of(item.path)) for item in error.problems)
         return None
     return _merged_price(guess, on_demand, spot)
+
+
+def _network_between(hardware: _Hardware, gbps: float | None) -> float:
+    """Return the bytes per second of one machine to the network that its price is to be for."""
+    if gbps is not None:
+        return gbps * GBIT_BYTES
+    return defaults.network_bytes_per_second(hardware.gpu, hardware.gpus_per_node, hardware.machine).value
 
 
 def _merged_price(guess: defaults.PriceGuess, on_demand: float | None, spot: float | None) -> defaults.PriceGuess:

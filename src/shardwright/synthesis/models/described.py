@@ -17,6 +17,7 @@ def training_step(model: Model, *, batch: int, seq_len: int, dtype: str) -> Grap
     """Return one training step of a model that `other_than` finds nothing in."""
     (layer,) = model.kinds
     attention, mlp, moe = layer.attention, layer.mlp, layer.moe
+    assert attention is not None, "a graph has blocks with attention alone"
     dims = Transformer(
         layers=len(model.layers),
         hidden=model.hidden,
@@ -59,6 +60,8 @@ def other_than(model: Model, seq_len: int) -> str:
     if len(model.kinds) > 1:
         return "layers of several kinds"
     (layer,) = model.kinds
+    if layer.mixer is not None or layer.sublayers < 2 or (layer.moe and layer.moe.latent):
+        return "blocks of its own"
     if layer.moe and (layer.moe.router_bias or layer.moe.router_groups or layer.moe.router_scaling):
         return "a router of its own"
     particular = model.particular or layer.vector_parameters or layer.norms != 2
@@ -66,19 +69,22 @@ def other_than(model: Model, seq_len: int) -> str:
         return "a forward pass of its own"
     if model.embedding_width or model.head_bias or model.mtp_layers or not model.final_norm:
         return "an embedding or a head of its own"
-    return _attention(layer.attention, seq_len) or _habits(model, layer)
+    assert layer.attention is not None, "what a block with feed-forward and no mixer mixes tokens by"
+    return _attention(layer.attention, seq_len) or _habits(model, layer.attention, layer)
 
 
 def _attention(attention: Attention, seq_len: int) -> str:
     if attention.latent is not None or attention.head_dim != attention.value_head_dim:
+        return "attention of its own"
+    if attention.gate is not None or attention.sparse is not None:
         return "attention of its own"
     if not attention.causal or (attention.window or seq_len) < seq_len:
         return "attention that is not plainly causal"
     return ""
 
 
-def _habits(model: Model, layer: Layer) -> str:
-    attention, gated = layer.attention, _gated(layer)
+def _habits(model: Model, attention: Attention, layer: Layer) -> str:
+    gated = _gated(layer)
     inside = layer.mlp.bias if layer.mlp else False
     biases = {attention.out_bias, inside, not gated or attention.out_bias}
     llama = ("rmsnorm", "rope", 1.0, {False})

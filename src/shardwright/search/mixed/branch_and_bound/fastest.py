@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright.arrays import Ints
 from shardwright.plans.plan import Plan
+from shardwright.progress import stopped, tell_best
 from shardwright.search.mixed.bounds.instance import HOPELESS, instances
 from shardwright.search.mixed.branch_and_bound.incumbents import Incumbents
 from shardwright.search.mixed.branch_and_bound.run import MixedProblem, Run, attempted, has_few_units
@@ -57,8 +58,8 @@ class FoundByTime:
 @dataclass(frozen=True, slots=True)
 class _Part:
     """A region of an instance: `counts` are its compositions (None: all), `columns` those that prove its own bound
-    (None: it has that of the region it is part of). That one had a bound `before`, the last `idle` of those that this
-    is part of none better than the ones before them; it has `ruled_out` what this need not look at again. Its
+    (None: it has that of the region it is part of). `before` is the bound of the parent; `idle` says how many splits in
+    a row did not raise the bound; `ruled_out` is what the parent ruled out, which need not be looked at again. Its
     integer program was `asked` for higher bounds, and may have a solution within `open_at` seconds. `whole` is the
     bound of the setting where units are few."""
 
@@ -90,7 +91,9 @@ def search(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bo
         cutoff=lambda: run.cutoff,
         spent=lambda _: problem.effort.spent(run.regions, run.gaps),
     )
-    if bound < run.cutoff:  # what was put off, and the plainest plans of settings that were not scouted
+    if (
+        bound < run.cutoff and not stopped()
+    ):  # what was put off, and the plainest plans of settings that were not scouted
         for by, whole in run.wholes:
             _begin(run, by, whole)
             equal_replicas(by, whole.columns.region, run.incumbent, run.incumbents.offer)
@@ -116,6 +119,8 @@ def _processed(run: Run, node: TreeNode[_Part]) -> Step[_Part]:
             _begin(run, part.by, part.whole)
         return _branched(run, node, part.columns, _first_parts(part, run.incumbent), part.idle)
     run.gaps.append(float(np.log(run.incumbent / node.proven)))
+    if run.incumbents.best:
+        tell_best(run.incumbent, node.proven)
     effort, gap = run.problem.effort, run.problem.gap
     _begin(run, part.by, part.whole)
     attempted(run, part.by, part.region, node.bound, part.columns)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.arrays import Ints, picked
+from shardwright.progress import stopped
 from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.branch_and_bound.run import FEW_UNITS, Run, attempted, has_few_units
 from shardwright.search.mixed.heuristics.attempts import Drafter
@@ -31,6 +32,8 @@ def scouted(
     seen: list[tuple[float, int, Region, ColumnPool]] = []
     least: dict[tuple[int, tuple[int, ...]], float] = {}
     for place, by in enumerate(drafters):
+        if stopped():
+            break
         each = by.instance
         counts: Ints | None = None
         for region in regions(each, run.problem.space):
@@ -48,6 +51,8 @@ def scouted(
     best: Counter[tuple[int, tuple[int, ...]]] = Counter()
     for seconds, place, region, columns in sorted(seen, key=lambda entry: entry[:2]):
         best[region.fewest, region.used] += 1
+        if stopped():
+            break
         if best[region.fewest, region.used] <= SCOUTED and seconds < run.target:
             attempted(run, drafters[place], region, seconds, columns)
             yield drafters[place], region

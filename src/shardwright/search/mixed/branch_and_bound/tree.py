@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from shardwright.progress import tell
+from shardwright.progress import stopped, tell
 
 Part = TypeVar("Part")
 
@@ -65,12 +65,12 @@ def least_bound(
     spent: Callable[[int], float],
 ) -> float:
     """Process the open node of least bound until none is below the `cutoff`, which incumbents found on the way may
-    lower, or until the effort is spent: of it `spent`, told how many were processed, returns the part, up to 1. Return
-    what no plan of the tree is below, the cutoff at most."""
+    lower, until the effort is spent (of it `spent`, told how many were processed, returns the part, up to 1), or until
+    whoever asks has had enough. Return what no plan of the tree is below, the cutoff at most."""
     nodes = [(bound, order, part) for order, (bound, part) in enumerate(roots)]
     heapq.heapify(nodes)
     undecided, processed, last = np.inf, 0, len(nodes)
-    while nodes and nodes[0][0] < cutoff() and (share := spent(processed)) < 1.0:
+    while nodes and nodes[0][0] < cutoff() and (share := spent(processed)) < 1.0 and not stopped():
         tell(share)
         bound, order, part = heapq.heappop(nodes)
         processed += 1

@@ -1,0 +1,121 @@
+"""`shardwright diagnose`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from shardwright.cli import options
+from shardwright.cli.destination import deliver, require_writable
+from shardwright.cli.evaluate import read_launch, seconds_of
+from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
+from shardwright.cli.options import AcceptGuess
+from shardwright.cli.output import json_text, progress, terminal_width, write
+from shardwright.commands import argument, option
+from shardwright.errors import bad
+
+if TYPE_CHECKING:
+    from shardwright.plans.plan import Plan
+
+
+def diagnose(
+    sources: Annotated[
+        tuple[Path, ...],
+        argument(
+            metavar="[LOG|TRACE|SNAPSHOT|TEXT|FOLDER…]",
+            help="What was recorded: a log, traces of one rank or several (Kineto, Nsight Systems as sqlite, `train`), "
+            "a snapshot of memory, a text with a message of full memory, or the folder of a run of `train`.",
+        ),
+    ] = (),
+    launch: Annotated[
+        Path | None,
+        option(metavar="FILE", help="The launch script or configuration of the run. Nothing of it is executed."),
+    ] = None,
+    plan: Annotated[Path | None, option(metavar="FILE", help="The plan of the run, instead of its launch.")] = None,
+    cluster: Annotated[
+        str | None, option(metavar="CLUSTER", help="Cluster file or short form, e.g. 4x8xH100-SXM (with --launch).")
+    ] = None,
+    model: Annotated[
+        str | None,
+        option(metavar="MODEL", help="Preset, config.json or YAML, if the launch does not describe the model."),
+    ] = None,
+    env: Annotated[
+        tuple[str, ...],
+        option("--env", metavar="NAME=VALUE", help="A variable that the script is run with; may be repeated."),
+    ] = (),
+    seq_len: Annotated[
+        int | None, option(metavar="N", help="Tokens of a sample, where the launch does not say (with --launch).")
+    ] = None,
+    accept_guess: AcceptGuess = False,
+    measured: Annotated[
+        str | None, option(metavar="SECONDS", help="What a step takes, e.g. 15.6s, where nothing else tells.")
+    ] = None,
+    data: Annotated[
+        Path | None, option(metavar="FILE.bin", help="The token file of the run, to count padding.")
+    ] = None,
+    best: Annotated[bool, option(help="Search the best plan for the same machines, as the last row.")] = True,
+    profile: Profiles = (),
+    out: options.Out = None,
+    json: options.AsJson = False,
+) -> None:
+    """Say why a training run is slow, or why it is out of memory: what a step should take beside what it takes, term by
+    term, the causes with the seconds that each costs, the evidence, and the flag that mends it.
+
+    A step time alone is enough to begin with. What cannot be told from what is there is said, with the command that
+    records what would tell.
+
+    Examples:
+
+    \b
+      shardwright diagnose --measured 15.6s --launch run.sh --cluster 4x8xH100-SXM
+      shardwright diagnose train.log --launch run.sh --cluster 4x8xH100-SXM
+      shardwright diagnose train.log rank0.json.gz rank8.json.gz --plan plan.json
+      shardwright diagnose error.txt --launch run.sh --cluster 1x8xA100-SXM-80
+      shardwright diagnose runs/first --json
+
+    Exit codes: 0 there is a diagnosis (also where all is as expected), 2 bad input, or log and launch contradict each
+    other.
+    """
+    from shardwright.diagnosis.diagnose import diagnose as run
+    from shardwright.diagnosis.document import diagnosis_document
+    from shardwright.diagnosis.text import diagnosis_text
+
+    require_writable(out, [*sources, launch, plan, data, *profile], json=json)
+    mine = _plan_of(sources, launch, plan, cluster, model, env, seq_len, accept_guess=accept_guess)
+    efficiency = efficiency_of(read_measurements(profile), mine.model, mine.cluster, mine.job)
+    with progress("reading, and looking for causes"):
+        result = run(mine, sources, step_seconds=seconds_of(measured), data=data, efficiency=efficiency, best=best)
+    answer = json_text(diagnosis_document(result)) if json else diagnosis_text(result, terminal_width())
+    if out is None:
+        write(answer)
+    else:
+        deliver(answer, out)
+
+
+def _plan_of(
+    sources: tuple[Path, ...],
+    launch: Path | None,
+    plan: Path | None,
+    cluster: str | None,
+    model: str | None,
+    env: tuple[str, ...],
+    seq_len: int | None,
+    *,
+    accept_guess: bool,
+) -> Plan:
+    """Return the plan of a run: from its launch, its plan file, or the plan in the folder that `train` left."""
+    from shardwright.plans.document import load_plan
+    from shardwright.traces.run_folder import PLAN
+
+    if launch is not None and plan is not None:
+        raise bad("--plan", "says with --launch what ran twice", "leave one of them out")
+    if launch is not None:
+        return read_launch(launch, (), env, cluster, model, seq_len, accept_guess=accept_guess).plan
+    for name, value in (("--cluster", cluster), ("--model", model), ("--env", env), ("--seq-len", seq_len)):
+        if value not in (None, ()):
+            raise bad(name, "goes with --launch; a plan file has its own", f"leave {name} out")
+    folders = [source for source in sources if (source / PLAN).is_file()]
+    if plan is None and not folders:
+        message = "needs what ran: --launch FILE --cluster CLUSTER, or --plan FILE"
+        raise bad("diagnose", message, "see `shardwright diagnose --help`")
+    return load_plan(plan if plan is not None else folders[0] / PLAN)

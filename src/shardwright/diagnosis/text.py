@@ -1,0 +1,183 @@
+"""A diagnosis on a terminal: the verdict, expected beside measured, the causes with what mends them, what would tell
+more, and the best plan as the last row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwright.diagnosis.causes import Finding
+from shardwright.diagnosis.diagnose import Diagnosis
+from shardwright.diagnosis.memory import MemoryAccount
+from shardwright.diagnosis.words import advice, record_advice
+from shardwright.plans.plan import StageMemory
+from shardwright.reports.text.explain import changes
+from shardwright.reports.text.layout import WIDTH, labelled, listed, table, wrapped
+from shardwright.reports.text.plans import predicted
+from shardwright.reports.text.strategy import SETTINGS
+from shardwright.reports.words import in_words
+from shardwright.units import clock, format_bytes, format_seconds
+
+NAMES = {
+    "compute": "computing",
+    "host": "host, and idle",
+    "tensor": "tensor parallelism",
+    "context": "context parallelism",
+    "expert": "expert exchange",
+    "pipeline": "pipeline: bubble and messages",
+    "gradients": "gradients and sharded weights",
+    "communication": "communication (groups not told apart)",
+    "optimizer": "optimizer",
+    "data": "data",
+    "copies": "copies",
+    "stalls": "stalls, of an average step",
+}
+MEMORY_NAMES = {
+    "weights_bytes": "weights",
+    "gradients_bytes": "gradients",
+    "optimizer_bytes": "optimizer state",
+    "activations_bytes": "activations",
+    "logits_bytes": "logits",
+    "buffers_bytes": "buffers",
+    "context_bytes": "context and pieces",
+}
+BASIS = {"measured": "measured", "priced": "of the plan", "possible": "possible"}
+
+
+def diagnosis_text(result: Diagnosis, width: int = WIDTH) -> str:
+    """Return a diagnosis as text."""
+    certain = [row for row in result.findings if row.basis != "possible"]
+    possible = [row for row in result.findings if row.basis == "possible"]
+    parts = [
+        wrapped(verdict_words(result), "", width),
+        _terms_text(result, width),
+        "" if result.memory is None else _memory_text(result.memory, width),
+        "\n".join(_findings(result, certain, "Causes, what saves most first", width)),
+        "\n".join(_findings(result, possible, "Possible, and not told by what was recorded", width)),
+        wrapped(untold_words(result), "", width),
+        _records_text(result, width),
+        _best_text(result, width),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def verdict_words(result: Diagnosis) -> str:
+    """Return the verdict as a sentence or two."""
+    case = result.case
+    expected, step = format_seconds(case.expected_seconds), case.step_seconds
+    low, high = (format_seconds(value) for value in case.prediction.interval)
+    should = f"expected are {expected} ({low} to {high} in 8 of 10 runs)"
+    plan_saves = max((row.saving_seconds for row in result.findings if row.basis == "priced"), default=0.0)
+    share = plan_saves / case.expected_seconds
+    another = f" Another plan would save {share:.0%} of it." if share > 0.05 else ""
+    if result.verdict == "out of memory":
+        return "Out of memory."
+    if step is None:
+        return f"Nothing tells what a step takes; {should}.{another}"
+    took = f"A step takes {format_seconds(step)}; {should}"
+    if result.verdict == "as expected":
+        return f"As expected. {took}.{another}"
+    if result.verdict == "faster":
+        return f"Faster than expected. {took}.{another}"
+    first = next((row for row in result.findings if row.basis == "measured"), None)
+    why = f" First of all {advice(first, case.plan).title}." if first is not None else ""
+    return f"Slower than it should be. {took}.{why}{another}"
+
+
+def untold_words(result: Diagnosis) -> str:
+    """Return what cannot be told, nothing where everything is."""
+    if not result.untold:
+        return ""
+    seconds = format_seconds(result.unexplained_seconds)
+    return f"Cannot be told from this: what {seconds} of a step beyond what is expected go to."
+
+
+def _terms_text(result: Diagnosis, width: int) -> str:
+    like = result.case.step_seconds or result.case.expected_seconds
+    rows = []
+    for term in result.terms:
+        measured, hidden, excess = term.measured_seconds, term.hidden_seconds, term.excess_seconds
+        rows.append(
+            [
+                NAMES[term.name],
+                clock(term.expected_seconds, like=like),
+                "?" if measured is None else clock(measured, like=like),
+                "" if excess is None else clock(excess, like=like, sign="+"),
+                "" if not hidden else clock(hidden, like=like),
+            ]
+        )
+    step = result.case.step_seconds
+    rows.append(
+        [
+            "a step",
+            clock(result.case.expected_seconds, like=like),
+            "?" if step is None else clock(step, like=like),
+            "" if step is None else clock(step - result.case.expected_seconds, like=like, sign="+"),
+            "",
+        ]
+    )
+    columns = ("time", "expected", "measured", "more", "hidden beside")
+    return table(columns, rows, words=("time",), spare=("hidden beside",), width=width)
+
+
+def _findings(result: Diagnosis, rows: list[Finding], title: str, width: int) -> Iterator[str]:
+    if rows:
+        yield title
+    like = result.case.step_seconds or result.case.expected_seconds
+    for number, row in enumerate(rows, start=1):
+        words = advice(row, result.case.plan)
+        saves = f"saves {clock(row.saving_seconds, like=like)} ({row.saving_seconds / like:.0%})"
+        amount = saves if row.saving_seconds > 0.0 else "saves ?"
+        yield wrapped(f"{number}. {words.title} ({BASIS[row.basis]}): {amount}", "  ", width)
+        for line in row.evidence:
+            yield labelled("     seen", line, width, column=15)
+        yield labelled("     mend", words.remedy, width, column=15)
+        if words.settings:
+            yield labelled("     change", "; ".join(words.settings), width, column=15)
+        yield labelled("     write", words.flags, width, column=15)
+
+
+def _records_text(result: Diagnosis, width: int) -> str:
+    framework = result.case.plan.job.framework
+    rows = [record_advice(name, framework) for name in result.records]
+    return listed("What would tell", [f"{row.what}: {row.command}" for row in rows], width) if rows else ""
+
+
+def _best_text(result: Diagnosis, width: int) -> str:
+    best = result.best
+    if best is None:
+        return ""
+    mine, other = result.case.expected_seconds, predicted(best).iteration_seconds
+    pairs = changes(result.case.plan, best).items()
+    if not pairs or other >= mine:
+        return wrapped(
+            f"The best plan for the same machines: none is faster than this one ({format_seconds(mine)}).", "", width
+        )
+    words = "; ".join(f"{SETTINGS[name]} {old} → {new}" for name, (old, new) in pairs)
+    head = f"The best plan for the same machines: {format_seconds(other)} a step, {1.0 - other / mine:.0%} less"
+    return wrapped(f"{head}: {words}", "", width)
+
+
+def _memory_text(account: MemoryAccount, width: int) -> str:
+    rows = [[MEMORY_NAMES[name], format_bytes(value), ""] for name, value in memory_terms(account.expected).items()]
+    rows.append(["in all", format_bytes(account.expected.total_bytes), _or_blank(account.needed_bytes)])
+    rows.append(["tensors", "", _or_blank(account.allocated_bytes)])
+    rows.append(["reserved", "", _or_blank(account.reserved_bytes)])
+    rows.append(["the GPU has", format_bytes(account.expected.capacity_bytes), format_bytes(account.capacity_bytes)])
+    head = f"Memory of a GPU of stage {account.stage}"
+    parts = [head, table(("kind", "account", "measured"), rows, words=("kind",), width=width)]
+    if account.notes:
+        parts.append(listed("What stands out", account.notes, width))
+    if account.changes:
+        parts.append(listed("Single changes that make room", [in_words(change) for change in account.changes], width))
+    elif account.needed_bytes is not None and account.needed_bytes > account.capacity_bytes:
+        parts.append("No single change makes it fit: `shardwright evaluate` shows the best plan that does.")
+    return "\n".join(parts)
+
+
+def memory_terms(memory: StageMemory) -> dict[str, float]:
+    """Return the terms of the account by name."""
+    return {name: getattr(memory, name) for name in MEMORY_NAMES}
+
+
+def _or_blank(value: float | None) -> str:
+    return "?" if value is None else format_bytes(value)

@@ -1,0 +1,114 @@
+"""Configurations of LLM Foundry, which Composer runs (MosaicML), as Megatron-LM's arguments.
+
+Its models `mpt_causal_lm` are described in the file, `hf_causal_lm` by a name of Hugging Face. What it leaves out is as
+in MPTConfig (llmfoundry/models/mpt/configuration_mpt.py) and FSDPConfig (composer/utils/parallelism.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from shardwright.importers.trainers import (
+    FULL,
+    STRATEGIES,
+    TrainerFields,
+    TrainerSettings,
+    batch_words,
+    optimizer_words,
+    sharding_words,
+)
+
+PRECISIONS = {"amp_bf16": ("--bf16",), "amp_fp16": ("--fp16",), "fp32": ()}
+BATCHES, TOKENS = re.compile(r"(\d+)ba"), re.compile(r"(\d+)tok")
+
+
+def foundry_settings(config: TrainerFields, gpus: int) -> TrainerSettings:
+    """Return a configuration of LLM Foundry."""
+    micro, total = _batch(config, gpus)
+    length = config.whole("max_seq_len", 2048)
+    words = [*sharding_words(_stage(config)), *batch_words(micro, total), "--seq-length", str(length)]
+    words += FULL if config.first("activation_checkpointing") is True else ()
+    precision = str(config.first("precision") or "amp_bf16")
+    if precision not in PRECISIONS:
+        config.report("precision", f"is {precision}, which is not described", f"use {', '.join(PRECISIONS)}")
+    words += [*PRECISIONS.get(precision, ()), *_iterations(config, total * length)]
+    optimizer, uncounted = optimizer_words(config, "optimizer")
+    model = None
+    if config.first("kind") == "hf_causal_lm":
+        model = str(config.first("pretrained_model_name_or_path"))
+    else:
+        words += _mpt(config, length)
+    words += ["--attention-backend", "unfused"] if config.first("attn_impl") in ("torch", "eager") else []
+    return TrainerSettings((*words, *optimizer), uncounted, "fsdp", model)
+
+
+def _batch(config: TrainerFields, gpus: int) -> tuple[int, int]:
+    """Return micro-batch and global batch. "auto" finds the former while it runs."""
+    total = config.whole("global_train_batch_size", 0)
+    if not total:
+        config.report("global_train_batch_size", "is missing", "write it: all samples of a step")
+        return 1, gpus
+    if config.first("device_train_microbatch_size") is None:  # "auto", too
+        message = "is auto: the largest that fits is found while it runs"
+        config.report("device_train_microbatch_size", message, "write the number that it found")
+        return 1, total
+    micro = config.whole("device_train_microbatch_size", 1)
+    if total % gpus:
+        message = f"{total} does not divide by the {gpus} GPUs"
+        config.report("global_train_batch_size", message, "change it, or give the cluster that it is for")
+    share = max(total // gpus, 1)
+    micro = min(micro, share)  # Composer lowers it
+    if share % micro:
+        message = f"is {micro}, of which the {share} samples of a GPU are no multiple"
+        config.report("device_train_microbatch_size", message, "write a number that divides them")
+    return micro, total
+
+
+def _stage(config: TrainerFields) -> int:
+    """Return the stage of ZeRO that FSDP's strategy is; without a section for FSDP nothing is sharded."""
+    if not any(path[0] == "fsdp_config" for path in config.values):
+        return 0
+    if config.whole("data_parallel_replicate_degree", 1) > 1:
+        config.report("data_parallel_replicate_degree", "hybrid sharding is not described", "shard over all ranks")
+    strategy = str(config.first("sharding_strategy") or "FULL_SHARD").upper()
+    if strategy not in STRATEGIES:
+        config.report("sharding_strategy", f"{strategy} is not described", "use FULL_SHARD or SHARD_GRAD_OP")
+    return STRATEGIES.get(strategy, 3)
+
+
+def _iterations(config: TrainerFields, tokens: int) -> Iterator[str]:
+    duration = str(config.first("max_duration"))
+    if match := BATCHES.fullmatch(duration):
+        yield from ("--train-iters", match[1])
+    elif match := TOKENS.fullmatch(duration):
+        yield from ("--train-iters", str(max(int(match[1]) // tokens, 1)))
+
+
+def _mpt(config: TrainerFields, length: int) -> list[str]:
+    """Return the model that MPTConfig describes."""
+    width, heads = config.whole("d_model", 2048), config.whole("n_heads", 16)
+    ratio = config.first("expansion_ratio") or 4
+    words = ["--hidden-size", str(width), "--num-attention-heads", str(heads)]
+    words += ["--num-layers", str(config.whole("n_layers", 24)), "--vocab-size", str(config.whole("vocab_size", 50368))]
+    words += ["--ffn-hidden-size", str(config.first("ffn_hidden_size") or round(width * float(ratio)))]
+    words += ["--max-position-embeddings", str(length), "--hidden-dropout", str(config.first("resid_pdrop") or 0)]
+    words += ["--attention-dropout", str(config.first("attn_pdrop") or 0), *_positions(config)]
+    words += ["--kv-channels", str(config.first("head_dim"))] if config.first("head_dim") else []
+    words += ["--swiglu"] if config.first("ffn_type") in ("mptglu", "mb_moe") else []
+    words += ["--disable-bias-linear"] if config.first("no_bias") is True else []
+    words += ["--normalization", "RMSNorm"] if "rms" in str(config.first("norm_type")) else []
+    words += ["--qk-layernorm"] if config.first("qk_ln") is True else []
+    words += ["--untie-embeddings-and-output-weights"] if config.first("tie_word_embeddings") is False else []
+    groups: Any = config.first("kv_n_heads") or (1 if config.first("attn_type") == "multiquery_attention" else None)
+    return [*words, *(("--group-query-attention", "--num-query-groups", str(groups)) if groups else ())]
+
+
+def _positions(config: TrainerFields) -> list[str]:
+    if config.first("alibi") is True:
+        return ["--position-embedding-type", "alibi"]
+    if config.first("rope") is True:
+        base = int(config.first("rope_theta") or 10000)
+        return ["--position-embedding-type", "rope", "--rotary-base", str(base)]
+    return ["--position-embedding-type", "learned_absolute" if config.first("learned_pos_emb") is not False else "none"]

@@ -1,0 +1,229 @@
+"""How each trainer writes a step into its log, as data. Every pattern is of the trainer's own format string, which the
+tests name (`tests/runs/data`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from shardwright.units import GIBIBYTE
+
+MEBIBYTE, MILLI = 2.0**20, 1e-3
+NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How a trainer reports a step. `mark` is what its lines, and no others, hold; `figures` are patterns with one
+    group, and what their unit is in ours; of `needs` a line must have one each. `mean` as in `steps.Rows`. A dialect
+    of a lower `rank` is taken where a log has several: one clock of the trainer's own before what is derived."""
+
+    trainer: str
+    mark: re.Pattern[str]
+    figures: Mapping[str, tuple[re.Pattern[str], float]]
+    needs: tuple[tuple[str, ...], ...]
+    mean: bool = True
+    rank: int = 0
+
+
+def _figures(**patterns: tuple[str, float] | str) -> dict[str, tuple[re.Pattern[str], float]]:
+    pairs = {name: (value, 1.0) if isinstance(value, str) else value for name, value in patterns.items()}
+    return {name: (re.compile(pattern.replace("NUMBER", NUMBER)), unit) for name, (pattern, unit) in pairs.items()}
+
+
+TIMED = (("step",), ("seconds",))
+DIALECTS = (
+    Dialect(
+        trainer="megatron",
+        mark=re.compile(r"elapsed time per iteration \(m?s\):"),
+        figures=_figures(
+            step=r"iteration[: ]\s*(\d+)\s*(?:/|\|)",
+            seconds=(r"elapsed time per iteration \(ms\):\s*NUMBER", MILLI),
+            whole_seconds=r"elapsed time per iteration \(s\):\s*NUMBER",
+            gpu_tflops=r"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs):\s*NUMBER",
+            gpu_tokens_per_second=r"tokens per gpu per second \(tgs\):\s*NUMBER",
+            global_batch=r"global batch size:\s*(\d+)",
+            loss=r"(?:lm loss|reduced_train_loss)[: ]\s*NUMBER",
+        ),
+        needs=(("step",), ("seconds", "whole_seconds")),
+    ),
+    Dialect(
+        trainer="nemo",
+        mark=re.compile(r'train_step_timing in s"?[:=]'),
+        figures=_figures(
+            step=r'global_step"?[:=]\s*(\d+)',
+            epoch_step=r"iteration (\d+)/",
+            seconds=r'train_step_timing in s"?[:=]\s*NUMBER',
+            gpu_tflops=r'(?:TFLOPS_per_GPU|tflops_per_sec_per_gpu)"?[:=]\s*NUMBER',
+            global_batch=r"global_batch_size[:=]\s*(\d+)",
+            loss=r'reduced_train_loss"?[:=]\s*NUMBER',
+        ),
+        needs=(("step", "epoch_step"), ("seconds",)),
+        mean=False,
+        rank=1,
+    ),
+    Dialect(
+        trainer="nanotron",
+        mark=re.compile(r"(?:elapsed_)?time_per_iteration_ms:"),
+        figures=_figures(
+            step=r"iteration: (\d+)\s*/",
+            seconds=(r"(?:elapsed_)?time_per_iteration_ms:\s*NUMBER([KMBGT]?)", MILLI),
+            tokens_per_second=r"tokens_per_sec:\s*NUMBER([KMBGT]?)",
+            gpu_tokens_per_second=r"tokens_per_sec_per_gpu:\s*NUMBER([KMBGT]?)",
+            gpu_tflops=r"model_tflops_per_gpu:\s*NUMBER",
+            global_batch=r"global_batch_size: (\d+) \|",  # 1.02K is rounded
+            memory_bytes=r"cuda_max_memory_reserved:\s*NUMBER([KMBGT]?)",
+            loss=r"lm_loss:\s*NUMBER",
+        ),
+        needs=TIMED,
+    ),
+    Dialect(
+        trainer="torchtitan",
+        mark=re.compile(r"(?<!validate )step:\s+\d+\s+(?:loss:|.*(?:tps|wps):)"),
+        figures=_figures(
+            step=r"step:\s+(\d+)",
+            gpu_tokens_per_second=r"(?:tps|wps):\s*NUMBER",
+            gpu_tflops=r"tflops:\s*NUMBER",
+            memory_bytes=(r"memory:\s*NUMBER\s*GiB", GIBIBYTE),
+            loss=r"loss:\s*NUMBER",
+        ),
+        needs=(("step",), ("gpu_tokens_per_second", "clock")),
+        rank=2,
+    ),
+    Dialect(
+        trainer="deepspeed",
+        mark=re.compile(r"steps?:\s*\d+(?:\s*/\s*\d+)? .*iter time \(s\):"),
+        figures=_figures(
+            step=r"steps?:\s*(\d+)",
+            seconds=r"iter time \(s\):\s*NUMBER",
+            samples_per_second=r"samples/sec:\s*NUMBER",
+            loss=r"loss:\s*NUMBER",
+        ),
+        needs=TIMED,
+        rank=1,
+    ),
+    Dialect(
+        trainer="deepspeed",
+        mark=re.compile(r"CurrSamplesPerSec="),
+        figures=_figures(
+            step=r"global_step=(\d+)",
+            old_step=r"\d+/(\d+), RunningAvg",
+            samples_per_second=r"CurrSamplesPerSec=NUMBER",
+            memory_bytes=(r"MaxMemAllocated=NUMBER", GIBIBYTE),
+        ),
+        needs=(("step", "old_step"), ("samples_per_second",)),
+        mean=False,
+        rank=3,
+    ),
+    Dialect(
+        trainer="llama-factory",
+        mark=re.compile(r'"current_steps":.*"elapsed_time":'),
+        figures=_figures(
+            step=r'"current_steps":\s*(\d+)',
+            clock=r'"elapsed_time":\s*"([^"]+)"',
+            tokens_per_second=r'"throughput":\s*"?NUMBER',
+            loss=r'"loss":\s*NUMBER',
+        ),
+        needs=(("step",), ("clock",)),
+        rank=4,
+    ),
+    Dialect(
+        trainer="megatron-bridge",
+        mark=re.compile(r"Step Time ?: ?\d"),
+        figures=_figures(
+            seconds=r"Step Time ?: ?NUMBER\s*s",
+            gpu_tflops=r"GPU utilization: ?NUMBER\s*MODEL_TFLOP",
+        ),
+        needs=(("seconds",),),
+        rank=5,
+    ),
+)
+SPELLINGS = {"whole_seconds": "seconds", "epoch_step": "step", "old_step": "step"}  # of one figure in a dialect
+# One bar of tqdm that counts steps: 12/500 [01:40<1:07:20,  8.28s/it]; bars of files and samples have other units.
+BAR = re.compile(r"(\d+)/(\d+) \[((?:\d+ days?, )?[\d:]+)<[^\],]*,\s*[\d.?]+\s*(?:s/it|it/s)")
+LOGGED = re.compile(r"\{['\"](?:loss|train_loss|train_runtime|memory/|eval_)[^{}]*\}")
+PAIR = re.compile(r"['\"]([^'\"]+)['\"]:\s*['\"]?([-+]?[\d.]+(?:[eE][-+]?\d+)?)['\"]?")
+MLLOG = ":::MLLOG"
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+CLOCK = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)")
+
+# What lies between steps: lines that say that something begins, and with how many seconds it ended.
+BETWEEN = (
+    (
+        "evaluation",
+        re.compile(
+            r"validation loss at|^\s*Evaluat(?:e|ing)[ \d(]|\*\*\*\*\* Running Evaluation|validate step:"
+            r"|['\"]eval_(?:loss|runtime)['\"]|^\s*evaluating \.\.\."
+        ),
+        re.compile(r"['\"]eval_runtime['\"]:\s*['\"]?([\d.]+)"),
+    ),
+    (
+        "checkpoint",
+        re.compile(
+            r"saving checkpoint (?:at|to)|successfully saved checkpoint|Sav(?:ing|ed) (?:the |model )?checkpoint"
+            r"|Finished saving the checkpoint|Checkpoint global_step\d+ is about to be saved|save-checkpoint \.\.\.",
+            re.IGNORECASE,
+        ),
+        re.compile(r"(?:Finished saving the checkpoint[^\d]*in|save-checkpoint [. ]+:) \(?([\d.]+)(, [\d.]+\))?"),
+    ),
+    ("out_of_memory", re.compile(r"OutOfMemoryError|CUDA out of memory|HIP out of memory"), None),
+    ("skipped", re.compile(r"OVERFLOW! Rank|Grad overflow on iteration"), None),
+)
+# Settings that trainers print before they start: `name ..... value`, `name: value`, or a banner of their own.
+SETTINGS: Mapping[str, re.Pattern[str]] = {
+    name: re.compile(pattern)
+    for name, pattern in {
+        "gpus": r"(?:^|[\s,])(?:world_size|world size)[ .:=]+(\d+)|using world size: (\d+)",
+        "global_batch": r"(?:^|\s)(?:global_batch_size|train_batch_size|global batch size)[ .:=]+(\d+)"
+        r"|Total train batch size \(w\. parallel, distributed & accumulation\) = (\d[\d,]*)",
+        "micro_batch": r"(?:^|\s)(?:micro_batch_size|train_micro_batch_size_per_gpu|local batch size)[ .:=]+(\d+)"
+        r"|Instantaneous batch size per device = (\d[\d,]*)",
+        "seq_len": r"(?:^|\s)(?:seq_length|sequence length|sequence_len|max_seq_length)[ .:=]+(\d+)",
+        "tp": r"(?:^|[\s,])(?:tensor_model_parallel_size|tensor-model-parallel size:|tp[=:])[ .:=]*(\d+)",
+        "pp": r"(?:^|[\s,])(?:pipeline_model_parallel_size|pipeline-model-parallel size:|pp[=:])[ .:=]*(\d+)",
+        "cp": r"(?:^|[\s,])(?:context_parallel_size|context-parallel-size:|cp[=:])[ .:=]*(\d+)",
+        "ep": r"(?:^|[\s,])(?:expert_model_parallel_size|expert-model-parallel-size:)[ .:=]*(\d+)",
+        "dp": r"(?:^|[\s,])(?:data_parallel_size|data-parallel-size:|data-parallel size:)[ .:=]*(\d+)",
+        "parameters": r"size: ([\d,]+) total parameters|Number of trainable parameters = ([\d,]+)",
+        "total_steps": r"Total optimization steps = ([\d,]+)|total steps (\d+)",
+    }.items()
+}
+GPU = re.compile(r"CUDA capacity: (.+?) with [\d.]+GiB memory")
+ARGUMENT = re.compile(r"^\s*(?:\[.*?\]\s*)?(?:\S*\d*: )?\s*([a-z][a-z0-9_]+) \.{2,} (\S.*?)\s*$")
+TIMER = re.compile(r"^\s*(?:\S+: )?\s*([a-z][\w/-]+) \.{3,}: (?:\((\d[\d.]*), (\d[\d.]*)\)|(\d[\d.]*))\s*$")
+BREAKDOWN = re.compile(r"time \(ms\) \| (.*)")
+BREAKDOWN_PART = re.compile(r"(\w+): ([\d.]+)")
+MEMORY = (
+    (re.compile(r"memory \(MB\) .*max reserved: ([\d.]+)"), MEBIBYTE),
+    (re.compile(r"memory \(GB\) .*mem-max-reserved-gigabytes: ([\d.]+)"), 1e9),
+)
+
+
+def number(match: re.Match[str], unit: float) -> float:
+    """Return the number of a pattern's first group, by the suffix in its second if there is one, in our unit."""
+    text = match[1].replace(",", "")
+    suffix = match[2] if match.re.groups > 1 else ""
+    return float(text) * SUFFIXES[suffix] * unit
+
+
+def clock_seconds(text: str) -> float | None:
+    """Return the time that a line begins with, in seconds, None without one."""
+    match = CLOCK.search(text, 0, 300)
+    if match is None:
+        return None
+    try:
+        return datetime.fromisoformat(match[1].replace(",", ".")).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
+def elapsed_seconds(text: str) -> float | None:
+    """Return seconds of `1:02:03`, `02:03` or `1 day, 0:00:10`, None for other texts."""
+    match = re.fullmatch(r"(?:(\d+) days?, )?(?:(\d+):)?(\d+):(\d+)", text.strip())
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

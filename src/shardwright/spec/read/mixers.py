@@ -1,0 +1,193 @@
+"""The mixers of a Hugging Face config that are no softmax attention, each under its many spellings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from shardwright.spec.mixers import (
+    GatedDelta,
+    GatedRecurrence,
+    Lightning,
+    Mamba,
+    Mamba2,
+    Mixer,
+    Rwkv7,
+    ShortConvolution,
+)
+from shardwright.spec.read.config_fields import HEAD_DIM as ATTENTION_HEAD_DIM
+from shardwright.spec.read.config_fields import HEADS, MOST_WIDTH, ConfigFields
+
+STATE = ("mamba_d_state", "ssm_state_size", "state_size")
+WIDTH = ("mamba_d_conv", "conv_kernel", "linear_conv_kernel_dim", "short_conv_kernel_size", "conv1d_width")
+EXPAND = ("mamba_expand", "expand")
+RANK = ("mamba_dt_rank", "time_step_rank")
+INNER = ("mamba_d_ssm", "intermediate_size")
+MAMBA_HEADS, MAMBA_HEAD_DIM = ("mamba_n_heads", "mamba_num_heads"), ("mamba_d_head", "mamba_head_dim")
+GROUPS = ("mamba_n_groups", "n_groups", "mamba_ngroups")
+CHUNK = ("mamba_chunk_size", "chunk_size")
+BIAS, CONVOLUTION_BIAS = ("mamba_proj_bias", "use_bias"), ("mamba_conv_bias", "use_conv_bias")
+
+Reader = Callable[[ConfigFields, int], Mixer]
+
+
+def mixer_of(fields: ConfigFields, kind: str, hidden: int) -> Mixer:
+    """Return the mixer of a family by the name of its reader. Problems are added to the fields."""
+    return READERS[kind](fields, hidden)
+
+
+def _size(fields: ConfigFields, names: tuple[str, ...]) -> int:
+    return fields.required(*names, most=MOST_WIDTH)
+
+
+def _auto(fields: ConfigFields, names: tuple[str, ...], usual: int) -> int:
+    """Return a size that may say "auto"."""
+    name = fields.has(names)
+    if name is None or fields.section.fields[name] == "auto":
+        return usual
+    return fields.size(name, most=MOST_WIDTH) or usual
+
+
+def _flag(fields: ConfigFields, names: tuple[str, ...], *, default: bool) -> bool:
+    name = fields.has(names)
+    return default if name is None else fields.flag(name, default=default)
+
+
+def _mamba(fields: ConfigFields, hidden: int) -> Mamba:
+    expanded = (fields.size(*EXPAND) or 2) * hidden
+    stated = fields.size("intermediate_size", most=MOST_WIDTH) if fields.has(("state_size",)) else None
+    return Mamba(
+        inner=stated or expanded,
+        state=_size(fields, STATE),
+        rank=_auto(fields, RANK, math.ceil(hidden / 16)),
+        width=fields.size(*WIDTH) or 4,
+        bias=_flag(fields, BIAS, default=False),
+        convolution_bias=_flag(fields, CONVOLUTION_BIAS, default=True),
+    )
+
+
+def _jamba(fields: ConfigFields, hidden: int) -> Mamba:
+    return Mamba(
+        inner=(fields.size(*EXPAND) or 2) * hidden,
+        state=fields.size(*STATE) or 16,
+        rank=_auto(fields, RANK, math.ceil(hidden / 16)),
+        width=fields.size(*WIDTH) or 4,
+        bias=_flag(fields, BIAS, default=False),
+        convolution_bias=_flag(fields, CONVOLUTION_BIAS, default=True),
+        normed=True,
+    )
+
+
+def _mamba2(fields: ConfigFields, hidden: int) -> Mamba2:
+    """Mamba-2's own config calls its heads `num_heads` of `head_dim`, as those of hybrids call attention's."""
+    alone = fields.has(MAMBA_HEADS) is None
+    inner = fields.size("mamba_d_ssm", most=MOST_WIDTH) or (fields.size(*EXPAND) or 2) * hidden
+    heads = _size(fields, ("num_heads",) if alone else MAMBA_HEADS)
+    per_head = _auto(fields, ("head_dim",) if alone else MAMBA_HEAD_DIM, max(inner // heads, 1))
+    groups = fields.size(*GROUPS) or 1
+    if heads % groups:
+        name = fields.has(GROUPS) or GROUPS[0]
+        fields.section.report(name, f"{groups} does not divide {heads} heads of Mamba-2", "correct one of them")
+    bias = _flag(fields, BIAS, default=False)
+    return Mamba2(
+        heads=heads,
+        head_dim=per_head,
+        groups=groups,
+        state=_size(fields, STATE),
+        width=fields.size(*WIDTH) or 4,
+        chunk=fields.size(*CHUNK) or 256,
+        bias=bias,
+        out_bias=_flag(fields, ("projectors_bias",), default=bias),
+        convolution_bias=_flag(fields, CONVOLUTION_BIAS, default=True),
+        gated_norm=_flag(fields, ("mamba_rms_norm",), default=True),
+    )
+
+
+def _gated_delta(fields: ConfigFields, hidden: int) -> GatedDelta:
+    return GatedDelta(
+        key_heads=_size(fields, ("linear_num_key_heads",)),
+        key_dim=_size(fields, ("linear_key_head_dim",)),
+        value_heads=_size(fields, ("linear_num_value_heads",)),
+        value_dim=_size(fields, ("linear_value_head_dim",)),
+        width=fields.size(*WIDTH) or 4,
+    )
+
+
+def _kimi_delta(fields: ConfigFields, hidden: int) -> GatedDelta:
+    """Moonshot's own configs have the sizes in `linear_attn_config`."""
+    inner = fields.inner("linear_attn_config") or fields
+    heads = _size(inner, ("linear_num_heads", "num_heads", "num_attention_heads"))
+    width = _size(inner, ("linear_head_dim", "head_dim"))
+    return GatedDelta(
+        key_heads=heads,
+        key_dim=width,
+        value_heads=heads,
+        value_dim=width,
+        width=inner.size(*WIDTH) or 4,
+        decay="channel",
+        gate_rank=width,
+    )
+
+
+def _ling_delta(fields: ConfigFields, hidden: int) -> GatedDelta:
+    """The gates of Ling are projected at once, and its heads are as wide as attention's before MLA renamed them."""
+    heads = _size(fields, ("linear_num_heads", "num_attention_heads"))
+    width = _size(fields, ("linear_head_dim", "head_dim"))
+    return GatedDelta(
+        key_heads=heads,
+        key_dim=width,
+        value_heads=heads,
+        value_dim=width,
+        width=fields.size(*WIDTH) or 4,
+        decay="channel",
+    )
+
+
+def _lightning(fields: ConfigFields, hidden: int) -> Lightning:
+    heads = _size(fields, HEADS)
+    width = fields.size(*ATTENTION_HEAD_DIM, most=MOST_WIDTH) or max(hidden // heads, 1)
+    return Lightning(heads=heads, head_dim=width, chunk=fields.size("block_size") or 256)
+
+
+def _convolution(fields: ConfigFields, hidden: int) -> ShortConvolution:
+    return ShortConvolution(
+        channels=hidden, width=fields.size("conv_L_cache") or 3, bias=fields.flag("conv_bias", default=False)
+    )
+
+
+def _recurrence(fields: ConfigFields, hidden: int) -> GatedRecurrence:
+    return GatedRecurrence(
+        channels=fields.size("lru_width", most=MOST_WIDTH) or hidden,
+        blocks=_size(fields, HEADS),
+        width=fields.size("conv1d_width") or 4,
+    )
+
+
+def _rwkv7(fields: ConfigFields, hidden: int) -> Rwkv7:
+    """The field names of fla's configuration."""
+    per_head = fields.size("head_dim", most=MOST_WIDTH) or 64
+    return Rwkv7(
+        heads=max(hidden // per_head, 1),
+        head_dim=per_head,
+        decay_rank=_size(fields, ("decay_low_rank_dim",)),
+        rate_rank=_size(fields, ("a_low_rank_dim",)),
+        gate_rank=_size(fields, ("gate_low_rank_dim",)),
+        value_rank=_size(fields, ("v_low_rank_dim",)),
+    )
+
+
+READERS: Mapping[str, Reader] = MappingProxyType(
+    {
+        "mamba": _mamba,
+        "jamba": _jamba,
+        "mamba2": _mamba2,
+        "gated_delta": _gated_delta,
+        "kimi_delta": _kimi_delta,
+        "ling_delta": _ling_delta,
+        "lightning": _lightning,
+        "short_convolution": _convolution,
+        "recurrence": _recurrence,
+        "rwkv7": _rwkv7,
+    }
+)

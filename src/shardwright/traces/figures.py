@@ -1,0 +1,183 @@
+"""What the time of a rank went to: computing, each kind of communication hidden and exposed, the host, data, the
+update, copies. All seconds are of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardwright.arrays import Bools, Floats, Ints
+from shardwright.traces.intervals import NOTHING, both, either, less, seconds, union
+from shardwright.traces.kinds import COLLECTIVES, COPY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """Work of a device, [N] each: begin and end in seconds, the code of its kind in `kinds`, of its group in `groups`
+    (name and ranks of a collective's process group, where they are said), and whether the update launched it."""
+
+    begin: Floats
+    end: Floats
+    kind: Ints
+    group: Ints
+    update: Bools
+    kinds: tuple[str, ...]
+    groups: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """What a rank did in `steps` steps from `begin` to `end`; `counted` says whether the trace marks its steps.
+
+    `device` is the work of its device. `host` maps what the host did (`data`: waited for samples, `allocate`: asked the
+    driver for memory, or gave it back) to times, `allocations` counts the latter. `passes` are seconds of passes by
+    (kind, virtual stage), of traces of `train`.
+    """
+
+    rank: int
+    source: str
+    begin: float
+    end: float
+    steps: int
+    counted: bool
+    device: Spans
+    host: Mapping[str, Floats] = field(default_factory=dict)
+    allocations: int = 0
+    passes: Mapping[tuple[str, int], tuple[float, ...]] = field(default_factory=dict)
+    on_gpu: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """A kind of communication of one process group in a step: how often, how long in all, and how much of that ran
+    beside computing and how much did not. `group` is empty and `ranks` 0 where the trace does not say."""
+
+    kind: str
+    group: str
+    ranks: int
+    calls: float
+    seconds: float
+    hidden_seconds: float
+    exposed_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFigures:
+    """The step of a rank. Computing, exposed communication, copies, data and idle time add up to `step_seconds`.
+
+    `compute_seconds` has the update in it, which takes `optimizer_seconds`; `gemm_seconds` and `attention_seconds` are
+    those of kernels with such names. `idle_seconds` are those in which neither the device worked nor the host waited
+    for data; in `allocation_seconds` of them the host was in the driver for memory. `launches` counts kernels,
+    `irregularity` is how far equal passes of the rank differ: the 90th percentile over the median, less 1.
+    """
+
+    rank: int
+    source: str
+    steps: int
+    counted: bool
+    step_seconds: float
+    compute_seconds: float
+    optimizer_seconds: float
+    gemm_seconds: float
+    attention_seconds: float
+    copy_seconds: float
+    data_seconds: float
+    idle_seconds: float
+    allocation_seconds: float
+    allocations: float
+    launches: float
+    collectives: tuple[Collective, ...]
+    irregularity: float | None = None
+    on_gpu: bool = True
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Communication that nothing hides."""
+        return sum(call.exposed_seconds for call in self.collectives)
+
+
+def figures(activity: Activity) -> RankFigures:
+    """Return what the step of a rank went to."""
+    window = np.array([[activity.begin, activity.end]])
+    device, count = activity.device, float(activity.steps)
+    codes = {name: code for code, name in enumerate(device.kinds)}
+    of_collective = np.isin(device.kind, [codes[name] for name in COLLECTIVES if name in codes])
+    of_copy = device.kind == codes.get(COPY, -1)
+
+    def times(mask: Bools) -> Floats:
+        return both(union(device.begin[mask], device.end[mask]), window)
+
+    computing, copying = times(~of_collective & ~of_copy), times(of_copy)
+    talking = times(of_collective)
+    busy = either(computing, talking)
+    copies = less(copying, busy)
+    idle = less(window, either(busy, copying))
+    data = both(activity.host.get("data", NOTHING), idle)
+    allocating = both(activity.host.get("allocate", NOTHING), less(idle, data))
+    inside = (device.begin < activity.end) & (device.end > activity.begin)
+    calls = _collectives(device, of_collective & inside, window, computing, count)
+    scale = seconds(less(talking, computing)) / count
+    exposed = sum(call.exposed_seconds for call in calls)
+    if exposed > scale > 0.0:  # several at a time: each has its share of the time
+        calls = tuple(_scaled(call, scale / exposed) for call in calls)
+    kinds = {name: seconds(times(device.kind == code)) / count for name, code in codes.items()}
+    return RankFigures(
+        rank=activity.rank,
+        source=activity.source,
+        steps=activity.steps,
+        counted=activity.counted,
+        step_seconds=seconds(window) / count,
+        compute_seconds=seconds(computing) / count,
+        optimizer_seconds=seconds(times(device.update & ~of_collective)) / count,
+        gemm_seconds=kinds.get("gemm", 0.0),
+        attention_seconds=kinds.get("attention", 0.0),
+        copy_seconds=seconds(copies) / count,
+        data_seconds=seconds(data) / count,
+        idle_seconds=seconds(less(idle, data)) / count,
+        allocation_seconds=seconds(allocating) / count,
+        allocations=activity.allocations / count,
+        launches=float((inside & ~of_copy).sum()) / count,
+        collectives=calls,
+        irregularity=_irregularity(activity.passes),
+        on_gpu=activity.on_gpu,
+    )
+
+
+def _collectives(
+    device: Spans, chosen: Bools, window: Floats, computing: Floats, count: float
+) -> tuple[Collective, ...]:
+    keys = np.unique(np.stack([device.kind[chosen], device.group[chosen]], axis=1), axis=0)
+    calls = []
+    for kind, group in keys.tolist():
+        mask = chosen & (device.kind == kind) & (device.group == group)
+        spans = both(union(device.begin[mask], device.end[mask]), window)
+        name, ranks = device.groups[group]
+        exposed = seconds(less(spans, computing)) / count
+        calls.append(
+            Collective(
+                kind=device.kinds[kind],
+                group=name,
+                ranks=ranks,
+                calls=float(mask.sum()) / count,
+                seconds=seconds(spans) / count,
+                hidden_seconds=seconds(spans) / count - exposed,
+                exposed_seconds=exposed,
+            )
+        )
+    return tuple(sorted(calls, key=lambda call: (-call.exposed_seconds, call.kind, call.group)))
+
+
+def _scaled(call: Collective, part: float) -> Collective:
+    return Collective(
+        kind=call.kind, group=call.group, ranks=call.ranks, calls=call.calls, seconds=call.seconds,
+        hidden_seconds=call.hidden_seconds, exposed_seconds=call.exposed_seconds * part,
+    )  # fmt: skip
+
+
+def _irregularity(passes: Mapping[tuple[str, int], Sequence[float]]) -> float | None:
+    spreads = [
+        float(np.quantile(values, 0.9) / np.median(values)) - 1.0 for values in passes.values() if len(values) >= 4
+    ]
+    return max(spreads) if spreads else None

@@ -1,0 +1,258 @@
+"""Traces of PyTorch's profiler (Kineto) and those that `train` writes, as what each rank did.
+
+Kineto writes a file a rank: kernels and copies on the streams of a device, the launches (`cuda_runtime`, joined to
+kernels by `correlation`), operators of the host and annotations; `ProfilerStep#N` marks steps. A trace of `train` has a
+thread for each rank whose spans say what its schedule did, and a process of operators for each rank.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardwright.arrays import Array, Bools, Floats
+from shardwright.errors import bad
+from shardwright.traces.chrome import ChromeTrace
+from shardwright.traces.figures import Activity, Spans
+from shardwright.traces.intervals import NOTHING, union
+from shardwright.traces.kinds import COMPUTE, kind_of
+
+MICROSECOND = 1e-6
+DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
+ANNOTATIONS = {"user_annotation", "gpu_user_annotation"}
+STEP = re.compile(r"ProfilerStep#(\d+)")
+UPDATE = re.compile(r"Optimizer\.step#|optimizer[-_ ]?step", re.IGNORECASE)
+DATA = re.compile(r"enumerate\(DataLoader\)|dataloader|data_iterator|get_batch|batch[-_]generator", re.IGNORECASE)
+ALLOCATE = re.compile(r"(cuda|hip)(Malloc|Free)(Async|Host)?$|cuMem(Create|Map|Unmap|Release)")
+RANK_OF_NAME = re.compile(r"rank[-_ .]?(\d+)", re.IGNORECASE)
+# What the spans of a trace of `train` are (`runtime.timing.step_trace`).
+OWN = {
+    "forward": COMPUTE,
+    "backward": COMPUTE,
+    "optimizer": "optimizer",
+    "wait": "send_recv",
+    "synchronise": "all_reduce",
+}
+OWN_GROUPS = {"wait": "pipeline", "synchronise": "gradients"}
+
+
+class _Recorded:
+    """What the events of a rank say, while they stream."""
+
+    def __init__(self) -> None:
+        self.begin, self.end, self.correlation = array("d"), array("d"), array("q")
+        self.kind, self.group = array("l"), array("l")
+        self.kinds: dict[str, int] = {}
+        self.groups: dict[tuple[str, int], int] = {("", 0): 0}
+        self.launched, self.launches = array("d"), array("q")
+        self.steps: dict[str, tuple[float, float]] = {}
+        self.device_steps: dict[str, tuple[float, float]] = {}
+        self.host: dict[str, tuple[array[float], array[float]]] = {}
+        self.allocations = 0
+        self.passes: dict[tuple[str, int], list[float]] = {}
+
+    def work(self, name: str, begin: float, end: float, args: Mapping[str, Any]) -> None:
+        """Add a kernel, a copy, or an operator of the host."""
+        self.add(kind_of(name), begin, end, _group_of(args), int(args.get("correlation") or -1))
+
+    def add(self, kind: str, begin: float, end: float, group: tuple[str, int] = ("", 0), correlation: int = -1) -> None:
+        """Add work of a kind."""
+        self.begin.append(begin)
+        self.end.append(end)
+        self.kind.append(self.kinds.setdefault(kind, len(self.kinds)))
+        self.group.append(self.groups.setdefault(group, len(self.groups)))
+        self.correlation.append(correlation)
+
+    def note(self, what: str, begin: float, end: float) -> None:
+        """Add a time of the host."""
+        begins, ends = self.host.setdefault(what, (array("d"), array("d")))
+        begins.append(begin)
+        ends.append(end)
+
+    def spans(self) -> Spans:
+        """Return the work of the device."""
+        begin, end = np.array(self.begin), np.array(self.end)
+        return Spans(
+            begin=begin,
+            end=end,
+            kind=np.array(self.kind, dtype=np.int64),
+            group=np.array(self.group, dtype=np.int64),
+            update=self._launched_by_update() | (np.array(self.kind, dtype=int) == self.kinds.get("optimizer", -1)),
+            kinds=tuple(self.kinds),
+            groups=tuple(self.groups),
+        )
+
+    def _launched_by_update(self) -> Bools:
+        windows = self.times("update")
+        launched, numbers = np.array(self.launched), np.array(self.launches, dtype=np.int64)
+        if not len(windows) or not len(launched):
+            return np.zeros(len(self.begin), dtype=bool)
+        place = np.searchsorted(windows[:, 0], launched, side="right") - 1
+        inside = (place >= 0) & (launched < windows[np.maximum(place, 0), 1])
+        return np.isin(np.array(self.correlation, dtype=np.int64), numbers[inside])
+
+    def times(self, what: str) -> Floats:
+        """Return the times of the host."""
+        return union(*map(np.array, self.host[what])) if what in self.host else NOTHING
+
+
+def activities(path: Path, place: int = 0) -> tuple[Activity, ...]:
+    """Return what each rank of a file did; `place` is its number among several files, which is the rank where neither
+    the trace nor the name of its file says it. Raises SpecError for a file that is none, or has no work in it."""
+    trace = ChromeTrace(path)
+    processes: dict[Any, str] = {}
+    ranks: dict[Any, _Recorded] = {}  # of `train`
+    devices: dict[int, _Recorded] = {}
+    host = _Recorded()
+    for event in trace.events():
+        phase, process = event.get("ph"), event.get("pid")
+        if phase == "M":
+            if event.get("name") == "process_name":
+                processes[process] = str((event.get("args") or {}).get("name", ""))
+            continue
+        if phase != "X" or not isinstance(event.get("ts"), int | float | str):
+            continue
+        begin, length = _seconds(event.get("ts")), _seconds(event.get("dur", 0))
+        whose = processes.get(process, "")
+        if whose.startswith("measured:"):
+            _own_event(ranks.setdefault(event.get("tid"), _Recorded()), event, begin, begin + length)
+        elif not whose.startswith(("predicted:", "operators of rank")):
+            _kineto_event(devices, host, event, begin, begin + length)
+    if ranks:
+        return tuple(_own_activity(int(rank), recorded, str(path)) for rank, recorded in sorted(ranks.items()))
+    return _of_kineto(path, place, trace.about, devices, host)
+
+
+def _kineto_event(
+    devices: dict[int, _Recorded], host: _Recorded, event: Mapping[str, Any], begin: float, end: float
+) -> None:
+    kind, name, args = str(event.get("cat", "")).casefold(), str(event.get("name", "")), event.get("args") or {}
+    if kind in DEVICE:
+        device = args.get("device", 0)
+        recorded = devices.setdefault(device if isinstance(device, int) else 0, _Recorded())
+        recorded.work("memcpy" if kind != "kernel" else name, begin, end, args)
+    elif kind in ANNOTATIONS or STEP.match(name):
+        _annotation(host, kind, name, begin, end)
+    elif kind in ("cuda_runtime", "cuda_driver", "runtime"):
+        if (number := args.get("correlation")) is not None:
+            host.launched.append(begin)
+            host.launches.append(int(number))
+        if ALLOCATE.match(name):
+            host.allocations += 1
+            host.note("allocate", begin, end)
+    elif kind in ("cpu_op", "operator"):
+        host.work(name, begin, end, args)
+        if DATA.search(name):
+            host.note("data", begin, end)
+
+
+def _annotation(host: _Recorded, kind: str, name: str, begin: float, end: float) -> None:
+    if STEP.match(name):
+        (host.device_steps if kind.startswith("gpu") else host.steps)[name] = (begin, end)
+    elif kind.startswith("gpu"):
+        return
+    elif UPDATE.search(name):
+        host.note("update", begin, end)
+    elif DATA.search(name):
+        host.note("data", begin, end)
+
+
+def _own_event(recorded: _Recorded, event: Mapping[str, Any], begin: float, end: float) -> None:
+    kind = str(event.get("cat"))
+    if kind == "data":
+        recorded.note("data", begin, end)
+        return
+    if kind not in OWN:
+        return
+    recorded.add(OWN[kind], begin, end, (OWN_GROUPS.get(kind, ""), 0))
+    if kind in ("forward", "backward"):
+        stage = int((event.get("args") or {}).get("virtual_stage", 0))
+        recorded.passes.setdefault((kind, stage), []).append(end - begin)
+
+
+def _own_activity(rank: int, recorded: _Recorded, source: str) -> Activity:
+    spans = recorded.spans()
+    return Activity(
+        rank=rank,
+        source=source,
+        begin=0.0,
+        end=float(spans.end.max()),
+        steps=1,
+        counted=True,
+        device=spans,
+        host={"data": recorded.times("data")},
+        passes={key: tuple(values) for key, values in recorded.passes.items()},
+        on_gpu=False,
+    )
+
+
+def _of_kineto(
+    path: Path, place: int, about: Mapping[str, Any], devices: Mapping[int, _Recorded], host: _Recorded
+) -> tuple[Activity, ...]:
+    on_gpu = bool(devices)
+    if not on_gpu and not len(host.begin):
+        message = "has no kernel and no operator"
+        raise bad(str(path), message, "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
+    chosen = dict(devices) if on_gpu else {0: host}
+    ranks = _ranks(path, place, about, len(chosen))
+    marked, counted = _steps(host)
+    rows = []
+    for rank, (_, recorded) in zip(ranks, sorted(chosen.items()), strict=True):
+        recorded.launched, recorded.launches = host.launched, host.launches
+        recorded.host = host.host
+        spans = recorded.spans()
+        begin, end, steps = _window(spans.begin, spans.end, marked)
+        rows.append(
+            Activity(
+                rank=rank, source=str(path), begin=begin, end=end, steps=steps, counted=counted, device=spans,
+                host={name: recorded.times(name) for name in ("data", "allocate")},
+                allocations=host.allocations, on_gpu=on_gpu,
+            )
+        )  # fmt: skip
+    return tuple(rows)
+
+
+def _steps(host: _Recorded) -> tuple[Sequence[tuple[float, float]], bool]:
+    """Return the times of steps: as the device has them, else the host, else from one update to the next; and whether
+    any of these are marked."""
+    steps = host.device_steps if len(host.device_steps) >= max(len(host.steps), 1) else host.steps
+    if steps:
+        return list(steps.values()), True
+    ends = host.times("update")[:, 1].tolist()
+    return list(pairwise(ends)), len(ends) > 1
+
+
+def _window(begin: Array, end: Array, steps: Sequence[tuple[float, float]]) -> tuple[float, float, int]:
+    """Return from when to when steps ran, and how many: all that is there as one, where none is marked."""
+    times = [step for step in steps if step[1] > begin.min() and step[0] < end.max()]
+    if not times:
+        return float(begin.min()), float(end.max()), 1
+    return min(step[0] for step in times), max(step[1] for step in times), len(times)
+
+
+def _ranks(path: Path, place: int, about: Mapping[str, Any], count: int) -> list[int]:
+    info = about.get("distributedInfo")
+    rank = info.get("rank") if isinstance(info, Mapping) else None
+    if not isinstance(rank, int):
+        match = RANK_OF_NAME.search(path.name)
+        rank = int(match[1]) if match else place
+    return [rank + number for number in range(count)]
+
+
+def _group_of(args: Mapping[str, Any]) -> tuple[str, int]:
+    ranks = args.get("Group size")
+    name = args.get("Process Group Description") or args.get("Process Group Name") or ""
+    return str(name), ranks if isinstance(ranks, int) else 0
+
+
+def _seconds(value: Any) -> float:
+    try:
+        return float(value) * MICROSECOND
+    except (TypeError, ValueError):
+        return 0.0
