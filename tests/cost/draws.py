@@ -23,6 +23,7 @@ from shardwright.cost.strategies import (
     Strategies,
     strategies,
 )
+from shardwright.spec.adapter import ATTENTION, LINEAR, TARGETS, Adapter
 from shardwright.spec.cluster import Cluster, Gpu
 from shardwright.spec.job import Job, Optimizer, Precision
 from shardwright.spec.model import Model
@@ -47,14 +48,13 @@ def some_job(pick: random.Random, model: Model, *, batch: int, gpus: Iterable[Gp
     """Return a job of `batch` samples that all of `gpus` can run, with options that its model may have."""
     precision = pick.choice([name for name in PRECISIONS if all(gpu.peak(name) for gpu in gpus)])
     optimizer = pick.choice(OPTIMIZERS)
-    adapters = pick.random() < 0.25
+    adapter = _adapter(pick) if pick.random() < 0.25 else None
     return Job(
         global_batch=batch,
         seq_len=min(pick.choice((512, 2048)), model.learned_positions or 2048),
         precision=precision,
         optimizer=optimizer,
-        adapters=adapters,
-        attention_adapters=adapters and pick.random() < 0.5,
+        adapter=adapter,
         fp8_storage=precision == "fp8" and pick.random() < 0.3,
         fused_loss=pick.random() < 0.3,
         options=Options(
@@ -62,6 +62,11 @@ def some_job(pick: random.Random, model: Model, *, batch: int, gpus: Iterable[Gp
             grad_reduce=pick.choice((None, "bf16", "fp32")) if precision in ("bf16", "fp8") else None,
         ),
     )
+
+
+def _adapter(pick: random.Random) -> Adapter:
+    targets = pick.choice((LINEAR, ATTENTION, TARGETS))
+    return Adapter(rank=pick.choice((8, 64)), dora=pick.random() < 0.3, targets=targets)
 
 
 def _modules(pick: random.Random, model: Model) -> tuple[Module, ...]:

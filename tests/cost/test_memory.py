@@ -22,6 +22,8 @@ from shardwright.cost.pipeline.splits import boundaries
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, ZERO1, ZERO2, ZERO3, Strategies, strategies
 from shardwright.spec.job import Job
 
+MODEL = gpt(4, 1024, 8)
+
 # Name: layers, hidden, heads, micro-batch, pipeline ranks, virtual stages, of the paper's table 3; s = 2048, t = 8.
 PAPER = {
     "22B": (48, 6144, 64, 4, 1, 1),
@@ -93,9 +95,9 @@ def test_states_are_18_bytes_a_parameter_and_6_with_a_share_of_12_if_distributed
     """Megatron-LM's docs/source/api-guide/dist_optimizer.md: bf16 weights, fp32 gradients."""
     job, one, none = Job(global_batch=64, seq_len=S), np.ones(1), np.zeros(1)
     for sharding, expected in ((0, 18), (ZERO1, 6 + 12 / d), (ZERO2, 2 + 16 / d), (ZERO3, 18 / d)):
-        found = state_bytes(job, one, none, one * d, one, np.array([sharding]), none, none)
+        found = state_bytes(MODEL, job, one, none, one * d, one, np.array([sharding]), none, none)
         assert found.weights + found.gradients + found.optimizer == pytest.approx(expected)
-    half = state_bytes(job, one, none, one * d, one, np.array([ZERO1]), 0.5 * one, none)
+    half = state_bytes(MODEL, job, one, none, one * d, one, np.array([ZERO1]), 0.5 * one, none)
     assert half.optimizer == pytest.approx(6 / d)
 
 
@@ -105,12 +107,14 @@ def test_states_are_18_bytes_a_parameter_and_6_with_a_share_of_12_if_distributed
 )
 def test_no_sharding_or_offload_needs_less_than_the_least_state(precision, optimizer, whole):
     job, one, none = Job(global_batch=1, seq_len=1, precision=precision, optimizer=optimizer), np.ones(1), np.zeros(1)
-    alone = state_bytes(job, one, none, one, one, np.array([0]), none, none)
+    alone = state_bytes(MODEL, job, one, none, one, one, np.array([0]), none, none)
     assert alone.weights + alone.gradients + alone.optimizer == pytest.approx(whole)
     for ranks in (1, 4):
         for sharding in (ZERO1, ZERO2, ZERO3):
-            found = state_bytes(job, one, none, one * ranks, one, np.array([sharding]), one * (sharding == ZERO1), none)
-            least = least_state_bytes(job, one * ranks, np.array([sharding > ZERO1]))
+            found = state_bytes(
+                MODEL, job, one, none, one * ranks, one, np.array([sharding]), one * (sharding == ZERO1), none
+            )
+            least = least_state_bytes(MODEL, job, one * ranks, np.array([sharding > ZERO1]))
             assert found.weights + found.gradients + found.optimizer >= least - 1e-12
 
 

@@ -42,7 +42,7 @@ def with_options(**said: Any) -> Job:
 )
 def test_bytes_of_a_parameter(said: dict[str, str], every: float, sharded: float) -> None:
     ranks, one, no = np.array([8.0]), np.ones(1), np.zeros(1)
-    found = state_bytes(with_options(**said), one, no, ranks, ranks, np.array([ZERO1]), no, no)
+    found = state_bytes(DEEPSEEK, with_options(**said), one, no, ranks, ranks, np.array([ZERO1]), no, no)
     assert found.weights[0] + found.gradients[0] + found.optimizer[0] == every + sharded / 8.0
 
 

@@ -47,7 +47,7 @@ def peak(of: Job, **columns: Any) -> Footprint:
 def whole_state(of: Job) -> float:
     """Return bytes of weights, gradients and optimizer state of a parameter on one GPU."""
     one, none = np.ones(1), np.zeros(1)
-    found = state_bytes(of, one, none, one, one, np.array([UNSHARDED]), none, none)
+    found = state_bytes(MODEL, of, one, none, one, one, np.array([UNSHARDED]), none, none)
     return float((found.weights + found.gradients + found.optimizer)[0])
 
 
@@ -91,14 +91,14 @@ def test_a_paged_state_waits_on_the_link_to_the_host_and_no_other_does() -> None
     assert paged_width(job(optimizer="paged_adam", options=PURE)) == 4.0
 
 
-def test_frozen_weights_have_a_shard_where_masters_have_none() -> None:
-    """FSDP casts its fp32 masters to 16 bits; frozen weights and weights without masters are their own shard."""
+def test_weights_without_masters_are_their_own_shard() -> None:
+    """FSDP casts its fp32 masters to 16 bits."""
     one, none, eight = np.ones(1), np.zeros(1), np.full(1, 8.0)
     shards = {
-        name: float(state_bytes(of, one, none, eight, eight, np.array([ZERO3]), none, none).weights[0])
-        for name, of in {"masters": job(), "pure": job(options=PURE), "frozen": job(adapters=True)}.items()
+        name: float(state_bytes(MODEL, of, one, none, eight, eight, np.array([ZERO3]), none, none).weights[0])
+        for name, of in {"masters": job(), "pure": job(options=PURE)}.items()
     }
-    assert shards == {"masters": 0.0, "pure": 2 / 8, "frozen": 2 / 8}
+    assert shards == {"masters": 0.0, "pure": 2 / 8}
 
 
 def test_offloaded_inputs_leave_two_of_a_layer() -> None:

@@ -23,9 +23,10 @@ from shardwright.cost.iteration.step import (
     transfers,
 )
 from shardwright.cost.memory.activations import Activations, layer_activation_bytes
-from shardwright.cost.memory.sizes import ADAPTER_SHARE, logit_bytes
+from shardwright.cost.memory.sizes import logit_bytes, trained_share
 from shardwright.cost.stage.ranges import of_pipelines
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Strategies, strategies
+from shardwright.spec.adapter import Adapter
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.job import Job
 
@@ -34,7 +35,7 @@ EXPERTS = mixtral(4, 1024, 16, 8, 2048, 32000, 8, 2)
 MACHINES = pool(4, intra_latency_seconds=0.0, inter_latency_seconds=0.0)
 BF16 = Job(global_batch=64, seq_len=4096)
 FP16, FP32, FP8 = (replace(BF16, precision=name) for name in ("fp16", "fp32", "fp8"))
-STORED, ADAPTED = replace(FP8, fp8_storage=True), replace(FP8, adapters=True)
+STORED, ADAPTED = replace(FP8, fp8_storage=True), replace(FP8, adapter=Adapter())
 TITAN = replace(FP8, framework="torchtitan", fp8_recipe="tensorwise")
 OWN = replace(FP8, framework="train")
 TITAN_BLOCKS = replace(TITAN, fp8_recipe="blockwise")
@@ -120,7 +121,7 @@ def test_gradients_and_updated_weights(job, reduced, gathered):
     times = StageTimes(forward=none, backward=none, recompute=none)
     for sharding, found in ((UNSHARDED, (2 * reduced, 0.0)), (ZERO1, (reduced, gathered))):
         _, rows = at(job, dp=8, sharding=sharding)
-        reduce, gather = exposed_tails(job, rows, times, once)
+        reduce, gather = exposed_tails(DENSE, job, rows, times, once)
         assert (float(reduce[0, 0]), float(gather[0, 0])) == found
 
 
@@ -139,7 +140,7 @@ def test_adapters_alone_are_updated_in_host_memory_and_shared_between_tied_ends(
     updates = [optimizer_seconds(each, rows, dense, none)[0, 0] for each in (where, adapted)]
     shared = [tied_bytes(each, rows)[0] for each in (where, adapted)]
     for whole, part in (updates, shared):
-        assert part == pytest.approx(ADAPTER_SHARE * whole)
+        assert part == pytest.approx(trained_share(DENSE, ADAPTED) * whole)
 
 
 @pytest.mark.parametrize(("job", "width"), [(FP32, 8.0), (BF16, 6.0), (STORED, 3.0)])

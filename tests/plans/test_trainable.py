@@ -12,6 +12,7 @@ from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
 from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
+from shardwright.spec.adapter import Adapter
 from shardwright.spec.job import Job
 from shardwright.spec.options import Options
 
@@ -38,8 +39,7 @@ REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         "overlap.tensor_parallel",
     ),
     "Plan.flash_attention": (lambda plan: replace(plan, flash_attention=False), "flash_attention"),
-    "Job.adapters": (with_job(adapters=True), "job.adapters"),
-    "Job.attention_adapters": (with_job(attention_adapters=True), "job.attention_adapters"),
+    "Job.adapter": (with_job(adapter=Adapter()), "job.adapter"),
     "Job.fp8_storage": (with_job(fp8_storage=True), "job.fp8_storage"),
     "Job.fp8_recipe": (with_job(precision="fp8", fp8_recipe="blockwise"), "job.fp8_recipe"),
     "Job.fused_loss": (with_job(fused_loss=True), "job.fused_loss"),

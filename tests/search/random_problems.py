@@ -16,6 +16,7 @@ from shardwright.plans.ranking import Ranking
 from shardwright.search.planner import plan
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import parse_pins
+from shardwright.spec.adapter import Adapter
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import Cluster
@@ -169,7 +170,7 @@ def _job(pick: random.Random, model: Model) -> Job:
         framework=pick.choice(("megatron", "megatron", "train", "train", *framework_names())),
         objective=pick.choice(("time", "time", "time", "time", "time", "time", "time", "cost")),
     )
-    return replace(job, adapters=pick.random() < 0.08)
+    return replace(job, adapter=Adapter() if pick.random() < 0.08 else None)
 
 
 def _pins(pick: random.Random) -> tuple[str, ...]:

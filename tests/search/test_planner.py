@@ -37,6 +37,7 @@ from shardwright.rounding import coarse
 from shardwright.search.planner import plan, predict
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import Space, parse_pins
+from shardwright.spec.adapter import Adapter
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.read.cluster import load_cluster
@@ -372,8 +373,7 @@ def test_an_evaluation_searches_unequal_degrees_where_it_is_asked_to() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("adapters", True),
-        ("attention_adapters", True),
+        ("adapter", Adapter()),
         ("fp8_storage", True),
         ("fused_loss", True),
         ("optimizer", "none"),

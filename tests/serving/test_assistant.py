@@ -31,6 +31,18 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
         "export_plan",
         {"target": "torchtitan", "model": "opt-350m", "cluster": "1x8xH100-SXM", "global_batch": 64, "seq_len": 1024},
     ),
+    "slow": (
+        "diagnose",
+        {
+            "model": "llama-2-7b",
+            "cluster": "2x8xH100-SXM",
+            "global_batch": 64,
+            "seq_len": 4096,
+            "pins": ["tp=1"],
+            "step_seconds": 20.0,
+            "log": "node0: NCCL INFO NET/IB : No device found.",
+        },
+    ),
     "catalogue": ("catalogue", {}),
 }
 
@@ -50,10 +62,11 @@ async def asked() -> tuple[list[str], dict[str, Any]]:
 
 def test_an_assistant_plans_sizes_and_exports() -> None:
     tools, answers = asyncio.run(asked())
-    assert set(tools) == {"fit", "plan_training", "shop", "export_plan", "compare", "catalogue"}
+    assert set(tools) == {"fit", "plan_training", "shop", "export_plan", "compare", "diagnose", "catalogue"}
     assert answers["plan"]["best"]["iteration_seconds"] > 0 and answers["plan"]["next"]
     assert "no-such-model" in answers["unknown"]["errors"][0]["message"]
     assert answers["fit"]["answer"].startswith("Fits")
     assert "--tensor-model-parallel-size" in answers["export"]["files"]["run.sh"]
     assert any("registry" in each["message"] for each in answers["refused"]["errors"])
+    assert answers["slow"]["verdict"] == "slower" and answers["slow"]["causes"][0]["name"] == "slow-network"
     assert "llama-3.1-8b" in answers["catalogue"]["models"]

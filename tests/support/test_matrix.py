@@ -19,6 +19,7 @@ from shardwright.exporters.targets import TARGETS, TRAINERS, limits_of
 from shardwright.plans.plan import Overlap, Plan, Recompute
 from shardwright.plans.trainable import own_problems
 from shardwright.search.rules.rules import check_rules
+from shardwright.spec.adapter import Adapter
 from shardwright.spec.job import Job, Optimizer
 from shardwright.spec.options import VALUES
 from shardwright.spec.read.presets import preset_model, preset_names
@@ -87,7 +88,7 @@ def test_exporters_refuse_what_the_matrix_says_no_to(name: str) -> None:
     """Each value of a job by itself, beside what the exporter's own limits say of the plan that asks it."""
     jobs = [replace(JOB, precision=word) for word in ("bf16", "fp16", "fp32")]
     jobs += [replace(JOB, optimizer=word) for word in get_args(Optimizer)]
-    jobs += [replace(JOB, adapters=True), replace(JOB, document_tokens=512.0), replace(JOB, fused_loss=True)]
+    jobs += [replace(JOB, adapter=Adapter()), replace(JOB, document_tokens=512.0), replace(JOB, fused_loss=True)]
     limits = limits_of(name)
     assert limits is not None
     model = "gpt2-xl" if name != "torchtitan" else "llama-3.1-8b"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.validation.known import known_runs
 
+from shardwright.spec.adapter import Adapter
 from shardwright.validation.case import Case, case_of
 from shardwright.validation.facts import Skip
 from shardwright.validation.outcome import Outcome, RunPrediction
@@ -126,7 +127,7 @@ def test_the_ideal_time_is_six_flops_a_parameter_and_token_at_the_peak() -> None
     tokens = 4096 * 2048
     floor = 6 * CASE.model.parameters * tokens / (512 * 989.4e12)
     assert floor < ideal_seconds(CASE) < 1.15 * floor
-    adapters = replace(CASE, job=replace(CASE.job, adapters=True))
+    adapters = replace(CASE, job=replace(CASE.job, adapter=Adapter()))
     assert ideal_seconds(adapters) == pytest.approx(ideal_seconds(CASE) * 2 / 3)
 
 

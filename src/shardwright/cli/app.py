@@ -32,6 +32,7 @@ COMMANDS = {
     "validate": ("shardwright.cli.validate:validate", "Predict training runs and compare with what was measured."),
     "discover": ("shardwright.cli.discover:discover", "Write the cluster file of the machines at hand."),
     "profile": ("shardwright.cli.profile:profile", "Measure this machine, to plan with its own figures."),
+    "calibrate": ("shardwright.cli.calibrate:calibrate", "Calibrate on runs of your own site."),
     "serve": ("shardwright.cli.serve:serve", "Serve a page on which the plan follows the question."),
     "mcp": ("shardwright.cli.mcp:mcp", "Serve the planner to an assistant (Model Context Protocol)."),
     "train": ("shardwright.cli.train:train", "Run a plan on torch.distributed."),

@@ -11,7 +11,7 @@ from click.exceptions import Exit
 
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
-from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
+from shardwright.cli.measurements import Calibration, Profiles, efficiency_of, read_measurements
 from shardwright.cli.options import AcceptGuess
 from shardwright.cli.output import json_text, progress, terminal_width, write
 from shardwright.commands import argument, option
@@ -61,6 +61,7 @@ def evaluate(
     ] = None,
     accept_guess: AcceptGuess = False,
     profile: Profiles = (),
+    calibration: Calibration = None,
     settings: options.Pins = (),
     rules: Annotated[
         Path | None, option(metavar="FILE", help="Rules that every better plan keeps (docs/rules.md).")
@@ -104,10 +105,10 @@ def evaluate(
             if value not in (None, ()):
                 raise bad(name, "goes with --launch; a plan file has its own", f"leave {name} out")
         mine, notes, uncounted = load_plan(Path(words[0])), (), ()
-    require_writable(out, [launch, rules, *profile], json=json)
+    require_writable(out, [launch, rules, *profile, calibration], json=json)
     as_good = part(indifference, "--indifference", most=MOST_INDIFFERENCE)
     wanted = Requirements(settings=settings, rules=rules, indifference=as_good, measured=seconds_of(measured))
-    measurements = read_measurements(profile)
+    measurements = read_measurements(profile, calibration)
     problems = check(mine) or (() if measurements.layers else tuple(framework_problems(mine)))  # measured layers ran
     efficiency = efficiency_of(measurements, mine.model, mine.cluster, mine.job)
     try:
@@ -158,6 +159,7 @@ def _answer(
     json: bool,
 ) -> tuple[Evaluation, str]:
     from shardwright.cli.inputs import rules_of
+    from shardwright.cost.site.calibrated import anchored
     from shardwright.search.space.axes import parse_pins
     from shardwright.trainers.evaluate import evaluate as assess
 
@@ -165,7 +167,7 @@ def _answer(
     limits = rules_of(wanted.rules, mine.cluster)
     with progress(f"searching for the best plan of {mine.model.name} on {mine.cluster.gpus} GPUs"):
         result = assess(mine, efficiency=efficiency, space=space, rules=limits, indifference=wanted.indifference)
-        rungs = () if problems else _rungs(result.plan, efficiency, space, limits)
+        rungs = () if problems else _rungs(result.plan, anchored(efficiency, result.plan), space, limits)
     if json:
         from shardwright.reports.documents.ranking import evaluation_document
 

@@ -7,6 +7,7 @@ from typing import Annotated
 from click.exceptions import Exit
 
 from shardwright.cli import completion, options
+from shardwright.cli.destination import deliver, require_writable, tell
 from shardwright.cli.options import AcceptGuess, Optimizer
 from shardwright.cli.output import terminal_width, write, write_json
 from shardwright.commands import argument, option
@@ -18,9 +19,13 @@ MODEL, GPU = "Preset, config.json or its folder, or YAML.", "GPU type, e.g. RTX3
 
 def fit(
     model: Annotated[str, argument(metavar="MODEL", help=MODEL, complete=completion.models)],
-    gpu: Annotated[str, option(metavar="GPU", help=GPU, complete=completion.gpus)],
+    gpu: Annotated[str | None, option(metavar="GPU", help=GPU, complete=completion.gpus)] = None,
     gpus: Annotated[int, option(metavar="N", help="GPUs of one machine.")] = 1,
     nodes: Annotated[int, option(metavar="N", help="Machines.")] = 1,
+    cluster: Annotated[
+        str | None,
+        option(metavar="CLUSTER", help="GPUs of several types in place of these three: 1x1xRTX4090+1x2xRTX3090."),
+    ] = None,
     seq_len: Annotated[
         int | None, option(metavar="N", help="Tokens of one sample; usually 2048, or the model's most.")
     ] = None,
@@ -29,39 +34,71 @@ def fit(
     optimizer: Optimizer = "adam",
     master_weights: options.MasterWeights = None,
     framework: Annotated[str, option(metavar="NAME", help="Software that trains, as for `plan`.")] = "fsdp",
+    adapter: Annotated[
+        str | None, option(metavar="FORM:RANK", help="Adapters of the ways that have some: lora:16, if not given.")
+    ] = None,
+    adapter_targets: options.AdapterTargets = None,
     accept_guess: AcceptGuess = False,
+    recipe: Annotated[
+        str | None,
+        option(
+            metavar="TRAINER",
+            help="Write the recipe of the first way that fits, for axolotl, trl or llamafactory; with --out to a file.",
+        ),
+    ] = None,
+    out: options.Out = None,
     json: options.AsJson = False,
 ) -> None:
-    """Say in a second whether training a model fits a GPU: full training, sharded (ZeRO), with the optimizer in host
-    memory, LoRA and QLoRA; what would make it fit, and the command to type next.
+    """Say in a second whether training a model fits some GPUs: full training, sharded (ZeRO), with the optimizer in
+    host memory, LoRA, 8-bit LoRA and QLoRA, sharded too; the longest sequence, the largest micro-batch and the fewest
+    GPUs of each, what would make the rest fit, and the command to type next.
 
     Examples:
 
     \b
       shardwright fit llama-3.1-8b --gpu RTX3090
       shardwright fit ./config.json --gpu RTX4090 --gpus 4 --seq-len 4096
+      shardwright fit llama-3.1-70b --gpu RTX3090 --gpus 2 --seq-len 512 --adapter lora:8
+      shardwright fit llama-3.1-8b --gpu RTX4090 --recipe axolotl --out recipe.yaml
+      shardwright fit llama-3.1-8b --cluster 1x1xRTX4090+1x2xRTX3090
       shardwright fit llama-3.1-70b --gpu H100-SXM --gpus 8 --nodes 4 --json
     """
     from shardwright.cli.inputs import job_of
+    from shardwright.exporters.recipes import recipe as write_recipe
     from shardwright.reports.text.sizing import sizing_document, sizing_text
     from shardwright.search.sizing import fit as size
     from shardwright.spec.read.cluster import load_cluster
     from shardwright.spec.read.model import load_model
 
+    if out is not None and recipe is None:
+        raise bad("--out", "names a file for no recipe", "give --recipe axolotl, trl or llamafactory")
+    require_writable(out, [model], json=json)
     for words, count in (("--gpus", gpus), ("--nodes", nodes), ("--micro-batch", micro_batch)):
         if count < 1:
             raise bad(f"{words} {count}", "is not above 0", "give 1 or more")
     sized = load_model(model, accept_guess=accept_guess)
-    cluster = load_cluster(f"{nodes}x{gpus}x{gpu}")
+    if (gpu is None) == (cluster is None):
+        raise bad("--gpu", "or --cluster must say on what", "give one of them, e.g. --gpu RTX3090")
+    machines = load_cluster(cluster or f"{nodes}x{gpus}x{gpu}")
     job = job_of(
-        global_batch=cluster.gpus * micro_batch,
+        global_batch=machines.gpus * micro_batch,
         seq_len=seq_len or min(USUAL_SEQ_LEN, sized.max_position or USUAL_SEQ_LEN),
         precision=precision,
         optimizer=optimizer,
         master_weights=master_weights,
         framework=framework,
+        adapter=adapter,
+        adapter_targets=adapter_targets,
     )
-    sizing = size(sized, cluster, job)
-    write_json(sizing_document(sizing, model)) if json else write(sizing_text(sizing, model, terminal_width()))
+    sizing = size(sized, machines, job)
+    text = None if recipe is None else write_recipe(sizing, model, recipe)
+    if text is not None and out is not None:
+        deliver(text, out)
+    if json:
+        write_json({**sizing_document(sizing, model), "recipe": text})
+    elif text is not None and out is None:
+        write(text)
+    else:
+        tell(sizing_text(sizing, model, terminal_width()), beside=out)
     if sizing.first is None:
         raise Exit(3)

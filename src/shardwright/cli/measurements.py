@@ -12,6 +12,7 @@ from shardwright.errors import bad
 
 if TYPE_CHECKING:
     from shardwright.cost.compute.efficiency import Efficiency
+    from shardwright.cost.site.calibration import SiteCalibration
     from shardwright.spec.cluster import Cluster, Gpu
     from shardwright.spec.job import Job
     from shardwright.spec.layer_profile import LayerProfile
@@ -30,12 +31,23 @@ Profiles = Annotated[
 ]
 
 
+Calibration = Annotated[
+    Path | None,
+    option(
+        metavar="FILE",
+        help="What runs of your own site say, by `shardwright calibrate`: moves seconds and narrows their interval; "
+        "on top of --profile (docs/how-to-calibrate.md).",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
     """What the given files hold."""
 
     machines: tuple[MachineProfile, ...] = ()
     layers: LayerProfile | None = None
+    site: SiteCalibration | None = None
 
     def precision(self, stated: str | None) -> str:
         """Return the stated precision, else that of the measured layers, else bf16."""
@@ -56,10 +68,14 @@ class Measurements:
         return stand_in_gpus(self.layers, model, precision) if self.layers else {}
 
 
-def read_measurements(paths: Sequence[Path]) -> Measurements:
-    """Return the profiles in files. Raises SpecError for a file that is none, and for a second layer profile."""
+def read_measurements(paths: Sequence[Path], calibration: Path | None = None) -> Measurements:
+    """Return the profiles in files, and the calibration of a site in another. Raises SpecError for a file that is none,
+    for a second layer profile, and for a calibration beside measured layers, which say already what they take."""
+    from shardwright.cost.site.file import load_calibration
+
+    site = None if calibration is None else load_calibration(calibration)
     if not paths:
-        return Measurements()
+        return Measurements(site=site)
     from shardwright.spec.read.layer_profile import is_layer_profile, layer_profile
     from shardwright.spec.read.machine_profile import from_document
     from shardwright.spec.text.reading import parse_json, read_text
@@ -73,7 +89,9 @@ def read_measurements(paths: Sequence[Path]) -> Measurements:
             machines.append(from_document(data, str(path)))
     if len(layers) > 1:
         raise bad("--profile", "two files have layers of a model", "put all their entries into one file")
-    return Measurements(machines=tuple(machines), layers=layers[0] if layers else None)
+    if layers and site is not None:
+        raise bad("--calibration", "stands beside measured layers, which are of your site already", "leave one out")
+    return Measurements(machines=tuple(machines), layers=layers[0] if layers else None, site=site)
 
 
 def model_of(source: str | None, measurements: Measurements, precision: str, *, accept_guess: bool = False) -> Model:
@@ -91,8 +109,9 @@ def model_of(source: str | None, measurements: Measurements, precision: str, *, 
 
 
 def efficiency_of(measurements: Measurements, model: Model, cluster: Cluster, job: Job) -> Efficiency | None:
-    """Return the efficiency model with the measurements in it, None (the default model) without any."""
-    if not measurements.machines and measurements.layers is None:
+    """Return the efficiency model with the measurements in it, None (the default model) without any. Raises SpecError
+    for a calibration that was made with other machine profiles."""
+    if not measurements.machines and measurements.layers is None and measurements.site is None:
         return None
     from shardwright.cost.layers.measured import measured_layers
     from shardwright.cost.learned import default_efficiency
@@ -101,4 +120,8 @@ def efficiency_of(measurements: Measurements, model: Model, cluster: Cluster, jo
     base: Efficiency = default_efficiency()
     if measurements.machines:
         base = profiled(base, measurements.machines, cluster)
+    if measurements.site is not None:
+        from shardwright.cost.site.calibrated import calibrated
+
+        return calibrated(base, measurements.site, [machine.gpu.kind for machine in measurements.machines])
     return measured_layers(base, measurements.layers, model, cluster, job) if measurements.layers else base

@@ -24,6 +24,22 @@ Precision = Annotated[
     str | None,
     option(metavar="NAME", help="bf16, fp16, fp8 or fp32; by default bf16, or that of measured layers."),
 ]
+Adapter = Annotated[
+    str | None,
+    option(
+        metavar="FORM:RANK",
+        help="Freeze the weights and train adapters: lora:16, dora:16, qlora:16 (frozen weights in NF4), qdora:16 or "
+        "lora8bit:16.",
+    ),
+]
+AdapterTargets = Annotated[
+    str | None,
+    option(
+        metavar="NAME[+NAME]",
+        help="Beside which matrices: linear (all but experts, if not given), attention, all, or q_proj+v_proj and "
+        "their like.",
+    ),
+]
 MaskDocuments = Annotated[
     Path | None,
     option(metavar="FILE.bin", help="Attention stays within documents as long as those of this token file."),

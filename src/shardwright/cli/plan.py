@@ -10,7 +10,7 @@ from click.exceptions import Exit
 
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, is_standard_output, require_writable, tell
-from shardwright.cli.measurements import Profiles
+from shardwright.cli.measurements import Calibration, Profiles
 from shardwright.cli.output import ended_early, note, progress, terminal_width, write, write_json
 from shardwright.cli.programs import how_to_train, keep_in, program_file
 from shardwright.commands import option
@@ -46,6 +46,8 @@ def plan(
     ] = None,
     optimizer: options.Optimizer = "adam",
     master_weights: options.MasterWeights = None,
+    adapter: options.Adapter = None,
+    adapter_targets: options.AdapterTargets = None,
     framework: options.Framework = None,
     mask_documents: options.MaskDocuments = None,
     objective: Annotated[
@@ -69,6 +71,7 @@ def plan(
         option(metavar="FILE", help="Rules that drop candidates, one a line, e.g. $tp > 8 (docs/rules.md)."),
     ] = None,
     profile: Profiles = (),
+    calibration: Calibration = None,
     gap: Annotated[
         str,
         option(
@@ -133,6 +136,8 @@ def plan(
           --tokens 1T --objective cost --deadline 720 --out plan.json
       shardwright plan --model llama-3.1-8b --cluster 2x8xH100-SXM --global-batch 128 --seq-len 8192 \\
           --set tp=1,2 --set recompute=none --json
+      shardwright plan --model llama-3.1-70b --cluster 1x2xRTX3090 --global-batch 16 --seq-len 512 \\
+          --adapter qlora:8 --framework fsdp
       shardwright plan --profile layers.json --cluster cluster.yaml --global-batch 1024
     """
     from shardwright.cli.amounts import dollars, hours
@@ -151,8 +156,10 @@ def plan(
 
     if time_limit is not None and not time_limit > 0.0:
         raise bad("--time-limit", f"must be more than 0 seconds, not {time_limit:g}", "leave it out for no limit")
-    require_writable(out, [model, cluster, rules, prices, *profile], json=json)
-    measurements = read_measurements(profile)
+    if programs and calibration is not None:
+        raise bad("--programs", "stands beside --calibration, which knows no programs", "leave one of them out")
+    require_writable(out, [model, cluster, rules, prices, *profile, calibration], json=json)
+    measurements = read_measurements(profile, calibration)
     precision = measurements.precision(precision)
     found_model = model_of(model, measurements, precision, accept_guess=accept_guess)
     unknown = measurements.unknown_gpus(found_model, precision)
@@ -172,6 +179,8 @@ def plan(
         budget_dollars=dollars(budget, "--budget"),
         deadline_hours=hours(deadline, "--deadline"),
         document_tokens=length_of_documents(mask_documents, measurements.seq_len(seq_len)),
+        adapter=adapter,
+        adapter_targets=adapter_targets,
     )
     limits = rules_of(rules, found_cluster)
     space = replace(parse_pins(settings), tp_per_type=tp_per_type)

@@ -25,7 +25,7 @@ def report(
     ] = False,
 ) -> None:
     """Show a result as one HTML page that needs no network: a plan, what `plan --json`, `shop --json` or
-    `evaluate --json` printed, two plans side by side, or the folder of a training run.
+    `evaluate --json` printed, `diagnose --json`, two plans side by side, or the folder of a training run.
 
     Examples:
 

@@ -22,9 +22,10 @@ def schema(
     Written: plan (`plan --out`), ranking (`plan --json`), evaluation (`evaluate --json`), discovery (`discover
     --json`), validation (`validate --json`), simulation (`simulate-spot --json`), recovery (`recover --dry-run
     --json`), program and losses (`spmd plan` and `spmd train --json`), layout (`train --dry-run --json`), training
-    (`train --json`), measurement (`profile --json`), and check, export, fit, shop, gpus, models and prices (`--json`).
+    (`train --json`), measurement (`profile --json`), and calibrate, check, export, fit, shop, gpus, models and prices
+    (`--json`).
     Read: cluster (a cluster file), offers (what `shop --offers` reads), profile (a machine profile), layers (a layer
-    profile).
+    profile), calibration (what `calibrate` writes).
     """
     from shardwright.errors import bad, suggestion
     from shardwright.reports.documents.schemas import document_names, document_schema

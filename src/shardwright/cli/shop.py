@@ -9,7 +9,7 @@ from click.exceptions import Exit
 
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable, tell
-from shardwright.cli.measurements import Profiles
+from shardwright.cli.measurements import Calibration, Profiles
 from shardwright.cli.output import progress, terminal_width, write_json
 from shardwright.commands import option
 from shardwright.errors import bad, suggestion
@@ -74,6 +74,7 @@ def shop(
     indifference: options.Indifference = "1%",
     settings: options.Pins = (),
     profile: Profiles = (),
+    calibration: Calibration = None,
     prices: options.Prices = None,
     out: Annotated[
         Path | None, option("--out", "-o", metavar="FILE", help="Write the plan of the choice to this file.")
@@ -102,8 +103,8 @@ def shop(
     from shardwright.spec.cluster import Cluster
     from shardwright.trainers.shop import shop as search
 
-    require_writable(out, [model, offers, prices, *profile], json=json)
-    measurements = read_measurements(profile)
+    require_writable(out, [model, offers, prices, *profile, calibration], json=json)
+    measurements = read_measurements(profile, calibration)
     precision = measurements.precision(precision)
     found_model = model_of(model, measurements, precision, accept_guess=accept_guess)
     measured_length = measurements.layers.seq_len if measurements.layers else None

@@ -14,6 +14,8 @@ and dollars. One strategy is a row of arrays (`strategies.Strategies`); function
 * `iteration/`: one iteration of a uniform or mixed plan
 * `predict`: the full account of a plan
 * `trust/`: evidence and intervals
+* `site/`: a calibration on the user's own runs
+* `calibrate`: from plans and what they took to a calibration
 * `money/`: price, egress, interruptions
 * `measured/`: efficiencies corrected by a machine profile
 

@@ -21,6 +21,7 @@ from shardwright.cost.memory.fit_probability import fit_probability
 from shardwright.cost.money.egress import egress_dollars
 from shardwright.cost.money.price import dollars_per_hour
 from shardwright.cost.money.risk import run_stretch
+from shardwright.cost.site.calibrated import narrowed, on_site
 from shardwright.cost.stage.ranges import of_pipelines, per_rank
 from shardwright.cost.strategies import stage_starts
 from shardwright.cost.trust.evidence import conditions_of
@@ -40,9 +41,10 @@ def predict(
     found: Mixed | None = None,
 ) -> Prediction:
     """Return the prediction for a legal plan of any shape. Its interval does not begin before the time of the model's
-    FLOPs at the peak of the GPUs that the plan uses. `known` keeps layer tables between calls, as in `mixed_iteration`,
-    and `contexts` are those of its GPU types; `found` is the plan's iteration where it is known. Raises SpecError where
-    a GPU cannot compute in the job's precision."""
+    FLOPs at the peak of the GPUs that the plan uses. The calibration of a site in `efficiency` (`cost.site`) moves its
+    seconds. `known` keeps layer tables between calls, as in `mixed_iteration`, and `contexts` are those of its GPU
+    types; `found` is the plan's iteration where it is known. Raises SpecError where a GPU cannot compute in the job's
+    precision."""
     contexts = contexts or contexts_of(plan, efficiency)
     found = found or mixed_iteration(plan, efficiency, known=known, contexts=contexts)
     source = layer_source(efficiency)
@@ -50,6 +52,7 @@ def predict(
     stages = found.replicas[slowest].undisturbed
     rank = int(coarse((stages.forward + stages.backward).sum(axis=1)[0]).argmax())
     time = layered_breakdown(plan, found, contexts) if plan.layered else _breakdown(plan, found, slowest, rank)
+    time, site = on_site(plan, time, efficiency)
     memory = tuple(_memory(plan, replica, own) for replica, own in zip(plan.replicas, found.replicas, strict=True))
     seconds, job, used = time.total_seconds, plan.job, plan.gpus_by_type
     peaks = {
@@ -66,7 +69,7 @@ def predict(
     sites = len({pool.site for pool in pools})
     settings = [conditions_of(plan.model, pool.gpu, plan.gpus, job, sites) for pool in pools]
     interval, evidence = source.basis(seconds, settings)
-    low, high = doubted(interval, seconds, doubt(plan))
+    low, high = doubted(narrowed(interval, seconds, site), seconds, doubt(plan))
     quickest = flops / sum(peaks[name] * count for name, count in used.items())
     fit = min(fit_probability(each.total_bytes, each.capacity_bytes, job) for row in memory for each in row)
     ideal = flops / sum(peaks.get(pool.gpu.name, 0.0) * pool.gpus for pool in plan.cluster.pools)
@@ -84,6 +87,7 @@ def predict(
         ideal_seconds=ideal,
         busiest_stage=rank,
         evidence=evidence,
+        site=site,
     )
 
 

@@ -23,6 +23,8 @@ from shardwright.traces.figures import RankFigures
 from shardwright.traces.out_of_memory import OutOfMemory
 from shardwright.traces.snapshot import MemorySnapshot
 
+SLOWEST = 1.5  # times what is expected; chosen, 1.3 to 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -56,6 +58,12 @@ class Case:
     def expected_seconds(self) -> float:
         """What a step should take."""
         return self.prediction.iteration_seconds
+
+    @property
+    def limit_seconds(self) -> float:
+        """What a step may take and be as expected: the end of the prediction's interval, which is wide far from
+        published runs, and no more than `SLOWEST` times what is expected."""
+        return min(self.prediction.interval[1], SLOWEST * self.expected_seconds)
 
     @cached_property
     def account(self) -> Mixed:

@@ -17,7 +17,7 @@ from typing import Literal
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNSHARDED, ZERO1, ZERO2, Row, row_of, values_of
 from shardwright.diagnosis.case import Case, median
-from shardwright.diagnosis.pricing import Degraded, changed, degraded, with_job
+from shardwright.diagnosis.pricing import changed, explaining_links, with_job
 from shardwright.diagnosis.terms import (
     CONTEXT,
     EXPERT,
@@ -31,6 +31,7 @@ from shardwright.diagnosis.terms import (
 from shardwright.plans.plan import Plan
 from shardwright.search.space.axes import Space, virtual_stages
 from shardwright.search.space.layouts import even_split
+from shardwright.spec.job import Precision
 from shardwright.units import format_seconds
 
 Basis = Literal["measured", "priced", "possible"]
@@ -38,6 +39,7 @@ WORTH = 0.03  # of a step, from which on a cause is worth a word; chosen, 0.02 t
 SLOWER_RANK = 1.08  # over the others, from which on a rank is slow; chosen, 1.05 to 1.15
 IRREGULAR = 0.12  # from which on a rank's slowness comes and goes; chosen, 0.08 to 0.2
 MORE_TALK = 1.3  # over what is expected, from which on communication is slow; chosen, 1.2 to 1.5
+MORE_SAMPLES = 8  # times the global batch, where no other change fills a pipeline
 NEAR = 0.15  # log distance of what a cause explains to what was measured; chosen, 0.1 to 0.25
 
 
@@ -116,28 +118,26 @@ def slow_network(case: Case) -> Iterator[Finding]:
             f"{format_seconds(term.expected_seconds)}"
             for term in slow
         ]
-        nearest = _nearest(case, case.expected_seconds + seconds)
-        more = [f"{nearest.words} would take about that long"] if nearest else []
-        yield _measured("slow-network", seconds, *words, *more, *signs, detail=nearest.words if nearest else "")
-    elif signs:
-        excess = step - case.expected_seconds if step is not None and case.critical is None else 0.0
-        worst = max(degraded(case), key=lambda row: row.plan.prediction.iteration_seconds, default=None)  # type: ignore[union-attr]
-        would = worst.plan.prediction.iteration_seconds - case.expected_seconds if worst else 0.0  # type: ignore[union-attr]
-        seconds = max(min(excess, would) if excess > 0.0 else would if step is None else 0.0, 0.0)
-        if seconds > 0.0:
-            yield _measured("slow-network", seconds, *signs, detail=worst.words if worst else "")
-    elif step is not None and case.critical is None and step > case.prediction.interval[1]:
-        nearest = _nearest(case, step)
-        if nearest is not None:
-            taken = nearest.plan.prediction.iteration_seconds  # type: ignore[union-attr]
-            yield Finding(
-                cause="slow-network",
-                basis="possible",
-                seconds=step - case.expected_seconds,
-                saving_seconds=step - case.expected_seconds,
-                evidence=(f"with {nearest.words} a step would take {format_seconds(taken)}",),
-                detail=nearest.words,
-            )
+        links = explaining_links(case, case.expected_seconds + seconds)
+        more = [f"{links.words} would take about that long"] if links else []
+        yield _measured("slow-network", seconds, *words, *more, *signs, detail=links.words if links else "")
+        return
+    excess = step - case.expected_seconds if step is not None and case.critical is None else 0.0
+    if excess <= 0.0 or step is None or not (signs or step > case.limit_seconds):
+        if signs:
+            yield Finding(cause="slow-network", basis="possible", seconds=0.0, saving_seconds=0.0, evidence=signs)
+        return
+    links = explaining_links(case, step)
+    if links is not None or signs:
+        words = [f"a step would take that long with {links.words}"] if links is not None else []
+        yield Finding(
+            cause="slow-network",
+            basis="measured" if signs else "possible",
+            seconds=excess,
+            saving_seconds=excess,
+            evidence=(*words, *signs),
+            detail=links.words if links is not None else "",
+        )
 
 
 def host_bound(case: Case) -> Iterator[Finding]:
@@ -150,14 +150,13 @@ def host_bound(case: Case) -> Iterator[Finding]:
             words = f"nothing runs on rank {rank.rank} for {format_seconds(rank.idle_seconds)} a step{launches}"
             yield _measured("host-bound", excess, words)
         return
-    share = case.prediction.time.framework_seconds
-    if share < 2.0 * WORTH * case.expected_seconds:
-        return
-    row = values_of(row_of(case.plan)) if case.plan.uniform else {}
-    sizes = [{"micro_batch": row["micro_batch"] * factor} for factor in (2, 4)] if row else []
-    yield from _priced(
-        case, "host-bound", sizes, f"launching takes {format_seconds(share)} of a step with micro-batches this small"
+    row = _row(case)
+    sizes: list[Row] = [{"micro_batch": row["micro_batch"] * factor} for factor in (2, 4, 8)] if row else []
+    passes = format_seconds(case.prediction.time.framework_seconds)
+    words = (
+        f"micro-batches of {case.plan.micro_batch} leave the GPU short of work: the host's own time is {passes} a step"
     )
+    yield from _priced(case, "host-bound", sizes, f"{words}, and products are small")
 
 
 def power_or_clock(case: Case) -> Iterator[Finding]:
@@ -224,9 +223,10 @@ def no_fused_attention(case: Case) -> Iterator[Finding]:
 
 def wide_numbers(case: Case) -> Iterator[Finding]:
     """Products in fp32, which tensor cores do not take, or TF32 switched off."""
-    if case.plan.job.precision != "fp32" or not all(pool.gpu.peak("bf16") for pool in case.plan.cluster.pools):
+    if case.plan.job.precision != "fp32":
         return
-    after = with_job(case, lambda job: replace(job, precision="bf16"))
+    precision: Precision = "bf16" if all(pool.gpu.peak("bf16") for pool in case.plan.cluster.pools) else "fp16"
+    after = with_job(case, lambda job: replace(job, precision=precision))
     yield from _found(case, "fp32", after, "weights and products are in fp32", *_signs(case, "fp32"))
 
 
@@ -298,7 +298,18 @@ def few_micro_batches(case: Case) -> Iterator[Finding]:
         f"{row['pp']} stages share {count} micro-batches: the pipeline stands still for {format_seconds(bubble)}, "
         f"{bubble / case.expected_seconds:.0%} of a step"
     )
-    yield from _priced(case, "few-micro-batches", changes, words)
+    after = changed(case, changes)
+    if after is not None:
+        yield from _found(case, "few-micro-batches", after, words)
+        return
+    larger = with_job(case, lambda job: replace(job, global_batch=MORE_SAMPLES * job.global_batch))
+    saving = 0.0 if larger is None else case.expected_seconds - _seconds(larger) / MORE_SAMPLES
+    if saving >= WORTH * case.expected_seconds:
+        more = f"with {MORE_SAMPLES} times the global batch as many samples would take so much less"
+        yield Finding(
+            cause="few-micro-batches", basis="priced", seconds=saving, saving_seconds=saving, evidence=(words, more),
+            plan=larger, detail="larger batch",
+        )  # fmt: skip
 
 
 def unequal_stages(case: Case) -> Iterator[Finding]:
@@ -433,12 +444,6 @@ def _found(case: Case, cause: str, after: Plan | None, *evidence: str) -> Iterat
         yield Finding(cause=cause, basis="priced", seconds=saving, saving_seconds=saving, evidence=evidence, plan=after)
 
 
-def _nearest(case: Case, seconds: float) -> Degraded | None:
-    """Return the links whose step is nearest to some seconds, where one is near."""
-    rows = [row for row in degraded(case) if _near(_seconds(row.plan), seconds)]
-    return min(rows, key=lambda row: abs(_seconds(row.plan) - seconds), default=None)
-
-
 def _near(would: float, seconds: float) -> bool:
     return (1.0 - NEAR) * seconds <= would <= (1.0 + NEAR) * seconds
 
@@ -446,7 +451,7 @@ def _near(would: float, seconds: float) -> bool:
 def _explains(case: Case, would: float) -> bool:
     """Whether nothing but a step that is too long is known, and a cause would make it about that long."""
     step = case.step_seconds
-    return step is not None and not case.ranks and step > case.prediction.interval[1] and _near(would, step)
+    return step is not None and not case.ranks and step > case.limit_seconds and _near(would, step)
 
 
 def _without_fused_attention(case: Case) -> float | None:

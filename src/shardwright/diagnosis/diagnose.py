@@ -8,6 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.learned import default_efficiency
 from shardwright.diagnosis.case import Case, costed, median
@@ -80,7 +82,7 @@ def diagnosed(case: Case, best: Plan | None = None) -> Diagnosis:
     """Return the diagnosis of a case."""
     causes = findings(case)
     memory = memory_account(case)
-    low, high = case.prediction.interval
+    low, high = case.prediction.interval[0], case.limit_seconds
     step = case.step_seconds
     measured = [row for row in causes if row.basis == "measured"]
     excess = 0.0 if step is None else step - case.expected_seconds
@@ -130,8 +132,6 @@ def read_case(
         texts += [folder / METRICS] if (folder / METRICS).exists() else []
     signs, message, run = _read_texts(texts, plan, needed=not ranks and step_seconds is None)
     state = good_state(run) if run is not None else None
-    if run is not None:
-        require_agreement(plan, run.setting, run.name)
     known = [rank.step_seconds for rank in ranks if rank.counted]
     step = state.seconds if state is not None else step_seconds
     stalled = [] if state is None else [
@@ -181,15 +181,24 @@ def _read_texts(
         signs += of_text
         message = message or full
         try:
-            read = read_run(path, global_batch=plan.job.global_batch, seq_len=plan.job.seq_len, gpus=plan.cluster.gpus)
+            read = read_run(path)
         except SpecError:
             if needed and not of_text and full is None:
                 raise
             continue
         if run is not None:
             raise bad(str(path), f"is a log beside {run.name}", "diagnose a run at a time")
-        run = read
+        run = _timed(read, path, plan)
     return tuple(signs), message, run
+
+
+def _timed(run: MeasuredRun, path: Path, plan: Plan) -> MeasuredRun:
+    """Return a run that agrees with the plan, with seconds of steps made from rates by the plan's batch where the log
+    has rates alone. Raises SpecError where it contradicts the plan."""
+    require_agreement(plan, run.setting, run.name)
+    if np.isfinite(run.steps.seconds).any():
+        return run
+    return read_run(path, global_batch=plan.job.global_batch, seq_len=plan.job.seq_len, gpus=plan.cluster.gpus)
 
 
 def require_agreement(plan: Plan, setting: RunSetting, name: str) -> None:

@@ -78,6 +78,7 @@ def _rank(rank: RankFigures) -> Document:
         "data_seconds": rank.data_seconds,
         "idle_seconds": rank.idle_seconds,
         "copy_seconds": rank.copy_seconds,
+        "timeline": [list(span) for span in rank.timeline],
         "collectives": [
             {
                 "kind": call.kind,

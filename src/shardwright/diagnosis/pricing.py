@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
+from shardwright.units import GIGA
 
 FIT = 0.9  # probability with which a change must fit, as of plans
 
@@ -53,9 +55,13 @@ def changed(case: Case, changes: Iterable[Row]) -> Plan | None:
 
 
 def with_job(case: Case, change: Callable[[Job], Job]) -> Plan | None:
-    """Return the plan for another job; None where its framework or GPUs do not take that."""
+    """Return the plan for another job, which may have a multiple of the samples; None where its framework or GPUs do
+    not take that."""
     try:
-        plan = replace(case.plan, job=change(case.plan.job), prediction=None)
+        job = change(case.plan.job)
+        more = job.global_batch // case.plan.job.global_batch
+        replicas = tuple(replace(part, micro_batches=more * part.micro_batches) for part in case.plan.replicas)
+        plan = replace(case.plan, job=job, replicas=replicas, prediction=None)
         return None if check(plan) or any(framework_problems(plan)) else costed(plan, case.efficiency)
     except SpecError:
         return None
@@ -68,46 +74,71 @@ def with_pools(case: Case, change: Callable[[NodePool], NodePool]) -> Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Degraded:
-    """Links worse than described: what they are instead, and the plan on them."""
+class WorseLinks:
+    """Links worse than described: in words what they are, and the plan on them."""
 
     words: str
-    scope: str
     plan: Plan
 
+    @property
+    def seconds(self) -> float:
+        """What a step takes over them."""
+        assert self.plan.prediction is not None, "plans on other links are costed"
+        return self.plan.prediction.iteration_seconds
 
-TCP_BYTES_PER_SECOND, TCP_LATENCY = 2.5e9, 50e-6  # of a machine over sockets; chosen, 1.2 to 5 GB/s, 30 to 100 µs
+
+SLOWEST_LINKS = 1000.0  # times slower, beyond which links explain nothing
+HALVINGS = 12  # of the logarithm of that: to 0.2 %
+NOTICED = 1.3  # times slower, from which on links are worth a word; chosen, 1.2 to 1.5
+# Bytes a second of a machine that networks reach, from the bottom, by what they most likely are; of data sheets.
+NETWORKS = (
+    (0.15e9, "Ethernet of 1 Gb/s"),
+    (1.5e9, "TCP over Ethernet of 10 Gb/s"),
+    (4.0e9, "TCP sockets in place of RDMA, or Ethernet of 25 Gb/s"),
+    (14e9, "one network card of 100 Gb/s"),
+    (28e9, "one network card of 200 Gb/s"),
+    (55e9, "one network card of 400 Gb/s"),
+)
 PCIE_SHARE = 0.5  # of PCIe's rate that traffic through the host reaches, which is crossed twice; chosen, 0.35 to 0.7
 
 
-def degraded(case: Case) -> tuple[Degraded, ...]:
-    """Return the plan on links that machines have where something is set up wrong: TCP sockets in place of RDMA, one
-    network card of all, PCIe in place of NVLink."""
+def explaining_links(case: Case, seconds: float) -> WorseLinks | None:
+    """Return the links over which a step would take `seconds`: slower ones between machines or, within one, PCIe in
+    place of NVLink; None where none would."""
     pools = case.plan.cluster.pools
-    rows: list[tuple[str, str, Callable[[NodePool], NodePool]]] = []
     if any(pool.nodes > 1 for pool in pools):
-        rows.append(("TCP sockets in place of RDMA", "between", _sockets))
-        rails = max(pool.gpus_per_node for pool in pools)
-        if rails > 1:
-            words = f"one network card of {rails}"
-            rows.append(
-                (words, "between", lambda p: replace(p, inter_bytes_per_second=p.inter_bytes_per_second / rails))
-            )
+        return _slower_network(case, seconds)
     if any(pool.gpus_per_node > 1 and pool.intra_bytes_per_second > 2.0 * _pcie(pool) for pool in pools):
-        rows.append(("PCIe in place of NVLink", "inside", lambda p: replace(p, intra_bytes_per_second=_pcie(p))))
-    return tuple(Degraded(words=words, scope=scope, plan=with_pools(case, change)) for words, scope, change in rows)
+        over = with_pools(case, lambda pool: replace(pool, intra_bytes_per_second=_pcie(pool)))
+        links = WorseLinks(words="PCIe in place of NVLink", plan=over)
+        return links if abs(math.log(links.seconds / seconds)) < PCIE_NEAR else None
+    return None
 
 
-def _slower(pool: NodePool, factor: int) -> NodePool:
-    return replace(pool, inter_bytes_per_second=pool.inter_bytes_per_second / factor)
+PCIE_NEAR = 0.2  # log distance of the step over PCIe to what was measured; chosen, 0.1 to 0.3
 
 
-def _sockets(pool: NodePool) -> NodePool:
-    return replace(
-        pool,
-        inter_bytes_per_second=min(TCP_BYTES_PER_SECOND, pool.inter_bytes_per_second),
-        inter_latency_seconds=max(TCP_LATENCY, pool.inter_latency_seconds),
-    )
+def _slower_network(case: Case, seconds: float) -> WorseLinks | None:
+    def over(factor: float) -> Plan:
+        return with_pools(case, lambda p: replace(p, inter_bytes_per_second=p.inter_bytes_per_second / factor))
+
+    def takes(plan: Plan) -> float:
+        assert plan.prediction is not None, "plans on other links are costed"
+        return plan.prediction.iteration_seconds
+
+    low, high = 1.0, SLOWEST_LINKS
+    if takes(over(high)) < seconds:
+        return None
+    for _ in range(HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if takes(over(middle)) < seconds else (low, middle)
+    if high < NOTICED:
+        return None
+    pool = max(case.plan.cluster.pools, key=lambda p: p.inter_bytes_per_second)
+    rate = pool.inter_bytes_per_second / high
+    likely = next((words for limit, words in NETWORKS if rate < limit), "")
+    words = f"{rate / GIGA:.2g} GB/s between machines instead of {pool.inter_bytes_per_second / GIGA:.3g}"
+    return WorseLinks(words=f"{words} ({likely})" if likely else words, plan=over(high))
 
 
 def _pcie(pool: NodePool) -> float:

@@ -6,7 +6,9 @@
 * `exported`: what an exporter gives
 * `runner`: what machines start, for targets that only bring machines together
 * `trainer_arguments`: what a Hugging Face Trainer is told
+* `peft`: adapters and quantised weights, as PEFT and bitsandbytes are told of them
 * `trainer_options`: options of the trainer that a plan says
+* `recipes`: a way to train that fits, as the recipe of a trainer
 * `support/`: who runs what
 * `yaml_text`: YAML as a person would write it
 * `megatron/`: Megatron-LM

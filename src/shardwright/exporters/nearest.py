@@ -57,7 +57,7 @@ def search_for(
     """Return the best plans that a target with these `limits` can run, as `planner.plan` ranks them; where it can run
     none of those found, a ranking without plans."""
     space = space or Space()
-    rules = (*rules, *(rule for _, rule in limits_in_rules(to, model)))
+    rules = (*rules, *(rule for _, rule in limits_in_rules(to, model, job)))
     for _ in range(SEARCHES):
         ranking = search(model, cluster, job, space=space, rules=rules, exportable_to=to, **asked)
         runnable = tuple(plan for plan in ranking.plans if not tuple(limits(plan)))

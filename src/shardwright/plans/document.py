@@ -2,8 +2,10 @@
 
 The file is deterministic: equal plans give equal bytes. Runs of equal layers of the model are written once with a
 `count`. Version 1 has no shares of rows and state (`Replica.rows`, `Replica.state`, `OptimizerPlan.parts`) and no
-schedule `layered`; it is read like version 2. `optimizer.distributed` and `prediction.memory_bytes` repeat, for the
-reader's convenience, what `sharding` and the memory terms say; they are checked when a file is read and may be missing.
+schedule `layered`; it is read like version 2. Jobs of earlier releases say of adapters only whether there are any
+(`adapters`, `attention_adapters`); these are read as LoRA of the usual rank. `optimizer.distributed` and
+`prediction.memory_bytes` repeat, for the reader's convenience, what `sharding` and the memory terms say; they are
+checked when a file is read and may be missing.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from shardwright.errors import Problem, SpecError
 from shardwright.files import write_atomically
 from shardwright.plans.codec import NOTHING, decode, decode_fields, encode, hints, join, reject_unknown, wrong
 from shardwright.plans.plan import PLAN_VERSION, OptimizerPlan, Plan, Prediction, Replica, Stage
+from shardwright.spec.adapter import ATTENTION, LINEAR, Adapter
+from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model
 from shardwright.spec.text.fields import shown
 from shardwright.spec.text.reading import parse_json, read_text
@@ -27,6 +31,7 @@ LARGEST_PLAN_BYTES = 64_000_000
 MOST_LAYERS = 100_000
 READ_VERSIONS = (1, PLAN_VERSION)
 BESIDE = ("memory_bytes", "binding")  # of a prediction: sums for readers, and a sentence of earlier releases
+EARLIER = {"adapters", "attention_adapters"}  # keys of a job in earlier releases
 Problems = list[Problem]
 
 
@@ -107,7 +112,10 @@ def _plan_in(document: object, name: str, problems: Problems) -> Any:
         hint = f"this release reads versions {known}; make the plan anew with `shardwright plan`"
         return wrong(problems, f"{name}: version", f"is {shown(version)}", hint)
     data = {key: value for key, value in document.items() if key != "version"}
-    readers = {"model": _model_in, "replicas": _replicas_in, "optimizer": _optimizer_in, "prediction": _prediction_in}
+    readers = {
+        "model": _model_in, "job": _job_in, "replicas": _replicas_in, "optimizer": _optimizer_in,
+        "prediction": _prediction_in,
+    }  # fmt: skip
     ready = {key: read(data[key], f"{name}: {key}", problems) for key, read in readers.items() if key in data}
     return decode_fields(data, Plan, name, problems, ready)
 
@@ -116,6 +124,18 @@ def _model_in(data: object, place: str, problems: Problems) -> Any:
     layers = data.get("layers") if isinstance(data, Mapping) else None
     ready = {} if layers is None else {"layers": _layers_in(layers, join(place, "layers"), problems)}
     return decode_fields(data, Model, place, problems, ready)
+
+
+def _job_in(data: object, place: str, problems: Problems) -> Any:
+    """A job; `adapters` and `attention_adapters` are of releases before there were ranks."""
+    if not isinstance(data, Mapping) or not EARLIER & data.keys():
+        return decode_fields(data, Job, place, problems)
+    switched = {name: decode(data[name], bool, join(place, name), problems) is True for name in EARLIER if name in data}
+    rest = {key: value for key, value in data.items() if key not in EARLIER}
+    if any(switched.values()) and "adapter" not in rest:
+        targets = ATTENTION if switched.get("attention_adapters") else LINEAR
+        rest["adapter"] = encode(Adapter(targets=targets), Adapter)
+    return decode_fields(rest, Job, place, problems)
 
 
 def _layers_in(data: object, place: str, problems: Problems) -> Any:

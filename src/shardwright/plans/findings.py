@@ -268,9 +268,17 @@ class Stopped:
     """The search was stopped before it had a plan."""
 
 
+@dataclass(frozen=True, slots=True)
+class NothingAsFast:
+    """No plan takes at most so many seconds an iteration."""
+
+    seconds: float
+
+
 Reason = (
     NoTrainer
     | Stopped
+    | NothingAsFast
     | NoLegalLayout
     | LimitsNotKept
     | NotSure

@@ -192,6 +192,19 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SiteEffect:
+    """What a calibration on a site's own runs did to a prediction: it rests on `runs` of them, `same_kind` of these of
+    the same kind and family of models; seconds are `factor` times what they were, and the logarithms of the interval's
+    ends `narrower` times as far from them. `unsaid` is why it did nothing, where it did."""
+
+    runs: int
+    factor: float
+    narrower: float
+    same_kind: int
+    unsaid: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """What the cost model says of a plan. Money is None where a price is unknown, totals where no tokens are given.
 
@@ -200,7 +213,7 @@ class Prediction:
     published runs. `ideal_seconds` are those of the model's FLOPs at the peak of all GPUs of the cluster (None in older
     files), `lower_bound_seconds` what a search proved that no plan of its space beats (None where none did).
     `busiest_stage` is the stage that works most, of the replica that takes longest. Totals count failures and
-    preemptions.
+    preemptions. `site` says what a calibration on own runs did (None: none was given); every figure has it in it.
     """
 
     iteration_seconds: float
@@ -217,6 +230,7 @@ class Prediction:
     lower_bound_seconds: float | None = None
     busiest_stage: int = 0
     evidence: tuple[Evidence, ...] = ()
+    site: SiteEffect | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,8 +34,7 @@ def own_problems(plan: Plan) -> Iterator[Problem]:
 def own_job_problems(job: Job) -> Iterator[Problem]:
     """Yield what a job that is for `shardwright train` says and `train` does not do, beside options and recipes."""
     lacking = {
-        "adapters": (job.adapters, "training of adapters", "leave it out"),
-        "attention_adapters": (job.attention_adapters, "training of adapters", "leave it out"),
+        "adapter": (job.adapters, "training of adapters", "leave it out"),
         "fp8_storage": (job.fp8_storage, "keeping weights in 8 bits alone", "leave it out"),
         "fused_loss": (job.fused_loss, "a loss that holds no logits", "leave it out"),
         "optimizer": (job.optimizer == "none", "a step without an update", "name an optimizer"),

@@ -17,7 +17,7 @@ from shardwright.spec.options import DEFAULTS, STATE, said
 
 OWN_FP8_RECIPE: Fp8Recipe = "tensorwise"
 OWN_FP8_RECIPES = (None, OWN_FP8_RECIPE)
-SWITCHES = ("adapters", "attention_adapters", "fp8_storage", "fused_loss")  # of a job, which `train` does not have
+SWITCHES = ("fp8_storage", "fused_loss")  # of a job, which `train` does not have
 Faults = Iterator[tuple[str, str, str]]  # option, what is wrong, what helps
 
 

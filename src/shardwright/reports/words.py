@@ -226,6 +226,11 @@ def _(finding: findings.Stopped) -> str:
 
 
 @in_words.register
+def _(finding: findings.NothingAsFast) -> str:
+    return f"no plan takes at most {format_seconds(finding.seconds)} an iteration"
+
+
+@in_words.register
 def _(finding: findings.TooLittleMemory) -> str:
     return "; ".join(map(in_words, finding.needs)) or "nothing fits in memory"
 

@@ -344,7 +344,7 @@ def _garbled_words(log: _Log) -> tuple[str, ...]:
 
 
 def _setting(log: _Log, rows: Rows, given: RunSetting) -> RunSetting:
-    """Return what a log says of its setting, where the launch (`given`) does not."""
+    """Return what a log says of its setting, and the launch (`given`) where it does not."""
     said: dict[str, tuple[float, int]] = dict(log.settings)
     for name, value in (("global_batch", log.results.global_batch), ("seq_len", log.results.seq_len)):
         if value:
@@ -357,5 +357,5 @@ def _setting(log: _Log, rows: Rows, given: RunSetting) -> RunSetting:
         arguments={**log.results.arguments, **log.arguments},
         lines={name: line for name, (_, line) in said.items() if name != "total_steps"},
     )
-    known = {name: getattr(given, name) for name in ("gpus", "global_batch", "seq_len")}
-    return replace(setting, **{name: value for name, value in known.items() if value is not None})
+    open_ones = [name for name in ("gpus", "global_batch", "seq_len") if getattr(setting, name) is None]
+    return replace(setting, **{name: getattr(given, name) for name in open_ones})

@@ -55,13 +55,15 @@ class OneType:
         return preferred(self.found.in_question, within, rare_count_of_gpus((self.context.pool.gpu.kind,)))
 
 
-def search_type(context: Context, space: Space, filters: Filters, top: int, indifference: float) -> OneType:
-    """Return what plans on the machines of one type reach, where values up to `indifference` above the least are as
-    good."""
+def search_type(
+    context: Context, space: Space, filters: Filters, top: int, indifference: float, longest: float
+) -> OneType:
+    """Return what plans of up to `longest` seconds on the machines of one type reach, where values up to `indifference`
+    above the least are as good."""
     begin = time.perf_counter()
     tried, start = baselines(context)
     elapsed = time.perf_counter() - begin
-    objective = Objective(model=context.model, job=context.job, pool=context.pool)
+    objective = Objective(model=context.model, job=context.job, pool=context.pool, longest=longest)
     found = search(
         context, searched(context, space), filters, objective, top=top, start=start, indifference=indifference
     )
@@ -71,8 +73,8 @@ def search_type(context: Context, space: Space, filters: Filters, top: int, indi
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What searches over several types are asked: on which machines, within which pins and rules, how far above the
-    bound the best plan may be, how far above the best one a plan is as good, and with which probability plans must fit
-    in memory."""
+    bound the best plan may be, how far above the best one a plan is as good, with which probability plans must fit in
+    memory, and how many seconds an iteration may take."""
 
     cluster: Cluster
     space: Space
@@ -80,6 +82,7 @@ class Asked:
     gap: float
     indifference: float
     fit: float
+    longest: float = np.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,8 @@ def search_pipelines(results: Sequence[OneType], asked: Asked, top: int, *, one_
     types, the further a search gets."""
     contexts = largest_pools([result.context for result in results])
     begin = time.perf_counter()
-    incumbent = _to_beat_on_one_type(results, asked)
+    by_time = contexts[0].job.objective == "time"
+    incumbent = min(_to_beat_on_one_type(results, asked), asked.longest if by_time else np.inf)
     searched = partial(_searched, results, asked, top, one_mesh=one_mesh)
     every = searched(contexts, incumbent)
     if every is None:

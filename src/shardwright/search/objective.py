@@ -63,6 +63,7 @@ class Objective:
     model: Model
     job: Job
     pool: NodePool
+    longest: float = np.inf
 
     def values(self, seconds: Floats, gpus: Ints) -> Floats:
         """Return what is minimised, [N], rounded: strategies that are as good but for rounding have equal values."""
@@ -71,16 +72,16 @@ class Objective:
         return coarse(seconds * self._per_second(gpus) * self._longer(gpus))
 
     def limits(self, gpus: Ints) -> Floats:
-        """Return the longest iteration that keeps deadline and budget, [N]."""
+        """Return the longest iteration that keeps deadline and budget and is of interest, [N]."""
         limit = np.full(len(gpus), np.inf)
         if self.job.iterations is None:
-            return limit
+            return np.asarray(np.minimum(limit, self.longest))
         if self.job.deadline_hours is not None:
             limit = np.minimum(limit, self.job.deadline_hours * SECONDS_PER_HOUR / self.job.iterations)
         if self.job.budget_dollars is not None:
             with np.errstate(divide="ignore"):  # machines that cost nothing keep any budget
                 limit = np.minimum(limit, self.job.budget_dollars / self.job.iterations / self._per_second(gpus))
-        return limit / self._longer(gpus)
+        return np.asarray(np.minimum(limit / self._longer(gpus), self.longest))
 
     def _longer(self, gpus: Ints) -> Floats:
         """Return by what interruptions lengthen the run, [N]; 1 where it has no length."""

@@ -15,11 +15,12 @@ from shardwright.cost.context import Context
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.predict import predict as prediction_of
+from shardwright.cost.site.calibrated import Calibrated, anchored, without_site
 from shardwright.errors import SpecError, bad, require
 from shardwright.plans.check import position_problems
-from shardwright.plans.findings import Stopped
+from shardwright.plans.findings import NothingAsFast, Stopped
 from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Fewer, NoPlan, Ranking
+from shardwright.plans.ranking import Baseline, Fewer, NoPlan, Ranking
 from shardwright.plans.trainable import own_job_problems, own_problems
 from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import stopped, within
@@ -71,6 +72,7 @@ def plan(
     efficiency: Efficiency | None = None,
     gap: float = GAP,
     indifference: float = INDIFFERENCE,
+    longest: float = np.inf,
 ) -> Ranking:
     """Return the `top` best plans, best first: uniform ones on the machines of any one type of `cluster`; where it has
     several, those that mix them; where `train` runs the job, those of unequal replicas.
@@ -82,7 +84,9 @@ def plan(
     type the first plan is the optimum of the declared space under the cost model; else it is within `gap` of it, or as
     near as the `gap` of the search report says, in seconds or dollars. Of plans up to `indifference`, a part of the
     objective, above the best, the one with the fewest switches that hardly any published run has comes first
-    (`cost.trust.rarity`); `passed_over` is the best then, and the gap says by how much. Raises SpecError for input that
+    (`cost.trust.rarity`); `passed_over` is the best then, and the gap says by how much. Plans that take more than
+    `longest` seconds an iteration are of no interest, which shortens the search. The calibration of a site in
+    `efficiency` moves the seconds of what was found, all alike, and not what is found. Raises SpecError for input that
     makes no sense; a search without a feasible plan returns a Ranking that says why. Inside `progress.until` the search
     ends early once it is told to, with the best plan so far and a gap that holds all the same
     (`SearchReport.interrupted`).
@@ -99,11 +103,13 @@ def plan(
     require_indifference(indifference)
     space = space or Space()
     settled = replace(space, options={})
+    base = without_site(efficiency)
     rankings = [
-        _plan(model, cluster, each, settled, rules, top, fit, exportable_to, efficiency, gap, indifference)
+        _plan(model, cluster, each, settled, rules, top, fit, exportable_to, base, gap, indifference, longest)
         for each in jobs_of(job, space.options)
     ]
-    return best_of(rankings, top)
+    ranking = best_of(rankings, top)
+    return _on_site(ranking, efficiency) if isinstance(efficiency, Calibrated) else ranking
 
 
 def _plan(
@@ -118,6 +124,7 @@ def _plan(
     efficiency: Efficiency | None,
     gap: float,
     indifference: float,
+    longest: float,
 ) -> Ranking:
     """Return the best plans for a job whose options are settled (`plan`)."""
     if problems := (*position_problems(model, job), *option_problems(model, job), *own_job_problems(job)):
@@ -129,10 +136,18 @@ def _plan(
     alone = 1.0 if len(able) == 1 else UNIFORM_SHARE
     for number, context in enumerate(able):
         with within(alone * number / len(able), alone * (number + 1) / len(able)):
-            results.append(search_type(context, space, filters, top, indifference))
+            results.append(search_type(context, space, filters, top, indifference, longest))
     with within(alone, 1.0):
         one_mesh = exportable_to is not None
-        over_several = Asked(cluster=cluster, space=space, filters=filters, gap=gap, indifference=indifference, fit=fit)
+        over_several = Asked(
+            cluster=cluster,
+            space=space,
+            filters=filters,
+            gap=gap,
+            indifference=indifference,
+            fit=fit,
+            longest=longest,
+        )
         joins = exportable_to is None or exportable_to in EXPORTABLE
         mixed = search_pipelines(results, over_several, top, one_mesh=one_mesh) if joins else None
     enough = value_to_beat(results, top, mixed, indifference)
@@ -149,8 +164,8 @@ def _plan(
     report = report_of(results, begin, mixed, uneven, not_covered, value, bound, indifference, interrupted=interrupted)
     shown = shown_baselines(results, cluster, plans, mixed if several_types(results) else None)
     infeasible: NoPlan | None = None
-    if not plans and interrupted:
-        infeasible = NoPlan(reason=Stopped(), remedies=())
+    if not plans and (interrupted or longest < np.inf):
+        infeasible = NoPlan(reason=Stopped() if interrupted else NothingAsFast(longest), remedies=())
     elif not plans:
         contexts = [result.context for result in results]
         freed = partial(without_limits, results, over_several) if mixed else _no_plan
@@ -166,6 +181,33 @@ def _plan(
     )
 
 
+def _on_site(ranking: Ranking, efficiency: Calibrated) -> Ranking:
+    """Return a ranking on the site of `efficiency`: all its plans are moved as the best one is."""
+    if not ranking.plans:
+        return ranking
+    best = predict(ranking.best, efficiency=efficiency)
+    here = anchored(efficiency, best)
+
+    def moved(plan: Plan) -> Plan:
+        bound = plan.prediction.lower_bound_seconds if plan.prediction else None
+        there = predict(plan, efficiency=here)
+        effect = there.prediction.site if there.prediction else None
+        return there if bound is None or effect is None else with_bound(there, bound * effect.factor)
+
+    def of_rule(item: Baseline) -> Baseline:
+        return item if item.plan is None else replace(item, plan=moved(item.plan))
+
+    beside = ranking.passed_over
+    return replace(
+        ranking,
+        plans=tuple(map(moved, ranking.plans)),
+        baselines=tuple(map(of_rule, ranking.baselines)),
+        kinds=tuple(map(of_rule, ranking.kinds)),
+        passed_over=None if beside is None else replace(beside, plan=moved(beside.plan)),
+        search=replace(ranking.search, lower_bound_dollars=None),
+    )
+
+
 def with_nearby(
     ranking: Ranking,
     *,
@@ -178,12 +220,15 @@ def with_nearby(
     """Return a ranking with what batches and numbers of machines nearby pay, found as its plans were (`plan`)."""
     if not ranking.plans or ranking.best.job.objective != "time" or ranking.search.interrupted:
         return ranking
-    same: dict[str, Any] = {"rules": rules, "fit": fit, "exportable_to": exportable_to, "efficiency": efficiency}
+    time_of = anchored(efficiency, ranking.best)
+    same: dict[str, Any] = {"rules": rules, "fit": fit, "exportable_to": exportable_to, "efficiency": time_of}
     same["indifference"] = ranking.search.indifference
 
-    def best(cluster: Cluster, job: Job) -> Plan | None:
-        found = plan(ranking.best.model, cluster, job, space=space, top=1, **same)
-        return found.plans[0] if found.plans else None
+    def best(cluster: Cluster, job: Job, longest: float) -> Plan | None:
+        if isinstance(time_of, Calibrated):  # the search counts seconds without the site
+            longest = np.inf
+        faster = plan(ranking.best.model, cluster, job, space=space, top=1, longest=longest, **same)
+        return faster.plans[0] if faster.plans else None
 
     return replace(ranking, nearby=nearby(ranking.best, best))
 
@@ -200,6 +245,7 @@ def on_fewer(
     """Return the run of a costed plan on fewer of its machines. The plans there are searched for as the plan was
     (`plan`), on machines of several types among those of its degree and micro-batch that its framework runs; what only
     `train` runs is planned anew at once (`replan.replan`)."""
+    efficiency = anchored(efficiency, best)
     if best.job.framework == OWN:
         kept: Kept = {}
         return fewer_machines(best, partial(replan, best, kept=kept, fit=fit, efficiency=efficiency))
@@ -211,7 +257,7 @@ def on_fewer(
     def alone(context: Context) -> OneType:
         known = next((each for each in searched if each.context.pool == context.pool), None)
         if known is None:
-            known = search_type(context, space, filters, 1, indifference)
+            known = search_type(context, space, filters, 1, indifference, np.inf)
             searched.append(known)
         return known
 

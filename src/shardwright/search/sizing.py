@@ -1,44 +1,45 @@
 """Ways to train a model on some GPUs, and the memory that each takes of one GPU: what fits, and what would.
 
-All terms are those of the cost model (`cost.memory`). LoRA freezes the weights and trains adapters beside them. QLoRA
-(arXiv 2305.14314, §3) keeps the weights of linear layers in NF4 with double quantization,
-
-    4 + 8 / 64 + 32 / (64 · 256) = 4.127 bits a weight
-
-(a byte for each block of 64, four for each 256 of these), and makes one matrix at a time 16 bits wide to compute with;
-embeddings, norms and the output layer stay in 16 bits.
+All terms are those of the cost model (`cost.memory`). LoRA freezes the weights and trains adapters beside them, QLoRA
+keeps the frozen ones of layers in four bits, 8-bit LoRA in eight (`spec.adapter`). On GPUs of several types each takes
+as much, and the one with the least memory decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
+import numpy as np
+
+from shardwright.arrays import Floats, Ints
 from shardwright.cost.compute.efficiency import Analytic, computes, peak_flops
+from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.frameworks.optimizer import paged_width, state_width
-from shardwright.cost.memory.fit_probability import fit_probability
+from shardwright.cost.iteration.footprint import fixed_bytes, footprint
+from shardwright.cost.memory.fit_probability import fit_probability, headroom
 from shardwright.cost.memory.sizes import trained_share
+from shardwright.cost.pipeline.splits import boundaries
+from shardwright.cost.strategies import NONE, SHARDING, UNIFORM, settled, strategies
 from shardwright.errors import SpecError, bad
 from shardwright.plans.abilities import fused_attention_runs
 from shardwright.plans.check import position_problems
-from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Sharding, Stage
+from shardwright.plans.plan import Sharding
 from shardwright.plans.plan import StageMemory as Memory
-from shardwright.search.planner import predict
+from shardwright.spec.adapter import Adapter
 from shardwright.spec.catalog.gpus import gpus
-from shardwright.spec.cluster import Cluster
+from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.units import format_bytes
 
-Training = Literal["full", "lora", "qlora"]
-# Four bits a weight, a scale of eight bits for each 64 of them, and one in fp32 for each 256 scales (QLoRA,
-# arXiv 2305.14314 §3).
-NF4_BYTES = (4.0 + 8.0 / 64 + 32.0 / (64 * 256)) / 8.0
-SIXTEEN_BITS = 2.0
 SURE = 0.9  # the probability with which something is said to fit
+HOPELESS = 0.1  # that with which it is said not to
 MOST_GPUS = 1024  # that are tried for sharding
+MOST_SAMPLES = 1024  # that are tried as a micro-batch
 SHORTEST = 256  # tokens; sequences are tried in steps of it
+LONGEST = 1 << 20  # tokens that are tried where a model says no longest sequence
+TRIED = 32  # sizes that are costed at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,22 +48,29 @@ class TrainingWay:
     GPUs share the state, with "zero3" gradients and weights too. All but plain training recompute activations."""
 
     name: str
-    training: Training
+    adapter: Adapter | None = None
     sharding: Sharding = "none"
     offload: float = 0.0
     recompute: bool = True
 
+    @property
+    def training(self) -> str:
+        """What is trained, in one word: full, or the form of the adapters."""
+        return "full" if self.adapter is None else self.adapter.form
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The memory of one GPU under a way, in bytes, the probability that it fits, and what would make it fit, where it
-    does not: the longest sequence, the fewest GPUs, the smallest GPU of the catalogue (None: none does)."""
+    """The memory of one GPU under a way, in bytes, the probability that it fits, and how far that goes: the longest
+    sequence, one at a time on each GPU, the largest micro-batch of the sequences asked for, the fewest GPUs, and where
+    it does not fit the smallest GPU of the catalogue on which it would (None: none does)."""
 
     way: TrainingWay
     memory: Memory
     fit_probability: float
     host_bytes: float
     longest_sequence: int | None = None
+    largest_micro_batch: int | None = None
     fewest_gpus: int | None = None
     smallest_gpu: str | None = None
 
@@ -70,13 +78,20 @@ class Size:
     def fits(self) -> bool:
         return self.fit_probability >= SURE
 
+    @property
+    def may_fit(self) -> bool:
+        """Whether some runs of it may fit and others not."""
+        return HOPELESS < self.fit_probability < SURE
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """All ways to train `model` on the GPUs of `cluster`, a sequence at a time on each."""
+    """All ways to train `model` on the GPUs of `cluster`, so many sequences at a time on each. `pool` is that of the
+    GPU with the least memory."""
 
     model: Model
     cluster: Cluster
+    pool: NodePool
     job: Job
     sizes: tuple[Size, ...]
 
@@ -86,164 +101,191 @@ class Sizing:
         return next((size for size in self.sizes if size.fits), None)
 
     def __repr__(self) -> str:
-        each = (
+        rows = (
             f"{size.way.name}: {format_bytes(size.memory.total_bytes)} of {format_bytes(size.memory.capacity_bytes)}, "
             f"fits with probability {size.fit_probability:.0%}"
             for size in self.sizes
         )
-        return "\n".join((f"{self.model.name} on {self.cluster.gpus} {self.cluster.pools[0].gpu.name}", *each))
+        return "\n".join((f"{self.model.name} on {self.cluster.gpus} {self.pool.gpu.name}", *rows))
 
 
-def ways(count: int) -> tuple[TrainingWay, ...]:
-    """Return the ways to train on `count` GPUs, plain ones first."""
+def ways(count: int, adapter: Adapter | None = None) -> tuple[TrainingWay, ...]:
+    """Return the ways to train on `count` GPUs, plain ones first. `adapter` has the rank and the targets of all
+    adapters."""
+    plain = replace(adapter or Adapter(), frozen="16-bit")
+    nf4, int8 = replace(plain, frozen="nf4"), replace(plain, frozen="int8")
+    lora, qlora = ("DoRA", "QDoRA") if plain.dora else ("LoRA", "QLoRA")
     shared = (
-        TrainingWay(name="ZeRO-1", training="full", sharding="zero1"),
-        TrainingWay(name="ZeRO-3 (FSDP)", training="full", sharding="zero3"),
-        TrainingWay(name="ZeRO-3, optimizer in host memory", training="full", sharding="zero3", offload=1.0),
+        TrainingWay(name="ZeRO-1", sharding="zero1"),
+        TrainingWay(name="ZeRO-3 (FSDP)", sharding="zero3"),
+        TrainingWay(name="ZeRO-3, optimizer in host memory", sharding="zero3", offload=1.0),
+    )
+    shared_adapters = (
+        TrainingWay(name=f"{lora}, ZeRO-3 (FSDP)", adapter=plain, sharding="zero3"),
+        TrainingWay(name=f"{qlora}, ZeRO-3 (FSDP)", adapter=nf4, sharding="zero3"),
     )
     return (
-        TrainingWay(name="full", training="full", recompute=False),
-        TrainingWay(name="full, recomputation", training="full"),
+        TrainingWay(name="full", recompute=False),
+        TrainingWay(name="full, recomputation"),
         *(shared if count > 1 else ()),
-        TrainingWay(name="full, optimizer in host memory", training="full", sharding="zero1", offload=1.0),
-        TrainingWay(name="LoRA", training="lora"),
-        TrainingWay(name="QLoRA", training="qlora"),
+        TrainingWay(name="full, optimizer in host memory", sharding="zero1", offload=1.0),
+        TrainingWay(name=lora, adapter=plain),
+        *(() if plain.dora else (TrainingWay(name="LoRA, 8-bit weights", adapter=int8),)),
+        TrainingWay(name=qlora, adapter=nf4),
+        *(shared_adapters if count > 1 else ()),
     )
 
 
 def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
-    """Return the memory that training takes on the GPUs of `cluster` (of one type), for each way to train.
+    """Return the memory that training takes on the GPUs of `cluster`, for each way to train.
 
-    `job` has the sequence length; its global batch counts the sequences that each GPU takes at a time, times the GPUs.
-    Raises SpecError for several GPU types, a batch that the GPUs do not divide, and what the GPU cannot compute.
+    `job` has the sequence length; its global batch counts the sequences that each GPU takes at a time, times the GPUs;
+    its adapter, if it has one, is that of the ways with adapters. Raises SpecError for a batch that the GPUs do not
+    divide, and for what a GPU cannot compute.
     """
-    if len(cluster.pools) > 1:
-        raise bad("`gpu=`", "names several types", "size them one at a time")
     if job.global_batch % cluster.gpus:
         raise bad("`global_batch=`", f"{cluster.gpus} GPUs do not divide {job.global_batch}", "give a multiple")
     if problems := tuple(position_problems(model, job)):
         raise SpecError(*problems)
-    peak_flops(cluster.pools[0].gpu, job.precision)
-    return Sizing(
-        model=model,
-        cluster=cluster,
-        job=job,
-        sizes=tuple(_advised(way, model, cluster, job) for way in ways(cluster.gpus)),
-    )
+    for pool in cluster.pools:
+        peak_flops(pool.gpu, job.precision)
+    least = min(cluster.pools, key=lambda pool: pool.memory_bytes)
+    samples = job.global_batch // cluster.gpus
+    account = _Account(model, least, cluster.gpus, _host_bytes(cluster))
+    sizes = tuple(_sized(account, way, job, samples) for way in ways(cluster.gpus, job.adapter))
+    return Sizing(model=model, cluster=cluster, pool=least, job=job, sizes=sizes)
 
 
-def _advised(way: TrainingWay, model: Model, cluster: Cluster, job: Job) -> Size:
-    """Return the size of a way with what would make it fit."""
-    size = _size(way, model, cluster, job)
-    if size.fits:
-        return size
+def _host_bytes(cluster: Cluster) -> float:
+    """Return the host memory that the GPU with the least of it has."""
+    return min(pool.host_memory_bytes / pool.gpus_per_node for pool in cluster.pools)
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """The memory of data-parallel plans of a model on `count` GPUs of a pool; `host_bytes` a GPU has of its machine."""
+
+    model: Model
+    pool: NodePool
+    count: int
+    host_bytes: float
+
+    def memory(self, way: TrainingWay, job: Job, samples: Ints, count: Ints) -> list[Memory]:
+        """Return what GPUs take with micro-batches of `samples` [N] on `count` GPUs [N]."""
+        job = replace(job, adapter=way.adapter, global_batch=int((samples * count).max()))
+        context = Context(model=self.model, pool=self.pool, job=job, efficiency=Analytic())
+        layers = len(self.model.layers)
+        fixed = {
+            "flash": fused_attention_runs(self.pool.gpu, job.precision),
+            "sharding": SHARDING.index(way.sharding),
+            "offload": way.offload,
+            "recompute": UNIFORM if way.recompute else NONE,
+            "recompute_layers": 1 if way.recompute else 0,
+            "first_layers": layers,
+            "last_layers": layers,
+        }
+        sizes = zip(samples.tolist(), count.tolist(), strict=True)
+        rows = strategies([settled({**fixed, "micro_batch": size, "dp": gpus}) for size, gpus in sizes])
+        starts = boundaries(layers, 1, rows.first_layers, rows.last_layers)
+        shards, single = layer_rows(context, rows), np.ones(len(rows), dtype=np.int64)
+        terms = footprint(context, rows, shards, starts, fixed_bytes(context, rows, shards, starts, single))
+        names = [name.removesuffix("_bytes") for name in Memory.__slots__ if name != "capacity_bytes"]
+        columns = np.stack([np.broadcast_to(getattr(terms, name), (len(rows), 1))[:, 0] for name in names], axis=1)
+        capacity = self.pool.memory_bytes
+        return [
+            Memory(capacity_bytes=capacity, **{f"{name}_bytes": value for name, value in zip(names, row, strict=True)})
+            for row in columns.tolist()
+        ]
+
+    def in_host(self, way: TrainingWay, job: Job, count: int) -> float:
+        """Return the bytes of a GPU's part of the optimizer state in host memory."""
+        share = trained_share(self.model, replace(job, adapter=way.adapter))
+        return (way.offload * state_width(job) + paged_width(job)) * share * self.model.parameters / count
+
+    def fit(self, way: TrainingWay, job: Job, samples: Ints, count: Ints) -> Floats:
+        """Return the probability that each fits, [N]."""
+        rows = zip(self.memory(way, job, samples, count), count.tolist(), strict=True)
+        return np.array(
+            [
+                fit_probability(memory.total_bytes, memory.capacity_bytes, job)
+                if self.in_host(way, job, gpus) <= self.host_bytes
+                else 0.0
+                for memory, gpus in rows
+            ]
+        )
+
+
+def _sized(account: _Account, way: TrainingWay, job: Job, samples: int) -> Size:
+    """Return the size of a way, and how far it goes."""
+    ones, here = np.ones(1, dtype=np.int64), np.full(1, account.count)
+    (memory,) = account.memory(way, job, samples * ones, here)
+    host = account.in_host(way, job, account.count)
+    fitting = fit_probability(memory.total_bytes, memory.capacity_bytes, job) if host <= account.host_bytes else 0.0
+    size = Size(way=way, memory=memory, fit_probability=fitting, host_bytes=host)
+
+    def samples_fit(sizes: Ints) -> Floats:
+        return account.fit(way, job, sizes, np.full(len(sizes), account.count))
+
+    def count_fits(counts: Ints) -> Floats:
+        return account.fit(way, job, np.full(len(counts), samples), counts)
+
+    shared = way.sharding != "none"
     return replace(
         size,
-        longest_sequence=_longest_sequence(way, model, cluster, job),
-        fewest_gpus=_fewest_gpus(way, model, cluster, job),
-        smallest_gpu=_smallest_gpu(size, job),
+        longest_sequence=_longest_sequence(account, way, job),
+        largest_micro_batch=_last(1, MOST_SAMPLES, samples_fit),
+        fewest_gpus=_first(1, MOST_GPUS, count_fits) if shared else 1 if size.fits else None,
+        smallest_gpu=None if size.fits else _smallest_gpu(memory, job),
     )
 
 
-def _size(way: TrainingWay, model: Model, cluster: Cluster, job: Job) -> Size:
-    job = replace(job, adapters=way.training != "full")
-    plan = _plan(way, model, cluster, job)
-    found = predict(plan, efficiency=Analytic()).prediction
-    assert found is not None, "a plan that was just predicted"
-    memory = found.memory[0][0]
-    if way.training == "qlora":
-        memory = replace(memory, weights_bytes=_quantized_bytes(model))
-    pool = cluster.pools[0]
-    sharers = min(cluster.gpus, pool.gpus_per_node) / (cluster.gpus if way.sharding != "none" else 1)
-    kept = way.offload * state_width(job) + paged_width(job)
-    host = trained_share(job) * kept * model.parameters * sharers
-    fitting = fit_probability(memory.total_bytes, memory.capacity_bytes, job) if host <= pool.host_memory_bytes else 0.0
-    return Size(way=way, memory=memory, fit_probability=fitting, host_bytes=host)
+def _longest_sequence(account: _Account, way: TrainingWay, job: Job) -> int | None:
+    """Return the longest sequence that fits, one at a time on each GPU, up to what the model can. Where attention is
+    fused, memory depends on the tokens alone: sequences are sized as so many short ones."""
+    most = (account.model.max_position or LONGEST) // SHORTEST
+    fused = fused_attention_runs(account.pool.gpu, job.precision) and job.document_tokens is None
+
+    def tokens_fit(steps: Ints) -> Floats:
+        if fused:
+            return account.fit(way, replace(job, seq_len=SHORTEST), steps, np.full(len(steps), account.count))
+        ones, here = np.ones(1, dtype=np.int64), np.full(1, account.count)
+        lengths = (replace(job, seq_len=SHORTEST * int(step)) for step in steps)
+        return np.concatenate([account.fit(way, length, ones, here) for length in lengths])
+
+    longest = _last(1, most, tokens_fit, at_once=TRIED if fused else 1)
+    return None if longest is None else longest * SHORTEST
 
 
-def _plan(way: TrainingWay, model: Model, cluster: Cluster, job: Job) -> Plan:
-    """Return the data-parallel plan of a way."""
-    recompute = Recompute(granularity="full", method="uniform", layers=1) if way.recompute else Recompute()
-    stage = Stage(
-        gpu=cluster.pools[0].gpu.name,
-        tensor_parallel=1,
-        context_parallel=1,
-        expert_parallel=1,
-        expert_tensor_parallel=1,
-        layers=((0, len(model.layers)),),
-        recompute=recompute,
-    )
-    return Plan(
-        model=model,
-        job=job,
-        cluster=cluster,
-        micro_batch=job.global_batch // cluster.gpus,
-        schedule=Schedule(),
-        replicas=(Replica(count=cluster.gpus, micro_batches=1, stages=(stage,)),),
-        optimizer=OptimizerPlan(sharding=way.sharding, offload=way.offload),
-        overlap=Overlap(),
-        sequence_parallel=False,
-        flash_attention=fused_attention_runs(cluster.pools[0].gpu, job.precision),
-    )
-
-
-def _quantized_bytes(model: Model) -> float:
-    """Return the weights with linear layers in NF4, and the widest matrix in 16 bits to compute with."""
-    linear = _linear_parameters(model)
-    rest = model.parameters - linear
-    widest = max(_matrices(model))
-    return NF4_BYTES * linear + SIXTEEN_BITS * (rest + widest)
-
-
-def _linear_parameters(model: Model) -> int:
-    """Return the weights inside the transformer layers; the few of norms count as those of linear layers."""
-    count = 0
-    for layer in model.layers:
-        count += layer.mixing_parameters(model.hidden)
-        count += layer.mlp.parameters(model.hidden) if layer.mlp else 0
-        count += (
-            layer.moe.expert_parameters(model.hidden) + layer.moe.dense_parameters(model.hidden) if layer.moe else 0
-        )
-    return count
-
-
-def _matrices(model: Model) -> Iterator[int]:
-    for kind in model.kinds:
-        if kind.attention is not None:
-            yield kind.attention.out_width * model.hidden
-        if kind.mixer is not None:
-            yield max(product.weights for product in kind.mixer.work(model.hidden).products)
-        if kind.mlp is not None:
-            yield kind.mlp.width * model.hidden
-        if kind.moe is not None:
-            yield kind.moe.expert_width * model.hidden
-
-
-def _longest_sequence(way: TrainingWay, model: Model, cluster: Cluster, job: Job) -> int | None:
-    """Return the longest shorter sequence that fits, one at a time on each GPU."""
-    low, high = 0, job.seq_len // SHORTEST
-    while low < high:
-        middle = (low + high + 1) // 2
-        shorter = replace(job, seq_len=middle * SHORTEST, global_batch=cluster.gpus)
-        low, high = (middle, high) if _size(way, model, cluster, shorter).fits else (low, middle - 1)
-    return low * SHORTEST or None
-
-
-def _fewest_gpus(way: TrainingWay, model: Model, cluster: Cluster, job: Job) -> int | None:
-    """Return the least power of two of GPUs over which the way fits, if sharding makes it fit at all."""
-    if way.sharding == "none":
+def _last(low: int, high: int, fits: Callable[[Ints], Floats], at_once: int = TRIED) -> int | None:
+    """Return the last whole number from `low` to `high` that fits, where all after it do not; None where none does."""
+    if fits(np.array([low]))[0] < SURE:
         return None
-    pool, each = cluster.pools[0], job.global_batch // cluster.gpus
-    count = pool.gpus_per_node
-    while (count := count * 2) <= MOST_GPUS:
-        larger = replace(cluster, pools=(replace(pool, nodes=-(-count // pool.gpus_per_node)),))
-        if count > cluster.gpus and _size(way, model, larger, replace(job, global_batch=each * larger.gpus)).fits:
-            return count
-    return None
+    while low < high:
+        tried = _between(low + 1, high, at_once)
+        sure = np.flatnonzero(fits(tried) >= SURE)
+        after = int(sure[-1]) + 1 if len(sure) else 0
+        low = int(tried[after - 1]) if after else low
+        high = int(tried[after]) - 1 if after < len(tried) else high
+    return low
 
 
-def _smallest_gpu(size: Size, job: Job) -> str | None:
+def _first(low: int, high: int, fits: Callable[[Ints], Floats]) -> int | None:
+    """Return the first that fits, where all after it do; None where none does."""
+    if fits(np.array([high]))[0] < SURE:
+        return None
+    last = _last(low, high, lambda tried: np.where(fits(tried) >= SURE, 0.0, 1.0))
+    return low if last is None else last + 1
+
+
+def _between(low: int, high: int, count: int) -> Ints:
+    """Return up to `count` whole numbers from `low` to `high`, close ones near `low`; the middle one of one."""
+    if count == 1:
+        return np.array([(low + high + 1) // 2], dtype=np.int64)
+    return np.unique(np.round(np.geomspace(low, high, count)).astype(np.int64))
+
+
+def _smallest_gpu(memory: Memory, job: Job) -> str | None:
     """Return the GPU of the catalogue with the least memory that has room."""
     able = [gpu for gpu in gpus().values() if computes(gpu, job.precision)]
-    roomy = [gpu for gpu in able if fit_probability(size.memory.total_bytes, gpu.memory_bytes, job) >= SURE]
+    roomy = [gpu for gpu in able if memory.total_bytes <= headroom(SURE, job) * gpu.memory_bytes]
     return min(roomy, key=lambda gpu: (gpu.memory_bytes, gpu.name)).name if roomy else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwright.diagnosis.diagnose import Diagnosis
+from shardwright.diagnosis.document import diagnosis_document
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
@@ -80,6 +82,7 @@ def sizing_answer(sizing: Sizing) -> Answer:
             "of_gib": size.memory.capacity_bytes / GIBIBYTE,
             "fit_probability": size.fit_probability,
             "longest_sequence": size.longest_sequence,
+            "largest_micro_batch": size.largest_micro_batch,
             "fewest_gpus": size.fewest_gpus,
             "smallest_gpu": size.smallest_gpu,
         }
@@ -123,6 +126,22 @@ def _rented(result: Shopping, choice: FrontPoint) -> Answer:
         "hours": choice.hours,
         "dollars": choice.dollars,
         "interruptions": choice.interruptions,
+    }
+
+
+def diagnosis_answer(result: Diagnosis) -> Answer:
+    """Return why a run is slow: the verdict, the causes with what mends them, and what would tell more."""
+    document = diagnosis_document(result)
+    keys = ("name", "title", "basis", "saving_seconds", "evidence", "remedy", "changes", "flags")
+    return {
+        "answer": document["words"],
+        "verdict": document["verdict"],
+        "expected_seconds": document["expected_seconds"],
+        "interval_seconds": document["interval_seconds"],
+        "terms": document["terms"],
+        "causes": [{key: cause[key] for key in keys} for cause in document["causes"]],
+        "memory": document["memory"],
+        "next": [f"record {row['what']}: {row['command']}" for row in document["records"]],
     }
 
 

@@ -14,27 +14,33 @@ from typing import Any
 
 from mcp.server import MCPServer
 
+from shardwright.cost.learned import default_efficiency
+from shardwright.diagnosis.case import Case
+from shardwright.diagnosis.diagnose import Diagnosis, diagnosed
+from shardwright.diagnosis.signs import signs_of
 from shardwright.errors import bad
 from shardwright.plans.plan import Plan
 from shardwright.reports.words import in_words
-from shardwright.serving.answers import Answer, plan_answer, plan_figures, shop_answer, sizing_answer
+from shardwright.serving.answers import Answer, diagnosis_answer, plan_answer, plan_figures, shop_answer, sizing_answer
 from shardwright.serving.requests import MOST_SECONDS, PlanRequest, ShopRequest, planned, shopped, sized
 from shardwright.serving.worker import answer_within
 from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.read.presets import preset_names
+from shardwright.traces.out_of_memory import out_of_memory
 from shardwright.trainers.export import export
 
+MOST_LOG_CHARACTERS = 200_000
 INSTRUCTIONS = """Shardwright predicts and plans the training of large models: which GPUs, which parallel strategy, how
 fast, how much memory, how much money. Ask `fit` whether a model fits some GPUs, `plan_training` for the best strategy
-on given machines, `shop` for what to rent, `export_plan` for the files that run a plan. Clusters are written
-NODESxGPUSxTYPE, joined by +, e.g. 8x8xH100-SXM+16x8xA100-SXM-80. Times are seconds, money US dollars; every prediction
-has an interval."""
+on given machines, `shop` for what to rent, `export_plan` for the files that run a plan, `diagnose` why a run is slow.
+Clusters are written NODESxGPUSxTYPE, joined by +, e.g. 8x8xH100-SXM+16x8xA100-SXM-80. Times are seconds, money US
+dollars; every prediction has an interval."""
 
 
 def server() -> MCPServer:
     """Return the server with its tools."""
     tools = MCPServer("shardwright", instructions=INSTRUCTIONS, version=version("shardwright"))
-    for tool in (fit, plan_training, shop, export_plan, compare, catalogue):
+    for tool in (fit, plan_training, shop, export_plan, compare, diagnose, catalogue):
         tools.add_tool(tool, structured_output=True)
     return tools
 
@@ -124,6 +130,25 @@ def compare(
     return _answered(_compared, dict, mine, other)
 
 
+def diagnose(
+    model: str,
+    cluster: str,
+    global_batch: int,
+    seq_len: int,
+    pins: list[str],
+    step_seconds: float | None = None,
+    log: str = "",
+    framework: str = "megatron",
+) -> dict[str, Any]:
+    """Say why a training run is slow, or out of memory. `pins` are the settings that it runs with, e.g. ["tp=8",
+    "pp=2", "micro_batch=1"]: what they leave open is taken as the best. `step_seconds` is what a step takes, `log`
+    lines of its log: an out-of-memory message, or what NCCL prints with NCCL_DEBUG=INFO."""
+    request = PlanRequest(
+        model=model, cluster=cluster, global_batch=global_batch, seq_len=seq_len, pins=tuple(pins), framework=framework
+    )
+    return _answered(_diagnosed, diagnosis_answer, request, step_seconds, log)
+
+
 def catalogue() -> dict[str, Any]:
     """List the models and GPU types that can be named."""
     return {"models": list(preset_names()), "gpus": list(gpus())}
@@ -132,6 +157,24 @@ def catalogue() -> dict[str, Any]:
 def _exported(target: str, request: PlanRequest) -> Answer:
     exported = export(_best(request), target)
     return {"target": exported.target, "version": exported.version, "files": dict(exported.files)}
+
+
+def _diagnosed(request: PlanRequest, step_seconds: float | None, log: str) -> Diagnosis:
+    if len(log) > MOST_LOG_CHARACTERS:
+        raise bad(
+            "log", f"has {len(log):,} characters", f"at most {MOST_LOG_CHARACTERS:,}: the lines that tell something"
+        )
+    if step_seconds is not None and not 0.0 < step_seconds < float("inf"):
+        raise bad("step_seconds", f"{step_seconds} is no time of a step", "seconds above 0")
+    return diagnosed(
+        Case(
+            plan=_best(request),
+            efficiency=default_efficiency(),
+            step_seconds=step_seconds,
+            signs=signs_of(log.splitlines(), "log"),
+            out_of_memory=out_of_memory(log),
+        )
+    )
 
 
 def _compared(mine: PlanRequest, other: PlanRequest) -> Answer:

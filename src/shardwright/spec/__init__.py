@@ -5,6 +5,7 @@
 * `forward_pass`: what its layers compute that no size tells
 * `cluster`: machines, their GPUs and links
 * `job`: what to train on and what the user wants of it
+* `adapter`: what is trained beside frozen weights
 * `options`: what a trainer leaves to choose beside the layout
 * `dispatcher`: which dispatcher sends tokens to their experts
 * `offers`: machines that one could rent

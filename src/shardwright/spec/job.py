@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from shardwright.spec.adapter import Adapter
 from shardwright.spec.options import DEFAULTS, Options
 
 Precision = Literal["bf16", "fp16", "fp8", "fp32"]
@@ -25,8 +26,7 @@ class Job:
     "fsdp" for FSDP without compilation, "eager" for plain PyTorch. Optimizer "adam8bit" keeps Adam's moments in 8 bits,
     the paged ones keep them in memory that is paged to the host,
     "muon" orthogonalises the steps of matrices of layers (Adam takes the rest); with "none" an iteration is a forward
-    and a backward pass alone. `adapters`: the weights are frozen, and small adapters (LoRA) are trained beside them,
-    with `attention_adapters` beside those of attention alone.
+    and a backward pass alone. `adapter`: the weights are frozen, and small matrices (LoRA) are trained beside them.
     `fp8_storage`: weights and the inputs of non-linearities are kept in fp8 alone and gradients in bf16, as
     the peaks of NeMo's recipes imply (in Megatron-LM: fp8-param-gather, activation-func-fp8-input-store, no fp32
     reduction). `options` are what the framework leaves to choose beside. `fused_loss`: the output projection and the
@@ -46,14 +46,33 @@ class Job:
     optimizer: Optimizer = "adam"
     objective: Objective = "time"
     framework: Framework = "megatron"
-    adapters: bool = False
-    attention_adapters: bool = False
     fp8_storage: bool = False
     fused_loss: bool = False
     document_tokens: float | None = None
     budget_dollars: float | None = None
     deadline_hours: float | None = None
     options: Options = DEFAULTS
+    adapter: Adapter | None = None
+
+    @property
+    def adapters(self) -> bool:
+        """Whether adapters alone are trained."""
+        return self.adapter is not None
+
+    @property
+    def attention_adapters(self) -> bool:
+        """Whether they are beside weights of attention alone."""
+        return self.adapter is not None and self.adapter.on_attention_alone
+
+    @property
+    def nf4(self) -> bool:
+        """Whether frozen weights of layers are kept in four bits."""
+        return self.adapter is not None and self.adapter.frozen == "nf4"
+
+    @property
+    def int8(self) -> bool:
+        """Whether frozen weights of layers are kept in eight bits."""
+        return self.adapter is not None and self.adapter.frozen == "int8"
 
     @property
     def attended_tokens(self) -> float:

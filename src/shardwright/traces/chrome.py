@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
@@ -39,7 +40,7 @@ class ChromeTrace:
                 raw.seek(0)
                 stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if zipped else raw)
                 yield from self._streamed(stream, raw, max(self.path.stat().st_size, 1))
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise bad(str(self.path), f"cannot be read: {error}", "check the file; it may be cut off") from None
 
     def _streamed(self, stream: IO[bytes], raw: IO[bytes], size: int) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,8 @@ from shardwright.arrays import Bools, Floats, Ints
 from shardwright.traces.intervals import NOTHING, both, either, less, seconds, union
 from shardwright.traces.kinds import COLLECTIVES, COPY
 
+DRAWN = 400  # parts of a step that a timeline tells apart
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
@@ -71,6 +73,7 @@ class RankFigures:
     those of kernels with such names. `idle_seconds` are those in which neither the device worked nor the host waited
     for data; in `allocation_seconds` of them the host was in the driver for memory. `launches` counts kernels,
     `irregularity` is how far equal passes of the rank differ: the 90th percentile over the median, less 1.
+    `timeline` has what the rank did in one step, coarsely: (compute, communication or data, begin, end).
     """
 
     rank: int
@@ -91,6 +94,7 @@ class RankFigures:
     collectives: tuple[Collective, ...]
     irregularity: float | None = None
     on_gpu: bool = True
+    timeline: tuple[tuple[str, float, float], ...] = ()
 
     @property
     def exposed_seconds(self) -> float:
@@ -142,7 +146,22 @@ def figures(activity: Activity) -> RankFigures:
         collectives=calls,
         irregularity=_irregularity(activity.passes),
         on_gpu=activity.on_gpu,
+        timeline=_timeline(activity, {"compute": computing, "communication": talking, "data": data}),
     )
+
+
+def _timeline(activity: Activity, kinds: Mapping[str, Floats]) -> tuple[tuple[str, float, float], ...]:
+    """Return the first step, with gaps and spans left out that are too short to be drawn."""
+    step = (activity.end - activity.begin) / activity.steps
+    first = np.array([[activity.begin, activity.begin + step]])
+    short = step / DRAWN
+    rows = []
+    for name, spans in kinds.items():
+        inside = both(spans, first) - activity.begin
+        if len(inside):
+            joined = union(inside[:, 0], inside[:, 1] + short)
+            rows += [(name, begin, end - short) for begin, end in joined.tolist() if end - short - begin > 0.2 * short]
+    return tuple(sorted(rows, key=lambda row: row[1]))
 
 
 def _collectives(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,8 +69,8 @@ def kind_of_file(path: Path) -> str:
         raise bad(str(path), "no such file", "check the path") from None
     except IsADirectoryError:
         return "other"
-    except (OSError, EOFError) as error:
-        raise bad(str(path), f"cannot be read: {error}", "check the file") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise bad(str(path), f"cannot be read: {error}", "check the file; it may be cut off") from None
     if head.startswith(MAGIC):
         return "nsight"
     if head.startswith(PICKLE):

@@ -11,6 +11,7 @@ from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.site.calibrated import anchored
 from shardwright.cost.strategies import row_of, stage_starts
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation
@@ -41,6 +42,7 @@ def evaluate(
     and `best.no_trainer` says so."""
     model_of_time = efficiency or default_efficiency()
     mine = predict(user_plan, efficiency=model_of_time)
+    model_of_time = anchored(model_of_time, mine) or model_of_time
     degrees = {stage.tensor_parallel for replica in user_plan.replicas for stage in replica.stages}
     space = space or Space()
     question = Question(

@@ -205,6 +205,6 @@ def found_within(ranking: Ranking, rules: Sequence[Rule], exportable_to: str | N
     if not names or best.job.framework in (USUAL, OWN):
         return {"rules": tuple(rules), "exportable_to": exportable_to}
     return {
-        "rules": (*rules, *(rule for _, rule in limits_in_rules(names[0], best.model))),
+        "rules": (*rules, *(rule for _, rule in limits_in_rules(names[0], best.model, best.job))),
         "exportable_to": names[0],
     }

@@ -67,7 +67,7 @@ def _for_trainer(question: Question, offers: Offers, framework: str, name: str) 
         if refused is None:
             return front
         if not attempt:
-            rules += tuple(rule for _, rule in limits_in_rules(name, question.model))
+            rules += tuple(rule for _, rule in limits_in_rules(name, question.model, job))
             continue
         narrower = narrowed(space, limits_of_trainer(name)(refused))
         if narrower is None or narrower == space:

@@ -10,6 +10,7 @@
 * `model_of`: its model
 * `forecast`: predictions of many cases
 * `outcome`: one run, predicted and measured
+* `site`: a site's own runs as plans and what they took
 * `groups`: errors by group
 * `metrics`: measures of error, of time and of what fits
 * `rivals`: two simple predictors

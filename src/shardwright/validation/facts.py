@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 
+from shardwright.spec.adapter import ATTENTION, LINEAR, Adapter
 from shardwright.spec.assumption import Assumption
-from shardwright.spec.catalog.frameworks import figures, framework_rows
+from shardwright.spec.catalog.frameworks import MEGATRON, figures, framework_rows
 from shardwright.spec.job import Framework, Job
 from shardwright.spec.read.job import make_job
 from shardwright.validation.runs import PublishedRun
@@ -73,13 +74,22 @@ def job_of(run: PublishedRun, framework: Framework, guesses: list[Assumption]) -
     )
     return replace(
         job,
-        adapters=run.kind in ("lora", "peft"),
-        attention_adapters=run.noted.attention_adapters,
+        adapter=_adapter(run, framework),
         fp8_storage=precision == "fp8"
         and framework == "megatron"
         and re.search("nemo|bridge", run.framework.casefold()) is not None,
         fused_loss=run.noted.fused_loss,
     )
+
+
+def _adapter(run: PublishedRun, framework: Framework) -> Adapter | None:
+    """Return the adapters of a run. Rank and matrices are not among what is published: NVIDIA's recipes for such runs
+    have rank 16 beside queries, keys and values (Megatron-Bridge: `cfg.peft.target_modules = ["linear_qkv"]`)."""
+    if run.kind not in ("lora", "peft"):
+        return None
+    if run.noted.attention_adapters:
+        return Adapter(targets=ATTENTION)
+    return Adapter(targets=ATTENTION[:3] if framework == MEGATRON else LINEAR)
 
 
 def _recipe(run: PublishedRun) -> str | None:

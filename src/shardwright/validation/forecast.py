@@ -64,7 +64,7 @@ def forecast(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibra
         given = calibration.of(job.framework, pool.gpu) if calibration else None
         context = Context(model=model, pool=pool, job=job, efficiency=efficiency, measured_overheads=given)
         places = [(index, level) for index in members for level in _levels(cases[index])]
-        verdict = evaluate(context, strategies([_at_level(cases[index], level) for index, level in places]))
+        verdict = evaluate(context, strategies([at_level(cases[index], level) for index, level in places]))
         of, at = np.array(places).T
         seconds[of, at] = verdict.seconds
         peak[of, at] = verdict.peak_bytes
@@ -115,7 +115,8 @@ def _levels(case: Case) -> tuple[int, ...]:
     return (NONE, UNIFORM) if habits_of(case.job.framework).whole_layers else OPEN_LEVELS
 
 
-def _at_level(case: Case, level: int) -> Row:
+def at_level(case: Case, level: int) -> Row:
+    """Return the row of a case under a level of recomputation, the published one where it is."""
     if not case.open_recompute:
         return case.row
     return {**case.row, "recompute": level, "recompute_layers": int(level == UNIFORM)}

@@ -108,12 +108,12 @@ def outcomes(
     """Return the outcome of every run, in their order. Runs of another quality or kind than asked for are skipped (a
     run without a quality or kind is not); all are asked for by default. Of duplicates the first that can be predicted
     counts."""
-    prepared = [_prepared(run, failed=failed, quality=quality, kinds=kinds) for run in runs]
-    cases = [outcome.case for outcome in prepared if outcome.case is not None]
+    compared = [prepared(run, failed=failed, quality=quality, kinds=kinds) for run in runs]
+    cases = [outcome.case for outcome in compared if outcome.case is not None]
     columns = forecast(cases, efficiency)
     rows = iter(range(len(cases)))
     seen: set[str] = set()
-    for place, outcome in enumerate(prepared):
+    for place, outcome in enumerate(compared):
         if outcome.case is None:
             continue
         row = next(rows)
@@ -126,14 +126,15 @@ def outcomes(
             recompute=RECOMPUTE_WORDS[int(columns.recompute[row])],
         )
         group = outcome.run.dup_group
-        prepared[place] = Outcome(
+        compared[place] = Outcome(
             run=outcome.run, case=outcome.case, predicted=predicted, failed=failed, counted=group not in seen
         )
         seen |= {group} - {""}
-    return tuple(prepared)
+    return tuple(compared)
 
 
-def _prepared(run: PublishedRun, *, failed: bool, quality: Collection[str], kinds: Collection[str]) -> Outcome:
+def prepared(run: PublishedRun, *, failed: bool, quality: Collection[str], kinds: Collection[str]) -> Outcome:
+    """Return the outcome of a run before it is predicted: with its case, or why there is none."""
     if run.quality and quality and run.quality not in quality:
         return Outcome(run=run, failed=failed, skipped=Skip("not_asked_for", f"quality {run.quality} is not asked for"))
     if run.kind and kinds and run.kind not in kinds:

@@ -26,6 +26,7 @@ from shardwright.cost.compute.operator_table import (
     SOFTMAX,
     Operator,
 )
+from shardwright.spec.adapter import FROZEN_BYTES, Adapter, Matrix, adapted, matrices
 from shardwright.spec.catalog.frameworks import experts_in_fp8
 from shardwright.spec.job import Job
 from shardwright.spec.mixers import Mixer
@@ -46,6 +47,11 @@ CAST_BYTES = 4.0  # documented
 # maximum, difference, exponential, sum and quotient goes over the logits, and the gradient is scaled before its cast
 # (megatron/core/tensor_parallel/cross_entropy.py, core_v0.19.2).
 LOSS_BYTES = {"fused": (18.0, 12.0), "unfused": (38.0, 14.0), "chunked": (18.0, 12.0)}
+# Documented. A kernel adds an adapter's product to the frozen one as it multiplies: it reads 16 bits of each output,
+# and backward of each input's gradient. Eager code, as PEFT's, moves 8 bytes more of each; published runs show none of
+# them. DoRA per weight: BA and W + BA are written and read for the lengths of rows; per output both parts are scaled
+# (PEFT 0.21, peft/tuners/lora/dora.py: DoraLinearLayer.forward).
+ADDED_BYTES, SCALED_BYTES, LENGTH_BYTES = 2.0, 8.0, 10.0
 # The modules that selective recomputation may repeat, one bit each; numeric.
 MODULE_BITS = {name: 1 << place for place, name in enumerate(MODULES)}
 CORE, ACTIVATION, NORMS, UP, MLP, MOE, SHARED = MODULE_BITS.values()
@@ -91,6 +97,8 @@ def layer_operators(model: Model, layer: Layer, shard: Shard, job: Job) -> Itera
         yield from _mlp(hidden, layer.mlp, shard, job)
     if layer.moe is not None:
         yield from _moe(hidden, layer.moe, shard, job)
+    if job.adapter is not None:
+        yield from _beside_frozen(model, layer, job.adapter, shard, job)
 
 
 def unfused_norms(layer: Layer) -> int:
@@ -321,3 +329,60 @@ def _moe(hidden: float, moe: Moe, shard: Shard, job: Job) -> Iterator[Operator]:
     if moe.shared_width:
         shared = Mlp(width=moe.shared_width, gated=moe.gated)
         yield from _mlp(hidden, shared, shard, job, modules=MOE | SHARED)
+
+
+def split_ways(matrix: Matrix, shard: Shard) -> Array:
+    """Return over how many GPUs a matrix is split, [M]: experts over those that have parts of an expert."""
+    if not matrix.split:
+        return np.ones_like(shard.tp)
+    return shard.etp if matrix.target == "experts" else shard.tp
+
+
+def _beside_frozen(model: Model, layer: Layer, adapter: Adapter, shard: Shard, job: Job) -> Iterator[Operator]:
+    """Yield what frozen weights cost beside their products: dequantisation in each pass, and adapters. A weight is read
+    as it is kept and written in 16 bits."""
+    if adapter.quantised:
+        weights = sum(
+            matrix.inputs * matrix.outputs * _copies(matrix, shard) / split_ways(matrix, shard)
+            for matrix in matrices(model, layer)
+        )
+        yield from _memory((FROZEN_BYTES[adapter.frozen] + 2.0) * np.asarray(weights), backward=1.0)
+    for matrix in adapted(model, layer, adapter):
+        yield from _low_rank(matrix, layer, adapter, shard, job)
+
+
+def _copies(matrix: Matrix, shard: Shard) -> Array:
+    """Return how many of a matrix's kind a GPU has of a layer, [M]."""
+    return matrix.copies / shard.ep if matrix.target == "experts" else np.ones_like(shard.tp)
+
+
+def _low_rank(matrix: Matrix, layer: Layer, adapter: Adapter, shard: Shard, job: Job) -> Iterator[Operator]:
+    """Yield the two products of an adapter with all their gradients, and the sum with the frozen product."""
+    ways, groups, size = split_ways(matrix, shard), _copies(matrix, shard), tokens(shard, job)
+    if matrix.target == "experts" and layer.moe is not None:
+        routed = norm_tokens(shard, job) * layer.moe.top_k
+        size = routed * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp) / groups
+    inputs = matrix.inputs / (ways if matrix.split == "inputs" else 1.0)
+    outputs = matrix.outputs / (ways if matrix.split == "outputs" else 1.0)
+    for n, k in ((float(adapter.rank), inputs), (outputs, float(adapter.rank))):
+        for operator in _gemm(size, n, k, job, groups=groups):
+            if operator.kind == GEMM:
+                yield replace(operator, weight_gradient=False)
+    yield from _memory(ADDED_BYTES * size * outputs * groups, backward=0.0)
+    yield from _memory(ADDED_BYTES * size * inputs * groups, forward=0.0, backward=1.0)
+    if adapter.dora:
+        ones = np.ones_like(size)
+        yield from _memory(LENGTH_BYTES * inputs * outputs * groups * ones, backward=0.0)
+        yield from _memory(SCALED_BYTES * size * outputs * groups, backward=1.0)
+
+
+def held_adapters(model: Model, layer: Layer, adapter: Adapter, shard: Shard) -> Floats:
+    """Return the weights of adapters that one GPU holds of a layer, [M]. Of A and B tensor-parallel ranks split the one
+    whose side of the frozen matrix they split, and each holds the other whole."""
+    held = np.zeros(len(shard.tp))
+    for matrix in adapted(model, layer, adapter):
+        ways = split_ways(matrix, shard)
+        inputs = matrix.inputs / (ways if matrix.split == "inputs" else 1.0)
+        outputs = matrix.outputs / (ways if matrix.split == "outputs" else 1.0)
+        held = held + _copies(matrix, shard) * (adapter.rank * (inputs + outputs) + adapter.dora * outputs)
+    return held

@@ -21,6 +21,7 @@ from shardwright.cost.memory.sizes import (
     head_bytes,
     reserved_bytes,
     state_bytes,
+    trained_share,
 )
 from shardwright.cost.pipeline.in_flight import most_live
 from shardwright.cost.stage.exact import kept_bytes, live_bytes
@@ -76,11 +77,12 @@ class Fixed(Columns):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldParameters:
     """Parameters that one GPU of each rank holds before data-parallel sharding, [N, P]; `ends` are those of `dense` in
-    embedding and output projection."""
+    embedding and output projection, `replicated` those of adapters beyond the rank's part of all of the model's."""
 
     dense: Floats
     expert: Floats
     ends: Floats
+    replicated: Floats | float = 0.0
 
 
 def held_parameters(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> HeldParameters:
@@ -92,7 +94,11 @@ def held_parameters(context: Context, rows: Strategies, shards: LayerRows, start
     if context.model.tied_embeddings and rows.pp[0] == 1:
         once = (context.model.token_table_parameters / rows.tp)[:, None]
         dense, ends = dense - once, ends - once
-    return HeldParameters(dense=dense, expert=expert, ends=ends)
+    replicated: Floats | float = 0.0
+    if context.job.adapters:
+        adapters = per_rank(stages.total(table.adapters), chunks).sum(axis=1)
+        replicated = np.maximum(adapters - trained_share(context.model, context.job) * (dense + expert), 0.0)
+    return HeldParameters(dense=dense, expert=expert, ends=ends, replicated=replicated)
 
 
 def micro_batches(context: Context, rows: Strategies) -> Ints:
@@ -105,6 +111,7 @@ def states(context: Context, rows: Strategies, shards: LayerRows, held: HeldPara
     groups = data_parallel(context, rows)
     two_layers = 2.0 * shards.table.parameters[shards.row]
     return state_bytes(
+        context.model,
         context.job,
         held.dense,
         held.expert,
@@ -114,6 +121,7 @@ def states(context: Context, rows: Strategies, shards: LayerRows, held: HeldPara
         rows.offload[:, None],
         two_layers[:, None],
         held.ends,
+        held.replicated,
     )
 
 
@@ -131,8 +139,11 @@ def working_set(rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
     return live_bytes(table.live, table.group, shards.row[:, None], mode, count, longest)
 
 
-def fixed_bytes(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Fixed:
-    """Return the part of the footprint on which recomputation has no influence."""
+def fixed_bytes(
+    context: Context, rows: Strategies, shards: LayerRows, starts: Ints, count: Ints | None = None
+) -> Fixed:
+    """Return the part of the footprint on which recomputation has no influence; `count` are the micro-batches of each
+    pipeline [N], those of the job's batch where None."""
     held = held_parameters(context, rows, shards, starts)
     state, model, job = states(context, rows, shards, held), context.model, context.job
     boundary = shards.table.boundary[shards.row][:, None]
@@ -140,7 +151,7 @@ def fixed_bytes(context: Context, rows: Strategies, shards: LayerRows, starts: I
     logits[:, -1] = head_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
     logits[:, -1] += gathered_head_bytes(model, job, rows.sharding, rows.micro_batch, rows.cp, rows.tp)
     gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)[:, None]
-    count = micro_batches(context, rows)
+    count = micro_batches(context, rows) if count is None else count
     freed = ((rows.sharding >= ZERO2) & memory_facts(job.framework).freed)[:, None]
     return Fixed(
         weights=state.weights,

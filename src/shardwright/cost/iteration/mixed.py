@@ -109,7 +109,9 @@ def _stages(plan: Plan, lanes: list[Lanes], held: list[HeldParameters], places: 
     memory = [_footprint(each) for each in lanes]
 
     dense, expert = of_stages(lanes, [own.dense for own in held]), of_stages(lanes, [own.expert for own in held])
-    weights, gradients = (each * copied_parameters(places, dense, expert) for each in copied_bytes(plan.job))
+    weights, gradients = (
+        each * copied_parameters(places, dense, expert) for each in copied_bytes(plan.model, plan.job)
+    )
     footprints = _each(lambda name: of_stages(lanes, [getattr(part, name) for part in memory]))
     return _Stages(
         forward=of_stages(lanes, [part.forward for part in times]),
@@ -178,7 +180,7 @@ def _replica_time(
     tied = float((stages.tied_apart_seconds if apart else stages.tied_seconds)[own][[0, -1]].max())
     transfers = np.tile(moves[own], chunks)[: chunks * len(replica.stages) - 1]
     times = beside_transfers(row, undisturbed, transfers[None])
-    tails, gathers = exposed_tails(plan.job, row, times, *(each[None, own] for each in shared))
+    tails, gathers = exposed_tails(plan.model, plan.job, row, times, *(each[None, own] for each in shared))
     return ReplicaTime(
         stages=times,
         undisturbed=undisturbed,

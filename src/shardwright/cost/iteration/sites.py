@@ -70,7 +70,7 @@ def tied_bytes_between(plan: Plan) -> dict[frozenset[str], float]:
     of, pipelines = {pool.gpu.name: pool.site for pool in plan.cluster.pools}, Counter[frozenset[str]]()
     for replica in plan.replicas if plan.model.tied_embeddings else ():
         pipelines[frozenset((of[replica.stages[0].gpu], of[replica.stages[-1].gpu]))] += replica.count
-    widths, moved = widths_of(plan.job), trained_share(plan.job) * plan.model.token_table_parameters
+    widths, moved = widths_of(plan.job), trained_share(plan.model, plan.job) * plan.model.token_table_parameters
     one_by_one = plan.job.framework != OWN and is_mesh(plan)
     ring = (widths.gradient_reduction + widths.weight_gather) * (1.0 - 0.5 / plan.data_parallel)
     return {

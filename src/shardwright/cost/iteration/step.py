@@ -46,6 +46,7 @@ from shardwright.cost.strategies import (
     Strategies,
 )
 from shardwright.spec.job import Job
+from shardwright.spec.model import Model
 
 BUCKET_SHARE = 0.9  # of a pass that gradient buckets can travel beside, the last one cannot; chosen, 0.75 to 1
 HOST_STATE_BYTES = 28.0  # what an update moves in host memory: UPDATE_BYTES without the norm; documented
@@ -114,8 +115,8 @@ def sharded_weight_seconds(
         return zero, zero
     groups = data_parallel(context, rows)
     once = both_gather_seconds(context.links, groups, stages.total(table.dense), stages.total(table.expert), 1.0)
-    widths = widths_of(context.job)
-    scatter = widths.gradient_reduction * trained_share(context.job) * once * (rows.sharding >= ZERO2)[:, None]
+    widths, trained = widths_of(context.job), trained_share(context.model, context.job)
+    scatter = widths.gradient_reduction * trained * once * (rows.sharding >= ZERO2)[:, None]
     gather = widths.weight_gather * once * (rows.sharding == ZERO3)[:, None]
     overlap_forward, overlap_backward = rows.overlap_param[:, None], rows.overlap_grad[:, None]
     seconds_forward = np.where(overlap_forward, exposed_seconds(gather, BUCKET_SHARE * forward), gather)
@@ -173,18 +174,18 @@ def reduction_tails(
 ) -> tuple[Floats, Floats]:
     """Return the gradient tail and the weight-gather tail of each pipeline rank, [N, P]."""
     once = both_gather_seconds(context.links, data_parallel(context, rows), dense, expert, 1.0)
-    return exposed_tails(context.job, rows, times, once)
+    return exposed_tails(context.model, context.job, rows, times, once)
 
 
 def exposed_tails(
-    job: Job, rows: Strategies, times: StageTimes, once: Floats, waits: Floats | float = 0.0
+    model: Model, job: Job, rows: Strategies, times: StageTimes, once: Floats, waits: Floats | float = 0.0
 ) -> tuple[Floats, Floats]:
     """Return the gradient tail and the weight-gather tail of each pipeline rank, [N, P], where one byte of each of its
     parameters is gathered in `once` seconds [N, P], and a pass over all of them `waits` as long for distant sites.
 
     Recomputation hides nothing here: a layer's gradients exist only after it.
     """
-    sharding, trained, widths = rows.sharding[:, None], trained_share(job), widths_of(job)
+    sharding, trained, widths = rows.sharding[:, None], trained_share(model, job), widths_of(job)
     passes = np.where(sharding == UNSHARDED, 2.0, np.where(sharding == ZERO1, 1.0, 0.0))
     reduce = (widths.gradient_reduction * trained * once + waits) * passes
     gather = (widths.weight_gather * trained * once + waits) * ((sharding == ZERO1) | (sharding == ZERO2))
@@ -205,8 +206,9 @@ def optimizer_seconds(context: Context, rows: Strategies, dense: Floats, expert:
     offload = rows.offload[:, None]
     on_gpu = update_seconds(context, held * (1.0 - offload))
     if paged := paged_width(context.job):
-        on_gpu = on_gpu + to_host_seconds(pool.gpu, 2.0 * paged * trained_share(context.job) * held)
-    widths, trained = widths_of(context.job), trained_share(context.job) * held * offload
+        share = trained_share(context.model, context.job)
+        on_gpu = on_gpu + to_host_seconds(pool.gpu, 2.0 * paged * share * held)
+    widths, trained = widths_of(context.job), trained_share(context.model, context.job) * held * offload
     passed = widths.gradient_reduction + widths.weight_gather
     moved = to_host_seconds(pool.gpu, trained * passed)
     host = pool.host_memory_bytes_per_second * HOST_EFFICIENCY / pool.gpus_per_node
@@ -215,7 +217,7 @@ def optimizer_seconds(context: Context, rows: Strategies, dense: Floats, expert:
 
 def update_seconds(context: Context, elements: Floats) -> Floats:
     """Return the time to update parameters on the GPU that holds their state."""
-    width = trained_share(context.job) * update_width(context.job)
+    width = trained_share(context.model, context.job) * update_width(context.job)
     rate = context.pool.gpu.memory_bytes_per_second * UPDATE_EFFICIENCY / context.software.optimizer
     return np.asarray(elements * width / rate)
 
@@ -230,7 +232,7 @@ def norm_seconds(context: Context, rows: Strategies) -> Floats:
 
 def tied_bytes(context: Context, rows: Strategies) -> Floats:
     """Return the bytes of a GPU's part of the gradients of a tied embedding, [N]."""
-    width = trained_share(context.job) * widths_of(context.job).gradient_reduction
+    width = trained_share(context.model, context.job) * widths_of(context.job).gradient_reduction
     return np.asarray(width * context.model.token_table_parameters / rows.tp)
 
 

@@ -15,7 +15,13 @@ import numpy as np
 from shardwright.arrays import Columns, Floats
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.compute.operator_table import BACKWARD, FORWARD, Operator, table
-from shardwright.cost.compute.operators import Shard, embedding_operators, head_operators, layer_operators
+from shardwright.cost.compute.operators import (
+    Shard,
+    embedding_operators,
+    head_operators,
+    held_adapters,
+    layer_operators,
+)
 from shardwright.cost.compute.selective import core_attention, repeated_share
 from shardwright.cost.frameworks.overheads import (
     BACKWARD_LAUNCHES,
@@ -46,7 +52,8 @@ class LayerTable(Columns):
     """Running sums over positions, each [M, layers + 3]: entry p is the sum over positions before p.
 
     `kept` are the bytes kept for the backward pass of one micro-batch in each state of a layer (`cost.stage.terms`),
-    [M, 3, layers + 3]; `dense` and `expert` are parameters held by one GPU, `ends` those of `dense` in embedding and
+    [M, 3, layers + 3]; `dense` and `expert` are parameters held by one GPU, `adapters` those trained beside
+    them, `ends` those of `dense` in embedding and
     output projection, which are no matrices of layers. Of single layers: `live` is what lives
     while the largest runs backward, by state [M, 3], `group` what each that runs again together adds, `boundary` the
     activation passed to the next layer, `parameters` the most that a layer has, [M].
@@ -63,6 +70,7 @@ class LayerTable(Columns):
     kept: Floats
     dense: Floats
     expert: Floats
+    adapters: Floats
     ends: Floats
     live: Floats
     group: Floats
@@ -123,6 +131,7 @@ def layer_table(
         kept=running(kept_by_state(memory)),
         dense=running([dense for dense, _ in parameters]),
         expert=running([expert for _, expert in parameters]),
+        adapters=running([_adapters(model, kind, shard, job) for kind in kinds]),
         ends=running([weights / shard.tp for weights in ends]),
         live=live,
         group=group,
@@ -148,6 +157,13 @@ def shard_parameters(model: Model, layer: Layer | None, shard: Shard, position: 
         return (head_weights(model) + more_dense) / shard.tp, more_expert / (shard.ep * shard.etp)
     dense = model.dense_layer_parameters(layer) / shard.tp
     return dense, model.expert_layer_parameters(layer) / (shard.ep * shard.etp)
+
+
+def _adapters(model: Model, layer: Layer | None, shard: Shard, job: Job) -> Floats:
+    """Return the weights of adapters that one GPU holds of a layer, none of embedding and head, [M]."""
+    if layer is None or job.adapter is None:
+        return np.zeros(len(shard.tp))
+    return held_adapters(model, layer, job.adapter, shard)
 
 
 def head_weights(model: Model) -> int:

@@ -12,10 +12,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.cost.compute.operators import ACTIVATION, CORE, MLP, MOE, NORMS, SHARED, UP, Shard, norm_tokens, tokens
+from shardwright.cost.compute.operators import (
+    ACTIVATION,
+    CORE,
+    MLP,
+    MOE,
+    NORMS,
+    SHARED,
+    UP,
+    Shard,
+    norm_tokens,
+    split_ways,
+    tokens,
+)
 from shardwright.cost.compute.selective import freed_of_operators, per_operator, repeats
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
+from shardwright.spec.adapter import Target, matrices
 from shardwright.spec.catalog.frameworks import experts_in_fp8
 from shardwright.spec.job import Job
 from shardwright.spec.mixers import Mixer
@@ -28,7 +41,8 @@ SINGLE = 4.0  # documented: bytes of an element of 32 bits
 class Activations:
     """Bytes of one micro-batch, lists over positions (embedding, kinds of layers, head) of [M]. `core` is what
     selective recomputation frees, `again` what of it lives beside the gradients while it runs again, where its modules
-    are said. `offloaded` are those of `inputs` that are kept in host memory."""
+    are said. `offloaded` are those of `inputs` that are kept in host memory. `dequantised` is the largest quantised
+    matrix, 16 bits wide to compute with."""
 
     kept: list[Floats]
     core: list[Floats]
@@ -36,6 +50,7 @@ class Activations:
     gradients: list[Floats]
     again: list[Floats]
     offloaded: list[Floats]
+    dequantised: list[Floats]
 
 
 def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
@@ -43,7 +58,7 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
     outer = norm_tokens(shard, job) * model.hidden
     facts, saved = memory_facts(job.framework), widths_of(job).saved
     zero = np.zeros(len(shard.tp))
-    kept, core, inputs, gradients, again = [], [], [], [], []
+    kept, core, inputs, gradients, again, dequantised = [], [], [], [], [], []
     to_host = float(job.options.activation_offload == "inputs")
     for layer in model.kinds:
         attention, scores = zero, zero
@@ -66,6 +81,7 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         again.append(zero if job.options.recompute_modules is None else core[-1])
         inputs.append(saved * outer)
         gradients.append(_gradient_bytes(model, layer, shard, job))
+        dequantised.append(_dequantised_bytes(model, layer, shard, job))
     embedding = outer * (1.0 if model.dropout else 0.0)
     last = 2.0 * saved * outer  # inputs of the final norm and of the output projection
     head = last + model.mtp_layers * (kept[model.kind_of_layer[-1]] + last)
@@ -76,6 +92,7 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         gradients=[zero, *gradients, zero],
         again=[zero, *again, zero],
         offloaded=[zero, *(to_host * size for size in inputs), zero],
+        dequantised=[zero, *dequantised, zero],
     )
 
 
@@ -102,7 +119,7 @@ def _freed_of_modules(model: Model, layer: Layer, shard: Shard, job: Job, scores
         freed = freed + widths.saved * outer
     if modules & MOE:
         return np.asarray(freed + _moe_bytes(model, moe, shard, job) - widths.saved * outer)
-    if modules & ACTIVATION and not job.attention_adapters:
+    if modules & ACTIVATION and _needed(job, "experts"):
         freed = freed + _expert_input(job) * _routed(moe, shard, job) * moe.expert_width / shard.etp
     if modules & SHARED and moe.shared_width:
         freed = freed + _shared_bytes(model, moe, shard, job)
@@ -126,11 +143,17 @@ def _expert_input(job: Job) -> float:
     return widths_of(job).saved_input if experts_in_fp8(job.framework) else widths_of(job).saved
 
 
-def _inner_bytes(job: Job, saved_input: float, *, gated: bool) -> float:
+def _needed(job: Job, *targets: Target) -> bool:
+    """Whether the input of products with such weights is kept: for the gradients of the weights, or of adapters beside
+    any of them."""
+    return job.adapter is None or any(target in job.adapter.targets for target in targets)
+
+
+def _inner_bytes(job: Job, saved_input: float, second: Target, *, gated: bool) -> float:
     """Bytes for each element of the width of a feed-forward block: the input of the non-linearity, and that of the
-    second projection unless its weights are frozen and without an adapter."""
+    second projection (`second`) unless its weights are frozen and without an adapter."""
     widths, copies = widths_of(job), memory_facts(job.framework).inner_copies
-    saved = 0.0 if job.attention_adapters else saved_input
+    saved = saved_input if _needed(job, second) else 0.0
     return widths.saved_inner * (2.0 if gated else 1.0) + saved + copies * widths.saved / 2.0 * gated
 
 
@@ -143,7 +166,7 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
     queries, keys = attention.query_width / shard.tp, attention.key_width * key_part
     qkv = queries + keys + attention.value_width * key_part
     if attention.latent is None:
-        projected = saved * outer * model.hidden
+        projected = saved * outer * model.hidden * _needed(job, "q_proj", "k_proj", "v_proj")
     else:
         mla = attention.latent
         ranks = (mla.query_rank or 0) + mla.kv_rank
@@ -177,11 +200,11 @@ def _mixer_bytes(model: Model, mixer: Mixer, shard: Shard, job: Job) -> Floats:
 
 
 def _mlp_bytes(model: Model, mlp: Mlp, shard: Shard, job: Job) -> Floats:
-    saved = 0.0 if job.attention_adapters else widths_of(job).saved_input
+    saved = widths_of(job).saved_input if _needed(job, "gate_proj", "up_proj") else 0.0
     size = tokens(shard, job) * mlp.width / shard.tp
     return (
         saved * norm_tokens(shard, job) * model.hidden
-        + _inner_bytes(job, widths_of(job).saved_input, gated=mlp.gated) * size
+        + _inner_bytes(job, widths_of(job).saved_input, "down_proj", gated=mlp.gated) * size
     )
 
 
@@ -189,10 +212,11 @@ def _moe_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
     widths, outer = widths_of(job), norm_tokens(shard, job)
     routed = _routed(moe, shard, job)
     router = outer * (widths.saved * model.hidden + 8.0 * moe.experts)  # logits and probabilities in fp32
-    inner = _inner_bytes(job, _expert_input(job), gated=moe.gated) * moe.expert_width / shard.etp
+    inner = _inner_bytes(job, _expert_input(job), "experts", gated=moe.gated) * moe.expert_width / shard.etp
     outside = moe.latent or model.hidden
+    taken = _expert_input(job) if _needed(job, "experts") else 0.0
     output = widths.saved * memory_facts(job.framework).expert_output
-    experts = routed * (_expert_input(job) * outside + inner + output * outside)
+    experts = routed * (taken * outside + inner + output * outside)
     total = router + experts
     if moe.latent is not None:  # what enters the projections to the experts' width is the router's; and back
         total = total + widths.saved * outer * outside
@@ -207,7 +231,7 @@ def _shared_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
     """Bytes of shared experts beyond their input where it is the router's."""
     widths = widths_of(job)
     total = _mlp_bytes(model, Mlp(width=moe.shared_width, gated=moe.gated), shard, job)
-    if widths.saved_input == widths.saved and not job.attention_adapters:
+    if widths.saved_input == widths.saved and _needed(job, "gate_proj", "up_proj"):
         total = total - widths.saved * norm_tokens(shard, job) * model.hidden
     return total
 
@@ -241,3 +265,12 @@ def _widest_projection(model: Model, layer: Layer) -> int:
     if attention is not None:
         mixed += attention.query_width + attention.key_width + attention.value_width + attention.out_width
     return mixed
+
+
+def _dequantised_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return the largest matrix of a layer in 16 bits where frozen weights are quantised: matrices are made wider one
+    at a time, experts' one by one (bitsandbytes, autograd/_functions.py: MatMul4Bit, MatMul8bitLt)."""
+    if job.adapter is None or not job.adapter.quantised:
+        return np.zeros(len(shard.tp))
+    sizes = [matrix.inputs * matrix.outputs / split_ways(matrix, shard) for matrix in matrices(model, layer)]
+    return np.asarray(2.0 * np.max(np.stack(sizes), axis=0))

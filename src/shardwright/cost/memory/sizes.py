@@ -11,10 +11,10 @@ from shardwright.cost.frameworks.optimizer import ends_width, state_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.strategies import UNSHARDED, ZERO2, ZERO3
+from shardwright.spec.adapter import FROZEN_BYTES, adapter_parameters
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
-ADAPTER_SHARE = 0.005  # of the weights, in LoRA adapters of rank 16 to 32; chosen, 0.001 to 0.012
 CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi minus reserved on A100 and H100; measured
 
 
@@ -32,6 +32,7 @@ class StateBytes:
 
 
 def state_bytes(
+    model: Model,
     job: Job,
     dense: Array,
     expert: Array,
@@ -41,6 +42,7 @@ def state_bytes(
     offload: Array,
     working: Array,
     ends: Array | float = 0.0,
+    replicated: Array | float = 0.0,
 ) -> StateBytes:
     """Return the bytes of weights, gradients and optimizer state, for parameters held by a GPU before data-parallel
     sharding.
@@ -49,21 +51,30 @@ def state_bytes(
     fp32) or of the job's options, and the state of `frameworks.optimizer`. ZeRO-1 shards the state over the
     data-parallel ranks, ZeRO-2 the gradients as well, ZeRO-3 the weights too, of which `working` parameters are
     gathered at a time. `offload` is the fraction of the state in host memory. `ends` are the dense parameters of
-    embedding and output projection, which stay with Adam under Muon.
+    embedding and output projection, which stay with Adam under Muon and in 16 bits beside quantised layers.
+
+    Frozen weights have no gradients and no state, and so no master weight either: of these a rank keeps its shard as
+    they are. `replicated` are the weights of adapters that a GPU has beyond its part of all.
     """
     full, facts = job.precision == "fp32", memory_facts(job.framework)
-    weight, gradient = weight_bytes(job), gradient_bytes(job)
-    own_shard = weight if full or job.adapters or not job.masters else weight - 2.0 + facts.shard_weight
+    weight, gradient, frozen = weight_bytes(job), gradient_bytes(job), frozen_bytes(job)
+    own_shard = weight if full or not job.masters else weight - 2.0 + facts.shard_weight
     passing = gradient if facts.shard_weight else min(gradient, weight)
-    trained = trained_share(job)
-    state = trained * state_width(job)
-    total = dense + expert
-    sharded = dense / dense_ranks + expert / expert_ranks
-    gathered = np.minimum(working, total - sharded)
+    share, state = trained_share(model, job), state_width(job)
+    held, kept = dense + expert, dense / dense_ranks + expert / expert_ranks
+    open_at_once = np.minimum(working, held - kept)
+    total, sharded, gathered = share * held + replicated, share * kept + replicated / dense_ranks, share * open_at_once
     weights = np.where(sharding == ZERO3, own_shard * sharded + weight * gathered, weight * total)
-    gradients = trained * np.where(sharding >= ZERO2, gradient * sharded + passing * gathered, gradient * total)
-    on_their_way = (weight * (sharding == ZERO3) + trained * passing * (sharding >= ZERO2)) * gathered
-    apart = ends_width(job)
+    if job.adapters:
+        wider = max(weight_bytes(job) - frozen, 0.0) * ends
+        weights = weights + np.where(
+            sharding == ZERO3, frozen * (kept + open_at_once) + wider / dense_ranks, frozen * held + wider
+        )
+    gradients = np.where(sharding >= ZERO2, gradient * sharded + passing * gathered, gradient * total)
+    on_their_way = weight * gathered * (sharding == ZERO3) + passing * gathered * (sharding >= ZERO2)
+    if job.adapters:
+        on_their_way = on_their_way + frozen * open_at_once * (sharding == ZERO3)
+    apart = share * ends_width(job)
     optimizer = np.where(
         sharding == UNSHARDED, state * total + apart * ends, state * sharded + apart * ends / dense_ranks
     ) * (1.0 - offload)
@@ -72,7 +83,7 @@ def state_bytes(
         gradients=gradients,
         optimizer=optimizer,
         gathered=on_their_way,
-        sharded_gradients=trained * gradient * sharded * (sharding >= ZERO2),
+        sharded_gradients=gradient * sharded * (sharding >= ZERO2),
     )
 
 
@@ -86,6 +97,13 @@ def weight_bytes(job: Job) -> float:
     return 2.0 + (memory_facts(job.framework).fp8_weight if job.precision == "fp8" else 0.0)
 
 
+def frozen_bytes(job: Job) -> float:
+    """Return the bytes of a frozen weight of a layer, none where all are trained."""
+    if job.adapter is None:
+        return 0.0
+    return FROZEN_BYTES[job.adapter.frozen] if job.adapter.quantised else weight_bytes(job)
+
+
 def gradient_bytes(job: Job) -> float:
     """Return the bytes of the gradient of a trained weight. Recipes with `fp8_storage` reduce in bf16."""
     if job.precision == "fp32" or job.options.grad_reduce == "fp32":
@@ -95,26 +113,27 @@ def gradient_bytes(job: Job) -> float:
     return 2.0 if job.fp8_storage else memory_facts(job.framework).gradient
 
 
-def copied_bytes(job: Job) -> tuple[float, float]:
+def copied_bytes(model: Model, job: Job) -> tuple[float, float]:
     """Return the bytes that the weight and the gradient of a parameter take once more where a rank keeps it twice."""
-    return weight_bytes(job), trained_share(job) * gradient_bytes(job)
+    return (frozen_bytes(job) or weight_bytes(job)), trained_share(model, job) * gradient_bytes(job)
 
 
-def trained_share(job: Job) -> float:
-    """Return the part of the weights that has gradients and optimizer state."""
-    return ADAPTER_SHARE if job.adapters else 1.0
+def trained_share(model: Model, job: Job) -> float:
+    """Return the weights that have gradients and optimizer state, over those of the model."""
+    return 1.0 if job.adapter is None else adapter_parameters(model, job.adapter) / model.parameters
 
 
-def least_state_bytes(job: Job, ranks: Array, everything: Array, *, gradients: bool = True) -> Floats:
+def least_state_bytes(model: Model, job: Job, ranks: Array, everything: Array, *, gradients: bool = True) -> Floats:
     """Return the least of weights, gradients and optimizer state, in bytes per parameter of which `ranks` GPUs hold
     copies: weights and gradients, with the rest in host memory, or a part of all where `everything` may be sharded
     (ZeRO-3). Without `gradients` those that come in place of activations do not count."""
     one, none = np.ones(1), np.zeros(1)
-    whole = state_bytes(job, one, none, one, one, np.full(1, UNSHARDED), none, none)
+    whole = state_bytes(model, job, one, none, one, one, np.full(1, UNSHARDED), none, none)
     kept = whole.weights + whole.gradients
-    whole_shard = job.precision == "fp32" or job.adapters or not job.masters
+    whole_shard = job.precision == "fp32" or not job.masters
     lean = 0.0 if whole_shard else 2.0 - memory_facts(job.framework).shard_weight
     total = kept + whole.optimizer - (0.0 if gradients or not memory_facts(job.framework).freed else whole.gradients)
+    lean = lean * trained_share(model, job)
     return np.where(everything, np.minimum(kept, (total - lean) / ranks), kept)
 
 

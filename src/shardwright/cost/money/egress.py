@@ -49,7 +49,7 @@ def _gradients(plan: Plan, sites: dict[str, str], price: Price) -> Iterator[floa
     model, copies, widths = plan.model, plan.data_parallel, widths_of(plan.job)
     back = widths.weight_gather if plan.optimizer.distributed else widths.gradient_reduction
     per_weight = widths.gradient_reduction + back
-    moved = trained_share(plan.job) * per_weight * (copies - 1) / copies
+    moved = trained_share(plan.model, plan.job) * per_weight * (copies - 1) / copies
     for layer, kind in enumerate(model.layers):
         held = dict.fromkeys(
             sites[stage.gpu]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Exported, run_script
+from shardwright.exporters.peft import peft_files, unnamed_targets
 from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.support.refusals import refusals, several_types
 from shardwright.exporters.trainer_arguments import mixed_precision, trainer_arguments, trainer_text
@@ -34,6 +35,7 @@ def export_config(plan: Plan) -> Exported:
         files={
             "accelerate.yaml": f"# Written by shardwright for Accelerate {VERSION}.\n{yaml_text(document)}",
             "training_arguments.json": trainer_text(trainer_arguments(plan)),
+            **peft_files(plan),
             "run.sh": _script(plan),
         },
         document={"config": document, "training_arguments": trainer_arguments(plan)},
@@ -45,6 +47,7 @@ def unsupported(plan: Plan) -> Iterator[Problem]:
     yield from refusals(plan, TARGET) if plan.uniform else several_types(TARGET)
     if not plan.uniform:
         return
+    yield from unnamed_targets(plan)
     stage, sizes = plan.replicas[0].stages[0], machine_sizes(plan)
     group = stage.tensor_parallel * stage.context_parallel
     if len(set(sizes)) > 1 and plan.gpus % (len(sizes) * group):

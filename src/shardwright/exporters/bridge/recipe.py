@@ -7,7 +7,7 @@ edges, which exclude it, are left empty.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pprint import pformat
 from string import Template
 from types import MappingProxyType
@@ -26,6 +26,7 @@ from shardwright.exporters.trainer_options import options_of
 from shardwright.files import shipped_file
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, Recompute
+from shardwright.spec.adapter import ATTENTION, Adapter
 from shardwright.spec.options import STATE
 
 TARGET = "bridge"
@@ -40,6 +41,7 @@ FP8 = {
 }
 TORCH = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8"}
 LEARNING = {"lr": 'float(os.environ["LEARNING_RATE"])'}
+ADAPTERS = {"lora": "LoRA", "dora": "DoRA"}
 SQUARED = "from megatron.core.activations import squared_relu\n"
 NOTHING: Mapping[str, str] = MappingProxyType({})
 STRATEGY = {"none": "no_shard", "zero1": "no_shard", "zero2": "optim_grads", "zero3": "optim_grads_params"}
@@ -70,7 +72,31 @@ def unsupported(plan: Plan) -> tuple[Problem, ...]:
     """Return why Megatron-Bridge cannot run a legal plan; nothing if it can."""
     if not plan.uniform:
         return (*mesh_problems(plan), *several_types(TARGET))
-    return (*refusals(plan, TARGET), *beyond_the_matrix(plan))
+    return (*refusals(plan, TARGET), *beyond_the_matrix(plan), *_fused_targets(plan.job.adapter))
+
+
+def _fused_targets(adapter: Adapter | None) -> Iterator[Problem]:
+    """Yield which targets are parts of matrices that Megatron-Core fuses."""
+    targets = () if adapter is None else adapter.targets
+    for fused in (ATTENTION[:3], ("gate_proj", "up_proj")):
+        there = [name for name in fused if name in targets]
+        if there and len(there) < len(fused):
+            message = f"has {there[0]} without the others of {', '.join(fused)}, which are one matrix"
+            yield Problem("job.adapter.targets", message, "target all or none of these")
+
+
+def adapter_call(adapter: Adapter) -> str:
+    """Return the expression of the adapter (megatron/bridge/peft/lora.py and dora.py). Patterns tell experts from other
+    feed-forward blocks; queries, keys and values are one matrix there with one adapter, gate and up too."""
+    patterns = {
+        "q_proj": ["*.linear_qkv", "*.linear_q*_proj"], "k_proj": ["*.linear_kv*_proj"], "o_proj": ["*.linear_proj"],
+        "up_proj": ["*.mlp.linear_fc1", "*.shared_experts.linear_fc1"],
+        "down_proj": ["*.mlp.linear_fc2", "*.shared_experts.linear_fc2"],
+        "experts": ["*.mlp.experts.linear_fc1", "*.mlp.experts.linear_fc2"],
+    }  # fmt: skip
+    modules = [pattern for target in adapter.targets for pattern in patterns.get(target, ())]
+    name = "DoRA" if adapter.dora else "LoRA"
+    return _call(name, {"target_modules": modules, "dim": adapter.rank, "alpha": round(adapter.scale * adapter.rank)})
 
 
 def settings(plan: Plan) -> dict[str, dict[str, Any]]:
@@ -176,7 +202,7 @@ def _file(plan: Plan, values: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the recipe: `data/recipe.py.template` with what the plan decides."""
     provider, activation, mixed = provider_of(plan.model), activation_of(plan.model), _mixed_precision(plan)
     told = {
-        "words": plan_words(plan),
+        "words": "\n".join([plan_words(plan), *_positions_note(plan)]),
         "version": VERSION,
         "dataclasses": "import dataclasses\n" if "dataclasses." in mixed else "",
         "module": "mla_provider" if provider == "MLAModelProvider" else "gpt_provider",
@@ -191,7 +217,18 @@ def _file(plan: Plan, values: Mapping[str, Mapping[str, Any]]) -> str:
         "comm_overlap": _call("CommOverlapConfig", values["comm_overlap"]),
         "dist": _call("DistributedInitConfig", values["dist"]),
         "mixed_precision": mixed,
+        "adapters": "",
+        "peft": "",
+        "load": 'load=os.environ["CHECKPOINT_DIR"]',
+        "train_call": "pretrain",
     }
+    if adapter := plan.job.adapter:
+        told |= {
+            "adapters": f"from megatron.bridge.peft.{adapter.form} import {ADAPTERS[adapter.form]}\n",
+            "peft": f"        peft={adapter_call(adapter)},\n",
+            "load": 'pretrained_checkpoint=os.environ["PRETRAINED_CHECKPOINT"]',
+            "train_call": "finetune",
+        }
     return Template(shipped_file("shardwright.exporters.bridge", "recipe.py.template").decode()).substitute(told)
 
 
@@ -208,6 +245,7 @@ def _call(name: str, values: Mapping[str, Any], expressions: Mapping[str, str] =
 
 def _script(plan: Plan) -> str:
     names = ["DATA_PATH", "TOKENIZER_MODEL", "CHECKPOINT_DIR", "LEARNING_RATE"]
+    names += ["PRETRAINED_CHECKPOINT"] if plan.job.adapters else []
     names += ["TRAIN_ITERS"] if plan.job.iterations is None else []
     return run_script(
         f"{plan_words(plan)} Written by shardwright for Megatron-Bridge {VERSION}.",
@@ -216,3 +254,10 @@ def _script(plan: Plan) -> str:
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
         torchrun(plan, f"{FILE}.py"),
     )
+
+
+def _positions_note(plan: Plan) -> list[str]:
+    rows, length = plan.model.learned_positions, plan.job.seq_len
+    if not rows or rows == length:
+        return []
+    return ["", f"Megatron-Bridge has as many learned positions as a sample has tokens: {length}, not {rows}."]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Exported, run_script, torchrun
+from shardwright.exporters.peft import peft_files, unnamed_targets
 from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.support.refusals import refusals, several_types
 from shardwright.exporters.trainer_arguments import trainer_arguments, trainer_text
@@ -36,6 +37,7 @@ def export_config(plan: Plan) -> Exported:
         files={
             FILE: json.dumps(document, indent=2) + "\n",
             "training_arguments.json": trainer_text(arguments),
+            **peft_files(plan),
             "run.sh": _script(plan),
         },
         document={"config": document, "training_arguments": arguments},
@@ -45,6 +47,7 @@ def export_config(plan: Plan) -> Exported:
 def unsupported(plan: Plan) -> Iterator[Problem]:
     """Yield why DeepSpeed cannot run a legal plan."""
     yield from refusals(plan, TARGET) if plan.uniform else several_types(TARGET)
+    yield from unnamed_targets(plan) if plan.uniform else ()
 
 
 def config(plan: Plan) -> dict[str, object]:

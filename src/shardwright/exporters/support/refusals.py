@@ -30,7 +30,8 @@ def refusals(plan: Plan, target: str) -> Iterator[Problem]:
         if row is not None and row.runs == "no":
             yield _problem(row, {"value": word})
     degrees = _degrees(plan.replicas[0].stages[0])
-    yield from (_problem(row, degrees) for row, rule in limits_in_rules(target, plan.model) if _broken(rule, plan))
+    limits = limits_in_rules(target, plan.model, plan.job)
+    yield from (_problem(row, degrees) for row, rule in limits if _broken(rule, plan))
 
 
 def several_types(target: str) -> Iterator[Problem]:
@@ -55,9 +56,9 @@ def job_values(plan: Plan) -> Iterator[tuple[str, str, str]]:
     if job.precision == "fp8":
         yield "fp8 recipe", job.fp8_recipe or "default", str(job.fp8_recipe)
     yield "optimizer", job.optimizer, job.optimizer
+    if job.adapter is not None:
+        yield "adapter", job.adapter.form, job.adapter.name
     there = {
-        ("adapter", "lora"): job.adapters,
-        ("adapter", "lora on attention"): job.attention_adapters,
         ("loss", "linear and fused"): job.fused_loss,
         ("documents", "attention inside them"): job.document_tokens is not None,
     }

@@ -15,7 +15,7 @@ from shardwright.errors import SpecError
 from shardwright.exporters.exported import Exported, plan_words, run_script, torchrun
 from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.torchtitan.limits import TARGET, unsupported
-from shardwright.exporters.torchtitan.models import Registered, registered
+from shardwright.exporters.torchtitan.models import Registered, differences, registered
 from shardwright.files import shipped_file
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
@@ -42,7 +42,8 @@ def export_config(plan: Plan) -> Exported:
         target=TARGET,
         version=VERSION,
         files={f"{MODULE}.py": text, "run.sh": _script(plan)},
-        document={"module": found.module, "flavor": found.flavor, "settings": values, "script": _script(plan)},
+        document={"module": found.module, "flavor": found.flavor, "settings": values, "script": _script(plan)}
+        | {"other_constants": [list(row) for row in differences(plan.model, found)]},
     )
 
 
@@ -100,7 +101,7 @@ def _file(plan: Plan, found: Registered, values: dict[str, dict[str, object]]) -
     policy = {"none": None, "selective": "SelectiveAC", "full": "FullAC"}[recompute]
     converter = CONVERTER.get(plan.job.fp8_recipe or "") if plan.job.precision == "fp8" else None
     told = {
-        "words": plan_words(plan),
+        "words": "\n".join([plan_words(plan), *_notes(plan, found)]),
         "version": VERSION,
         "quantization": converter and f"from torchtitan.components.quantization import {converter[0]}\n",
         "recomputation": policy and f"from torchtitan.distributed.activation_checkpoint import {policy}\n",
@@ -113,6 +114,13 @@ def _file(plan: Plan, found: Registered, values: dict[str, dict[str, object]]) -
     told = {name: "" if value is None else value for name, value in told.items()}
     text = shipped_file("shardwright.exporters.torchtitan", "plan.py.template").decode()
     return Template(text).substitute(told, policy=policy and f"{policy}.Config()")
+
+
+def _notes(plan: Plan, found: Registered) -> list[str]:
+    """Return in which constants the registry's model is another one, as its configuration cannot say these."""
+    rows = [f"    {name} {theirs} in place of {ours}" for name, ours, theirs in differences(plan.model, found)]
+    title = f"torchtitan's registry has {found.module} {found.flavor} with constants that are not {plan.model.name}'s,"
+    return ["", title, "and its configuration has no fields for them:", *rows] if rows else []
 
 
 def _call(name: str, values: dict[str, object]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+from shardwright.cost.site.file import calibration_schema
 from shardwright.discovery.document import MachineGroup
 from shardwright.files import shipped_file
 from shardwright.plans.ranking import Fewer, Nearby, SpmdProgram
@@ -25,6 +26,7 @@ FILES: Mapping[str, Callable[[], Schema]] = {
     "offers": offers_schema,
     "profile": profile_schema,
     "layers": layers_schema,
+    "calibration": calibration_schema,
 }
 WORDS: Mapping[str, Schema] = {
     "any": {},

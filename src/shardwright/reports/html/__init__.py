@@ -10,4 +10,5 @@
 * `ranking`: the page of a search
 * `shop`: the page of a search over offers
 * `run`: the page of a training run
+* `diagnosis`: the page of a diagnosis
 """

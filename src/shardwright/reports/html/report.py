@@ -17,6 +17,7 @@ from shardwright.plans.ranking import Evaluation, Ranking
 from shardwright.reports.documents.earlier import current
 from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.documents.shop import shop_document
+from shardwright.reports.html.diagnosis import diagnosis_page
 from shardwright.reports.html.front import machines_front
 from shardwright.reports.html.page_of import comparison_page, plan_page
 from shardwright.reports.html.ranking import ranking_page
@@ -40,8 +41,9 @@ def report(
 ) -> str:
     """Return one self-contained HTML page.
 
-    `subject` is a plan, what `plan`, `shop` or `evaluate` returned or printed with `--json`, or the folder of a
-    training run; with `other`, two plans are compared. `command` is shown as what repeats the result. With
+    `subject` is a plan, what `plan`, `shop` or `evaluate` returned or printed with `--json`, what `diagnose` printed
+    with it, or the folder of a training run; with `other`, two plans are compared. `command` is shown as what repeats
+    the result. With
     `fewer` the page of a plan or a ranking has its run on fewer of its machines, for which up to 24 smaller clusters
     are planned if the document lacks them. Raises SpecError for a plan that is not legal and for a document that is
     none of these.
@@ -69,6 +71,8 @@ def report(
 
 
 def _document_page(document: Mapping[str, Any], efficiency: Efficiency, command: str, *, fewer: bool) -> str:
+    if "diagnosis" in document:
+        return rendered(diagnosis_page(document, efficiency))
     if "front" in document or "plans" in document:
         document = current(document)
     if "front" in document:

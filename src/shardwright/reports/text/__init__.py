@@ -14,6 +14,7 @@
 * `spot`: a simulation of spot machines
 * `validation`: measured runs
 * `measured`: a machine profile
+* `site`: a calibration on own runs, and what it did to a prediction
 * `sizing`: ways to train and the memory of each
 * `catalogue`: GPUs, models, prices
 * `support`: who runs what

@@ -15,6 +15,7 @@ from shardwright.reports.text import mixed, outcome, programs, strategy
 from shardwright.reports.text.explain import kinds_words, passed_over_words
 from shardwright.reports.text.layout import WIDTH, labelled
 from shardwright.reports.text.plans import FAR, predicted, whole_run
+from shardwright.reports.text.site import effect_words
 from shardwright.reports.text.terminal import against_rules, heading
 from shardwright.reports.words import in_words
 from shardwright.spec.catalog.frameworks import OWN
@@ -102,6 +103,7 @@ def _memory(best: Plan) -> str:
 
 def _sure(best: Plan) -> Iterator[str]:
     prediction = predicted(best)
+    yield from (words for words in [effect_words(prediction.site)] if words)
     for gpu in unpublished(best.gpus_by_type):
         yield f"no published training run of the {gpu} exists, so the interval is wide"
     for switch in rare_in(best):

@@ -11,6 +11,7 @@ from shardwright.cost.trust.interval import carried, chances
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory
 from shardwright.reports.text import mixed, outcome, strategy
 from shardwright.reports.text.layout import bar, labelled, table, wrapped
+from shardwright.reports.text.site import effect_words
 from shardwright.search.renting.choice import FrontPoint
 from shardwright.units import (
     GIBIBYTE,
@@ -132,6 +133,7 @@ def plan_text(plan: Plan, title: str, width: int) -> str:
         *_time_lines(prediction, width),
         "",
         labelled("interval", f"80% sure: {of(low)} to {of(high)} an iteration", width),
+        *(labelled("site", words, width) for words in [effect_words(prediction.site)] if words),
         labelled("memory", f"fits with probability {prediction.fit_probability:.0%}", width),
         *_evidence_lines(prediction, width),
         labelled("bottleneck", outcome.bottleneck(prediction), width),

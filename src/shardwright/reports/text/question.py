@@ -55,6 +55,8 @@ def beyond_positions(model: Model, job: Job) -> str:
 def job_line(job: Job) -> str:
     """Return batch, sequence, precision and length of a job."""
     words = [f"global batch {job.global_batch} × {job.seq_len} tokens", job.precision, job.optimizer]
+    if job.adapter is not None:
+        words.append(f"{job.adapter.name} beside {'+'.join(job.adapter.targets)}")
     if job.document_tokens is not None:
         words.append(f"attention within documents ({job.attended_tokens:,.0f} tokens)")
     if job.fp8_recipe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from shardwright.reports.text import question
@@ -10,61 +10,72 @@ from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.search.sizing import SURE, Size, Sizing
 from shardwright.units import GIBIBYTE
 
-TERMS = ("weights", "gradients", "optimizer", "activations", "logits", "context")
+TERMS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "context")
 USUAL = {"precision": "bf16", "optimizer": "adam"}  # what `plan` takes unasked
-UNPLANNED = "adapters are sized here, not planned: train them with the PEFT trainer of your framework"
+CONTEXT = "context: CUDA's and NCCL's own memory, workspaces, and what the allocator reserves beyond tensors"
+REACH = "How far it goes: the longest sequence, one at a time on each GPU; samples of the length asked for; GPUs"
 
 
 def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
-    """Return a row for each way, what would make the rest fit, and the command to type next. `source` is how the user
-    named the model."""
-    pool = sizing.cluster.pools[0]
-    samples = sizing.job.global_batch // sizing.cluster.gpus
+    """Return a row for each way with how far it goes, what would make the rest fit, and the command to type next.
+    `source` is how the user named the model."""
+    pool, cluster = sizing.pool, sizing.cluster
+    samples = sizing.job.global_batch // cluster.gpus
+    types = " + ".join(f"{part.gpus} {part.gpu.name}" for part in cluster.pools)
+    least = f"; the least, {pool.gpu.name}, decides" if len(cluster.pools) > 1 else ""
+    sizes = sizing.sizes
     lines = (
         question.model_line(sizing.model),
-        f"{sizing.cluster.gpus} {pool.gpu.name}, {pool.memory_bytes / GIBIBYTE:.1f} GiB each; "
+        f"{types}, {pool.memory_bytes / GIBIBYTE:.1f} GiB each{least}; "
         f"{samples} × {sizing.job.seq_len} tokens at a time on each, {sizing.job.precision}, {sizing.job.framework}",
-        f"Fits with a probability of {SURE:.0%} or more: {_verdict(sizing)}.",
+        f"Fits with a probability of {SURE:.0%} or more: {_listed(size for size in sizes if size.fits)}.",
+        *(f"May fit or not: {_listed(open_)}." for open_ in [[size for size in sizes if size.may_fit]] if open_),
     )
-    header = ("way to train", *TERMS, "GiB", "of", "sure", "")
-    rows = [_cells(size) for size in sizing.sizes]
-    body = table(header, rows, words=("way to train", ""), width=width)
-    advice = [f"{size.way.name}: {words}" for size in sizing.sizes if not size.fits and (words := _advice(size))]
+    terms = [term for term in TERMS if any(getattr(size.memory, f"{term}_bytes") for size in sizes)]
+    words = ("way to train", "")
+    memory = table(
+        ("way to train", *terms, "GiB", "of"), [_cells(size, terms) for size in sizes], words=words, width=width
+    )
+    header = ("way to train", "sure", "longest sequence", "largest micro-batch", "fewest GPUs", "")
+    reach = table(header, [_reach(size) for size in sizes], words=words, width=width)
+    advice = [f"{size.way.name}: {text}" for size in sizes if not size.fits and (text := _advice(size, cluster.gpus))]
     return "\n\n".join(
         part
         for part in (
             "\n".join(wrapped(line, "", width) for line in lines),
-            "Memory of the fullest GPU in GiB\n" + body,
+            f"Memory of the fullest GPU in GiB\n{memory}\n{wrapped(CONTEXT, '  ', width)}",
+            f"{wrapped(REACH, '', width)}\n{reach}",
             listed("What would make the rest fit", advice, width),
-            f"Next\n{_whole(next_command(sizing, source), width)}",
+            f"Next\n  {next_command(sizing, source)}",
         )
         if part
     )
 
 
-def _whole(words: str, width: int) -> str:
-    """Return a sentence in lines, a command in one, to be copied."""
-    return f"  {words}" if words.startswith("shardwright ") else wrapped(words, "  ", width)
+def _listed(sizes: Iterable[Size]) -> str:
+    return (
+        ", ".join(size.way.name if size.fits else f"{size.way.name} ({size.fit_probability:.0%})" for size in sizes)
+        or "nothing"
+    )
 
 
-def _verdict(sizing: Sizing) -> str:
-    names = [size.way.name for size in sizing.sizes if size.fits]
-    return ", ".join(names) if names else "nothing"
-
-
-def _cells(size: Size) -> list[str]:
-    parts = [getattr(size.memory, f"{term}_bytes") for term in TERMS]
-    parts[-1] += size.memory.buffers_bytes
-    cells = [f"{part / GIBIBYTE:.1f}" for part in parts]
+def _cells(size: Size, terms: Iterable[str]) -> list[str]:
+    parts = [getattr(size.memory, f"{term}_bytes") for term in terms]
     total, room = size.memory.total_bytes / GIBIBYTE, size.memory.capacity_bytes / GIBIBYTE
-    return [size.way.name, *cells, f"{total:.1f}", f"{room:.1f}", f"{size.fit_probability:.0%}", "fits" * size.fits]
+    return [size.way.name, *(f"{part / GIBIBYTE:.1f}" for part in parts), f"{total:.1f}", f"{room:.1f}"]
 
 
-def _advice(size: Size) -> str:
+def _reach(size: Size) -> list[str]:
+    numbers = (size.longest_sequence, size.largest_micro_batch, size.fewest_gpus)
+    reach = ["-" if number is None else f"{number:,}" for number in numbers]
+    return [size.way.name, f"{size.fit_probability:.0%}", *reach, "fits" * size.fits]
+
+
+def _advice(size: Size, gpus: int) -> str:
     words = []
     if size.longest_sequence:
         words.append(f"sequences of at most {size.longest_sequence:,} tokens, one at a time")
-    if size.fewest_gpus:
+    if size.fewest_gpus and size.fewest_gpus > gpus:
         words.append(f"{size.fewest_gpus} GPUs of this type")
     if size.smallest_gpu:
         words.append(f"a GPU with the memory of the {size.smallest_gpu}")
@@ -72,19 +83,23 @@ def _advice(size: Size) -> str:
 
 
 def next_command(sizing: Sizing, source: str) -> str:
-    """Return what to type next: plan on these GPUs where full training fits, else on the fewest that do."""
-    pool, job = sizing.cluster.pools[0], sizing.job
-    full = [size for size in sizing.sizes if size.way.training == "full"]
-    nodes, per_node = pool.nodes, pool.gpus_per_node
-    if not any(size.fits for size in full):
-        more = min((size.fewest_gpus for size in full if size.fewest_gpus), default=None)
-        if more is None and sizing.first is not None:
-            return UNPLANNED
-        nodes = nodes if more is None else -(-more // per_node)
-    batch = max(job.global_batch, nodes * per_node)
+    """Return what to type next: plan on these GPUs the first way that fits, full training before adapters, else on the
+    fewest that do; nothing where no number of GPUs does."""
+    pool, job, cluster = sizing.pool, sizing.job, sizing.cluster
+    chosen = sizing.first or min(
+        (size for size in sizing.sizes if size.fewest_gpus), key=lambda size: size.fewest_gpus or 0, default=None
+    )
+    machines = "+".join(f"{part.nodes}x{part.gpus_per_node}x{part.gpu.name}" for part in cluster.pools)
+    count = cluster.gpus
+    if sizing.first is None and chosen is not None and chosen.fewest_gpus:
+        nodes = -(-chosen.fewest_gpus // pool.gpus_per_node)
+        machines, count = f"{nodes}x{pool.gpus_per_node}x{pool.gpu.name}", nodes * pool.gpus_per_node
+    batch = max(job.global_batch, count)
     asked = [(name, getattr(job, name)) for name, usual in USUAL.items() if getattr(job, name) != usual]
+    if chosen is not None and chosen.way.adapter is not None:
+        asked += [("adapter", chosen.way.adapter.name), ("framework", job.framework)]
     return (
-        f"shardwright plan --model {source} --cluster {nodes}x{per_node}x{pool.gpu.name} --global-batch {batch} "
+        f"shardwright plan --model {source} --cluster {machines} --global-batch {batch} "
         f"--seq-len {job.seq_len}{''.join(f' --{name} {value}' for name, value in asked)}"
     )
 
@@ -94,7 +109,7 @@ def sizing_document(sizing: Sizing, source: str) -> Mapping[str, object]:
     return {
         "model": sizing.model.name,
         "parameters": sizing.model.parameters,
-        "gpu": sizing.cluster.pools[0].gpu.name,
+        "gpu": sizing.pool.gpu.name,
         "gpus": sizing.cluster.gpus,
         "seq_len": sizing.job.seq_len,
         "sure": SURE,
@@ -115,6 +130,7 @@ def _document(size: Size) -> Mapping[str, object]:
         "fit_probability": size.fit_probability,
         "fits": size.fits,
         "longest_sequence": size.longest_sequence,
+        "largest_micro_batch": size.largest_micro_batch,
         "fewest_gpus": size.fewest_gpus,
         "smallest_gpu": size.smallest_gpu,
     }

@@ -29,7 +29,7 @@ def unrunnable(plan: Plan) -> tuple[Problem, ...]:
 
 def _optimizer(plan: Plan) -> Iterator[Problem]:
     if plan.job.adapters:
-        yield Problem("job.adapters", "training of adapters cannot be run", "leave it out")
+        yield Problem("job.adapter", "training of adapters cannot be run", "leave it out")
     if plan.job.optimizer not in (*OWN_OPTIMIZERS, "none"):
         hint = f"use one of {', '.join(OWN_OPTIMIZERS)}"
         yield Problem("job.optimizer", f"{plan.job.optimizer} cannot be run", hint)

@@ -18,12 +18,12 @@ FARTHEST = 0.15  # of the batch; chosen
 FEWEST_MACHINES, MOST_MACHINES = 0.75, 1.25  # of the cluster; chosen
 WORTH = 0.02  # gain in tokens per second and GPU that is worth a word; chosen
 
-Search = Callable[[Cluster, Job], Plan | None]
+Search = Callable[[Cluster, Job, float], Plan | None]
 
 
 def nearby(best: Plan, search: Search) -> tuple[Nearby, ...]:
     """Return what pays of other batches, of unequal replicas for the same batch, which `train` alone can run, and of
-    other numbers of machines. `search` finds the best plan for machines and a job."""
+    other numbers of machines. `search` finds the best plan for machines and a job of at most so many seconds."""
     job, cluster = best.job, best.cluster
     if len(cluster.pools) != 1 or best.prediction is None:
         return ()
@@ -31,7 +31,11 @@ def nearby(best: Plan, search: Search) -> tuple[Nearby, ...]:
     able = batches and job.framework != OWN and not beyond_own(job)
     unequal = [(cluster, as_own(job))] if able else []
     sized = [(other, job) for other in _clusters(cluster, job.global_batch)]
-    outcomes = [search(*asked) for asked in (*batches, *unequal, *sized)]
+    rate = best.prediction.tokens_per_second / cluster.gpus * (1.0 + WORTH)
+    outcomes = [
+        search(machines, task, float(task.global_batch * task.seq_len / (rate * machines.gpus)))
+        for machines, task in (*batches, *unequal, *sized)
+    ]
     rows = [_row(best, plan) for plan in outcomes if plan is not None and _new(best, plan)]
     return tuple(row for row in rows if row.gain >= WORTH)
 

@@ -94,7 +94,9 @@ def _refused(model: Model, cluster: Cluster, job: Job) -> str:
 def _decisions(contexts: Sequence[Context], rows: int, steps: int) -> Decisions:
     graph, job = _graph(contexts[0], rows), contexts[0].job
     ranks = sum(one.pool.gpus for one in contexts)
-    return decisions(graph, ranks=ranks, state_ratio=True, state=_state(job, DTYPES[job.precision], steps))
+    return decisions(
+        graph, ranks=ranks, state_ratio=True, state=_state(contexts[0].model, job, DTYPES[job.precision], steps)
+    )
 
 
 def _graph(context: Context, rows: int) -> Graph:
@@ -102,10 +104,10 @@ def _graph(context: Context, rows: int) -> Graph:
     return training_step(context.model, batch=rows, seq_len=job.seq_len, dtype=DTYPES[job.precision])
 
 
-def _state(job: Job, dtype: str, steps: int) -> ParameterState:
+def _state(model: Model, job: Job, dtype: str, steps: int) -> ParameterState:
     """Return what is held for each byte of a parameter; gradients of several steps are added up."""
     one, none = np.ones(1), np.zeros(1)
-    held = state_bytes(job, one, none, one, one, np.full(1, UNSHARDED), none, none)
+    held = state_bytes(model, job, one, none, one, one, np.full(1, UNSHARDED), none, none)
     size = ITEM_BYTES[dtype]
     return ParameterState(
         bytes=float((held.weights + held.optimizer)[0]) / size,

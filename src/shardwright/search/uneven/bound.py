@@ -36,7 +36,9 @@ def bound_seconds(options: Sequence[GpuOptions], everyone: Everyone, steps: int)
     state = shares_of(_corners(grid(len(options), steps)), steps, counts)
     work = shared_rows(options, state, relaxed=True).seconds
     even = np.maximum(state.max(axis=1), 1.0 / everyone.gpus)
-    gather, scatter = moved_seconds(everyone, options[0].context.job, options[0].units.parameters, even)
+    gather, scatter = moved_seconds(
+        everyone, options[0].context.model, options[0].context.job, options[0].units.parameters, even
+    )
     waves = options[0].waves
     forward, backward = _least_passes(options)
     least = slots(

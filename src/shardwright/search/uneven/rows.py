@@ -67,7 +67,9 @@ def iteration_seconds(options: Sequence[GpuOptions], everyone: Everyone, found: 
         return seconds
     rows, option, part = found.rows[chosen], found.option[chosen], state[chosen]
     kinds = [(own.context, own.units, own.way(option[:, place], rows[:, place])) for place, own in enumerate(options)]
-    moved = moved_seconds(everyone, options[0].context.job, options[0].units.parameters, part.max(axis=1))
+    moved = moved_seconds(
+        everyone, options[0].context.model, options[0].context.job, options[0].units.parameters, part.max(axis=1)
+    )
     waves = np.sum([wave_seconds(kinds, moved, wave) for wave in range(options[0].waves)], axis=0)
     seconds[chosen] = waves + after_seconds(options, everyone, part)
     return coarse(seconds)
@@ -89,7 +91,7 @@ def _largest(state: Floats, *, relaxed: bool) -> Floats:
 
 def _room(own: GpuOptions, state: Floats, largest: Floats) -> Ints:
     """Return the most rows that fit in each way, [N, O]."""
-    padded = padded_bytes(own.context.job, own.units, largest, own.gpus)
+    padded = padded_bytes(own.context.model, own.context.job, own.units, largest, own.gpus)
     return most_rows(own, state, padded)
 
 

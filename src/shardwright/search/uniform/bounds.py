@@ -194,8 +194,8 @@ def _layers_to_recompute(context: Context, rows: Strategies, shards: LayerRows, 
     dense, expert = _sum(table.dense, row, 1, 2), _sum(table.expert, row, 1, 2)
     embedding = _sum(table.dense, row, 0, 1)
     groups, everything = data_parallel(context, rows), rows.pp == 1
-    state_dense = least_state_bytes(context.job, groups.dense.size, everything, gradients=False)
-    state_expert = least_state_bytes(context.job, groups.expert.size, everything, gradients=False)
+    state_dense = least_state_bytes(context.model, context.job, groups.dense.size, everything, gradients=False)
+    state_expert = least_state_bytes(context.model, context.job, groups.expert.size, everything, gradients=False)
     on_first = split.first + (rows.vpp - 1) * split.share + split.on_first
     for rank, layers, extra in ((0, on_first, embedding), (1, split.share, 0.0)):
         flying = in_flight(rows.pp, rows.vpp, count, rank)
@@ -263,7 +263,7 @@ def _tail(context: Context, rows: Strategies, shards: LayerRows, split: _Split) 
 
 def _fully_sharded(context: Context, rows: Strategies, times: StageTimes, dense: Floats, expert: Floats) -> Floats:
     """Return the least that ZeRO-2 adds on a rank (ZeRO-3 adds more): a reduce-scatter in each micro-batch."""
-    width = trained_share(context.job) * widths_of(context.job).gradient_reduction
+    width = trained_share(context.model, context.job) * widths_of(context.job).gradient_reduction
     once = both_gather_seconds(context.links, data_parallel(context, rows), dense, expert, width)[:, 0]
     each = exposed_seconds(once, BUCKET_SHARE * times.backward[:, 0, 0])
     return np.asarray(micro_batches(context, rows) * each)

@@ -76,11 +76,11 @@ def memory_floor(context: Context, how: Axes, rows: Layouts, index: ShardIndex) 
     if context.model.tied_embeddings:
         dense = dense - context.model.token_table_parameters / rows.tp * (rows.pp == 1)
     ranks = rows.dp * rows.cp
-    held = dense * least_state_bytes(job, ranks, rows.pp == 1)
+    held = dense * least_state_bytes(context.model, job, ranks, rows.pp == 1)
     if table.expert.any():
         copies = rows.tp * ranks // (rows.ep * rows.etp)
         expert = _least(context, how, rows, index, table.expert[:, -1]) / rows.pp
-        held = held + expert * least_state_bytes(job, copies, rows.pp == 1)
+        held = held + expert * least_state_bytes(context.model, job, copies, rows.pp == 1)
     working = _least(context, how, rows, index, table.live[:, WHOLE])
     logits = head_bytes(context.model, job, rows.micro_batch, rows.cp, rows.tp)
     tensors = np.maximum(held + working, logits)

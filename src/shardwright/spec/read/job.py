@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast, get_args
 
 from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.spec.adapter import Adapter, parse_adapter
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.job import Fp8Recipe, Job, Objective, Optimizer, Precision
 from shardwright.spec.options import DEFAULTS, VALUES, Options
@@ -51,10 +52,14 @@ def make_job(
     budget_dollars: float | None = None,
     deadline_hours: float | None = None,
     document_tokens: float | None = None,
+    adapter: str | None = None,
+    adapter_targets: str | Sequence[str] | None = None,
     master_weights: str | None = None,
 ) -> Job:
     """Return the job, checked. `tokens` may be a human form such as "1.5T"; `steps` says the same in iterations.
-    `master_weights` "none": the 16-bit weights are updated as they are.
+    `adapter` is what is trained beside frozen weights, such as `lora:16` or `qlora:16` (`spec.adapter.parse_adapter`),
+    beside the matrices that `adapter_targets` names. `master_weights` "none": the 16-bit weights are updated as they
+    are.
 
     Raises SpecError with every problem: sizes that are not whole and positive, tokens together with steps, unknown
     names, an FP8 recipe without FP8, and a budget or deadline of a run whose length is unknown.
@@ -77,6 +82,7 @@ def make_job(
     if tokens is not None and steps is not None:
         problems.append(Problem("steps", "says again how long the run is", "give `tokens=` or `steps=`, not both"))
     run_tokens = _tokens(problems, tokens)
+    beside = _adapter(problems, adapter, adapter_targets, precision)
     if problems:
         raise SpecError(*problems)
     if steps is not None:
@@ -94,7 +100,27 @@ def make_job(
         deadline_hours=None if deadline_hours is None else float(deadline_hours),
         document_tokens=None if document_tokens is None else float(document_tokens),
         options=Options(master_weights="none") if master_weights == "none" else DEFAULTS,
+        adapter=beside,
     )
+
+
+def _adapter(
+    problems: list[Problem], text: str | None, targets: str | Sequence[str] | None, precision: str
+) -> Adapter | None:
+    """Return the adapter of the run, or None where there is none or it is wrong; the latter adds a problem."""
+    if text is None:
+        if targets is not None:
+            problems.append(Problem("adapter_targets", "names matrices for no adapter", "give `adapter=` as well"))
+        return None
+    try:
+        adapter = parse_adapter(text, targets)
+    except SpecError as error:
+        problems.extend(error.problems)
+        return None
+    if adapter.quantised and precision not in ("bf16", "fp16"):
+        message = f"is {adapter.name}, which computes in 16 bits, with precision {precision}"
+        problems.append(Problem("adapter", message, "use bf16 or fp16"))
+    return adapter
 
 
 def _tokens(problems: list[Problem], tokens: float | str | None) -> float | None:

@@ -21,6 +21,7 @@ from shardwright.cost.memory.sizes import trained_share
 from shardwright.cost.network.collectives import Fabric, Group, gather_seconds
 from shardwright.plans.plan import Plan
 from shardwright.spec.job import Job
+from shardwright.spec.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +48,16 @@ def everyone_of(plan: Plan, contexts: Contexts) -> Everyone:
     )
 
 
-def moved_seconds(everyone: Everyone, job: Job, parameters: Floats, largest_state: Floats) -> tuple[Floats, Floats]:
+def moved_seconds(
+    everyone: Everyone, model: Model, job: Job, parameters: Floats, largest_state: Floats
+) -> tuple[Floats, Floats]:
     """Return the seconds of gathering each unit's weights and of scattering its gradients, [N, U], where the largest
     shares of the state are `largest_state` [N]."""
     padded = np.maximum(largest_state[:, None] * everyone.gpus, 1.0) * parameters[None, :]
     widths = widths_of(job)
     return (
         _slowest(everyone, widths.weight_gather * padded),
-        _slowest(everyone, widths.gradient_reduction * trained_share(job) * padded),
+        _slowest(everyone, widths.gradient_reduction * trained_share(model, job) * padded),
     )
 
 

@@ -33,7 +33,7 @@ def layered_iteration(plan: Plan, contexts: Contexts) -> Mixed:
         (_context(replica, contexts), own, _shares(plan, replica))
         for replica, own in zip(plan.replicas, units, strict=True)
     ]
-    moved = moved_seconds(everyone, plan.job, units[0].parameters, largest)
+    moved = moved_seconds(everyone, plan.model, plan.job, units[0].parameters, largest)
     overlap = plan.overlap.param_gather and plan.overlap.grad_reduce
     waves = range(plan.schedule.waves or 1)
     seconds = float(sum(wave_seconds(kinds, moved, wave, overlap=overlap)[0] for wave in waves))

@@ -18,11 +18,12 @@ from shardwright.arrays import Columns, Floats, Ints
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.footprint import Footprint
 from shardwright.cost.iteration.layered.units import Units
-from shardwright.cost.memory.sizes import gradient_bytes, reserved_bytes, state_bytes, weight_bytes
+from shardwright.cost.memory.sizes import copied_bytes, reserved_bytes, state_bytes
 from shardwright.cost.stage.exact import live_bytes
 from shardwright.cost.stage.terms import AGAIN, REST
 from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, ZERO3
 from shardwright.spec.job import Job
+from shardwright.spec.model import Model
 
 EQUAL = 1e-9  # numeric: shares that differ by less are equal but for rounding
 
@@ -145,8 +146,10 @@ def memory(
     expert = np.full(len(shares), units.expert.sum())
     ends, ranks = np.full(len(shares), ends_total(context, units)), 1.0 / np.maximum(state, 1e-12)
     none, working = np.zeros(len(shares)), np.full(len(shares), gathered_parameters(units))
-    found = state_bytes(job, held, expert, ranks, ranks, np.full(len(shares), ZERO3), none, working, ends)
-    padded = padded_bytes(job, units, largest_state, gpus)
+    found = state_bytes(
+        context.model, job, held, expert, ranks, ranks, np.full(len(shares), ZERO3), none, working, ends
+    )
+    padded = padded_bytes(context.model, job, units, largest_state, gpus)
     activations, logits = activation_bytes(units, shares)
     terms = {
         "weights": found.weights,
@@ -164,16 +167,17 @@ def share_bytes(context: Context, units: Units) -> float:
     one, expert = np.ones(1), np.full(1, units.expert.sum())
     held, none = np.full(1, state_total(context, units)) - expert, np.zeros(1)
     ends = ends_total(context, units)
-    found = state_bytes(context.job, held, expert, one, one, np.full(1, ZERO3), none, none, ends)
+    found = state_bytes(context.model, context.job, held, expert, one, one, np.full(1, ZERO3), none, none, ends)
     return float((found.weights + found.gradients + found.optimizer)[0])
 
 
-def padded_bytes(job: Job, units: Units, largest_state: Floats, gpus: int) -> Floats:
+def padded_bytes(model: Model, job: Job, units: Units, largest_state: Floats, gpus: int) -> Floats:
     """Return the bytes of the buffers through which a unit's weights and gradients go, of `gpus` parts of the largest
     size and of this GPU's own, which is padded too; where all parts are equal, of its own part of the gradients."""
     parts = np.where(largest_state * gpus > 1.0 + EQUAL, gpus + 1.0, 0.0)
     each = largest_state * float(units.parameters.max())
-    return np.asarray(each * (parts * weight_bytes(job) + np.maximum(parts, 1.0) * gradient_bytes(job)))
+    weight, gradient = copied_bytes(model, job)
+    return np.asarray(each * (parts * weight + np.maximum(parts, 1.0) * gradient))
 
 
 def gathered_parameters(units: Units) -> float:

@@ -30,6 +30,7 @@ from shardwright.search.mixed.tables.settings import Setting, rows_of, timed, un
 from shardwright.search.mixed.tables.sharing import Sharing
 from shardwright.spec.cluster import SiteLink
 from shardwright.spec.job import Job
+from shardwright.spec.model import Model
 
 NAMES = {
     **{name: name for name in ("forward", "backward", "kept", "dense", "expert", "ends")},
@@ -42,7 +43,7 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
     made once for all settings that are alike on it."""
     if not settings:
         return []
-    job = contexts[0].job
+    model, job = contexts[0].model, contexts[0].job
     parts = [_by_setting(context, [each.on(place) for each in settings]) for place, context in enumerate(contexts)]
     fabrics = tuple(context.links for context in contexts)
     rates, delays = _between_sites(contexts, links)
@@ -58,21 +59,21 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
                 **columns,
                 fabrics=fabrics,
                 wide=degrees / degrees.min(),
-                copied_bytes=np.where(degrees < shards, sum(copied_bytes(job)), 0.0),
+                copied_bytes=np.where(degrees < shards, sum(copied_bytes(model, job)), 0.0),
                 longest_move=_longest_move(contexts, setting, columns["near"], columns["far"]),
                 activation_bytes=whole_bytes,
                 alone=bool(contexts[0].model.mtp_layers),
                 site_rates=rates,
                 site_delays=delays,
-                **_traffic(setting.sharing, job),
+                **_traffic(setting.sharing, model, job),
             )
         )
     return found
 
 
-def _traffic(sharing: Sharing, job: Job) -> dict[str, Any]:
+def _traffic(sharing: Sharing, model: Model, job: Job) -> dict[str, Any]:
     """Return what of gradients and weights travels once an iteration, and beside which part of a pass."""
-    widths, trained, sharded = widths_of(job), trained_share(job), sharing.sharding != UNSHARDED
+    widths, trained, sharded = widths_of(job), trained_share(model, job), sharing.sharding != UNSHARDED
     return {
         "reduced_bytes": trained * widths.gradient_reduction * (1.0 if sharded else 2.0),  # summed and spread again
         "gathered_bytes": trained * widths.weight_gather * sharded,
@@ -125,7 +126,8 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
     ones, alone = np.ones(count), replace(rows, pp=np.ones_like(rows.pp))
     size = message_bytes(context, rows)
     state, ends = (
-        state_bytes(job, ones, 0 * ones, ones, ones, rows.sharding, rows.offload, 0 * ones, end) for end in (0.0, 1.0)
+        state_bytes(model, job, ones, 0 * ones, ones, ones, rows.sharding, rows.offload, 0 * ones, end)
+        for end in (0.0, 1.0)
     )
     shared = state.optimizer * (rows.sharding != UNSHARDED)
     gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)
@@ -150,7 +152,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "logit_bytes": logits,
         "state_bytes": state.weights + state.gradients + (state.optimizer - shared),
         "shared_bytes": shared,
-        "ends_bytes": ends.optimizer - state.optimizer,
+        "ends_bytes": ends.optimizer - state.optimizer + ends.weights - state.weights,
         "update_seconds": update[:, 0],
         "orthogonal": orthogonal,
         "tied_near": transfer_seconds(links, tied, no),

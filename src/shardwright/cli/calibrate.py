@@ -1,0 +1,219 @@
+"""`shardwright calibrate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from shardwright.cli import options
+from shardwright.cli.destination import deliver, require_writable
+from shardwright.cli.measurements import Profiles
+from shardwright.cli.output import note, progress, terminal_width, write, write_json
+from shardwright.commands import argument, option
+from shardwright.errors import bad
+
+if TYPE_CHECKING:
+    from shardwright.cost.calibrate import Measured
+    from shardwright.cost.compute.efficiency import Efficiency
+    from shardwright.plans.plan import Plan
+    from shardwright.runs.run import RunSetting
+    from shardwright.runs.state import GoodState
+    from shardwright.spec.read.machine_profile import MachineProfile
+
+PLAN = "plan.json"  # beside metrics.csv, in the folder of a run of `shardwright train`
+
+
+def calibrate(
+    runs: Annotated[
+        tuple[str, ...],
+        argument(
+            metavar="RUNS…",
+            help="Logs of trainers, event files, MLPerf result logs, CSV with a row a step, folders of `train`; or one "
+            "CSV with a run a row, in the columns of docs/how-to-validate.md.",
+        ),
+    ],
+    out: Annotated[
+        Path, option("--out", "-o", metavar="FILE", help="Write the calibration to this file, e.g. site.json.")
+    ],
+    plan: Annotated[
+        tuple[Path, ...],
+        option(metavar="PLAN.json", help="The plan that a run ran: one for each, in order, or one for all."),
+    ] = (),
+    launch: Annotated[
+        tuple[Path, ...],
+        option(metavar="FILE", help="The launch script or configuration that a run ran, in place of a plan file."),
+    ] = (),
+    cluster: Annotated[
+        str | None, option(metavar="CLUSTER", help="Cluster file or short form, e.g. 4x8xH100-SXM (with --launch).")
+    ] = None,
+    model: Annotated[
+        str | None,
+        option(metavar="MODEL", help="Preset, config.json or YAML, if the launch does not describe the model."),
+    ] = None,
+    seq_len: Annotated[
+        int | None, option(metavar="N", help="Tokens of a sample, where the launch does not say (with --launch).")
+    ] = None,
+    profile: Profiles = (),
+    anonymous: Annotated[
+        bool, option("--anonymous", help="Leave the names of models out, to share the calibration.")
+    ] = False,
+    json: options.AsJson = False,
+) -> None:
+    """Calibrate on runs of your own site: predictions move by what your machines and network do that no data sheet
+    says, and say how sure they are now. One run is enough to begin with; at most 50 count.
+
+    A run is its log and the plan or launch that it ran. Warm-up, evaluations, checkpoints, stalls and stragglers are
+    left out. Give the file to plan, evaluate and shop: --calibration site.json.
+
+    Examples:
+
+    \b
+      shardwright calibrate train.log --launch run.sh --cluster 4x8xH100-SXM -o site.json
+      shardwright calibrate a.log b.log --plan a.json --plan b.json -o site.json
+      shardwright calibrate runs.csv -o site.json --anonymous
+      shardwright calibrate run/ -o site.json     # a folder that `shardwright train --out` left
+    """
+    from shardwright.cli.measurements import read_measurements
+    from shardwright.cost.calibrate import calibrate as calibration_of
+    from shardwright.cost.site.file import dumps
+    from shardwright.plans.document import load_plan
+    from shardwright.reports.text.site import calibration_document, calibration_text
+
+    require_writable(out, [*runs, *plan, *launch, *profile], json=json)
+    if plan and launch:
+        raise bad("--launch", "stands beside --plan: which of both did the runs run?", "give one of them")
+    plans = [load_plan(path) for path in plan]
+    plans += [_launched(path, cluster, model, seq_len) for path in launch]
+    measurements = read_measurements(profile)
+    if measurements.layers is not None:
+        raise bad("--profile", "has layers of a model, which say what a run of it takes", "give a machine profile")
+    with progress("reading runs"):
+        read = _read(runs, plans)
+        efficiency = _efficiency(measurements.machines, read.measured)
+        profiles = [machine.gpu.kind for machine in measurements.machines]
+        calibration = calibration_of(read.measured, efficiency, profiles=profiles, anonymous=anonymous)
+    for words in read.notes:
+        note(words)
+    deliver(dumps(calibration), out)
+    if json:
+        write_json(calibration_document(calibration, read.states, out))
+    else:
+        write(calibration_text(calibration, read.states, out, terminal_width()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What the files of runs hold: plans with what they took, good states by name, and what to know of the reading."""
+
+    measured: tuple[Measured, ...]
+    states: dict[str, GoodState]
+    notes: tuple[str, ...]
+
+
+def _read(runs: Sequence[str], plans: Sequence[Plan]) -> Read:
+    from shardwright.cost.calibrate import Measured
+    from shardwright.runs.read import read_run
+    from shardwright.runs.state import good_state
+
+    tables = [name for name in runs if _is_table_of_runs(Path(name))]
+    if tables:
+        return _read_tables(runs, tables, plans)
+    kept = [_own_plan(Path(name)) for name in runs]
+    if len(plans) not in (0, 1, len(runs)):
+        raise bad("--plan", f"{len(plans)} for {len(runs)} runs", "give one for each run, in order, or one for all")
+    measured, states, notes = [], {}, []
+    for place, name in enumerate(runs):
+        ran = kept[place] or (plans[place] if len(plans) > 1 else plans[0] if plans else None)
+        if ran is None:
+            raise bad(name, "ran what?", "give its plan file (--plan) or its launch (--launch run.sh --cluster …)")
+        run = read_run(name, global_batch=ran.job.global_batch, seq_len=ran.job.seq_len, gpus=ran.gpus)
+        _require_same(run.setting, ran, name)
+        state = good_state(run)
+        states[name] = state
+        notes += [f"{name}: {words}" for words in run.notes]
+        measured.append(
+            Measured(plan=ran, seconds=state.seconds, name=name, spread=state.spread, bad_share=state.bad_share)
+        )
+    return Read(measured=tuple(measured), states=states, notes=tuple(notes))
+
+
+def _read_tables(runs: Sequence[str], tables: Sequence[str], plans: Sequence[Plan]) -> Read:
+    from shardwright.cost.learned import default_efficiency
+    from shardwright.validation.runs import read_runs
+    from shardwright.validation.site import measured_runs
+
+    if len(tables) < len(runs) or plans:
+        raise bad(
+            tables[0], "has a run a row, with its setting", "give tables of runs alone, without --plan or --launch"
+        )
+    measured: list[Measured] = []
+    for name in tables:
+        measured += measured_runs(read_runs(Path(name)), default_efficiency(), name)
+    return Read(measured=tuple(measured), states={}, notes=())
+
+
+def _is_table_of_runs(path: Path) -> bool:
+    """Whether a file is a CSV with a run a row, and not a row a step."""
+    from shardwright.validation.runs import NEEDED
+
+    if path.suffix.casefold() != ".csv" or not path.is_file():
+        return False
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        names = {name.strip() for name in file.readline().split(",")}
+    return names >= set(NEEDED)
+
+
+def _own_plan(path: Path) -> Plan | None:
+    """Return the plan of a run of `shardwright train`, from its folder or its metrics; None for other files."""
+    from shardwright.plans.document import load_plan
+    from shardwright.runs.read import METRICS
+
+    folder = path if path.is_dir() else path.parent if path.name == METRICS else None
+    return load_plan(folder / PLAN) if folder is not None and (folder / PLAN).is_file() else None
+
+
+def _require_same(setting: RunSetting, plan: Plan, name: str) -> None:
+    """Raise SpecError where a log says another setting than its plan."""
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    planned = {
+        "gpus": plan.gpus,
+        "global_batch": plan.job.global_batch,
+        "seq_len": plan.job.seq_len,
+        "tp": max(stage.tensor_parallel for stage in stages),
+        "pp": max(len(replica.stages) for replica in plan.replicas),
+    }
+    for key, value in planned.items():
+        said, line = getattr(setting, key), setting.lines.get(key)
+        if line and said != value:
+            message = f"says {key.replace('_', ' ')} {said}, its plan {value}"
+            raise bad(f"{name}, line {line}", message, "give the plan or launch that this run ran")
+
+
+def _launched(path: Path, cluster: str | None, model: str | None, seq_len: int | None) -> Plan:
+    """Return the plan of a launch. Raises SpecError for one that is not legal."""
+    from shardwright.errors import SpecError
+    from shardwright.importers.launch import plan_from_launch
+    from shardwright.plans.check import check
+    from shardwright.spec.read.cluster import load_cluster
+    from shardwright.spec.read.model import load_model
+
+    if cluster is None:
+        raise bad("--cluster", "is missing", "say on which machines it ran: --cluster 4x8xH100-SXM")
+    machines = load_cluster(cluster)
+    launched = plan_from_launch(
+        path, cluster=machines, model=None if model is None else load_model(model), seq_len=seq_len
+    ).plan
+    if problems := check(launched):
+        raise SpecError(*problems)
+    return launched
+
+
+def _efficiency(machines: Sequence[MachineProfile], measured: Sequence[Measured]) -> Efficiency:
+    """Return the model of time without the site, with the machine profiles that were given."""
+    from shardwright.cost.learned import default_efficiency
+    from shardwright.cost.measured.machine import profiled
+
+    base: Efficiency = default_efficiency()
+    return profiled(base, machines, measured[0].plan.cluster) if machines and measured else base

@@ -1,0 +1,103 @@
+"""What of a plan decides how much of a deviation it shares with a run: kind of model, arithmetic, where its time goes,
+how it is split. Nothing of it names the model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from shardwright.plans.plan import Plan, TimeBreakdown
+
+Kind = Literal["dense", "moe", "hybrid", "adapters"]
+Reach = Literal["machine", "machines", "sites"]
+REACHES: tuple[Reach, ...] = ("machine", "machines", "sites")  # boundaries that messages cross, nearest first
+RECOMPUTED = {"none": 0.0, "selective": 1.0, "full": 2.0}
+LINKS = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline", "data_parallel")
+COMPUTE = ("forward", "backward", "recompute", "optimizer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One plan as a point. `compute`, `host` and `links` are parts of its predicted time without bubbles; `recompute`
+    is 0 for none, 1 for selective, 2 for full. `gpu_types` are kinds of GPUs, joined by +; `reach` is the farthest
+    boundary that its messages cross."""
+
+    kind: Kind
+    family: str
+    precision: str
+    framework: str
+    gpu_types: str
+    reach: Reach
+    compute: float
+    host: float
+    links: float
+    tp: int
+    pp: int
+    micro_batch: int
+    gpus: int
+    hidden: int
+    recompute: float
+
+    @property
+    def coordinates(self) -> tuple[float, ...]:
+        """The point in the units of the kernel: likeness falls by a third over 1.4 of them."""
+        shares = tuple(2.0 * share for share in (self.compute, self.host, self.links))
+        halves = tuple(math.log2(size) / 2.0 for size in (self.tp, self.pp, self.micro_batch))
+        return (*shares, *halves, math.log2(self.gpus) / 3.0, math.log2(self.hidden) / 1.5, self.recompute / 1.5)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """What a run must share with a plan to say anything of it."""
+        return self.framework, self.gpu_types
+
+
+def setting_of(plan: Plan, time: TimeBreakdown) -> Setting:
+    """Return the setting of a plan with its predicted breakdown; of unequal replicas the one of most GPUs counts."""
+    used = plan.gpus_by_type
+    pools = [pool for pool in plan.cluster.pools if used[pool.gpu.name]]
+    replica = max(plan.replicas, key=lambda candidate: candidate.gpus)
+    parts = {name: _seconds(time, names) for name, names in (("compute", COMPUTE), ("links", LINKS))}
+    parts["host"] = time.framework_seconds
+    total = sum(parts.values()) or 1.0
+    levels = [RECOMPUTED[stage.recompute.granularity] for stage in replica.stages]
+    return Setting(
+        kind=kind_of_model(plan),
+        family=plan.model.family,
+        precision=plan.job.precision,
+        framework=plan.job.framework,
+        gpu_types="+".join(sorted({pool.gpu.kind for pool in pools})),
+        reach=_reach(plan),
+        **{name: seconds / total for name, seconds in parts.items()},
+        tp=max(stage.tensor_parallel for stage in replica.stages),
+        pp=len(replica.stages),
+        micro_batch=plan.micro_batch,
+        gpus=plan.gpus,
+        hidden=plan.model.hidden,
+        recompute=sum(levels) / len(levels),
+    )
+
+
+def _seconds(time: TimeBreakdown, names: tuple[str, ...]) -> float:
+    return float(sum(getattr(time, f"{name}_seconds") for name in names))
+
+
+def kind_of_model(plan: Plan) -> Kind:
+    """Return the kind of model that a plan trains, adapters before all: what is frozen takes no gradients."""
+    if plan.job.adapters:
+        return "adapters"
+    if any(getattr(layer, "attention", None) is None for layer in plan.model.layers):
+        return "hybrid"
+    return "moe" if any(layer.moe is not None for layer in plan.model.layers) else "dense"
+
+
+def _reach(plan: Plan) -> Reach:
+    used = plan.gpus_by_type
+    pools = [pool for pool in plan.cluster.pools if used[pool.gpu.name]]
+    if len({pool.site for pool in pools}) > 1:
+        return "sites"
+    within = len(pools) == 1 and plan.gpus <= pools[0].gpus_per_node
+    return "machine" if within else "machines"
+
+
+NAMES = tuple(field.name for field in fields(Setting))

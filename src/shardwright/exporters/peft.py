@@ -1,0 +1,106 @@
+"""Adapters in the words of PEFT and bitsandbytes: `adapter_config.json`, which `LoraConfig.from_pretrained` reads, and
+the fields of transformers' `BitsAndBytesConfig`.
+
+PEFT finds matrices by the ends of their names (`target_modules`), and experts that are one tensor by the names of
+parameters (`target_parameters`): peft/tuners/lora/config.py of PEFT 0.21.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shardwright.errors import Problem
+from shardwright.plans.plan import Plan
+from shardwright.spec.adapter import LINEAR, TARGETS, Adapter
+from shardwright.spec.model import Model
+
+CONFIG = "adapter_config.json"
+QUANTISATION = "quantization_config.json"
+# Families whose matrices have in transformers 5 the names that Llama's have; in the others PEFT looks for all that are
+# linear. src/transformers/models/<family>/modeling_<family>.py.
+AS_IN_LLAMA = frozenset(
+    {"arcee", "cohere", "cohere2", "cwm", "dots1", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm4_moe"}
+    | {"granite", "helium", "internlm3", "llama", "ministral", "ministral3", "mistral", "mixtral", "nemotron", "olmo"}
+    | {"olmo2", "olmo3", "olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open"}
+    | {"stablelm", "vaultgemma"}
+)
+LATENT = {  # the two steps of latent attention: modeling_deepseek_v3.py
+    "q_proj": ["q_a_proj", "q_b_proj"], "k_proj": ["kv_a_proj_with_mqa"], "v_proj": ["kv_b_proj"],
+}  # fmt: skip
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+EIGHT_BITS, FOUR_BITS = {"load_in_8bit": True}, {
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True,
+}  # fmt: skip
+
+
+def unnamed_targets(plan: Plan) -> Iterator[Problem]:
+    """Yield which matrices of an adapter PEFT cannot be told by name."""
+    adapter, model = plan.job.adapter, plan.model
+    if adapter is None:
+        return
+    latent, named = any(kind.latent for kind in model.kinds), model.family in AS_IN_LLAMA
+    if not (named or latent) and adapter.targets not in (LINEAR, TARGETS):
+        message = f"names some matrices of {model.family}, whose names are not known here"
+        yield Problem("job.adapter.targets", message, "target all linear ones: --adapter-targets linear")
+    if adapter.dora and "experts" in adapter.targets:
+        yield Problem("job.adapter.targets", "has experts, beside which PEFT has no DoRA", "leave out experts")
+    if adapter.quantised and "experts" in adapter.targets:
+        message = "has experts, beside which PEFT has no adapters where they are quantised"
+        yield Problem("job.adapter.targets", message, "leave out experts")
+
+
+def adapter_config(model: Model, adapter: Adapter) -> dict[str, Any]:
+    """Return the fields of `LoraConfig` that differ from adapter to adapter, and what kind it is."""
+    fields: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": adapter.rank,
+        "lora_alpha": adapter.scale * adapter.rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "use_dora": adapter.dora,
+        "target_modules": _modules(model, adapter),
+    }
+    if "experts" in adapter.targets and any(kind.moe for kind in model.kinds):
+        fields["target_parameters"] = EXPERTS
+    return fields
+
+
+def _modules(model: Model, adapter: Adapter) -> list[str] | str:
+    latent = any(kind.latent for kind in model.kinds)
+    if not latent and model.family not in AS_IN_LLAMA:
+        return "all-linear"
+    names: list[str] = []
+    for target in adapter.targets:
+        if target != "experts":
+            names += LATENT.get(target, [target]) if latent else [target]
+    if latent and "q_proj" in adapter.targets:
+        direct = any(kind.latent and kind.latent.query_rank is None for kind in model.kinds)
+        names = ["q_proj", *names[2:]] if direct else names
+    return names
+
+
+def quantisation_config(plan: Plan) -> dict[str, Any]:
+    """Return the fields of `BitsAndBytesConfig`, empty where frozen weights are in 16 bits. Four-bit weights are stored
+    in the type in which they are computed with, as FSDP gathers tensors of one type."""
+    adapter = plan.job.adapter
+    if adapter is None or not adapter.quantised:
+        return {}
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}[plan.job.precision]
+    if adapter.frozen == "int8":
+        return dict(EIGHT_BITS)
+    return {**FOUR_BITS, "bnb_4bit_compute_dtype": dtype, "bnb_4bit_quant_storage": dtype}
+
+
+def peft_files(plan: Plan) -> Mapping[str, str]:
+    """Return the files that a training script reads beside its arguments, none where all weights are trained."""
+    if plan.job.adapter is None:
+        return {}
+    files = {CONFIG: adapter_config(plan.model, plan.job.adapter)}
+    if quantised := quantisation_config(plan):
+        files[QUANTISATION] = quantised
+    return {name: json.dumps(fields, indent=2) + "\n" for name, fields in files.items()}

@@ -1,0 +1,202 @@
+"""A way to train that fits, as the recipe of a trainer: the file that its command takes.
+
+Every key is one of the trainer's own schema (`importers`' lists of keys; the tests compare). Dataset and template are
+the trainer's own example, there to be replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from shardwright.errors import bad, suggestion
+from shardwright.exporters.peft import adapter_config
+from shardwright.exporters.yaml_text import yaml_text
+from shardwright.search.sizing import Size, Sizing, TrainingWay
+from shardwright.spec.adapter import LINEAR, Adapter
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+from shardwright.spec.read.presets import find_preset, preset_source
+
+HUB = "huggingface.co/"
+OPTIMIZERS = {"adam": "adamw_torch_fused", "adam8bit": "adamw_bnb_8bit"}  # transformers' and axolotl's names
+FSDP = {
+    "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+    "cpu_ram_efficient_loading": True,
+    "offload_params": False,
+    "reshard_after_forward": True,
+    "state_dict_type": "FULL_STATE_DICT",
+}  # huggingface.co/docs/accelerate/package_reference/fsdp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a recipe says: a way to train a model, called `source`, in micro-batches of `samples`."""
+
+    model: Model
+    source: str
+    job: Job
+    way: TrainingWay
+    samples: int
+
+    @property
+    def adapter(self) -> Adapter | None:
+        return self.way.adapter
+
+    @property
+    def modules(self) -> str | list[str]:
+        """The names of the matrices that have adapters, as PEFT is told of them."""
+        assert self.adapter is not None, "only asked where there are some"
+        names = adapter_config(self.model, self.adapter)["target_modules"]
+        assert isinstance(names, str | list), "a word for all, or a list"
+        return names
+
+
+def recipe(sizing: Sizing, source: str, trainer: str) -> str:
+    """Return the recipe of a trainer for the first way that fits and that it has. `source` is what the user called the
+    model. Raises SpecError for a trainer without recipes here, and where none of its ways fits."""
+    if trainer not in RECIPES:
+        raise bad("recipe", f"{trainer!r} is not written", suggestion(trainer, RECIPES))
+    size = runnable(sizing)
+    if size is None:
+        hint = "`shardwright fit` without a recipe says what would make others fit"
+        raise bad("recipe", f"no way that {trainer} has fits on {sizing.cluster.gpus} {sizing.pool.gpu.name}", hint)
+    if sizing.job.optimizer not in OPTIMIZERS:
+        raise bad("recipe", f"has no optimizer {sizing.job.optimizer}", f"use {' or '.join(OPTIMIZERS)}")
+    samples = sizing.job.global_batch // sizing.cluster.gpus
+    task = Task(model=sizing.model, source=_repository(source), job=sizing.job, way=size.way, samples=samples)
+    words = (
+        f"{size.way.name} on {sizing.cluster.gpus} {sizing.pool.gpu.name}: {size.memory.total_bytes / 2**30:.1f} GiB"
+    )
+    head = f"# Written by shardwright: {words} of {size.memory.capacity_bytes / 2**30:.1f} a GPU.\n# {START[trainer]}\n"
+    return head.format(gpus=sizing.cluster.gpus) + yaml_text(RECIPES[trainer](task))
+
+
+def runnable(sizing: Sizing) -> Size | None:
+    """Return the first way that fits of those that recipes are written for: all but those of DeepSpeed's ZeRO-1 and of
+    optimizers in host memory, which `export --to deepspeed` writes."""
+    able = (size for size in sizing.sizes if size.fits and size.way.sharding != "zero1" and not size.way.offload)
+    return next(able, None)
+
+
+def _repository(source: str) -> str:
+    """Return where the weights are: of a preset the repository on the hub, else what the user said."""
+    preset = find_preset(source)
+    if preset is None:
+        return source
+    place = preset_source(preset).split(" ")[0]
+    return place.removeprefix(HUB) if place.startswith(HUB) else source
+
+
+def _axolotl(task: Task) -> dict[str, object]:
+    job, adapter = task.job, task.adapter
+    keys: dict[str, object] = {"base_model": task.source}
+    if adapter is not None:
+        keys |= {
+            "adapter": "qlora" if adapter.frozen == "nf4" else "lora",
+            "load_in_4bit": adapter.frozen == "nf4",
+            "load_in_8bit": adapter.frozen == "int8",
+            "lora_r": adapter.rank,
+            "lora_alpha": round(adapter.scale * adapter.rank),
+            "lora_dropout": 0.0,
+            **({"lora_target_linear": True} if adapter.targets == LINEAR else {"lora_target_modules": task.modules}),
+            **({"peft_use_dora": True} if adapter.dora else {}),
+        }
+    keys |= {
+        "datasets": [{"path": "tatsu-lab/alpaca", "type": "alpaca"}],
+        "sequence_len": job.seq_len,
+        "sample_packing": True,
+        "pad_to_sequence_len": True,
+        "micro_batch_size": task.samples,
+        "gradient_accumulation_steps": 1,
+        "gradient_checkpointing": task.way.recompute,
+        **{name: job.precision == name for name in ("bf16", "fp16")},
+        "attn_implementation": "flash_attention_2",
+        "optimizer": OPTIMIZERS[job.optimizer],
+        "learning_rate": 2e-4 if adapter else 2e-5,
+        "num_epochs": 1,
+        "output_dir": "./out",
+    }
+    return keys | ({"fsdp_version": 2, "fsdp_config": FSDP} if task.way.sharding == "zero3" else {})
+
+
+def _arguments(task: Task) -> dict[str, object]:
+    """The fields of transformers' `TrainingArguments`, which TRL and LLaMA-Factory take."""
+    keys: dict[str, object] = {
+        "per_device_train_batch_size": task.samples,
+        "gradient_accumulation_steps": 1,
+        "bf16": task.job.precision == "bf16",
+        "fp16": task.job.precision == "fp16",
+        "optim": OPTIMIZERS[task.job.optimizer],
+        "learning_rate": 2e-4 if task.adapter else 2e-5,
+        "num_train_epochs": 1,
+        "output_dir": "./out",
+    }
+    sharded: dict[str, object] = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2, **FSDP}}
+    return keys | (sharded if task.way.sharding == "zero3" else {})
+
+
+def _trl(task: Task) -> dict[str, object]:
+    adapter = task.adapter
+    keys: dict[str, object] = {"model_name_or_path": task.source}
+    if adapter is not None:
+        names = task.modules
+        keys |= {
+            "use_peft": True,
+            "lora_r": adapter.rank,
+            "lora_alpha": round(adapter.scale * adapter.rank),
+            "lora_dropout": 0.0,
+            "lora_target_modules": [names] if isinstance(names, str) else names,
+            "use_dora": adapter.dora,
+            "load_in_4bit": adapter.frozen == "nf4",
+            "load_in_8bit": adapter.frozen == "int8",
+        }
+        if adapter.frozen == "nf4":
+            keys |= {"bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True, "bnb_4bit_quant_storage": "bfloat16"}
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(task.job.precision, "float32")
+    return keys | {
+        "dtype": dtype if adapter else "float32",
+        "attn_implementation": "flash_attention_2",
+        "dataset_name": "trl-lib/Capybara",
+        "max_length": task.job.seq_len,
+        "packing": True,
+        "gradient_checkpointing": task.way.recompute,
+        **_arguments(task),
+    }
+
+
+def _llamafactory(task: Task) -> dict[str, object]:
+    adapter = task.adapter
+    keys: dict[str, object] = {"model_name_or_path": task.source, "stage": "sft", "do_train": True}
+    keys["finetuning_type"] = "full" if adapter is None else "lora"
+    if adapter is not None:
+        keys |= {
+            "lora_rank": adapter.rank,
+            "lora_alpha": round(adapter.scale * adapter.rank),
+            "lora_dropout": 0.0,
+            "lora_target": "all" if adapter.targets == LINEAR else ",".join(task.modules),
+            "use_dora": adapter.dora,
+        }
+        if adapter.quantised:
+            keys |= {"quantization_bit": 4 if adapter.frozen == "nf4" else 8, "quantization_method": "bnb"}
+        if adapter.frozen == "nf4":
+            keys |= {"quantization_type": "nf4", "double_quantization": True}
+    return keys | {
+        "dataset": "alpaca_en_demo",
+        "template": "default",
+        "cutoff_len": task.job.seq_len,
+        "packing": True,
+        "flash_attn": "fa2",
+        "disable_gradient_checkpointing": not task.way.recompute,
+        **_arguments(task),
+    }
+
+
+RECIPES: Mapping[str, Callable[[Task], dict[str, object]]] = {
+    "axolotl": _axolotl, "trl": _trl, "llamafactory": _llamafactory,
+}  # fmt: skip
+START = {
+    "axolotl": "Start it with: axolotl train recipe.yaml",
+    "trl": "Start it with: accelerate launch --num_processes {gpus} --module trl.scripts.sft --config recipe.yaml",
+    "llamafactory": "Start it with: FORCE_TORCHRUN=1 llamafactory-cli train recipe.yaml",
+}

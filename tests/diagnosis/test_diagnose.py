@@ -1,0 +1,167 @@
+"""`shardwright diagnose` as a user meets it: a step time alone, logs, launch lines, full memory, what cannot be told."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardwright.diagnosis.causes import CAUSES
+from shardwright.diagnosis.padding import padding_of
+from shardwright.diagnosis.signs import signs_of
+from shardwright.diagnosis.words import cause_names, record_advice, record_of
+from tests.cli.running import refused, run
+from tests.cli.schemas import holds
+from tests.traces.test_memory import NEW, snapshot
+
+FAULTS = Path(__file__).parent / "faults"
+LAUNCH = """torchrun --nproc_per_node 8 --nnodes 4 pretrain_gpt.py --num-layers 32 --hidden-size 4096 \\
+  --num-attention-heads 32 --group-query-attention --num-query-groups 8 --ffn-hidden-size 14336 --swiglu \\
+  --untie-embeddings-and-output-weights --normalization RMSNorm --position-embedding-type rope \\
+  --disable-bias-linear --seq-length 4096 --max-position-embeddings 4096 --vocab-size 128256 --bf16 \\
+  --micro-batch-size 1 --global-batch-size 128 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 \\
+  --sequence-parallel --use-distributed-optimizer --use-flash-attn --recompute-granularity full \\
+  --recompute-method uniform --recompute-num-layers 1 {more}
+"""
+CLUSTER = ("--cluster", "4x8xH100-SXM")
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Path:
+    path = tmp_path / "run.sh"
+    path.write_text(LAUNCH.format(more=""))
+    return path
+
+
+def log(path: Path, milliseconds: list[float], batch: int = 128) -> Path:
+    lines = [
+        f" [2026-03-01 10:{number:02d}:00] iteration {number + 1:8d}/ 500000 | consumed samples: {128 * number:12d} | "
+        f"elapsed time per iteration (ms): {value:.1f} | throughput per GPU (TFLOP/s/GPU): 200.0 | "
+        f"learning rate: 1.0E-05 | global batch size: {batch:5d} | lm loss: 9.1E+00 | loss scale: 1.0 | "
+        "grad norm: 1.0 | number of skipped iterations:   0 | number of nan iterations:   0 |"
+        for number, value in enumerate(milliseconds)
+    ]  # fmt: skip
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_every_cause_has_words_and_every_record_a_command() -> None:
+    assert set(cause_names()) == set(CAUSES)
+    for cause in CAUSES:
+        for framework in ("megatron", "torchtitan", "fsdp", "deepspeed", "train", "jax"):
+            assert record_advice(record_of(cause), framework).command
+
+
+def test_a_step_time_alone(launch: Path) -> None:
+    outcome = run(["diagnose", "--measured", "30s", "--launch", str(launch), *CLUSTER])
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.startswith("Slower than it should be. A step takes 30 s; expected are ")
+    assert "--recompute-granularity" in outcome.out  # to leave out
+    assert "Cannot be told from this" in outcome.out and "--use-pytorch-profiler" in outcome.out
+    assert "The best plan for the same machines" in outcome.out.splitlines()[-1] or "less:" in outcome.out
+
+
+def test_a_log_line_as_expected_and_one_that_stalls(launch: Path, tmp_path: Path) -> None:
+    arguments = ["--launch", str(launch), *CLUSTER, "--no-best", "--json"]
+    first = json.loads(run(["diagnose", *arguments]).out)
+    assert first["verdict"] == "not measured" and first["records"][0]["name"] == "log"
+    expected = 1e3 * first["expected_seconds"]
+    healthy = [expected * (1.0 + 0.01 * (number % 3)) for number in range(40)]
+    document = json.loads(run(["diagnose", str(log(tmp_path / "a.log", healthy)), *arguments]).out)
+    holds("diagnosis", document)
+    assert document["verdict"] == "as expected"
+    assert [cause for cause in document["causes"] if cause["basis"] == "measured"] == []
+    stalled = [value * (4.0 if number % 10 == 9 else 1.0) for number, value in enumerate(healthy)]
+    document = json.loads(run(["diagnose", str(log(tmp_path / "b.log", stalled)), *arguments]).out)
+    (cause,) = [cause for cause in document["causes"] if cause["basis"] == "measured"]
+    assert cause["name"] == "stalls" and cause["saving_seconds"] == pytest.approx(0.3e-3 * expected, rel=0.05)
+
+
+def test_a_log_of_another_launch_is_named(launch: Path, tmp_path: Path) -> None:
+    path = log(tmp_path / "a.log", [5000.0] * 20, batch=512)
+    problem = refused(run(["diagnose", str(path), "--launch", str(launch), *CLUSTER]))
+    assert "global_batch 512" in problem and "128" in problem
+
+
+def test_nccl_over_sockets_is_seen_in_the_log(launch: Path, tmp_path: Path) -> None:
+    path = tmp_path / "err.txt"
+    path.write_text("node1:7:7 [0] NCCL INFO NET/IB : No device found.\nnode1:7:7 [0] NCCL INFO Using network Socket\n")
+    arguments = ["diagnose", str(path), "--measured", "30", "--launch", str(launch), *CLUSTER, "--no-best", "--json"]
+    document = json.loads(run(arguments).out)
+    first = document["causes"][0]
+    assert first["name"] == "slow-network" and first["basis"] == "measured"
+    assert any("err.txt, line 1" in line for line in first["evidence"])
+    assert "TCP" in first["detail"] or "Ethernet" in first["detail"]
+
+
+def test_full_memory_is_told_beside_the_account(tmp_path: Path) -> None:
+    launch = tmp_path / "run.sh"
+    text = LAUNCH.format(more="").replace("--recompute-granularity full", "").replace("--recompute-method uniform", "")
+    launch.write_text(
+        text.replace("--recompute-num-layers 1", "").replace("--micro-batch-size 1", "--micro-batch-size 8")
+    )
+    message = tmp_path / "error.txt"
+    message.write_text(NEW)
+    outcome = run(["diagnose", str(message), "--launch", str(launch), *CLUSTER, "--no-best"])
+    assert outcome.code == 0, outcome.err
+    assert "Out of memory." in outcome.out and "activations" in outcome.out and "70.0 GiB" in outcome.out
+    assert "micro-batch" in outcome.out.partition("Single changes")[2] or "recomputation" in outcome.out
+    assert "3.0 GiB of the GPU belong to other processes" in outcome.out
+
+
+def test_a_snapshot_is_told_beside_the_account(launch: Path, tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(snapshot()))
+    document = json.loads(run(["diagnose", str(path), "--launch", str(launch), *CLUSTER, "--no-best", "--json"]).out)
+    holds("diagnosis", document)
+    assert document["memory"]["allocated_bytes"] == 7 * 1024**3
+    assert any(cause["name"] == "allocator-retries" for cause in document["causes"])
+
+
+def test_a_run_of_train_needs_no_more_than_its_folder_and_a_page_shows_it(tmp_path: Path) -> None:
+    folder = FAULTS / "data-of-line"
+    arguments = ["diagnose", str(folder), "--profile", str(FAULTS / "layers.json"), "--no-best", "--json"]
+    outcome = run([*arguments, "-o", str(tmp_path / "d.json")])
+    assert outcome.code == 0, outcome.err
+    document = json.loads((tmp_path / "d.json").read_text())
+    holds("diagnosis", document)
+    assert document["causes"][0]["name"] == "data-loading"
+    assert run(["report", str(tmp_path / "d.json"), "-o", str(tmp_path / "d.html")]).code == 0
+    page = (tmp_path / "d.html").read_text()
+    assert "the step waits for data" in page and "Expected and measured" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "needs what ran"),
+        (["nowhere.log", "--plan", str(FAULTS / "pair" / "plan.json")], "no such file"),
+        (["--plan", "a.json", "--launch", "b.sh"], "ran twice"),
+        (["--plan", str(FAULTS / "pair" / "plan.json"), "--cluster", "1x8xH100-SXM"], "goes with --launch"),
+        (["--plan", str(FAULTS / "pair" / "plan.json"), "--measured", "fast"], "no number of seconds"),
+        ([str(FAULTS / "pair"), str(FAULTS / "four")], "second run"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: list[str], words: str) -> None:
+    assert words in refused(run(["diagnose", *arguments])).replace("not a number", "no number")
+
+
+def test_padding_is_the_run_of_one_token_at_the_end(tmp_path: Path) -> None:
+    samples = np.random.default_rng(0).integers(1, 100, size=(50, 20))
+    samples[:, 15:] = 0
+    (tmp_path / "a.bin").write_bytes(samples.astype("<u2").tobytes())
+    (tmp_path / "a.json").write_text(json.dumps({"dtype": "uint16"}))
+    padding = padding_of(tmp_path / "a.bin", 20)
+    assert (padding.share, padding.token, padding.samples) == (pytest.approx(0.25), 0, 50)
+    samples = np.random.default_rng(0).integers(1, 100, size=(50, 20))
+    (tmp_path / "a.bin").write_bytes(samples.astype("<u2").tobytes())
+    assert padding_of(tmp_path / "a.bin", 20).share == 0.0
+
+
+def test_signs_tell_their_first_line_and_how_many() -> None:
+    lines = ["x", "[Rank 0] 3 pytorch allocator cache flushes since last step. this happens", "y"] * 3
+    (sign,) = signs_of(lines, "a.log")
+    assert (sign.cause, sign.place, sign.count) == ("allocator-retries", "a.log, line 2", 3)
