@@ -27,7 +27,7 @@ FLOORS = (
     "importers",
     "reports",
 )
-FLOORS += ("validation", "measure", "discovery", "rehearsal", "serving", "cli")
+FLOORS += ("validation", "measure", "discovery", "traces", "rehearsal", "diagnosis", "serving", "cli")
 
 
 def main() -> None:

@@ -1,7 +1,12 @@
 """The public names, once: type checkers read them here, and `__init__` loads each from here when it is first used."""
 
+from .cost.calibrate import Measured as Measured
+from .cost.calibrate import calibrate as calibrate
 from .cost.layers.measured import measured_layers as measured_layers
 from .cost.measured.machine import profiled as profiled
+from .cost.site.calibrated import calibrated as calibrated
+from .cost.site.file import load_calibration as load_calibration
+from .diagnosis.diagnose import diagnose as diagnose
 from .discovery.discover import discover as discover
 from .errors import SpecError as SpecError
 from .exporters.megatron.export import to_megatron as to_megatron
@@ -14,6 +19,8 @@ from .plans.plan import Plan as Plan
 from .plans.ranking import Ranking as Ranking
 from .reports.html.report import report as report
 from .reports.svg.timeline import draw as draw
+from .runs.read import read_run as read_run
+from .runs.state import good_state as good_state
 from .search.planner import predict as predict
 from .search.replan import replan as replan
 from .search.sizing import fit as fit

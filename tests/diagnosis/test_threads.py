@@ -33,11 +33,11 @@ def diagnosis_of(facts: dict[str, str]) -> Diagnosis:
         pools = (replace(p, inter_bytes_per_second=1.25e9, inter_latency_seconds=50e-6) for p in cluster.pools)
         cluster = replace(cluster, pools=tuple(pools))
     values = {key: int(value) for key, value in (word.split("=") for word in facts["row"].split())}
+    rank = values.pop("lora", 0)
     job = make_job(
         global_batch=int(facts["global_batch"]), seq_len=int(facts["seq_len"]), framework=facts["framework"],
-        precision=facts["precision"],
+        precision=facts["precision"], adapter=f"lora:{rank}" if rank else None,
     )  # fmt: skip
-    job = replace(job, adapters=bool(values.pop("adapters", 0)))
     layers = len(model.layers)
     ends = (layers // values["pp"],) * 2 if values["pp"] > 1 else (layers, 0)
     row = settled(values | {"first_layers": ends[0], "last_layers": ends[1]})

@@ -15,7 +15,7 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.strategies import ZERO2, ZERO3, plan_of_row, row_of, stage_rows
 from shardwright.plans.abilities import framework_problems
 from shardwright.plans.check import check
-from shardwright.plans.findings import DeeperPipelines, NotCovered, UnequalReplicas
+from shardwright.plans.findings import DeeperPipelines, NotCovered, Offload, UnequalReplicas
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
@@ -27,9 +27,18 @@ from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import Space, parse_pins, split_choices, tensor_parallel_degrees, within
 from shardwright.search.space.layouts import head_layers
 from shardwright.spec.catalog.frameworks import OWN
+from shardwright.spec.catalog.gpus import gpus
 
 FIT = 0.9
 SLACK = 1e-9
+GIB = 1024.0**3
+BETTER = {  # of the same chip and links, with more memory
+    "A100-SXM-40": "A100-SXM-80",
+    "A100-PCIe-40": "A100-PCIe-80",
+    "V100-SXM2-16": "V100-SXM2",
+    "V100-PCIe-16": "V100-PCIe",
+    "H100-SXM": "H200",
+}
 TRIES = 12  # changes drawn for each plan that is priced: most are illegal
 
 
@@ -117,6 +126,8 @@ def left_out(problem: Problem, ranking: Ranking, plan: Plan) -> bool:
     deepest = [kind.stages for kind in kinds if isinstance(kind, DeeperPipelines)]
     if any(len(replica.stages) > most for most in deepest for replica in plan.replicas):
         return True
+    if plan.optimizer.offload and any(isinstance(kind, Offload) for kind in kinds):
+        return True
     return not kinds_of(plan).isdisjoint({*kinds, *several})
 
 
@@ -159,7 +170,6 @@ def kinds_of(plan: Plan) -> set[object]:
     beyond = {
         NotCovered.VIRTUAL_STAGES: plan.schedule.virtual_stages > 1,
         NotCovered.CONTEXT_OR_EXPERTS: any(stage.context_parallel * stage.expert_parallel > 1 for stage in stages),
-        NotCovered.FULL_SHARDING: sharding or plan.optimizer.offload > 0,
         NotCovered.SHARDED_GRADIENTS: sharding,
         NotCovered.SHARDED_PIPELINES: sharding
         and len(types) == 1
@@ -238,6 +248,57 @@ def more_machines(problem: Problem, ranking: Ranking) -> Iterator[str]:
     yield from _no_worse(best_of(ranking), larger, "a machine more")
 
 
+def more_memory(problem: Problem, ranking: Ranking) -> Iterator[str]:
+    """More memory on every GPU of the first type is no loss."""
+    gpu = problem.nodes[0]["gpu"]
+    usual = gpus()[gpu].memory_bytes / GIB
+    more = [{**row, "memory_gb": round(1.5 * row.get("memory_gb", usual))} for row in problem.nodes]
+    nodes = tuple(new if row["gpu"] == gpu else row for new, row in zip(more, problem.nodes, strict=True))
+    yield from _no_worse(best_of(ranking), replace(problem, nodes=nodes), "more memory")
+
+
+def faster_links(problem: Problem, ranking: Ranking) -> Iterator[str]:
+    """Networks and links between sites of twice the rate are no loss."""
+    nodes = tuple({**row, "inter_node_gbps": 2 * row["inter_node_gbps"]} for row in problem.nodes)
+    links = tuple({**link, "gbps": 2 * link["gbps"]} for link in problem.site_links)
+    yield from _no_worse(best_of(ranking), replace(problem, nodes=nodes, site_links=links), "faster links")
+
+
+def better_gpus(problem: Problem, ranking: Ranking) -> Iterator[str]:
+    """GPUs of the same kind with more memory, and no slower, are no loss."""
+    there = {row["gpu"] for row in problem.nodes}
+    for gpu, better in BETTER.items():
+        if gpu in there and better not in there:
+            nodes = tuple({**row, "gpu": better} if row["gpu"] == gpu else row for row in problem.nodes)
+            rival = _on_other_gpus(best_of(ranking), gpu, better)
+            yield from _no_worse(rival, replace(problem, nodes=nodes), f"{better} in place of {gpu}")
+
+
+def _on_other_gpus(plan: Plan, gpu: str, better: str) -> Plan:
+    """Return a plan with GPUs of another type in place of those of one."""
+    return replace(
+        plan,
+        replicas=tuple(
+            replace(
+                replica,
+                stages=tuple(replace(stage, gpu=better) if stage.gpu == gpu else stage for stage in replica.stages),
+            )
+            for replica in plan.replicas
+        ),
+    )
+
+
+def no_share_helps(problem: Problem, ranking: Ranking) -> Iterator[str]:
+    """No type idles where the uniform plan over all types, which gives each an equal share, is faster."""
+    for entry in ranking.baselines:
+        plan = entry.plan
+        if plan is None or plan.prediction is None or not runs(plan) or not keeps(problem, plan):
+            continue
+        fits = plan.prediction.fit_probability >= FIT
+        if fits and plan.prediction.iteration_seconds * (1.0 + SLACK) < best_seconds(ranking):
+            yield f"{best_seconds(ranking):.6g} s, where {plan!r} of the rules of thumb is known"
+
+
 def twice(problem: Problem, ranking: Ranking) -> Iterator[str]:
     """Twice the machines and the batch have the plan twice beside itself."""
     nodes = tuple({**row, "count": 2 * row["count"]} for row in problem.nodes)
@@ -306,4 +367,14 @@ def pinned(problem: Problem, ranking: Ranking) -> Iterator[str]:
 
 
 Law = Callable[[Problem, Ranking], Iterator[str]]
-LAWS: tuple[Law, ...] = (more_machines, twice, split_groups, permuted_groups, pinned)
+LAWS: tuple[Law, ...] = (
+    more_machines,
+    more_memory,
+    faster_links,
+    better_gpus,
+    no_share_helps,
+    twice,
+    split_groups,
+    permuted_groups,
+    pinned,
+)

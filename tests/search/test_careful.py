@@ -17,7 +17,7 @@ from shardwright.reports.text.first_screen import first_screen
 from shardwright.reports.text.terminal import ranking_text
 from shardwright.search.combinations import best_of
 from shardwright.search.kinds import Pipelines
-from shardwright.search.mixed.entry import MixedOutcome
+from shardwright.search.mixed.entry import MixedOutcome, affordable_value
 from shardwright.search.planner import plan
 from shardwright.search.ranked import passed_over
 from shardwright.search.space.axes import parse_pins
@@ -149,7 +149,7 @@ def test_a_plan_over_several_types_that_saves_little_is_named_with_its_pin() -> 
     assert told is not None and told.plan is mixed and told.saving == pytest.approx(1.0 - 1.0 / 1.03)
     assert [switch.name for switch in told.switches] == ["several GPU types", "unreported GPU types"]
     assert told.pins == ("gpus=12",)
-    assert passed_over([], mixed.cluster, searched, None, seconds(mixed), alone.best) is None
+    assert passed_over([], mixed.cluster, searched, None, affordable_value(mixed) or 0.0, alone.best) is None
     text = " ".join(first_screen(replace(alone, passed_over=told)).split())
     assert "8 RTX3090: left idle, as a faster plan with them, named below, gains less than --indifference." in text
     assert "several GPU types (23 of 3,103 published runs) and unreported GPU types (0 of 3,103" in text

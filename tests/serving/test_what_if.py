@@ -15,11 +15,14 @@ from http.client import HTTPConnection
 import pytest
 from tests.serving.what_if import SMALL, answers, ask, served
 
+from shardwright.cost.calibrate import Measured, calibrate
 from shardwright.plans.document import dumps, from_document
 from shardwright.serving.answers import Answer, plan_figures
 from shardwright.serving.requests import plan_request, planned
 from shardwright.serving.what_if import server as module
+from shardwright.serving.what_if.downloads import download
 from shardwright.serving.what_if.server import MOST_AT_ONCE, MOST_BYTES, Server
+from shardwright.serving.what_if.steps import steps
 from shardwright.serving.worker import answer_within, asked
 
 LONG = SMALL | {"model": "llama-3.1-405b", "precision": "bf16", "global_batch": 4096, "tokens": "1T"}
@@ -171,3 +174,17 @@ def test_an_answer_that_takes_too_long_is_an_error() -> None:
     told = answer_within(0.0, partial(time.sleep, 3600))  # type: ignore[arg-type]
     assert "takes more than" in told["errors"][0]["message"]
     assert not multiprocessing.active_children()
+
+
+def test_plans_on_the_site_of_a_calibration_are_moved_everywhere() -> None:
+    fields = {"model": "llama-3.1-8b", "cluster": "1x8xH100-SXM", "global_batch": 64, "seq_len": 4096}
+    best = planned(plan_request(fields), top=1).best
+    assert best.prediction is not None
+    ran = Measured(plan=best, seconds=1.3 * best.prediction.iteration_seconds, name="run")
+    site = calibrate([ran])
+    (last,) = [answer for answer in steps(fields, site) if answer["step"] == "best"]
+    assert 1.15 < last["figures"]["iteration_seconds"] / best.prediction.iteration_seconds < 1.3
+    assert "calibrated on 1 run of yours" in last["key_figures"]
+    (file,) = download(fields | {"to": "plan"}, site)
+    prediction = from_document(json.loads(file["content"])).prediction
+    assert prediction is not None and prediction.iteration_seconds == last["figures"]["iteration_seconds"]

@@ -46,7 +46,21 @@ def test_a_snapshot_is_read_without_unpickling(tmp_path: Path, protocol: int) ->
 
 
 def test_plain_values_come_back_as_they_were() -> None:
-    value = [1, -5, 2**70, 1.5, True, None, "ä", b"x", (), (1, 2, 3, 4), {"a": [{"b": {}}]}, {1, 2}, ["s"] * 3]
+    value: list[Any] = [
+        1,
+        -5,
+        2**70,
+        1.5,
+        True,
+        None,
+        "ä",
+        b"x",
+        (),
+        (1, 2, 3, 4),
+        {"a": [{"b": {}}]},
+        {1, 2},
+        ["s"] * 3,
+    ]
     for protocol in range(6):
         plain = value if protocol > 3 else value[:7]  # older ones make bytes and sets by calls
         assert plain_pickle(pickle.dumps(plain, protocol=protocol), "x") == plain

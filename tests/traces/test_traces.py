@@ -194,3 +194,19 @@ def test_a_trace_of_an_hour_of_other_work_is_other(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_text("iteration 1/ 100 | elapsed time per iteration (ms): 12\n")
     assert kind_of_file(path) == "other" and read_records([path]).others == (path,)
+
+
+def test_real_traces_of_pytorch_of_two_ranks_on_gloo() -> None:
+    """`record_ddp.py`: eight samples of 5 ms a step, one sum of gradients."""
+    here = Path(__file__).parent
+    ranks = read_records([here / "ddp1.json.gz", here / "ddp0.json.gz"]).ranks
+    assert [(rank.rank, rank.steps, rank.counted, rank.on_gpu) for rank in ranks] == [
+        (0, 2, True, False),
+        (1, 2, True, False),
+    ]
+    for rank in ranks:
+        assert rank.data_seconds > 8 * 5 * MS
+        assert [(call.kind, call.calls) for call in rank.collectives] == [("all_reduce", 1.0)]
+        assert 0.0 < rank.optimizer_seconds < rank.compute_seconds < rank.step_seconds
+        parts = rank.compute_seconds + rank.exposed_seconds + rank.copy_seconds + rank.data_seconds + rank.idle_seconds
+        assert parts == pytest.approx(rank.step_seconds)

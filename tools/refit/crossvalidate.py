@@ -11,7 +11,7 @@ from tools.refit.overheads import Linear, linearised, solved, value
 
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.compute.efficiency import Efficiency
-from shardwright.cost.frameworks.overheads import Calibration
+from shardwright.cost.frameworks.overheads import Calibration, shipped
 from shardwright.validation.case import Case
 from shardwright.validation.forecast import forecast
 
@@ -74,6 +74,12 @@ def cross_validated(cases: Sequence[Case], efficiency: Efficiency, centre: Calib
         HeldOutPredictions(protocol=protocol, seconds=_protocol(cases, efficiency, linear, protocol))
         for protocol in PROTOCOLS
     ]
+
+
+def unseen_source_seconds(cases: Sequence[Case], efficiency: Efficiency) -> Floats:
+    """Return predicted seconds of each case by constants that have not seen its source, solved in the linear picture
+    around those that ship, [N]."""
+    return _protocol(cases, efficiency, linearised(cases, efficiency, shipped()), "source left out")
 
 
 def _protocol(cases: Sequence[Case], efficiency: Efficiency, linear: Linear, protocol: str) -> Floats:

@@ -65,7 +65,7 @@ def calibrate(
     says, and say how sure they are now. One run is enough to begin with; at most 50 count.
 
     A run is its log and the plan or launch that it ran. Warm-up, evaluations, checkpoints, stalls and stragglers are
-    left out. Give the file to plan, evaluate and shop: --calibration site.json.
+    left out. Give the file to plan, evaluate, shop and serve: --calibration site.json.
 
     Examples:
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Annotated
 
+from shardwright.cli.measurements import Calibration
 from shardwright.cli.output import note, write
 from shardwright.commands import option
+from shardwright.errors import bad
 
 LOOPBACK, PORT = "127.0.0.1", 8639
 
@@ -16,6 +18,7 @@ def serve(
         LOOPBACK
     ),
     port: Annotated[int, option(metavar="N", help="The port; 0 takes a free one.")] = PORT,
+    calibration: Calibration = None,
     open_page: Annotated[bool, option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Serve a page on this machine on which you change the question by hand, and the plan follows.
@@ -31,9 +34,13 @@ def serve(
     """
     import webbrowser
 
+    from shardwright.cost.site.file import load_calibration
     from shardwright.serving.what_if.server import Server
 
-    with Server(host, port) as server:
+    site = None if calibration is None else load_calibration(calibration)
+    if site is not None and site.profiles:
+        raise bad("--calibration", "was made with a machine profile, which the page does not have", "make it without")
+    with Server(host, port, site) as server:
         if server.exposed:
             note(f"warning: whoever reaches {host} can use this page; it has no password")
         write(f"{server.url}  (Ctrl-C ends)")

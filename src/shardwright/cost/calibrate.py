@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict
 from shardwright.cost.site.calibration import MOST_RUNS, SiteCalibration, SiteRun
 from shardwright.cost.site.process import NOISE
@@ -31,17 +32,22 @@ class Measured:
 
 
 def calibrate(
-    runs: Sequence[Measured], efficiency: Efficiency, *, profiles: Sequence[str] = (), anonymous: bool = False
+    runs: Sequence[Measured],
+    efficiency: Efficiency | None = None,
+    *,
+    profiles: Sequence[str] = (),
+    anonymous: bool = False,
 ) -> SiteCalibration:
-    """Return the calibration that some runs of one site make; `efficiency` is the model of time without it, and has
-    the measured profiles of the GPUs `profiles` in it. Twins, runs of one configuration, count once, by their median.
-    `anonymous` leaves the names of models out.
+    """Return the calibration that some runs of one site make; `efficiency` is the model of time without it, by default
+    the one that ships, and has the measured profiles of the GPUs `profiles` in it. Twins, runs of one configuration,
+    count once, by their median. `anonymous` leaves the names of models out.
 
     Raises SpecError without a run, with more than 50 configurations, and for runs that stall or are so far from their
     prediction that they cannot be what their plan says.
     """
     if not runs:
         raise bad("runs", "are none", "give at least one run: its log with the plan or launch that it ran")
+    efficiency = efficiency or default_efficiency()
     problems: list[Problem] = []
     rows: dict[tuple[object, ...], list[SiteRun]] = {}
     for run in runs:

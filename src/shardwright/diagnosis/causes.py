@@ -144,8 +144,9 @@ def host_bound(case: Case) -> Iterator[Finding]:
     """The device waits for the host to launch its work."""
     rank = case.critical
     if rank is not None:
-        excess = next((term.excess_seconds for term in terms(case) if term.name == HOST), None)
-        if excess is not None and excess >= WORTH * _step(case):
+        excess = next((term.excess_seconds or 0.0 for term in terms(case) if term.name == HOST), 0.0)
+        excess -= rank.allocation_seconds  # a cause of its own
+        if excess >= WORTH * _step(case):
             launches = f", which ran {rank.launches:,.0f} kernels" if rank.launches else ""
             words = f"nothing runs on rank {rank.rank} for {format_seconds(rank.idle_seconds)} a step{launches}"
             yield _measured("host-bound", excess, words)

@@ -79,7 +79,7 @@ def verdict_words(result: Diagnosis) -> str:
     if result.verdict == "faster":
         return f"Faster than expected. {took}.{another}"
     first = next((row for row in result.findings if row.basis == "measured"), None)
-    why = f" First of all {advice(first, case.plan).title}." if first is not None else ""
+    why = f" Measured: {advice(first, case.plan).title}." if first is not None else ""
     return f"Slower than it should be. {took}.{why}{another}"
 
 

@@ -51,7 +51,6 @@ class NotCovered(Enum):
 
     VIRTUAL_STAGES = "virtual stages"
     CONTEXT_OR_EXPERTS = "context and expert parallelism"
-    FULL_SHARDING = "ZeRO-2, ZeRO-3 and offload"
     SHARDED_GRADIENTS = "ZeRO-2 and ZeRO-3"
     SHARDED_PIPELINES = "ZeRO-2 and ZeRO-3 in pipelines"
     OTHER_MICRO_BATCHES = "micro-batches of other sizes than 1, 2, 4 and 8"
@@ -74,6 +73,14 @@ class DeeperPipelines:
     """Not covered: pipelines of more than so many stages."""
 
     stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Not covered: pipelines over several GPU types, or of unequal replicas, with optimizer state in host memory. They
+    take that part less time than the best plan at most; None where nothing is known of them."""
+
+    gain: float | None = None
 
 
 class Lack(Enum):
@@ -153,7 +160,15 @@ class MixesLeft:
 
 
 Uncovered = (
-    NotCovered | DeeperPipelines | MixedPlans | SeveralMakers | UnequalReplicas | UnableGpus | PlacesApart | MixesLeft
+    NotCovered
+    | DeeperPipelines
+    | Offload
+    | MixedPlans
+    | SeveralMakers
+    | UnequalReplicas
+    | UnableGpus
+    | PlacesApart
+    | MixesLeft
 )
 
 

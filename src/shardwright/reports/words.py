@@ -30,7 +30,6 @@ FIXED = {
     Cause.NOT_NEEDED: "pruned by bound or not needed",
     findings.NotCovered.VIRTUAL_STAGES: "virtual pipeline stages",
     findings.NotCovered.CONTEXT_OR_EXPERTS: "context and expert parallelism",
-    findings.NotCovered.FULL_SHARDING: "ZeRO-2, ZeRO-3 and optimizer offload",
     findings.NotCovered.SHARDED_GRADIENTS: "ZeRO-2 and ZeRO-3",
     findings.NotCovered.SHARDED_PIPELINES: "ZeRO-2 and ZeRO-3 in pipelines on machines of one type",
     findings.NotCovered.OTHER_MICRO_BATCHES: "micro-batches of other sizes than 1, 2, 4 and 8",
@@ -185,6 +184,12 @@ def _(finding: Rejection) -> str:
 def _(finding: findings.MixedPlans) -> str:
     why = " and ".join(map(in_words, finding.lacking))
     return f"{in_words(finding.of)} that mix GPU types, which {why}"
+
+
+@in_words.register
+def _(finding: findings.Offload) -> str:
+    gain = "" if finding.gain is None else f", which saves {finding.gain:.1%} of the time at most"
+    return f"the optimizer in host memory in unequal pipelines{gain} (--set offload=0,0.25,0.5,0.75,1 searches it)"
 
 
 @in_words.register

@@ -10,20 +10,25 @@ from functools import partial
 import numpy as np
 
 from shardwright.cost.context import Context
+from shardwright.cost.strategies import NONE
 from shardwright.cost.trust.rarity import rare_count_of_gpus
 from shardwright.plans.plan import Plan
 from shardwright.plans.trainer_options import beyond_own
 from shardwright.progress import stopped
+from shardwright.search.mixed.branch_and_bound.effort import NO_PROOF, Effort
 from shardwright.search.mixed.drafts.costing import costed
 from shardwright.search.mixed.entry import (
     MixedOutcome,
     affordable_value,
+    by_dollars,
     joined,
     largest_pools,
     mixed_search,
     of_each_maker,
     run_by_train,
+    with_state_in_host,
 )
+from shardwright.search.mixed.offload import in_host
 from shardwright.search.mixed.one_mesh.search import mesh_search
 from shardwright.search.mixed.restrictions import dropped, lacking, narrowed
 from shardwright.search.objective import Objective, Preference, to_beat
@@ -37,6 +42,7 @@ from shardwright.spec.catalog.frameworks import MEGATRON, OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 
+WORTH = 0.02  # part of the time that optimizer state in host memory must be able to gain to be looked at; by judgment
 EXPORTABLE = (MEGATRON,)  # it runs every uniform plan, and those over several types that are one mesh of ranks
 MOST_UNEVEN = 3  # plans of uneven FSDP that are costed in full
 
@@ -74,7 +80,8 @@ def search_type(
 class Asked:
     """What searches over several types are asked: on which machines, within which pins and rules, how far above the
     bound the best plan may be, how far above the best one a plan is as good, with which probability plans must fit in
-    memory, and how many seconds an iteration may take."""
+    memory, how many seconds an iteration may take, and how far unequal replicas are looked at: None for as far as suits
+    the cluster's size."""
 
     cluster: Cluster
     space: Space
@@ -83,6 +90,7 @@ class Asked:
     indifference: float
     fit: float
     longest: float = np.inf
+    effort: Effort | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,44 @@ def search_pipelines(results: Sequence[OneType], asked: Asked, top: int, *, one_
 
 
 def _searched(
+    results: Sequence[OneType], asked: Asked, top: int, contexts: Sequence[Context], incumbent: float, *, one_mesh: bool
+) -> MixedOutcome | None:
+    """Return what all searches find on the machines of `contexts`: first without optimizer state in host memory, then,
+    where memory may be short, with parts of it there. Dollars are searched for the latter only where there is no other
+    plan."""
+    plain = _in_turn(results, asked, top, contexts, incumbent, one_mesh=one_mesh)
+    space = in_host(asked.space, asked.filters)
+    if plain is None or space is None:
+        return plain
+    best = min([incumbent, *_values(plain)])
+    needless = by_dollars(contexts[0].job) or not _short_of_memory(results, contexts, plain, incumbent)
+    measured = any("offload" in context.source.only for context in contexts)  # which say nothing of it
+    if measured or stopped() or (needless and np.isfinite(best)):
+        return with_state_in_host(plain, None, best)
+    beside = replace(asked, space=space, gap=max(asked.gap, WORTH), effort=NO_PROOF)
+    more = _in_turn(results, beside, top, contexts, best, one_mesh=one_mesh)
+    better = min(_values(more), default=np.inf) if more else np.inf
+    if more and better < best:
+        proven = _in_turn(results, replace(asked, space=space), top, contexts, better, one_mesh=one_mesh)
+        more = replace(joined([more, proven]), bound=proven.bound) if proven else more
+    return with_state_in_host(plain, more, best)
+
+
+def _short_of_memory(
+    results: Sequence[OneType], contexts: Sequence[Context], plain: MixedOutcome, incumbent: float
+) -> bool:
+    """Return whether more memory may help the best plan so far, which leaves types idle, recomputes, or keeps state in
+    host memory."""
+    value, best = min(_valued(plain), key=lambda item: item[0], default=(np.inf, None))
+    if best is not None and value < incumbent:
+        stages = (stage for replica in best.replicas for stage in replica.stages)
+        idle = len(best.gpus_by_type) < len(contexts)
+        return idle or best.optimizer.offload > 0 or any(stage.recompute.granularity != "none" for stage in stages)
+    rows = [least[1] for result in results if (least := result.found.least) is not None]
+    return len(contexts) > 1 or any(row.offload[0] > 0 or row.recompute[0] != NONE for row in rows)
+
+
+def _in_turn(
     results: Sequence[OneType], asked: Asked, top: int, contexts: Sequence[Context], incumbent: float, *, one_mesh: bool
 ) -> MixedOutcome | None:
     """Return what all searches find on the machines of `contexts`, each with the plans of the last to beat."""
@@ -179,7 +225,7 @@ def _searches(
         ):
             yield mesh_search, able
         if not one_mesh and looks_at_unequal(able, asked.space, asked.filters):
-            yield partial(mixed_search, fit=asked.fit, enough=enough), able
+            yield partial(mixed_search, fit=asked.fit, enough=enough, effort=asked.effort), able
 
 
 def looks_at_unequal(able: Sequence[Context], space: Space, filters: Filters) -> bool:
@@ -218,11 +264,14 @@ def search_uneven(results: Sequence[OneType], asked: Asked, enough: float) -> Un
 def without_limits(results: Sequence[OneType], asked: Asked, job: Job, incumbent: float) -> Plan | None:
     """Return the best mixed plan for another job, if one is better than `incumbent`."""
     contexts = largest_pools([replace(result.context, job=job) for result in results])
-    best = None
-    for search_all, able in _searches(contexts, asked, np.inf, one_mesh=False):
-        plans = search_all(
-            able, asked.cluster, asked.space, asked.filters, gap=asked.gap, incumbent=incumbent, top=1
-        ).plans
-        for plan in plans[:1]:
-            best, incumbent = plan, min(incumbent, affordable_value(plan) or np.inf)
+    best, spaces = None, (asked.space, in_host(asked.space, asked.filters))
+    for space in spaces:
+        if best is None and space is not None:
+            within = replace(asked, space=space)
+            for search_all, able in _searches(contexts, within, np.inf, one_mesh=False):
+                plans = search_all(
+                    able, asked.cluster, space, asked.filters, gap=asked.gap, incumbent=incumbent, top=1
+                ).plans
+                for plan in plans[:1]:
+                    best, incumbent = plan, min(incumbent, affordable_value(plan) or np.inf)
     return best

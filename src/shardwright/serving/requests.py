@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.plans.ranking import Ranking
 from shardwright.search.market.result import Shopping
@@ -73,13 +74,13 @@ def plan_request(fields: object) -> PlanRequest:
     return PlanRequest(**texts, **sizes, **limits)  # type: ignore[arg-type]
 
 
-def planned(request: PlanRequest, *, top: int = 3) -> Ranking:
+def planned(request: PlanRequest, *, top: int = 3, efficiency: Efficiency | None = None) -> Ranking:
     """Return the plans for a request. Raises SpecError for what is not known or beyond the limits."""
     model, cluster, job = described(request)
     if len(request.pins) > MOST_PINS:
         raise bad("pins", f"are {len(request.pins)}", f"at most {MOST_PINS}")
     space = parse_pins([_short("pins", pin) for pin in request.pins])
-    return plan(model, cluster, job, space=space, top=top)
+    return plan(model, cluster, job, space=space, top=top, efficiency=efficiency)
 
 
 def sized(model: str, gpu: str, gpus: int, nodes: int, seq_len: int) -> Sizing:

@@ -89,13 +89,19 @@ class _Recorded:
         )
 
     def _launched_by_update(self) -> Bools:
+        """Return which work the update launched; without a device, which ran in it."""
         windows = self.times("update")
-        launched, numbers = np.array(self.launched), np.array(self.launches, dtype=np.int64)
-        if not len(windows) or not len(launched):
+        if not len(windows) or not len(self.begin):
             return np.zeros(len(self.begin), dtype=bool)
-        place = np.searchsorted(windows[:, 0], launched, side="right") - 1
-        inside = (place >= 0) & (launched < windows[np.maximum(place, 0), 1])
-        return np.isin(np.array(self.correlation, dtype=np.int64), numbers[inside])
+
+        def inside(moments: Array) -> Bools:
+            place = np.searchsorted(windows[:, 0], moments, side="right") - 1
+            return np.asarray((place >= 0) & (moments < windows[np.maximum(place, 0), 1]))
+
+        if not len(self.launched):
+            return inside(np.array(self.begin))
+        numbers = np.array(self.launches, dtype=np.int64)[inside(np.array(self.launched))]
+        return np.isin(np.array(self.correlation, dtype=np.int64), numbers)
 
     def times(self, what: str) -> Floats:
         """Return the times of the host."""

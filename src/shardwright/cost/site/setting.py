@@ -12,7 +12,7 @@ from shardwright.plans.plan import Plan, TimeBreakdown
 Kind = Literal["dense", "moe", "hybrid", "adapters"]
 Reach = Literal["machine", "machines", "sites"]
 REACHES: tuple[Reach, ...] = ("machine", "machines", "sites")  # boundaries that messages cross, nearest first
-RECOMPUTED = {"none": 0.0, "selective": 1.0, "full": 2.0}
+RECOMPUTED = {"none": 0.0, "selective": 1.0, "full": 2.0}  # numeric: steps of a scale
 LINKS = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline", "data_parallel")
 COMPUTE = ("forward", "backward", "recompute", "optimizer")
 

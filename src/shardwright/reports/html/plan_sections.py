@@ -12,6 +12,7 @@ from shardwright.reports.html.timeline import timeline_section
 from shardwright.reports.section import Chart, Figure, Section, Table
 from shardwright.reports.text import outcome
 from shardwright.reports.text.plans import predicted, settings_of
+from shardwright.reports.text.site import effect_words
 from shardwright.reports.words import pools_assumed
 from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.units import SECONDS_PER_HOUR, clock, format_bytes, format_count, format_dollars, format_seconds
@@ -35,7 +36,8 @@ def figures(plan: Plan) -> Iterator[Figure]:
     prediction = predicted(plan)
     seconds = prediction.iteration_seconds
     low, high = (clock(end, like=seconds) for end in prediction.interval)
-    yield Figure(label="iteration", value=clock(seconds, like=seconds), note=f"80 % sure: {low} to {high}")
+    sure = "; ".join(words for words in (f"80 % sure: {low} to {high}", effect_words(prediction.site)) if words)
+    yield Figure(label="iteration", value=clock(seconds, like=seconds), note=sure)
     tokens = f"{format_count(prediction.tokens_per_second / plan.gpus)} a GPU"
     yield Figure(label="tokens a second", value=format_count(prediction.tokens_per_second), note=tokens)
     yield Figure(label="MFU", value=f"{prediction.mfu:.1%}", note="of the dense peak of the GPUs in use")

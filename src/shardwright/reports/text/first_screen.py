@@ -23,6 +23,7 @@ from shardwright.units import clock, format_bytes, format_count
 
 FURTHER = "--details has the other plans, memory by stage, where the time goes, what was assumed"
 COLUMN = 10
+NAMED = 3  # kinds of plans that a proof leaves out, of more than are told in full
 ONE_FILE = {"megatron": "run.sh"}  # of targets that write a single file
 
 
@@ -39,6 +40,7 @@ def _answers(ranking: Ranking) -> Iterator[tuple[str, str]]:
     best = ranking.best
     yield from plan_answers(best, whole_run(best), idle=mixed.idle_sentence(ranking))
     yield "how good", "; ".join(_good(ranking))
+    yield from (("not proved", words) for words in _left_out(ranking))
     yield from (("program", words) for words in [programs.program_words(ranking)] if words)
     yield from (("nearby", words) for words in ["; ".join(map(partial(_near, best), ranking.nearby))] if words)
 
@@ -86,10 +88,10 @@ def _prices(best: Plan) -> Iterator[str]:
         price, dollars = pool.price, pool.dollars_per_node_hour
         if pool.gpu.name not in best.gpus_by_type or price is None or dollars is None:
             continue
-        name = f" {pool.gpu.name}" if len(best.gpus_by_type) > 1 else ""
+        name = f"{pool.gpu.name} " if len(best.gpus_by_type) > 1 else ""
         market = "spot" if pool.spot else "on demand"
         whose = f"{price.seller}, {price.date}" if price.seller else "yours" if price.source == "user" else price.date
-        yield f"${dollars / pool.gpus_per_node:.2f} a{name or ' GPU'} and hour {market} ({whose})"
+        yield f"{name}${dollars / pool.gpus_per_node:.2f} a GPU and hour {market} ({whose})"
 
 
 def _memory(best: Plan) -> str:
@@ -119,13 +121,21 @@ def _good(ranking: Ranking) -> Iterator[str]:
     best = ranking.best
     yield from (words for words in [against_rules(ranking)] if words)
     yield from (words for words in [kinds_words(ranking.kinds, best)] if words)
-    gap, beyond = ranking.search.gap, ranking.search.not_covered
+    gap = ranking.search.gap
     if gap is not None:
         near = "the best" if gap < 5e-5 else f"within {gap:.2%} of the best"
-        outside = "; --details has what these leave out" if beyond else ""
         early = "stopped early: " if ranking.search.interrupted else ""
-        yield f"{early}proved {near} of {ranking.search.candidates:,} candidates{outside}"
+        yield f"{early}proved {near} of {ranking.search.candidates:,} candidates"
     yield from (words for words in [passed_over_words(ranking.passed_over)] if words)
+
+
+def _left_out(ranking: Ranking) -> Iterator[str]:
+    """Yield what a proof does not cover: a few kinds of plans, and how many more there are."""
+    kinds = ranking.search.not_covered if ranking.search.gap is not None else ()
+    shown = kinds if len(kinds) <= NAMED + 1 else kinds[:NAMED]
+    more = [f"{len(kinds) - len(shown)} other kinds that --details names"] if len(shown) < len(kinds) else []
+    if kinds:
+        yield "plans with " + "; ".join([*map(in_words, shown), *more])
 
 
 def _near(best: Plan, row: Nearby) -> str:

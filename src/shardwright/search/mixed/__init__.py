@@ -2,6 +2,7 @@
 
 * `entry`: the search as the planner calls it
 * `restrictions`: what pins and rules leave
+* `offload`: optimizer state in host memory
 * `branch_and_bound/`: the search itself
 * `tables/`: the figures it works on
 * `bounds/`: what no composition beats

@@ -14,15 +14,16 @@ from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.memory.fit_probability import headroom
 from shardwright.plans.abilities import makers
 from shardwright.plans.check import check
-from shardwright.plans.findings import DeeperPipelines, Uncovered
+from shardwright.plans.findings import DeeperPipelines, Offload, Uncovered
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse
 from shardwright.search.mixed.branch_and_bound.degrees import search_degrees
-from shardwright.search.mixed.branch_and_bound.effort import QUICK, effort_for
+from shardwright.search.mixed.branch_and_bound.effort import QUICK, Effort, effort_for
 from shardwright.search.mixed.branch_and_bound.fastest import FoundByTime
 from shardwright.search.mixed.branch_and_bound.run import MixedProblem
 from shardwright.search.mixed.drafts.costing import costed, fitting_seconds
 from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
+from shardwright.search.mixed.offload import that_may_gain
 from shardwright.search.mixed.restrictions import dropped, keeps_pins, narrowed, unruled
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import not_covered, settings
@@ -60,6 +61,7 @@ def mixed_search(
     fit: float,
     incumbent: float,
     enough: float = np.inf,
+    effort: Effort | None = None,
     top: int,
 ) -> MixedOutcome:
     """Return the best plans over all `contexts` together that are better than `incumbent`, in what the job minimises.
@@ -74,12 +76,16 @@ def mixed_search(
     plain, contexts = contexts, run_by_train(contexts, fit)
     space, filters = narrowed(contexts, space, filters)
     chosen = unruled(settings(contexts, space, filters.axes), contexts, filters)
+    least = 0.0
+    if not by_dollars(contexts[0].job):
+        cutoff, links = min(incumbent / (1.0 + gap), enough), cluster.site_links
+        chosen, least = that_may_gain(contexts, chosen, space, links, longest=incumbent, cutoff=cutoff)
     if not chosen:
         return MixedOutcome(
             plans=(),
             uniform=None,
             uniform_rule=RULE,
-            bound=np.inf,
+            bound=least or np.inf,
             candidates=0,
             costed=0,
             not_covered=not_covered(contexts, space),
@@ -99,7 +105,15 @@ def mixed_search(
     rivals = [] if uniform is None or space.pins else _as_rival(uniform, contexts, filters, priced)
     incumbent = min([incumbent, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
     problem = MixedProblem(
-        tuple(contexts), cluster, space, gap, tuple(chosen), tuple(found_tables), known, effort_for(cluster), enough
+        contexts=tuple(contexts),
+        cluster=cluster,
+        space=space,
+        gap=gap,
+        settings=tuple(chosen),
+        tables=tuple(found_tables),
+        known=known,
+        effort=effort or effort_for(cluster),
+        enough=enough,
     )
     found: FoundByTime | FoundByMoney
     if by_dollars(contexts[0].job):
@@ -114,6 +128,7 @@ def mixed_search(
     else:
         found = search_degrees(problem, incumbent, allowed)
         plans, bound = [priced(plan) for _, plan in found.plans[:top]], found.lower_bound_seconds
+        bound = max(bound, least) if np.isfinite(least) else bound
     return MixedOutcome(
         plans=(*plans, *rivals),
         uniform=shown,
@@ -157,13 +172,26 @@ def joined(outcomes: Sequence[MixedOutcome]) -> MixedOutcome:
     """Return the outcome of several searches together."""
     return MixedOutcome(
         plans=tuple(plan for outcome in outcomes for plan in outcome.plans),
-        uniform=outcomes[0].uniform,
+        uniform=next((outcome.uniform for outcome in outcomes if outcome.uniform is not None), None),
         uniform_rule=RULE,
         bound=min(outcome.bound for outcome in outcomes),
         candidates=sum(outcome.candidates for outcome in outcomes),
         costed=sum(outcome.costed for outcome in outcomes),
         not_covered=tuple(dict.fromkeys(kind for outcome in outcomes for kind in outcome.not_covered)),
     )
+
+
+def with_state_in_host(plain: MixedOutcome, more: MixedOutcome | None, best: float) -> MixedOutcome:
+    """Return a `plain` outcome with what plans with optimizer state in host memory add, `more`: None where these were
+    not searched. The bound holds for these where theirs is no lower, or where some are better than the `best` of all
+    others; else it leaves them out."""
+    if more is None:
+        return replace(plain, not_covered=(*plain.not_covered, Offload()))
+    both = joined([plain, more])
+    gains = any(value < best for plan in more.plans if (value := affordable_value(plan)) is not None)
+    if gains or more.bound >= plain.bound:
+        return both
+    return replace(both, bound=plain.bound, not_covered=(*both.not_covered, Offload(1.0 - more.bound / best)))
 
 
 def affordable_value(plan: Plan) -> float | None:

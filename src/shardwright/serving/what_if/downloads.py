@@ -6,6 +6,10 @@ import io
 import zipfile
 from collections.abc import Iterator, Mapping
 
+from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.cost.learned import default_efficiency
+from shardwright.cost.site.calibrated import calibrated
+from shardwright.cost.site.calibration import SiteCalibration
 from shardwright.errors import SpecError, bad
 from shardwright.exporters.targets import TARGETS, export
 from shardwright.plans.document import dumps
@@ -20,21 +24,22 @@ KINDS = (PLAN, REPORT, *TARGETS)
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a ZIP can hold: the same plan gives the same bytes
 
 
-def download(fields: object) -> Iterator[Answer]:
+def download(fields: object, site: SiteCalibration | None = None) -> Iterator[Answer]:
     """Yield the one file for the JSON of a request with its kind (`to`): `name`, `type` and `content`, or `errors`.
-    Several files come as one ZIP."""
+    Several files come as one ZIP. Plans are on the site of a calibration if one is given."""
+    efficiency = None if site is None else calibrated(default_efficiency(), site)
     try:
-        yield _download(dict(fields) if isinstance(fields, Mapping) else {})
+        yield _download(dict(fields) if isinstance(fields, Mapping) else {}, efficiency)
     except SpecError as error:
         yield error_answer(error)
 
 
-def _download(fields: dict[str, object]) -> Answer:
+def _download(fields: dict[str, object], efficiency: Efficiency | None) -> Answer:
     to = fields.pop("to", None)
     if to not in KINDS:
         raise bad("to", "is no kind of file", f"one of {', '.join(KINDS)}")
     request = plan_request(fields)
-    ranking = planned(request, top=1 if to != REPORT else 3)
+    ranking = planned(request, top=1 if to != REPORT else 3, efficiency=efficiency)
     if ranking.infeasible is not None:
         raise bad("plan", in_words(ranking.infeasible.reason), "change the question")
     if to == REPORT:

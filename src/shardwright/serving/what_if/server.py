@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
@@ -21,6 +22,7 @@ from time import monotonic
 from typing import cast
 from urllib.parse import urlsplit
 
+from shardwright.cost.site.calibration import SiteCalibration
 from shardwright.errors import SpecError, bad
 from shardwright.serving.answers import Answer
 from shardwright.serving.requests import MOST_SECONDS
@@ -54,13 +56,15 @@ SAFE = {
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page until it is closed. Raises SpecError where the address cannot be had."""
+    """Serves the page until it is closed, its plans on the site of a calibration if one is given. Raises SpecError
+    where the address cannot be had."""
 
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, site: SiteCalibration | None = None) -> None:
         self.host = host
+        self.on_site = {"site": site}
         self.places = BoundedSemaphore(MOST_AT_ONCE)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -138,11 +142,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _stream(self, fields: object) -> None:
         """Send every answer as a line of JSON as soon as it is there."""
         self._head("application/x-ndjson")
-        for answer in self._answers(steps, fields):
+        for answer in self._answers(partial(steps, **self._server.on_site), fields):
             self.wfile.write(json.dumps(answer, ensure_ascii=False, allow_nan=False).encode() + b"\n")
 
     def _file(self, fields: object) -> None:
-        for answer in self._answers(download, fields):
+        for answer in self._answers(partial(download, **self._server.on_site), fields):
             if "content" in answer:
                 self._head(answer["type"], name=answer["name"], length=len(answer["content"]))
                 self.wfile.write(answer["content"])

@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from shlex import quote
 
+from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.learned import default_efficiency
+from shardwright.cost.site.calibrated import anchored, calibrated, without_site
+from shardwright.cost.site.calibration import SiteCalibration
 from shardwright.errors import Problem, SpecError
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Fewer, Ranking
@@ -20,6 +23,7 @@ from shardwright.reports.text.plans import predicted
 from shardwright.reports.words import in_words
 from shardwright.search.advice.fewer import fewer_counts, point
 from shardwright.search.first_plans import first_plans
+from shardwright.search.planner import predict
 from shardwright.search.replan import Kept, replan
 from shardwright.serving.answers import Answer, plan_figures
 from shardwright.serving.requests import PlanRequest, described, plan_request, planned
@@ -28,38 +32,38 @@ from shardwright.trainers.runs import runners
 from shardwright.units import format_count, format_seconds
 
 
-def steps(fields: object) -> Iterator[Answer]:
-    """Yield the answers to the JSON of a request. `step` says what an answer is: `first` plans, the `front`, the
-    `best` plan or `none`, or `errors`."""
+def steps(fields: object, site: SiteCalibration | None = None) -> Iterator[Answer]:
+    """Yield the answers to the JSON of a request, on the site of a calibration if one is given. `step` says what an
+    answer is: `first` plans, the `front`, the `best` plan or `none`, or `errors`."""
+    efficiency: Efficiency = default_efficiency()
     try:
         request = plan_request(fields)
-        yield from _steps(request)
+        yield from _steps(request, efficiency if site is None else calibrated(efficiency, site))
     except SpecError as error:
         yield {"step": "errors", "errors": [_error(problem, fields) for problem in error.problems]}
 
 
-def _steps(request: PlanRequest) -> Iterator[Answer]:
+def _steps(request: PlanRequest, efficiency: Efficiency) -> Iterator[Answer]:
     model, cluster, job = described(request)
     kept: Kept = {}
     quick: Plan | None = None
-    for plan in first_plans(model, cluster, job, kept=kept):
+    for plan in first_plans(model, cluster, job, kept=kept, efficiency=without_site(efficiency)):
         if runners(plan):
-            quick = plan
+            quick = predict(plan, efficiency=efficiency)
             yield _told("first", quick, _at_once(quick))
     if quick is None:
         yield _no_plan("Nothing fits by rule of thumb; searching further…", ())
     else:
-        yield _sections("front", [front_section(quick, request.cluster, kept)])
-    ranking = planned(request, top=1)
+        yield _sections("front", [front_section(quick, request.cluster, anchored(efficiency, quick))])
+    ranking = planned(request, top=1, efficiency=efficiency)
     if ranking.infeasible is not None:
         remedies = map(in_words, ranking.infeasible.remedies)
         yield _no_plan(f"No plan: {in_words(ranking.infeasible.reason)}.", remedies)
         return
     best = ranking.best
-    efficiency = default_efficiency()
     whole = [*_at_once(best), map_section(best), timeline_section(best, efficiency)]
     yield _told("best", best, whole) | {"search": _search_words(ranking), "command": command_line(request)}
-    yield _sections("front", [front_section(best, request.cluster, kept)])
+    yield _sections("front", [front_section(best, request.cluster, anchored(efficiency, best))])
 
 
 def _at_once(plan: Plan) -> list[Section]:
@@ -136,18 +140,19 @@ def _error(problem: Problem, fields: object) -> Answer:
     return {"field": about, "message": problem.message, "hint": problem.hint}
 
 
-def front_section(plan: Plan, cluster: str, kept: Kept) -> Section:
+def front_section(plan: Plan, cluster: str, efficiency: Efficiency | None) -> Section:
     """Return what fewer machines of `cluster`, in its short form, would take: plans with the settings of `plan`."""
     groups = [(int(count), rest) for count, _, rest in (part.strip().partition("x") for part in cluster.split("+"))]
     here = point(tuple(count for count, _ in groups), plan)
     return front.front_section(
-        (cluster, here), list(_fewer(plan, groups, kept)), plan.job, "; choose a point to plan it"
+        (cluster, here), list(_fewer(plan, groups, efficiency)), plan.job, "; choose a point to plan it"
     )
 
 
-def _fewer(plan: Plan, groups: list[tuple[int, str]], kept: Kept) -> Iterator[tuple[str, Fewer]]:
+def _fewer(plan: Plan, groups: list[tuple[int, str]], efficiency: Efficiency | None) -> Iterator[tuple[str, Fewer]]:
+    kept: Kept = {}
     for nodes in fewer_counts([count for count, _ in groups]):
         part = "+".join(f"{count}x{rest}" for count, (_, rest) in zip(nodes, groups, strict=True) if count)
-        replanned = replan(plan, parse_cluster(part), kept=kept)
+        replanned = replan(plan, parse_cluster(part), kept=kept, efficiency=efficiency)
         if replanned is not None:
             yield part, point(nodes, replanned)

@@ -12,7 +12,7 @@ from shardwright.spec.assumption import Assumption
 from shardwright.spec.catalog.gpus import known_gpu
 from shardwright.spec.catalog.prices import MachinePrice
 from shardwright.spec.cluster import Cluster, Gpu, NodePool, SiteLink
-from shardwright.spec.read.pools import NO_GPUS, read_pool
+from shardwright.spec.read.pools import BOX, NO_GPUS, read_pool
 from shardwright.spec.read.sites import assumed_links, connected, named_apart, read_site_links, unreachable
 from shardwright.spec.text.fields import Section, shown
 from shardwright.spec.text.lines import document
@@ -51,6 +51,8 @@ def _exists(path: Path) -> bool:
 def parse_cluster(text: str, *, prices: Sequence[MachinePrice] = (), measured: Mapping[str, Gpu] = NO_GPUS) -> Cluster:
     """Return the cluster of a short form: `32x8xA800-SXM-80` is 32 machines of 8 GPUs, `4xp5.48xlarge` 4 machines of
     a type, and `+` joins groups of machines. Raises SpecError."""
+    if set(text) & set("()"):
+        raise bad(text, "groups of machines are of one GPU type", f"write a group for each type, as {BOX}")
     nodes: list[dict[str, object]] = []
     for part in text.split("+"):
         match = SHORT_PART.fullmatch(part.strip())

@@ -170,9 +170,9 @@ def offers_from_prices(
     at the typical price (`price_rule`), the same that `plan` assumes, with the network and the host of that machine
     where these are known. `gpus` narrows the types (names or aliases).
 
-    There are as many machines as hold `most_gpus` GPUs; by default `MOST_GPUS`, on spot `MOST_SPOT_GPUS`. Where all
-    rows are of one provider and nobody says what network its machines have, one machine. Raises SpecError for an
-    unknown GPU, and where a type has no price.
+    There are as many machines as hold `most_gpus` GPUs; by default `MOST_GPUS`, on spot `MOST_SPOT_GPUS`; where nobody
+    says what network the provider's machines have, one machine. Raises SpecError for an unknown GPU, and where a type
+    has no price.
     """
     wanted = {resolve_gpu(name, "`gpu=`")[0].name for name in gpus}
     names = [name for name in dict.fromkeys(row.gpu for row in rows) if not wanted or name in wanted]
@@ -188,7 +188,7 @@ def offers_from_prices(
             price = typical_price(connected, size, spot=spot) or typical_price(alike, size, spot=spot)
             if price is None:
                 continue
-            entry, limits = _entry(price.row, market, size, alike, most_gpus)
+            entry, limits = _entry(price.row, market, size, most_gpus)
             offer = _offer(Section(f"prices: {name}", entry, problems), [price.row])
             if offer is not None:
                 words = f"{'spot' if spot else 'on demand'} {price.words}"
@@ -216,24 +216,20 @@ def _usual_size(gpu: str, rows: Sequence[MachinePrice]) -> int:
 
 
 def _entry(
-    row: MachinePrice, market: Market, size: int, rows: Sequence[MachinePrice], most_gpus: int | None
+    row: MachinePrice, market: Market, size: int, most_gpus: int | None
 ) -> tuple[Mapping[str, object], Sequence[Assumption]]:
     """Return an entry of an offers file for machines like that of `row`, and what it takes for granted."""
-    entry: dict[str, object] = {"gpu": row.gpu, "gpus": size, "market": market}
     usual = MOST_SPOT_GPUS if market == "spot" else MOST_GPUS
     most, limits = max((most_gpus or usual) // size, 1), []
-    if market == "spot" and most_gpus is None:
-        limits = [
-            Assumption(
-                f"{market} machines", f"at most {most} taken to be free, as nobody publishes how many are (`max_gpus=`)"
-            )
-        ]
-    if row.gpus == size and row.machine in machines():
-        entry = {"machine": row.machine, "market": market, "provider": row.provider, "region": row.region}
-    elif {other.provider for other in rows} == {row.provider}:
-        entry["provider"], most = row.provider, 1
-        limits = [Assumption(f"{market} machines", "one at most, as the network between its provider's is not known")]
-    return {**entry, "at_most": most}, limits
+    known = row.gpus == size and row.machine in machines()
+    if row.provider and not known:
+        most, limits = 1, [Assumption(f"{market} machines", "one at most, as the network between them is not known")]
+    elif market == "spot" and most_gpus is None:
+        words = f"at most {most} taken to be free, as nobody publishes how many are (`max_gpus=`)"
+        limits = [Assumption(f"{market} machines", words)]
+    whose = {"provider": row.provider, "region": row.region} if row.provider else {}
+    machine: dict[str, object] = {"machine": row.machine} if known else {"gpu": row.gpu, "gpus": size}
+    return {**machine, **whose, "market": market, "at_most": most}, limits
 
 
 def narrowed(offers: Offers, gpus: Sequence[str], markets: Sequence[str]) -> Offers:

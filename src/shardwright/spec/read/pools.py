@@ -20,6 +20,7 @@ from shardwright.units import GIBIBYTE, GIGA
 
 MOST_NODES, MOST_GPUS_PER_NODE, MOST_DOMAIN_GPUS = 1_000_000, 64, 4096
 # fmt: off
+BOX = "1x2xRTX4090+1x1xRTX3090, or a file with inter_node_gbps for the PCIe between them (docs/how-to.md)"
 POOL_KEYS = (
     "count", "gpu", "gpus", "machine", "memory_gb", "provider", "region", "price_per_hour", "spot",
     "spot_price_per_hour", "preemptions_per_hour", "intra_node_gb_per_second", "intra_node_latency_us",
@@ -126,11 +127,31 @@ def _hardware(section: Section, measured: Mapping[str, Gpu]) -> _Hardware | None
     before = len(section.problems)
     section.require("count", "say how many machines there are")
     nodes = section.integer("count", most=MOST_NODES)
+    if isinstance(section.fields.get("gpus"), Mapping):
+        section.report("gpus", "is of several types, and a group is of one", f"write a group for each type, as {BOX}")
+        return None
     per_node = section.integer("gpus", most=MOST_GPUS_PER_NODE)
+    machine, gpu, reading = _named(section, measured)
+    if machine is not None and per_node not in (None, machine.gpus):
+        section.report("gpus", f"{machine.name} has {machine.gpus} GPUs, not {per_node}", "leave one of them out")
+    if gpu is None or nodes is None or len(section.problems) > before:
+        return None
+    assumed = [Assumption("GPU", reading)] if reading else []
+    if per_node is None:
+        source = machine or reference_machine(gpu)
+        per_node = source.gpus
+        assumed += [] if machine else [Assumption("machine", f"{per_node} GPUs, as in {source.name}")]
+    return _Hardware(gpu=gpu, nodes=nodes, gpus_per_node=per_node, machine=machine, assumed=tuple(assumed))
+
+
+def _named(section: Section, measured: Mapping[str, Gpu]) -> tuple[MachineType | None, Gpu | None, str]:
+    """Return the machine type and the GPU that an entry names or describes, None for what it does not, and what was
+    taken to be meant by the GPU's name; add what is wrong with them to the section's problems."""
     described = section.fields.get("gpu")
-    machine_name = section.text("machine")
-    machine, reading, gpu_name = None, "", None
+    machine_name, gpu_name = section.text("machine"), None
+    machine: MachineType | None = None
     gpu: Gpu | None = None
+    reading = ""
     if not isinstance(described, Mapping):
         gpu_name = section.text("gpu")
     elif machine_name is not None:
@@ -152,18 +173,9 @@ def _hardware(section: Section, measured: Mapping[str, Gpu]) -> _Hardware | None
             gpu = named
     except SpecError as error:
         section.problems.extend(error.problems)
-    if gpu_name is None and machine_name is None and not section.fields.get("gpu"):
+    if gpu_name is None and machine_name is None and not described:
         section.report("gpu", "is missing", "name the GPU or the machine type")
-    if machine is not None and per_node not in (None, machine.gpus):
-        section.report("gpus", f"{machine.name} has {machine.gpus} GPUs, not {per_node}", "leave one of them out")
-    if gpu is None or nodes is None or len(section.problems) > before:
-        return None
-    assumed = [Assumption("GPU", reading)] if reading else []
-    if per_node is None:
-        source = machine or reference_machine(gpu)
-        per_node = source.gpus
-        assumed += [] if machine else [Assumption("machine", f"{per_node} GPUs, as in {source.name}")]
-    return _Hardware(gpu=gpu, nodes=nodes, gpus_per_node=per_node, machine=machine, assumed=tuple(assumed))
+    return machine, gpu, reading
 
 
 def _price(

@@ -25,6 +25,7 @@ from shardwright.search.mixed.entry import (
 )
 from shardwright.search.mixed.heuristics.attempts import workshop_of
 from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
+from shardwright.search.mixed.offload import that_may_gain
 from shardwright.search.mixed.one_mesh.candidates import Candidate, by_all_splits, candidates, numbers_of_copies
 from shardwright.search.mixed.one_mesh.closer import bound_by_ranges
 from shardwright.search.mixed.one_mesh.worth import Worth, worth_of
@@ -82,9 +83,16 @@ def mesh_search(
     `mixed_search`."""
     space, filters = narrowed(contexts, space, filters)
     each = unruled(settings(contexts, space, filters.axes), contexts, filters)
-    chosen = [setting for setting in each if setting.symmetric]
-    found_tables = tables(contexts, chosen, cluster.site_links) if chosen else []
     run = _Run(worth_of(contexts), contexts, cluster, space, filters, incumbent)
+    chosen, _ = that_may_gain(
+        contexts,
+        [setting for setting in each if setting.symmetric],
+        space,
+        cluster.site_links,
+        longest=run.worth.longest(incumbent),
+        cutoff=run.worth.longest(incumbent / (1.0 + gap)),
+    )
+    found_tables = tables(contexts, chosen, cluster.site_links) if chosen else []
     alike = partial(uniform_plans, contexts, cluster, chosen, found_tables)
     [everywhere] = alike([range(len(contexts))])
     uniform = best_uniform(contexts, everywhere)

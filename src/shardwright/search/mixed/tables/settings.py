@@ -68,13 +68,13 @@ def not_covered(contexts: Sequence[Context], space: Space) -> tuple[Uncovered, .
 
 def in_no_setting(space: Space) -> tuple[NotCovered, ...]:
     """Return what stages have in no setting of the space."""
-    sharding = NotCovered.SHARDED_GRADIENTS if "offload" in space.pins else NotCovered.FULL_SHARDING
     unless_pinned = {
         "micro_batch": NotCovered.OTHER_MICRO_BATCHES,
         "recompute": NotCovered.GROUPED_RECOMPUTATION,
     }
     rest = (kind for axis, kind in unless_pinned.items() if axis not in space.pins)
-    return NotCovered.VIRTUAL_STAGES, NotCovered.CONTEXT_OR_EXPERTS, sharding, NotCovered.EMPTY_STAGES, *rest
+    always = NotCovered.VIRTUAL_STAGES, NotCovered.CONTEXT_OR_EXPERTS, NotCovered.SHARDED_GRADIENTS
+    return *always, NotCovered.EMPTY_STAGES, *rest
 
 
 def settings(contexts: Sequence[Context], space: Space, ruled: frozenset[str] = frozenset()) -> list[Setting]:
