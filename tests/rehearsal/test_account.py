@@ -1,11 +1,10 @@
-"""The account of memory against rehearsals of drawn plans, where no stand-in is in them: transformers under FSDP2."""
+"""The account of memory against the rehearsal of a drawn plan, where no stand-in is in it: transformers under FSDP2."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from tests.rehearsal.tiny import require_guard
 
@@ -15,8 +14,7 @@ from shardwright.rehearsal.rehearse import rehearse
 from shardwright.search.space.axes import parse_pins
 
 MODELS = ("llama-3-8b", "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "mistral-7b")
-NINTH = 0.02  # of differences, nine of ten are below
-LARGEST = 0.05
+NEAR = 0.02
 
 
 def drawn(seed: int) -> Plan:
@@ -42,12 +40,4 @@ def difference(plan: Plan) -> float:
 def test_the_account_agrees_with_a_rehearsal() -> None:
     require_guard()
     pytest.importorskip("transformers")
-    assert abs(difference(drawn(0))) < NINTH
-
-
-@pytest.mark.nightly
-def test_the_account_agrees_with_forty_rehearsals() -> None:
-    require_guard()
-    pytest.importorskip("transformers")
-    off = np.abs([difference(drawn(seed)) for seed in range(1, 41)])
-    assert np.quantile(off, 0.9) <= NINTH and off.max() <= LARGEST, np.sort(off)[::-1][:10]
+    assert abs(difference(drawn(0))) < NEAR
