@@ -62,8 +62,8 @@ def test_what_fits_prints_a_line_a_way() -> None:
 def test_names_in_place_of_what_they_stand_for_are_refused_with_what_makes_it() -> None:
     model, job = shardwright.load_model("llama-3.2-1b"), shardwright.make_job(**JOB)
     for arguments, said in (
-        (("llama-3.2-1b", "1x4xA100-SXM-80", job), r"'llama-3.2-1b' is no Model \(shardwright.load_model"),
-        ((model, "1x4xA100-SXM-80", job), r"'1x4xA100-SXM-80' is no Cluster \(shardwright.load_cluster"),
+        ((8, "1x4xA100-SXM-80", job), r"is no Model \(shardwright.load_model"),
+        ((model, 8, job), r"is no Cluster \(shardwright.load_cluster"),
         ((model, shardwright.load_cluster("1x4xA100-SXM-80"), JOB), r"is no Job \(shardwright.make_job"),
     ):
         with pytest.raises(shardwright.SpecError, match=said):
@@ -95,3 +95,18 @@ def test_a_ranking_saves_its_best_plan_and_draws_it(ranking: Ranking, tmp_path: 
     assert picture._repr_svg_().startswith("<svg") and len(repr(picture)) < 200
     picture.save(tmp_path / "plan.svg")
     assert (tmp_path / "plan.svg").read_text() == shardwright.draw(ranking.best).svg
+
+
+def test_a_plan_takes_what_the_command_line_takes() -> None:
+    job = shardwright.make_job(**JOB)
+    told = {"pins": {"tp": 2, "recompute": ["none", "selective"]}, "rules": ["$pp > 1"], "framework": "megatron"}
+    best = shardwright.plan("llama-3.1-8b", "1x8xH100-SXM", job, top=1, **told).best
+    (replica,) = best.replicas
+    assert replica.stages[0].tensor_parallel == 2 and len(replica.stages) == 1
+    for wrong, message in (
+        ({"pins": {"tpx": 2}}, "there is no parameter 'tpx'"),
+        ({"rules": ["$tp >"]}, "ends where a value should follow"),
+        ({"pins": {"tp": 2}, "space": shardwright.Space(tp_per_type=True)}, "are given beside a space"),
+    ):
+        with pytest.raises(shardwright.SpecError, match=message):
+            shardwright.plan("llama-3.1-8b", "1x8xH100-SXM", job, **wrong)

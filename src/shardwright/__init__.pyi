@@ -24,6 +24,7 @@ from .runs.state import good_state as good_state
 from .search.planner import predict as predict
 from .search.replan import replan as replan
 from .search.sizing import fit as fit
+from .search.space.axes import Space as Space
 from .spec.cluster import Cluster as Cluster
 from .spec.job import Job as Job
 from .spec.model import Model as Model

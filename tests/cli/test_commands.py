@@ -189,3 +189,5 @@ def test_help_teaches(command: str) -> None:
 
 def test_version() -> None:
     assert run(["--version"]).out.startswith("shardwright 0.")
+    versions = json.loads(run(["--version", "--json"]).out)
+    assert versions["packages"]["numpy"] and set(versions) >= {"shardwright", "commit", "python", "platform"}

@@ -175,6 +175,15 @@ def test_more_than_fifty_configurations_are_refused(plans: tuple[Plan, ...]) -> 
     assert len(calibrate(many[:50], default_efficiency()).runs) == 50
 
 
+def test_a_launch_without_a_family_is_of_the_family_of_its_layers(plans: tuple[Plan, ...]) -> None:
+    """What a run's launch says of its model must meet the preset that is planned with."""
+    launched = replace(plans[0], model=replace(plans[0].model, family="megatron"))
+    site = calibrate([measured(launched, 1.2)], default_efficiency())
+    assert site.runs[0].setting == calibrate([measured(plans[0], 1.2)], default_efficiency()).runs[0].setting
+    plain = replace(launched, model=replace(launched.model, norm="layernorm"))
+    assert calibrate([measured(plain, 1.2)], default_efficiency()).runs[0].setting.family == "gpt2"
+
+
 def test_noise_is_that_of_the_steps_where_it_is_more(plans: tuple[Plan, ...]) -> None:
     site = calibrate([measured(plans[0], 1.2, spread=0.25), measured(plans[1], 1.2, spread=0.01)], default_efficiency())
     assert [run.spread for run in site.runs] == [0.25, NOISE]

@@ -87,6 +87,16 @@ def test_train_checkpoint_and_resume_under_another_plan(folder: Path) -> None:
     assert "finished at step 6" in second.stdout
     assert [int(row["step"]) for row in rows(out)] == [1, 2, 3, 4, 5, 6]
     assert (weights / "model.safetensors.index.json").exists()
+    exported = folder / "exported"
+    told = list(map(str, ["checkpoint", "export", out, "--names", "huggingface", "-o", exported]))
+    assert "add --plan PLAN" in refused(run_here(told))
+    outcome = run_here([*told, "--plan", str(folder / "single.json")])
+    if (weights / "config.json").exists():
+        assert outcome.code == 0 and "step 6" in outcome.out
+        assert (exported / "config.json").read_text() == (weights / "config.json").read_text()
+    else:
+        assert "no config.json is beside the weights" in second.stderr
+        assert "config.json" in refused(outcome)
 
 
 def test_too_few_processes_are_one_clear_message(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.nightly import nightly
 from tests.runtime.families import VOCAB, Config, counted, first_of_each
 from tests.runtime.samples import plan_of, replica, stage
 
+from shardwright.errors import SpecError
 from shardwright.plans.plan import Recompute
 from shardwright.plans.trainable_models import untrainable_model
 from shardwright.runtime.layout.limits import unrunnable
@@ -21,11 +23,19 @@ from shardwright.runtime.model.details import details_of
 from shardwright.runtime.model.names import FAMILIES
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.parameters import ModelParameter, unit_parameters
-from shardwright.runtime.storage.weights import HuggingFaceWeights, open_weights, save_weights, write_index
+from shardwright.runtime.storage.weights import (
+    HuggingFaceWeights,
+    open_weights,
+    save_weights,
+    write_config,
+    write_index,
+)
 from shardwright.spec.model import Model
 from shardwright.spec.read.families import FAMILIES as READ
 from shardwright.spec.read.families import TRAINED
 from shardwright.spec.read.huggingface import model_of_config
+from shardwright.spec.read.huggingface_config import config_of_model
+from shardwright.spec.read.model import load_model
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 LENGTH, SMALL_PART = 16, 1e-4
@@ -155,3 +165,48 @@ def test_saved_weights_are_those_that_transformers_reads(name: str, tmp_path: Pa
     again = transformers.AutoModelForCausalLM.from_pretrained(saved)
     for key, value in theirs.state_dict().items():
         assert torch.equal(again.state_dict()[key], value), key
+
+
+def logits_with(config: Config, weights: Any, tokens: torch.Tensor) -> torch.Tensor:
+    settings = transformers.CONFIG_MAPPING[config["model_type"]](**config)
+    named = (config.get("architectures") or [""])[0]
+    build = getattr(transformers, named)._from_config if named else transformers.AutoModelForCausalLM.from_config
+    model = build(settings, attn_implementation="eager").eval()
+    model.load_state_dict(weights)
+    with torch.no_grad():
+        return torch.as_tensor(model(tokens).logits)
+
+
+@pytest.mark.parametrize("name", DEFAULT)
+def test_the_config_of_a_model_is_one_with_its_logits(name: str) -> None:
+    """Written from the model alone, as a plan knows it."""
+    config = DEFAULT[name]
+    theirs = hugging_face(config)
+    written = json.loads(theirs.config.to_json_string())
+    own = config_of_model(model_of_config(written | {"architectures": config.get("architectures")}, "config.json"))
+    tokens = torch.randint(1, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+    assert torch.allclose(logits_with(own, theirs.state_dict(), tokens), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral", "gpt2", "gemma2", "deepseek_v3"])
+def test_a_folder_of_weights_opens(name: str, tmp_path: Path) -> None:
+    theirs = hugging_face(DEFAULT[name])
+    theirs.save_pretrained(tmp_path / "given")
+    model = model_of_config(json.loads((tmp_path / "given" / "config.json").read_text()), "config.json")
+    files, saved = open_weights(tmp_path / "given"), tmp_path / "saved"
+    save_weights(saved, model, range(len(model.layers) + 2), lambda p: files.whole(model, p), torch.float32)
+    write_index(saved, model, torch.float32)
+    write_config(saved, model, None, torch.float32)
+    opened = transformers.AutoModelForCausalLM.from_pretrained(saved, attn_implementation="eager")
+    tokens = torch.randint(1, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.equal(opened(tokens).logits, theirs(tokens).logits)
+
+
+def test_a_family_without_a_config_is_refused_by_name() -> None:
+    with pytest.raises(SpecError, match=r"unheard has no config\.json"):
+        config_of_model(replace(load_model("llama-3.1-8b"), family="unheard"))
+    with pytest.raises(SpecError, match="final_norm would not come back"):
+        config_of_model(replace(load_model("llama-3.1-8b"), final_norm=False))

@@ -7,17 +7,20 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from tests.golden.plans import PLANS
+from tests.golden.plans import PLANS, uniform_plan
 from tests.plans.meshes import mesh
 from tests.plans.random_plans import uniform_plans
 from tests.targets.expected import options
 from tests.targets.plans import option_plans
 from tests.targets.run_megatron import asked, case_of, checked
 
+import shardwright
 from shardwright.importers.megatron.flag_table import known_flags
-from shardwright.plans.plan import Plan
+from shardwright.plans.plan import Overlap, Plan
+from shardwright.spec.job import Job
 
 RANDOM_PLANS = 80
+JOB = Job(global_batch=64, seq_len=4096)
 FP8_FORMAT = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3"}  # Megatron-LM's own
 MESHES = {"two types": mesh((4, "AH")), "three stages": mesh((2, "HHA")), "a stage on both": mesh((2, "HA"), (2, "AA"))}
 FIXED = PLANS | MESHES | option_plans()
@@ -120,6 +123,36 @@ def test_megatron_makes_the_same_plan_of_the_arguments(name: str, results: dict[
     assert results[name].get("error") is None
     assert results[name]["values"] == expected(FIXED[name])
     assert results[name]["broken"] == []
+
+
+HYBRIDS = {
+    "nemotron-nano-9b-v2": ((15, 14, 14, 13), 2),
+    "nemotron-3-nano-30b-a3b": ((13, 13, 13, 13), 2),
+    "qwen3-next-80b-a3b": ((12, 12, 12, 12), 2),
+}
+
+
+def test_megatron_takes_the_blocks_of_hybrids() -> None:
+    """Its virtual stages are those of the plan: pipes of a pattern are counted, and letters validated."""
+    plans = {
+        name: uniform_plan(
+            shardwright.load_model(name),
+            nodes=2,
+            job=JOB,
+            micro_batch=1,
+            tp=2,
+            pp=pp,
+            counts=counts,
+            overlap=Overlap(pipeline=True),
+        )
+        for name, (counts, pp) in HYBRIDS.items()
+    }
+    results = checked([case_of(name, plan) for name, plan in plans.items()])
+    for name, (counts, pp) in HYBRIDS.items():
+        assert results[name].get("error") is None, name
+        chunks = len(counts) // pp
+        assert results[name]["values"]["virtual_pipeline_model_parallel_size"] == (chunks if chunks > 1 else None)
+        assert results[name]["broken"] == []
 
 
 def test_megatron_makes_the_same_plans_of_random_ones(results: dict[str, dict[str, Any]]) -> None:

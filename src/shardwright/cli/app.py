@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,9 +14,9 @@ from shardwright.cli import completion
 from shardwright.cli.output import complain, write
 from shardwright.commands import CommandGroup, option
 from shardwright.errors import Problem, SpecError
-from shardwright.reports.words import flagged
 
 BAD_INPUT, INTERRUPTED = 2, 130
+PACKAGES = ("numpy", "highspy", "click", "pyyaml", "torch", "transformers", "mcp")
 
 COMMANDS = {
     "plan": ("shardwright.cli.plan:plan", "Find the best parallel strategy for a model on a cluster."),
@@ -55,6 +54,7 @@ COMMANDS = {
 
 def options(
     version: Annotated[bool, option("--version", help="Print the version.")] = False,
+    json: Annotated[bool, option("--json", help="With --version: what a report of a fault needs, as JSON.")] = False,
     debug: Annotated[bool, option("--debug", help="Show the traceback of an error; may stand anywhere.")] = False,
     show_completion: Annotated[
         str | None, option(metavar="SHELL", help="Print the script that completes words in bash, zsh or fish.")
@@ -73,7 +73,11 @@ def options(
     Exit codes: 0 success, 2 bad input, 3 no strategy is feasible.
     """
     context = click.get_current_context()
-    if version:
+    if version and json:
+        from shardwright.cli.output import write_json
+
+        write_json(versions())
+    elif version:
         write(f"shardwright {shardwright.__version__} ({commit() or 'commit unknown'})")
     elif show_completion is not None:
         write(completion.script(context.command, show_completion))
@@ -81,6 +85,28 @@ def options(
         write(context.get_help())
     if version or show_completion is not None:
         raise Exit
+
+
+def versions() -> dict[str, object]:
+    """Return what a report of a fault needs: versions of this program, of Python and of what it uses."""
+    import platform
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as version_of
+
+    packages: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            packages[name] = version_of(name)
+        except PackageNotFoundError:
+            packages[name] = None
+    return {
+        "shardwright": shardwright.__version__,
+        "commit": commit() or None,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processors": platform.machine(),
+        "packages": packages,
+    }
 
 
 def commit() -> str:
@@ -94,6 +120,8 @@ def commit() -> str:
     checkout = package.parents[1]
     if package.parent.name != "src" or not (checkout / ".git").exists():
         return ""
+    import subprocess
+
     describe = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(describe, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
@@ -126,6 +154,8 @@ def main() -> None:
 def _problems(error: SpecError | ClickException | OSError) -> tuple[Problem, ...]:
     """Return what is wrong, in the one form in which everything wrong is told."""
     if isinstance(error, SpecError):
+        from shardwright.reports.words import flagged
+
         return tuple(
             Problem(flagged(problem.path), flagged(problem.message), flagged(problem.hint))
             for problem in error.problems

@@ -7,12 +7,16 @@ from typing import Annotated
 
 from shardwright.cli.output import write
 from shardwright.commands import CommandGroup, argument, option
+from shardwright.errors import bad, suggestion
+from shardwright.plans.document import load_plan
 
+NAMES = ("shardwright", "huggingface")
 HELP = """Write checkpoints as whole tensors for other tools, and read them back.
 
 \b
   shardwright checkpoint export run -o step.safetensors
   shardwright checkpoint export run -o step-dcp
+  shardwright checkpoint export run --plan plan.json --names huggingface -o weights
   shardwright checkpoint import step-dcp -o run-2
 
 A name that ends in .safetensors is one file; any other a folder of torch.distributed.checkpoint.
@@ -22,15 +26,34 @@ A name that ends in .safetensors is one file; any other a folder of torch.distri
 def export(
     source: Annotated[Path, argument(metavar="DIR", help="A checkpoint, or the folder of a run.")],
     out: Annotated[Path, option("--out", "-o", metavar="PATH", help="A new .safetensors file, or a new folder.")],
+    names: Annotated[
+        str,
+        option(
+            metavar="NAMES",
+            help="Whose names tensors have: shardwright (the whole state, which `import` reads back) or huggingface "
+            "(weights and config.json in a folder that `from_pretrained` opens).",
+        ),
+    ] = "shardwright",
+    plan: Annotated[
+        Path | None, option(metavar="PLAN", help="The plan that was trained, whose model names the tensors.")
+    ] = None,
 ) -> int:
     """Write the newest checkpoint of a folder as whole tensors.
 
     \b
       shardwright checkpoint export run -o step.safetensors
       shardwright checkpoint export run -o step-dcp
+      shardwright checkpoint export run --plan plan.json --names huggingface -o weights
     """
-    from shardwright.runtime.storage.exchange import export_checkpoint
+    from shardwright.runtime.storage.exchange import export_checkpoint, export_weights
 
+    if names not in NAMES:
+        raise bad("--names", f"{names!r} is not known", suggestion(names, NAMES))
+    if names == "huggingface":
+        if plan is None:
+            raise bad("--names huggingface", "needs the model, which a checkpoint does not hold", "add --plan PLAN")
+        write(f"{out}: step {export_weights(source, out, load_plan(plan).model)}")
+        return 0
     write(f"{out}: step {export_checkpoint(source, out)}")
     return 0
 

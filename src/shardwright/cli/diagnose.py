@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.evaluate import read_launch, seconds_of
-from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
+from shardwright.cli.measurements import Calibration, Profiles, efficiency_of, read_measurements
 from shardwright.cli.options import AcceptGuess
 from shardwright.cli.output import json_text, progress, terminal_width, write
 from shardwright.commands import argument, option
@@ -55,6 +55,7 @@ def diagnose(
     ] = None,
     best: Annotated[bool, option(help="Search the best plan for the same machines, as the last row.")] = True,
     profile: Profiles = (),
+    calibration: Calibration = None,
     out: options.Out = None,
     json: options.AsJson = False,
 ) -> None:
@@ -80,9 +81,9 @@ def diagnose(
     from shardwright.diagnosis.document import diagnosis_document
     from shardwright.diagnosis.text import diagnosis_text
 
-    require_writable(out, [*sources, launch, plan, data, *profile], json=json)
+    require_writable(out, [*sources, launch, plan, data, *profile, calibration], json=json)
     mine = _plan_of(sources, launch, plan, cluster, model, env, seq_len, accept_guess=accept_guess)
-    efficiency = efficiency_of(read_measurements(profile), mine.model, mine.cluster, mine.job)
+    efficiency = efficiency_of(read_measurements(profile, calibration), mine.model, mine.cluster, mine.job)
     with progress("reading, and looking for causes"):
         result = run(mine, sources, step_seconds=seconds_of(measured), data=data, efficiency=efficiency, best=best)
     answer = json_text(diagnosis_document(result)) if json else diagnosis_text(result, terminal_width())

@@ -329,7 +329,9 @@ def unequal_stages(case: Case) -> Iterator[Finding]:
         if last >= 0 and first + last <= layers
     ]
     counts = [stage.layer_count for stage in case.plan.replicas[0].stages]
-    yield from _priced(case, "unequal-stages", changes, f"stages have {'/'.join(map(str, counts))} layers")
+    yield from _priced(
+        case, "unequal-stages", changes, f"stages have {'/'.join(map(str, counts))} layers, and the ends more"
+    )
 
 
 def sharded_weights(case: Case) -> Iterator[Finding]:

@@ -80,8 +80,10 @@ def diagnose(
 
 def diagnosed(case: Case, best: Plan | None = None) -> Diagnosis:
     """Return the diagnosis of a case."""
-    causes = findings(case)
     memory = memory_account(case)
+    causes = findings(case)
+    if memory is not None and case.step_seconds is None:  # whether it fits is asked, not how fast it is
+        causes = tuple(row for row in causes if row.basis != "priced")
     low, high = case.prediction.interval[0], case.limit_seconds
     step = case.step_seconds
     measured = [row for row in causes if row.basis == "measured"]
@@ -236,7 +238,9 @@ def require_agreement(plan: Plan, setting: RunSetting, name: str) -> None:
 
 def _records(case: Case, causes: Sequence[Finding], untold: bool) -> Iterator[str]:
     """Yield what would tell more: of what is possible, and of what nothing explains."""
-    if case.step_seconds is None:
+    if case.out_of_memory is not None and not case.snapshots:
+        yield "snapshot"
+    elif case.step_seconds is None:
         yield "log"
     if not untold:
         return

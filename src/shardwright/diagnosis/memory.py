@@ -23,7 +23,8 @@ OTHERS_BYTES = 2.0 * GIBIBYTE  # beyond what the driver takes itself
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryAccount:
     """The memory of a GPU of a stage: the account of the plan, what was there as far as it is told, and single changes
-    that would make room. `needed_bytes` are those that the step wanted in all; `notes` say in words what stands out."""
+    that would make room. `needed_bytes` are those that the process wanted in all, pieces between tensors with them, and
+    `capacity_bytes` what other processes leave of the GPU; `notes` say in words what stands out."""
 
     replica: int
     stage: int
@@ -57,7 +58,8 @@ def memory_account(case: Case) -> MemoryAccount | None:
                 if message.process_bytes is None
                 else message.process_bytes - (reserved or allocated)
             )
-            needed = allocated + message.wanted_bytes + max(outside, 0.0)
+            needed = (reserved or allocated) + message.wanted_bytes + max(outside, 0.0)
+            capacity -= message.others_bytes or 0.0
     elif snapshot is not None:
         allocated, reserved = float(snapshot.allocated_bytes), float(snapshot.reserved_bytes)
         needed = float(snapshot.peak_bytes or snapshot.reserved_bytes) + expected.context_bytes

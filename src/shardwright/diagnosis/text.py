@@ -49,7 +49,7 @@ def diagnosis_text(result: Diagnosis, width: int = WIDTH) -> str:
     possible = [row for row in result.findings if row.basis == "possible"]
     parts = [
         wrapped(verdict_words(result), "", width),
-        _terms_text(result, width),
+        _terms_text(result, width) if result.case.step_seconds is not None or result.memory is None else "",
         "" if result.memory is None else _memory_text(result.memory, width),
         "\n".join(_findings(result, certain, "Causes, what saves most first", width)),
         "\n".join(_findings(result, possible, "Possible, and not told by what was recorded", width)),
@@ -159,10 +159,10 @@ def _best_text(result: Diagnosis, width: int) -> str:
 
 def _memory_text(account: MemoryAccount, width: int) -> str:
     rows = [[MEMORY_NAMES[name], format_bytes(value), ""] for name, value in memory_terms(account.expected).items()]
-    rows.append(["in all", format_bytes(account.expected.total_bytes), _or_blank(account.needed_bytes)])
+    rows.append(["needed in all", format_bytes(account.expected.total_bytes), _or_blank(account.needed_bytes)])
     rows.append(["tensors", "", _or_blank(account.allocated_bytes)])
     rows.append(["reserved", "", _or_blank(account.reserved_bytes)])
-    rows.append(["the GPU has", format_bytes(account.expected.capacity_bytes), format_bytes(account.capacity_bytes)])
+    rows.append(["there is", format_bytes(account.expected.capacity_bytes), format_bytes(account.capacity_bytes)])
     head = f"Memory of a GPU of stage {account.stage}"
     parts = [head, table(("kind", "account", "measured"), rows, words=("kind",), width=width)]
     if account.notes:

@@ -75,7 +75,7 @@ def recorded_nodes(source: str | None, files: Sequence[str]) -> tuple[str, tuple
     source = source or next(name for name in LISTINGS if name == "nvidia-smi" or set(LISTINGS[name]) & set(kinds))
     if not set(LISTINGS[source]) & set(kinds):
         wanted = " or ".join(KINDS[kind][1] for kind in LISTINGS[source])
-        raise bad("--from-file", f"no file holds the output of {wanted}", f"add one, for --from {source}")
+        raise bad(f"`from={source}`", f"no file holds the output of {wanted}", "add one")
     nodes = seen.nodes
     if source == "nvidia-smi":
         nodes = [node for node in nodes if node.gone == OF_PARTS]
@@ -104,7 +104,7 @@ def _of_sinfo(text: str, host: str, name: str, seen: Recorded) -> None:
 def _of_kubectl(text: str, host: str, name: str, seen: Recorded) -> None:
     nodes = nodes_of_kubectl(text)
     if not nodes:
-        raise bad(name, "lists no node with GPUs", "write it by `kubectl get nodes --output json`")
+        raise bad(name, "lists no node with GPUs", "write it by `kubectl get nodes -o json`")
     seen.nodes += nodes
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from shardwright.errors import SpecError, bad, require, suggestion
@@ -19,13 +20,16 @@ from shardwright.plans.ranking import NoPlan, Ranking, SearchReport
 from shardwright.search.combinations import best_of
 from shardwright.search.objective import require_sure
 from shardwright.search.planner import plan as search
-from shardwright.search.rules.rules import Rule
-from shardwright.search.space.axes import Space
+from shardwright.search.rules.check import schema_with_gpus
+from shardwright.search.rules.rules import Rule, check_rules, parse_rules
+from shardwright.search.space.axes import Space, parse_pins
 from shardwright.search.sure import surely
 from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_names
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+from shardwright.spec.read.cluster import load_cluster
+from shardwright.spec.read.model import load_model
 from shardwright.trainers.runs import frameworks_with_trainers, limits_of_trainer, model_refusals, runners
 
 ANY = "any"
@@ -63,10 +67,13 @@ class Question:
 
 
 def plan(
-    model: Model,
-    cluster: Cluster,
+    model: Model | str,
+    cluster: Cluster | str,
     job: Job,
     *,
+    pins: Mapping[str, Any] = MappingProxyType({}),
+    rules: Sequence[Rule | str] = (),
+    framework: str | None = None,
     frameworks: Sequence[str] = (),
     exportable_to: str | None = None,
     space: Space | None = None,
@@ -76,27 +83,33 @@ def plan(
     """Return the best plans that some trainer runs, best first, with who runs each (`Ranking.trainers`), which keep the
     job's deadline and budget as expected or, with `sure`, with that probability.
 
-    `frameworks` are those to plan for, `any` for all that run the model; each is searched in what its trainers run.
-    Where none is named the job's is meant, and where no trainer of Megatron-LM, the usual one, runs the model, the best
-    of the others. `exportable_to` names a target that must run the plans. The other arguments are those of
-    `search.planner.plan`: `rules` drop candidates, `top` plans are returned, `fit` is the probability with which they
-    must fit, `efficiency`, `gap` and `indifference` as there. A plan for a framework that is named is returned even
-    where nobody runs it, and `no_trainer` says so then. Raises SpecError for input that makes no sense, and for a
-    framework that nothing is exported to.
+    `model` and `cluster` may be named as on the command line ("llama-3.1-8b", a file, "4x8xH100-SXM"). `pins` fix
+    settings to one or more values (`{"tp": 8, "recompute": ["none", "selective"]}`) in place of those of `space`;
+    `rules` drop candidates (`"$tp > 8"`).
+
+    `framework` or `frameworks` are those to plan for, `any` for all that run the model; each is searched in what its
+    trainers run. Where none is named the job's is meant, and where no trainer of Megatron-LM, the usual one, runs the
+    model, the best of the others. `exportable_to` names a target that must run the plans. The other arguments are
+    those of `search.planner.plan`: `top` plans are returned, `fit` is the probability with which they must fit,
+    `efficiency`, `gap` and `indifference` as there. A plan for a framework that is named is returned even where nobody
+    runs it, and `no_trainer` says so then. Raises SpecError for input that makes no sense, and for a framework that
+    nothing is exported to.
     """
+    model = load_model(model) if isinstance(model, str) else model
+    cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
     require("model", model, Model, 'load_model("llama-3.1-8b")')
     require("cluster", cluster, Cluster, 'load_cluster("1x8xH100-SXM")')
     require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
     require_sure(sure, job)
+    frameworks = (*frameworks, *([framework] if framework else ()))
+    space, asked["rules"] = pinned(space, pins), rules_of(rules, cluster)
     if sure is not None:
         settled: dict[str, Any] = {"frameworks": frameworks, "exportable_to": exportable_to, "space": space, **asked}
         return surely(lambda limited: plan(model, cluster, limited, **settled), job, sure)
     if exportable_to is not None and exportable_to not in TRAINERS:
         raise bad("`exportable_to=`", f"{exportable_to!r} is not a target", suggestion(exportable_to, TRAINERS))
     wanted = _wanted(frameworks, job, exportable_to)
-    question = Question(
-        model=model, cluster=cluster, job=job, space=space or Space(), exportable_to=exportable_to, asked=asked
-    )
+    question = Question(model=model, cluster=cluster, job=job, space=space, exportable_to=exportable_to, asked=asked)
     free = not frameworks and exportable_to is None
     lacks: dict[str, dict[str, str]] = {}
     others = tuple(name for name in frameworks_with_trainers() if name not in wanted)
@@ -119,6 +132,29 @@ def plan(
     if free or exportable_to is not None or ANY in frameworks:
         return Ranking(plans=(), baselines=(), search=NOT_SEARCHED, infeasible=NoPlan(reason=nobody, remedies=()))
     return replace(search(model, cluster, question.on(wanted[0]), space=question.space, **asked), no_trainer=nobody)
+
+
+def pinned(space: Space | None, pins: Mapping[str, Any]) -> Space:
+    """Return a space with settings pinned to one or more values. Raises SpecError for what is none, and beside a space
+    that has pins of its own."""
+    if not pins:
+        return space or Space()
+    if space is not None and space != Space():
+        raise bad("`pins=`", "are given beside a space", "pin them in the space: Space(pins={…})")
+    said = {name: value if isinstance(value, list | tuple) else [value] for name, value in pins.items()}
+    return parse_pins([f"{name}={','.join(map(_word, values))}" for name, values in said.items()])
+
+
+def _word(value: Any) -> str:
+    return str(value).casefold() if isinstance(value, bool) else str(value)
+
+
+def rules_of(rules: Sequence[Rule | str], cluster: Cluster) -> tuple[Rule, ...]:
+    """Return rules, those of them read that are text. Raises SpecError as `parse_rules` and `check_rules` do."""
+    texts = [rule for rule in rules if isinstance(rule, str)]
+    read = parse_rules("\n".join(texts), "`rules=`")
+    check_rules(read, schema_with_gpus([pool.gpu.kind for pool in cluster.pools]))
+    return (*(rule for rule in rules if not isinstance(rule, str)), *read)
 
 
 def plan_in_framework(question: Question) -> Ranking:

@@ -4,15 +4,17 @@ how it is split. Nothing of it names the model."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.plans.plan import Plan, TimeBreakdown
+from shardwright.spec.model import Model
 
 Kind = Literal["dense", "moe", "hybrid", "adapters"]
 Reach = Literal["machine", "machines", "sites"]
 REACHES: tuple[Reach, ...] = ("machine", "machines", "sites")  # boundaries that messages cross, nearest first
 RECOMPUTED = {"none": 0.0, "selective": 1.0, "full": 2.0}  # numeric: steps of a scale
+UNNAMED = ("megatron", "yaml")  # numeric: families of models that are read from dimensions alone
 LINKS = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline", "data_parallel")
 COMPUTE = ("forward", "backward", "recompute", "optimizer")
 
@@ -63,7 +65,7 @@ def setting_of(plan: Plan, time: TimeBreakdown) -> Setting:
     levels = [RECOMPUTED[stage.recompute.granularity] for stage in replica.stages]
     return Setting(
         kind=kind_of_model(plan),
-        family=plan.model.family,
+        family=family_of(plan.model),
         precision=plan.job.precision,
         framework=plan.job.framework,
         gpu_types="+".join(sorted({pool.gpu.kind for pool in pools})),
@@ -82,6 +84,15 @@ def _seconds(time: TimeBreakdown, names: tuple[str, ...]) -> float:
     return float(sum(getattr(time, f"{name}_seconds") for name in names))
 
 
+def family_of(model: Model) -> str:
+    """Return the family of a model. Dimensions alone, as of a launch, name none: their layers are those of Llama or of
+    GPT-2."""
+    if model.family not in UNNAMED:
+        return model.family
+    gated = all(layer.mlp is None or layer.mlp.gated for layer in model.layers)
+    return "llama" if gated and model.norm == "rmsnorm" else "gpt2"
+
+
 def kind_of_model(plan: Plan) -> Kind:
     """Return the kind of model that a plan trains, adapters before all: what is frozen takes no gradients."""
     if plan.job.adapters:
@@ -98,6 +109,3 @@ def _reach(plan: Plan) -> Reach:
         return "sites"
     within = len(pools) == 1 and plan.gpus <= pools[0].gpus_per_node
     return "machine" if within else "machines"
-
-
-NAMES = tuple(field.name for field in fields(Setting))

@@ -5,6 +5,7 @@
 * `machines`: those of several GPU types in it
 * `layout`: layers of each stage
 * `model`: the model as arguments
+* `hybrid`: blocks of a mixer or a feed-forward alone, as a pattern of letters
 * `positions`: rotary positions and their scaling, as arguments and as fields of Megatron-Bridge
 * `dispatcher`: which dispatcher sends tokens to their experts
 * `difference`: what to change on a command line

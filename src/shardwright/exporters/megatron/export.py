@@ -1,4 +1,4 @@
-"""A plan as the arguments of Megatron-LM's `pretrain_gpt.py`.
+"""A plan as the arguments of Megatron-LM's `pretrain_gpt.py`, or `pretrain_hybrid.py`.
 
 Written for core_v0.19.x, whose names and defaults these are. The pipeline is always given as a layout string: it alone
 can say any split, and excludes the other ways to say one.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from shardwright.errors import SpecError
 from shardwright.exporters.megatron.dispatcher import dispatcher_arguments
+from shardwright.exporters.megatron.hybrid import GPT, by_pattern, pattern_arguments, program
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
 from shardwright.exporters.megatron.limits import (
     GROUPED_GEMM,
@@ -50,7 +51,8 @@ class ArgumentGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronExport:
-    """The launch of a plan with Megatron-LM of release `version`, on `hosts` in the order of their ranks.
+    """The launch of a plan with Megatron-LM of release `version`, on `hosts` in the order of their ranks: its script
+    `program`.
 
     Megatron-LM numbers ranks in the plan's rank order, so with these counts each stands where `plans.placement` has it.
     `environment` holds variables to export; a value of None means that the variable must not be set.
@@ -60,6 +62,7 @@ class MegatronExport:
     hosts: tuple[Host, ...]
     environment: tuple[tuple[str, str | None], ...]
     groups: tuple[ArgumentGroup, ...]
+    program: str = GPT
 
     @property
     def nodes(self) -> int:
@@ -115,6 +118,7 @@ def to_megatron(plan: Plan) -> MegatronExport:
         hosts=_hosts(plan),
         environment=_environment(plan),
         groups=tuple(group for group in groups if group.arguments),
+        program=program(plan.model),
     )
 
 
@@ -138,8 +142,10 @@ def _parallel_arguments(plan: Plan) -> Arguments:
         arguments.append(("--expert-tensor-parallel-size", str(stage.expert_tensor_parallel)))
     if plan.sequence_parallel:
         arguments.append(("--sequence-parallel",))
-    if len(stages) > 1:
-        counts = layer_counts_of_ranges([stage.layers for stage in stages])
+    counts = layer_counts_of_ranges([stage.layers for stage in stages])
+    if by_pattern(plan.model):
+        arguments += pattern_arguments(plan.model, counts)
+    elif len(stages) > 1:
         arguments.append(("--pipeline-model-parallel-layout", layout_text(counts, plan.model.mtp_layers)))
     if stage.context_parallel > 1 and any(kind.window for kind in plan.model.kinds):
         arguments.append(("--cp-comm-type", _windowed_exchange(plan)))

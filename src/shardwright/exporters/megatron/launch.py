@@ -166,7 +166,7 @@ def _own_arguments(export: MegatronExport, launcher: Launcher) -> str:
 
 
 def _start(export: MegatronExport, launcher: Launcher) -> str:
-    program = '"${MEGATRON_PATH}/pretrain_gpt.py" "${ARGUMENTS[@]}" "${OWN_ARGUMENTS[@]}" "$@"'
+    program = f'"${{MEGATRON_PATH}}/{export.program}" "${{ARGUMENTS[@]}}" "${{OWN_ARGUMENTS[@]}}" "$@"'
     counts = f"({' '.join(map(str, export.machine_gpus))})"
     even = str(export.gpus_per_node) if len(set(export.machine_gpus)) == 1 else ""
     words = _slurm(export, counts, even) if launcher == "slurm" else _torchrun(export, counts, even)

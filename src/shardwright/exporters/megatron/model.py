@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from shardwright.exporters.megatron.hybrid import by_pattern
 from shardwright.exporters.megatron.positions import Arguments, position_arguments
 from shardwright.exporters.support.traits import SILU, SQUARED_RELU, gated
+from shardwright.spec.mixers import GatedDelta
 from shardwright.spec.model import Attention, Model, Moe
 
 VOCABULARY_MULTIPLE = 128
@@ -40,6 +42,9 @@ def model_arguments(model: Model, seq_len: int, tensor_parallel: int) -> Argumen
     arguments.append(("--vocab-size", str(model.vocab)))
     multiple = VOCABULARY_MULTIPLE * tensor_parallel
     arguments.append(("--padded-vocab-size", str(-(-model.vocab // multiple) * multiple)))
+    if attention.gate is not None:
+        arguments.append(("--attention-output-gate",))
+    arguments += _delta_arguments(model)
     if model.mtp_layers:
         arguments.append(("--mtp-num-layers", str(model.mtp_layers)))
     return tuple(arguments)
@@ -56,8 +61,10 @@ def moe_arguments(model: Model, *, grouped_gemm: bool, dispatcher: Arguments) ->
         ("--moe-ffn-hidden-size", str(moe.expert_width)),
     ]
     pattern = [int(layer.moe is not None) for layer in model.layers]
-    if not all(pattern):
+    if not all(pattern) and not by_pattern(model):
         arguments.append(("--moe-layer-freq", pattern_text(pattern)))
+    if moe.latent is not None:
+        arguments.append(("--moe-latent-size", str(moe.latent)))
     if moe.shared_width:
         arguments.append(("--moe-shared-expert-intermediate-size", str(moe.shared_width)))
     if moe.shared_gate:
@@ -111,6 +118,24 @@ def latent_arguments(attention: Attention) -> Arguments:
     )
 
 
+def _delta_arguments(model: Model) -> Arguments:
+    """Return the arguments of the gated delta rule, none for a model without; a 1 in its pattern is a layer of it
+    (transformer_config.py 294)."""
+    mixer = next((kind.mixer for kind in model.kinds if isinstance(kind.mixer, GatedDelta)), None)
+    if mixer is None:
+        return ()
+    pattern = [int(layer.mixer is not None) for layer in model.layers]
+    return (
+        ("--experimental-attention-variant", "gated_delta_net"),
+        ("--linear-attention-freq", pattern_text(pattern)),
+        ("--linear-conv-kernel-dim", str(mixer.width)),
+        ("--linear-key-head-dim", str(mixer.key_dim)),
+        ("--linear-value-head-dim", str(mixer.value_dim)),
+        ("--linear-num-key-heads", str(mixer.key_heads)),
+        ("--linear-num-value-heads", str(mixer.value_heads)),
+    )
+
+
 def _window_arguments(model: Model) -> Arguments:
     """A window of W tokens counts the token itself, so W - 1 to the left. A list entry 0 is a layer without window."""
     windows = [layer.window for layer in model.layers]
@@ -126,7 +151,7 @@ def _window_arguments(model: Model) -> Arguments:
 
 def _activation_arguments(model: Model) -> Arguments:
     activation = model.activation.casefold()
-    if gated(model.kinds[0]):
+    if any(gated(kind) for kind in model.kinds):
         return (("--swiglu",),) if activation in SILU else (("--quick-geglu",),)
     return (("--squared-relu",),) if activation in SQUARED_RELU else ()
 

@@ -15,7 +15,6 @@ SILU, QUICK_GELU, SQUARED_RELU = ("silu", "swish", "swiglu"), ("quick_gelu",), (
 MIXER_TRAITS: Mapping[type, str] = MappingProxyType(
     {
         Mamba: "mamba",
-        Mamba2: "mamba2",
         GatedDelta: "gated_delta",
         Lightning: "linear_attention",
         Rwkv7: "rwkv7",
@@ -72,6 +71,7 @@ def _of_the_whole(model: Model) -> Iterator[Trait]:
         ("second_positions", "model.learned_positions"): f"a position table beside {model.position} positions"
         if model.position != "learned" and model.learned_positions
         else "",
+        ("no_attention", "model.layers"): "no attention in any layer" if not model.attentions else "",
         ("mtp", "model.mtp_layers"): "multi-token prediction" if model.mtp_layers else "",
         ("mtp_positions", "model.mtp_layers"): f"multi-token prediction with {model.position} positions"
         if model.mtp_layers and model.position not in ("rope", "none")
@@ -112,18 +112,36 @@ def _of_a_kind(kind: Layer, path: str) -> Iterator[Trait]:
 def _of_unlike_blocks(kind: Layer, path: str) -> Iterator[Trait]:
     """Yield what a block has or lacks that blocks of a transformer do not."""
     if kind.mixer is not None:
-        name = MIXER_TRAITS[type(kind.mixer)]
-        yield Trait(name, f"{path}.mixer", f"has {kind.mixer.words}")
+        yield Trait(_mixer_trait(kind), f"{path}.mixer", f"has {kind.mixer.words}")
     if kind.mixer is not None and kind.attention is not None:
         yield Trait("side_by_side", f"{path}.mixer", "has a mixer beside attention in one layer")
     if kind.sublayers < 2:
         yield Trait("half_block", path, "has blocks of a mixer or a feed-forward alone")
     if kind.attention is not None and kind.attention.gate is not None:
-        yield Trait("gated_attention", f"{path}.attention.gate", "has a gate on the output of attention")
+        name = "gated_attention" if kind.attention.gate == "element" else "gated_heads"
+        yield Trait(name, f"{path}.attention.gate", "has a gate on the output of attention")
     if kind.attention is not None and kind.attention.sparse is not None:
         yield Trait("sparse_attention", f"{path}.attention.sparse", "has sparse attention with an indexer")
     if kind.moe is not None and kind.moe.latent is not None:
         yield Trait("latent_experts", f"{path}.moe.latent", "has experts on a projection of the tokens")
+
+
+def _mixer_trait(layer: Layer) -> str:
+    """Return the trait of a mixer: of its kind, or of what is particular to it or to its place."""
+    mixer = layer.mixer
+    if isinstance(mixer, GatedDelta) and mixer.decay == "channel":
+        return "kimi_delta"
+    if isinstance(mixer, Mamba2):
+        usual = Mamba2(
+            heads=mixer.heads,
+            head_dim=mixer.head_dim,
+            groups=mixer.groups,
+            state=mixer.state,
+            width=4,
+            chunk=mixer.chunk,
+        )
+        return "mamba2" if mixer == usual and layer.sublayers == 1 else "mamba2_with_more"
+    return MIXER_TRAITS[type(mixer)]
 
 
 def _of_the_mixture(model: Model) -> Iterator[Trait]:

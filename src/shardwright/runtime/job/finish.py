@@ -9,12 +9,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
 from shardwright.errors import SpecError
 from shardwright.files import write_atomically
 from shardwright.runtime.job import metrics
+from shardwright.runtime.job.inputs import config_given
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.worker import peak_memory_bytes
 from shardwright.runtime.step.engine import DTYPES, Engine
@@ -22,11 +24,12 @@ from shardwright.runtime.step.pipeline import Event
 from shardwright.runtime.storage.checkpoint import open_checkpoint, problems_of_all, save_checkpoint
 from shardwright.runtime.storage.manifest import Course
 from shardwright.runtime.storage.steps import checkpoints
-from shardwright.runtime.storage.weights import save_weights, write_index
+from shardwright.runtime.storage.weights import save_weights, write_config, write_index
 from shardwright.runtime.timing.layer_profile import Measured, medians, profile_document
 from shardwright.runtime.timing.step_trace import trace_of_ranks
 from shardwright.runtime.timing.stopwatch import StageTime, Stopwatch
 from shardwright.runtime.timing.summary import RankSummary, summary_document
+from shardwright.spec.model import Model
 
 FINISHED, STOPPED = "finished", "stopped"
 STATUS, STOP_REQUEST, METRICS = "status.json", "stop-request", metrics.FILE
@@ -115,10 +118,19 @@ def _exported(engine: Engine, settings: Settings, folder: Path) -> list[str]:
         save_weights(settings.save_weights, model, units, lambda p: checkpoint.whole_weight(p.name), dtype)
         if rank == 0:
             write_index(settings.save_weights, model, dtype)
+            _write_config(settings.save_weights, model, config_given(settings)[0], dtype)
     except (OSError, SafetensorError, SpecError) as error:
         problem = f"weights in {settings.save_weights}: {error}"
     found = problems_of_all(engine, problem)
     return [found] if found else []
+
+
+def _write_config(folder: Path, model: Model, given: dict[str, Any] | None, dtype: torch.dtype) -> None:
+    """Write the config of weights; of a model that is no one's family they are saved without, and it is said."""
+    try:
+        write_config(folder, model, given, dtype)
+    except SpecError as error:
+        print(f"note: no config.json is beside the weights: {error}", file=sys.stderr, flush=True)
 
 
 def _summary(engine: Engine, record: Record) -> RankSummary:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shardwright.errors import bad
 from shardwright.plans.plan import Plan
 from shardwright.runtime.job.settings import Settings
@@ -37,12 +39,18 @@ def require_fresh(settings: Settings) -> None:
 
 def details_for(model: Model, settings: Settings) -> Details:
     """Return the details in the config given, else in that beside the weights, else the family's usual ones."""
+    config, name = config_given(settings)
+    return details_of(model, config, name)
+
+
+def config_given(settings: Settings) -> tuple[dict[str, Any] | None, str]:
+    """Return the config given, else that beside the weights, and its name; None where there is none."""
     path = settings.config
     if path is None and settings.weights is not None and (settings.weights / "config.json").exists():
         path = settings.weights / "config.json"
     if path is None:
-        return details_of(model, None)
+        return None, "config.json"
     config = parse_json(read_text(path), str(path))
     if not isinstance(config, dict):
         raise bad(str(path), "is no config", "give a Hugging Face config.json")
-    return details_of(model, config, str(path))
+    return config, str(path)

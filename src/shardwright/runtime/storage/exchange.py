@@ -32,6 +32,9 @@ from shardwright.runtime.storage.manifest import (
 )
 from shardwright.runtime.storage.piece_files import assemble, write_pieces
 from shardwright.runtime.storage.tensor_files import open_tensors, save_tensors
+from shardwright.runtime.storage.weights import save_weights, write_config, write_index
+from shardwright.spec.model import Model
+from shardwright.spec.read.huggingface_config import config_of_model
 
 SUFFIX, TEXT, FILE = ".safetensors", "shardwright", "imported.state"
 Tensors = dict[str, torch.Tensor]
@@ -56,6 +59,21 @@ def export_checkpoint(source: Path, target: Path) -> int:
     else:
         _save_distributed(target, tensors, text)
     return manifest.step
+
+
+def export_weights(source: Path, target: Path, model: Model) -> int:
+    """Write the weights of a checkpoint, or of the newest of a folder, to a new folder that `from_pretrained` of
+    transformers opens, in fp32 with `config.json`; return its step. Raises SpecError where the checkpoint is not whole
+    or not of the model, and for a model of which no config is known."""
+    if target.exists():
+        raise bad(str(target), "is there already", "name a new folder")
+    config_of_model(model)  # before anything is written
+    checkpoint = open_checkpoint(source)
+    units = range(len(model.layers) + 2)
+    save_weights(target, model, units, lambda parameter: checkpoint.whole_weight(parameter.name), torch.float32)
+    write_index(target, model, torch.float32)
+    write_config(target, model, None, torch.float32)
+    return checkpoint.step
 
 
 def import_checkpoint(source: Path, root: Path) -> Path:

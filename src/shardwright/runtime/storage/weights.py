@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,6 +18,7 @@ from shardwright.runtime.model.parameters import ModelParameter, unit_parameters
 from shardwright.runtime.storage.tensor_files import TensorFile, open_tensors, save_tensors
 from shardwright.runtime.storage.weight_files import INDEX, weight_files
 from shardwright.spec.model import Model
+from shardwright.spec.read.huggingface_config import config_of_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,14 @@ def write_index(folder: Path, model: Model, dtype: torch.dtype) -> None:
             elements += prod(parameter.shape)
     index = {"metadata": {"total_size": elements * dtype.itemsize}, "weight_map": placed}
     write_atomically(folder / INDEX, json.dumps(index, indent=1) + "\n")
+
+
+def write_config(folder: Path, model: Model, given: Mapping[str, object] | None, dtype: torch.dtype) -> None:
+    """Write the `config.json` with which `from_pretrained` opens the weights: the `given` one, else that of the model.
+    Raises SpecError for a model of which none is known."""
+    kind = str(dtype).removeprefix("torch.")
+    config = {**(given or config_of_model(model)), "dtype": kind, "torch_dtype": kind}
+    write_atomically(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
 def _file(model: Model, unit: int) -> str:

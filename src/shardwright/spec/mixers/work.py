@@ -1,5 +1,5 @@
 """`Work`: what one token costs in a mixer, as plain numbers that follow from its shape: weights, products, traffic, and
-what the kernels keep. `cost.compute.mixers` prices it; nothing else of the package knows a kind of mixer."""
+what the kernels keep. `cost.compute.operators` prices it; nothing else of the package knows a kind of mixer."""
 
 from __future__ import annotations
 

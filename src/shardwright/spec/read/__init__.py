@@ -3,6 +3,7 @@
 * `model`: a preset, a Hugging Face config or a YAML of dimensions
 * `presets`: models known by name
 * `huggingface`: `config.json`
+* `huggingface_config`: the way back, a model's `config.json`
 * `config_fields`: its fields under their many spellings
 * `huggingface_layers`: its layers
 * `block_patterns`: which block every layer is
