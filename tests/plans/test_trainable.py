@@ -54,12 +54,15 @@ REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
             "exp_avg_sq": "fp8",
             "loss": "fused",
             "dispatcher": "flex",
+            "master_weights": "none",
+            "activation_offload": "inputs",
         }.items()
     },
 }
 # Values of options that it runs otherwise.
 PARTLY: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "no update": (with_job(optimizer="none"), "job.optimizer"),
+    "an optimizer that others have": (with_job(optimizer="lion"), "job.optimizer"),
     "experts cut otherwise than matrices": (with_stage(expert_tensor_parallel=4), "replicas[0].stages[0].expert_tensor_parallel"),
     "context parallelism in some stages": (
         lambda plan: replace(plan, replicas=(TWO_STAGES,)),

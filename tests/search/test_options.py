@@ -102,7 +102,10 @@ def test_a_pin_that_cannot_be_read_is_named(pin: str, message: str) -> None:
     [
         (("grad_reduce=bf16",), {"precision": "fp16"}, "is bf16 with precision fp16"),
         (("exp_avg=bf16",), {"optimizer": "sgd"}, "belongs to Adam"),
-        (("loss=fused",), {"framework": "torchtitan"}, "is not torchtitan's to choose"),
+        (("dispatcher=flex",), {"framework": "torchtitan"}, "is not torchtitan's to choose"),
+        (("loss=fused",), {"framework": "torchtitan"}, "which is Megatron-LM's to choose"),
+        (("loss=chunked",), {}, "which Megatron-LM has not"),
+        (("master_weights=none",), {"framework": "fsdp", "precision": "fp16"}, "with precision fp16"),
         (("grad_reduce=fp32", "main_grads=bf16"), {}, "gradients are reduced in fp32"),
         (("recompute_modules=layernorm",), {"precision": "fp8"}, "delayed scaling cannot run again"),
     ],

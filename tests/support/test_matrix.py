@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from tests.golden.plans import LLAMA_3_1_8B, MIXTRAL_8X7B, uniform_plan
@@ -20,7 +20,7 @@ from shardwright.plans.plan import Overlap, Plan, Recompute
 from shardwright.plans.trainable import own_problems
 from shardwright.search.rules.rules import check_rules
 from shardwright.spec.adapter import Adapter
-from shardwright.spec.job import Job
+from shardwright.spec.job import Job, Optimizer
 from shardwright.spec.options import VALUES
 from shardwright.spec.read.presets import preset_model, preset_names
 from shardwright.trainers.support import family_answers
@@ -78,7 +78,7 @@ def test_every_value_of_a_job_has_a_fact_of_every_exporter() -> None:
     for name in TRAINERS:
         known = {(row.subject, row.value) for row in facts(name)}
         wanted = {("precision", word) for word in ("bf16", "fp16", "fp32", "fp8")}
-        wanted |= {("optimizer", word) for word in ("adam", "adam8bit", "muon", "sgd", "none")}
+        wanted |= {("optimizer", word) for word in get_args(Optimizer)}
         wanted |= {("option", word) for word in VALUES}
         assert wanted <= known, name
 
@@ -87,7 +87,7 @@ def test_every_value_of_a_job_has_a_fact_of_every_exporter() -> None:
 def test_exporters_refuse_what_the_matrix_says_no_to(name: str) -> None:
     """Each value of a job by itself, beside what the exporter's own limits say of the plan that asks it."""
     jobs = [replace(JOB, precision=word) for word in ("bf16", "fp16", "fp32")]
-    jobs += [replace(JOB, optimizer=word) for word in ("adam", "adam8bit", "muon", "sgd", "none")]
+    jobs += [replace(JOB, optimizer=word) for word in get_args(Optimizer)]
     jobs += [replace(JOB, adapter=Adapter()), replace(JOB, document_tokens=512.0), replace(JOB, fused_loss=True)]
     limits = limits_of(name)
     assert limits is not None

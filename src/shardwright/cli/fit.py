@@ -32,6 +32,7 @@ def fit(
     micro_batch: Annotated[int, option(metavar="N", help="Samples that a GPU takes at a time.")] = 1,
     precision: Annotated[str, option(metavar="NAME", help="bf16, fp16 or fp32.")] = "bf16",
     optimizer: Optimizer = "adam",
+    master_weights: options.MasterWeights = None,
     framework: Annotated[str, option(metavar="NAME", help="Software that trains, as for `plan`.")] = "fsdp",
     adapter: Annotated[
         str | None, option(metavar="FORM:RANK", help="Adapters of the ways that have some: lora:16, if not given.")
@@ -84,6 +85,7 @@ def fit(
         seq_len=seq_len or min(USUAL_SEQ_LEN, sized.max_position or USUAL_SEQ_LEN),
         precision=precision,
         optimizer=optimizer,
+        master_weights=master_weights,
         framework=framework,
         adapter=adapter,
         adapter_targets=adapter_targets,

@@ -44,7 +44,17 @@ MaskDocuments = Annotated[
     Path | None,
     option(metavar="FILE.bin", help="Attention stays within documents as long as those of this token file."),
 ]
-Optimizer = Annotated[str, option(metavar="NAME", help="adam, adam8bit (moments in 8 bits), muon or sgd.")]
+Optimizer = Annotated[
+    str,
+    option(
+        metavar="NAME",
+        help="adam, adam8bit (moments in 8 bits), paged_adam and paged_adam8bit (paged to the host), lion, adafactor, "
+        "muon or sgd.",
+    ),
+]
+MasterWeights = Annotated[
+    str | None, option(metavar="NAME", help="none: no fp32 masters, the 16-bit weights are updated; fp32.")
+]
 Framework = Annotated[
     str | None,
     option(

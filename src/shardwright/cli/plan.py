@@ -45,6 +45,7 @@ def plan(
         str | None, option(metavar="NAME", help="delayed, tensorwise, blockwise or mxfp8 (with fp8).")
     ] = None,
     optimizer: options.Optimizer = "adam",
+    master_weights: options.MasterWeights = None,
     adapter: options.Adapter = None,
     adapter_targets: options.AdapterTargets = None,
     framework: options.Framework = None,
@@ -172,6 +173,7 @@ def plan(
         precision=precision,
         fp8_recipe=fp8_recipe,
         optimizer=optimizer,
+        master_weights=master_weights,
         framework=USUAL if frameworks in ((), (ANY,)) else frameworks[0],
         objective=objective,
         budget_dollars=dollars(budget, "--budget"),

@@ -15,6 +15,7 @@ from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
 
 WHOLE_ROW_BYTES = 16
+OWN_OPTIMIZERS = ("adam", "adam8bit", "muon", "sgd")
 
 
 def own_problems(plan: Plan) -> Iterator[Problem]:
@@ -38,6 +39,8 @@ def own_job_problems(job: Job) -> Iterator[Problem]:
         "fused_loss": (job.fused_loss, "a loss that holds no logits", "leave it out"),
         "optimizer": (job.optimizer == "none", "a step without an update", "name an optimizer"),
     }
+    if job.framework == OWN and job.optimizer not in (*OWN_OPTIMIZERS, "none"):
+        yield Problem("job.optimizer", f"{job.optimizer} is not there in {OWN}", f"one of {', '.join(OWN_OPTIMIZERS)}")
     for name, (there, word, hint) in lacking.items():
         if there and job.framework == OWN:
             yield Problem(f"job.{name}", f"{word} is not there in {OWN}", hint)

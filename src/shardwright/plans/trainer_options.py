@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardwright.errors import Problem
-from shardwright.spec.catalog.frameworks import OWN, framework_rows
+from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_rows
 from shardwright.spec.job import Fp8Recipe, Job
 from shardwright.spec.model import Model
 from shardwright.spec.options import DEFAULTS, STATE, said
@@ -34,7 +34,14 @@ def option_problems(model: Model, job: Job) -> Iterator[Problem]:
         if name not in able:
             have = f"{job.framework} leaves to choose: {', '.join(able) or 'none of these'}"
             yield Problem(f"job.options.{name}", f"is not {job.framework}'s to choose", have)
-    for faults in (_widths(job, given), _modules(model, job), _experts(model, given), _loss(job, given)):
+    checks = (
+        _widths(job, given),
+        _masters(job, given),
+        _modules(model, job),
+        _experts(model, given),
+        _loss(job, given),
+    )
+    for faults in checks:
         for name, message, hint in faults:
             yield Problem(f"job.options.{name}", message, hint)
 
@@ -64,6 +71,15 @@ def _widths(job: Job, given: Mapping[str, str]) -> Faults:
         yield "main_grads", "is bf16, but gradients are reduced in fp32", "set grad_reduce=bf16, or main_grads=fp32"
 
 
+def _masters(job: Job, given: Mapping[str, str]) -> Faults:
+    if given.get("master_weights") != "none":
+        return
+    if job.precision != "bf16":
+        yield "master_weights", f"is none with precision {job.precision}", "use bf16, or leave it out"
+    if job.adapters:
+        yield "master_weights", "is none, but frozen weights have no masters, and adapters are small", "leave it out"
+
+
 def _modules(model: Model, job: Job) -> Faults:
     """transformer_config.py 1784-1834."""
     modules, kinds = job.options.recompute_modules or (), model.kinds
@@ -90,5 +106,9 @@ def _experts(model: Model, given: Mapping[str, str]) -> Faults:
 
 
 def _loss(job: Job, given: Mapping[str, str]) -> Faults:
+    if given.get("loss") == "chunked" and job.framework == MEGATRON:
+        yield "loss", "is chunked, which Megatron-LM has not", "use fused, or another framework"
+    if given.get("loss") in ("fused", "unfused") and job.framework != MEGATRON:
+        yield "loss", f"is {given['loss']}, which is Megatron-LM's to choose", "use chunked, or leave it out"
     if "loss" in given and job.fused_loss:
         yield "loss", f"is {given['loss']} beside job.fused_loss, which holds no logits", "leave one of them out"

@@ -83,6 +83,11 @@ def _fsdp_limits(plan: Plan) -> Iterable[Problem]:
     if stage.gpus > 1:
         message = "Hugging Face's tensor and context parallelism are not rehearsed yet"
         yield Problem("replicas[0].stages[0]", message, "plan with tp=1 and cp=1")
+    if plan.job.optimizer != "adam" or not plan.job.masters or plan.job.options.activation_offload:
+        message = f"{plan.job.optimizer}, weights without masters or activations in host memory are not rehearsed yet"
+        yield Problem("job", message, "plan with adam, master_weights=default and activation_offload=default")
+    if plan.job.options.loss == "chunked":
+        yield Problem("job.options.loss", "is chunked, which is not rehearsed yet", "plan with loss=default")
     if plan.optimizer.sharding not in ("zero2", "zero3"):
         message = f"{plan.optimizer.sharding} is DistributedDataParallel, which is not rehearsed yet"
         yield Problem("optimizer.sharding", message, "plan with sharding=zero2,zero3")

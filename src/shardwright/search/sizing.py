@@ -15,7 +15,7 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.compute.efficiency import Analytic, computes, peak_flops
 from shardwright.cost.context import Context, layer_rows
-from shardwright.cost.frameworks.optimizer import STATE_BYTES
+from shardwright.cost.frameworks.optimizer import paged_width, state_width
 from shardwright.cost.iteration.footprint import fixed_bytes, footprint
 from shardwright.cost.memory.fit_probability import fit_probability, headroom
 from shardwright.cost.memory.sizes import trained_share
@@ -200,7 +200,7 @@ class _Account:
     def in_host(self, way: TrainingWay, job: Job, count: int) -> float:
         """Return the bytes of a GPU's part of the optimizer state in host memory."""
         share = trained_share(self.model, replace(job, adapter=way.adapter))
-        return way.offload * share * STATE_BYTES[job.optimizer] * self.model.parameters / count
+        return (way.offload * state_width(job) + paged_width(job)) * share * self.model.parameters / count
 
     def fit(self, way: TrainingWay, job: Job, samples: Ints, count: Ints) -> Floats:
         """Return the probability that each fits, [N]."""

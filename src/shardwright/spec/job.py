@@ -11,7 +11,9 @@ from shardwright.spec.options import DEFAULTS, Options
 Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 FP8_RECIPES: tuple[Fp8Recipe, ...] = get_args(Fp8Recipe)
-Optimizer = Literal["adam", "adam8bit", "muon", "sgd", "none"]
+Optimizer = Literal[
+    "adam", "adam8bit", "paged_adam", "paged_adam8bit", "lion", "adafactor", "muon", "sgd", "none"
+]  # fmt: skip
 Framework = str  # a row of `catalog/data/frameworks.csv`
 Objective = Literal["time", "cost"]
 
@@ -22,6 +24,7 @@ class Job:
 
     `framework` is the software that runs it; "megatron-2021" stands for Megatron of the time before FlashAttention,
     "fsdp" for FSDP without compilation, "eager" for plain PyTorch. Optimizer "adam8bit" keeps Adam's moments in 8 bits,
+    the paged ones keep them in memory that is paged to the host,
     "muon" orthogonalises the steps of matrices of layers (Adam takes the rest); with "none" an iteration is a forward
     and a backward pass alone. `adapter`: the weights are frozen, and small matrices (LoRA) are trained beside them.
     `fp8_storage`: weights and the inputs of non-linearities are kept in fp8 alone and gradients in bf16, as
@@ -84,6 +87,11 @@ class Job:
     def bf16_gradients(self) -> bool:
         """Whether gradients are kept and reduced in bf16 (`Options`)."""
         return self.options.bf16_gradients
+
+    @property
+    def masters(self) -> bool:
+        """Whether 16-bit weights have fp32 masters that are updated in their place."""
+        return self.options.master_weights != "none"
 
     @property
     def iterations(self) -> float | None:

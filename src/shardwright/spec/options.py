@@ -14,8 +14,10 @@ MODULES: tuple[Module, ...] = get_args(Module)
 GradReduce = Literal["fp32", "bf16"]
 MainGrads = Literal["fp32", "bf16"]
 MainParams = Literal["fp32", "fp16"]
+MasterWeights = Literal["fp32", "none"]
+ActivationOffload = Literal["none", "inputs"]
 Moment = Literal["fp32", "bf16", "fp16", "fp8"]
-Loss = Literal["unfused", "fused"]
+Loss = Literal["unfused", "fused", "chunked"]
 Dispatcher = Literal["alltoall", "allgather", "flex"]
 WIDTH = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # bytes of an element
 STATE = ("main_grads", "main_params", "exp_avg", "exp_avg_sq")
@@ -26,7 +28,10 @@ class Options:
     """`recompute_modules` are what selective recomputation runs again, in the order of `MODULES`. `grad_reduce` is the
     type in which gradients are accumulated and reduced. The four of `STATE` are those of the precision-aware optimizer,
     which is used where any of them is said; those that are not said are fp32 then. A `fused` loss goes over the logits
-    in few kernels. `dispatcher` sends tokens to their experts: one copy for each expert (`alltoall`), all tokens to all
+    in few kernels; a `chunked` one has those of some tokens at a time, with the output projection inside. With
+    `master_weights` none the 16-bit weights are updated as they are (with or without stochastic rounding), and
+    gradients and moments have their type. `activation_offload` keeps the inputs of layers that run again in host
+    memory. `dispatcher` sends tokens to their experts: one copy for each expert (`alltoall`), all tokens to all
     ranks (`allgather`), or one copy for each machine (`flex`: DeepEP, HybridEP)."""
 
     recompute_modules: tuple[Module, ...] | None = None
@@ -37,6 +42,8 @@ class Options:
     exp_avg_sq: Moment | None = None
     loss: Loss | None = None
     dispatcher: Dispatcher | None = None
+    master_weights: MasterWeights | None = None
+    activation_offload: ActivationOffload | None = None
 
     @property
     def precision_aware(self) -> bool:
@@ -47,7 +54,7 @@ class Options:
     def bf16_gradients(self) -> bool:
         """Whether gradients are kept and reduced in bf16. With bf16 main gradients they are, unless told otherwise
         (arguments.py 1186-1194 of Megatron-LM core_v0.19.2)."""
-        return (self.grad_reduce or self.main_grads) == "bf16"
+        return (self.grad_reduce or self.main_grads or ("bf16" if self.master_weights == "none" else None)) == "bf16"
 
 
 DEFAULTS = Options()

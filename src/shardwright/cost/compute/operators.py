@@ -46,7 +46,7 @@ CAST_BYTES = 4.0  # documented
 # Documented. Per logit, forward and backward: cast to fp32, max, exp and sum, gradient, cast. Unfused, each of cast,
 # maximum, difference, exponential, sum and quotient goes over the logits, and the gradient is scaled before its cast
 # (megatron/core/tensor_parallel/cross_entropy.py, core_v0.19.2).
-LOSS_BYTES = {"fused": (18.0, 12.0), "unfused": (38.0, 14.0)}
+LOSS_BYTES = {"fused": (18.0, 12.0), "unfused": (38.0, 14.0), "chunked": (18.0, 12.0)}
 # Documented. A kernel adds an adapter's product to the frozen one as it multiplies: it reads 16 bits of each output,
 # and backward of each input's gradient. Eager code, as PEFT's, moves 8 bytes more of each; published runs show none of
 # them. DoRA per weight: BA and W + BA are written and read for the lengths of rows; per output both parts are scaled

@@ -8,43 +8,95 @@ bits that the bf16 weight lacks (optimizer_config.py 192, distrib_optimizer.py 1
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+from functools import cache
+
+from shardwright.files import shipped_table
 from shardwright.spec.job import Job
 from shardwright.spec.options import WIDTH
 
-# Master weight and moments in fp32; moments of 8 bits have a scale in fp32 for each 256 (arXiv 2110.02861). Documented.
-STATE_BYTES = {"adam": 12.0, "adam8bit": 4.0 + 2.0 * (1.0 + 4.0 / 256.0), "muon": 8.0, "sgd": 8.0, "none": 0.0}
-STORED_BYTES = STATE_BYTES | {"adam8bit": 12.0}  # the same in a checkpoint, where all moments are in fp32; documented
-# What an update moves: read gradient (twice, for the norm), master weight, moments; write these and the bf16 weight.
-# Muon writes and reads the bf16 step as well.
-UPDATE_BYTES = {"adam": 34.0, "adam8bit": 22.06, "muon": 30.0, "sgd": 26.0, "none": 0.0}  # documented
 COPY_BYTES = 4.0  # an fp32 copy of a gradient; documented
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerWidths:
+    """Bytes a trained parameter of one optimizer, a row of `data/optimizers.csv`.
+
+    `state` has the fp32 master weight and the moments, `stored` the same in a checkpoint, `update` what an update
+    moves: read gradient (twice, for the norm), master weight, moments; write these and the 16-bit weight. `state_16`
+    and `update_16` are those beside 16-bit weights without masters, `paged` and `paged_16` the part that is paged to
+    the host.
+    """
+
+    state: float
+    state_16: float
+    stored: float
+    update: float
+    update_16: float
+    paged: float
+    paged_16: float
+
+
+@cache
+def optimizer_widths() -> dict[str, OptimizerWidths]:
+    """Return the rows by the optimizer's name."""
+    rows = shipped_table("shardwright.cost.frameworks", "optimizers.csv")
+    names = [field.name for field in fields(OptimizerWidths)]
+    return {row["optimizer"]: OptimizerWidths(**{name: float(row[name]) for name in names}) for row in rows}
 
 
 def state_width(job: Job) -> float:
     """Return the bytes of optimizer state of a trained parameter on the ranks that update it."""
+    return whole_state_width(job) - paged_width(job)
+
+
+def whole_state_width(job: Job) -> float:
+    """Return the same with what is paged to the host."""
+    widths = optimizer_widths()[job.optimizer]
+    if not job.masters:
+        return widths.state_16
     if job.options.precision_aware:
         kept = _master_width(job) + _moments_width(job)
     else:
-        kept = STATE_BYTES[job.optimizer]
+        kept = widths.state
         if job.precision == "fp32" and job.optimizer != "none":  # the weight is its own master
             kept -= WIDTH["fp32"]
     return kept + (COPY_BYTES if _copies(job) else 0.0)
 
 
+def paged_width(job: Job) -> float:
+    """Return the bytes of state of a trained parameter that a paged optimizer keeps in host memory. It pages what the
+    GPU has no room for; all of it counts here, and travels both ways in every update."""
+    widths = optimizer_widths()[job.optimizer]
+    return widths.paged if job.masters else widths.paged_16
+
+
+def stored_width(job: Job) -> float:
+    """Return the bytes of a trained parameter's state in a checkpoint, beside its weight in 16 bits."""
+    widths = optimizer_widths()[job.optimizer]
+    return widths.stored if job.masters else widths.state_16
+
+
 def ends_width(job: Job) -> float:
     """Return the bytes of state that a parameter of embedding or output projection has beyond one of a layer: under
     Muon these stay with Adam."""
-    return STATE_BYTES["adam"] - STATE_BYTES["muon"] if job.optimizer == "muon" else 0.0
+    rows = optimizer_widths()
+    if job.optimizer != "muon":
+        return 0.0
+    return rows["adam"].state - rows["muon"].state if job.masters else rows["adam"].state_16 - rows["muon"].state_16
 
 
 def update_width(job: Job) -> float:
     """Return the bytes that the update of a parameter moves in the memory of its GPU."""
+    widths = optimizer_widths()[job.optimizer]
+    if not job.masters:
+        return widths.update_16
     if not (job.options.precision_aware or job.options.bf16_gradients):
-        return UPDATE_BYTES[job.optimizer]
+        return widths.update
     gradient = WIDTH["bf16" if job.options.bf16_gradients else "fp32"]
     gradients = gradient + 3.0 * COPY_BYTES if _copies(job) else 2.0 * gradient
     if not job.options.precision_aware:
-        return UPDATE_BYTES[job.optimizer] - 2.0 * WIDTH["fp32"] + gradients
+        return widths.update - 2.0 * WIDTH["fp32"] + gradients
     weight = 2.0 * WIDTH[job.options.main_params or "fp32"]
     written = 0.0 if _remainder(job) else WIDTH["bf16"]  # of the remainder the other half is the weight itself
     return gradients + weight + written + 2.0 * _moments_width(job)

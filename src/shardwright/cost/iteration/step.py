@@ -16,7 +16,7 @@ import numpy as np
 
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.context import Context, LayerRows
-from shardwright.cost.frameworks.optimizer import update_width
+from shardwright.cost.frameworks.optimizer import paged_width, update_width
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, UPDATE_EFFICIENCY, launched_seconds
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.layers.table import LayerTable
@@ -33,6 +33,7 @@ from shardwright.cost.network.collectives import (
     stage_crossings,
     transfer_seconds,
 )
+from shardwright.cost.network.host import to_host_seconds
 from shardwright.cost.stage.exact import repeated_seconds
 from shardwright.cost.stage.ranges import Ranges, of_pipelines, per_rank
 from shardwright.cost.stage.tails import left_over
@@ -49,7 +50,6 @@ from shardwright.spec.model import Model
 
 BUCKET_SHARE = 0.9  # of a pass that gradient buckets can travel beside, the last one cannot; chosen, 0.75 to 1
 HOST_STATE_BYTES = 28.0  # what an update moves in host memory: UPDATE_BYTES without the norm; documented
-PCIE_EFFICIENCY = 0.8  # of the link's rate, to and from host memory; chosen, 0.6 to 0.9
 HOST_EFFICIENCY = 0.6  # of the host memory's bandwidth, in updates by its processors; chosen, 0.4 to 0.8
 
 
@@ -205,9 +205,12 @@ def optimizer_seconds(context: Context, rows: Strategies, dense: Floats, expert:
     held = np.where((rows.sharding == UNSHARDED)[:, None], dense + expert, held)
     offload = rows.offload[:, None]
     on_gpu = update_seconds(context, held * (1.0 - offload))
+    if paged := paged_width(context.job):
+        share = trained_share(context.model, context.job)
+        on_gpu = on_gpu + to_host_seconds(pool.gpu, 2.0 * paged * share * held)
     widths, trained = widths_of(context.job), trained_share(context.model, context.job) * held * offload
     passed = widths.gradient_reduction + widths.weight_gather
-    moved = trained * passed / (pool.gpu.pcie_bytes_per_second * PCIE_EFFICIENCY)
+    moved = to_host_seconds(pool.gpu, trained * passed)
     host = pool.host_memory_bytes_per_second * HOST_EFFICIENCY / pool.gpus_per_node
     return np.maximum(on_gpu, np.maximum(moved, trained * HOST_STATE_BYTES / host))
 

@@ -8,6 +8,7 @@ user's own layer times fill the same table.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from shardwright.cost.frameworks.overheads import (
 from shardwright.cost.layers.seconds import layer_seconds
 from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.cost.network.collectives import Fabric
+from shardwright.cost.network.host import exposed_offload_seconds
 from shardwright.cost.stage.terms import kept_by_state, live_by_state
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import Gpu
@@ -112,6 +114,9 @@ def layer_table(
 
     forward = [c.forward + c.tp_forward + c.cp_forward + c.ep_forward for c in columns]
     backward = [c.backward + c.tp_backward + c.cp_backward + c.ep_backward for c in columns]
+    if job.options.activation_offload == "inputs":
+        waits = map(partial(exposed_offload_seconds, gpu), memory.offloaded, forward, backward)
+        backward = [seconds + wait for seconds, wait in zip(backward, waits, strict=True)]
     parameters = [shard_parameters(model, kind, shard, position) for position, kind in enumerate(kinds)]
     ends = [model.embedding_parameters, *(0 for _ in model.kinds), head_weights(model)]
     return LayerTable(

@@ -41,13 +41,15 @@ SINGLE = 4.0  # documented: bytes of an element of 32 bits
 class Activations:
     """Bytes of one micro-batch, lists over positions (embedding, kinds of layers, head) of [M]. `core` is what
     selective recomputation frees, `again` what of it lives beside the gradients while it runs again, where its modules
-    are said. `dequantised` is the largest quantised matrix, 16 bits wide to compute with."""
+    are said. `offloaded` are those of `inputs` that are kept in host memory. `dequantised` is the largest quantised
+    matrix, 16 bits wide to compute with."""
 
     kept: list[Floats]
     core: list[Floats]
     inputs: list[Floats]
     gradients: list[Floats]
     again: list[Floats]
+    offloaded: list[Floats]
     dequantised: list[Floats]
 
 
@@ -57,6 +59,7 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
     facts, saved = memory_facts(job.framework), widths_of(job).saved
     zero = np.zeros(len(shard.tp))
     kept, core, inputs, gradients, again, dequantised = [], [], [], [], [], []
+    to_host = float(job.options.activation_offload == "inputs")
     for layer in model.kinds:
         attention, scores = zero, zero
         if layer.attention is not None:
@@ -88,6 +91,7 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         inputs=[embedding, *inputs, head],
         gradients=[zero, *gradients, zero],
         again=[zero, *again, zero],
+        offloaded=[zero, *(to_host * size for size in inputs), zero],
         dequantised=[zero, *dequantised, zero],
     )
 

@@ -58,7 +58,7 @@ def state_bytes(
     """
     full, facts = job.precision == "fp32", memory_facts(job.framework)
     weight, gradient, frozen = weight_bytes(job), gradient_bytes(job), frozen_bytes(job)
-    own_shard = weight if full else weight - 2.0 + facts.shard_weight
+    own_shard = weight if full or not job.masters else weight - 2.0 + facts.shard_weight
     passing = gradient if facts.shard_weight else min(gradient, weight)
     share, state = trained_share(model, job), state_width(job)
     held, kept = dense + expert, dense / dense_ranks + expert / expert_ranks
@@ -130,18 +130,25 @@ def least_state_bytes(model: Model, job: Job, ranks: Array, everything: Array, *
     one, none = np.ones(1), np.zeros(1)
     whole = state_bytes(model, job, one, none, one, one, np.full(1, UNSHARDED), none, none)
     kept = whole.weights + whole.gradients
-    lean = 0.0 if job.precision == "fp32" else 2.0 - memory_facts(job.framework).shard_weight
+    whole_shard = job.precision == "fp32" or not job.masters
+    lean = 0.0 if whole_shard else 2.0 - memory_facts(job.framework).shard_weight
     total = kept + whole.optimizer - (0.0 if gradients or not memory_facts(job.framework).freed else whole.gradients)
     lean = lean * trained_share(model, job)
     return np.where(everything, np.minimum(kept, (total - lean) / ranks), kept)
 
 
 def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
-    """Return the bytes of the logits and the loss on the last stage for one micro-batch, [N]."""
+    """Return the bytes of the logits and the loss on the last stage for one micro-batch, [N]. A chunked loss has so few
+    tokens at a time that their logits, in whose place their gradient comes, are about as large as the hidden states; it
+    has the gradient of these and of the projection from its first chunk on (Liger Kernel,
+    ops/fused_linear_cross_entropy.py)."""
     width = memory_facts(job.framework).logit + widths_of(job).logit - 2.0
+    size = micro_batch * job.seq_len / cp
     if job.fused_loss:
         width = 0.0
-    return width * micro_batch * job.seq_len / cp * model.vocab / tp
+    if job.options.loss == "chunked":
+        return 2.0 * widths_of(job).logit * size * model.hidden + 2.0 * model.hidden * model.vocab / tp
+    return width * size * model.vocab / tp
 
 
 def head_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
@@ -158,7 +165,8 @@ def gathered_head_bytes(model: Model, job: Job, sharding: Array, micro_batch: In
     if not memory_facts(job.framework).freed:
         return np.zeros(len(tp))
     projection = weight_bytes(job) * model.hidden * model.vocab / tp
-    later = 0.0 if job.fused_loss else 2.0 * micro_batch * job.seq_len / cp * model.vocab / tp
+    whole = not job.fused_loss and job.options.loss != "chunked"
+    later = 2.0 * whole * micro_batch * job.seq_len / cp * model.vocab / tp
     return np.asarray((projection + np.maximum(projection - later, 0.0)) * (sharding == ZERO3))
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.arrays import Array, Floats, Ints
-from shardwright.cost.frameworks.optimizer import STORED_BYTES
+from shardwright.cost.frameworks.optimizer import stored_width
 from shardwright.cost.memory.sizes import trained_share
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse, weighed
@@ -55,7 +55,7 @@ def checkpoint_bytes(model: Model, job: Job) -> float:
     """Return the size of a checkpoint: weights that are trained, and the optimizer's state of them; in fp32 the weights
     are the optimizer's own."""
     weights = 0.0 if job.precision == "fp32" and job.optimizer != "none" else 2.0
-    return (weights + STORED_BYTES[job.optimizer]) * trained_share(model, job) * model.parameters
+    return (weights + stored_width(job)) * trained_share(model, job) * model.parameters
 
 
 def together(model: Model, job: Job, terms: Terms, machines: Ints, gpus: Ints, preemptions: Floats) -> Exposure:

@@ -38,6 +38,7 @@ TERMS = (  # documented in `cost.memory.activations`, figure by figure
     Term("core", kept=(0, -1, 0)),
     Term("again", live=(0, 1, 0)),
     Term("inputs", kept=(0, 0, 1)),
+    Term("offloaded", kept=(0, 0, -1), live=(0, 0, 2)),  # one travels each way
     Term("gradients", live=(1, 1, 1)),
     Term("dequantised", live=(1, 1, 1)),
 )

@@ -13,7 +13,7 @@ from shardwright.exporters.exported import Exported, run_script
 from shardwright.exporters.peft import peft_files, unnamed_targets
 from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.support.refusals import refusals, several_types
-from shardwright.exporters.trainer_arguments import PRECISION, trainer_arguments, trainer_text
+from shardwright.exporters.trainer_arguments import mixed_precision, trainer_arguments, trainer_text
 from shardwright.exporters.yaml_text import yaml_text
 from shardwright.plans.check import check
 from shardwright.plans.placement import machine_sizes
@@ -63,7 +63,7 @@ def config(plan: Plan) -> dict[str, object]:
     found: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP" if sharded else "MULTI_GPU",
-        "mixed_precision": PRECISION[plan.job.precision],
+        "mixed_precision": mixed_precision(plan),
         "num_machines": len(machines),
         "num_processes": plan.gpus,
         "machine_rank": 0,
@@ -94,9 +94,10 @@ def _script(plan: Plan) -> str:
     if len(machine_sizes(plan)) > 1:
         start += ' --machine_rank "${NODE_RANK:?number of this machine}" \\\n'
         start += '    --main_process_ip "${MASTER_ADDR:?address of machine 0}" --main_process_port 29500'
+    loaded = "" if plan.job.masters else ", and loads the model with dtype=torch.bfloat16"
     return run_script(
         f"Written by shardwright for Accelerate {VERSION}.",
-        ': "${TRAIN_SCRIPT:?your training script; it reads training_arguments.json}"',
+        f': "${{TRAIN_SCRIPT:?your training script; it reads training_arguments.json{loaded}}}"',
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
         f'{start} \\\n    "${{TRAIN_SCRIPT}}" training_arguments.json "$@"',
     )

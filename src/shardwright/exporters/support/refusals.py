@@ -18,6 +18,7 @@ from shardwright.search.rules.rules import Rule
 from shardwright.spec.model import Model
 
 SETTING = "--set "
+CHUNKED_LOSS = "loss=chunked"
 
 
 def refusals(plan: Plan, target: str) -> Iterator[Problem]:
@@ -62,7 +63,8 @@ def job_values(plan: Plan) -> Iterator[tuple[str, str, str]]:
         ("documents", "attention inside them"): job.document_tokens is not None,
     }
     yield from ((subject, value, value) for (subject, value), asked in there.items() if asked)
-    yield from (("option", name, word) for name, word in options_of(plan).items())
+    for name, word in options_of(plan).items():
+        yield "option", CHUNKED_LOSS if (name, word) == ("loss", "chunked") else name, word
 
 
 def _degrees(stage: Stage) -> Mapping[str, object]:

@@ -73,7 +73,7 @@ def settings(plan: Plan) -> dict[str, dict[str, object]]:
         "local_batch_size": plan.micro_batch * (replica.micro_batches if depth > 1 else 1),
         "global_batch_size": plan.job.global_batch,
         "seq_len": plan.job.seq_len,
-        "dtype": "float32",
+        "dtype": "float32" if plan.job.masters else "bfloat16",
         "mixed_precision_param": "float32" if plan.job.precision == "fp32" else "bfloat16",
         "disable_cuda_graphs": depth > 1 or stage.expert_parallel > 1,
     }

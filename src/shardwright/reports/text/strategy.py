@@ -111,6 +111,8 @@ OPTION_NAMES = {
     "exp_avg_sq": "second moment",
     "loss": "loss",
     "dispatcher": "tokens sent by",
+    "master_weights": "master weights",
+    "activation_offload": "offloaded to the host:",
 }
 
 

@@ -10,6 +10,7 @@ from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.spec.adapter import Adapter, parse_adapter
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.job import Fp8Recipe, Job, Objective, Optimizer, Precision
+from shardwright.spec.options import DEFAULTS, VALUES, Options
 from shardwright.spec.text.fields import number_problem, shown
 
 COUNT = re.compile(
@@ -53,10 +54,12 @@ def make_job(
     document_tokens: float | None = None,
     adapter: str | None = None,
     adapter_targets: str | Sequence[str] | None = None,
+    master_weights: str | None = None,
 ) -> Job:
     """Return the job, checked. `tokens` may be a human form such as "1.5T"; `steps` says the same in iterations.
     `adapter` is what is trained beside frozen weights, such as `lora:16` or `qlora:16` (`spec.adapter.parse_adapter`),
-    beside the matrices that `adapter_targets` names.
+    beside the matrices that `adapter_targets` names. `master_weights` "none": the 16-bit weights are updated as they
+    are.
 
     Raises SpecError with every problem: sizes that are not whole and positive, tokens together with steps, unknown
     names, an FP8 recipe without FP8, and a budget or deadline of a run whose length is unknown.
@@ -74,6 +77,8 @@ def make_job(
     if document_tokens is not None:
         _check_number(problems, "document_tokens", document_tokens)
     problems += _name_problems(precision, fp8_recipe, optimizer, framework, objective)
+    if master_weights not in (None, *VALUES["master_weights"]):
+        problems.append(_unknown("master_weights", master_weights, VALUES["master_weights"]))
     if tokens is not None and steps is not None:
         problems.append(Problem("steps", "says again how long the run is", "give `tokens=` or `steps=`, not both"))
     run_tokens = _tokens(problems, tokens)
@@ -94,6 +99,7 @@ def make_job(
         budget_dollars=None if budget_dollars is None else float(budget_dollars),
         deadline_hours=None if deadline_hours is None else float(deadline_hours),
         document_tokens=None if document_tokens is None else float(document_tokens),
+        options=Options(master_weights="none") if master_weights == "none" else DEFAULTS,
         adapter=beside,
     )
 
