@@ -14,7 +14,7 @@ Kind = Literal["dense", "moe", "hybrid", "adapters"]
 Reach = Literal["machine", "machines", "sites"]
 REACHES: tuple[Reach, ...] = ("machine", "machines", "sites")  # boundaries that messages cross, nearest first
 RECOMPUTED = {"none": 0.0, "selective": 1.0, "full": 2.0}  # numeric: steps of a scale
-UNNAMED = ("megatron", "yaml")  # numeric: families of models that are read from dimensions alone
+UNNAMED = ("megatron", "published", "yaml")  # numeric: families of models that are read from dimensions alone
 LINKS = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline", "data_parallel")
 COMPUTE = ("forward", "backward", "recompute", "optimizer")
 
