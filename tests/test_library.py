@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,14 +100,19 @@ def test_a_ranking_saves_its_best_plan_and_draws_it(ranking: Ranking, tmp_path: 
 
 def test_a_plan_takes_what_the_command_line_takes() -> None:
     job = shardwright.make_job(**JOB)
-    told = {"pins": {"tp": 2, "recompute": ["none", "selective"]}, "rules": ["$pp > 1"], "framework": "megatron"}
+    told: dict[str, Any] = {
+        "pins": {"tp": 2, "recompute": ["none", "selective"]},
+        "rules": ["$pp > 1"],
+        "framework": "megatron",
+    }
     best = shardwright.plan("llama-3.1-8b", "1x8xH100-SXM", job, top=1, **told).best
     (replica,) = best.replicas
     assert replica.stages[0].tensor_parallel == 2 and len(replica.stages) == 1
-    for wrong, message in (
+    wrongs: tuple[tuple[dict[str, Any], str], ...] = (
         ({"pins": {"tpx": 2}}, "there is no parameter 'tpx'"),
         ({"rules": ["$tp >"]}, "ends where a value should follow"),
         ({"pins": {"tp": 2}, "space": shardwright.Space(tp_per_type=True)}, "are given beside a space"),
-    ):
+    )
+    for wrong, message in wrongs:
         with pytest.raises(shardwright.SpecError, match=message):
             shardwright.plan("llama-3.1-8b", "1x8xH100-SXM", job, **wrong)
