@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from shardwright.errors import SpecError, bad
-from shardwright.spec.model import Layer, Model
+from shardwright.spec.model import Attention, Layer, Model
 from shardwright.spec.read.families import FAMILIES, ModelFamily
 from shardwright.spec.read.huggingface import model_of_config
 
@@ -94,6 +94,8 @@ def config_of_model(model: Model) -> Config:
     family = FAMILIES.get(model.family)
     if family is None:
         raise bad(model.name, f"{model.family} has no config.json of Hugging Face", "write one by hand")
+    if any(kind.attention is None or kind.mixer is not None for kind in model.kinds):
+        raise bad(model.name, "config.json is not written for layers without plain attention", "copy the original's")
     config = {key: value for key, value in _fields(model, family) if value is not None}
     config |= {"pad_token_id": PADDED[model.family]} if model.family in PADDED else {}
     try:
@@ -119,8 +121,7 @@ def _differs(model: Model, again: Model, name: str) -> bool:
 def _fields(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
     """Yield the fields of a config."""
     names = {**EPSILONS, **NAMES.get(model.family, {})}
-    layer, first = model.layers[-1], model.layers[0]
-    attention = first.attention
+    layer, attention = model.layers[-1], _attention(model)
     dense = next((kind.mlp for kind in model.kinds if kind.mlp), None)
     yield "model_type", model.family
     sizes = {
@@ -151,8 +152,15 @@ def _fields(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
     yield from _particular(model)
 
 
-def _heads(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
+def _attention(model: Model) -> Attention:
+    """Return the attention of the first layer."""
     attention = model.layers[0].attention
+    assert attention is not None, "models without are refused before"
+    return attention
+
+
+def _heads(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
+    attention = _attention(model)
     if model.family == "gpt_bigcode":
         yield "multi_query", attention.kv_heads == 1
     elif model.family == "falcon":
@@ -173,7 +181,7 @@ def _positions(model: Model) -> Iterator[tuple[str, Any]]:
         return
     fraction = model.rotary_fraction
     if model.family in ("gptj", "codegen"):
-        yield "rotary_dim", round(fraction * model.layers[0].attention.head_dim)
+        yield "rotary_dim", round(fraction * _attention(model).head_dim)
         return
     parameters: Config = {"rope_type": "default", "rope_theta": model.rotary_base}
     if fraction != 1.0:
@@ -207,7 +215,7 @@ def _positions(model: Model) -> Iterator[tuple[str, Any]]:
 
 def _traits(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
     """Yield the fields by which a config may state a trait of its family."""
-    attention = model.layers[0].attention
+    attention = _attention(model)
     dense = next((kind.mlp for kind in model.kinds if kind.mlp), None)
     values = {
         "qkv_bias": attention.qkv_bias, "out_bias": attention.out_bias, "qk_norm": attention.qk_norm,
@@ -261,7 +269,7 @@ def _experts(model: Model, layer: Layer) -> Iterator[tuple[str, Any]]:
 
 
 def _windows(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
-    windows = [layer.attention.window for layer in model.layers]
+    windows = [layer.window for layer in model.layers]
     size = next((window for window in windows if window), None)
     if model.family == "gpt_neo":
         kinds = ["local" if window else "global" for window in windows]
@@ -287,7 +295,7 @@ def _dropout(model: Model) -> Iterator[tuple[str, Any]]:
 
 def _particular(model: Model) -> Iterator[tuple[str, Any]]:
     """Yield what tells the forward pass of families whose sizes do not."""
-    computed, head_dim = model.computed, model.layers[0].attention.head_dim
+    computed, head_dim = model.computed, _attention(model).head_dim
     if model.family in ("granite", "granitemoe", "granitemoeshared"):
         yield from (
             ("embedding_multiplier", computed.embedding_scale),
