@@ -330,6 +330,8 @@ def _particular(model: Model) -> Iterator[tuple[str, Any]]:
     elif model.family == "bert":
         yield from (("architectures", ["BertForMaskedLM"]), ("type_vocab_size", computed.token_types))
         yield "mask_token_id", computed.mask_token
+    elif model.family == "emu3_text_model":  # no automatic class knows it
+        yield "architectures", ["Emu3ForCausalLM"]
     elif model.family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"):
         yield "rope_interleave", computed.latent_interleaved
 
