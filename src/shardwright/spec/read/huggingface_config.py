@@ -82,6 +82,8 @@ EXPERTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 PADDED: Mapping[str, int | None] = MappingProxyType(
     {**dict.fromkeys(("phi3", "glm", "glm4", "flex_olmo", "smollm3")), "emu3_text_model": 0}
 )
+# Classes of families that have several, or that no automatic class knows.
+CLASSES = MappingProxyType({"bert": "BertForMaskedLM", "emu3_text_model": "Emu3ForCausalLM"})
 QWEN_EXPERTS = {
     "experts": "num_experts",
     "width": "moe_intermediate_size",
@@ -124,6 +126,8 @@ def _fields(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
     layer, attention = model.layers[-1], _attention(model)
     dense = next((kind.mlp for kind in model.kinds if kind.mlp), None)
     yield "model_type", model.family
+    if model.family in CLASSES:
+        yield "architectures", [CLASSES[model.family]]
     sizes = {
         "vocab_size": model.vocab,
         "hidden_size": model.hidden,
@@ -328,10 +332,7 @@ def _particular(model: Model) -> Iterator[tuple[str, Any]]:
     elif model.family == "biogpt":
         yield "scale_embedding", computed.embedding_scale != 1.0
     elif model.family == "bert":
-        yield from (("architectures", ["BertForMaskedLM"]), ("type_vocab_size", computed.token_types))
-        yield "mask_token_id", computed.mask_token
-    elif model.family == "emu3_text_model":  # no automatic class knows it
-        yield "architectures", ["Emu3ForCausalLM"]
+        yield from (("type_vocab_size", computed.token_types), ("mask_token_id", computed.mask_token))
     elif model.family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"):
         yield "rope_interleave", computed.latent_interleaved
 
