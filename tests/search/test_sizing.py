@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from itertools import product
 
 import pytest
 from tests.cli.running import refused, run
+from tests.nightly import nightly
 
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict
@@ -172,7 +174,19 @@ def test_the_command_says_what_fits_and_what_to_type_next() -> None:
     eight = run(["fit", "llama-3.1-8b", "--gpu", "H100-SXM", "--gpus", "8"])
     command = eight.out.split("\nNext\n  shardwright ")[1].split()
     assert command[:5] == ["plan", "--model", "llama-3.1-8b", "--cluster", "1x8xH100-SXM"]
-    assert run([*command, "--json"]).code == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "count"),
+    [
+        *[("llama-3.1-8b", "RTX4090", 2), ("llama-3.1-8b", "H100-SXM", 8), ("llama-3.2-1b", "RTX3090", 1)],
+        *nightly(product(("llama-3.1-8b", "qwen3-30b-a3b", "mistral-7b"), ("RTX4090", "A100-SXM-40", "L4"), (1, 2, 8))),
+    ],
+)
+def test_what_to_type_next_finds_a_plan(model: str, gpu: str, count: int) -> None:
+    document = json.loads(run(["fit", model, "--gpu", gpu, "--gpus", str(count), "--json"]).out)
+    if document["next"]:
+        assert run([*document["next"].split()[1:], "--json"]).code == 0, document["next"]
 
 
 def test_the_command_has_one_document_and_exit_3_where_nothing_fits() -> None:

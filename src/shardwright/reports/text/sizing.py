@@ -39,6 +39,7 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
     header = ("way to train", "sure", "longest sequence", "largest micro-batch", "fewest GPUs", "")
     reach = table(header, [_reach(size) for size in sizes], words=words, width=width)
     advice = [f"{size.way.name}: {text}" for size in sizes if not size.fits and (text := _advice(size, cluster.gpus))]
+    command = next_command(sizing, source)
     return "\n\n".join(
         part
         for part in (
@@ -46,7 +47,7 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
             f"Memory of the fullest GPU in GiB\n{memory}\n{wrapped(CONTEXT, '  ', width)}",
             f"{wrapped(REACH, '', width)}\n{reach}",
             listed("What would make the rest fit", advice, width),
-            f"Next\n  {next_command(sizing, source)}",
+            f"Next\n  {command}" if command else "",
         )
         if part
     )
@@ -83,20 +84,24 @@ def _advice(size: Size, gpus: int) -> str:
 
 
 def next_command(sizing: Sizing, source: str) -> str:
-    """Return what to type next: plan on these GPUs the first way that fits, full training before adapters, else on the
-    fewest that do; nothing where no number of GPUs does."""
+    """Return what to type next: plan on these GPUs the first way that fits and is planned, full training before
+    adapters, else on the fewest that do; nothing where no number of GPUs does."""
     pool, job, cluster = sizing.pool, sizing.job, sizing.cluster
-    chosen = sizing.first or min(
-        (size for size in sizing.sizes if size.fewest_gpus), key=lambda size: size.fewest_gpus or 0, default=None
+    planned = [size for size in sizing.sizes if size.way.planned]
+    here = next((size for size in planned if size.fits), None)
+    chosen = here or min(
+        (size for size in planned if size.fewest_gpus), key=lambda size: size.fewest_gpus or 0, default=None
     )
+    if chosen is None:
+        return ""
     machines = "+".join(f"{part.nodes}x{part.gpus_per_node}x{part.gpu.name}" for part in cluster.pools)
     count = cluster.gpus
-    if sizing.first is None and chosen is not None and chosen.fewest_gpus:
+    if here is None and chosen.fewest_gpus:
         nodes = -(-chosen.fewest_gpus // pool.gpus_per_node)
         machines, count = f"{nodes}x{pool.gpus_per_node}x{pool.gpu.name}", nodes * pool.gpus_per_node
     batch = max(job.global_batch, count)
     asked = [(name, getattr(job, name)) for name, usual in USUAL.items() if getattr(job, name) != usual]
-    if chosen is not None and chosen.way.adapter is not None:
+    if chosen.way.adapter is not None:
         asked += [("adapter", chosen.way.adapter.name), ("framework", job.framework)]
     return (
         f"shardwright plan --model {source} --cluster {machines} --global-batch {batch} "
