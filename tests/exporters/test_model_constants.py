@@ -27,6 +27,7 @@ NO_ARGUMENT = ("has no arguments", "has no fields for them", "as many learned po
 DOES_NOT_MATTER = {
     "max_position": "a run has samples as long as its job says",
     "extra_parameters": "counted beside what is described, and of no preset that is exported",
+    "mixer.chunk": "how a scan is cut, which changes no result",
     "forward_pass": "the pass of families that Megatron-core builds its own way; what differs is refused by name",
 }
 
@@ -106,7 +107,8 @@ def dropped(target: str, step: int) -> tuple[int, Counter[str]]:
 def test_an_export_without_a_constant_of_the_model_says_so(target: str, step: int) -> None:
     count, lost = dropped(target, step)
     assert count >= LEAST[target] // step
-    assert {place for place, number in lost.items() if number and place.split(".")[0] not in DOES_NOT_MATTER} == set()
+    missing = {place for place, number in lost.items() if number}
+    assert {place for place in missing if not {place, place.split(".")[0]} & DOES_NOT_MATTER.keys()} == set()
 
 
 @pytest.mark.parametrize("target", TARGETS)
