@@ -16,7 +16,17 @@ from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.model.details import details_of
 from shardwright.spec.forward_pass import ForwardPass
-from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe, RotaryScaling
+from shardwright.spec.mixers.convolution import ShortConvolution
+from shardwright.spec.model import (
+    Attention,
+    LatentAttention,
+    Layer,
+    Mlp,
+    Model,
+    Moe,
+    RotaryScaling,
+    SparseAttention,
+)
 
 DENSE, MIXTURE = tiny_model(2), tiny_model(2, family="qwen2", experts=4, shared=True)
 Change = Callable[[Model], Model]
@@ -82,6 +92,10 @@ REFUSED: dict[str, tuple[Change, Model]] = {
     "Model.particular": (whole(particular="soft caps"), DENSE),
     "Model.guesses": (whole(guesses=("no biases",)), DENSE),
     "Layer.norms": (each_layer(norms=4), DENSE),
+    "Layer.mixer": (each_layer(mixer=ShortConvolution(channels=32, width=3)), DENSE),
+    "Attention.gate": (attention(gate="element"), DENSE),
+    "Attention.sparse": (attention(sparse=SparseAttention(top_k=4, heads=2, head_dim=8)), DENSE),
+    "Moe.latent": (inside("moe", latent=16), MIXTURE),
     "Layer.vector_parameters": (each_layer(vector_parameters=8), DENSE),
     "ForwardPass.mask_token": (computed(), attention(causal=False)(computed(mask_token=3)(DENSE))),
     "ForwardPass.unknown": (computed(unknown=("a twist",)), DENSE),

@@ -21,7 +21,7 @@ def untrainable_model(model: Model) -> Iterator[Problem]:
     computed = model.computed
     unlike = tuple(dict.fromkeys(words for kind in model.kinds for words in _unlike(kind)))
     if unlike:
-        yield from (Problem("model", f"{words} cannot be run", OTHERS) for words in unlike)
+        yield from (Problem("model", f"{words} (family {model.family}) cannot be run", OTHERS) for words in unlike)
         return
     lacking = {
         f"models of family {model.family}": model.family in FAMILIES and model.family not in TRAINED,

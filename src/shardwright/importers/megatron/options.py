@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwright.importers.megatron.flags import Flags
 from shardwright.plans.plan import OptimizerPlan
-from shardwright.spec.catalog.frameworks import framework_rows
+from shardwright.spec.catalog.frameworks import MEGATRON, framework_rows
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.options import MODULES, STATE, Module, Options, ordered
@@ -43,7 +43,9 @@ def _said(flags: Flags, model: Model, job: Job, optimizer: OptimizerPlan) -> Ite
             yield "grad_reduce", "bf16"
         if aware:
             yield from ((name, flags[_flag(name)]) for name in STATE)
-    if not flags["--cross-entropy-loss-fusion"]:  # a fused one is what plans that say none are priced and exported with
+    if (
+        job.framework == MEGATRON and not flags["--cross-entropy-loss-fusion"]
+    ):  # a fused one is what plans that say none are priced and exported with
         yield "loss", "unfused"
     if any(kind.moe for kind in model.kinds):
         if flags["--moe-enable-deepep"]:
