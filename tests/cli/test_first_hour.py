@@ -18,9 +18,18 @@ A100 = f"plan --model llama-3.2-1b --cluster 1x2xA100-SXM-80 {SMALL}"
 TWO = f"plan --model llama-3.2-1b --cluster 1x2xA100-SXM-80+1x2xV100-SXM2 {SMALL} --precision fp16"
 COMMANDS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     # Eight RTX 3090s
-    ("fit llama-3.1-8b --gpu RTX3090", 0, ("90% or more: QLoRA", "LoRA 82%", "What would make the rest fit", "Next")),
+    (
+        "fit llama-3.1-8b --gpu RTX3090",
+        0,
+        (
+            "90% or more: LoRA, 8-bit weights, QLoRA",
+            "May fit or not: LoRA (86%)",
+            "What would make the rest fit",
+            "Next",
+        ),
+    ),
     ("fit llama-3.1-8b --gpu RTX3090 --gpus 8", 0, ("ZeRO-3, optimizer in host memory", "shardwright plan --model")),
-    ("fit llama-3.1-405b --gpu T4 --precision fp16", 3, ("90% or more: nothing", "--seq-len 2048 --precision fp16")),
+    ("fit llama-3.1-405b --gpu T4 --precision fp16", 3, ("90% or more: nothing", "What would make the rest fit")),
     ("fit llama-3.2-1b --gpu RTX3091", 2, ("did you mean",)),
     ("fit llama-3.2-1b --gpu RTX3090 --micro-batch 0", 2, ("--micro-batch",)),
     ("fit model.yaml --gpu L4 --json", 0, ('"fits": true', '"next"')),
@@ -175,10 +184,10 @@ def test_a_command_answers(
         assert (word[1:] not in said) if word.startswith("!") else (word in said), (word, said[:3000])
 
 
-def test_the_first_screen_is_about_fifteen_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_screen_is_at_most_twenty_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for command in (
         A100,
         f"{A100} --tokens 1B",
         f"plan --model llama-3.2-1b --cluster 1x8xRTX3090 {SMALL} --tokens 1B",
     ):
-        assert len(typed(command, folder, monkeypatch).out.splitlines()) <= 18
+        assert len(typed(command, folder, monkeypatch).out.splitlines()) <= 20

@@ -83,7 +83,7 @@ def test_only_what_was_measured_is_planned() -> None:
     profile = load_layer_profile(EXCERPT)
     job = make_job(global_batch=64, seq_len=2048, precision="fp32")
     slow = NODE | {"gpu": "V100-SXM2", "memory_gb": 16}
-    plan, efficiency = planned(profile, job, nodes=(NODE, slow))
+    plan, efficiency = planned(profile, job, ["sharding=zero1"], nodes=(NODE, slow))
     assert plan.micro_batch in (1, 4)
     assert {stage.tensor_parallel for replica in plan.replicas for stage in replica.stages} <= {1, 2}
     assert not plan.sequence_parallel
@@ -212,7 +212,7 @@ def test_gpus_and_layers_that_were_not_measured_are_named_together() -> None:
 def test_a_slow_link_between_two_types_counts_and_a_fast_one_does_not_speed_up_either() -> None:
     job = make_job(global_batch=64, seq_len=2048, precision="fp32")
     nodes = (NODE, NODE | {"gpu": "V100-SXM2", "memory_gb": 16})
-    plan, _ = planned(load_layer_profile(EXCERPT), job, nodes=nodes)
+    plan, _ = planned(load_layer_profile(EXCERPT), job, ["sharding=zero1"], nodes=nodes)
     ends = [replace(stage, layers=(part,)) for stage, part in zip(_two_types(plan), ((0, 12), (12, 24)), strict=True)]
     plan = replace(
         plan, micro_batch=1, replicas=(replace(plan.replicas[0], count=1, micro_batches=64, stages=tuple(ends)),)

@@ -127,12 +127,12 @@ def over(cluster: str, batch: int, *pins: str) -> Ranking:
 
 def test_plans_that_are_as_good_are_in_the_order_of_their_rare_switches() -> None:
     found = over("1x8xRTX3090+1x4xA100-40", 67)
-    assert set(found.best.gpus_by_type) == {"A100-SXM-40"} and found.best.optimizer.offload > 0.0
+    assert set(found.best.gpus_by_type) == {"A100-SXM-40", "RTX3090"} and found.best.optimizer.offload > 0.0
     within = min(map(seconds, found.plans)) * 1.01
     keys = [(seconds(each) > within, len(rare_in(each)) if seconds(each) <= within else 0) for each in found.plans]
     assert keys == sorted(keys)
     asked = over("1x8xRTX3090+1x4xA100-40", 67, "gpus=12").best
-    assert seconds(asked) > seconds(found.best)
+    assert seconds(asked) == seconds(found.best)
 
 
 def test_a_plan_over_several_types_that_saves_little_is_named_with_its_pin() -> None:
@@ -144,7 +144,7 @@ def test_a_plan_over_several_types_that_saves_little_is_named_with_its_pin() -> 
         ),
         seconds=0.0,
     )
-    alone = over("1x8xRTX3090+1x4xA100-40", 67)
+    alone = over("1x8xRTX3090+1x4xA100-40", 67, "gpus=4")
     told = passed_over([], mixed.cluster, searched, None, 1.03 * seconds(mixed), alone.best)
     assert told is not None and told.plan is mixed and told.saving == pytest.approx(1.0 - 1.0 / 1.03)
     assert [switch.name for switch in told.switches] == ["several GPU types", "unreported GPU types"]

@@ -165,13 +165,12 @@ def test_too_small_a_cluster_says_what_would_do(name: str, machine: str, seq_len
 
 
 def test_a_shorter_sequence_is_told_where_it_fits_any_type() -> None:
-    model, cluster = load_model("llama-3.2-1b"), load_cluster("1x1xT4+1x1xA10G")
-    job = make_job(global_batch=1, seq_len=16384, precision="fp16")
-    nothing = plan(model, cluster, job, efficiency=Analytic(), top=1).infeasible
-    assert nothing is not None and ShorterSequence(8192) in nothing.remedies
-    assert plan(model, cluster, replace(job, seq_len=8192), efficiency=Analytic(), top=1).best.gpus_by_type == {
-        "A10G": 1
-    }
+    model, cluster = load_model("qwen2.5-0.5b"), load_cluster("1x1xT4+1x1xA10G")
+    job, alone = make_job(global_batch=1, seq_len=32768, precision="fp16"), parse_pins(["offload=0", "pp=1"])
+    nothing = plan(model, cluster, job, space=alone, efficiency=Analytic(), top=1).infeasible
+    assert nothing is not None and ShorterSequence(16384) in nothing.remedies
+    shorter = replace(job, seq_len=16384)
+    assert plan(model, cluster, shorter, space=alone, efficiency=Analytic(), top=1).best.gpus_by_type == {"A10G": 1}
 
 
 def test_pins_that_leave_nothing_are_named() -> None:

@@ -153,15 +153,17 @@ def _searched(
 def _short_of_memory(
     results: Sequence[OneType], contexts: Sequence[Context], plain: MixedOutcome, incumbent: float
 ) -> bool:
-    """Return whether more memory may help the best plan so far, which leaves types idle, recomputes, or keeps state in
-    host memory."""
+    """Return whether more memory may help the best plan so far, which leaves types idle or recomputes, or is beside a
+    plan on one type that keeps state in host memory."""
     value, best = min(_valued(plain), key=lambda item: item[0], default=(np.inf, None))
+    rows = [least[1] for result in results if (least := result.found.least) is not None]
+    if any(row.offload[0] > 0 for row in rows):
+        return True
     if best is not None and value < incumbent:
         stages = (stage for replica in best.replicas for stage in replica.stages)
         idle = len(best.gpus_by_type) < len(contexts)
-        return idle or best.optimizer.offload > 0 or any(stage.recompute.granularity != "none" for stage in stages)
-    rows = [least[1] for result in results if (least := result.found.least) is not None]
-    return len(contexts) > 1 or any(row.offload[0] > 0 or row.recompute[0] != NONE for row in rows)
+        return idle or any(stage.recompute.granularity != "none" for stage in stages)
+    return len(contexts) > 1 or any(row.recompute[0] != NONE for row in rows)
 
 
 def _in_turn(

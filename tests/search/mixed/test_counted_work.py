@@ -51,8 +51,8 @@ def test_where_the_best_plan_is_known_the_proof_takes_no_further_plans(counted):
     ranking = planned("llama-3.1-8b", "1x8xRTX-3090+1x4xA100-40", 64, 4096)
     assert ranking.search.gap == 0.0
     assert counted["attempts"] <= 9, "of whole settings: no number of replicas is worth any"
-    assert counted["programs"] <= 50
-    assert counted["layer tables"] <= 10, "plans are priced with the tables that the search has made"
+    assert counted["programs"] <= 80, "with and without the optimizer in host memory"
+    assert counted["layer tables"] <= 12, "plans are priced with the tables that the search has made"
     assert not counted["integer programs"]
 
 
