@@ -166,10 +166,11 @@ def test_too_small_a_cluster_says_what_would_do(name: str, machine: str, seq_len
 
 def test_a_shorter_sequence_is_told_where_it_fits_any_type() -> None:
     model, cluster = load_model("qwen2.5-0.5b"), load_cluster("1x1xT4+1x1xA10G")
-    job, alone = make_job(global_batch=1, seq_len=32768, precision="fp16"), parse_pins(["offload=0", "pp=1"])
+    job = make_job(global_batch=1, seq_len=49152, precision="fp16", framework="train")
+    alone = parse_pins(["offload=0", "pp=1"])
     nothing = plan(model, cluster, job, space=alone, efficiency=Analytic(), top=1).infeasible
-    assert nothing is not None and ShorterSequence(16384) in nothing.remedies
-    shorter = replace(job, seq_len=16384)
+    assert nothing is not None and ShorterSequence(24576) in nothing.remedies
+    shorter = replace(job, seq_len=24576)
     assert plan(model, cluster, shorter, space=alone, efficiency=Analytic(), top=1).best.gpus_by_type == {"A10G": 1}
 
 

@@ -130,12 +130,18 @@ def _job_in(data: object, place: str, problems: Problems) -> Any:
     """A job; `adapters` and `attention_adapters` are of releases before there were ranks."""
     if not isinstance(data, Mapping) or not EARLIER & data.keys():
         return decode_fields(data, Job, place, problems)
-    switched = {name: decode(data[name], bool, join(place, name), problems) is True for name in EARLIER if name in data}
+    for name in EARLIER & data.keys():
+        decode(data[name], bool, join(place, name), problems)
+    return decode_fields(job_of_today(data), Job, place, problems)
+
+
+def job_of_today(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job as it is written today; adapters of earlier releases are LoRA of the usual rank."""
     rest = {key: value for key, value in data.items() if key not in EARLIER}
-    if any(switched.values()) and "adapter" not in rest:
-        targets = ATTENTION if switched.get("attention_adapters") else LINEAR
+    if any(data.get(name) is True for name in EARLIER) and "adapter" not in rest:
+        targets = ATTENTION if data.get("attention_adapters") is True else LINEAR
         rest["adapter"] = encode(Adapter(targets=targets), Adapter)
-    return decode_fields(rest, Job, place, problems)
+    return rest
 
 
 def _layers_in(data: object, place: str, problems: Problems) -> Any:

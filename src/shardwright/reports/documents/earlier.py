@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.errors import bad
+from shardwright.plans.document import EARLIER, job_of_today
 from shardwright.reports.documents.ranking import VERSION
 
 CAUSES = {
@@ -38,7 +39,17 @@ def current(document: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in ("baselines", "kinds"):
         if name in document:
             changed[name] = [{**entry, "reason": _said(entry["reason"])} for entry in document[name]]
-    return {**document, **changed}
+    return {**_with_jobs_of_today(document), **changed}
+
+
+def _with_jobs_of_today(value: Any) -> Any:
+    """Return a value with each job in it as it is written today."""
+    if isinstance(value, list):
+        return [_with_jobs_of_today(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    inner = {key: _with_jobs_of_today(item) for key, item in value.items()}
+    return job_of_today(inner) if EARLIER & inner.keys() else inner
 
 
 def _search(report: Mapping[str, Any]) -> Mapping[str, Any]:
