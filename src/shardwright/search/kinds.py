@@ -44,6 +44,7 @@ from shardwright.spec.job import Job
 
 WORTH = 0.02  # part of the time that optimizer state in host memory must be able to gain to be looked at; by judgment
 EXPORTABLE = (MEGATRON,)  # it runs every uniform plan, and those over several types that are one mesh of ranks
+HARDLY = 1.1  # times the best plan so far: a plan on one type that is nearly as good; chosen
 MOST_UNEVEN = 3  # plans of uneven FSDP that are costed in full
 
 
@@ -153,17 +154,16 @@ def _searched(
 def _short_of_memory(
     results: Sequence[OneType], contexts: Sequence[Context], plain: MixedOutcome, incumbent: float
 ) -> bool:
-    """Return whether more memory may help the best plan so far, which leaves types idle or recomputes, or is beside a
-    plan on one type that keeps state in host memory."""
+    """Return whether more memory may help the best plan so far, which leaves types idle or recomputes, or is hardly
+    better than a plan on one type that keeps state in host memory."""
     value, best = min(_valued(plain), key=lambda item: item[0], default=(np.inf, None))
-    rows = [least[1] for result in results if (least := result.found.least) is not None]
-    if any(row.offload[0] > 0 for row in rows):
-        return True
+    alone = [least for result in results if (least := result.found.least) is not None]
     if best is not None and value < incumbent:
         stages = (stage for replica in best.replicas for stage in replica.stages)
         idle = len(best.gpus_by_type) < len(contexts)
-        return idle or any(stage.recompute.granularity != "none" for stage in stages)
-    return len(contexts) > 1 or any(row.recompute[0] != NONE for row in rows)
+        rivalled = any(row.offload[0] > 0 and least <= HARDLY * value for least, row in alone)
+        return idle or rivalled or any(stage.recompute.granularity != "none" for stage in stages)
+    return len(contexts) > 1 or any(row.offload[0] > 0 or row.recompute[0] != NONE for _, row in alone)
 
 
 def _in_turn(

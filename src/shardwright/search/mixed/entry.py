@@ -211,7 +211,7 @@ def affordable_value(plan: Plan) -> float | None:
 
 def depth_limits(deepest: int, layers: int) -> tuple[DeeperPipelines, ...]:
     """Return which pipelines are deeper than those whose compositions are listed, if a model has layers for any."""
-    return (DeeperPipelines(deepest),) if deepest < layers else ()
+    return (DeeperPipelines(deepest),) if 0 < deepest < layers else ()
 
 
 def _as_rival(
