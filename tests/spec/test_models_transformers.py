@@ -166,3 +166,9 @@ def test_patterns_of_published_configs(config: dict[str, object], mixers: list[i
     plain = {key: value for key, value in given.items() if key != "layer_types"}
     layers = model_of_config(plain | config, "config.json").layers
     assert [int(layer.mixer is not None) for layer in layers] == mixers
+
+
+def test_predicted_tokens_beside_a_block_of_one_part_are_refused() -> None:
+    config = next(row["config"] for row in COUNTS if row["given"]["model_type"] == "nemotron_h")
+    with pytest.raises(SpecError, match="which blocks predict tokens beside the last one is not known"):
+        model_of_config(config | {"num_nextn_predict_layers": 1}, "config.json")

@@ -222,6 +222,11 @@ def _model(fields: ConfigFields, family: ModelFamily, model_type: str, title: st
     heads = next((layer.attention for layer in layers if layer.attention), None)
     base, fraction = _rotary(fields, family, heads.head_dim if heads else 0)
     latent = any(layer.latent for layer in layers)
+    predicted = fields.count(*spelled.PREDICTED, most=MOST_LAYERS)
+    last = layers[-1]
+    if predicted and (last.mixer is not None or last.attention is None or (last.mlp is None and last.moe is None)):
+        message = f"is {predicted}, but which blocks predict tokens beside the last one is not known"
+        fields.section.report(fields.has(spelled.PREDICTED) or "", message, "write 0 to plan without them")
     return Model(
         name=title,
         family=model_type,
@@ -239,7 +244,7 @@ def _model(fields: ConfigFields, family: ModelFamily, model_type: str, title: st
         embedding_norm=family.embedding_norm,
         head_bias=stated(fields, family.head_bias),
         dropout=any(rates) if rates else family.dropout > 0.0,
-        mtp_layers=fields.count(*spelled.PREDICTED, most=MOST_LAYERS),
+        mtp_layers=predicted,
         activation=_activation(fields, family, model_type),
         extra_parameters=_extra_parameters(fields, model_type, family, hidden, layers),
         embedding_width=_embedding_width(fields, model_type, hidden),
