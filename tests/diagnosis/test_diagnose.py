@@ -166,3 +166,10 @@ def test_signs_tell_their_first_line_and_how_many() -> None:
     lines = ["x", "[Rank 0] 3 pytorch allocator cache flushes since last step. this happens", "y"] * 3
     (sign,) = signs_of(lines, "a.log")
     assert (sign.cause, sign.place, sign.count) == ("allocator-retries", "a.log, line 2", 3)
+
+
+def test_a_text_that_tells_nothing_is_refused_beside_a_step_time_too(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("nodes: [{count: 4, gpu: A100-SXM-80, gpus: 8}]\n")
+    where = ["--launch", "examples/slow-run.sh", "--cluster", "4x8xH100-SXM", "--measured", "5s", "--no-best"]
+    outcome = run(["diagnose", str(tmp_path / "cluster.yaml"), *where])
+    assert outcome.code == 2 and "no line tells of a step" in outcome.err

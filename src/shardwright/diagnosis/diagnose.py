@@ -132,7 +132,7 @@ def read_case(
         of_folder = read_train_folder(folder)
         ranks, saving = _joined(of_folder.ranks, ranks), of_folder.saving_seconds
         texts += [folder / METRICS] if (folder / METRICS).exists() else []
-    signs, message, run = _read_texts(texts, plan, needed=not ranks and step_seconds is None)
+    signs, message, run = _read_texts(texts, plan)
     state = good_state(run) if run is not None else None
     known = [rank.step_seconds for rank in ranks if rank.counted]
     step = state.seconds if state is not None else step_seconds
@@ -167,11 +167,9 @@ def _iterations(run: MeasuredRun | None) -> float:
     return float(run.steps.covers.sum()) if run is not None else 1.0
 
 
-def _read_texts(
-    paths: Sequence[Path], plan: Plan, *, needed: bool
-) -> tuple[tuple[Sign, ...], OutOfMemory | None, MeasuredRun | None]:
+def _read_texts(paths: Sequence[Path], plan: Plan) -> tuple[tuple[Sign, ...], OutOfMemory | None, MeasuredRun | None]:
     """Return signs, a message of full memory, and the run that texts tell of. A text without steps is none where it
-    tells one of the former, or something else tells the step (`needed` is False)."""
+    tells one of the former. Raises SpecError for one that tells nothing."""
     signs: list[Sign] = []
     message: OutOfMemory | None = None
     run: MeasuredRun | None = None
@@ -185,7 +183,7 @@ def _read_texts(
         try:
             read = read_run(path)
         except SpecError:
-            if needed and not of_text and full is None:
+            if not of_text and full is None:
                 raise
             continue
         if run is not None:
