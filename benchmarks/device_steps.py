@@ -27,8 +27,14 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.measured.machine import profiled
 from shardwright.errors import SpecError
 from shardwright.files import write_atomically
-from shardwright.measure.custom import cluster_fragment
-from shardwright.measure.device import MeasuredDevice, find_device, require_torch, synchronize, torch_device
+from shardwright.measure.device import (
+    MeasuredDevice,
+    cluster_fragment,
+    find_device,
+    require_torch,
+    synchronize,
+    torch_device,
+)
 from shardwright.measure.run import measure
 from shardwright.plans.plan import Plan
 from shardwright.reports.text.layout import table

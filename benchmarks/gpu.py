@@ -32,8 +32,7 @@ from shardwright.cost.compute.efficiency import computes
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.measured.machine import profiled
 from shardwright.errors import SpecError
-from shardwright.measure.custom import cluster_fragment
-from shardwright.measure.device import MeasuredDevice, find_device
+from shardwright.measure.device import MeasuredDevice, cluster_fragment, find_device
 from shardwright.measure.run import measure
 from shardwright.reports.text.layout import table
 from shardwright.spec.cluster import Cluster

@@ -14,7 +14,7 @@ from shardwright.reports.text.support import markdown_table, matrix_markdown
 from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface import model_of_config
 from shardwright.spec.read.presets import preset_model, preset_names
-from shardwright.trainers.support import family_answers, searched_trainers
+from shardwright.trainers.runs import family_answers, searched_trainers
 
 PAGE = Path(__file__).with_name("support.md")
 COUNTS = Path(__file__).parents[1] / "tests" / "spec" / "transformers_counts.json"

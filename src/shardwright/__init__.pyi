@@ -34,9 +34,9 @@ from .spec.read.layer_profile import load_layer_profile as load_layer_profile
 from .spec.read.machine_profile import load_profile as load_profile
 from .spec.read.model import load_model as load_model
 from .spec.read.offers import load_offers as load_offers
-from .trainers.evaluate import evaluate as evaluate
-from .trainers.export import export as export
+from .trainers.plan import evaluate as evaluate
 from .trainers.plan import plan as plan
+from .trainers.runs import export as export
 from .trainers.shop import shop as shop
 from .validation.validate import validate as validate
 

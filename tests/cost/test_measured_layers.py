@@ -28,7 +28,7 @@ from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.layer_profile import layer_profile, load_layer_profile
 from shardwright.spec.read.profile_stand_ins import stand_in_model
-from shardwright.trainers.evaluate import evaluate
+from shardwright.trainers.plan import evaluate
 
 NODE = {"count": 2, "gpu": "A100-SXM-40", "gpus": 4, "inter_node_gbps": 50}
 

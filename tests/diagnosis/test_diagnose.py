@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shardwright.diagnosis.case import padding_of, signs_of
 from shardwright.diagnosis.causes import CAUSES
-from shardwright.diagnosis.padding import padding_of
-from shardwright.diagnosis.signs import signs_of
 from shardwright.diagnosis.words import cause_names, record_advice, record_of
 from tests.cli.running import refused, run
 from tests.cli.schemas import holds

@@ -13,9 +13,7 @@ from tests.cli.running import refused, run
 
 from shardwright.discovery.discover import Discovery, discover
 from shardwright.discovery.document import Ask, MachineGroup, grouped, known
-from shardwright.discovery.kubernetes import kubernetes_nodes
-from shardwright.discovery.local import this_machine
-from shardwright.discovery.slurm import slurm_nodes
+from shardwright.discovery.sources import kubernetes_nodes, slurm_nodes, this_machine
 from shardwright.errors import SpecError
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import load_cluster

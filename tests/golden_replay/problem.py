@@ -30,7 +30,7 @@ from shardwright.spec.read.model import load_model
 from shardwright.spec.read.model_yaml import model_of_dimensions
 from shardwright.spec.read.offers import build_offers
 from shardwright.spec.read.profile_stand_ins import stand_in_gpus, stand_in_model
-from shardwright.trainers.evaluate import evaluate
+from shardwright.trainers.plan import evaluate
 
 HERE = Path(__file__).parent
 PROBLEMS, RESULTS = HERE / "problems", HERE / "results"

@@ -25,8 +25,7 @@ from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.measured.machine import base_seconds, profiled
 from shardwright.errors import SpecError
 from shardwright.measure.collectives import measured
-from shardwright.measure.custom import cluster_fragment
-from shardwright.measure.device import MeasuredDevice, find_device
+from shardwright.measure.device import MeasuredDevice, cluster_fragment, find_device
 from shardwright.measure.operators import CALLS, gemm_calls, memory_calls
 from shardwright.measure.run import MeasureProgress, measure, partial_path
 from shardwright.measure.timing import Call, sustained, timing

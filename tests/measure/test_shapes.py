@@ -7,7 +7,14 @@ from collections import Counter
 import pytest
 from tests.measure.samples import device
 
-from shardwright.measure.shapes import CALL_SHARE, ShapeSettings, collective_rows, operator_rows, row_count, shape_scale
+from shardwright.measure.operators import (
+    CALL_SHARE,
+    ShapeSettings,
+    collective_rows,
+    operator_rows,
+    row_count,
+    shape_scale,
+)
 
 FAST = ShapeSettings(row_seconds=1.0, flops_per_second=7e14)
 SLOW = ShapeSettings(row_seconds=1.0, flops_per_second=1e11)

@@ -19,7 +19,7 @@ from shardwright.search.planner import predict
 from shardwright.search.rules.filters import Filters
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import parse_pins
-from shardwright.trainers.evaluate import evaluate
+from shardwright.trainers.plan import evaluate
 
 LINE = (
     "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py --micro-batch-size 1 --global-batch-size 128 "

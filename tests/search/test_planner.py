@@ -43,7 +43,7 @@ from shardwright.spec.job import Job
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
-from shardwright.trainers.evaluate import evaluate
+from shardwright.trainers.plan import evaluate
 
 MODEL = load_model("llama-3.1-8b")
 CLUSTER = load_cluster("2x8xA100-SXM-80")

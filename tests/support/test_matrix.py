@@ -23,7 +23,7 @@ from shardwright.spec.adapter import Adapter
 from shardwright.spec.job import Job, Optimizer
 from shardwright.spec.options import VALUES
 from shardwright.spec.read.presets import preset_model, preset_names
-from shardwright.trainers.support import family_answers
+from shardwright.trainers.runs import family_answers
 
 JOB = Job(global_batch=64, seq_len=4096)
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from shardwright.errors import SpecError
-from shardwright.traces.out_of_memory import out_of_memory
-from shardwright.traces.snapshot import plain_pickle, read_snapshot
+from shardwright.traces.memory import out_of_memory, plain_pickle, read_snapshot
 
 GIB, MIB = 1024**3, 1024**2
 

@@ -97,7 +97,7 @@ def test_a_trace_of_kineto(tmp_path: Path, name: str) -> None:
 def test_a_trace_is_read_in_blocks_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "trace.json", document())
     for size in (7, 97, 1000):
-        monkeypatch.setattr("shardwright.traces.chrome.BLOCK", size)
+        monkeypatch.setattr("shardwright.traces.kineto.BLOCK", size)
         check(read_records([path]).ranks[0])
 
 

@@ -78,8 +78,7 @@ def diagnose(
     other.
     """
     from shardwright.diagnosis.diagnose import diagnose as run
-    from shardwright.diagnosis.document import diagnosis_document
-    from shardwright.diagnosis.text import diagnosis_text
+    from shardwright.diagnosis.report import diagnosis_document, diagnosis_text
 
     require_writable(out, [*sources, launch, plan, data, *profile, calibration], json=json)
     mine = _plan_of(sources, launch, plan, cluster, model, env, seq_len, accept_guess=accept_guess)
@@ -106,7 +105,7 @@ def _plan_of(
 ) -> Plan:
     """Return the plan of a run: from its launch, its plan file, or the plan in the folder that `train` left."""
     from shardwright.plans.document import load_plan
-    from shardwright.traces.run_folder import PLAN
+    from shardwright.traces.read import PLAN
 
     if launch is not None and plan is not None:
         raise bad("--plan", "says with --launch what ran twice", "leave one of them out")

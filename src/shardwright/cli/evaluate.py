@@ -161,7 +161,7 @@ def _answer(
     from shardwright.cli.inputs import rules_of
     from shardwright.cost.site.calibrated import anchored
     from shardwright.search.space.axes import parse_pins
-    from shardwright.trainers.evaluate import evaluate as assess
+    from shardwright.trainers.plan import evaluate as assess
 
     space = parse_pins(wanted.settings)
     limits = rules_of(wanted.rules, mine.cluster)

@@ -58,7 +58,7 @@ def export(
     from shardwright.exporters.nearest import nearest_plan
     from shardwright.plans.document import load_plan
     from shardwright.reports.text.explain import nearest_words
-    from shardwright.trainers.export import export as files_for
+    from shardwright.trainers.runs import export as files_for
 
     chosen = load_plan(plan)
     try:

@@ -60,7 +60,7 @@ def profile(
     """
     from shardwright.cost.learned import default_efficiency
     from shardwright.cost.measured.summary import family_summaries, link_summaries
-    from shardwright.measure.custom import cluster_fragment
+    from shardwright.measure.device import cluster_fragment
     from shardwright.measure.run import partial_path
     from shardwright.measure.run import profile as measure
     from shardwright.reports.text.measured import profile_document, profile_text
@@ -84,7 +84,7 @@ def profile(
 
 
 def _cluster(result: MachineProfile) -> Cluster:
-    from shardwright.measure.custom import cluster_fragment
+    from shardwright.measure.device import cluster_fragment
     from shardwright.spec.read.cluster import build_cluster
 
     return build_cluster(cluster_fragment(result), "profile")

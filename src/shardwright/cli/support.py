@@ -38,7 +38,7 @@ def support(
     from shardwright.exporters.support.matrix import trainers
     from shardwright.spec.catalog.frameworks import framework_names
     from shardwright.spec.read.model import load_model
-    from shardwright.trainers.support import model_answers
+    from shardwright.trainers.runs import model_answers
 
     of_framework = {trainer.framework for trainer in trainers().values()}
     if framework is not None and framework not in (*of_framework, *framework_names()):
@@ -71,7 +71,7 @@ def _write_matrix(names: list[str], *, details: bool, json: bool) -> None:
     from shardwright.reports.text.layout import listed
     from shardwright.reports.text.support import matrix_text
     from shardwright.spec.read.presets import preset_model, preset_names
-    from shardwright.trainers.support import chosen_facts, family_answers
+    from shardwright.trainers.runs import chosen_facts, family_answers
 
     rows = chosen_facts(names)
     families = [answer for answer in family_answers(map(preset_model, preset_names())) if answer.target in names]

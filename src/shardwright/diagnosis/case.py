@@ -1,29 +1,39 @@
-"""`Case`: all that is known of a run, in one value that the causes look at."""
+"""`Case`: all that is known of a run, in one value that the causes look at.
+
+Beside figures these are lines of logs that tell a cause by themselves (patterns in `data/signs.csv`, each with what the
+line means), and how many tokens of a token file are padding: a token that fills samples up to their end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 
 import numpy as np
 
+from shardwright.arrays import Ints
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.iteration.replica_time import Mixed
 from shardwright.cost.predict import predict
-from shardwright.diagnosis.padding import Padding
-from shardwright.diagnosis.signs import Sign
+from shardwright.errors import bad
+from shardwright.files import shipped_table
 from shardwright.plans.placement import placement_of
 from shardwright.plans.plan import Plan, Prediction
 from shardwright.runs.run import MeasuredRun
 from shardwright.runs.state import GoodState
 from shardwright.traces.figures import RankFigures
-from shardwright.traces.out_of_memory import OutOfMemory
-from shardwright.traces.snapshot import MemorySnapshot
+from shardwright.traces.memory import MemorySnapshot, OutOfMemory
 
 SLOWEST = 1.5  # times what is expected; chosen, 1.3 to 2
+LONGEST_LINE = 2_000  # characters that are looked at
+MOST_SAMPLES = 4_096  # that are looked at, evenly spread
+LONGEST_RUN = 2  # of one token at the end of a sample, which a text may have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,3 +114,91 @@ def costed(plan: Plan, efficiency: Efficiency) -> Plan:
 def median(values: Sequence[float]) -> float:
     """Return the median, 0 of nothing."""
     return float(np.median(values)) if len(values) else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """A line that tells a cause: where it stands, how many like it there are, and what it means."""
+
+    cause: str
+    place: str
+    text: str
+    meaning: str
+    count: int
+
+
+def signs_of(lines: Iterable[str], name: str) -> tuple[Sign, ...]:
+    """Return the signs in the lines of a file, each with its first line."""
+    first: dict[int, tuple[int, str]] = {}
+    counts: dict[int, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not any(word in line for word in _words()):
+            continue
+        for row, (_, _, pattern) in enumerate(_patterns()):
+            if pattern.search(line[:LONGEST_LINE]):
+                first.setdefault(row, (number, line.strip()[:200]))
+                counts[row] = counts.get(row, 0) + 1
+    return tuple(
+        Sign(
+            cause=_patterns()[row][0],
+            place=f"{name}, line {number}",
+            text=text,
+            meaning=_patterns()[row][1],
+            count=counts[row],
+        )
+        for row, (number, text) in sorted(first.items())
+    )
+
+
+@cache
+def _patterns() -> tuple[tuple[str, str, re.Pattern[str]], ...]:
+    rows = shipped_table("shardwright.diagnosis", "signs.csv")
+    return tuple((row["cause"], row["meaning"], re.compile(row["pattern"])) for row in rows)
+
+
+@cache
+def _words() -> tuple[str, ...]:
+    """Parts of lines of which a sign has one: most lines have none, and cost no pattern."""
+    return tuple(dict.fromkeys(row["word"] for row in shipped_table("shardwright.diagnosis", "signs.csv")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Padding:
+    """The share of tokens that are padding, the token that pads, and how many samples say so."""
+
+    share: float
+    token: int | None
+    samples: int
+    source: str
+
+
+def padding_of(path: Path, seq_len: int) -> Padding:
+    """Return what share of the samples of `seq_len` tokens of a token file (`NAME.bin`, with `NAME.json` beside it) is
+    padding. Raises SpecError for a file that is none, or has less than a sample."""
+    about = path.with_suffix(".json")
+    try:
+        dtype = {"uint16": "<u2", "uint32": "<u4"}[str(json.loads(about.read_text(encoding="utf-8"))["dtype"])]
+    except (OSError, ValueError, KeyError, TypeError):
+        message = "does not say what the tokens are"
+        raise bad(str(about), message, "name a file that `tokens` wrote, with its .json beside it") from None
+    tokens = np.memmap(path, dtype=dtype, mode="r") if path.is_file() and path.stat().st_size else np.zeros(0)
+    count = len(tokens) // seq_len
+    if not count:
+        raise bad(str(path), f"has less than a sample of {seq_len} tokens", "name the file that the run trains on")
+    chosen = np.unique(np.linspace(0, count - 1, min(count, MOST_SAMPLES)).astype(np.int64))
+    samples = np.stack([tokens[place * seq_len : (place + 1) * seq_len] for place in chosen]).astype(np.int64)
+    runs = _runs_at_end(samples)
+    padded = runs > LONGEST_RUN
+    last = samples[padded, -1]
+    if not len(last):
+        return Padding(share=0.0, token=None, samples=len(chosen), source=str(path))
+    token = int(np.bincount(last).argmax())
+    ours = samples[:, -1] == token
+    share = float(runs[ours].sum() / samples.size) if (last == token).mean() > 0.5 else 0.0
+    return Padding(share=share, token=token, samples=len(chosen), source=str(path))
+
+
+def _runs_at_end(samples: Ints) -> Ints:
+    """Return how many times each sample repeats its last token at the end, [samples]."""
+    differs = samples[:, ::-1] != samples[:, -1:]
+    return np.asarray(np.where(differs.any(axis=1), differs.argmax(axis=1), samples.shape[1]))

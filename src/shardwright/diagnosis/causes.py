@@ -17,7 +17,6 @@ from typing import Literal
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNSHARDED, ZERO1, ZERO2, Row, row_of, values_of
 from shardwright.diagnosis.case import Case, median
-from shardwright.diagnosis.pricing import changed, explaining_links, with_job
 from shardwright.diagnosis.terms import (
     CONTEXT,
     EXPERT,
@@ -26,7 +25,10 @@ from shardwright.diagnosis.terms import (
     PIPELINE,
     TALK,
     TENSOR,
+    changed,
+    explaining_links,
     terms,
+    with_job,
 )
 from shardwright.plans.plan import Plan
 from shardwright.search.space.axes import Space, virtual_stages

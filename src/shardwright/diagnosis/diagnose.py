@@ -12,11 +12,9 @@ import numpy as np
 
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.learned import default_efficiency
-from shardwright.diagnosis.case import Case, costed, median
+from shardwright.diagnosis.case import Case, Sign, costed, median, padding_of, signs_of
 from shardwright.diagnosis.causes import Finding, findings
 from shardwright.diagnosis.memory import MemoryAccount, memory_account
-from shardwright.diagnosis.padding import padding_of
-from shardwright.diagnosis.signs import Sign, signs_of
 from shardwright.diagnosis.terms import Term, terms
 from shardwright.diagnosis.words import record_of
 from shardwright.errors import Problem, SpecError, bad
@@ -26,9 +24,8 @@ from shardwright.runs.read import read_run
 from shardwright.runs.run import MeasuredRun, RunSetting
 from shardwright.runs.state import FAST, GOOD, WARM_UP, good_state
 from shardwright.traces.figures import RankFigures
-from shardwright.traces.out_of_memory import OutOfMemory, out_of_memory
-from shardwright.traces.read import read_records
-from shardwright.traces.run_folder import METRICS, read_train_folder
+from shardwright.traces.memory import OutOfMemory, out_of_memory
+from shardwright.traces.read import METRICS, read_records, read_train_folder
 
 Verdict = Literal["as expected", "slower", "faster", "out of memory", "not measured"]
 LONGEST_TEXT = 400_000_000  # characters of a log that are looked at for signs
@@ -253,7 +250,7 @@ def _records(case: Case, causes: Sequence[Finding], untold: bool) -> Iterator[st
 
 
 def _best(plan: Plan, efficiency: Efficiency) -> Plan | None:
-    from shardwright.trainers.evaluate import evaluate
+    from shardwright.trainers.plan import evaluate
 
     ranking = evaluate(plan, efficiency=efficiency, top=1).best
     return ranking.plans[0] if ranking.plans else None

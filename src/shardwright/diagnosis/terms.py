@@ -1,11 +1,28 @@
-"""Expected beside measured, term by term, seen from the rank that the others wait for."""
+"""Expected beside measured, term by term, seen from the rank that the others wait for; and the plan with one thing
+changed, by the cost model: what that saves, and whether it fits.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
-from shardwright.diagnosis.case import Case
+import numpy as np
+
+from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.iteration.lanes import contexts_of
+from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.strategies import Row, plan_of_row, row_of, strategies, values_of
+from shardwright.diagnosis.case import Case, costed
+from shardwright.errors import SpecError
+from shardwright.plans.abilities import framework_problems
+from shardwright.plans.check import check
+from shardwright.plans.plan import Plan
+from shardwright.spec.cluster import NodePool
+from shardwright.spec.job import Job
 from shardwright.traces.figures import Collective, RankFigures
+from shardwright.units import GIGA
 
 COMPUTE, HOST, DATA, OPTIMIZER = "compute", "host", "data", "optimizer"
 TENSOR, CONTEXT, EXPERT, PIPELINE, GRADIENTS = "tensor", "context", "expert", "pipeline", "gradients"
@@ -18,6 +35,7 @@ GROUP_WORDS = (
     (PIPELINE, ("pipeline", "pp", "mesh_pp", "position_embedding", "embedding")),
     (GRADIENTS, ("gradients", "data", "dp", "fsdp", "dp_shard", "mesh_dp", "mesh_default", "zero")),
 )
+FIT = 0.9  # probability with which a change must fit, as of plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,3 +152,124 @@ def _measured(case: Case, rank: RankFigures) -> tuple[dict[str, float], dict[str
         measured[name] = measured.get(name, 0.0) + call.exposed_seconds
         hidden[name] = hidden.get(name, 0.0) + call.hidden_seconds
     return measured, hidden
+
+
+def changed(case: Case, changes: Iterable[Row]) -> Plan | None:
+    """Return the fastest legal plan that one of `changes` of its row makes and that fits, or takes no more memory than
+    the one that runs; None where none does, or the plan is not uniform."""
+    plan = case.plan
+    if not plan.uniform or check(plan):
+        return None
+    (whole,) = contexts_of(plan, case.efficiency).values()
+    context = replace(whole, headroom=headroom(FIT, plan.job))
+    row, gpu = values_of(row_of(plan)), whole.pool.gpu.name
+    rows = [row]
+    for change in changes:
+        new = {**row, **change}
+        if new == row or new in rows:
+            continue
+        candidate = plan_of_row(strategies([new]), plan.model, plan.job, plan.cluster, gpu)
+        if not check(candidate) and not any(framework_problems(candidate)):
+            rows.append(new)
+    if len(rows) == 1:
+        return None
+    timed = context.timed(strategies(rows))
+    rows = [row for row, known in zip(rows, timed, strict=True) if known]
+    verdict = evaluate(context, strategies(rows))
+    able = verdict.fits | (verdict.peak_bytes <= verdict.peak_bytes[0])
+    seconds = np.where(able, verdict.seconds, np.inf)
+    best = int(np.argmin(seconds))
+    if best == 0:
+        return None
+    return costed(plan_of_row(strategies([rows[best]]), plan.model, plan.job, plan.cluster, gpu), case.efficiency)
+
+
+def with_job(case: Case, change: Callable[[Job], Job]) -> Plan | None:
+    """Return the plan for another job, which may have a multiple of the samples; None where its framework or GPUs do
+    not take that."""
+    try:
+        job = change(case.plan.job)
+        more = job.global_batch // case.plan.job.global_batch
+        replicas = tuple(replace(part, micro_batches=more * part.micro_batches) for part in case.plan.replicas)
+        plan = replace(case.plan, job=job, replicas=replicas, prediction=None)
+        return None if check(plan) or any(framework_problems(plan)) else costed(plan, case.efficiency)
+    except SpecError:
+        return None
+
+
+def with_pools(case: Case, change: Callable[[NodePool], NodePool]) -> Plan:
+    """Return the plan on machines of other links."""
+    cluster = replace(case.plan.cluster, pools=tuple(change(pool) for pool in case.plan.cluster.pools))
+    return costed(replace(case.plan, cluster=cluster, prediction=None), case.efficiency)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorseLinks:
+    """Links worse than described: in words what they are, and the plan on them."""
+
+    words: str
+    plan: Plan
+
+    @property
+    def seconds(self) -> float:
+        """What a step takes over them."""
+        assert self.plan.prediction is not None, "plans on other links are costed"
+        return self.plan.prediction.iteration_seconds
+
+
+SLOWEST_LINKS = 1000.0  # times slower, beyond which links explain nothing
+HALVINGS = 12  # of the logarithm of that: to 0.2 %
+NOTICED = 1.3  # times slower, from which on links are worth a word; chosen, 1.2 to 1.5
+# Bytes a second of a machine that networks reach, from the bottom, by what they most likely are; of data sheets.
+NETWORKS = (
+    (0.15e9, "Ethernet of 1 Gb/s"),
+    (1.5e9, "TCP over Ethernet of 10 Gb/s"),
+    (4.0e9, "TCP sockets in place of RDMA, or Ethernet of 25 Gb/s"),
+    (14e9, "one network card of 100 Gb/s"),
+    (28e9, "one network card of 200 Gb/s"),
+    (55e9, "one network card of 400 Gb/s"),
+)
+PCIE_SHARE = 0.5  # of PCIe's rate that traffic through the host reaches, which is crossed twice; chosen, 0.35 to 0.7
+
+
+def explaining_links(case: Case, seconds: float) -> WorseLinks | None:
+    """Return the links over which a step would take `seconds`: slower ones between machines or, within one, PCIe in
+    place of NVLink; None where none would."""
+    pools = case.plan.cluster.pools
+    if any(pool.nodes > 1 for pool in pools):
+        return _slower_network(case, seconds)
+    if any(pool.gpus_per_node > 1 and pool.intra_bytes_per_second > 2.0 * _pcie(pool) for pool in pools):
+        over = with_pools(case, lambda pool: replace(pool, intra_bytes_per_second=_pcie(pool)))
+        links = WorseLinks(words="PCIe in place of NVLink", plan=over)
+        return links if abs(math.log(links.seconds / seconds)) < PCIE_NEAR else None
+    return None
+
+
+PCIE_NEAR = 0.2  # log distance of the step over PCIe to what was measured; chosen, 0.1 to 0.3
+
+
+def _slower_network(case: Case, seconds: float) -> WorseLinks | None:
+    def over(factor: float) -> Plan:
+        return with_pools(case, lambda p: replace(p, inter_bytes_per_second=p.inter_bytes_per_second / factor))
+
+    def takes(plan: Plan) -> float:
+        assert plan.prediction is not None, "plans on other links are costed"
+        return plan.prediction.iteration_seconds
+
+    low, high = 1.0, SLOWEST_LINKS
+    if takes(over(high)) < seconds:
+        return None
+    for _ in range(HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if takes(over(middle)) < seconds else (low, middle)
+    if high < NOTICED:
+        return None
+    pool = max(case.plan.cluster.pools, key=lambda p: p.inter_bytes_per_second)
+    rate = pool.inter_bytes_per_second / high
+    likely = next((words for limit, words in NETWORKS if rate < limit), "")
+    words = f"{rate / GIGA:.2g} GB/s between machines instead of {pool.inter_bytes_per_second / GIGA:.3g}"
+    return WorseLinks(words=f"{words} ({likely})" if likely else words, plan=over(high))
+
+
+def _pcie(pool: NodePool) -> float:
+    return PCIE_SHARE * pool.gpu.pcie_bytes_per_second

@@ -18,10 +18,8 @@ from shardwright.discovery.document import (
     left_out,
     unseen,
 )
-from shardwright.discovery.kubernetes import kubernetes_nodes
-from shardwright.discovery.local import local_nodes
 from shardwright.discovery.recorded import LISTINGS, recorded_nodes
-from shardwright.discovery.slurm import slurm_nodes
+from shardwright.discovery.sources import kubernetes_nodes, local_nodes, slurm_nodes
 from shardwright.errors import bad, suggestion
 
 PATIENCE_SECONDS = 30.0

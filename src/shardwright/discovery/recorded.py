@@ -15,8 +15,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from shardwright.discovery.document import OF_PARTS, MachineGroup, Node, known
-from shardwright.discovery.kubernetes import nodes_of_kubectl
-from shardwright.discovery.slurm import nodes_of_scontrol, nodes_of_sinfo, states_of_sinfo
+from shardwright.discovery.sources import nodes_of_kubectl, nodes_of_scontrol, nodes_of_sinfo, states_of_sinfo
 from shardwright.errors import bad
 from shardwright.spec.text.reading import read_text
 

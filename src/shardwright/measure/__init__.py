@@ -1,10 +1,8 @@
 """Measures the machine at hand: operators and collectives, for planning on its own figures.
 
 * `run`: all measurements
-* `shapes`: what is measured
-* `device`: devices and versions
-* `operators`: products, attention and what only moves memory, as calls
+* `device`: devices and versions, and the description of a device that the catalogue lacks
+* `operators`: what is measured, and products, attention and what only moves memory as calls
 * `collectives`: collectives under torchrun
 * `timing`: seconds of repeated calls
-* `custom`: a device that the catalogue lacks
 """

@@ -13,10 +13,15 @@ from pathlib import Path
 
 from shardwright.errors import bad
 from shardwright.measure.collectives import measured
-from shardwright.measure.custom import custom_device
-from shardwright.measure.device import MeasuredDevice, find_device
-from shardwright.measure.operators import CALLS, float32_products
-from shardwright.measure.shapes import ShapeSettings, collective_rows, operator_rows, row_count
+from shardwright.measure.device import MeasuredDevice, custom_device, find_device
+from shardwright.measure.operators import (
+    CALLS,
+    ShapeSettings,
+    collective_rows,
+    float32_products,
+    operator_rows,
+    row_count,
+)
 from shardwright.measure.timing import sustained
 from shardwright.spec.read.machine_profile import (
     CollectiveTime,

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from shardwright.errors import bad
 from shardwright.progress import tell
-from shardwright.runs.run import MeasuredRun, RunSetting
-from shardwright.runs.steps import NAN, Rows, steps_of
+from shardwright.runs.run import NAN, MeasuredRun, Rows, RunSetting, steps_of
 
 # Tags that trainers write, what they are, and one of their unit in ours. TensorBoard of a Trainer, DeepSpeed or a
 # plain `add_scalar` says no time: the clock of its records does.

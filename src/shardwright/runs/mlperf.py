@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.runs.run import Event
-from shardwright.runs.steps import Rows
+from shardwright.runs.run import Event, Rows
 
 SECONDS = ("train_step_time", "train_step_timing in s", "step_time")  # what submitters call a step's seconds
 SAMPLES = ("samples_count", "step", "step_num", "epoch_num")  # where they count samples

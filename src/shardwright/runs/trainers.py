@@ -18,7 +18,7 @@ SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """How a trainer reports a step. `mark` is what its lines, and no others, hold; `figures` are patterns with one
-    group, and what their unit is in ours; of `needs` a line must have one each. `mean` as in `steps.Rows`. A dialect
+    group, and what their unit is in ours; of `needs` a line must have one each. `mean` as in `run.Rows`. A dialect
     of a lower `rank` is taken where a log has several: one clock of the trainer's own before what is derived."""
 
     trainer: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwright.diagnosis.diagnose import Diagnosis
-from shardwright.diagnosis.document import diagnosis_document
+from shardwright.diagnosis.report import diagnosis_document
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking

@@ -15,9 +15,8 @@ from typing import Any
 from mcp.server import MCPServer
 
 from shardwright.cost.learned import default_efficiency
-from shardwright.diagnosis.case import Case
+from shardwright.diagnosis.case import Case, signs_of
 from shardwright.diagnosis.diagnose import Diagnosis, diagnosed
-from shardwright.diagnosis.signs import signs_of
 from shardwright.errors import bad
 from shardwright.plans.plan import Plan
 from shardwright.reports.words import in_words
@@ -26,8 +25,8 @@ from shardwright.serving.requests import MOST_SECONDS, PlanRequest, ShopRequest,
 from shardwright.serving.worker import answer_within
 from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.read.presets import preset_names
-from shardwright.traces.out_of_memory import out_of_memory
-from shardwright.trainers.export import export
+from shardwright.traces.memory import out_of_memory
+from shardwright.trainers.runs import export
 
 MOST_LOG_CHARACTERS = 200_000
 INSTRUCTIONS = """Shardwright predicts and plans the training of large models: which GPUs, which parallel strategy, how

@@ -1,18 +1,26 @@
 """What the time of a rank went to: computing, each kind of communication hidden and exposed, the host, data, the
-update, copies. All seconds are of one step."""
+update, copies. All seconds are of one step.
+
+Times are arrays [N, 2] of begin and end, in seconds: sorted, and none touches another. What kind of work a kernel is
+shows in its name: the first row of `data/kernels.csv` that matches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 
 import numpy as np
 
-from shardwright.arrays import Bools, Floats, Ints
-from shardwright.traces.intervals import NOTHING, both, either, less, seconds, union
-from shardwright.traces.kinds import COLLECTIVES, COPY
+from shardwright.arrays import Array, Bools, Floats, Ints
+from shardwright.files import shipped_table
 
 DRAWN = 400  # parts of a step that a timeline tells apart
+NOTHING: Floats = np.zeros((0, 2))
+COMPUTE, COPY = "compute", "copy"
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast", "other_collective")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,3 +208,69 @@ def _irregularity(passes: Mapping[tuple[str, int], Sequence[float]]) -> float | 
         float(np.quantile(values, 0.9) / np.median(values)) - 1.0 for values in passes.values() if len(values) >= 4
     ]
     return max(spreads) if spreads else None
+
+
+def union(begin: Array, end: Array) -> Floats:
+    """Return the times that lie in any of the spans `begin` to `end`, [N] each."""
+    begin, end = np.asarray(begin, dtype=float), np.asarray(end, dtype=float)
+    if not len(begin):
+        return NOTHING
+    order = np.argsort(begin, kind="stable")
+    begin, reached = begin[order], np.maximum.accumulate(end[order])
+    first = np.concatenate([[True], begin[1:] > reached[:-1]])
+    starts = np.flatnonzero(first)
+    last = np.concatenate([starts[1:] - 1, [len(begin) - 1]])
+    spans = np.stack([begin[starts], reached[last]], axis=1)
+    return np.asarray(spans[spans[:, 1] > spans[:, 0]])
+
+
+def both(first: Floats, second: Floats) -> Floats:
+    """Return the times that lie in both sets."""
+    return _where(first, second, lambda inside, other: inside & other)
+
+
+def less(first: Floats, second: Floats) -> Floats:
+    """Return the times that lie in the first set alone."""
+    return _where(first, second, lambda inside, other: inside & ~other)
+
+
+def either(first: Floats, second: Floats) -> Floats:
+    """Return the times that lie in any of two sets."""
+    spans = np.concatenate([first, second])
+    return union(spans[:, 0], spans[:, 1])
+
+
+def seconds(spans: Floats) -> float:
+    """Return how long a set is."""
+    return float((spans[:, 1] - spans[:, 0]).sum())
+
+
+def _where(first: Floats, second: Floats, rule: Callable[[Bools, Bools], Bools]) -> Floats:
+    times = np.concatenate([first.ravel(), second.ravel()])
+    if not len(times):
+        return NOTHING
+    order = np.argsort(times, kind="stable")
+    inside = [
+        np.cumsum(np.concatenate(steps)[order]) > 0
+        for steps in (
+            (np.tile([1, -1], len(first)), np.zeros(2 * len(second), dtype=int)),
+            (np.zeros(2 * len(first), dtype=int), np.tile([1, -1], len(second))),
+        )
+    ]
+    sorted_times = times[order]
+    kept = rule(inside[0], inside[1])[:-1]
+    return union(sorted_times[:-1][kept], sorted_times[1:][kept])
+
+
+@lru_cache(maxsize=65_536)
+def kind_of(name: str) -> str:
+    """Return the kind of a kernel: a collective, attention, gemm, optimizer, copy, or `compute` for any other."""
+    folded = name.casefold()
+    return next((kind for kind, pattern in _patterns() if pattern.search(folded)), COMPUTE)
+
+
+@cache
+def _patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    return tuple(
+        (row["kind"], re.compile(row["pattern"])) for row in shipped_table("shardwright.traces", "kernels.csv")
+    )

@@ -18,8 +18,7 @@ import numpy as np
 from shardwright.arrays import Floats
 from shardwright.errors import bad
 from shardwright.progress import tell
-from shardwright.traces.figures import Activity, Spans
-from shardwright.traces.kinds import COPY, kind_of
+from shardwright.traces.figures import COPY, Activity, Spans, kind_of
 from shardwright.traces.kineto import ALLOCATE, DATA, RANK_OF_NAME, UPDATE
 
 NANOSECOND = 1e-9

@@ -1,4 +1,5 @@
-"""Plans that somebody can run: the search of the planner within what the trainers of a framework run.
+"""Plans that somebody can run: the search of the planner within what the trainers of a framework run, and the best of
+them beside a plan that is given.
 
 Where the search finds first what no trainer of the framework takes, it looks again at what they take alone. Of several
 frameworks each is a search of its own, and the best plan says which it is priced for.
@@ -11,15 +12,27 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
+from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.cost.iteration.lanes import contexts_of
+from shardwright.cost.learned import default_efficiency
+from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.site.calibrated import anchored
+from shardwright.cost.strategies import row_of, stage_starts
 from shardwright.errors import SpecError, bad, require, suggestion
 from shardwright.exporters.nearest import search_for
 from shardwright.exporters.support.matrix import limits_in_rules
 from shardwright.exporters.targets import TRAINERS
 from shardwright.plans.findings import NoTrainer
-from shardwright.plans.ranking import NoPlan, Ranking, SearchReport
+from shardwright.plans.plan import Plan
+from shardwright.plans.ranking import Evaluation, NoPlan, Ranking, SearchReport
+from shardwright.search.advice.infeasible import remedies
 from shardwright.search.combinations import best_of
-from shardwright.search.objective import require_sure
+from shardwright.search.objective import INDIFFERENCE, require_sure
 from shardwright.search.planner import plan as search
+from shardwright.search.planner import predict
+from shardwright.search.ranked import with_bound
 from shardwright.search.rules.check import schema_with_gpus
 from shardwright.search.rules.rules import Rule, check_rules, parse_rules
 from shardwright.search.space.axes import Space, parse_pins
@@ -244,3 +257,43 @@ def found_within(ranking: Ranking, rules: Sequence[Rule], exportable_to: str | N
         "rules": (*rules, *(rule for _, rule in limits_in_rules(names[0], best.model, best.job))),
         "exportable_to": names[0],
     }
+
+
+def evaluate(
+    user_plan: Plan,
+    *,
+    top: int = 1,
+    fit: float = 0.9,
+    efficiency: Efficiency | None = None,
+    space: Space | None = None,
+    rules: Sequence[Rule] = (),
+    indifference: float = INDIFFERENCE,
+) -> Evaluation:
+    """Return the prediction of a plan, the best plans for the same model, machines, job and framework that keep the
+    pins of `space` and the `rules`, and what would make it fit with probability `fit` if it does not; `indifference` is
+    that of `planner.plan`.
+
+    The best plans are those that a trainer of the framework runs; where none runs the model, those of the whole space,
+    and `best.no_trainer` says so."""
+    model_of_time = efficiency or default_efficiency()
+    mine = predict(user_plan, efficiency=model_of_time)
+    model_of_time = anchored(model_of_time, mine) or model_of_time
+    degrees = {stage.tensor_parallel for replica in user_plan.replicas for stage in replica.stages}
+    space = space or Space()
+    question = Question(
+        model=user_plan.model,
+        cluster=user_plan.cluster,
+        job=user_plan.job,
+        space=replace(space, tp_per_type=space.tp_per_type or len(degrees) > 1),
+        exportable_to=None,
+        asked={"rules": rules, "top": top, "fit": fit, "efficiency": model_of_time, "indifference": indifference},
+    )
+    best = plan_in_framework(question)
+    if best.plans and best.plans[0].prediction and mine.prediction and user_plan.job.objective == "time":
+        mine = with_bound(mine, best.plans[0].prediction.lower_bound_seconds)
+    if not user_plan.uniform:
+        return Evaluation(plan=mine, best=best)
+    (context,) = contexts_of(user_plan, model_of_time).values()
+    starts = stage_starts(user_plan.replicas[0], user_plan.schedule.virtual_stages)
+    changes = remedies(replace(context, headroom=headroom(fit, context.job)), row_of(user_plan), np.array([starts]))
+    return Evaluation(plan=mine, best=best, remedies=tuple(changes))

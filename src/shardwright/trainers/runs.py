@@ -1,12 +1,16 @@
-"""Who runs a plan, and who runs a model at all: the exporters' limits, and those of `shardwright train`."""
+"""Who runs a plan, a model or an option, as a matrix too, and the files for those."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from shardwright.errors import Problem
-from shardwright.exporters.support.matrix import trainers
-from shardwright.exporters.targets import Limits, limits_of
+from shardwright.errors import Problem, SpecError
+from shardwright.exporters.exported import Exported
+from shardwright.exporters.support.matrix import Fact, Runs, Trainer, facts, trainers
+from shardwright.exporters.targets import LAUNCHING, Limits, limits_of
+from shardwright.exporters.targets import export as files_for
+from shardwright.plans.check import check
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.runtime.layout.limits import unrunnable
@@ -14,6 +18,10 @@ from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+from shardwright.spec.read.cluster import load_cluster
+from shardwright.spec.read.job import make_job
+
+PLAIN = "1x8xH100-SXM"  # machines that lack nothing, on which only the model is in question
 
 
 def limits_of_trainer(name: str) -> Limits:
@@ -73,3 +81,81 @@ def _least_plan(model: Model, cluster: Cluster, pool: NodePool, job: Job) -> Pla
         sequence_parallel=False,
         flash_attention=job.framework == OWN,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelAnswer:
+    """Whether a trainer runs a model, and why not."""
+
+    trainer: Trainer
+    refusals: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyAnswer:
+    """Whether a trainer runs models of a family: `limit` where it runs some of those that it was asked about. `words`
+    are why not."""
+
+    family: str
+    target: str
+    runs: Runs
+    words: str
+
+
+def searched_trainers() -> tuple[Trainer, ...]:
+    """Return the trainers that plans are searched for."""
+    return tuple(trainer for trainer in trainers().values() if trainer.framework)
+
+
+def model_answers(model: Model) -> tuple[ModelAnswer, ...]:
+    """Return what every trainer that plans are searched for says of a model, trained in bf16 with Adam."""
+    cluster, job = _plain(model)
+    return tuple(
+        ModelAnswer(trainer=trainer, refusals=model_refusals(trainer.name, model, cluster, job))
+        for trainer in searched_trainers()
+    )
+
+
+def _plain(model: Model) -> tuple[Cluster, Job]:
+    return load_cluster(PLAIN), make_job(global_batch=8, seq_len=min(model.max_position or 2048, 2048))
+
+
+def family_answers(models: Iterable[Model]) -> tuple[FamilyAnswer, ...]:
+    """Return what every trainer says of the families of some models."""
+    members: dict[str, list[Model]] = {}
+    for model in models:
+        members.setdefault(model.family, []).append(model)
+    return tuple(answer for family, belonging in sorted(members.items()) for answer in _of_family(family, belonging))
+
+
+def _of_family(family: str, models: Sequence[Model]) -> Iterable[FamilyAnswer]:
+    answers = [model_answers(model) for model in models]
+    for number, trainer in enumerate(searched_trainers()):
+        refusals = [row[number].refusals for row in answers]
+        refused = [problems for problems in refusals if problems]
+        runs: Runs = "yes" if not refused else "no" if len(refused) == len(models) else "limit"
+        words = f"{refused[0][0].path} {refused[0][0].message}" if refused else ""
+        yield FamilyAnswer(family=family, target=trainer.name, runs=runs, words=words)
+
+
+def chosen_facts(names: Iterable[str]) -> tuple[Fact, ...]:
+    """Return the facts of some trainers, subject by subject."""
+    rows = [row for name in names for row in facts(name)]
+    subjects = {row.subject: place for place, row in reversed(list(enumerate(facts())))}
+    return tuple(sorted(rows, key=lambda row: subjects[row.subject]))
+
+
+def export(plan: Plan, to: str, *, launcher: str = "torchrun") -> Exported:
+    """Return the files that make target `to` run a plan, or show it (`exporters.targets.export`).
+
+    Raises SpecError as there, and for a target that only brings machines together where the trainer that they start,
+    `shardwright train`, does not run the plan.
+    """
+    from shardwright.exporters.runner import runner_of
+    from shardwright.reports.text.problems import merged
+
+    if to in LAUNCHING and not check(plan) and runner_of(plan).name == "shardwright":
+        problems = unrunnable(plan)
+        if problems:
+            raise SpecError(*merged(problems))
+    return files_for(plan, to, launcher=launcher)

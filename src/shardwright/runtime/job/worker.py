@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright.discovery.discover import answer
-from shardwright.discovery.local import nvlink_gb_per_second
+from shardwright.discovery.sources import nvlink_gb_per_second
 from shardwright.errors import SpecError, bad
 from shardwright.runtime.job.seats import DeviceReport, seats
 from shardwright.runtime.job.settings import Settings
