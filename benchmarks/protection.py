@@ -21,7 +21,7 @@ import torch
 import shardwright
 from shardwright.cost.money.risk import checkpoint_bytes, optimal_interval_seconds
 from shardwright.plans.plan import Plan
-from shardwright.recovery.rates import Rates
+from shardwright.recovery.outlook import Rates
 from shardwright.runtime.recovery.state.cloud import BLOCK_BYTES, checksum
 from shardwright.runtime.recovery.state.snapshots import reserve
 from shardwright.runtime.recovery.worker.snapshot import EARLY

@@ -38,7 +38,7 @@ from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
 from shardwright.plans.document import save
 from shardwright.plans.plan import Plan
-from shardwright.recovery.rates import Rates
+from shardwright.recovery.outlook import Rates
 from shardwright.units import format_bytes
 
 SCALE, MACHINES, EVERY = 50, 3, 15

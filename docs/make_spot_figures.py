@@ -9,8 +9,8 @@ from pathlib import Path
 
 import shardwright
 from shardwright.files import write_atomically
-from shardwright.recovery.simulation.generator import MARKETS, generate_for
 from shardwright.recovery.simulation.replay import simulate
+from shardwright.recovery.simulation.traces import MARKETS, generate_for
 from shardwright.reports.svg.spot import picture
 from shardwright.reports.text.spot import spot_text
 
@@ -23,7 +23,7 @@ INTRODUCTION = """<!-- Written by docs/make_spot_figures.py -->
 Llama-2-70B on 16 machines of 8 A100, over seven days on spot machines, in three markets: `calm`, `batches` (about a
 tenth of the machines lost an hour, most of a zone at once, as Bamboo reports of EC2), and `capped` (lifetimes in the
 shape of a bathtub with a cap of 24 h, as Google's preemptible machines had). The sources are in
-`recovery/simulation/generator.py`. Any of it again:
+`recovery/simulation/traces.py`. Any of it again:
 
     shardwright plan --model llama-2-70b --cluster 16x8xA100-SXM-80 --global-batch 512 --seq-len 4096 --out plan.json
     shardwright simulate-spot plan.json --market batches --seed 1 -o spot.svg

@@ -16,9 +16,17 @@ from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Schedule
 from shardwright.recovery.decide import Phase, RecoveryOption, dollars_per_token, expected_tokens
 from shardwright.recovery.outlook import FleetChange, Outlook, outlook_of
 from shardwright.recovery.quorum import Machine
-from shardwright.recovery.repairs import refilled, without
 from shardwright.recovery.seats import copies_on, kept_share, seated, seats, share_after_a_loss, stand_ins
-from shardwright.recovery.ways import COPIES_LEFT, REFILL, REFORM_SECONDS, RunPlans, broken_copies, choose
+from shardwright.recovery.ways import (
+    COPIES_LEFT,
+    REFILL,
+    REFORM_SECONDS,
+    RunPlans,
+    broken_copies,
+    choose,
+    refilled,
+    without,
+)
 from shardwright.search.planner import predict
 
 

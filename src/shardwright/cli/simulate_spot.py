@@ -71,7 +71,7 @@ def simulate_spot(
 
 
 def _made(plan: Plan, market: str, *, days: float, zones: int, seed: int) -> Trace:
-    from shardwright.recovery.simulation.generator import MARKETS, generate_for
+    from shardwright.recovery.simulation.traces import MARKETS, generate_for
 
     kinds = {item.name: item for item in MARKETS}
     if market not in kinds:

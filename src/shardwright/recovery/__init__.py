@@ -3,10 +3,8 @@
 * `leadership`: which machine coordinates
 * `quorum`: who goes on after a loss
 * `seats`: which machine each rank sits on
-* `rates`: how fast bytes move
-* `outlook`: how often machines are expected to be lost
-* `repairs`: plans that are quick to repair to
-* `ways`: the ways in which a run can go on, and the one taken
+* `outlook`: how often machines are expected to be lost, and how fast bytes move
+* `ways`: the ways in which a run can go on, quick repairs among them, and the one taken
 * `decide`: the cheapest of them by useful tokens
 * `slow`: machines that are slow, not dead
 * `transfer`: which machine reads which shard from where

@@ -1,4 +1,4 @@
-"""How often machines are expected to be lost and to come, from what a run has seen so far.
+"""What a run expects: how often machines are lost and come, from what it has seen so far, and how fast bytes move.
 
 Losses are taken to be a Poisson process of n machines. Of its rate nothing is known at first but what planning assumes
 for a spot machine, so that has the weight of one loss (a Gamma prior):
@@ -17,12 +17,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
+
+from shardwright.recovery.transfer import Bandwidths
 from shardwright.spec.offers import SPOT_PREEMPTIONS_PER_HOUR
 from shardwright.units import SECONDS_PER_HOUR
 
 HORIZON_SECONDS = 3600.0
-"""How far ahead a decision looks."""
 PATIENCE_HOURS = 0.25
+
+"""How far ahead a decision looks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,4 +69,26 @@ def outlook_of(changes: Sequence[FleetChange], wanted: int, now_seconds: float) 
     return Outlook(
         losses_per_machine_hour=(losses + 1.0) / (machine_hours + 1.0 / SPOT_PREEMPTIONS_PER_HOUR),
         arrivals_per_hour=came / (missing_hours + PATIENCE_HOURS),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Bytes per second of a machine's parts: its link in either direction, its memory, its disk, and the way from the
+    object store."""
+
+    link: float = 1.25e9
+    memory: float = 8e9
+    disk: float = 1.5e9
+    cloud: float = 2.5e8
+
+
+def bandwidths_of(machines: int, rates: Rates) -> Bandwidths:
+    """Return the rates of so many machines, which are taken to be alike."""
+    return Bandwidths(
+        up=np.full(machines, rates.link),
+        down=np.full(machines, rates.link),
+        memory=np.full(machines, rates.memory),
+        disk=np.full(machines, rates.disk),
+        cloud=np.full(machines, rates.cloud),
     )

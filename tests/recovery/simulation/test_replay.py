@@ -16,15 +16,13 @@ from shardwright.cost.money.egress import egress_dollars
 from shardwright.cost.money.risk import checkpoint_bytes
 from shardwright.plans.document import save
 from shardwright.plans.plan import Plan
-from shardwright.recovery.rates import Rates
+from shardwright.recovery.outlook import Rates
 from shardwright.recovery.seats import stand_ins
 from shardwright.recovery.simulation import strategies
-from shardwright.recovery.simulation.generator import MARKETS, generate_for
-from shardwright.recovery.simulation.outcome import ON_DEMAND, USEFUL
 from shardwright.recovery.simulation.presence import BOOT_SECONDS, spans
-from shardwright.recovery.simulation.replay import saving_of, simulate
-from shardwright.recovery.simulation.shards import from_cloud, moved, survival
-from shardwright.recovery.simulation.traces import trace_of
+from shardwright.recovery.simulation.replay import ON_DEMAND, USEFUL, saving_of, simulate
+from shardwright.recovery.simulation.strategies import from_cloud, moved, survival
+from shardwright.recovery.simulation.traces import MARKETS, generate_for, trace_of
 from shardwright.recovery.ways import REFORM_SECONDS, choose
 from shardwright.reports.text.spot import spot_text
 from shardwright.search.replan import replan

@@ -11,16 +11,19 @@ from tests.runtime.recovery.fleet import machines as cluster_of_machines
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
 from shardwright.errors import SpecError
-from shardwright.recovery.simulation.generator import (
+from shardwright.recovery.simulation.presence import BOOT_SECONDS, spans
+from shardwright.recovery.simulation.traces import (
     BATCH,
     BATHTUB_A,
     CAP_HOURS,
     MARKETS,
+    Trace,
     generate,
     lifetime_hours,
+    read_trace,
+    trace_of,
+    write_trace,
 )
-from shardwright.recovery.simulation.presence import BOOT_SECONDS, spans
-from shardwright.recovery.simulation.traces import Trace, read_trace, trace_of, write_trace
 
 PLAN = plan_of(tiny_model(4), replica(stage((0, 4)), count=6, micro_batches=1), cluster=cluster_of_machines(6, 1))
 GPU = PLAN.cluster.pools[0].gpu.name

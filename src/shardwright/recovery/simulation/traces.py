@@ -1,4 +1,25 @@
-"""`Trace`: how many machines of a type could be had in a zone, and at which price, from when on."""
+"""`Trace`: how many machines of a type could be had in a zone, and at which price, from when on; and traces made with
+losses in batches, correlated by zone, and lifetimes that are not exponential.
+
+A zone has capacity for a while, and then has none: both spells are log-normal, so that short ones are frequent and a
+few last for days. With it go all its machines but for some that stay longer, in one batch. Beside that single machines
+are taken, those of a provider with a cap on lifetimes in the shape of a bathtub. What is published, and what is fitted
+to it:
+
+* skypilot-org/spot-traces, availability/16-node/aws-08-27-2023 (Wu et al., NSDI '24, "Can't Be Late"): 16 machines
+  asked for every 300 s, mostly all or none at hand; in us-west-2c spells of 0.1 to 60 h, half of them under an hour.
+  The range is taken for that of the middle 98 % of a log-normal distribution, SPREAD; the median of those without
+  capacity is an hour, WITHOUT_HOURS.
+* Kim et al., "Spot-and-Scoot", arXiv 2604.16457, 8 Apr 2026: of 2,635 interruptions on AWS and Azure, those of one type
+  in one zone come within three minutes of each other in over 92 % of cases: BATCH, the share of losses that are a
+  zone's.
+* Thorpe et al., "Bamboo", NSDI '23 (arXiv 2204.12013): 64 p3 machines on EC2, whole batches within a zone; 10, 16 and
+  33 % of the machines an hour: the lowest is that of the market of batches. A zone's capacity ends BATCH times as
+  often, which is one over the mean of its spells, and gives their median.
+* Kadupitiya et al., arXiv 1911.05160 (HPDC '20): lifetimes of Google's preemptible machines, 24 h at most, with the
+  distribution A (1 - exp(-t / τ₁) + exp((t - b) / τ₂)); A = 0.45, τ₁ = 1 h, τ₂ = 0.8 h, b = 24 h are in the middle of
+  the values that it reports.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +27,29 @@ import csv
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
+from math import exp, inf, log
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
 from shardwright.errors import bad
 from shardwright.files import write_atomically
+from shardwright.plans.plan import Plan
 from shardwright.spec.text.reading import read_text
 from shardwright.units import SECONDS_PER_HOUR
 
 COLUMNS = ("seconds", "zone", "gpu", "machines", "dollars_per_machine_hour")
 LARGEST_BYTES = 64_000_000
 Place = tuple[str, str]
+TICK_SECONDS = 60.0
+BATCH = 0.92
+SHORT_HOURS, LONG_HOURS, WITHOUT_HOURS = 0.1, 60.0, 1.0
+SPREAD = log(LONG_HOURS / SHORT_HOURS) / (2 * NormalDist().inv_cdf(0.99))
+CAP_HOURS = 24.0
+BATHTUB_A, EARLY_HOURS, LATE_HOURS = 0.45, 1.0, 0.8
+
 """A zone and a GPU type."""
 
 
@@ -92,3 +122,102 @@ def _row(where: str, row: Mapping[str, str | None]) -> tuple[float, Place, tuple
         message = "seconds, machines and dollars are finite and not negative, machines whole"
         raise bad(where, message, "mend the line")
     return time, (row["zone"] or "", row["gpu"] or ""), (int(machines), dollars)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Market:
+    """A kind of market: which part of the machines that are there is lost an hour, and whether their lifetimes are
+    capped beside."""
+
+    name: str
+    lost_per_hour: float
+    capped: bool = False
+
+    @property
+    def alone_per_hour(self) -> float:
+        """How often an hour a machine is taken alone."""
+        return (1 - BATCH) * self.lost_per_hour
+
+    @property
+    def with_hours(self) -> float:
+        """The median of the spells with capacity."""
+        mean = 1 / (BATCH * self.lost_per_hour)
+        return mean * exp(-(SPREAD**2) / 2)
+
+
+MARKETS = (
+    Market(name="calm", lost_per_hour=0.025),
+    Market(name="batches", lost_per_hour=0.10),
+    Market(name="capped", lost_per_hour=0.025, capped=True),
+)
+"""`batches` has Bamboo's lowest rate; `calm` a quarter of it, which is assumed; `capped` is as calm, with the lifetimes
+of Google's machines."""
+
+
+def generate_for(plan: Plan, market: Market, *, days: float, zones: int, seed: int) -> Trace:
+    """Return a trace for the first GPU type of a plan, in which half as many machines again can be had in all zones as
+    the plan wants. Raises SpecError where its price is not known."""
+    pool = plan.cluster.pools[0]
+    price = pool.price and (pool.price.spot_per_hour or pool.price.on_demand_per_hour)
+    if not price:
+        raise bad(f"plan: {pool.gpu.name}", "has no price", "give one in the cluster file, or a trace")
+    machines = max(-(-3 * pool.nodes // (2 * zones)), 1)
+    return generate(market, gpu=pool.gpu.name, machines=machines, zones=zones, days=days, price=price, seed=seed)
+
+
+def generate(market: Market, *, gpu: str, machines: int, zones: int, days: float, price: float, seed: int) -> Trace:
+    """Return a trace of `zones` zones that have `machines` machines each while they have any. The price of a zone is
+    drawn once, within a fifth of `price` dollars: spot prices hardly change (SpotLake, arXiv 2202.02973)."""
+    random = np.random.default_rng(seed)
+    end = days * 24 * SECONDS_PER_HOUR
+    rows: dict[tuple[float, Place], tuple[int, float]] = {}
+    for zone in range(zones):
+        place = (f"zone-{'abcdefghijklmnopqrstuvwxyz'[zone % 26]}{zone // 26 or ''}", gpu)
+        dollars = round(price * random.uniform(0.8, 1.2), 4)
+        counts = _zone(market, machines, int(end / TICK_SECONDS), random)
+        changes = [0, *(np.flatnonzero(np.diff(counts)) + 1).tolist()]
+        rows |= {(tick * TICK_SECONDS, place): (int(counts[tick]), dollars) for tick in changes}
+        rows[end, place] = (int(counts[-1]), dollars)
+    return trace_of(f"{market.name}-{seed}", rows)
+
+
+def lifetime_hours(random: np.random.Generator) -> float:
+    """Return a lifetime from the bathtub distribution, by its inverse on a grid of minutes."""
+    hours = np.arange(0.0, CAP_HOURS, 1 / 60)
+    share = BATHTUB_A * (1 - np.exp(-hours / EARLY_HOURS) + np.exp((hours - CAP_HOURS) / LATE_HOURS))
+    found = int(np.searchsorted(share, random.random()))
+    return float(hours[found]) if found < len(hours) else CAP_HOURS
+
+
+def _zone(market: Market, machines: int, ticks: int, random: np.random.Generator) -> np.ndarray:
+    """Return how many machines can be had at each tick."""
+    per_tick = TICK_SECONDS / SECONDS_PER_HOUR
+    counts = np.zeros(ticks, dtype=np.int64)
+    tick, capacity = 0, bool(random.random() < market.with_hours / (market.with_hours + WITHOUT_HOURS))
+    while tick < ticks:
+        median = market.with_hours if capacity else WITHOUT_HOURS
+        spell = max(int(exp(random.normal(log(median), SPREAD)) / per_tick), 1)
+        stop = min(tick + spell, ticks)
+        if capacity:
+            counts[tick:stop] = machines - _missing(market, machines, stop - tick, random)
+        elif random.random() > BATCH:
+            counts[tick:stop] = random.integers(0, machines)  # some are left
+        tick, capacity = stop, not capacity
+    return counts
+
+
+def _missing(market: Market, machines: int, ticks: int, random: np.random.Generator) -> np.ndarray:
+    """Return how many machines are taken alone at each tick of a spell; each is replaced after ten minutes or so."""
+    missing = np.zeros(ticks, dtype=np.int64)
+    per_tick = TICK_SECONDS / SECONDS_PER_HOUR
+    for _ in range(machines):
+        tick = 0
+        while True:
+            life = lifetime_hours(random) if market.capped else random.exponential(1.0 / market.alone_per_hour)
+            tick += int(life / per_tick) + 1
+            if tick >= ticks:
+                break
+            back = tick + 1 + int(random.exponential(10.0))
+            missing[tick:back] += 1
+            tick = back
+    return missing

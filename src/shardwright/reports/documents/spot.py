@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardwright.recovery.simulation.outcome import TraceOutcome
+from shardwright.recovery.simulation.replay import TraceOutcome
 from shardwright.recovery.simulation.traces import Trace
 from shardwright.reports.documents.ranking import VERSION
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from shardwright.recovery.simulation.outcome import CAUSES, TraceOutcome
+from shardwright.recovery.simulation.replay import CAUSES, TraceOutcome
 from shardwright.recovery.simulation.traces import Trace
 from shardwright.units import SECONDS_PER_HOUR
 

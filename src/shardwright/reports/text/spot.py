@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shardwright.recovery.simulation.outcome import CAUSES, TraceOutcome
+from shardwright.recovery.simulation.replay import CAUSES, TraceOutcome
 from shardwright.recovery.simulation.traces import Trace
 from shardwright.reports.text.layout import table
 from shardwright.units import format_bytes, format_count, format_dollars

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.plans.plan import Plan
-from shardwright.recovery.outlook import Outlook
+from shardwright.recovery.outlook import Outlook, Rates
 from shardwright.recovery.quorum import Generation, Machine
-from shardwright.recovery.rates import Rates
 from shardwright.recovery.ways import Templates
 from shardwright.runtime.job.settings import Settings
 

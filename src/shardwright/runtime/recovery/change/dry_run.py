@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from shardwright.errors import bad
 from shardwright.plans.document import from_document
-from shardwright.recovery.outlook import Outlook
+from shardwright.recovery.outlook import Outlook, Rates, bandwidths_of
 from shardwright.recovery.quorum import Machine
-from shardwright.recovery.rates import Rates, bandwidths_of
 from shardwright.recovery.seats import seats
 from shardwright.recovery.ways import RunPlans, choose
 from shardwright.runtime.layout.groups import layout_of

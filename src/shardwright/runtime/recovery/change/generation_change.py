@@ -20,8 +20,8 @@ from typing import Any
 from shardwright.errors import SpecError
 from shardwright.plans.document import to_document
 from shardwright.plans.plan import Plan
+from shardwright.recovery.outlook import bandwidths_of
 from shardwright.recovery.quorum import Generation, Machine, next_generation
-from shardwright.recovery.rates import bandwidths_of
 from shardwright.recovery.seats import RankSeat, fits, seats
 from shardwright.recovery.slow import with_slow_pools
 from shardwright.recovery.ways import RunPlans, choose
