@@ -6,8 +6,8 @@ The bandwidth of a snapshot is measured on this machine, beside a plain copy of 
 best plans of real models, whose step times are predicted. The recommended interval is Daly's for a loss of 1 % of the
 machines an hour, of which snapshots are taken a tenth early: hashing and copying have until then, at every step until
 the next one's gradients are there. Link and way to the store are how much of their time, at the bandwidths of
-`recovery.rates.Rates`, copies on other machines and uploads take, and the way back where the store does not say the MD5
-of what it keeps. A machine has two snapshots in memory, the copy of another's part, and six blocks of what is sent.
+`recovery.outlook.Rates`, copies on other machines and uploads take, and the way back where the store does not say the
+MD5 of what it keeps. A machine has two snapshots in memory, the copy of another's part, and six blocks of what is sent.
 """
 
 from __future__ import annotations

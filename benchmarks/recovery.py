@@ -3,7 +3,7 @@ own to a switch, behind which the object store is. Needs root.
 
 .venv/bin/python -m benchmarks.recovery [--quick]
 
-* Bandwidths are a fiftieth of those assumed elsewhere (`recovery.rates.Rates`), and the states as much smaller than
+* Bandwidths are a fiftieth of those assumed elsewhere (`recovery.outlook.Rates`), and the states as much smaller than
   those of models that are trained: machines send and receive 25 MB/s, each reads 5 MB/s from the object store. AutoHet
   does not publish its own. Memory is this machine's.
 * Scenarios as AutoHet's: all layers survive (of three copies a machine is lost), some do (of an optimizer sharded over

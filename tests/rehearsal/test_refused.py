@@ -15,8 +15,7 @@ from shardwright.errors import SpecError
 from shardwright.plans.document import save
 from shardwright.plans.plan import Plan
 from shardwright.rehearsal.inside.guard import build_of
-from shardwright.rehearsal.process import NoRoomError, asked
-from shardwright.rehearsal.ranks import ranks_of
+from shardwright.rehearsal.rehearse import NoRoomError, asked, ranks_of
 from shardwright.rehearsal.trainers import question_of, trainer_of
 
 

@@ -59,7 +59,7 @@ def rehearse(
     from shardwright.errors import Problem
     from shardwright.plans.document import load_plan
     from shardwright.rehearsal.document import to_document
-    from shardwright.rehearsal.process import NoRoomError
+    from shardwright.rehearsal.rehearse import NoRoomError
     from shardwright.rehearsal.rehearse import rehearse as run
     from shardwright.rehearsal.text import rehearsal_text
     from shardwright.reports.words import flagged

@@ -1,12 +1,8 @@
 """Rehearses a plan: one step of the trainer's own code at full size, on fake tensors, beside what the account says.
 
-* `rehearse`: a plan, rank by rank
-* `ranks`: one rank of each kind
-* `trainers`: what can be rehearsed, and what a process is asked
-* `hugging_face`: models in the words of transformers
-* `process`: the process, within limits of time and memory
-* `account`: what was predicted
-* `document`: the result as data
+* `rehearse`: a plan, one rank of each kind, each in a process within limits of time and memory
+* `trainers`: what can be rehearsed, and what a process is asked, in the words of each trainer
+* `document`: the result beside what was predicted, and as data
 * `text`: the result on a terminal
 * `inside/`: what runs in that process
 

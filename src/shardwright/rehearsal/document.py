@@ -1,4 +1,6 @@
-"""The result of a rehearsal, and the same as a JSON document."""
+"""The result of a rehearsal beside what the account says of its ranks (memory by term, FLOPs, messages), and the same
+as a JSON document.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.rehearsal.account import Expected
+from shardwright.cost.compute.flops import layer_flops_per_token, score_flops_per_token
+from shardwright.cost.compute.operators import FLASH_BACKWARD_FLOPS
+from shardwright.cost.frameworks.widths import widths_of
+from shardwright.cost.learned import default_efficiency
+from shardwright.cost.memory.sizes import gradient_bytes, weight_bytes
+from shardwright.cost.predict import predict
+from shardwright.plans.plan import Plan, StageMemory
 from shardwright.runtime.layout.places import Place
 
 VERSION = 1
@@ -17,7 +25,7 @@ PASSING_TERMS = ("activations_bytes", "logits_bytes", "buffers_bytes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRehearsal:
-    """What the step of one rank took (`figures`, as `inside.peaks` and the runner have them), and what was expected."""
+    """What the step of one rank took (`figures`, as `inside.meter` and the runner have them), and what was expected."""
 
     place: Place
     figures: Mapping[str, Any]
@@ -125,3 +133,89 @@ def _rank_document(rank: RankRehearsal) -> dict[str, Any]:
         "seconds": figures["seconds"],
         "host_bytes": figures["host_bytes"],
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """Bytes of a rank's memory by term, FLOPs that it computes in a step, and bytes that it sends or takes by (type,
+    purpose), where the account has a figure."""
+
+    memory: StageMemory
+    flops: float
+    message_bytes: dict[tuple[str, str], float]
+
+    @property
+    def tensor_bytes(self) -> float:
+        """What PyTorch counts as allocated: all but the context and fragmentation."""
+        return self.memory.total_bytes - self.memory.context_bytes
+
+
+def memory_of(plan: Plan) -> tuple[tuple[StageMemory, ...], ...]:
+    """Return the memory of every stage of every replica, as the plan file has it, else predicted."""
+    prediction = plan.prediction or predict(plan, default_efficiency())
+    return prediction.memory
+
+
+def expected(plan: Plan, place: Place, memory: tuple[tuple[StageMemory, ...], ...]) -> Expected:
+    """Return what is expected of a rank."""
+    stage = memory[place.replica][place.stage]
+    return Expected(memory=stage, flops=_flops(plan, place), message_bytes=_messages(plan, place, stage))
+
+
+def _flops(plan: Plan, place: Place) -> float:
+    """Return the FLOPs of the products and scores of a rank's passes, with what it computes again. A backward pass has
+    twice the products of a forward pass, and 2.5 times the scores (`FLASH_BACKWARD_FLOPS`)."""
+    model, job = plan.model, plan.job
+    tokens = sum(place.sizes) * job.seq_len / place.context_parallel
+    recompute = plan.replicas[place.replica].stages[place.stage].recompute
+    total = 0.0
+    for units in place.chunks:
+        layers = [unit for unit in units if 0 < unit <= len(model.layers)]
+        again = len(layers) if recompute.granularity == "full" else 0
+        if recompute.granularity == "full" and recompute.method == "block":
+            again = min(recompute.layers or 0, len(layers))
+        for number, unit in enumerate(layers):
+            layer = model.layers[unit - 1]
+            every = layer_flops_per_token(model, layer, job.attended_tokens)
+            if layer.moe is not None:  # the router
+                every += 2.0 * model.hidden * layer.moe.experts
+            scores = score_flops_per_token(layer.attention, job.attended_tokens) if layer.attention else 0.0
+            total += 3.0 * every + (FLASH_BACKWARD_FLOPS - 2.0) * scores
+            total += every if number < again else 0.0
+            total += scores if recompute.granularity == "selective" else 0.0
+        if len(model.layers) + 1 in units:
+            total += 3.0 * 2.0 * model.hidden * model.vocab
+    return total * tokens / place.tensor_parallel
+
+
+def _messages(plan: Plan, place: Place, memory: StageMemory) -> dict[tuple[str, str], float]:
+    """Return bytes by type and purpose of what the account knows by its size: weights, gradients, and activations
+    between stages."""
+    job, result = plan.job, {}
+    held = _held(plan, place, memory)
+    if plan.data_parallel > 1:
+        passes = 2.0 if plan.optimizer.sharding == "zero3" else 1.0
+        sums = gradient_bytes(job)
+        if plan.optimizer.sharding in ("zero2", "zero3") and job.framework != "train":
+            sums = min(sums, weight_bytes(job))
+        if plan.optimizer.distributed:
+            result["all-gather", "gradient"] = passes * weight_bytes(job) * held
+            result["reduce-scatter", "gradient"] = sums * held
+        else:
+            result["all-reduce", "gradient"] = sums * held
+    if place.depth > 1:
+        split = place.context_parallel * (place.tensor_parallel if plan.sequence_parallel else 1)
+        message = widths_of(job).saved * job.seq_len / split * plan.model.hidden * sum(place.sizes)
+        inner = len(place.chunks)
+        before = inner - (1 if place.stage == 0 else 0)
+        after = inner - (1 if place.stage == place.depth - 1 else 0)
+        for kind in ("send", "receive"):  # activations one way, gradients the other
+            result[kind, "stages"] = message * (before + after)
+    return result
+
+
+def _held(plan: Plan, place: Place, memory: StageMemory) -> float:
+    """Return the parameters of a rank before they are sharded over data-parallel ranks."""
+    if plan.optimizer.sharding != "zero3":
+        return memory.weights_bytes / weight_bytes(plan.job)
+    return plan.model.parameters / place.tensor_parallel / place.depth

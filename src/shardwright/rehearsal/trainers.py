@@ -1,8 +1,10 @@
-"""The trainers that can be rehearsed: what of a plan each refuses, and what its process is asked."""
+"""The trainers that can be rehearsed: what of a plan each refuses, and what its process is asked, models as
+configurations of transformers 5 among it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +14,13 @@ from shardwright.exporters.megatron.limits import unsupported as megatron_limits
 from shardwright.plans.check import check
 from shardwright.plans.document import to_document
 from shardwright.plans.plan import Plan
-from shardwright.rehearsal.hugging_face import configuration
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.layout.places import Place
+from shardwright.spec.model import Model
 
 OF_FRAMEWORK = {"eager": "fsdp"}  # the trainer that a plan of a framework is rehearsed in, where it has another name
 NOT_YET = ("torchtitan", "deepspeed", "nanotron", "jax", "trl")
+HINT = "rehearse a dense model of the families llama, mistral, qwen2 or qwen3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,3 +145,60 @@ TRAINERS: Mapping[str, Trainer] = {
         words="Megatron-Core", limits=_megatron_limits, question=_of_megatron
     ),
 }  # fmt: skip
+
+
+def configuration(model: Model) -> dict[str, Any]:
+    """Return the fields of `AutoConfig.for_model`, `model_type` among them. Raises SpecError where a model is of no
+    family that is known here."""
+    problems = tuple(Problem("model", message, HINT) for message in _lacking(model))
+    if problems:
+        raise SpecError(*problems)
+    (kind,) = model.kinds
+    attention = kind.attention
+    assert kind.mlp is not None and attention is not None, "other blocks are refused"
+    result: dict[str, Any] = {
+        "model_type": "qwen3" if attention.qk_norm else "qwen2" if attention.qkv_bias else "llama",
+        "hidden_size": model.hidden,
+        "intermediate_size": kind.mlp.width,
+        "num_hidden_layers": len(model.layers),
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_dim,
+        "vocab_size": model.vocab,
+        "max_position_embeddings": max(model.max_position, 1),
+        "tie_word_embeddings": model.tied_embeddings,
+        "hidden_act": "silu",
+        "use_cache": False,
+    }
+    return result
+
+
+def _lacking(model: Model) -> Iterator[str]:
+    if len(model.kinds) > 1:
+        yield "has layers of several kinds, which are not rehearsed under FSDP2 yet"
+        return
+    (kind,) = model.kinds
+    attention = kind.attention
+    if attention is None or kind.mixer is not None or attention.gate is not None:
+        yield "has blocks with other mixers than attention, which are not rehearsed under FSDP2 yet"
+        return
+    checks = {
+        "mixtures of experts": kind.moe is not None,
+        "multi-head latent attention": attention.latent is not None,
+        "windowed attention": attention.window is not None,
+        "attention to later tokens": not attention.causal,
+        "a bias on the output of attention": attention.out_bias,
+        "norms of queries and keys beside biases": attention.qk_norm and attention.qkv_bias,
+        "value heads of another size": attention.head_dim != attention.value_head_dim,
+        "a feed-forward block without a gate": kind.mlp is not None and not kind.mlp.gated,
+        "a bias in the feed-forward block": kind.mlp is not None and kind.mlp.bias,
+        f"{model.position} positions": model.position != "rope" or model.rotary_fraction != 1.0,
+        f"the norm {model.norm}": model.norm != "rmsnorm" or kind.norms != 2 or model.norm_vectors is not None,
+        f"the activation {model.activation}": model.activation not in ("silu", "swish", "swiglu"),
+        "multi-token prediction": model.mtp_layers > 0,
+        "what is particular to it": model.particular is not None or model.parallel_block or model.dropout,
+        "an embedding of another width": model.embedding_width is not None or model.embedding_norm,
+    }
+    for what, there in checks.items():
+        if there:
+            yield f"{what} cannot be rehearsed under FSDP2 yet"

@@ -28,7 +28,7 @@ KIBIBYTE = 1024
 def main(question_file: str, answer_file: str) -> None:
     question = json.loads(Path(question_file).read_text(encoding="utf-8"))
     _without_dependencies()
-    refused = importlib.import_module("shardwright.rehearsal.inside.refusal").Refused
+    refused = importlib.import_module("shardwright.rehearsal.inside.guard").Refused
     begin = time.perf_counter()
     try:
         answer = _answer(question)
@@ -61,7 +61,7 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     # The limit is the trainer's: the compiler of the guard, at its first use, has what it needs.
     resource.setrlimit(resource.RLIMIT_DATA, (int(question["limit_bytes"]),) * 2)
     runner = importlib.import_module(f"{inside}.{RUNNERS[question['trainer']]}")
-    answer: dict[str, Any] = importlib.import_module(f"{inside}.stage").played(question, runner.rehearse)
+    answer: dict[str, Any] = importlib.import_module(f"{inside}.fake_device").played(question, runner.rehearse)
     return answer | {"layer": layer}
 
 

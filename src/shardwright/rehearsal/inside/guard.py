@@ -1,4 +1,5 @@
-"""The device guard: compiled once for each build of PyTorch, kept in the user's cache, and loaded before PyTorch.
+"""The device guard: compiled once for each build of PyTorch, kept in the user's cache, and loaded before PyTorch; and
+what the process of a rehearsal refuses, in the words that the command prints.
 
 Nothing here imports PyTorch, whose hooks are made when it is first imported.
 """
@@ -16,12 +17,18 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from shardwright.rehearsal.inside.refusal import Refused
-
 PINNED = "2.13"  # the release whose private names this package uses
 COMPILE_SECONDS = 300
 SOURCE = Path(__file__).parent / "guard.cpp"
 LIBRARIES = ("libc10.so", "libtorch_cpu.so")
+
+
+class Refused(Exception):  # noqa: N818
+    """Something is missing or cannot be rehearsed: its name, what is wrong with it, and the remedy."""
+
+    def __init__(self, path: str, message: str, hint: str) -> None:
+        super().__init__(f"{path}: {message} ({hint})")
+        self.path, self.message, self.hint = path, message, hint
 
 
 def load_guard() -> str:

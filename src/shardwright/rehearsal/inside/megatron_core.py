@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from shardwright.rehearsal.inside.fake_device import even_lists
+from shardwright.rehearsal.inside.guard import Refused
 from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Meter
-from shardwright.rehearsal.inside.refusal import Refused
 
 RELEASE = "0.19"
 INSTALL = "tests/targets/megatron_venv.sh makes an environment; name its interpreter with `python=`"

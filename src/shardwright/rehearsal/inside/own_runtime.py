@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright.plans.document import from_document
-from shardwright.rehearsal.inside.fake_device import even_lists
-from shardwright.rehearsal.inside.kernels import choose_lower_right
+from shardwright.rehearsal.inside.fake_device import choose_lower_right, even_lists
 from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Meter
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import ProcessGroups

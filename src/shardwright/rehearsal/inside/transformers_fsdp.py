@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from shardwright.rehearsal.inside.guard import Refused
 from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Meter
-from shardwright.rehearsal.inside.refusal import Refused
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 RELEASE = 5  # of transformers
