@@ -23,12 +23,11 @@ from torch.testing._internal.common_modules import module_db
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from shardwright.errors import SpecError
-from shardwright.spmd.execute import compiled, execute
+from shardwright.spmd.check import on_ranks
+from shardwright.spmd.execute import Site, compiled, execute
 from shardwright.spmd.fabric import RankFabric
-from shardwright.spmd.local import Site
 from shardwright.spmd.replacements import numbered, replaced_operators
 from shardwright.spmd.shards import RankPlace, cut
-from shardwright.spmd.threads import on_ranks
 from shardwright.spmd.trace import trace
 from shardwright.synthesis.graph import Graph, Ref
 from shardwright.synthesis.program import Program

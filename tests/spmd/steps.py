@@ -10,12 +10,10 @@ import torch
 from tests.spmd.models import Batch, Loss, build
 from torch import Tensor, nn
 
-from shardwright.spmd.eager import eager
-from shardwright.spmd.execute import compiled, execute
+from shardwright.spmd.check import eager, on_ranks
+from shardwright.spmd.execute import Site, compiled, execute
 from shardwright.spmd.fabric import RankFabric
-from shardwright.spmd.local import Site
 from shardwright.spmd.shards import RankPlace, cut
-from shardwright.spmd.threads import on_ranks
 from shardwright.spmd.trace import trace
 from shardwright.spmd.training import whole_state
 from shardwright.synthesis.graph import Graph

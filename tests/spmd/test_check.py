@@ -21,8 +21,8 @@ from shardwright.errors import SpecError
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spmd import synthesize
 from shardwright.spmd.check import require_equal
-from shardwright.spmd.cluster import machines_of
 from shardwright.spmd.document import Synthesized
+from shardwright.spmd.synthesize import machines_of
 from shardwright.spmd.task import Task
 from shardwright.spmd.trace import trace
 from shardwright.synthesis.graph import Graph, Node, Ref

@@ -16,9 +16,9 @@ from torch import Tensor
 from shardwright.errors import SpecError
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.spmd import checkpoint
+from shardwright.spmd.check import ThreadFabric, on_ranks
 from shardwright.spmd.run import Course, _stepped
 from shardwright.spmd.task import Task
-from shardwright.spmd.threads import ThreadFabric, on_ranks
 from shardwright.spmd.trace import trace
 from shardwright.spmd.training import SpmdStep, state_names, whole_state
 from shardwright.synthesis.graph import Graph

@@ -15,7 +15,7 @@ from shardwright.cost.network.collectives import SECONDS, Fabric, Group
 from shardwright.errors import SpecError
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.machine_profile import CollectiveTime, MachineProfile, OperatorTime
-from shardwright.spmd.cluster import LAYER_LAUNCHES, machines_of
+from shardwright.spmd.synthesize import LAYER_LAUNCHES, machines_of
 from shardwright.synthesis.collectives import conversion
 from shardwright.synthesis.properties import COMPUTE, REPLICATED, Sharded
 from shardwright.synthesis.synthesize import launched, synthesize

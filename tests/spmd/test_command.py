@@ -15,8 +15,8 @@ from tests.cli.running import refused, run
 from tests.cli.schemas import holds
 from tests.spmd.programs import stored_bytes
 
+from shardwright.spmd.check import Masked
 from shardwright.spmd.document import load
-from shardwright.spmd.eager import Masked
 from shardwright.spmd.task import load_task
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -17,7 +17,7 @@ from tests.synthesis.clusters import pair
 from torch import Tensor, nn
 
 from shardwright import load_model
-from shardwright.spmd.eager import eager
+from shardwright.spmd.check import eager
 from shardwright.spmd.trace import trace
 from shardwright.synthesis.graph import Graph, Ref
 from shardwright.synthesis.models.described import other_than, training_step

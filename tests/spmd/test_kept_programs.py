@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from tests.cli.running import refused, run
 from tests.spmd.test_described import CONFIGS
 
-from shardwright.spmd.described import batch_shape, described_task
+from shardwright.spmd.check import ThreadFabric, on_ranks
 from shardwright.spmd.document import load
 from shardwright.spmd.run import Course, _stepped
-from shardwright.spmd.threads import ThreadFabric, on_ranks
+from shardwright.spmd.task import batch_shape, described_task
 from shardwright.spmd.training import SpmdStep, whole_state
 
 ROWS, POSITIONS = 8, 8

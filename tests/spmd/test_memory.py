@@ -8,10 +8,9 @@ from tests.spmd.peaks import Peak
 from tests.spmd.programs import whole
 from torch import Tensor
 
-from shardwright.spmd.execute import compiled, execute
-from shardwright.spmd.local import Site
+from shardwright.spmd.check import ThreadFabric, on_ranks
+from shardwright.spmd.execute import Site, compiled, execute
 from shardwright.spmd.shards import RankPlace, cut
-from shardwright.spmd.threads import ThreadFabric, on_ranks
 from shardwright.spmd.trace import trace
 from shardwright.spmd.training import whole_state
 from shardwright.synthesis.graph import Graph

@@ -15,8 +15,7 @@ from tests.spmd.models import build
 from tests.spmd.processes import processes
 from torch import Tensor
 
-from shardwright.spmd.document import Synthesized, save
-from shardwright.spmd.placements import placements_text
+from shardwright.spmd.document import Synthesized, placements_text, save
 from shardwright.spmd.shards import RankPlace, cut
 from shardwright.spmd.trace import trace
 from shardwright.spmd.training import state_names, whole_state

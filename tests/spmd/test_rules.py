@@ -17,9 +17,9 @@ from tests.spmd.draws import shared
 from torch import Tensor
 
 from shardwright.spmd import kernels
-from shardwright.spmd.local import SPECIAL, Call, Site, run
+from shardwright.spmd.check import ThreadFabric, on_ranks
+from shardwright.spmd.execute import SPECIAL, Call, Site, run
 from shardwright.spmd.shards import RankPlace, cut
-from shardwright.spmd.threads import ThreadFabric, on_ranks
 from shardwright.synthesis.graph import Argument, Node, Ref, Value
 from shardwright.synthesis.program import Step
 from shardwright.synthesis.properties import Partial, Property, Sharded, Sizes

@@ -13,7 +13,7 @@ from tests.spmd.steps import Traced, require_equal
 from torch import Tensor, nn
 
 from shardwright.errors import SpecError
-from shardwright.spmd.eager import eager
+from shardwright.spmd.check import eager
 from shardwright.spmd.trace import trace
 from shardwright.spmd.training import whole_state
 from shardwright.synthesis.graph import Graph

@@ -12,8 +12,7 @@ from tests.spmd.processes import Job, run, train
 from tests.spmd.programs import stored_bytes, whole
 from torch import Tensor, nn
 
-from shardwright.spmd.eager import Masked
-from shardwright.spmd.threads import ThreadFabric, on_ranks
+from shardwright.spmd.check import Masked, ThreadFabric, on_ranks
 from shardwright.spmd.trace import trace
 from shardwright.spmd.training import SpmdStep, state_names, whole_state
 from shardwright.synthesis import graph as graphs

@@ -20,7 +20,7 @@ from tests.nightly import nightly
 from tests.spmd import zoo, zoo_vision
 from tests.spmd.processes import processes
 
-from shardwright.spmd.eager import Masked
+from shardwright.spmd.check import Masked
 from shardwright.spmd.task import Task
 
 pytest.importorskip("transformers")

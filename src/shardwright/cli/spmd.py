@@ -256,8 +256,7 @@ def export(
     """
     require_writable(out, [step])
     _require_torch()
-    from shardwright.spmd.document import load
-    from shardwright.spmd.placements import placements_text
+    from shardwright.spmd.document import load, placements_text
 
     words = placements_text(load(step), to)
     if out is None:
@@ -268,8 +267,7 @@ def export(
 
 def _task(found: Synthesized, name: str, data: tuple[str, ...], settings: Mapping[str, Any]) -> Task:
     """Return the task of a name, or that of a graph that ships on token files."""
-    from shardwright.spmd.described import batch_shape, described_task
-    from shardwright.spmd.task import load_task
+    from shardwright.spmd.task import batch_shape, described_task, load_task
 
     if bool(name) == bool(data):
         raise bad("spmd train", "takes a task or --data", "MODULE:FACTORY, or --data corpus.bin for `plan --programs`")

@@ -24,9 +24,8 @@ from shardwright.spec.offers import SPOT_PREEMPTIONS_PER_HOUR
 from shardwright.units import SECONDS_PER_HOUR
 
 HORIZON_SECONDS = 3600.0
-PATIENCE_HOURS = 0.25
-
 """How far ahead a decision looks."""
+PATIENCE_HOURS = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,10 +29,9 @@ from shardwright.search.replan import replan
 from shardwright.spec.cluster import Cluster
 
 REFORM_SECONDS = 10.0
+"""From a loss until training goes on where nothing has to move: noticed, halted, groups made again."""
 Counts = tuple[tuple[str, int], ...]
 Templates = dict[Counts, Plan | None]
-
-"""From a loss until training goes on where nothing has to move: noticed, halted, groups made again."""
 """New plans by the machines of each GPU type, as far as they were made: the same from loss to loss, and made ahead."""
 
 

@@ -1,4 +1,5 @@
-"""Whether a program does what its module does: one step on threads of this machine, against PyTorch's own.
+"""Whether a program does what its module does: one step on threads of this machine, against PyTorch's own, run eagerly
+with dropout drawn by position.
 
 The ranks are as many as the program has, each with its share of units, on the CPU. Loss, every gradient and every new
 buffer must be those of the untouched module, up to rounding.
@@ -7,18 +8,23 @@ buffer must be those of the untouched module, up to rounding.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from shardwright.errors import bad
 from shardwright.spmd.document import Synthesized
-from shardwright.spmd.eager import eager
+from shardwright.spmd.kernels import Draw, dropout
 from shardwright.spmd.shards import RankPlace, cut
 from shardwright.spmd.task import Task
-from shardwright.spmd.threads import ThreadFabric, on_ranks
+from shardwright.spmd.trace import Loss
 from shardwright.spmd.training import SpmdStep, whole_state
 from shardwright.synthesis.properties import REPLICATED, Property
 
@@ -27,6 +33,7 @@ ROUNDINGS = 3.0  # the difference that is rounding, in square roots of the preci
 FLOOR = 1e-6  # of the norm of all gradients: what is left of one that is zero but for rounding; chosen, 1e-7 to 1e-5
 TIMES = 10.0  # as far from the step in fp64 as eager is: then eager rounds as badly; chosen, 3 to 30
 Results = dict[str, tuple[Tensor, Property]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,3 +146,132 @@ def _beyond_rounding(
     rounded = {name: float((exact[name].double() - expected[name].double()).norm()) for name in names & exact.keys()}
     wrong = [one for one in large if not off[one.name] <= TIMES * rounded.get(one.name, 0.0)]
     return sorted(wrong, key=lambda one: -one.distance / max(one.norm, 1e-30))
+
+
+class Masked(TorchFunctionMode):
+    """Draws every dropout by position, in the order of the calls, as a program does in the step of this `seed`."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed, self.numbers = seed, itertools.count()
+
+    def _drop(self, x: Tensor, chance: float) -> Tensor:
+        mask = dropout(torch.ones_like(x), chance, Draw(number=next(self.numbers), seed=self.seed))
+        return x * mask
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is nn.functional.dropout:
+            return self._dropout(*args, **kwargs)
+        if function is nn.functional.scaled_dot_product_attention and kwargs.get("dropout_p", 0.0):
+            return self._attention(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        return self._drop(input, p) if training and p else input
+
+    def _attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        **_: Any,
+    ) -> Tensor:
+        scores = q @ k.mT * (scale or q.shape[-1] ** -0.5)
+        if is_causal:
+            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+        if attn_mask is not None:
+            added = (
+                torch.zeros_like(scores).masked_fill(~attn_mask, -torch.inf)
+                if attn_mask.dtype == torch.bool
+                else attn_mask
+            )
+            scores = scores + added
+        return self._drop(scores.softmax(-1), dropout_p) @ v
+
+
+def eager(module: nn.Module, batch: Mapping[str, Tensor], loss: Loss, seed: int = 0) -> dict[str, Tensor]:
+    """Return loss, gradients and new buffers of one step, by the names that a program leaves them under: "loss",
+    "gradient NAME", "buffer NAME". The module is left as it was, but for its gradients."""
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    module.zero_grad()
+    with Masked(seed):
+        value = loss(module, batch)
+    value.backward()
+    left = {"loss": value.detach()}
+    left |= {f"gradient {name}": p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+    left |= {f"buffer {name}": buffer.clone() for name, buffer in module.named_buffers()}
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            buffer.copy_(before[name])
+    return left
+
+
+class Board:
+    """Where ranks that are threads lay down what the others read."""
+
+    def __init__(self, ranks: int) -> None:
+        self.slots: list[Any] = [None] * ranks
+        self.barrier = threading.Barrier(ranks)
+
+
+class ThreadFabric:
+    """A `RankFabric` whose ranks are threads; sums are taken in the order of the ranks."""
+
+    def __init__(self, rank: int, ranks: int, board: Board) -> None:
+        self.rank, self.ranks, self._board = rank, ranks, board
+
+    def _exchange(self, mine: T) -> list[T]:
+        self._board.slots[self.rank] = mine
+        self._board.barrier.wait()
+        everything = list(self._board.slots)
+        self._board.barrier.wait()
+        return everything
+
+    def all_reduce(self, x: Tensor, *, largest: bool = False, hierarchical: bool = False) -> Callable[[], Tensor]:
+        first, *others = self._exchange(x)
+        result = first.clone()
+        for part in others:
+            result = torch.maximum(result, part) if largest else result.add_(part)
+        return lambda: result
+
+    def all_gather(self, part: Tensor, rows: Sequence[int], *, padded: bool) -> Callable[[], Tensor]:
+        parts = self._exchange(part)
+        assert [x.shape[0] for x in parts] == list(rows)
+        return lambda: torch.cat(parts)
+
+    def reduce_scatter(self, whole: Tensor, rows: Sequence[int], *, padded: bool) -> Callable[[], Tensor]:
+        first, *others = [sent.split(list(rows))[self.rank] for sent in self._exchange(whole)]
+        total = first.clone()
+        for part in others:
+            total.add_(part)
+        return lambda: total
+
+    def all_to_all(self, parts: Sequence[Tensor], counts: Sequence[int]) -> Callable[[], Tensor]:
+        coming = [sent[self.rank] for sent in self._exchange(list(parts))]
+        assert [x.numel() for x in coming] == list(counts)
+        return lambda: torch.cat(coming)
+
+
+def on_ranks(ranks: int, run: Callable[[ThreadFabric], T]) -> list[T]:
+    """Return what `run` returns on each of `ranks` ranks; the first failure is raised."""
+    board = Board(ranks)
+
+    def guarded(rank: int) -> T:
+        try:
+            return run(ThreadFabric(rank, ranks, board))
+        except BaseException:
+            board.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(ranks) as pool:
+        futures = [pool.submit(guarded, rank) for rank in range(ranks)]
+        errors = [future.exception() for future in futures]
+    for error in errors:
+        if error is not None and not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    return [future.result() for future in futures]

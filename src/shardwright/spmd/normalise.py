@@ -1,22 +1,22 @@
 """Writes each ATen operator of a trace in one form: many names for one thing become one.
 
 Whatever only changes a shape is a `view`, whatever swaps dimensions a `permute`, each part of a `split` a
-`slice.Tensor`, every constant a `full`; copies and assertions go. Dimensions count from the front, sizes are explicit.
-What says only how a result lies in memory, or on which device, is dropped.
+`slice.Tensor`, every constant a `full`; copies and assertions go. None of these is made that changes nothing, and of
+several in a row one. Dimensions count from the front, sizes are explicit. What says only how a result lies in memory,
+or on which device, is dropped.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 
 from shardwright.errors import bad
 from shardwright.spmd.operators import NAMESPACE
-from shardwright.spmd.views import Builder, first_argument, part, permute, view
-from shardwright.synthesis.graph import ITEM_BYTES, Ref, Value
+from shardwright.synthesis.graph import ITEM_BYTES, Argument, Node, Ref, Value
 
 aten = torch.ops.aten
 Found = Ref | tuple[Ref, ...]
@@ -277,3 +277,50 @@ def value_of(tensor: torch.Tensor) -> Value:
             "the module", f"makes a tensor with {form}", f"programs hold dense tensors of {', '.join(ITEM_BYTES)}"
         )
     return Value(tuple(int(size) for size in tensor.shape), kind)
+
+
+class Builder(Protocol):
+    """What a rule needs of the graph that is being built."""
+
+    def value(self, ref: Ref) -> Value: ...
+
+    def origin(self, ref: Ref) -> Node: ...
+
+    def make(self, op: str, args: tuple[Argument, ...], *outputs: Value, **kwargs: Argument) -> Ref: ...
+
+
+def first_argument(args: tuple[Any, ...]) -> Ref:
+    found: Any = args[0]
+    while isinstance(found, tuple):
+        found = found[0]
+    return cast("Ref", found)
+
+
+def view(build: Builder, x: Ref, shape: tuple[int, ...]) -> Ref:
+    """Return `x` in another shape; of several views one after another only the last is made."""
+    value, made = build.value(x), build.origin(x)
+    if made.op == "view":
+        return view(build, first_argument(made.args), shape)
+    return x if value.shape == shape else build.make("view", (x, shape), Value(shape, value.dtype))
+
+
+def permute(build: Builder, x: Ref, dims: tuple[int, ...]) -> Ref:
+    """Return `x` with its dimensions in the order `dims`. Two orders one after another are one: the backward, which
+    reads transposed weights transposed again, reads the weights, and what was made of them can be forgotten."""
+    value, made = build.value(x), build.origin(x)
+    if made.op == "permute":
+        before: Any = made.args[1]
+        return permute(build, first_argument(made.args), tuple(before[dim] for dim in dims))
+    if dims == tuple(range(len(dims))):
+        return x
+    return build.make("permute", (x, dims), Value(tuple(value.shape[dim] for dim in dims), value.dtype))
+
+
+def part(build: Builder, x: Ref, dim: int, start: int, end: int, step: int = 1) -> Ref:
+    """Return the elements start, start + step, … before end of dimension `dim`."""
+    value = build.value(x)
+    size = value.shape[dim]
+    if (start, end, step) == (0, size, 1):
+        return x
+    shape = (*value.shape[:dim], len(range(start, end, step)), *value.shape[dim + 1 :])
+    return build.make("slice.Tensor", (x, dim, start, end, step), Value(shape, value.dtype))

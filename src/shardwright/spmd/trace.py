@@ -25,11 +25,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
 
 from shardwright.errors import SpecError, bad
-from shardwright.spmd.experts import experts_by_row
 from shardwright.spmd.joint import graph_of
 from shardwright.spmd.normalise import value_of
 from shardwright.spmd.repeats import with_repeats
-from shardwright.spmd.replacements import DECOMPOSITIONS, numbered, replaced_operators
+from shardwright.spmd.replacements import DECOMPOSITIONS, experts_by_row, numbered, replaced_operators
 from shardwright.synthesis.graph import Graph
 
 Batch = Mapping[str, Tensor]

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import bad
-from shardwright.spmd.convert import gathered
-from shardwright.spmd.execute import Executable, compiled, execute
+from shardwright.spmd.execute import Executable, Site, compiled, execute
 from shardwright.spmd.fabric import ProcessFabric, RankFabric
-from shardwright.spmd.local import Site
-from shardwright.spmd.shards import RankPlace, cut
+from shardwright.spmd.shards import RankPlace, cut, gathered
 from shardwright.spmd.trace import canonical_names
 from shardwright.synthesis.graph import Graph, Ref
 from shardwright.synthesis.program import Program

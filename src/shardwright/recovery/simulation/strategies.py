@@ -30,11 +30,10 @@ from shardwright.recovery.transfer import MEMORY, TIERS, Holdings, Needs, Transf
 from shardwright.recovery.ways import REFORM_SECONDS, NextPlan, RunPlans, Templates, choose, template_of
 
 NOW, SNAPSHOT, UPLOAD = "now", "the last snapshot", "the last upload"
-RESTART_SECONDS = 33.0
-Box = tuple[int, int, float, float]
-
 """From which point of the work a recovery goes on."""
+RESTART_SECONDS = 33.0
 """torchrun's own restart with its defaults, as measured with torch 2.13 on CPUs; the start of CUDA is not counted."""
+Box = tuple[int, int, float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,14 +43,13 @@ from shardwright.units import SECONDS_PER_HOUR
 COLUMNS = ("seconds", "zone", "gpu", "machines", "dollars_per_machine_hour")
 LARGEST_BYTES = 64_000_000
 Place = tuple[str, str]
+"""A zone and a GPU type."""
 TICK_SECONDS = 60.0
 BATCH = 0.92
 SHORT_HOURS, LONG_HOURS, WITHOUT_HOURS = 0.1, 60.0, 1.0
 SPREAD = log(LONG_HOURS / SHORT_HOURS) / (2 * NormalDist().inv_cdf(0.99))
 CAP_HOURS = 24.0
 BATHTUB_A, EARLY_HOURS, LATE_HOURS = 0.45, 1.0, 0.8
-
-"""A zone and a GPU type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
