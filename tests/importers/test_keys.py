@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 import shardwright.importers
-from shardwright.importers.keys import accounted, defaults, key_of, known_keys
-from shardwright.importers.megatron.flag_table import hyphenated, known_flags, read_as
+from shardwright.importers.megatron.flags import hyphenated, known_flags, read_as
 from shardwright.importers.python_values import COMPUTED
-from shardwright.importers.settings import TABLES
+from shardwright.importers.settings import TABLES, accounted, defaults, key_of, known_keys
 
 SCHEMAS = Path(__file__).parent / "schemas"
 SOURCES = Path(shardwright.importers.__file__).parent

@@ -15,7 +15,7 @@ from tests.targets.plans import option_plans
 from tests.targets.run_megatron import asked, case_of, checked
 
 import shardwright
-from shardwright.importers.megatron.flag_table import known_flags
+from shardwright.importers.megatron.flags import known_flags
 from shardwright.plans.plan import Overlap, Plan
 from shardwright.spec.job import Job
 

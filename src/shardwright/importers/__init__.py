@@ -1,16 +1,13 @@
 """Plans from what people run today: launch scripts and configurations of trainers. Nothing of them is executed.
 
 * `launch`: a plan from a file that starts training
-* `configurations`: from configurations of trainers
-* `question`: what is asked, and the plan of settings
+* `configurations`: from configurations of trainers: what is asked, and the plan of settings
 * `launches`: starts of training among the commands of a script
 * `trainers`: DeepSpeed, Accelerate and Trainers of Hugging Face
-* `torchtitan`: torchtitan
+* `torchtitan`: torchtitan and torchtune
 * `foundry`: LLM Foundry, which Composer runs
-* `torchtune`: torchtune
 * `recipes`: recipes of NeMo 2 and Megatron-Bridge, by name
-* `keys`: what each key of a trainer's configuration means for a plan
-* `settings`: fields of configurations as arguments
+* `settings`: fields of configurations as arguments, and what each key of a trainer's configuration means for a plan
 * `python_values`: what a Python configuration sets
 * `shell/`: the words that a launch script passes
 * `megatron/`: Megatron-LM, and what is made of it

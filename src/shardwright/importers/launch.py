@@ -11,25 +11,27 @@ from typing import Any
 from shardwright.errors import Problem, bad
 from shardwright.files import shipped_table
 from shardwright.importers.configurations import (
+    Question,
     dialect,
+    document,
+    named,
     of_configuration,
     of_megatron,
     of_own_file,
     of_torchtitan,
     of_trainer,
+    planned,
 )
 from shardwright.importers.launches import COMMANDS, Launch, launches
 from shardwright.importers.megatron.flags import explained
 from shardwright.importers.megatron.read import Reading, reading_of_launch, several, training_of
 from shardwright.importers.python_values import Path as Fields
 from shardwright.importers.python_values import python_values
-from shardwright.importers.question import Question, document, named, planned
 from shardwright.importers.recipes import listed
 from shardwright.importers.settings import BRIDGE_MODEL, arguments_of, first, flattened, literal, overridden
 from shardwright.importers.shell.read import ShellScript, read_script
 from shardwright.importers.shell.unknown import is_known, is_lone, shown
-from shardwright.importers.torchtitan import fields_of_python
-from shardwright.importers.torchtune import FULL_RECIPES
+from shardwright.importers.torchtitan import FULL_RECIPES, fields_of_python
 from shardwright.importers.trainers import TrainerSettings
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job

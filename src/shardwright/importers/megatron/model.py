@@ -1,14 +1,18 @@
-"""A model from Megatron-LM's arguments: the inverse of `exporters.megatron.model`."""
+"""A model from Megatron-LM's arguments: the inverse of `exporters.megatron.model`.
+
+The size of a vocabulary that the arguments leave to the tokenizer is in `data/vocabularies.csv`: tokenizers by what
+their names contain, the more special first, with sizes as their models' config.json have them.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from shardwright.errors import Problem
-from shardwright.importers.megatron.flag_table import MOST_PATTERN
-from shardwright.importers.megatron.flags import Flags
-from shardwright.importers.megatron.vocabulary import ASSUMED, size_of
+from shardwright.files import shipped_table
+from shardwright.importers.megatron.flags import MOST_PATTERN, Flags
 from shardwright.spec.model import (
     FAST_TURNS,
     SLOW_TURNS,
@@ -24,6 +28,9 @@ from shardwright.spec.model import (
 
 LATENT_POSITIONS = 4096  # of YaRN in latent attention (transformer_config.py 2939)
 GLU_ROUNDING = 64
+ASSUMED = 128_000
+THOUSANDS = re.compile(r"(?<![a-z0-9])(\d{2,3})k(?![a-z0-9])")
+WHOLE = re.compile(r"(?<![0-9a-z.])([3-9]\d{4}|[1-3]\d{5})(?![0-9a-z.])")
 
 
 def read_model(flags: Flags, name: str, problems: list[Problem], notes: list[str]) -> Model | None:
@@ -258,3 +265,17 @@ def _activation(flags: Flags) -> str:
         return gated
     names = {"--swiglu": "silu", "--quick-geglu": "quick_gelu", "--squared-relu": "squared_relu", "--xielu": "xielu"}
     return next((activation for flag, activation in names.items() if flags[flag]), "gelu")
+
+
+def size_of(*names: str | None) -> int | None:
+    """Return the size that one of the names of a tokenizer tells, None where none does."""
+    for name in names:
+        text = (name or "").casefold()
+        if (told := THOUSANDS.search(text)) and "bigscience" not in text:
+            return 1000 * int(told[1])
+        if told := WHOLE.search(text):
+            return int(told[1])
+        for row in shipped_table("shardwright.importers.megatron", "vocabularies.csv"):
+            if text and re.search(row["pattern"], text):
+                return int(row["size"])
+    return None

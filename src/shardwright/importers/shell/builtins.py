@@ -1,4 +1,7 @@
-"""Commands of the shell itself: what they do to its state. Each returns its status, None where that is not known."""
+"""Commands of the shell itself, by what they do to its state, each with its status, None where that is not known; and
+programs that only turn text into text, as a script uses them in `$(…)`, by what they print, or None where that is not
+known. Nothing is run.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 
-from shardwright.importers.shell.conditions import test
-from shardwright.importers.shell.expansion import computed, separators_of
-from shardwright.importers.shell.filters import printf
-from shardwright.importers.shell.splitting import BLANK, Fields, add_split
-from shardwright.importers.shell.state import ShellState
+from shardwright.importers.shell.arithmetic import ArithmeticFaultError, UnknownValueError, compute
+from shardwright.importers.shell.branching import test
+from shardwright.importers.shell.expansion import BLANK, Fields, add_split, computed, separators_of
+from shardwright.importers.shell.state import Break, Continue, Exit, Return, ShellState, Status
 from shardwright.importers.shell.unknown import is_known, unknown, unknown_variable
-from shardwright.importers.shell.walker import Break, Continue, Exit, Return, Status
 
 Builtin = Callable[[Sequence[str], ShellState, str | None], Status]
+ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "r": "\r", "0": "\0", "a": "\a", "e": "\x1b"}
+MOST_NUMBERS = 100_000
+Filter = Callable[[Sequence[str], str], str | None]
 
 
 def _status(words: Sequence[str]) -> Status:
@@ -184,3 +188,198 @@ BUILTINS: Mapping[str, Builtin] = {
     "shift": _shift, "set": _set, "read": _read, "mapfile": _mapfile, "readarray": _mapfile, "printf": _printf,
     "let": _let, "getopts": _getopts, "false": _false, **dict.fromkeys(IGNORED, _ok),
 }  # fmt: skip
+
+
+def output_of(name: str, arguments: Sequence[str], given: str, files: Mapping[str, str]) -> str | None:
+    """Return what a program prints that is given `given` on its input; `files` are those that the script wrote."""
+    if name == "cat":
+        if not arguments:
+            return given
+        texts = [given if path == "-" else files.get(path) for path in arguments]
+        return None if None in texts else "".join(text or "" for text in texts)
+    if name in ("echo", "printf"):
+        return (echo if name == "echo" else printf)(arguments)
+    known = is_known(given) and all(is_known(argument) for argument in arguments)
+    return FILTERS[name](arguments, given) if known and name in FILTERS else None
+
+
+def echo(arguments: Sequence[str]) -> str:
+    """Return what `echo` prints."""
+    newline, escapes, words = True, False, list(arguments)
+    while words and re.fullmatch(r"-[neE]+", words[0]):
+        newline &= "n" not in words[0]
+        escapes |= "e" in words[0]
+        words.pop(0)
+    text = " ".join(words)
+    return (_unescaped(text) if escapes else text) + "\n" * newline
+
+
+def printf(arguments: Sequence[str]) -> str | None:
+    """Return what `printf` prints; the format is used again while arguments are left."""
+    words = [word for index, word in enumerate(arguments) if index or word != "--"]
+    if not words or not is_known(words[0]):
+        return None
+    form, values = _unescaped(words[0]), list(words[1:])
+    found: list[str] = []
+    while True:
+        before = len(values)
+        piece = _formatted(form, values)
+        if piece is None:
+            return None
+        found.append(piece)
+        if not values or len(values) == before:
+            return "".join(found)
+
+
+def _formatted(form: str, values: list[str]) -> str | None:
+    def put(match: re.Match[str]) -> str:
+        if match[0] == "%%":
+            return "%"
+        value = values.pop(0) if values else ""
+        if match[2] in "sbq" or not is_known(value):
+            return f"%{match[1]}s" % value if is_known(value) else value
+        number = float(value or 0)
+        return f"%{match[1]}{match[2]}" % (int(number) if match[2] in "dixXou" else number)
+
+    try:
+        return re.sub(r"%([-0-9.+ #]*)([sbqdixXoufgeEG%])", put, form)
+    except (ValueError, TypeError):
+        return None
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\(.)", lambda match: ESCAPES.get(match[1], match[0]), text)
+
+
+def _basename(arguments: Sequence[str], given: str) -> str | None:
+    words = [word for word in arguments if not word.startswith("-")]
+    if not words:
+        return None
+    name = words[0].rstrip("/").rsplit("/", 1)[-1] or "/"
+    suffix = words[1] if len(words) > 1 else ""
+    return name.removesuffix(suffix) + "\n" if name != suffix else name + "\n"
+
+
+def _dirname(arguments: Sequence[str], given: str) -> str | None:
+    if not arguments:
+        return None
+    head, slash, _ = arguments[-1].rstrip("/").rpartition("/")
+    return (head or ("/" if slash else ".")) + "\n"
+
+
+def _seq(arguments: Sequence[str], given: str) -> str | None:
+    separator, numbers = "\n", []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if word == "-s" and words:
+            separator = words.pop(0)
+        elif word.startswith("-s"):
+            separator = word[2:]
+        elif re.fullmatch(r"-?\d+", word):
+            numbers.append(int(word))
+        else:
+            return None
+    if not 1 <= len(numbers) <= 3:
+        return None
+    first, step, last = (
+        (1, 1, numbers[0]) if len(numbers) == 1 else (numbers[0], 1 if len(numbers) == 2 else numbers[1], numbers[-1])
+    )
+    if step == 0 or abs(last - first) // abs(step) > MOST_NUMBERS:
+        return None
+    items = [str(number) for number in range(first, last + (1 if step > 0 else -1), step)]
+    return separator.join(items) + "\n" if items else ""
+
+
+def _expr(arguments: Sequence[str], given: str) -> str | None:
+    return _computed(" ".join("*" if word == "\\*" else word for word in arguments))
+
+
+def _bc(arguments: Sequence[str], given: str) -> str | None:
+    text = re.sub(r"scale *= *0 *;?", "", given).strip()
+    return None if "scale" in text or "." in text or "-l" in arguments else _computed(text)
+
+
+def _computed(text: str) -> str | None:
+    if re.search(r"[A-Za-z_]", text):
+        return None
+    try:
+        return f"{compute(text, lambda name: '0', lambda name, value: None)}\n"
+    except (ArithmeticFaultError, UnknownValueError):
+        return None
+
+
+def _wc(arguments: Sequence[str], given: str) -> str | None:
+    counts = {"-l": given.count("\n"), "-w": len(given.split()), "-c": len(given.encode())}
+    return f"{counts[arguments[0]]}\n" if len(arguments) == 1 and arguments[0] in counts else None
+
+
+def _tr(arguments: Sequence[str], given: str) -> str | None:
+    words = [_unescaped(word) for word in arguments]
+    classes = {"[:upper:]": "A-Z", "[:lower:]": "a-z", "[:space:]": " \t\n"}
+    words = [_range(classes.get(word, word)) for word in words]
+    if len(words) == 2 and arguments[0] == "-d":
+        return given.translate({ord(sign): None for sign in words[1]})
+    if len(words) == 2 and arguments[0] == "-s":
+        return re.sub(f"([{re.escape(words[1])}])\\1+", r"\1", given)
+    if len(words) != 2 or not words[1] or arguments[0].startswith("-"):
+        return None
+    targets = words[1].ljust(len(words[0]), words[1][-1])
+    return given.translate({ord(sign): target for sign, target in zip(words[0], targets, strict=False)})
+
+
+def _range(text: str) -> str:
+    return re.sub(r"(\w)-(\w)", lambda match: "".join(map(chr, range(ord(match[1]), ord(match[2]) + 1))), text)
+
+
+def _cut(arguments: Sequence[str], given: str) -> str | None:
+    text = " ".join(arguments)
+    match = re.fullmatch(r"-d ?(.) -f ?(\d+)|-f ?(\d+) -d ?(.)", text)
+    if match is None:
+        return None
+    sign, number = match[1] or match[4], int(match[2] or match[3])
+    lines = [line.split(sign) for line in given.splitlines()]
+    return "".join((parts[0] if len(parts) == 1 else (parts[number - 1 : number] or [""])[0]) + "\n" for parts in lines)
+
+
+def _head(arguments: Sequence[str], given: str) -> str | None:
+    count = _line_count(arguments)
+    return None if count is None else "".join(given.splitlines(keepends=True)[:count])
+
+
+def _tail(arguments: Sequence[str], given: str) -> str | None:
+    count = _line_count(arguments)
+    return None if not count else "".join(given.splitlines(keepends=True)[-count:])
+
+
+def _line_count(arguments: Sequence[str]) -> int | None:
+    match = re.fullmatch(r"(?:-n ?|--lines=|-)?(\d+)", " ".join(arguments))
+    return int(match[1]) if match else None if arguments else 10
+
+
+def _sed(arguments: Sequence[str], given: str) -> str | None:
+    """One `s/…/…/` of plain text."""
+    words = [word for word in arguments if word not in ("-e", "-E", "-r")]
+    match = re.fullmatch(r"s(.)(.*?)\1(.*?)\1(g?)", words[0]) if len(words) == 1 else None
+    if match is None or re.search(r"[\\\[\]^$*+?(){}|&]", match[2] + match[3]):
+        return None
+    count = 0 if match[4] else 1
+    return "".join(re.sub(match[2], match[3], line, count=count) for line in given.splitlines(keepends=True))
+
+
+FILTERS: Mapping[str, Filter] = {
+    "basename": _basename,
+    "dirname": _dirname,
+    "seq": _seq,
+    "expr": _expr,
+    "bc": _bc,
+    "wc": _wc,
+    "tr": _tr,
+    "cut": _cut,
+    "head": _head,
+    "tail": _tail,
+    "sed": _sed,
+    "sort": lambda arguments, given: None if arguments else "".join(sorted(given.splitlines(keepends=True))),
+    "tac": lambda arguments, given: "".join(reversed(given.splitlines(keepends=True))),
+}
+PRINTING = frozenset((*FILTERS, "cat", "echo", "printf"))

@@ -1,19 +1,26 @@
-"""Simple commands: functions of the script, builtins, other scripts, and the programs that it starts."""
+"""Simple commands: assignments, functions of the script, builtins, other scripts, the programs that it starts, what
+they have on their input, and what they write into files.
+"""
 
 from __future__ import annotations
 
-from shardwright.importers.shell import builtins, filters, wrappers
-from shardwright.importers.shell.assignment import assign
-from shardwright.importers.shell.expansion import fields
-from shardwright.importers.shell.redirection import WRITING, input_of, write
-from shardwright.importers.shell.slurm import sbatch, slurm_variables
-from shardwright.importers.shell.state import ShellState, Started, TooMuchError
-from shardwright.importers.shell.syntax import Assignment, Simple
+import re
+from collections.abc import Sequence
+
+from shardwright.importers.shell import builtins, wrappers
+from shardwright.importers.shell.expansion import fields, number_of, text_of
+from shardwright.importers.shell.state import DEEPEST, Exit, Return, ShellState, Started, Status, TooMuchError, Walker
+from shardwright.importers.shell.syntax import Assignment, Redirect, Simple
 from shardwright.importers.shell.unknown import is_known, shown, unknown
-from shardwright.importers.shell.walker import DEEPEST, Exit, Return, Status, Walker
 from shardwright.importers.shell.words import ShellWord
+from shardwright.importers.shell.wrappers import sbatch, slurm_variables
 
 LOCAL = ("local", "declare", "typeset")  # what makes names of a function its own
+MOST_ELEMENTS = 20_000
+ASSIGNED = re.compile(
+    r"(?:^|[\s;&|({])(?:export\s+|local\s+|declare\s+(?:-\w+\s+)*|readonly\s+)?([A-Za-z_]\w*)(?:\[[^\]\n]*\])?\+?="
+)
+WRITING = (">", ">>", ">|")
 
 
 def simple(walker: Walker, command: Simple, state: ShellState, given: str | None) -> Status:
@@ -64,7 +71,7 @@ def _start(walker: Walker, words: list[str], command: Simple, state: ShellState,
         return _special(walker, name, arguments, command, state, given)
     if name in builtins.BUILTINS:
         return builtins.BUILTINS[name](arguments, state, given)
-    if name in filters.PRINTING:
+    if name in builtins.PRINTING:
         return _print(name, arguments, command, state, given)
     if name == "tee":
         state.files |= dict.fromkeys(arguments, given or "")
@@ -75,7 +82,7 @@ def _start(walker: Walker, words: list[str], command: Simple, state: ShellState,
 
 
 def _print(name: str, arguments: list[str], command: Simple, state: ShellState, given: str | None) -> Status:
-    text = filters.output_of(name, arguments, given or "", state.files)
+    text = builtins.output_of(name, arguments, given or "", state.files)
     if text is None:
         text = unknown(f"$({shown(' '.join([name, *arguments]))})")
     if any(redirect.operator in WRITING for redirect in command.redirects):
@@ -169,3 +176,84 @@ def _program(walker: Walker, words: list[str], command: Simple, state: ShellStat
     if state.output is not None:
         state.output = own.output
     return status
+
+
+def assign(assignment: Assignment, state: ShellState, declaring: Sequence[str] = ()) -> None:
+    """Make an assignment; `declaring` are the words of the declaration that it stands in."""
+    if isinstance(assignment.value, tuple):
+        _assign_array(assignment, assignment.value, state)
+    elif assignment.index is not None:
+        _assign_element(assignment, assignment.index, text_of(assignment.value, state), state)
+    else:
+        _assign_text(assignment, assignment.value, state, integer="-i" in declaring)
+
+
+def _items(name: str, state: ShellState) -> dict[str, str]:
+    held = state.variables.get(name)
+    return dict(held) if isinstance(held, dict) else {} if held is None else {"0": held}
+
+
+def _assign_array(
+    assignment: Assignment, values: tuple[tuple[ShellWord | None, ShellWord], ...], state: ShellState
+) -> None:
+    items = _items(assignment.name, state) if assignment.append else {}
+    following = max((int(key) for key in items if key.isdigit()), default=-1) + 1
+    for index, value in values:
+        if index is not None:
+            key = text_of(index, state)
+            items[key] = text_of(value, state)
+            following = int(key) + 1 if key.isdigit() else following
+            continue
+        for text in fields(value, state):
+            items[str(following)] = text
+            following += 1
+        if len(items) > MOST_ELEMENTS:
+            raise TooMuchError
+    state.variables.pop(assignment.name, None)
+    state.put(assignment.name, items)
+
+
+def _assign_element(assignment: Assignment, index: ShellWord, value: str, state: ShellState) -> None:
+    items = _items(assignment.name, state)
+    named = any(not key.isdigit() for key in items)
+    number = None if named else number_of(index, state)
+    key = text_of(index, state) if number is None else str(number)
+    items[key] = items.get(key, "") + value if assignment.append else value
+    state.variables.pop(assignment.name, None)
+    state.put(assignment.name, items)
+
+
+def _assign_text(assignment: Assignment, word: ShellWord, state: ShellState, *, integer: bool) -> None:
+    value = text_of(word, state)
+    if assignment.append and assignment.name in state.variables:
+        value = state.read(assignment.name) + value
+    if integer and (number := number_of(word, state)) is not None:
+        value = str(number)
+    state.put(assignment.name, value)
+
+
+def names_assigned(text: str) -> frozenset[str]:
+    """Return the names that a script gives a value, wherever in it."""
+    found = set(ASSIGNED.findall(text)) | set(re.findall(r"\bfor\s+([A-Za-z_]\w*)\s+in\b", text))
+    for names in re.findall(r"\bread\s+((?:-\w+\s+)*[A-Za-z_][\w ]*)", text):
+        found |= {name for name in names.split() if not name.startswith("-")}
+    return frozenset(found)
+
+
+def input_of(redirects: Sequence[Redirect], state: ShellState, given: str | None) -> str | None:
+    """Return what a command with these redirections has on its input."""
+    for redirect in redirects:
+        if redirect.body is not None:
+            given = text_of(redirect.body, state) + "\n" * (redirect.operator == "<<<")
+        elif redirect.operator == "<":
+            path = text_of(redirect.target, state)
+            given = state.files.get(path, unknown(f"the text of {shown(path)}"))
+    return given
+
+
+def write(redirects: Sequence[Redirect], text: str, state: ShellState) -> None:
+    """Remember what the script writes into a file."""
+    for redirect in redirects:
+        if redirect.operator in WRITING:
+            path = text_of(redirect.target, state)
+            state.files[path] = (state.files.get(path, "") if redirect.operator == ">>" else "") + text

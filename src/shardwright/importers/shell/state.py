@@ -1,4 +1,6 @@
-"""What a shell knows while a script is read: variables, functions, arguments, files that the script writes."""
+"""What a shell knows while a script is read: variables, functions, arguments, files that the script writes; and what
+walks the commands of a script, as the rules for each kind of command see it, with the ends that end others.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 from shardwright.importers.shell.syntax import Command
 from shardwright.importers.shell.unknown import unknown, unknown_variable
@@ -27,6 +29,8 @@ TAKEN = (
     "output",
 )
 ALWAYS_SET = frozenset(("PWD", "HOME", "USER", "HOSTNAME", "UID", "RANDOM", "PATH", "SECONDS", "OLDPWD", "SHELL"))
+MOST_ROUNDS, DEEPEST = 2_000, 40
+Status = bool | None
 
 
 class TooMuchError(ValueError):
@@ -211,3 +215,47 @@ def special_value(name: str, state: ShellState) -> str | None:
     if name in ("$", "!"):
         return unknown(f"${name}")
     return state.name if name == "BASH_SOURCE" and name not in state.variables else None
+
+
+class Walker(Protocol):
+    """Walks commands. `files` finds the text of a script that this one names, or None; `depth` is how deep it is."""
+
+    files: Callable[[str], str | None]
+    depth: int
+
+    def run(self, command: Command, state: ShellState, given: str | None = None) -> Status:
+        """Walk a command that has `given` on its input; return its status, None where that is not known."""
+
+    def run_text(self, text: str, state: ShellState, position: int) -> Status:
+        """Walk text as a script of its own. Raises ShellSyntaxError for what is none."""
+
+    def line_of(self, position: int) -> int:
+        """Return the line of the script that a command at a position of the text being walked comes from."""
+
+
+class Ended(Exception):  # noqa: N818 (it is none)
+    """What runs ends, with a status that may not be known."""
+
+    def __init__(self, status: bool | None = True) -> None:
+        super().__init__()
+        self.status = status
+
+
+class Exit(Ended):
+    """The script, or a subshell of it, ends."""
+
+
+class Return(Ended):
+    """A function or a sourced file ends."""
+
+
+class Break(Ended):
+    """So many loops end, the innermost first."""
+
+    def __init__(self, loops: int) -> None:
+        super().__init__()
+        self.loops = loops
+
+
+class Continue(Break):
+    """All but the outermost of so many loops end, and a round of that one."""
