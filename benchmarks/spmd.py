@@ -24,13 +24,19 @@ from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Device, DeviceMachine, Machines
-from shardwright.synthesis.models.experts import WithCapacity
-from shardwright.synthesis.models.transformers import BERT_BASE, GPT2, LLAMA_1B, Transformer, language_model, vision
+from shardwright.synthesis.models.transformers import (
+    BERT_BASE,
+    GPT2,
+    LLAMA_1B,
+    Transformer,
+    WithCapacity,
+    language_model,
+    vision,
+)
 from shardwright.synthesis.models.vgg import fully_connected, vgg19
 from shardwright.synthesis.prices import Prices, RankShares
 from shardwright.synthesis.properties import COMPUTE, STATE
-from shardwright.synthesis.synthesize import in_whole_units, search
-from shardwright.synthesis.turns import ProgramProblem
+from shardwright.synthesis.synthesize import ProgramProblem, in_whole_units, search
 
 V100 = Device(name="V100", flops_per_second=3.86e12, memory_bytes=16e9)
 P100 = Device(name="P100", flops_per_second=2.15e12, memory_bytes=16e9)

@@ -26,14 +26,13 @@ from shardwright.spmd.fabric import Finish, ProcessFabric, RankFabric
 from shardwright.spmd.training import SpmdStep
 from shardwright.synthesis.baselines import data_parallel
 from shardwright.synthesis.decisions import decisions
-from shardwright.synthesis.graph import Graph
+from shardwright.synthesis.graph import FREE, Graph
 from shardwright.synthesis.machines import Device, DeviceMachine, Machines
 from shardwright.synthesis.memory import alone
 from shardwright.synthesis.models.described import training_step
 from shardwright.synthesis.prices import seconds_of
 from shardwright.synthesis.program import Program
 from shardwright.synthesis.synthesize import synthesize
-from shardwright.synthesis.work import FREE
 
 FEW, MORE, TIMES = 2, 10, 5  # rows of the steps that are measured, and how often
 SMALL, LARGE = 1 << 10, 1 << 22  # numbers in the all-reduces that are measured

@@ -16,10 +16,10 @@ from shardwright.errors import SpecError
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.machine_profile import CollectiveTime, MachineProfile, OperatorTime
 from shardwright.spmd.synthesize import LAYER_LAUNCHES, machines_of
-from shardwright.synthesis.collectives import conversion
+from shardwright.synthesis.graph import FREE
+from shardwright.synthesis.machines import conversion
 from shardwright.synthesis.properties import COMPUTE, REPLICATED, Sharded
 from shardwright.synthesis.synthesize import launched, synthesize
-from shardwright.synthesis.work import FREE
 
 CLUSTER = load_cluster("2x4xV100-SXM2")
 GPU = CLUSTER.pools[0].gpu

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from shardwright import load_model
 from shardwright.spmd.check import eager
 from shardwright.spmd.trace import trace
-from shardwright.synthesis.graph import Graph, Ref
+from shardwright.synthesis.graph import Graph, Ref, flops, product
 from shardwright.synthesis.models.described import other_than, training_step
 from shardwright.synthesis.rules.candidates import choices
 from shardwright.synthesis.synthesize import search
-from shardwright.synthesis.work import flops, product
 
 pytest.importorskip("transformers")
 HEADS, SIZE, LAYERS = 4, 6, 2

@@ -14,10 +14,8 @@ import numpy as np
 
 from shardwright.arrays import Floats
 from shardwright.synthesis.best_rules import relaxed
-from shardwright.synthesis.collectives import Sent, conversion, gather_grouped, gather_padded
-from shardwright.synthesis.columns import columns
-from shardwright.synthesis.decisions import Decisions
-from shardwright.synthesis.machines import Machines
+from shardwright.synthesis.decisions import Decisions, columns
+from shardwright.synthesis.machines import Machines, Sent, conversion, gather_grouped, gather_padded
 from shardwright.synthesis.prices import RankShares, alone_seconds, fixed_seconds, prices
 from shardwright.synthesis.properties import COMPUTE, FEATURES, STATE, Property, Replicated, Sharded
 

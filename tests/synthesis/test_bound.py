@@ -12,7 +12,7 @@ from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import decisions
 from shardwright.synthesis.models.transformers import language_model
 from shardwright.synthesis.prices import prices
-from shardwright.synthesis.starts import starts
+from shardwright.synthesis.ratios import starts
 from shardwright.synthesis.synthesize import search
 
 

@@ -9,11 +9,10 @@ import pytest
 from tests.synthesis.clusters import unequal
 from tests.synthesis.test_synthesize import GRAPHS
 
-from shardwright.synthesis import buckets
 from shardwright.synthesis.baselines import data_parallel
-from shardwright.synthesis.collectives import reduce_flat, reduce_hierarchical
-from shardwright.synthesis.columns import DEFERRED
+from shardwright.synthesis.decisions import DEFERRED
 from shardwright.synthesis.extract import program
+from shardwright.synthesis.machines import reduce_flat, reduce_hierarchical
 from shardwright.synthesis.prices import prices
 from shardwright.synthesis.schedule import Send, schedule
 from shardwright.synthesis.synthesize import search
@@ -21,7 +20,7 @@ from shardwright.synthesis.synthesize import search
 
 @pytest.mark.parametrize("full", [25e6, 1e4])
 def test_calls_are_priced_as_they_are_made(full: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", full)
+    monkeypatch.setattr("shardwright.synthesis.schedule.BUCKET_BYTES", full)
     net, graph = unequal(network=1e30), GRAPHS["gpt2"]()
     net = replace(net, machines=tuple(replace(one, link_bytes_per_second=1e30) for one in net.machines))
     found = search(graph, net, rules=data_parallel)

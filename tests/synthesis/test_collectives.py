@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from tests.synthesis.clusters import unequal
 
-from shardwright.synthesis.collectives import conversion, exchange
-from shardwright.synthesis.machines import Machines
+from shardwright.synthesis.machines import Machines, conversion, exchange
 from shardwright.synthesis.properties import PARTIAL, REPLICATED, Property, Sharded
 
 

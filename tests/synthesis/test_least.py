@@ -12,8 +12,8 @@ from tests.synthesis.test_synthesize import GRAPHS
 
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import decisions
+from shardwright.synthesis.graph import FREE
 from shardwright.synthesis.prices import RankShares, prices
-from shardwright.synthesis.work import FREE
 
 
 @pytest.mark.parametrize(("network", "operator_seconds"), [(2e7, 0.0), (1.3e9, 0.0), (1.3e9, 1e-3)])

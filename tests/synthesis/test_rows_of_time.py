@@ -15,14 +15,13 @@ from tests.synthesis.test_timeline import drawn
 
 from shardwright.synthesis.baselines import Rules, data_parallel, fsdp, hap
 from shardwright.synthesis.best_rules import best
-from shardwright.synthesis.choice import Choice
+from shardwright.synthesis.choice import Choice, step_seconds
 from shardwright.synthesis.decisions import decisions
 from shardwright.synthesis.integer_program import IntegerProgram, broken, integer_program, time_row
 from shardwright.synthesis.linear import LinearRows
 from shardwright.synthesis.machines import OVERLAP_SLOWDOWN
 from shardwright.synthesis.prices import prices
-from shardwright.synthesis.starts import starts
-from shardwright.synthesis.timeline import step_seconds
+from shardwright.synthesis.ratios import starts
 
 NET = unequal(network=2e7)
 

@@ -22,15 +22,13 @@ from shardwright.synthesis.extract import program, replicated_share
 from shardwright.synthesis.graph import Graph, Value
 from shardwright.synthesis.machines import DeviceMachine, Machines
 from shardwright.synthesis.memory import alone, rank_bytes
-from shardwright.synthesis.models.experts import WithCapacity
 from shardwright.synthesis.models.tape import Tape
-from shardwright.synthesis.models.transformers import Transformer, language_model, vision
+from shardwright.synthesis.models.transformers import Transformer, WithCapacity, language_model, vision
 from shardwright.synthesis.models.vgg import fully_connected, vgg19
 from shardwright.synthesis.prices import RankShares, prices
 from shardwright.synthesis.program import Communication, check, from_json, to_json
-from shardwright.synthesis.ratios import undominated
+from shardwright.synthesis.ratios import overrun, rounded, undominated
 from shardwright.synthesis.remedies import WITHOUT_MOMENTS, fits, more_devices, remedies
-from shardwright.synthesis.rounding import overrun, rounded
 from shardwright.synthesis.schedule import Send, schedule
 from shardwright.synthesis.synthesize import search, synthesize
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.arrays import Floats
+from shardwright.synthesis.choice import Events, step_seconds
 from shardwright.synthesis.machines import OVERLAP_SLOWDOWN
-from shardwright.synthesis.timeline import Events, step_seconds
 
 
 def walked(events: Events) -> float:

@@ -15,9 +15,8 @@ from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.models.vgg import fully_connected
 from shardwright.synthesis.prices import RankShares, prices
-from shardwright.synthesis.starts import starts
-from shardwright.synthesis.synthesize import search
-from shardwright.synthesis.turns import ProgramProblem, turns
+from shardwright.synthesis.ratios import starts
+from shardwright.synthesis.synthesize import ProgramProblem, search, turns
 
 GRAPH = fully_connected(batch=256, widths=(32, 256))
 

@@ -27,11 +27,10 @@ from shardwright.spmd.task import Task
 from shardwright.spmd.trace import Loss, trace
 from shardwright.spmd.training import state_names
 from shardwright.synthesis.baselines import STRATEGIES
-from shardwright.synthesis.graph import Graph, Ref
+from shardwright.synthesis.graph import Graph, Ref, flops, traffic_bytes
 from shardwright.synthesis.machines import Device, DeviceMachine, Machines
-from shardwright.synthesis.rounding import rounded
+from shardwright.synthesis.ratios import rounded
 from shardwright.synthesis.synthesize import synthesize as search
-from shardwright.synthesis.work import flops, traffic_bytes
 from shardwright.units import format_bytes
 
 Say = Callable[[str], None]

@@ -2,7 +2,7 @@
 
 What a program is made of:
 
-* `graph`: the operators of a training step as data
+* `graph`: the operators of a training step as data, and their operations and bytes
 * `models/`: graphs of well-known models, built without tracing
 * `properties`: how the parts that the ranks hold make up a tensor
 * `program`: what every rank does, with its check, JSON and text
@@ -11,20 +11,14 @@ What may be chosen:
 
 * `rules/`: the table of rules for operators
 * `shorten`: a graph with three occurrences of each repeated block
-* `decisions`: what a search decides, and what that asks of the tensors
-* `columns`: the same as columns of rules and of conversions
+* `decisions`: what a search decides, what that asks of the tensors, and both as columns of rules and of conversions
 
 What it costs:
 
-* `machines`: devices and links
-* `work`: operations and bytes of an operator
-* `collectives`: the time of a conversion, and its fastest method
+* `machines`: devices and links, the time of a conversion over them, and its fastest method
 * `prices`: rules and conversions in seconds and bytes
-* `timeline`: the time of a step
-* `buckets`: which gradients are sent in one call
-* `schedule`: when a rank computes, sends and forgets
-* `ledger`: what each of these actions takes and frees
-* `memory`: bytes held through the step, and what fits
+* `schedule`: when a rank computes, sends and forgets, and which gradients are sent in one call
+* `memory`: bytes held through the step, what each action takes and frees, and what fits
 
 How it is chosen:
 
@@ -32,13 +26,10 @@ How it is chosen:
 * `integer_program`: rules at fixed shares as an integer program
 * `best_rules`: its best solution
 * `a_star`: the same by A*, as HAP has it
-* `choice`: what that comes to
+* `choice`: what a choice comes to, and the time of a step
 * `neighbourhoods`: better rules near a choice
-* `ratios`: the best shares for fixed rules
-* `rounding`: whole units for exact shares
-* `starts`: shares to start from
-* `turns`: rules and shares in turns
-* `synthesize`: the best of several starts, in whole units
+* `ratios`: the best shares for fixed rules, shares to start from, and whole units for exact shares
+* `synthesize`: rules and shares in turns, the best of several starts, in whole units
 * `remedies`: what would help where nothing fits
 * `extract`: from rules to a program
 * `baselines`: what others would run

@@ -1,18 +1,26 @@
-"""What a search at fixed shares comes to."""
+"""What a search at fixed shares comes to.
+
+The time of one step of a program: each device computes, all wait for each other where something is sent that the next
+operator needs, and what can wait is sent behind the computation.
+
+Conversions are of three kinds. *Blocking* ones start when the slowest device is there and hold all of them. *Early*
+ones (parameters gathered for use) may start with the pass, forward or backward, in the order in which they are needed;
+what needs one waits for it. *Deferred* ones (gradients on their way to their parameters) queue for the network, which
+serves the others first and is never idle while there is something to send.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
-from shardwright.synthesis.columns import BLOCKING, DEFERRED, EARLY
-from shardwright.synthesis.decisions import Decisions
+from shardwright.synthesis.decisions import BLOCKING, DEFERRED, EARLY, Decisions
 from shardwright.synthesis.integer_program import IntegerProgram, TimeRow, spans
+from shardwright.synthesis.machines import OVERLAP_SLOWDOWN
 from shardwright.synthesis.prices import Prices
-from shardwright.synthesis.timeline import Events, StepSeconds, step_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +125,111 @@ def events(these: Decisions, costs: Prices, rules: Ints, sent: Floats) -> Events
         compute=compute, blocking=blocking, deferred=deferred, early=early,
         weights=np.array(these.weights, dtype=np.float64), loss=these.loss,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Events:
+    """What happens at each node of the step, in order, as columns: seconds of computation [N, D], and of what is sent
+    within it or right after it [N]. Early ones belong to the node that needs them. `weights` [N] says how often a
+    stretch of nodes of equal weight is run; the backward pass begins with node `loss`."""
+
+    compute: Floats
+    blocking: Floats
+    deferred: Floats
+    early: Floats
+    weights: Floats
+    loss: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeconds:
+    """Seconds of a step: in all, of computation on the slowest device, of what is sent and waited for, and of what
+    could not be hidden at the end."""
+
+    total: float
+    compute: float
+    blocking: float
+    exposed: float
+    deferred: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pass:
+    """When a pass ends: seconds that each class has waited [D], when the network has sent what is early or blocking and
+    when all (`urgent`, `used`), had it begun with the pass, and when what is queued (`busy`), early ones aside."""
+
+    waited: Floats
+    urgent: float
+    used: float
+    busy: float
+
+
+def step_seconds(events: Events) -> StepSeconds:
+    """Return the time of a step."""
+    order = _unrolled(events.weights)
+    compute, blocking = events.compute[order], events.blocking[order]
+    early, deferred = events.early[order], events.deferred[order]
+    done = np.cumsum(compute, axis=0)
+    marks = np.flatnonzero((blocking > 0) | (deferred > 0) | (early > 0))
+    turn = order.index(events.loss)
+    parts = (done[marks] - compute[marks], done[marks], blocking[marks], deferred[marks], early[marks])
+    middle = int(np.searchsorted(marks, turn))
+    start = _Pass(waited=np.zeros(compute.shape[1]), urgent=0.0, used=0.0, busy=0.0)
+    forward = _after(start, *(part[:middle] for part in parts))
+    now = float((done[turn] - compute[turn] + forward.waited).max())
+    begun = replace(forward, urgent=max(forward.urgent, now), used=max(forward.used, forward.busy, now))
+    backward = _after(begun, *(part[middle:] for part in parts))
+    last, sent = float((done[-1] + backward.waited).max()), max(backward.busy, backward.used)
+    return StepSeconds(
+        total=max(last, sent) + OVERLAP_SLOWDOWN * float(deferred.sum() + early.sum()),
+        compute=float(compute.sum(axis=0).max()),
+        blocking=float(blocking.sum()),
+        exposed=max(0.0, sent - last),
+        deferred=float(deferred.sum()),
+    )
+
+
+def _after(before: _Pass, begin: Floats, end: Floats, hold: Floats, later: Floats, ahead: Floats) -> _Pass:
+    """Return when a pass ends whose nodes begin and end [M, D] so if nothing is waited for, and send so much that is
+    blocking, deferred and early [M].
+
+    What a class has waited is the most that any wait so far makes it: until an early one has been sent, and after the
+    blocking one h until τ(h), when that has been sent, which the slowest class starts and the one before it delays:
+
+        τ(h) = hold(h) + max(τ(h - 1) + max over classes of end(h) - end(h - 1), max over classes of end(h) + waited)
+    """
+    if not len(end):
+        return before
+    urgent = before.urgent + np.cumsum(ahead) + np.cumsum(hold) - hold
+    waits = np.where(ahead[:, None] > 0, urgent[:, None] - begin, -np.inf)
+    waited = np.maximum(before.waited, np.maximum.accumulate(waits, axis=0))
+    final = waited[-1]
+    held = np.flatnonzero(hold)
+    if len(held):
+        steps = hold[held] + np.append(0.0, (end[held[1:]] - end[held[:-1]]).max(axis=1))
+        along = np.cumsum(steps)
+        reached = (end[held] + waited[held]).max(axis=1) + hold[held]
+        waits = (along + np.maximum.accumulate(reached - along))[:, None] - end[held]
+        final = np.maximum(final, waits[-1])
+        last = np.searchsorted(held, np.arange(len(end))) - 1  # the blocking one before each node
+        waited = np.maximum(waited, np.where(last[:, None] >= 0, waits[last], -np.inf))
+    queued = hold + later
+    behind = np.cumsum(queued[::-1])[::-1]
+    now = (end + waited).max(axis=1)
+    return _Pass(
+        waited=final,
+        urgent=float(urgent[-1] + hold[-1]),
+        used=before.used + float(behind[0] + ahead.sum()),
+        busy=max(before.busy + float(behind[0]), float((now + behind)[queued > 0].max(initial=0.0))),
+    )
+
+
+def _unrolled(weights: Floats) -> list[int]:
+    """Return the nodes in order, stretches with a weight above 1 as often as it says."""
+    order: list[int] = []
+    start = 0
+    marks = [*np.flatnonzero(np.diff(weights)) + 1, len(weights)]
+    for stop in marks:
+        order += list(range(start, stop)) * int(weights[start])
+        start = int(stop)
+    return order

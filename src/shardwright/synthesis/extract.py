@@ -10,18 +10,16 @@ import numpy as np
 
 from shardwright.arrays import Ints
 from shardwright.rounding import coarse
-from shardwright.synthesis.buckets import call_sizes
 from shardwright.synthesis.choice import Choice
-from shardwright.synthesis.collectives import conversion
 from shardwright.synthesis.decisions import Decisions
-from shardwright.synthesis.graph import Graph, Node, Ref
-from shardwright.synthesis.machines import Machines
+from shardwright.synthesis.graph import Graph, Node, Ref, flops
+from shardwright.synthesis.machines import Machines, conversion
 from shardwright.synthesis.prices import RankShares
 from shardwright.synthesis.program import Communication, Program, Step
 from shardwright.synthesis.properties import REPLICATED, Property, Sharded
 from shardwright.synthesis.rules.signature import OperatorRule
+from shardwright.synthesis.schedule import call_sizes
 from shardwright.synthesis.shorten import ties
-from shardwright.synthesis.work import flops
 
 
 def program(graph: Graph, these: Decisions, choice: Choice, net: Machines, shares: RankShares) -> Program:

@@ -30,8 +30,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
-from shardwright.synthesis.columns import BLOCKING, DEFERRED, EARLY, DecisionColumns
-from shardwright.synthesis.decisions import Decisions
+from shardwright.synthesis.decisions import BLOCKING, DEFERRED, EARLY, DecisionColumns, Decisions
 from shardwright.synthesis.linear import LinearRows
 from shardwright.synthesis.machines import OVERLAP_SLOWDOWN
 from shardwright.synthesis.prices import Prices, slower

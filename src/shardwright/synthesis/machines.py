@@ -1,13 +1,24 @@
-"""The devices and links on which a program runs, as ranks and as classes of equal ranks."""
+"""The devices and links on which a program runs, as ranks and as classes of equal ranks; and the time of a conversion
+over them.
+
+Time of a conversion between properties on unequal machines, α–β, and the method that takes least.
+
+Beside what goes over links, a rank copies what it sends into a buffer and what comes out of one (an all-reduce, once).
+
+Rings run through all ranks machine by machine, so each network card carries a ring once in each direction; it is
+charged once a machine, however many GPUs share it. Shares are those of the ranks, [ranks].
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
+from shardwright.synthesis.properties import Partial, Property, Replicated, Sharded
 
 OVERLAP_SLOWDOWN = 1e-3  # of what is sent while devices compute, as time lost; keeps equal times from being ties
 
@@ -102,3 +113,146 @@ class Machines:
     def even(self) -> tuple[float, ...]:
         """Return equal shares."""
         return (1.0 / self.ranks,) * self.ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A method, its seconds, and how many of them do not depend on the size."""
+
+    method: str
+    seconds: float
+    latency_seconds: float = 0.0
+
+
+def ring_rate(net: Machines) -> float:
+    """Return the bytes per second of the slowest hop of a ring through all ranks."""
+    inside = [machine.link_bytes_per_second for machine in net.machines if machine.gpus > 1]
+    between = [net.network_bytes_per_second] if len(net.machines) > 1 else []
+    return min([*inside, *between], default=np.inf)
+
+
+def ring_latency(net: Machines) -> float:
+    """Return the seconds of the steps of one pass of a ring."""
+    inside = sum((machine.gpus - 1) * machine.link_latency_seconds for machine in net.machines)
+    return inside + (len(net.machines) - 1) * net.network_latency_seconds
+
+
+def gather_padded(net: Machines, size_bytes: float, shares: Floats) -> Sent:
+    """Ring all-gather or reduce-scatter: n - 1 steps of the largest part."""
+    wire = size_bytes * float(shares.max()) * (net.ranks - 1)
+    return _sent("padded", wire / ring_rate(net), ring_latency(net))
+
+
+def gather_grouped(net: Machines, size_bytes: float, shares: Floats) -> Sent:
+    """A broadcast from (or reduce to) each rank, one after the other through one pipelined ring: all bytes, no padding,
+    and a call a rank."""
+    held = int((shares > 0).sum())
+    return _sent("grouped", size_bytes / ring_rate(net), ring_latency(net) + held * net.call_seconds)
+
+
+def reduce_flat(net: Machines, size_bytes: float) -> Sent:
+    """Ring all-reduce: 2 (n - 1) / n of the bytes over every hop."""
+    wire = 2 * size_bytes * (net.ranks - 1) / net.ranks
+    return _sent("all_reduce", wire / ring_rate(net), 2 * ring_latency(net))
+
+
+def reduce_hierarchical(net: Machines, size_bytes: float) -> Sent:
+    """Reduce-scatter in each machine, all-reduce of each part between machines, all-gather in each machine."""
+    many = len(net.machines)
+    passes = [(one.gpus - 1) / one.gpus / one.link_bytes_per_second for one in net.machines if one.gpus > 1]
+    inside = 2 * size_bytes * max(passes, default=0.0)
+    between = 2 * size_bytes * (many - 1) / many / net.network_bytes_per_second
+    steps = max((2 * (one.gpus - 1) * one.link_latency_seconds for one in net.machines), default=0.0)
+    return _sent("all_reduce_hierarchical", inside + between, steps + 2 * (many - 1) * net.network_latency_seconds)
+
+
+def exchange(net: Machines, size_bytes: float, old: Floats, new: Floats) -> Sent:
+    """All-to-all from one sharded dimension to another: who held the share S of the tensor, and will hold T of it,
+    sends S (1 - T) and receives T (1 - S)."""
+    out, into = np.bincount(net.machine_of, weights=old), np.bincount(net.machine_of, weights=new)
+    between = float(np.maximum(out * (1 - into), into * (1 - out)).max()) / net.network_bytes_per_second
+    links = np.array([machine.link_bytes_per_second for machine in net.machines])[net.machine_of]
+    sent, received = old * (into[net.machine_of] - new), new * (out[net.machine_of] - old)
+    inside = float((np.maximum(sent, received) / links).max())
+    many = len(net.machines) > 1
+    latency = (net.network_latency_seconds if many else 0.0) + (net.ranks - 1) * net.call_seconds
+    return _sent("all_to_all", size_bytes * max(between if many else 0.0, inside), latency)
+
+
+def reshare(net: Machines, size_bytes: float, old: Floats, new: Floats) -> Sent:
+    """All-to-all from one ratio to another along the same dimension: what moves is where the stretches differ."""
+    ends, starts = np.cumsum(old), np.cumsum(old) - old
+    to, begin = np.cumsum(new), np.cumsum(new) - new
+    both = np.maximum(np.minimum(ends[:, None], to) - np.maximum(starts[:, None], begin), 0.0)
+    apart = net.machine_of[:, None] != net.machine_of
+    machines = len(net.machines)
+    out = np.bincount(net.machine_of, weights=(both * apart).sum(axis=1), minlength=machines)
+    into = np.bincount(net.machine_of, weights=(both * apart).sum(axis=0), minlength=machines)
+    between = float(max(out.max(), into.max())) / net.network_bytes_per_second
+    links = np.array([machine.link_bytes_per_second for machine in net.machines])[net.machine_of]
+    inside = float(((both * ~apart).sum(axis=1) - np.diag(both)).max() / links.min())
+    latency = (net.network_latency_seconds if machines > 1 else 0.0) + (net.ranks - 1) * net.call_seconds
+    return _sent("all_to_all", size_bytes * max(between, inside), latency)
+
+
+def _sent(method: str, seconds: float, latency_seconds: float) -> Sent:
+    return Sent(method, seconds + latency_seconds, latency_seconds)
+
+
+def possible(source: Property, target: Property) -> bool:
+    """Return whether a tensor can be converted: what is whole alone becomes a sum."""
+    return source == target or not isinstance(target, Partial) or isinstance(source, Replicated)
+
+
+def conversion(
+    net: Machines, size_bytes: float, source: Property, target: Property, shares: Callable[[Sharded], Floats]
+) -> Sent:
+    """Return the fastest way to convert a tensor of `size_bytes`, where one is possible.
+
+    A replicated tensor becomes a shard or a term of a sum without being sent.
+    """
+    if source == target:
+        return Sent("slice", 0.0)
+    if isinstance(source, Replicated):
+        return Sent("keep_first" if isinstance(target, Partial) and net.ranks > 1 else "slice", 0.0)
+    assert not isinstance(target, Partial), f"no conversion from {source} to {target}"
+    found = _over_links(net, size_bytes, source, target, shares) if net.ranks > 1 else Sent("slice", 0.0)
+    return replace(found, seconds=found.seconds + _copy_seconds(net, size_bytes, source, target, shares))
+
+
+def _over_links(
+    net: Machines, size_bytes: float, source: Property, target: Property, shares: Callable[[Sharded], Floats]
+) -> Sent:
+    if isinstance(source, Sharded) and isinstance(target, Sharded):
+        return _between(net, size_bytes, source, target, shares)
+    if isinstance(source, Sharded):
+        return _cut(net, size_bytes, "all_gather", shares(source))
+    if isinstance(target, Sharded):
+        return _cut(net, size_bytes, "reduce_scatter", shares(target))
+    return _fastest(reduce_flat(net, size_bytes), reduce_hierarchical(net, size_bytes))
+
+
+def _copy_seconds(
+    net: Machines, size_bytes: float, source: Property, target: Property, shares: Callable[[Sharded], Floats]
+) -> float:
+    """Return the seconds in which the slowest rank copies, reading and writing, its parts before and after."""
+    ends = (source, target) if isinstance(source, Sharded) or isinstance(target, Sharded) else (source,)
+    parts = sum((shares(one) if isinstance(one, Sharded) else np.ones(net.ranks) for one in ends), np.zeros(net.ranks))
+    return 2.0 * size_bytes * float((parts / net.memory_bytes_per_second).max())
+
+
+def _between(
+    net: Machines, size_bytes: float, source: Sharded, target: Sharded, shares: Callable[[Sharded], Floats]
+) -> Sent:
+    if source.dim == target.dim and source.outer == target.outer == 1:
+        return reshare(net, size_bytes, shares(source), shares(target))
+    return exchange(net, size_bytes, shares(source), shares(target))
+
+
+def _cut(net: Machines, size_bytes: float, name: str, shares: Floats) -> Sent:
+    one = _fastest(gather_padded(net, size_bytes, shares), gather_grouped(net, size_bytes, shares))
+    return Sent(f"{name}_{one.method}", one.seconds, one.latency_seconds)
+
+
+def _fastest(*ways: Sent) -> Sent:
+    return min(ways, key=lambda one: one.seconds)

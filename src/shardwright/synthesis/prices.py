@@ -9,12 +9,10 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.arrays import Bools, Floats
-from shardwright.synthesis.collectives import Sent, conversion, reduce_flat, reduce_hierarchical
-from shardwright.synthesis.columns import DecisionColumns, columns
-from shardwright.synthesis.decisions import END, Decision, Decisions
-from shardwright.synthesis.machines import Machines
+from shardwright.synthesis.decisions import END, Decision, DecisionColumns, Decisions, columns
+from shardwright.synthesis.graph import FREE, flops, product, traffic_bytes
+from shardwright.synthesis.machines import Machines, Sent, conversion, reduce_flat, reduce_hierarchical
 from shardwright.synthesis.properties import COMPUTE, Sharded, Sizes
-from shardwright.synthesis.work import FREE, flops, product, traffic_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,8 @@ counted. Rows:
 
 An all-to-all sends S (1 - S) of a machine with share S, which no linear program can take; 1 - S is that of the shares
 before. The shares found are priced anew, so a bad guess costs a step, not the truth.
+
+A search starts from the shares of `starts`; `rounded` makes whole units of exact shares.
 """
 
 from __future__ import annotations
@@ -21,15 +23,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Floats
+from shardwright.arrays import Floats, Ints
 from shardwright.synthesis.choice import Choice
-from shardwright.synthesis.columns import BLOCKING, DEFERRED, EARLY
-from shardwright.synthesis.decisions import Decisions
+from shardwright.synthesis.decisions import BLOCKING, DEFERRED, EARLY, Decisions
 from shardwright.synthesis.linear import LinearRows, solve
 from shardwright.synthesis.machines import Machines
-from shardwright.synthesis.memory import held_by
+from shardwright.synthesis.memory import alone, held_by
 from shardwright.synthesis.prices import Prices, RankShares, alone_seconds, fixed_seconds
-from shardwright.synthesis.properties import Sharded
+from shardwright.synthesis.properties import COMPUTE, FEATURES, STATE, Sharded
 
 POINTS = 12  # nodes k of row 4
 
@@ -261,3 +262,73 @@ def undominated(terms: Floats) -> Floats:
         kept.append(left[0])
         left = left[1:][(left[1:] > left[0] * (1 + 1e-9)).any(axis=1)]
     return np.array(kept)
+
+
+def starts(these: Decisions, net: Machines) -> list[RankShares]:
+    """Return shares proportional to speed, even, half way between, and the fastest kind of devices alone; one if all
+    devices are alike. Those at work have room together for what one would hold alone, but for the first two."""
+    even, fastest = net.even(), net.flops_per_second >= net.flops_per_second.max()
+    half = np.mean([net.proportional(), even], axis=0)
+    alone_at_work = fastest / fastest.sum()
+    rows = [net.proportional(), even, tuple(half.tolist()), tuple(alone_at_work.tolist())]
+    limits = np.array([device.memory_bytes for device in net.device_of])
+    whole = float(alone(these).max())
+    return [
+        RankShares(exact={COMPUTE: row, FEATURES: row, STATE: _state(these, np.array(row), limits, whole)})
+        for row in dict.fromkeys(rows)
+        if min(row) > 0 or whole <= limits[np.array(row) > 0].sum()
+    ]
+
+
+def _state(these: Decisions, rows: Floats, limits: Floats, whole: float) -> tuple[float, ...]:
+    """Return shares of the state as even as memory allows beside the rows' part of all else: Σ min(level, room) = 1."""
+    graph = these.short.graph
+    nodes = graph.by_name()
+    each = these.state.bytes + these.state.gradient_bytes
+    held = each * sum(
+        these.short.weight[ref.node] * nodes[ref.node].outputs[0].size_bytes for ref in graph.parameters.values()
+    )
+    room = np.maximum(limits - max(whole - held, 0.0) * rows, 0.0) / max(held, 1.0)
+    if room.sum() < 1.0 or room.min() >= 1.0 / len(room):
+        return tuple([1.0 / len(room)] * len(room))
+    order = np.sort(room)
+    before = np.concatenate([[0.0], np.cumsum(order)[:-1]])
+    levels = (1.0 - before) / np.arange(len(order), 0, -1)
+    level = levels[np.argmax(levels <= order)]
+    return tuple(np.minimum(room, level).tolist())
+
+
+def by_memory(net: Machines) -> RankShares:
+    """Return shares of rows and of state in proportion to the memory of the devices."""
+    memory = np.array([device.memory_bytes for device in net.device_of])
+    row = tuple((memory / memory.sum()).tolist()) if np.isfinite(memory).all() else net.even()
+    return RankShares(exact={COMPUTE: row, STATE: row})
+
+
+def rounded(shares: Floats, units: int) -> Ints:
+    """Return whole units that add up to `units` and whose largest overrun, units / (share · all units), is the least.
+
+    Largest remainders first, then units move from the rank that overruns most to the one that would overrun least,
+    while that helps. A rank without a share gets nothing.
+    """
+    exact = shares / shares.sum() * units
+    held = np.floor(exact + 1e-9).astype(np.int64)
+    left = units - int(held.sum())
+    order = np.lexsort((np.arange(len(shares)), -(exact - held)))
+    held[order[:left]] += 1
+    cost = np.divide(1.0, shares, out=np.full(len(shares), np.inf), where=shares > 0)
+    for _ in range(units):
+        over = np.multiply(held, cost, out=np.zeros(len(shares)), where=held > 0)
+        after = (held + 1) * cost
+        most, least = int(np.argmax(over)), int(np.argmin(after))
+        if after[least] >= over[most] * (1 - 1e-12) or most == least:
+            break
+        held[most] -= 1
+        held[least] += 1
+    return np.asarray(held, dtype=np.int64)
+
+
+def overrun(shares: Floats, held: Ints) -> float:
+    """Return by how much the rank that overruns most exceeds its share."""
+    there = shares > 0
+    return float((held[there] / held.sum() / shares[there]).max()) - 1.0

@@ -10,7 +10,7 @@ from shardwright.synthesis.decisions import ADAM, ParameterState, decisions
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import DeviceMachine, Machines
 from shardwright.synthesis.prices import prices
-from shardwright.synthesis.starts import by_memory
+from shardwright.synthesis.ratios import by_memory
 
 WITHOUT_MOMENTS = ParameterState(bytes=1.0)
 MOST_DEVICES = 256  # more are not proposed

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from shardwright.spec.model import Attention, Layer, Model, Moe
 from shardwright.synthesis.graph import Graph
-from shardwright.synthesis.models.experts import Dropless
-from shardwright.synthesis.models.transformers import Transformer, language_model
+from shardwright.synthesis.models.transformers import Dropless, Transformer, language_model
 
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu"
