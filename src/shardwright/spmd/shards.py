@@ -87,7 +87,7 @@ def convert_all(
     place: RankPlace,
     fabric: RankFabric,
 ) -> Callable[[], list[Tensor]]:
-    """Start to convert what goes in one call (`buckets.joined`), all by one method."""
+    """Start to convert what goes in one call (`schedule.joined`), all by one method."""
     if len(several) == 1:
         finish = convert(parts[0], several[0], shapes[0], place, fabric)
         return lambda: [finish()]
