@@ -10,7 +10,7 @@ from shardwright.plans.summary import figures, text_table
 from shardwright.reports.text.explain import value
 from shardwright.reports.text.terminal import ranking_text
 from shardwright.search.planner import plan
-from shardwright.search.renting.expected import choice_on_cluster
+from shardwright.search.renting import choice_on_cluster
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model

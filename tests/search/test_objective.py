@@ -16,7 +16,7 @@ from shardwright.plans.plan import Plan
 from shardwright.reports.text.plans import whole_run
 from shardwright.search.objective import Objective
 from shardwright.search.planner import plan
-from shardwright.search.renting.expected import choice_on_cluster
+from shardwright.search.renting import choice_on_cluster
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import build_cluster

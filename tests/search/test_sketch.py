@@ -27,8 +27,7 @@ from shardwright.search.space.axes import Space
 from shardwright.search.space.expand import axes, layer_variants
 from shardwright.search.space.layouts import layouts
 from shardwright.search.uniform import bounds as sketch
-from shardwright.search.uniform.bounds import sketch_seconds
-from shardwright.search.uniform.layout_bounds import layout_bounds, memory_floor
+from shardwright.search.uniform.bounds import layout_bounds, memory_floor, sketch_seconds
 from shardwright.spec.job import Job
 
 ROUNDING = 1 + 1e-9

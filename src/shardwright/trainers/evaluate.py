@@ -15,7 +15,7 @@ from shardwright.cost.site.calibrated import anchored
 from shardwright.cost.strategies import row_of, stage_starts
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation
-from shardwright.search.advice.infeasible import remedies
+from shardwright.search.infeasible import remedies
 from shardwright.search.objective import INDIFFERENCE
 from shardwright.search.planner import predict
 from shardwright.search.ranked import with_bound

@@ -17,9 +17,9 @@ from shardwright.exporters.support.matrix import limits_in_rules
 from shardwright.exporters.targets import TRAINERS
 from shardwright.plans.findings import NoTrainer
 from shardwright.plans.ranking import NoPlan, Ranking, SearchReport
-from shardwright.search.combinations import best_of
 from shardwright.search.objective import require_sure
 from shardwright.search.planner import plan as search
+from shardwright.search.ranked import best_of
 from shardwright.search.rules.check import schema_with_gpus
 from shardwright.search.rules.rules import Rule, check_rules, parse_rules
 from shardwright.search.space.axes import Space, parse_pins

@@ -1,5 +1,4 @@
-"""Plans whose replicas are of one type each, all types at work side by side, each with as many micro-batches as it is
-fast: what the halves of a cluster do, too, so that a larger cluster is not behind them."""
+"""The simplest plans that mix types: replicas of one type each, side by side, and replicas that are all alike."""
 
 from __future__ import annotations
 
@@ -8,18 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Bools, Ints, distinct
+from shardwright.arrays import Bools, Ints, distinct, distinct_rows
 from shardwright.rounding import coarse
-from shardwright.search.mixed.bounds.compositions import Compositions, alone, columns, micro_batches
+from shardwright.search.mixed.bounds.compositions import Compositions, alone, columns, least_seconds, micro_batches
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.drafts.realise import Composition
 from shardwright.search.mixed.heuristics.attempts import Drafter
-from shardwright.search.mixed.subproblem.fitting import that_fit
+from shardwright.search.mixed.subproblem.eligible import that_fit
 from shardwright.search.mixed.tables.region import Region
 from shardwright.search.space.axes import Space
 
-BEST = 4  # plans that are made, of those of all settings
+SIDE_BY_SIDE_PLANS = 4  # plans that are made, of those of all settings
 STEPS = 20  # of the bisection for how long one takes
+EQUAL_PLANS = 3  # numbers of replicas that are made into plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def side_by_side(
     depth, and with the shortest that hold the model."""
     guesses = [guess for by, region in drafters for guess in _guesses(by, region, space, incumbent())]
     guesses.sort(key=lambda guess: guess.seconds)
-    for guess in guesses[:BEST]:
+    for guess in guesses[:SIDE_BY_SIDE_PLANS]:
         if guess.seconds < incumbent():
             draft = guess.by.workshop.draft(guess.chosen, guess.by.instance.total)
             if draft is not None:
@@ -105,3 +105,26 @@ def _best_of_each_type(found: Compositions, copies: Ints, seconds: float) -> tup
     kinds, done = found.counts.argmax(axis=1), sizes * copies
     best = [rows[done[rows].argmax()] for kind in distinct(kinds) for rows in [np.flatnonzero(kinds == kind)]]
     return tuple((tuple(found.counts[row].tolist()), int(copies[row]), int(sizes[row])) for row in best if done[row])
+
+
+def equal_replicas(by: Drafter, region: Region, incumbent: float, offer: Callable[[Draft], float]) -> None:
+    """Offer plans of a region with equal replicas on the units of a setting; what cannot be shared out stays idle:
+    of all numbers of replicas those that take least by their bound, and less than `incumbent` seconds."""
+    each, units = by.instance, by.instance.table.units
+    numbers = np.arange(region.fewest, min(region.most, int(units.max()), each.total) + 1)
+    rows = units // numbers[:, None]
+    rows = rows[(rows.sum(axis=1) > 1) & (rows.sum(axis=1) <= each.depth)]
+    rows = distinct_rows(rows)
+    if not len(rows):
+        return
+    table = each.capacity(region, incumbent, few=False)
+    found = columns(each.table, each.layers, table, rows, region, few=False)
+    copies = np.where(found.counts > 0, units // np.maximum(found.counts, 1), each.total).min(axis=1)
+    seconds = least_seconds(found, -(-each.total // copies), each.quick, incumbent)
+    for row in np.argsort(seconds, kind="stable")[:EQUAL_PLANS]:
+        if seconds[row] < incumbent:
+            number = int(copies[row])
+            chosen = [(tuple(found.counts[row].tolist()), number, max(each.total // number, 1))]
+            draft = by.workshop.draft(chosen, each.total)
+            if draft is not None:
+                offer(draft)

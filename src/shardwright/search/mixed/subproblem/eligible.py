@@ -1,25 +1,35 @@
-"""Which compositions can be in a solution of the program, told without their bounds: columns priced, not listed.
+"""Which compositions can be in a solution of the program: by its prices, without their bounds, and by what fits.
 
 At prices pi a composition c is in a solution of at least M micro-batches only if it finishes c pi - slack of them,
 where slack is by how much the value of the units at these prices exceeds M. That needs a bottleneck short enough, by
 the inequalities of `bounds`, and one look at the table of capacities says whether the model fits within it.
+
+Bounds count layers as parts of the least one, and any number of them at the ends: of unlike layers, or with ends
+pinned, they let compositions pass that no plan has. Solutions of these are no plans, and hide those that are.
 """
 
 from __future__ import annotations
+
+from itertools import permutations
+from math import comb, factorial
 
 import numpy as np
 
 from shardwright.arrays import Floats, Ints, picked
 from shardwright.rounding import weighed
 from shardwright.search.mixed.bounds.capacity import Capacity
-from shardwright.search.mixed.bounds.compositions import after, least_tied
+from shardwright.search.mixed.bounds.compositions import Compositions, after, least_tied
+from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.bounds.travel import least_tail, travel
-from shardwright.search.mixed.bounds.work import forward_share, held_of, layers_held, least_moves, least_work
+from shardwright.search.mixed.bounds.work import forward_share, held_of, layers_held, least_work, moving_seconds
+from shardwright.search.mixed.drafts.split_times import stages
+from shardwright.search.mixed.drafts.splits import every_split
 from shardwright.search.mixed.tables.columns import Layers, Table
-from shardwright.search.mixed.tables.orders import any_order, every_order, few_orders
+from shardwright.search.mixed.tables.compositions import any_order, every_order, few_orders
 from shardwright.search.mixed.tables.region import Region
 
 SMALL = 1e-9
+FEW = 600  # splits in all orders of the types of a composition, which are all looked at
 
 
 def needed(counts: Ints, prices: Floats, slack: float) -> Ints:
@@ -46,7 +56,7 @@ def possible(
     needs = travel(table, layers, region)
     tied = least_tied(table, counts)
     fastest = np.where(counts > 0, layers.seconds, np.inf).min(axis=1)
-    work = layers.total * fastest + weighed(counts, 2.0 * table.each) + 2.0 * least_moves(table, counts)
+    work = layers.total * fastest + weighed(counts, 2.0 * table.each) + 2.0 * moving_seconds(table, counts)
     rows = np.arange(len(counts))
     for last in (False, False, True):
         longest = longest_bottleneck(left[rows], work[rows], micro_batches[rows], stages[rows], beside[rows])
@@ -82,3 +92,45 @@ def longest_bottleneck(left: Floats, work: Floats, micro_batches: Ints, stages: 
     few = np.where(m > 1.0, (left - work) / np.maximum(beside * (m - 1.0), SMALL), np.inf)
     longest = np.where(beyond >= 0.0, np.where(fits, many, -1.0), np.where(work <= left * (1.0 + SMALL), few, -1.0))
     return np.minimum(longest, left / m)
+
+
+def that_fit(instance: Instance, region: Region, compositions: Compositions) -> Compositions:
+    """Return the rows without those whose composition has no such split in a region, with the fewest micro-batches for
+    which the row holds. Where layers are alike and ends are free, the bounds of rows say it already."""
+    if instance.layers.whole and not instance.ends.first and not instance.ends.last:
+        return compositions
+    rows = [
+        row
+        for row, (counts, fewest) in enumerate(
+            zip(compositions.counts.tolist(), compositions.fewest.tolist(), strict=True)
+        )
+        if _fits(instance, region, tuple(counts), fewest)
+    ]
+    return compositions if len(rows) == len(compositions) else compositions.take(np.array(rows, dtype=np.int64))
+
+
+def _fits(instance: Instance, region: Region, counts: tuple[int, ...], micro_batches: int) -> bool:
+    """Return whether a composition may have such a split, which is remembered."""
+    key = (counts, region.most, micro_batches)
+    if key not in instance.fitting:
+        instance.fitting[key] = _some_split_fits(instance, region, counts, micro_batches)
+    return instance.fitting[key]
+
+
+def _some_split_fits(instance: Instance, region: Region, counts: tuple[int, ...], micro_batches: int) -> bool:
+    present, depth, total = [kind for kind, count in enumerate(counts) if count], sum(counts), instance.table.layers
+    if comb(total - 1, depth - 1) * factorial(len(present)) > FEW:
+        return True
+    starts = instance.ends.kept(every_split(total, depth))
+    if not len(starts):
+        return False
+    orders = [np.repeat(order, np.array(counts)[list(order)]) for order in permutations(present)]
+    splits = stages(
+        instance.table,
+        np.repeat(orders, len(starts), axis=0),
+        np.tile(starts, (len(orders), 1)),
+        micro_batches=micro_batches,
+        copies=region.most,
+        modes=region.modes,
+    )
+    return bool(splits.fits.any())

@@ -42,7 +42,7 @@ from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, pin_words, searched
 from shardwright.search.space.layouts import candidate_counts, layouts, splits
-from shardwright.search.uniform.feasible import feasible
+from shardwright.search.uniform.completion import feasible
 from shardwright.search.uniform.search import search
 from shardwright.spec.job import Job
 from shardwright.units import SECONDS_PER_HOUR
