@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwright.cost.compute.efficiency import Analytic
-from shardwright.plans.ranking import Ranking
-from shardwright.plans.summary import figures, text_table
+from shardwright.plans.ranking import Ranking, figures, text_table
 from shardwright.reports.text.explain import value
 from shardwright.reports.text.terminal import ranking_text
 from shardwright.search.planner import plan

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardwright.cost.compute.efficiency import Analytic
-from shardwright.cost.money.risk import pool_stretch
+from shardwright.cost.money import pool_stretch
 from shardwright.errors import SpecError
 from shardwright.plans.document import dumps
 from shardwright.plans.plan import Plan

@@ -11,8 +11,8 @@ import numpy as np
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.strategies import row_of, stage_starts
 from shardwright.diagnosis.case import Case
+from shardwright.plans.findings import Remedy
 from shardwright.plans.plan import StageMemory
-from shardwright.plans.remedies import Remedy
 from shardwright.search.infeasible import remedies
 from shardwright.units import GIBIBYTE, format_bytes
 

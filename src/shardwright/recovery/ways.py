@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from shardwright.cost.money.risk import checkpoint_bytes
+from shardwright.cost.money import checkpoint_bytes
 from shardwright.plans.plan import Plan
 from shardwright.recovery.decide import Phase, RecoveryOption, decide
 from shardwright.recovery.outlook import Outlook

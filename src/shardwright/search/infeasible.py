@@ -11,33 +11,30 @@ import numpy as np
 from shardwright.arrays import Ints
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.footprint import fewest_recomputed_layers, fixed_bytes, footprint
-from shardwright.cost.money.price import dollars_per_hour
-from shardwright.cost.money.risk import pool_stretch
+from shardwright.cost.money import dollars_per_hour, pool_stretch
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, UNSHARDED, ZERO1, Strategies
 from shardwright.plans.findings import (
-    Cause,
-    JobLimits,
-    LimitsNotKept,
-    Need,
-    NoLegalLayout,
-    PinsTooTight,
-    RulesDropAll,
-    TooLittleMemory,
-)
-from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import NoPlan, SearchReport
-from shardwright.plans.remedies import (
     BlockRecomputation,
+    Cause,
     Change,
     Cheapest,
     Fastest,
+    JobLimits,
+    LimitsNotKept,
     MoreMachines,
     MoreMemory,
+    Need,
+    NoLegalLayout,
+    PinsTooTight,
     Remedy,
+    RulesDropAll,
     ShorterSequence,
     SmallerMicroBatch,
+    TooLittleMemory,
     Unpin,
 )
+from shardwright.plans.plan import Plan
+from shardwright.plans.ranking import NoPlan, SearchReport
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, pin_words, searched

@@ -13,7 +13,7 @@ import numpy as np
 from shardwright.cost.compute.efficiency import Efficiency, computes, peak_flops
 from shardwright.cost.context import Context
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.memory.facts import headroom
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.site.calibrated import Calibrated, anchored, without_site
 from shardwright.errors import SpecError, bad, require

@@ -16,7 +16,7 @@ import numpy as np
 from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Efficiency, computes, peak_flops
 from shardwright.cost.context import Context
-from shardwright.cost.iteration.layered.units import units_of
+from shardwright.cost.iteration.layered.shares import units_of
 from shardwright.cost.iteration.step import update_seconds
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.sizes import room_for_tensors, state_bytes

@@ -12,10 +12,9 @@ from shardwright.cost.context import Context
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.strategies import Strategies, plan_of_row, row_of
 from shardwright.cost.trust.rarity import TYPES, UNREPORTED, rare_beside, rare_in
-from shardwright.plans.findings import Rejection, ordered
+from shardwright.plans.findings import Failure, Rejection, ordered
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, PassedOver, Ranking, SearchReport
-from shardwright.plans.remedies import Failure
 from shardwright.search.account import gap_of
 from shardwright.search.kinds import OneType, Pipelines, Uneven, least_value
 from shardwright.search.mixed.entry import affordable_value

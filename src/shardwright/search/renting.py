@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
-from shardwright.cost.money.egress import egress_dollars
-from shardwright.cost.money.risk import MOST_STRETCH, Exposure, stretch, together, young_interval_seconds
+from shardwright.cost.money import MOST_STRETCH, Exposure, egress_dollars, stretch, together, young_interval_seconds
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import NodePool

@@ -19,7 +19,7 @@ from shardwright.cost.context import Context, LayerRows, ShardIndex
 from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.iteration.mixed import Mixed
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.memory.facts import headroom
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.predict import predict
 from shardwright.cost.strategies import UNSHARDED, ZERO1

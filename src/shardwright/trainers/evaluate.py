@@ -10,7 +10,7 @@ import numpy as np
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.memory.facts import headroom
 from shardwright.cost.site.calibrated import anchored
 from shardwright.cost.strategies import row_of, stage_starts
 from shardwright.plans.plan import Plan

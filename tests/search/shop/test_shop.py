@@ -14,8 +14,15 @@ from shardwright.cost.strategies import row_of
 from shardwright.cost.trust.rarity import rare_counts
 from shardwright.errors import SpecError
 from shardwright.plans.check import check
-from shardwright.plans.findings import JobLimits, NeverEnds, NoOfferKeeps, OffersTooSmall, PlacesApart
-from shardwright.plans.remedies import Cheapest, Fastest
+from shardwright.plans.findings import (
+    Cheapest,
+    Fastest,
+    JobLimits,
+    NeverEnds,
+    NoOfferKeeps,
+    OffersTooSmall,
+    PlacesApart,
+)
 from shardwright.search.market.result import Front, Point, Shopping
 from shardwright.search.market.shop import shop
 from shardwright.search.planner import plan, predict

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.money.egress import egress_dollars
-from shardwright.cost.money.risk import Exposure, stretch, together
+from shardwright.cost.money import Exposure, egress_dollars, stretch, together
 from shardwright.plans.plan import Plan
 from shardwright.spec.offers import Terms
 from shardwright.units import MEGA, SECONDS_PER_HOUR

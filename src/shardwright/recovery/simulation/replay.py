@@ -15,8 +15,7 @@ from math import inf
 
 import numpy as np
 
-from shardwright.cost.money.egress import egress_dollars
-from shardwright.cost.money.risk import checkpoint_bytes, optimal_interval_seconds
+from shardwright.cost.money import checkpoint_bytes, egress_dollars, optimal_interval_seconds
 from shardwright.errors import bad
 from shardwright.plans.plan import Plan
 from shardwright.recovery.outlook import FleetChange, outlook_of

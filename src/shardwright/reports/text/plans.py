@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 
-from shardwright.cost.money.risk import MOST_STRETCH, run_stretch
+from shardwright.cost.money import MOST_STRETCH, run_stretch
 from shardwright.cost.trust.interval import carried, chances
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory
 from shardwright.reports.text import mixed, outcome, strategy

@@ -13,7 +13,7 @@ from itertools import combinations, product
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.cost.money.risk import MOST_STRETCH, stretch
+from shardwright.cost.money import MOST_STRETCH, stretch
 from shardwright.plans.abilities import makers
 from shardwright.plans.findings import PlacesApart
 from shardwright.search.market.result import Front, Point

@@ -11,9 +11,18 @@ import numpy as np
 
 from shardwright.arrays import Floats
 from shardwright.cost.trust.interval import chances
-from shardwright.plans.findings import JobLimits, NoOfferKeeps, NotSure, Uncovered
+from shardwright.plans.findings import (
+    Cheapest,
+    CheapestInTime,
+    Fastest,
+    FastestInBudget,
+    JobLimits,
+    NoOfferKeeps,
+    NotSure,
+    Remedy,
+    Uncovered,
+)
 from shardwright.plans.ranking import NoPlan
-from shardwright.plans.remedies import Cheapest, CheapestInTime, Fastest, FastestInBudget, Remedy
 from shardwright.search.renting import FrontPoint
 from shardwright.spec.offers import Offers
 

@@ -13,10 +13,11 @@ import numpy as np
 from shardwright.cost.compute.efficiency import Efficiency, computes, peak_flops
 from shardwright.cost.context import Context
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.memory.facts import headroom
 from shardwright.errors import SpecError, bad, require
 from shardwright.plans.check import position_problems
 from shardwright.plans.findings import (
+    Change,
     MixesLeft,
     NeverEnds,
     NoLegalOffer,
@@ -28,7 +29,6 @@ from shardwright.plans.findings import (
 )
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import NoPlan
-from shardwright.plans.remedies import Change
 from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import within
 from shardwright.search.market.mixes import Mix, apart, cluster_of, machine_seconds, promising

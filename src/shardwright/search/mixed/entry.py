@@ -11,7 +11,7 @@ import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
-from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.memory.facts import headroom
 from shardwright.plans.abilities import makers
 from shardwright.plans.check import check
 from shardwright.plans.findings import DeeperPipelines, Offload, Uncovered

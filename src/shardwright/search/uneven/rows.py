@@ -22,11 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.arrays import Bools, Columns, Floats, Ints, distinct, least_enough
-from shardwright.cost.iteration.layered.network import Everyone, moved_seconds
+from shardwright.cost.iteration.layered.network import Everyone, moved_seconds, updating_seconds
 from shardwright.cost.iteration.layered.plan import wave_seconds
 from shardwright.cost.iteration.layered.seconds import Slots, slots
 from shardwright.cost.iteration.layered.shares import padded_bytes
-from shardwright.cost.iteration.layered.update import updating_seconds
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, exposed_seconds
 from shardwright.rounding import coarse
 from shardwright.search.uneven.options import GpuOptions, most_rows

@@ -11,7 +11,7 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.layered.network import Everyone, everyone_of
-from shardwright.cost.money.price import dollars_per_hour
+from shardwright.cost.money import dollars_per_hour
 from shardwright.cost.strategies import ZERO3
 from shardwright.plans.abilities import makers
 from shardwright.plans.plan import Plan

@@ -9,9 +9,8 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.context import Context, ShardIndex, shard_index
-from shardwright.cost.iteration.evaluate import shape_groups
-from shardwright.cost.pipeline.splits import boundaries
-from shardwright.cost.strategies import Layouts, Strategies
+from shardwright.cost.iteration.batch import shape_groups
+from shardwright.cost.strategies import Layouts, Strategies, boundaries
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space
 from shardwright.search.space.expand import Axes, ExpandedRows, arrangements, axes, completions, layer_variants, states

@@ -20,8 +20,7 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.context import Context, ShardIndex, shard_index
-from shardwright.cost.iteration.batch import bound_seconds, iteration
-from shardwright.cost.iteration.evaluate import Verdict, simulated_seconds
+from shardwright.cost.iteration.batch import Verdict, bound_seconds, iteration, simulated_seconds
 from shardwright.cost.strategies import Layouts, Strategies
 from shardwright.plans.findings import Cause, Rejection, ordered
 from shardwright.progress import stopped, tell, tell_best
