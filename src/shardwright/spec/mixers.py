@@ -234,7 +234,7 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDelta:
-    """The gated delta rule: heads whose state forgets, and is corrected by what it predicts of a key (arXiv 2412.06464);
+    """The gated delta rule: heads whose state forgets and is corrected by what it predicts of a key (arXiv 2412.06464);
     with a decay for each channel it is Kimi delta attention (arXiv 2510.26692).
 
     `key_heads` of `key_dim` for queries and keys, each shared by some of the `value_heads` of `value_dim`. `decay`
