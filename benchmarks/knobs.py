@@ -26,18 +26,16 @@ CHOSEN = ("two-64", "three-64", "three-128", "large-512", "autohet-13b")
 KNOBS = {
     "branch_and_bound.fastest": ("HELPS", "FAR", "CLOSER", "CLOSE", "FINEST"),
     "branch_and_bound.scouting": ("SCOUTED", "LESS_GOOD"),
-    "branch_and_bound.run": ("FEW_UNITS",),
-    "branch_and_bound.incumbents": ("MUCH_SLOWER",),
+    "branch_and_bound.run": ("FEW_UNITS", "MUCH_SLOWER"),
     "heuristics.attempts": ("ROUNDS", "IDLE", "ENOUGH", "SOME", "TIGHTENED", "SOLVED", "MANY", "WIDEST"),
-    "heuristics.equal": ("BEST",),
+    "heuristics.simple_plans": ("EQUAL_PLANS",),
     "master.regions": ("PRECISION", "NARROW", "FEW"),
     "master.column_pool": ("FIRST", "MORE", "LOOKS"),
     "master.program": ("MOST_INTEGER", "NODES"),
-    "subproblem.exact": ("MOST_WORK",),
-    "subproblem.listed": ("MOST_SPLITS",),
+    "subproblem.exact": ("MOST_WORK", "MOST_SPLITS"),
     "bounds.capacity": ("FINENESS",),
     "bounds.instance": ("SHORT",),
-    "tables.orders": ("MOST_ORDERED",),
+    "tables.compositions": ("MOST_ORDERED",),
     "drafts.splits": ("TRIED", "WIDEST", "POINTS", "FEW"),
 }
 FACTORS = {"LESS_GOOD", "FAR", "MUCH_SLOWER", "WIDEST", "NARROW"}

@@ -41,7 +41,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.iteration.mixed import Mixed, mixed_iteration
 from shardwright.cost.layers.measured import MeasuredLayers, measured_layers
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.memory.facts import headroom
 from shardwright.cost.network.collectives import transfer_seconds
 from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
@@ -51,8 +51,7 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
-from shardwright.spec.read.layer_profile import load_layer_profile
-from shardwright.spec.read.profile_stand_ins import stand_in_model
+from shardwright.spec.read.layer_profile import load_layer_profile, stand_in_model
 
 EXCERPT = Path(__file__).parents[1] / "tests" / "data" / "opt-350m-layers.json"
 MOST_TRIED = 400  # plans of a peer whose memory is checked, best first

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import shardwright
-from shardwright.cost.money.risk import checkpoint_bytes, optimal_interval_seconds
+from shardwright.cost.money import checkpoint_bytes, optimal_interval_seconds
 from shardwright.plans.plan import Plan
 from shardwright.recovery.outlook import Rates
 from shardwright.runtime.recovery.state.cloud import BLOCK_BYTES, checksum

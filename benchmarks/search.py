@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
-from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.iteration.batch import evaluate
 from shardwright.search.planner import plan
 from shardwright.search.space.axes import Space, parse_pins
 from shardwright.search.space.expand import arrangements, axes

@@ -14,7 +14,7 @@ from itertools import pairwise
 from shardwright.search.market.result import Shopping
 from shardwright.search.market.shop import shop
 from shardwright.search.planner import predict
-from shardwright.search.renting.expected import choice_of
+from shardwright.search.renting import choice_of
 from shardwright.spec.catalog.prices import prices
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model

@@ -13,9 +13,8 @@ from shardwright.cost.context import layer_rows
 from shardwright.cost.iteration.footprint import Footprint, footprint, held_parameters
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.sizes import state_bytes, trained_share
-from shardwright.cost.pipeline.splits import boundaries
 from shardwright.cost.predict import predict
-from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, strategies
+from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, boundaries, strategies
 from shardwright.errors import SpecError
 from shardwright.plans.document import from_document, to_document
 from shardwright.plans.plan import (

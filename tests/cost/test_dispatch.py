@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.network.collectives import Fabric, Group
-from shardwright.cost.network.dispatch import dispatch_seconds
+from shardwright.cost.network.collectives import Fabric, Group, dispatch_seconds
 from shardwright.spec.options import Dispatcher
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.iteration.mixed import mixed_iteration
-from shardwright.cost.money.egress import egress_dollars
+from shardwright.cost.money import egress_dollars
 from shardwright.cost.predict import predict
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.spec.read.cluster import build_cluster

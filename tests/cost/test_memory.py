@@ -13,13 +13,23 @@ from tests.nightly import nightly
 from tests.search.problems import Problem, problems, some_candidates
 
 from shardwright.cost.context import Context, layer_rows
-from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.iteration.batch import evaluate
 from shardwright.cost.iteration.footprint import footprint, held_parameters, kept_activations, micro_batches
 from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.cost.memory.sizes import least_state_bytes, state_bytes
 from shardwright.cost.pipeline.in_flight import most_live
-from shardwright.cost.pipeline.splits import boundaries
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, ZERO1, ZERO2, ZERO3, Strategies, strategies
+from shardwright.cost.strategies import (
+    BLOCK,
+    NONE,
+    SELECTIVE,
+    UNIFORM,
+    ZERO1,
+    ZERO2,
+    ZERO3,
+    Strategies,
+    boundaries,
+    strategies,
+)
 from shardwright.spec.job import Job
 
 MODEL = gpt(4, 1024, 8)

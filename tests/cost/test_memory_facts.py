@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from tests.cost.samples import context, llama, pool, row, shard
 
 from shardwright.cost.context import layer_rows
-from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.iteration.batch import evaluate
 from shardwright.cost.iteration.footprint import footprint
 from shardwright.cost.memory.activations import layer_activation_bytes
-from shardwright.cost.memory.facts import memory_facts, shipped_facts, trial
-from shardwright.cost.memory.fit_probability import fit_probability, headroom
+from shardwright.cost.memory.facts import fit_probability, headroom, memory_facts, shipped_facts, trial
 from shardwright.cost.memory.sizes import (
     least_state_bytes,
     logit_bytes,
@@ -23,8 +22,7 @@ from shardwright.cost.memory.sizes import (
     room_for_tensors,
     state_bytes,
 )
-from shardwright.cost.pipeline.splits import boundaries
-from shardwright.cost.strategies import ZERO1, ZERO2, ZERO3, strategies
+from shardwright.cost.strategies import ZERO1, ZERO2, ZERO3, boundaries, strategies
 from shardwright.spec.adapter import ATTENTION, Adapter
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.job import Job

@@ -8,7 +8,7 @@ import pytest
 
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
-from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.iteration.batch import evaluate
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.predict import predict
 from shardwright.cost.strategies import Strategies, plan_of_row, row_of

@@ -18,8 +18,8 @@ from shardwright.cost.compute.operators import (
     head_operators,
     layer_operators,
 )
-from shardwright.cost.pipeline.splits import boundaries
-from shardwright.cost.stage.ranges import of_pipelines
+from shardwright.cost.stage.exact import of_pipelines
+from shardwright.cost.strategies import boundaries
 from shardwright.errors import SpecError
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model

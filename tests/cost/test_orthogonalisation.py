@@ -14,8 +14,7 @@ from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.footprint import HeldParameters, held_parameters, states
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds, running_product_seconds
 from shardwright.cost.network.collectives import exchange_seconds, group
-from shardwright.cost.pipeline.splits import boundaries
-from shardwright.cost.strategies import UNSHARDED, ZERO1, Strategies, strategies
+from shardwright.cost.strategies import UNSHARDED, ZERO1, Strategies, boundaries, strategies
 from shardwright.spec.job import Job
 
 JOB = Job(global_batch=64, seq_len=4096, optimizer="muon")

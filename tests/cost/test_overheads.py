@@ -23,7 +23,7 @@ from shardwright.cost.frameworks.overheads import (
     power_factor,
     shipped,
 )
-from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.iteration.batch import evaluate
 from shardwright.cost.strategies import strategies
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.catalog.gpus import gpus

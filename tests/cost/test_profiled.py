@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.cost.samples import gpu, pool
 
 from shardwright.cost.compute.efficiency import Analytic
-from shardwright.cost.measured.curve import fitted
-from shardwright.cost.measured.machine import base_seconds, profiled
+from shardwright.cost.measured.machine import base_seconds, fitted, profiled
 from shardwright.cost.measured.operators import job_of, table_of
 from shardwright.cost.measured.summary import family_summaries, link_summaries
 from shardwright.cost.network.collectives import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.money.risk import (
+from shardwright.cost.money import (
     Exposure,
     checkpoint_bytes,
     optimal_interval_seconds,

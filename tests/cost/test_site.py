@@ -28,8 +28,8 @@ from shardwright.cost.site.process import (
 )
 from shardwright.cost.site.setting import Setting
 from shardwright.errors import SpecError
+from shardwright.plans.document import plan_schema
 from shardwright.plans.plan import Plan, Prediction
-from shardwright.plans.schema import plan_schema
 
 SETTING = Setting(
     kind="dense", family="llama", precision="bf16", framework="megatron", gpu_types="H100-SXM", reach="machines",

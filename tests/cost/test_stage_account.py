@@ -8,10 +8,10 @@ from tests.cost.draws import EFFICIENCY, some_problem
 from tests.cost.stage_walk import walked_bytes
 from tests.nightly import nightly
 
-from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.iteration.batch import evaluate
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN
-from shardwright.cost.stage.tails import left_over
+from shardwright.cost.stage.exact import left_over
 from shardwright.cost.strategies import RECOMPUTE, plan_of_row
 from shardwright.plans.check import check
 

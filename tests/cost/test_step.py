@@ -13,12 +13,20 @@ from tests.cost.samples import context, gpt, gpu, llama, mixtral, pool, row
 from tests.search.problems import Problem, problems, some_candidates
 
 from shardwright.cost.context import Context, layer_rows
-from shardwright.cost.iteration.batch import iteration
-from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.iteration.batch import evaluate, iteration
 from shardwright.cost.iteration.step import optimizer_seconds, stage_times, transfers
-from shardwright.cost.money.price import dollars_per_hour
-from shardwright.cost.pipeline.splits import boundaries
-from shardwright.cost.strategies import BLOCK, DATA_OUTERMOST, UNIFORM, ZERO1, ZERO2, ZERO3, Strategies, strategies
+from shardwright.cost.money import dollars_per_hour
+from shardwright.cost.strategies import (
+    BLOCK,
+    DATA_OUTERMOST,
+    UNIFORM,
+    ZERO1,
+    ZERO2,
+    ZERO3,
+    Strategies,
+    boundaries,
+    strategies,
+)
 from shardwright.search.objective import Objective
 from shardwright.spec.cluster import Price
 from shardwright.spec.job import Job

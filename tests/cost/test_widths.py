@@ -24,7 +24,7 @@ from shardwright.cost.iteration.step import (
 )
 from shardwright.cost.memory.activations import Activations, layer_activation_bytes
 from shardwright.cost.memory.sizes import logit_bytes, trained_share
-from shardwright.cost.stage.ranges import of_pipelines
+from shardwright.cost.stage.exact import of_pipelines
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Strategies, strategies
 from shardwright.spec.adapter import Adapter
 from shardwright.spec.cluster import Gpu

@@ -10,7 +10,7 @@ from shardwright.plans.ranking import Evaluation, NoPlan, Ranking, SearchReport
 from shardwright.reports.text.outcome import bottleneck
 from shardwright.reports.words import in_words
 from shardwright.search.market.result import Shopping
-from shardwright.search.renting.choice import FrontPoint
+from shardwright.search.renting import FrontPoint
 
 Figure = tuple[str, str]
 SMALLEST = 1e-12  # what is nearer to nothing is rounding

@@ -25,11 +25,10 @@ from shardwright.spec.cluster import Cluster
 from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import build_cluster, load_cluster
 from shardwright.spec.read.job import make_job
-from shardwright.spec.read.layer_profile import load_layer_profile
+from shardwright.spec.read.layer_profile import load_layer_profile, stand_in_gpus, stand_in_model
 from shardwright.spec.read.model import load_model
 from shardwright.spec.read.model_yaml import model_of_dimensions
 from shardwright.spec.read.offers import build_offers
-from shardwright.spec.read.profile_stand_ins import stand_in_gpus, stand_in_model
 from shardwright.trainers.plan import evaluate
 
 HERE = Path(__file__).parent

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.golden.plans import PLANS
 
-from shardwright.cost.money.risk import run_stretch
+from shardwright.cost.money import run_stretch
 from shardwright.plans.findings import Cause, Rejection
 from shardwright.plans.plan import Plan, Prediction, StageMemory, TimeBreakdown
 from shardwright.plans.ranking import Baseline, Ranking, SearchReport

@@ -13,8 +13,7 @@ from shardwright.plans.plan import PLAN_VERSION
 from shardwright.reports.documents.shop import shop_document
 from shardwright.reports.html.report import report
 from shardwright.reports.text.shop import chosen, shop_text
-from shardwright.search.market.picks import limits_of
-from shardwright.search.market.result import Shopping
+from shardwright.search.market.result import Shopping, limits_of
 from shardwright.search.market.shop import shop
 from shardwright.spec.read.model import load_model
 from shardwright.units import format_dollars, format_seconds

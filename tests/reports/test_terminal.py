@@ -11,9 +11,8 @@ from tests.golden.plans import PLANS
 from tests.reports.costed import SEARCH, costed, flat, ranking_of
 
 from shardwright.errors import Problem
-from shardwright.plans.findings import PinsTooTight
+from shardwright.plans.findings import Change, MoreMachines, MoreMemory, PinsTooTight, Shortage
 from shardwright.plans.ranking import Baseline, Evaluation, NoPlan, Origin, Ranking
-from shardwright.plans.remedies import Change, MoreMachines, MoreMemory, Shortage
 from shardwright.reports.documents.ranking import evaluation_document, ranking_document
 from shardwright.reports.text.evaluation import evaluation_text
 from shardwright.reports.text.explain import nearest_words

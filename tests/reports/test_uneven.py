@@ -11,8 +11,8 @@ from tests.cost.test_layered import MIXED, layered_plan
 from shardwright.errors import SpecError
 from shardwright.exporters.targets import TARGETS, export
 from shardwright.plans.document import load_plan, save
+from shardwright.plans.findings import Failure
 from shardwright.plans.ranking import Baseline
-from shardwright.plans.remedies import Failure
 from shardwright.reports.text.explain import kinds_text, kinds_words
 from shardwright.reports.text.plans import plan_text
 from shardwright.reports.text.strategy import degrees_words

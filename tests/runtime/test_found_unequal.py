@@ -21,9 +21,8 @@ from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.state.store import make_store
-from shardwright.search.mixed.branch_and_bound.effort import Effort
 from shardwright.search.mixed.branch_and_bound.fastest import search
-from shardwright.search.mixed.branch_and_bound.run import MixedProblem
+from shardwright.search.mixed.branch_and_bound.run import Effort, MixedProblem
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import settings
 from shardwright.search.space.axes import Space

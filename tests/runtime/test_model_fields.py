@@ -15,10 +15,10 @@ from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.model.details import details_of
-from shardwright.spec.forward_pass import ForwardPass
-from shardwright.spec.mixers.convolution import ShortConvolution
+from shardwright.spec.mixers import ShortConvolution
 from shardwright.spec.model import (
     Attention,
+    ForwardPass,
     LatentAttention,
     Layer,
     Mlp,

@@ -15,7 +15,7 @@ from tests.runtime.samples import plan_of, replica, stage
 
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Recompute
-from shardwright.plans.trainable_models import untrainable_model
+from shardwright.plans.trainable import untrainable_model
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.model.chunk import Chunk, logits_of, table_of
 from shardwright.runtime.model.chunk import forward as run

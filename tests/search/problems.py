@@ -11,8 +11,8 @@ from tests.cost.samples import attention, context, gpu, pool
 from tests.search import oracle_uniform as oracle
 
 from shardwright.cost.context import Context
-from shardwright.cost.iteration.evaluate import Verdict, evaluate
-from shardwright.cost.money.risk import pool_stretch
+from shardwright.cost.iteration.batch import Verdict, evaluate
+from shardwright.cost.money import pool_stretch
 from shardwright.cost.strategies import COLUMNS, Strategies
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job

@@ -11,7 +11,7 @@ from tests.search.problems import Problem, problems, solved
 
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space
-from shardwright.search.uniform.feasible import feasible
+from shardwright.search.uniform.completion import feasible
 
 
 @settings(max_examples=20, suppress_health_check=list(HealthCheck), derandomize=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwright.cost.compute.efficiency import Analytic
-from shardwright.search.advice.fewer import MOST_CHOICES, fewer_counts, fewer_machines
+from shardwright.search.nearby import MOST_CHOICES, fewer_counts, fewer_machines
 from shardwright.search.planner import on_fewer, plan
 from shardwright.search.replan import replan
 from shardwright.search.space.axes import parse_pins

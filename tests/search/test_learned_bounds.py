@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.search.problems import Problem, problems, solved
 from tests.search.test_sketch import sketch_holds
 
-from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.iteration.batch import evaluate
 from shardwright.cost.learned import Learned
 
 

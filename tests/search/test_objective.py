@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from shardwright.cost.compute.efficiency import Analytic
-from shardwright.cost.money.risk import pool_stretch
+from shardwright.cost.money import pool_stretch
 from shardwright.errors import SpecError
 from shardwright.plans.document import dumps
 from shardwright.plans.plan import Plan
 from shardwright.reports.text.plans import whole_run
 from shardwright.search.objective import Objective
 from shardwright.search.planner import plan
-from shardwright.search.renting.expected import choice_on_cluster
+from shardwright.search.renting import choice_on_cluster
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import build_cluster

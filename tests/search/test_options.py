@@ -17,9 +17,8 @@ from shardwright.plans.document import dumps, from_document, to_document
 from shardwright.plans.findings import Lack, MixedPlans, TooLittleMemory
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
-from shardwright.search.combinations import best_of
 from shardwright.search.planner import on_fewer, plan, with_nearby
-from shardwright.search.ranked import with_bound
+from shardwright.search.ranked import best_of, with_bound
 from shardwright.search.replan import replan
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import parse_pins

@@ -12,26 +12,24 @@ from shardwright.errors import SpecError
 from shardwright.plans.check import check
 from shardwright.plans.document import dumps
 from shardwright.plans.findings import (
+    BlockRecomputation,
     Cause,
+    Change,
+    Cheapest,
+    Failure,
+    Fastest,
     LimitsNotKept,
+    MoreMachines,
     NoLegalLayout,
     NotCovered,
     Rejection,
     RulesDropAll,
     SeveralMakers,
-)
-from shardwright.plans.plan import Granularity, Plan, Recompute
-from shardwright.plans.ranking import NoPlan, Ranking
-from shardwright.plans.remedies import (
-    BlockRecomputation,
-    Change,
-    Cheapest,
-    Failure,
-    Fastest,
-    MoreMachines,
     ShorterSequence,
     Unpin,
 )
+from shardwright.plans.plan import Granularity, Plan, Recompute
+from shardwright.plans.ranking import NoPlan, Ranking
 from shardwright.reports.words import in_words
 from shardwright.rounding import coarse
 from shardwright.search.planner import plan, predict

@@ -15,7 +15,7 @@ from shardwright.plans.ranking import NoProgram, Ranking, SpmdProgram
 from shardwright.reports.text.programs import UNASKED, program_text, program_words
 from shardwright.search.mixed.entry import run_by_train
 from shardwright.search.planner import with_program
-from shardwright.search.programs.candidate import best_program
+from shardwright.search.programs import best_program
 from shardwright.search.space.axes import parse_pins
 from shardwright.search.uneven.search import uneven_fsdp
 from shardwright.spec.job import Job

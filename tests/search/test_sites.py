@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from shardwright.cost.compute.efficiency import Analytic
-from shardwright.cost.money.egress import egress_dollars
+from shardwright.cost.money import egress_dollars
 from shardwright.cost.trust.evidence import unpublished
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking

@@ -16,19 +16,16 @@ from tests.search.problems import Problem, problems, solved
 
 from shardwright.arrays import places_by_value
 from shardwright.cost.context import Context, shard_index
-from shardwright.cost.iteration.batch import bound_seconds, exact_seconds, iteration
-from shardwright.cost.iteration.evaluate import Verdict, evaluate
+from shardwright.cost.iteration.batch import Verdict, bound_seconds, evaluate, exact_seconds, iteration
 from shardwright.cost.iteration.footprint import fits, fixed_bytes, held_parameters
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.iteration.step import norm_seconds, tied_embedding_seconds
-from shardwright.cost.pipeline.splits import boundaries
-from shardwright.cost.strategies import COLUMNS, NONE, ZERO1, ZERO3, Layouts, Strategies, strategies
+from shardwright.cost.strategies import COLUMNS, NONE, ZERO1, ZERO3, Layouts, Strategies, boundaries, strategies
 from shardwright.search.space.axes import Space
 from shardwright.search.space.expand import axes, layer_variants
 from shardwright.search.space.layouts import layouts
 from shardwright.search.uniform import bounds as sketch
-from shardwright.search.uniform.bounds import sketch_seconds
-from shardwright.search.uniform.layout_bounds import layout_bounds, memory_floor
+from shardwright.search.uniform.bounds import layout_bounds, memory_floor, sketch_seconds
 from shardwright.spec.job import Job
 
 ROUNDING = 1 + 1e-9

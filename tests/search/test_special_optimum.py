@@ -13,7 +13,7 @@ from tests.search.problems import Problem, limited, problems, values
 from shardwright.arrays import Bools
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
-from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.iteration.batch import evaluate
 from shardwright.cost.layers.measured import MeasuredLayers
 from shardwright.cost.strategies import Strategies
 from shardwright.search.objective import INDIFFERENCE, Objective

@@ -18,8 +18,7 @@ from shardwright.reports.documents.shop import shop_document
 from shardwright.reports.html.shop import shop_page
 from shardwright.reports.text.first_screen import first_screen
 from shardwright.reports.text.shop import chosen, front_text
-from shardwright.search.market.picks import USUALLY_SURE, limits_of
-from shardwright.search.market.result import Shopping
+from shardwright.search.market.result import USUALLY_SURE, Shopping, limits_of
 from shardwright.search.market.shop import shop
 from shardwright.search.sure import odds
 from shardwright.spec.job import Job

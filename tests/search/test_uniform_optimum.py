@@ -13,7 +13,7 @@ from tests.nightly import nightly
 from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, problems, solved, values
 
-from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.iteration.batch import evaluate
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
 from shardwright.rounding import coarse
 from shardwright.search.objective import Objective

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from shardwright.errors import SpecError
 from shardwright.spec.catalog.gpus import _folded, _gpu_names, find_gpu, gpus, resolve_gpu, sold_memory_bytes
 from shardwright.spec.catalog.machines import find_machine, links, machines, reference_machines
-from shardwright.spec.catalog.price_file import load_prices
-from shardwright.spec.catalog.prices import prices
+from shardwright.spec.catalog.prices import load_prices, prices
 
 DATA = Path(str(files("shardwright.spec.catalog"))) / "data"
 FILES = sorted(DATA.glob("*.csv"))

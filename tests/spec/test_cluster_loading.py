@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
-from shardwright.spec.catalog.price_file import load_prices
+from shardwright.spec.catalog.prices import load_prices
 from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.read.cluster import build_cluster, load_cluster, parse_cluster
 

@@ -11,8 +11,13 @@ from tests.measured import EXCERPT, real_document, small_document
 from shardwright.errors import SpecError
 from shardwright.spec.layer_profile import smoothed
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.layer_profile import is_layer_profile, layer_profile, load_layer_profile
-from shardwright.spec.read.profile_stand_ins import stand_in_gpus, stand_in_model
+from shardwright.spec.read.layer_profile import (
+    is_layer_profile,
+    layer_profile,
+    load_layer_profile,
+    stand_in_gpus,
+    stand_in_model,
+)
 
 
 def test_the_real_excerpt() -> None:

@@ -10,7 +10,7 @@ from shardwright.errors import Problem, SpecError
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.model import load_model
 from shardwright.spec.read.offers import load_offers
-from shardwright.spec.text.lines import located
+from shardwright.spec.text.reading import located
 
 CLUSTER = """# machines
 name: lab

@@ -18,8 +18,7 @@ import pytest
 from tests.cli.running import refused, run
 
 from shardwright.spec.catalog.live_prices import UnreachableError, fetch, from_items, keep
-from shardwright.spec.catalog.price_file import load_prices, refreshed_path, table_date, table_prices
-from shardwright.spec.catalog.prices import prices
+from shardwright.spec.catalog.prices import load_prices, prices, refreshed_path, table_date, table_prices
 
 
 def item(**changes: Any) -> SimpleNamespace:

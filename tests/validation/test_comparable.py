@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.cost.samples import context, llama, pool, row
 
-from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.iteration.batch import evaluate
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.strategies import strategies
 from shardwright.spec.job import Job

@@ -63,7 +63,7 @@ class Measurements:
 
     def unknown_gpus(self, model: Model, precision: str) -> Mapping[str, Gpu]:
         """Return the GPUs with measured layers that the catalogue does not have, by name."""
-        from shardwright.spec.read.profile_stand_ins import stand_in_gpus
+        from shardwright.spec.read.layer_profile import stand_in_gpus
 
         return stand_in_gpus(self.layers, model, precision) if self.layers else {}
 
@@ -96,8 +96,8 @@ def read_measurements(paths: Sequence[Path], calibration: Path | None = None) ->
 
 def model_of(source: str | None, measurements: Measurements, precision: str, *, accept_guess: bool = False) -> Model:
     """Return the model that the user names, else one of the sizes of the measured layers. Raises SpecError."""
+    from shardwright.spec.read.layer_profile import stand_in_model
     from shardwright.spec.read.model import load_model
-    from shardwright.spec.read.profile_stand_ins import stand_in_model
 
     if source is not None:
         return load_model(source, accept_guess=accept_guess)

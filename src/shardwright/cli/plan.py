@@ -148,7 +148,7 @@ def plan(
     from shardwright.search.planner import on_fewer, with_nearby, with_program
     from shardwright.search.space.axes import parse_pins
     from shardwright.spec.catalog.frameworks import OWN
-    from shardwright.spec.catalog.price_file import load_prices
+    from shardwright.spec.catalog.prices import load_prices
     from shardwright.spec.read.cluster import load_cluster
     from shardwright.trainers.plan import ANY, USUAL, found_within
     from shardwright.trainers.plan import plan as search

@@ -32,7 +32,7 @@ def prices(
       shardwright prices --refresh
     """
     from shardwright.reports.text.catalogue import prices_text
-    from shardwright.spec.catalog.price_file import table_prices
+    from shardwright.spec.catalog.prices import table_prices
 
     if refresh:
         _refresh()
@@ -46,7 +46,7 @@ def prices(
 def _refresh() -> None:
     """Fetch prices and keep them; say what came of it on standard error."""
     from shardwright.spec.catalog.live_prices import UnreachableError, fetch, keep
-    from shardwright.spec.catalog.price_file import refreshed_path, table_date
+    from shardwright.spec.catalog.prices import refreshed_path, table_date
 
     try:
         with progress("fetching prices"):

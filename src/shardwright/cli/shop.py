@@ -175,7 +175,7 @@ def _offers(
     max_gpus: int | None,
 ) -> Offers:
     """Return the offers of a file, or of the price table, narrowed to GPU types and markets."""
-    from shardwright.spec.catalog.price_file import load_prices, table_prices
+    from shardwright.spec.catalog.prices import load_prices, table_prices
     from shardwright.spec.offers import MARKETS, MOST_GPUS
     from shardwright.spec.read.offers import load_offers, narrowed, offers_from_prices
 

@@ -16,7 +16,7 @@ and dollars. One strategy is a row of arrays (`strategies.Strategies`); function
 * `trust/`: evidence and intervals
 * `site/`: a calibration on the user's own runs
 * `calibrate`: from plans and what they took to a calibration
-* `money/`: price, egress, interruptions
+* `money`: price, egress, interruptions
 * `measured/`: efficiencies corrected by a machine profile
 
 Nothing here knows of search, files or terminals.

@@ -17,12 +17,10 @@ from shardwright.cost.iteration.links import Contexts
 from shardwright.cost.iteration.mixed import Mixed, ReplicaTime, mixed_iteration, pipeline_seconds
 from shardwright.cost.layers.source import layer_source
 from shardwright.cost.layers.table import LayerTable
-from shardwright.cost.memory.fit_probability import fit_probability
-from shardwright.cost.money.egress import egress_dollars
-from shardwright.cost.money.price import dollars_per_hour
-from shardwright.cost.money.risk import run_stretch
+from shardwright.cost.memory.facts import fit_probability
+from shardwright.cost.money import dollars_per_hour, egress_dollars, run_stretch
 from shardwright.cost.site.calibrated import narrowed, on_site
-from shardwright.cost.stage.ranges import of_pipelines, per_rank
+from shardwright.cost.stage.exact import of_pipelines, per_rank
 from shardwright.cost.strategies import stage_starts
 from shardwright.cost.trust.evidence import conditions_of
 from shardwright.cost.trust.interval import doubted

@@ -463,7 +463,7 @@ def _without_fused_attention(case: Case) -> float | None:
     row = _row(case)
     if not row:
         return None
-    from shardwright.cost.iteration.evaluate import evaluate
+    from shardwright.cost.iteration.batch import evaluate
     from shardwright.cost.strategies import strategies
 
     (context,) = contexts_of(case.plan, case.efficiency).values()

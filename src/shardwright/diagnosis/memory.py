@@ -11,9 +11,9 @@ import numpy as np
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.strategies import row_of, stage_starts
 from shardwright.diagnosis.case import Case
+from shardwright.plans.findings import Remedy
 from shardwright.plans.plan import StageMemory
-from shardwright.plans.remedies import Remedy
-from shardwright.search.advice.infeasible import remedies
+from shardwright.search.infeasible import remedies
 from shardwright.units import GIBIBYTE, format_bytes
 
 FRAGMENTED = 0.08  # of the GPU's memory, reserved and not used, from which on it is in pieces; chosen, 0.05 to 0.15

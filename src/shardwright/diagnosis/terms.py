@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.iteration.batch import evaluate
 from shardwright.cost.iteration.lanes import contexts_of
-from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.memory.facts import headroom
 from shardwright.cost.strategies import Row, plan_of_row, row_of, strategies, values_of
 from shardwright.diagnosis.case import Case, costed
 from shardwright.errors import SpecError

@@ -36,8 +36,7 @@ from shardwright.importers.trainers import TrainerSettings
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
-from shardwright.spec.text.lines import sought
-from shardwright.spec.text.reading import YAML, read_text
+from shardwright.spec.text.reading import YAML, read_text, sought
 
 TORCHTITAN = ("torchtitan.train", "torchtitan.experiments.train", "torchtitan/train.py")
 MEGATRON = {"--num-layers", "--num-attention-heads"}  # which no other trainer is told on its command line

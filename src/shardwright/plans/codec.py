@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from shardwright.errors import Problem, suggestion
-from shardwright.spec.assumption import Assumption
+from shardwright.spec.cluster import Assumption
 from shardwright.spec.text.fields import shown
 
 NOTHING: Any = object()

@@ -6,6 +6,9 @@ schedule `layered`; it is read like version 2. Jobs of earlier releases say of a
 (`adapters`, `attention_adapters`); these are read as LoRA of the usual rank. `optimizer.distributed` and
 `prediction.memory_bytes` repeat, for the reader's convenience, what `sharding` and the memory terms say; they are
 checked when a file is read and may be missing.
+
+A schema says what `plans.codec` reads and writes: which keys, of which types. What is well formed but illegal is
+`plans.check`'s to say.
 """
 
 from __future__ import annotations
@@ -13,15 +16,27 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin
 
 from shardwright.errors import Problem, SpecError
 from shardwright.files import write_atomically
-from shardwright.plans.codec import NOTHING, decode, decode_fields, encode, hints, join, reject_unknown, wrong
+from shardwright.plans.codec import (
+    LARGEST_WHOLE,
+    NOTHING,
+    decode,
+    decode_fields,
+    encode,
+    hints,
+    join,
+    reject_unknown,
+    wrong,
+)
 from shardwright.plans.plan import PLAN_VERSION, OptimizerPlan, Plan, Prediction, Replica, Stage
 from shardwright.spec.adapter import ATTENTION, LINEAR, Adapter
+from shardwright.spec.cluster import Assumption
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model
 from shardwright.spec.text.fields import shown
@@ -33,6 +48,13 @@ READ_VERSIONS = (1, PLAN_VERSION)
 BESIDE = ("memory_bytes", "binding")  # of a prediction: sums for readers, and a sentence of earlier releases
 EARLIER = {"adapters", "attention_adapters"}  # keys of a job in earlier releases
 Problems = list[Problem]
+Schema = dict[str, Any]
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+NUMBER: Schema = {"type": "number", "minimum": 0}
+WHOLE: Schema = {"type": "integer", "minimum": 0, "maximum": LARGEST_WHOLE}
+TEXT: Schema = {"type": "string"}
+SCALARS: dict[Any, Schema] = {str: TEXT, Assumption: TEXT, bool: {"type": "boolean"}, int: WHOLE, float: NUMBER}
+RANGE: Schema = {"type": "array", "items": WHOLE, "minItems": 2, "maxItems": 2}
 
 
 def to_document(plan: Plan) -> dict[str, Any]:
@@ -220,3 +242,52 @@ def _prediction_in(data: object, place: str, problems: Problems) -> Any:
         if totals is not NOTHING and totals != tuple(tuple(s.total_bytes for s in row) for row in prediction.memory):
             return wrong(problems, where, "differs from the sums of prediction.memory", "correct it, or leave it out")
     return prediction
+
+
+def plan_schema() -> Schema:
+    """Return the schema of the plan file."""
+    schema = schema_of(Plan)
+    schema["properties"] = {"version": {"enum": list(READ_VERSIONS)}, **schema["properties"]}
+    schema["required"].append("version")
+    layer = schema["properties"]["model"]["properties"]["layers"]["items"]
+    layer["properties"] = {"count": WHOLE, **layer["properties"]}
+    stage = schema["properties"]["replicas"]["items"]["properties"]["stages"]["items"]
+    stage["properties"]["layers"] = {"anyOf": [RANGE, {"type": "array", "items": RANGE}]}
+    schema["properties"]["optimizer"]["properties"]["distributed"] = SCALARS[bool]
+    prediction = schema["properties"]["prediction"]["anyOf"][0]
+    prediction["properties"]["memory_bytes"] = {"type": "array", "items": {"type": "array", "items": NUMBER}}
+    return schema
+
+
+def schema_of(kind: Any) -> Schema:
+    """Return the schema of what `codec.encode` makes of values of the type `kind`."""
+    if kind in SCALARS:
+        return dict(SCALARS[kind])
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        fields = dataclasses.fields(kind)
+        return {
+            "type": "object",
+            "properties": {name: schema_of(hint) for name, hint in hints(kind).items()},
+            "required": [field.name for field in fields if field.default is dataclasses.MISSING],
+            "additionalProperties": False,
+        }
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        kinds = [part for part in arguments if part is not type(None)]
+        parts = [
+            schema_of(part) if len(kinds) == 1 or not dataclasses.is_dataclass(part) else _named(part) for part in kinds
+        ]
+        return {"anyOf": [*parts, {"type": "null"}]}
+    if origin is tuple:
+        if Ellipsis in arguments:
+            return {"type": "array", "items": schema_of(arguments[0])}
+        items = [schema_of(part) for part in arguments]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+    assert origin is Literal, kind
+    return {"enum": list(arguments)}
+
+
+def _named(kind: Any) -> Schema:
+    """Return the schema of one of several dataclasses, which its class names."""
+    name = kind.__name__
+    return {"type": "object", "properties": {name: schema_of(kind)}, "required": [name], "additionalProperties": False}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -310,3 +311,16 @@ class Plan:
     def costed(self, prediction: Prediction) -> Plan:
         """Return this plan with `prediction`."""
         return replace(self, prediction=prediction)
+
+
+def replicas_at(plan: Plan) -> Iterator[tuple[str, Replica]]:
+    """Yield the path of each kind of replica, and the replica."""
+    for index, replica in enumerate(plan.replicas):
+        yield f"replicas[{index}]", replica
+
+
+def stages_at(plan: Plan) -> Iterator[tuple[str, Replica, Stage]]:
+    """Yield the path of each stage, its replica, and the stage."""
+    for place, replica in replicas_at(plan):
+        for index, stage in enumerate(replica.stages):
+            yield f"{place}.stages[{index}]", replica, stage

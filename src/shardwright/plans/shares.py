@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from shardwright.errors import Problem
-from shardwright.plans.paths import replicas_at
-from shardwright.plans.plan import DEGREES, Plan, Replica, Stage
+from shardwright.plans.plan import DEGREES, Plan, Replica, Stage, replicas_at
 
 
 def cuts(elements: int, states: Sequence[int], parts: int, step: int) -> tuple[int, ...]:

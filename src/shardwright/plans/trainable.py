@@ -1,4 +1,4 @@
-"""What of a plan `shardwright train` does not run, whatever the model.
+"""What of a plan, and which models, `shardwright train` does not run.
 
 A plan that is priced for it must not say any of this. Of one that is priced for another trainer it runs what it can:
 overlap, say, is then its own.
@@ -9,13 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.errors import Problem
-from shardwright.plans.paths import stages_at
-from shardwright.plans.plan import Plan, Stage
+from shardwright.plans.plan import Plan, Stage, stages_at
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
+from shardwright.spec.model import PLAIN, Attention, Layer, Model
+from shardwright.spec.read.families import FAMILIES, TRAINED
+from shardwright.spec.read.forward_pass import ROWS
 
 WHOLE_ROW_BYTES = 16
 OWN_OPTIMIZERS = ("adam", "adam8bit", "muon", "sgd")
+ACTIVATIONS = ("silu", "swish", "swiglu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")
+OTHERS = "docs/model-families.md lists what it runs; `shardwright spmd train` runs any module"
+AGAIN = "make the plan again of the model's config.json"
 
 
 def own_problems(plan: Plan) -> Iterator[Problem]:
@@ -99,3 +104,96 @@ def _dense_sizes(plan: Plan, stage: Stage) -> Iterator[int]:
             yield from (attention.latent.kv_rank, attention.latent.query_rank or 0)
         yield (kind.mlp.width if kind.mlp else 0) // tp
         yield (kind.moe.shared_width if kind.moe else 0) // tp
+
+
+def untrainable_model(model: Model) -> Iterator[Problem]:
+    """Yield why `shardwright train` does not run a model under any plan."""
+    computed = model.computed
+    unlike = tuple(dict.fromkeys(words for kind in model.kinds for words in _unlike(kind)))
+    if unlike:
+        yield from (Problem("model", f"{words} (family {model.family}) cannot be run", OTHERS) for words in unlike)
+        return
+    lacking = {
+        f"models of family {model.family}": model.family in FAMILIES and model.family not in TRAINED,
+        "a model whose forward pass is guessed": bool(model.guesses),
+        f"what is particular to the model ({model.particular})": bool(model.particular) and model.forward_pass is None,
+        f"the activation {model.activation}": model.activation not in ACTIVATIONS,
+        "an embedding narrower than the model": model.embedding_width is not None,
+        "multi-token prediction": model.mtp_layers > 0,
+        "masked tokens without a token for them": not model.causal and computed.mask_token is None,
+        "layers with another number of norms than their places": not all(_placed(model, kind) for kind in model.kinds),
+        "weights that no block has": any(_unplaced(model, kind) for kind in model.kinds),
+        "norms after the blocks of a parallel block": model.parallel_block and computed.norms != "before",
+        "latent attention without rotary positions": model.position != "rope" and bool(_latent(model)),
+        "norms of queries and keys in latent attention": any(attention.qk_norm for attention in _latent(model)),
+        "layers that differ in heads": len({_heads(attention) for attention in model.attentions}) > 1,
+        "capped logits of a model with a bias on them and a scale": model.head_bias and computed.logit_scale != 1.0,
+    }
+    hints = {
+        "multi-token prediction": "write num_nextn_predict_layers 0 in config.json and plan again",
+        "masked tokens without a token for them": "write mask_token_id in config.json (103 in BERT) and plan again",
+    }
+    for what, there in lacking.items():
+        if there:
+            yield Problem("model", f"{what} cannot be run", hints.get(what, OTHERS))
+    for what in computed.unknown:
+        yield Problem("model.forward_pass", f"config.json says {what}: it cannot be run", OTHERS)
+    if model.forward_pass is None and model.family in ROWS:
+        yield Problem("model", f"nothing in the plan tells the forward pass of {model.family}", AGAIN)
+
+
+def untrainable_parts(plan: Plan) -> Iterator[Problem]:
+    """Yield which models are not run under the degrees of a plan."""
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    in_parts = any(stage.context_parallel > 1 for stage in stages)
+    lacking = {
+        "attention to later tokens": not plan.model.causal,
+        "attention with sinks": plan.model.computed.sinks,
+    }
+    for what, there in lacking.items():
+        if there and in_parts:
+            yield Problem("replicas", f"{what} cannot be run in parts of sequences", "use context_parallel 1")
+    parts = max(stage.expert_tensor_parallel for stage in stages)
+    if plan.model.computed.expert_bias and plan.model.hidden % parts:
+        message = f"biases of experts cannot be run: {parts} does not divide hidden {plan.model.hidden}"
+        yield Problem("replicas", message, "use expert_tensor_parallel 1")
+
+
+def _unlike(layer: Layer) -> Iterator[str]:
+    """Yield what a block has, or lacks, that no block of the runtime does."""
+    attention = layer.attention
+    there = {
+        layer.mixer.words if layer.mixer else "": layer.mixer is not None,
+        "a block without attention": attention is None and layer.mixer is None,
+        "a block without feed-forward": layer.mlp is None and layer.moe is None,
+        "a gate on the output of attention": attention is not None and attention.gate is not None,
+        "sparse attention with an indexer": attention is not None and attention.sparse is not None,
+        "experts on a projection of the tokens": layer.moe is not None and layer.moe.latent is not None,
+    }
+    yield from (words for words, is_there in there.items() if is_there)
+
+
+def _placed(model: Model, layer: Layer) -> bool:
+    """Return whether a layer has as many norms over the hidden width as the model's places take."""
+    if model.parallel_block:
+        return layer.norms in (1, 2)
+    return layer.norms == (4 if model.computed.norms == "both" else 2)
+
+
+def _unplaced(model: Model, layer: Layer) -> bool:
+    """Return whether a layer has more weights beside matrices and norms than blocks have."""
+    attention, moe, computed = layer.attention, layer.moe, model.computed
+    known = attention.heads if attention and computed.sinks else 0
+    if attention and attention.qk_norm and computed.query_key_norm != PLAIN.query_key_norm:
+        known += attention.query_width + attention.key_width - 2 * attention.head_dim
+    if moe is not None and computed.expert_bias:
+        known += moe.experts * ((moe.matrices - 1) * moe.expert_width + model.hidden)
+    return (layer.vector_parameters or 0) != known
+
+
+def _latent(model: Model) -> list[Attention]:
+    return [attention for attention in model.attentions if attention.latent]
+
+
+def _heads(attention: Attention) -> tuple[int, int, int]:
+    return attention.heads, attention.kv_heads, attention.head_dim

@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from shardwright.cost.money.risk import checkpoint_bytes
+from shardwright.cost.money import checkpoint_bytes
 from shardwright.errors import SpecError
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, Replica

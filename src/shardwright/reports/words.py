@@ -9,10 +9,9 @@ from functools import singledispatch
 from string import Formatter
 from typing import Any
 
-from shardwright.plans import findings, remedies
+from shardwright.plans import findings
 from shardwright.plans.findings import Cause, JobLimits, Rejection
-from shardwright.spec.assumption import Assumption
-from shardwright.spec.cluster import NodePool
+from shardwright.spec.cluster import Assumption, NodePool
 from shardwright.spec.offers import Offer
 from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_dollars, format_seconds
 
@@ -47,26 +46,26 @@ FIXED = {
     ),
     findings.NotCovered.UNEQUAL_DEPTHS_OVER_SITES: "replicas of unequal depth over several sites",
     findings.NotCovered.OTHER_MIXES: "mixes of three offers and more, or of one GPU type on several markets",
-    remedies.Change.OTHER_DEGREES: "degrees must divide heads, layers' widths and the global batch; change one",
-    remedies.Change.FEWER_PINS: "pin fewer parameters",
-    remedies.Change.FEWER_PINS_OR_OTHER_DEGREES: (
+    findings.Change.OTHER_DEGREES: "degrees must divide heads, layers' widths and the global batch; change one",
+    findings.Change.FEWER_PINS: "pin fewer parameters",
+    findings.Change.FEWER_PINS_OR_OTHER_DEGREES: (
         "pin fewer parameters; degrees must divide heads, layers' widths, the global batch and the GPUs"
     ),
-    remedies.Change.RELAXED_RULES: "relax or drop a rule",
-    remedies.Change.CALMER_OFFERS: (
+    findings.Change.RELAXED_RULES: "relax or drop a rule",
+    findings.Change.CALMER_OFFERS: (
         "offer machines that are taken back less often, or checkpoints and restarts that take less time"
     ),
-    remedies.Change.LARGER_OFFERS: "offer more machines, or GPUs with more memory",
-    remedies.Change.OTHER_MACHINES: "`shardwright shop` with the same limits looks at other machines and spot prices",
-    remedies.Change.SELECTIVE_RECOMPUTATION: "it fits with selective recomputation",
-    remedies.Change.ZERO1: "it fits with the distributed optimizer (ZeRO-1)",
-    remedies.Change.OFFLOADED_OPTIMIZER: "it fits with the distributed optimizer's state in host memory (offload 1.0)",
-    remedies.Failure.NO_LEGAL_SETTING: "no legal setting",
-    remedies.Failure.NOT_LEGAL_HERE: "no legal setting on these machines",
-    remedies.Failure.DOES_NOT_FIT: "no plan fits",
-    remedies.Failure.DOES_NOT_FIT_OR_KEEP_LIMITS: "no plan fits and keeps the limits",
-    remedies.Failure.NOT_ON_ALL_TYPES: "no uniform plan fits all types",
-    remedies.Failure.MISSES_LIMITS: "does not keep the limits",
+    findings.Change.LARGER_OFFERS: "offer more machines, or GPUs with more memory",
+    findings.Change.OTHER_MACHINES: "`shardwright shop` with the same limits looks at other machines and spot prices",
+    findings.Change.SELECTIVE_RECOMPUTATION: "it fits with selective recomputation",
+    findings.Change.ZERO1: "it fits with the distributed optimizer (ZeRO-1)",
+    findings.Change.OFFLOADED_OPTIMIZER: "it fits with the distributed optimizer's state in host memory (offload 1.0)",
+    findings.Failure.NO_LEGAL_SETTING: "no legal setting",
+    findings.Failure.NOT_LEGAL_HERE: "no legal setting on these machines",
+    findings.Failure.DOES_NOT_FIT: "no plan fits",
+    findings.Failure.DOES_NOT_FIT_OR_KEEP_LIMITS: "no plan fits and keeps the limits",
+    findings.Failure.NOT_ON_ALL_TYPES: "no uniform plan fits all types",
+    findings.Failure.MISSES_LIMITS: "does not keep the limits",
     findings.Mixing.ANY: "plans",
     findings.Mixing.PIPELINES: "pipelines",
     findings.Mixing.UNEQUAL: "unequal pipelines",
@@ -102,20 +101,20 @@ SENTENCES = {
     findings.NeverEnds: "a run on these machines is interrupted too often to ever end ({0.gpus:names})",
     findings.NoLegalOffer: "no layout on these machines is legal ({0.gpus:names})",
     findings.OffersTooSmall: "no number of machines on offer has the memory for {0.model} ({0.gpus:names})",
-    remedies.CheapestInTime: (
+    findings.CheapestInTime: (
         "within {0.deadline_hours:hours} the cheapest is {0.dollars:dollars} (budget {0.budget_dollars:dollars})"
     ),
-    remedies.FastestInBudget: (
+    findings.FastestInBudget: (
         "for {0.budget_dollars:dollars} the fastest takes {0.hours:hours} (deadline {0.deadline_hours:hours})"
     ),
-    remedies.MoreMachines: "{0.machines} machines of {0.gpus_per_node} × {0.gpu} would do",
-    remedies.MoreMemory: "GPUs with {0.memory_bytes:bytes} of memory would do",
-    remedies.ShorterSequence: "a sequence length of {0.seq_len} fits",
-    remedies.BlockRecomputation: (
+    findings.MoreMachines: "{0.machines} machines of {0.gpus_per_node} × {0.gpu} would do",
+    findings.MoreMemory: "GPUs with {0.memory_bytes:bytes} of memory would do",
+    findings.ShorterSequence: "a sequence length of {0.seq_len} fits",
+    findings.BlockRecomputation: (
         "it fits with full recomputation of {0.layers} layers in each virtual stage (method block)"
     ),
-    remedies.SmallerMicroBatch: "it fits with a micro-batch of {0.size}",
-    remedies.Shortage: "needs {0.needed_bytes:bytes} of {0.memory_bytes:bytes}",
+    findings.SmallerMicroBatch: "it fits with a micro-batch of {0.size}",
+    findings.Shortage: "needs {0.needed_bytes:bytes} of {0.memory_bytes:bytes}",
 }
 MEANING = {
     Cause.MEMORY: "does not fit in memory",
@@ -241,21 +240,21 @@ def _(finding: findings.TooLittleMemory) -> str:
 
 
 @in_words.register
-def _(finding: remedies.Unpin) -> str:
+def _(finding: findings.Unpin) -> str:
     result = "there are legal layouts" if finding.seconds is None else "it fits"
     time = "" if finding.seconds is None else f" ({format_seconds(finding.seconds)} an iteration)"
     return f"without --set {finding.axis}=… {result}{time}"
 
 
 @in_words.register
-def _(finding: remedies.Fastest) -> str:
+def _(finding: findings.Fastest) -> str:
     price = "" if finding.dollars is None else f" for {format_dollars(finding.dollars)}"
     hours, deadline = (format_seconds(limit * SECONDS_PER_HOUR) for limit in (finding.hours, finding.deadline_hours))
     return f"the fastest found takes {hours}{price} (deadline {deadline})"
 
 
 @in_words.register
-def _(finding: remedies.Cheapest) -> str:
+def _(finding: findings.Cheapest) -> str:
     time = "" if finding.hours is None else f" in {format_seconds(finding.hours * SECONDS_PER_HOUR)}"
     budget = format_dollars(finding.budget_dollars)
     return f"the cheapest found is {format_dollars(finding.dollars)}{time} (budget {budget})"

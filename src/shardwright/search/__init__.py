@@ -4,10 +4,8 @@ rest. Start reading at `planner`.
 * `planner`: one call from a description to ranked plans, and from a plan to its evaluation
 * `kinds`: one search for each kind of plan
 * `sure`: plans that keep limits with a probability
-* `ranked`: the best plans of all searches in one order
-* `rivals`: what the best plan is shown beside
+* `ranked`: the best plans of all searches in one order, and what the best is shown beside
 * `account`: how many candidates all searches had, and what became of them
-* `combinations`: one ranking of searches with several options of the trainer
 * `objective`: what is best: time or dollars, within budget and deadline
 * `sizing`: ways to train on some GPUs, and the memory of each
 * `first_plans`: plans at once, unproved
@@ -17,10 +15,11 @@ rest. Start reading at `planner`.
 * `uniform/`: one GPU type, exact
 * `mixed/`: several GPU types, with a certificate
 * `uneven/`: uneven FSDP: shares of rows and state, with a bound
-* `programs/`: SPMD programs on small clusters
+* `programs`: the fastest SPMD program for a job, on a small cluster
 * `rules/`: the user's rules and filters
-* `advice/`: why nothing was found, and what would help
-* `renting/`: what a plan on rented machines comes to
+* `infeasible`: why there is no plan, and the smallest changes that give one
+* `nearby`: other batches and numbers of machines that pay, and the same run on fewer machines
+* `renting`: what a plan on rented machines is expected to come to, interruptions counted
 * `market/`: what to rent
 
 Numbers in capitals are limits of effort, set by hand on the cases of `benchmarks/`, or grids of the declared space

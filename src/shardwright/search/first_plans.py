@@ -13,9 +13,9 @@ import numpy as np
 
 from shardwright.cost.compute.efficiency import Efficiency, computes
 from shardwright.cost.context import Context
-from shardwright.cost.iteration.evaluate import bounded
+from shardwright.cost.iteration.batch import bounded
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.memory.facts import headroom
 from shardwright.cost.strategies import ZERO3, Strategies
 from shardwright.plans.plan import Plan
 from shardwright.search.mixed.entry import affordable_value

@@ -15,8 +15,8 @@ from shardwright.cost.trust.rarity import rare_count_of_gpus
 from shardwright.plans.plan import Plan
 from shardwright.plans.trainer_options import beyond_own
 from shardwright.progress import stopped
-from shardwright.search.mixed.branch_and_bound.effort import NO_PROOF, Effort
-from shardwright.search.mixed.drafts.costing import costed
+from shardwright.search.mixed.branch_and_bound.run import NO_PROOF, Effort
+from shardwright.search.mixed.drafts.draft import costed
 from shardwright.search.mixed.entry import (
     MixedOutcome,
     affordable_value,
@@ -29,7 +29,7 @@ from shardwright.search.mixed.entry import (
     with_state_in_host,
 )
 from shardwright.search.mixed.offload import in_host
-from shardwright.search.mixed.one_mesh.search import mesh_search
+from shardwright.search.mixed.one_mesh import mesh_search
 from shardwright.search.mixed.restrictions import dropped, lacking, narrowed
 from shardwright.search.objective import Objective, Preference, to_beat
 from shardwright.search.rules.filters import Filters

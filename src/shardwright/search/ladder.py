@@ -14,10 +14,10 @@ import numpy as np
 
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.context import Context
-from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.iteration.batch import evaluate
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.memory.facts import headroom
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.strategies import (
     BLOCK,

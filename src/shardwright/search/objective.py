@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
-from shardwright.cost.money.price import dollars_per_hour
-from shardwright.cost.money.risk import pool_stretch
+from shardwright.cost.money import dollars_per_hour, pool_stretch
 from shardwright.errors import bad
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import NodePool

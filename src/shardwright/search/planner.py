@@ -13,7 +13,7 @@ import numpy as np
 from shardwright.cost.compute.efficiency import Efficiency, computes, peak_flops
 from shardwright.cost.context import Context
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.memory.facts import headroom
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.site.calibrated import Calibrated, anchored, without_site
 from shardwright.errors import SpecError, bad, require
@@ -25,10 +25,7 @@ from shardwright.plans.trainable import own_job_problems, own_problems
 from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import stopped, within
 from shardwright.search.account import left_out, report_of
-from shardwright.search.advice.fewer import fewer_machines
-from shardwright.search.advice.infeasible import explain
-from shardwright.search.advice.nearby import nearby
-from shardwright.search.combinations import best_of
+from shardwright.search.infeasible import explain
 from shardwright.search.kinds import (
     EXPORTABLE,
     Asked,
@@ -38,13 +35,21 @@ from shardwright.search.kinds import (
     search_uneven,
     without_limits,
 )
+from shardwright.search.nearby import fewer_machines, nearby
 from shardwright.search.objective import INDIFFERENCE, require_indifference
-from shardwright.search.ranked import best_plans, passed_over, value_to_beat, with_bound
+from shardwright.search.ranked import (
+    best_of,
+    best_of_kinds,
+    best_plans,
+    passed_over,
+    several_types,
+    shown_baselines,
+    value_to_beat,
+    with_bound,
+)
 from shardwright.search.replan import Kept, replan
-from shardwright.search.rivals import best_of_kinds, several_types, shown_baselines
 from shardwright.search.rules.filters import Filters
-from shardwright.search.space.axes import Space, as_options_need
-from shardwright.search.space.choices import jobs_of
+from shardwright.search.space.axes import Space, as_options_need, jobs_of
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
@@ -280,7 +285,7 @@ def with_program(
 ) -> Ranking:
     """Return a ranking with the fastest SPMD program for its model, machines and job, or why there is none. `keep` is
     given its graph and all that it does."""
-    from shardwright.search.programs.candidate import best_program  # with all of synthesis, which plans do without
+    from shardwright.search.programs import best_program  # with all of synthesis, which plans do without
 
     best = ranking.best
     found = best_program(best.model, best.cluster, best.job, fit=fit, efficiency=efficiency, keep=keep)

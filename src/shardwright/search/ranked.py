@@ -1,8 +1,9 @@
-"""The best plans of all kinds of searches in one order, and the best of all where another one is preferred."""
+"""The best plans of all searches in one order, of all options of the trainer, and what the best is shown beside."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,13 +12,18 @@ from shardwright.cost.context import Context
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.strategies import Strategies, plan_of_row, row_of
 from shardwright.cost.trust.rarity import TYPES, UNREPORTED, rare_beside, rare_in
+from shardwright.plans.findings import Failure, Rejection, ordered
 from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import PassedOver
+from shardwright.plans.ranking import Baseline, PassedOver, Ranking, SearchReport
+from shardwright.search.account import gap_of
 from shardwright.search.kinds import OneType, Pipelines, Uneven, least_value
 from shardwright.search.mixed.entry import affordable_value
 from shardwright.search.objective import Preference, preference, to_beat
 from shardwright.search.space.axes import pin_words
+from shardwright.search.uneven.search import EVEN_RULE
 from shardwright.spec.cluster import Cluster, NodePool
+
+PIPELINES, UNEVEN = "pipelines over several types", "uneven FSDP over several types"
 
 
 def best_plans(
@@ -138,3 +144,118 @@ def costed_plan(context: Context, cluster: Cluster, row: Strategies, *, label: s
     name = context.pool.gpu.name
     plan = plan_of_row(row, context.model, context.job, cluster, name, label=label)
     return plan.costed(prediction_of(plan, context.efficiency, contexts={name: context}))
+
+
+def best_of(rankings: Sequence[Ranking], top: int) -> Ranking:
+    """Return the ranking of the combination whose best plan is best, with the `top` best plans of all and the account
+    of all searches; where none has a plan, the first. Plans that are as good are ordered as in each ranking."""
+    if len(rankings) == 1:
+        return rankings[0]
+    indifference = rankings[0].search.indifference
+    plans = [plan for ranking in rankings for plan in ranking.plans]
+    every = [*plans, *(ranking.passed_over.plan for ranking in rankings if ranking.passed_over)]
+    plans = in_order(plans, min(map(_value, every), default=np.inf), indifference)
+    first = next((ranking for ranking in rankings if plans and plans[0] in ranking.plans), rankings[0])
+    report = replace(_together([ranking.search for ranking in rankings]), not_covered=first.search.not_covered)
+    if not first.plans:
+        return replace(first, search=report)
+    bound, value = min(_bound(ranking) for ranking in rankings if ranking.plans), _value(plans[0])
+    fastest = min(every, key=_value)
+    passed = better_than(plans[0], value, fastest, _value(fastest)) if _value(fastest) < value else None
+    plans = plans[:top]
+    if any(ranking.search.gap is not None for ranking in rankings):
+        report = replace(report, gap=gap_of(value, bound))
+    if any(ranking.search.lower_bound_dollars is not None for ranking in rankings):
+        report = replace(report, lower_bound_dollars=bound)
+    if plans[0].job.objective == "time":
+        plans = [with_bound(plan, bound) for plan in plans]
+    return replace(first, plans=tuple(plans), search=report, passed_over=passed)
+
+
+def _value(plan: Plan) -> float:
+    value = affordable_value(plan)
+    return np.inf if value is None else value
+
+
+def _bound(ranking: Ranking) -> float:
+    """Return what no plan of a search that found one beats in what the job minimises."""
+    best, dollars = ranking.best, ranking.search.lower_bound_dollars
+    if best.job.objective == "time" and best.prediction is not None:
+        return best.prediction.lower_bound_seconds or 0.0
+    return affordable_value(best) or np.inf if dollars is None else dollars
+
+
+def _together(reports: Sequence[SearchReport]) -> SearchReport:
+    rejected: Counter[Rejection] = Counter()
+    phases: Counter[str] = Counter()
+    for report in reports:
+        rejected.update(dict(report.rejected))
+        phases.update(dict(report.phases))
+    return SearchReport(
+        candidates=sum(report.candidates for report in reports),
+        costed=sum(report.costed for report in reports),
+        seconds=sum(report.seconds for report in reports),
+        rejected=ordered(rejected),
+        phases=tuple(phases.items()),
+        interrupted=any(report.interrupted for report in reports),
+        indifference=reports[0].indifference,
+    )
+
+
+def best_of_kinds(mixed: Pipelines | None, uneven: Uneven) -> Iterator[Baseline]:
+    """Yield the best plan of each kind over machines of several types, and FSDP as it is without shares."""
+    pipelines = () if mixed is None else mixed.outcome.plans
+    for kind, plans in ((PIPELINES, pipelines), (UNEVEN, uneven.outcome.plans), (EVEN_RULE, (uneven.outcome.even,))):
+        plan = next((plan for plan in plans if plan is not None), None)
+        yield Baseline(rule=kind, plan=plan, failure=Failure.DOES_NOT_FIT if plan is None else None)
+
+
+def several_types(results: Sequence[OneType]) -> bool:
+    """Return whether the machines searched have GPUs of several types."""
+    return len({result.context.pool.gpu.name for result in results}) > 1
+
+
+def shown_baselines(
+    results: Sequence[OneType], cluster: Cluster, plans: Sequence[Plan], mixed: Pipelines | None
+) -> tuple[Baseline, ...]:
+    """Return the baselines of the pool of the best plan (of the first pool if there is none); where types can be mixed
+    the best plan of each type alone, and the uniform plan over all."""
+    if not results:
+        return ()
+    if mixed is not None:
+        return (*_plain(results, cluster), _whole(mixed))
+    chosen = results[0]
+    for result in results:
+        if plans and result.context.pool.gpu.name == plans[0].replicas[0].stages[0].gpu:
+            chosen = result
+            break
+    return tuple(
+        Baseline(
+            rule=entry.rule,
+            plan=None if entry.row is None else costed_plan(chosen.context, cluster, entry.row, label=entry.rule),
+            failure=entry.failure,
+        )
+        for entry in chosen.tried
+    )
+
+
+def _plain(results: Sequence[OneType], cluster: Cluster) -> Iterator[Baseline]:
+    for result in results:
+        rule = f"the best plan on the {result.context.pool.gpu.name} alone"
+        ranked = result.found.ranked
+        if ranked:
+            yield Baseline(rule=rule, plan=costed_plan(result.context, cluster, ranked[0][1], label=rule))
+        else:
+            job = result.context.job
+            limited = job.deadline_hours is not None or job.budget_dollars is not None
+            failure = Failure.DOES_NOT_FIT_OR_KEEP_LIMITS if limited else Failure.DOES_NOT_FIT
+            yield Baseline(rule=rule, plan=None, failure=failure)
+
+
+def _whole(mixed: Pipelines) -> Baseline:
+    plan, rule = mixed.outcome.uniform, mixed.outcome.uniform_rule
+    if plan is None:
+        return Baseline(rule=rule, plan=None, failure=Failure.NOT_ON_ALL_TYPES)
+    if affordable_value(plan) is None:
+        return Baseline(rule=rule, plan=None, failure=Failure.MISSES_LIMITS)
+    return Baseline(rule=rule, plan=plan)

@@ -19,7 +19,7 @@ from shardwright.cost.context import Context, LayerRows, ShardIndex
 from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.iteration.mixed import Mixed
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.memory.facts import headroom
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.predict import predict
 from shardwright.cost.strategies import UNSHARDED, ZERO1
@@ -27,14 +27,12 @@ from shardwright.plans.abilities import makers
 from shardwright.plans.plan import Plan, Stage
 from shardwright.plans.trainer_options import as_own
 from shardwright.search.mixed.bounds.instance import instances
-from shardwright.search.mixed.drafts.costing import costed
+from shardwright.search.mixed.drafts.draft import costed
 from shardwright.search.mixed.entry import largest_pools, of_each_maker
 from shardwright.search.mixed.heuristics.attempts import drafter
-from shardwright.search.mixed.replanning.quick import ReplanTask, quick_plan
-from shardwright.search.mixed.replanning.remaining import remaining
+from shardwright.search.mixed.replanning import ReplanTask, quick_plan, remaining
 from shardwright.search.mixed.tables.model_tables import tables
-from shardwright.search.mixed.tables.settings import Setting
-from shardwright.search.mixed.tables.sharing import USUAL, Sharing
+from shardwright.search.mixed.tables.settings import USUAL, Setting, Sharing
 from shardwright.search.space.axes import Space
 from shardwright.search.uneven.search import uneven_fsdp
 from shardwright.spec.cluster import Cluster, NodePool

@@ -17,10 +17,9 @@ from shardwright.cost.compute.efficiency import Analytic, computes, peak_flops
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.frameworks.optimizer import paged_width, state_width
 from shardwright.cost.iteration.footprint import fixed_bytes, footprint
-from shardwright.cost.memory.fit_probability import fit_probability, headroom
+from shardwright.cost.memory.facts import fit_probability, headroom
 from shardwright.cost.memory.sizes import trained_share
-from shardwright.cost.pipeline.splits import boundaries
-from shardwright.cost.strategies import NONE, SHARDING, UNIFORM, settled, strategies
+from shardwright.cost.strategies import NONE, SHARDING, UNIFORM, boundaries, settled, strategies
 from shardwright.errors import SpecError, bad
 from shardwright.plans.abilities import fused_attention_runs
 from shardwright.plans.check import position_problems

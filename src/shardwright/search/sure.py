@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardwright.cost.trust.interval import chances, limit_kept
-from shardwright.plans.findings import JobLimits, NotSure
+from shardwright.plans.findings import Change, JobLimits, NotSure
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import NoPlan, Ranking
-from shardwright.plans.remedies import Change
 from shardwright.spec.job import Job
 
 SEARCHES = 6  # with ever tighter limits

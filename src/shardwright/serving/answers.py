@@ -16,7 +16,7 @@ from shardwright.reports.text.plans import predicted, settings_of
 from shardwright.reports.text.shop import rented_words
 from shardwright.reports.words import in_words
 from shardwright.search.market.result import Shopping
-from shardwright.search.renting.choice import FrontPoint
+from shardwright.search.renting import FrontPoint
 from shardwright.search.sizing import Sizing
 from shardwright.units import GIBIBYTE
 

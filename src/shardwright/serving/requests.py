@@ -17,7 +17,7 @@ from shardwright.search.market.result import Shopping
 from shardwright.search.sizing import Sizing
 from shardwright.search.sizing import fit as size
 from shardwright.search.space.axes import parse_pins
-from shardwright.spec.catalog.price_file import table_prices
+from shardwright.spec.catalog.prices import table_prices
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model

@@ -1,15 +1,12 @@
 """What a user says and the facts of the catalogue, as validated frozen objects.
 
-* `model`: the shape of a model, block by block
-* `mixers/`: kinds of mixers of tokens that are no softmax attention
-* `forward_pass`: what its layers compute that no size tells
-* `cluster`: machines, their GPUs and links
-* `job`: what to train on and what the user wants of it
+* `model`: the shape of a model, block by block, and what its layers compute that no size tells
+* `mixers`: kinds of mixers of tokens that are no softmax attention
+* `cluster`: machines, their GPUs and links, and what a description left open
+* `job`: what to train on and what the user wants of it, and which dispatcher that takes
 * `adapter`: what is trained beside frozen weights
 * `options`: what a trainer leaves to choose beside the layout
-* `dispatcher`: which dispatcher sends tokens to their experts
 * `offers`: machines that one could rent
-* `assumption`: what a description left open
 * `layer_profile`: a user's own layer times
 * `read/`: from files, mappings and short forms to these objects
 * `catalog/`: facts of GPUs, links, machines, prices and models, each with source and date

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from shardwright.spec.adapter import Adapter
-from shardwright.spec.options import DEFAULTS, Options
+from shardwright.spec.catalog.frameworks import framework_rows
+from shardwright.spec.cluster import Gpu
+from shardwright.spec.options import DEFAULTS, Dispatcher, Options
 
 Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
@@ -16,6 +19,8 @@ Optimizer = Literal[
 ]  # fmt: skip
 Framework = str  # a row of `catalog/data/frameworks.csv`
 Objective = Literal["time", "cost"]
+# Compute capabilities that DeepEP and HybridEP are built for, from one on and below another (README of DeepEP).
+FLEX = (8.0, 11.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,3 +102,17 @@ class Job:
     def iterations(self) -> float | None:
         """Optimizer steps of the whole run (a fraction where the tokens do not divide)."""
         return None if self.tokens is None else self.tokens / self.tokens_per_iteration
+
+
+def dispatcher_of(job: Job, gpus: Iterable[Gpu]) -> Dispatcher:
+    """Return the dispatcher of a job on `gpus`: the one that it says, else its framework's own. In place of a `flex`
+    that nobody asked for, GPUs that it does not run on get the all-to-all."""
+    if job.options.dispatcher is not None:
+        return job.options.dispatcher
+    usual = cast("Dispatcher", framework_rows()[job.framework]["dispatcher"])
+    return usual if usual != "flex" or flex_runs(gpus) else "alltoall"
+
+
+def flex_runs(gpus: Iterable[Gpu]) -> bool:
+    """Return whether DeepEP or HybridEP runs on all of `gpus`."""
+    return all(gpu.vendor == "nvidia" and FLEX[0] <= gpu.capability < FLEX[1] for gpu in gpus)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shardwright.spec.assumption import Assumption
-from shardwright.spec.cluster import NodePool, SiteLink
+from shardwright.spec.cluster import Assumption, NodePool, SiteLink
 
 Market = Literal["on-demand", "spot", "reserved"]
 MARKETS: tuple[Market, ...] = ("on-demand", "spot", "reserved")

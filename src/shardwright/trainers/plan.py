@@ -17,7 +17,7 @@ import numpy as np
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.memory.facts import headroom
 from shardwright.cost.site.calibrated import anchored
 from shardwright.cost.strategies import row_of, stage_starts
 from shardwright.errors import SpecError, bad, require, suggestion
@@ -27,12 +27,11 @@ from shardwright.exporters.targets import TRAINERS
 from shardwright.plans.findings import NoTrainer
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, NoPlan, Ranking, SearchReport
-from shardwright.search.advice.infeasible import remedies
-from shardwright.search.combinations import best_of
+from shardwright.search.infeasible import remedies
 from shardwright.search.objective import INDIFFERENCE, require_sure
 from shardwright.search.planner import plan as search
 from shardwright.search.planner import predict
-from shardwright.search.ranked import with_bound
+from shardwright.search.ranked import best_of, with_bound
 from shardwright.search.rules.check import schema_with_gpus
 from shardwright.search.rules.rules import Rule, check_rules, parse_rules
 from shardwright.search.space.axes import Space, parse_pins

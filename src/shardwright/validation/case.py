@@ -10,8 +10,7 @@ from functools import lru_cache
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, ZERO3, Row, settled
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
-from shardwright.spec.assumption import Assumption
-from shardwright.spec.cluster import NodePool
+from shardwright.spec.cluster import Assumption, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import build_cluster

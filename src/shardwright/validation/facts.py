@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from shardwright.spec.adapter import ATTENTION, LINEAR, Adapter
-from shardwright.spec.assumption import Assumption
 from shardwright.spec.catalog.frameworks import MEGATRON, figures, framework_rows
+from shardwright.spec.cluster import Assumption
 from shardwright.spec.job import Framework, Job
 from shardwright.spec.read.job import make_job
 from shardwright.validation.runs import PublishedRun

@@ -11,10 +11,9 @@ from shardwright.arrays import Floats, Ints
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.context import Context
 from shardwright.cost.frameworks.overheads import Calibration
-from shardwright.cost.iteration.evaluate import Verdict, evaluate
+from shardwright.cost.iteration.batch import Verdict, evaluate
 from shardwright.cost.iteration.mixed import mixed_iteration
-from shardwright.cost.memory.facts import memory_facts
-from shardwright.cost.memory.fit_probability import fit_probability
+from shardwright.cost.memory.facts import fit_probability, memory_facts
 from shardwright.cost.memory.sizes import reserved_bytes
 from shardwright.cost.strategies import NONE, SELECTIVE, UNIFORM, Row, strategies
 from shardwright.cost.trust.evidence import Conditions, conditions_of

@@ -11,8 +11,7 @@ from itertools import groupby, pairwise
 
 from shardwright.errors import SpecError
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
-from shardwright.spec.assumption import Assumption
-from shardwright.spec.cluster import Cluster
+from shardwright.spec.cluster import Assumption, Cluster
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.validation.facts import (
     SkippedRunError,

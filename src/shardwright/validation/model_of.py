@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from shardwright.errors import bad
-from shardwright.spec.assumption import Assumption
+from shardwright.spec.cluster import Assumption
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, uniform_layers
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
 from shardwright.validation.runs import PublishedRun

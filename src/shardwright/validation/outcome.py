@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from shardwright.cost.compute.efficiency import Efficiency, computes
-from shardwright.spec.assumption import Assumption
+from shardwright.spec.cluster import Assumption
 from shardwright.units import GIBIBYTE, GIGA
 from shardwright.validation.case import RECOMPUTATION, Case, case_of
 from shardwright.validation.facts import Skip, SkippedRunError

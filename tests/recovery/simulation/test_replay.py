@@ -12,8 +12,7 @@ from tests.cli.running import run
 from tests.cli.schemas import holds
 
 import shardwright
-from shardwright.cost.money.egress import egress_dollars
-from shardwright.cost.money.risk import checkpoint_bytes
+from shardwright.cost.money import checkpoint_bytes, egress_dollars
 from shardwright.plans.document import save
 from shardwright.plans.plan import Plan
 from shardwright.recovery.outlook import Rates

@@ -22,8 +22,7 @@ from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.strategies import stage_rows
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
-from shardwright.search.mixed.drafts.costing import ORDERS, fitting_seconds
-from shardwright.search.mixed.drafts.draft import Draft, plan_of
+from shardwright.search.mixed.drafts.draft import ORDERS, Draft, fitting_seconds, plan_of
 from shardwright.search.mixed.drafts.split_times import stages, tails
 from shardwright.search.mixed.drafts.splits import Line
 from shardwright.search.mixed.tables.columns import Table

@@ -19,7 +19,7 @@ from shardwright.cost.pipeline.schedule import one_f_one_b
 from shardwright.cost.pipeline.simulate import simulate
 from shardwright.cost.stage.terms import LEAN, WHOLE
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, ZERO1
-from shardwright.search.mixed.bounds.capacity import capacity
+from shardwright.search.mixed.bounds.capacity import capacity, figures, most_layers, stage_layers, with_ends
 from shardwright.search.mixed.bounds.compositions import (
     LEVELS,
     MANY,
@@ -30,7 +30,6 @@ from shardwright.search.mixed.bounds.compositions import (
     micro_batches,
 )
 from shardwright.search.mixed.bounds.instance import instances
-from shardwright.search.mixed.bounds.stage_limits import figures, most_layers, stage_layers, with_ends
 from shardwright.search.mixed.bounds.travel import layers_in_tail, travel
 from shardwright.search.mixed.drafts.split_times import SplitTimes, pipeline_seconds, stages, tails, update_seconds
 from shardwright.search.mixed.drafts.splits import moves_of

@@ -18,10 +18,9 @@ from shardwright.plans.plan import Plan
 from shardwright.search.mixed.bounds.compositions import Compositions, columns, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance, instances
 from shardwright.search.mixed.branch_and_bound.run import MixedProblem
+from shardwright.search.mixed.dollars.bounds import Start, fast_enough, least_dollars, roots, steady_micro_batches
 from shardwright.search.mixed.dollars.cheapest import FoundByMoney, search
 from shardwright.search.mixed.dollars.machines import all_boxes, bill_of, boxes
-from shardwright.search.mixed.dollars.money import Start, least_dollars, steady_micro_batches
-from shardwright.search.mixed.dollars.screen import fast_enough, roots
 from shardwright.search.mixed.entry import affordable_value
 from shardwright.search.mixed.tables.region import Region
 from shardwright.spec.cluster import Price

@@ -19,8 +19,8 @@ from shardwright.search.mixed.drafts.splits import Line
 from shardwright.search.mixed.heuristics.attempts import drafter, solve_within
 from shardwright.search.mixed.master.answer import Infeasible
 from shardwright.search.mixed.master.column_pool import ColumnPool
+from shardwright.search.mixed.subproblem.eligible import possible
 from shardwright.search.mixed.subproblem.exact import least_by_splits
-from shardwright.search.mixed.subproblem.pricing import possible
 from shardwright.search.mixed.tables.region import Region, by_links, by_types, sites_of
 from shardwright.search.space.axes import Space
 

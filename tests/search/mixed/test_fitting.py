@@ -8,7 +8,7 @@ from tests.search.mixed.problems import Small, small, solved, unlike
 
 from shardwright.search.mixed.bounds.compositions import alone
 from shardwright.search.mixed.bounds.instance import instances
-from shardwright.search.mixed.subproblem.fitting import that_fit
+from shardwright.search.mixed.subproblem.eligible import that_fit
 
 FIRST_PINNED = small(101, most_gpus=6, most_layers=6, pins={"first_layers": (1, 2)})
 LAST_PINNED = small(180, most_gpus=6, most_layers=6, pins={"last_layers": (1,)})

@@ -16,10 +16,9 @@ from shardwright.plans.check import check
 from shardwright.plans.findings import MixedPlans
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
-from shardwright.search.mixed.drafts.costing import ORDERS, fitting_seconds
-from shardwright.search.mixed.drafts.draft import Draft, plan_of
+from shardwright.search.mixed.drafts.draft import ORDERS, Draft, fitting_seconds, plan_of
 from shardwright.search.mixed.drafts.splits import Line
-from shardwright.search.mixed.one_mesh.search import mesh_search
+from shardwright.search.mixed.one_mesh import mesh_search
 from shardwright.search.mixed.tables.compositions import compositions
 from shardwright.search.mixed.tables.settings import Setting
 from shardwright.search.rules.filters import Filters

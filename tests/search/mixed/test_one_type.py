@@ -11,7 +11,7 @@ from tests.search.mixed.oracle import brute_force
 from tests.search.mixed.problems import EFFICIENCY, MODELS
 
 from shardwright.cost.context import Context
-from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.memory.facts import headroom
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
 from shardwright.search.mixed.tables.settings import settings

@@ -8,7 +8,7 @@ import pytest
 
 import shardwright
 from shardwright.plans.plan import Plan
-from shardwright.search.rivals import PIPELINES
+from shardwright.search.ranked import PIPELINES
 
 
 def shares(plan: Plan) -> dict[tuple[tuple[int, int], ...], dict[str, set[int]]]:

@@ -11,13 +11,11 @@ import pytest
 from tests.search.mixed.oracle import MODES
 from tests.search.mixed.problems import small
 
-from shardwright.search.mixed.bounds.capacity import capacity
+from shardwright.search.mixed.bounds.capacity import capacity, least_move_seconds
 from shardwright.search.mixed.bounds.compositions import Compositions, after, columns
-from shardwright.search.mixed.bounds.stage_limits import least_move_seconds
 from shardwright.search.mixed.drafts.split_times import SplitTimes, after_seconds, pipeline_seconds, stages
 from shardwright.search.mixed.drafts.splits import moves_of
-from shardwright.search.mixed.subproblem.exact import least_by_splits
-from shardwright.search.mixed.subproblem.listed import least_of_listed
+from shardwright.search.mixed.subproblem.exact import least_by_splits, least_of_listed
 from shardwright.search.mixed.tables.columns import Layers, Table, layers_of
 from shardwright.search.mixed.tables.region import Region
 

@@ -21,8 +21,7 @@ from shardwright.cost.context import Context
 from shardwright.plans.check import check
 from shardwright.plans.document import load_plan
 from shardwright.plans.plan import Plan
-from shardwright.search.mixed.branch_and_bound.degrees import search_degrees
-from shardwright.search.mixed.branch_and_bound.fastest import FoundByTime
+from shardwright.search.mixed.branch_and_bound.fastest import FoundByTime, search_degrees
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import settings
 from shardwright.search.planner import predict

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.search.market.picks import Front, Point
+from shardwright.search.market.result import Front, Point
 
 SIZES = st.integers(0, 5).map(float)
 POINTS = st.tuples(SIZES, SIZES, SIZES)

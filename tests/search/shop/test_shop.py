@@ -14,14 +14,19 @@ from shardwright.cost.strategies import row_of
 from shardwright.cost.trust.rarity import rare_counts
 from shardwright.errors import SpecError
 from shardwright.plans.check import check
-from shardwright.plans.findings import JobLimits, NeverEnds, NoOfferKeeps, OffersTooSmall, PlacesApart
-from shardwright.plans.remedies import Cheapest, Fastest
-from shardwright.search.market.picks import Front, Point
-from shardwright.search.market.result import Shopping
+from shardwright.plans.findings import (
+    Cheapest,
+    Fastest,
+    JobLimits,
+    NeverEnds,
+    NoOfferKeeps,
+    OffersTooSmall,
+    PlacesApart,
+)
+from shardwright.search.market.result import Front, Point, Shopping
 from shardwright.search.market.shop import shop
 from shardwright.search.planner import plan, predict
-from shardwright.search.renting.choice import Rental
-from shardwright.search.renting.expected import choice_of
+from shardwright.search.renting import Rental, choice_of
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.offers import Offers

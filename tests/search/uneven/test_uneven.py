@@ -22,7 +22,7 @@ from shardwright.plans.plan import OptimizerPlan, Plan, Recompute, Replica, Sche
 from shardwright.search.replan import replan
 from shardwright.search.space.axes import Space, parse_pins
 from shardwright.search.uneven.search import UnevenResult, away, uneven_fsdp
-from shardwright.search.uneven.states import FINER, around, grid, parts_of, shares_of
+from shardwright.search.uneven.shares import FINER, around, grid, parts_of, shares_of
 
 TINY = llama(4, 2048, 16, 16, 5504, 32000)
 MODES = (

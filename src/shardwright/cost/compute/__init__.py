@@ -1,10 +1,8 @@
 """What a layer computes, and how much of a GPU's datasheet that reaches.
 
-* `operators`: the operators of a layer
+* `operators`: the operators of a layer, and what selective recomputation keeps and repeats
 * `operator_table`: operators, and these as columns
 * `flops`: model FLOPs, by which MFU is measured
-* `selective`: what selective recomputation keeps and repeats
-* `efficiency`: the interface behind which efficiency sits, and its analytic form
+* `efficiency`: the interface behind which efficiency sits, its analytic form, and the least time of operators
 * `orthogonalisation`: what Muon computes
-* `roofline`: the least time of operators
 """

@@ -124,3 +124,11 @@ def peak_flops(gpu: Gpu, precision: str) -> float:
         able = ", ".join(name for name, _ in gpu.peak_flops)
         raise bad("`precision=`", f"{gpu.name} cannot compute in {precision}", f"it computes in {able}")
     return peak
+
+
+def roofline_seconds(gpu: Gpu, dtype: str, operators: OperatorTable) -> Floats:
+    """Return max(FLOPs / peak, bytes / bandwidth), [operators, M], for operators in `dtype`. Bytes count two for an
+    element of 8 or 16 bits, as the cost model does, and are doubled for fp32."""
+    width = 2.0 if dtype in ("fp32", "tf32") else 1.0
+    compute = operators.flops / (gpu.peak(dtype) or np.inf)
+    return np.asarray(np.maximum(compute, operators.bytes * width / gpu.memory_bytes_per_second))

@@ -3,6 +3,9 @@
 Shapes follow Megatron-LM's sharding: tensor parallelism splits heads and feed-forward columns, context parallelism
 the sequence, expert parallelism the experts. Every operator carries FLOPs and compulsory bytes of one GPU and one
 micro-batch.
+
+torchtitan's per-operator policy keeps the output of attention and of every other matrix product, and repeats all
+else (pytorch/torchtitan: activation checkpointing, mode "selective", option "op").
 """
 
 from __future__ import annotations
@@ -25,9 +28,10 @@ from shardwright.cost.compute.operator_table import (
     POINTWISE,
     SOFTMAX,
     Operator,
+    OperatorTable,
 )
 from shardwright.spec.adapter import FROZEN_BYTES, Adapter, Matrix, adapted, matrices
-from shardwright.spec.catalog.frameworks import experts_in_fp8
+from shardwright.spec.catalog.frameworks import experts_in_fp8, framework_rows
 from shardwright.spec.job import Job
 from shardwright.spec.mixers import Mixer
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
@@ -55,6 +59,8 @@ ADDED_BYTES, SCALED_BYTES, LENGTH_BYTES = 2.0, 8.0, 10.0
 # The modules that selective recomputation may repeat, one bit each; numeric.
 MODULE_BITS = {name: 1 << place for place, name in enumerate(MODULES)}
 CORE, ACTIVATION, NORMS, UP, MLP, MOE, SHARED = MODULE_BITS.values()
+# torchtitan keeps every second product (`op` of distributed/activation_checkpoint.py, v0.3).
+KEPT_PRODUCTS = 0.5  # documented
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,3 +392,46 @@ def held_adapters(model: Model, layer: Layer, adapter: Adapter, shard: Shard) ->
         outputs = matrix.outputs / (ways if matrix.split == "outputs" else 1.0)
         held = held + _copies(matrix, shard) * (adapter.rank * (inputs + outputs) + adapter.dora * outputs)
     return held
+
+
+def repeats(job: Job) -> int:
+    """Return the bits of the modules that selective recomputation repeats: core attention, unless told otherwise."""
+    modules = job.options.recompute_modules
+    return CORE if modules is None else sum(MODULE_BITS[module] for module in modules)
+
+
+def core_attention(operators: OperatorTable) -> Bools:
+    """Return which operators are core attention, [operators, 1]."""
+    return np.asarray(operators.modules & CORE, dtype=bool)
+
+
+def repeated_share(job: Job, operators: OperatorTable) -> Floats:
+    """Return the part of each forward operator's time that selective recomputation repeats, [operators, 1]."""
+    if per_operator(job):
+        others = np.where(operators.kind == ATTENTION, 0.0, 1.0)
+        return np.where(operators.kind == GEMM, 1.0 - KEPT_PRODUCTS, others)
+    return np.where(operators.modules & repeats(job), operators.share, 0.0)
+
+
+def per_operator(job: Job) -> bool:
+    """Whether the framework repeats operators, not modules."""
+    return framework_rows()[job.framework]["selective"] == "operators"
+
+
+def freed_of_operators(model: Model, layer: Layer, shard: Shard, job: Job, kept: Floats, *, width: float) -> Floats:
+    """Return the bytes of one layer that recomputation of operators frees, [M], of `kept` bytes without any;
+    activations have `width` bytes."""
+    attention, size = layer.attention, tokens(shard, job)
+    products, scored = 0, 0
+    if attention is not None:
+        products = attention.query_width + attention.key_width + attention.value_width + model.hidden
+        scored = attention.out_width
+    if layer.mixer is not None:
+        products += sum(product.outputs for product in layer.mixer.work(model.hidden).products)
+    if layer.mlp is not None:
+        products += (2 if layer.mlp.gated else 1) * layer.mlp.width + model.hidden
+    if layer.moe is not None:
+        active = layer.moe.top_k * layer.moe.expert_width + layer.moe.shared_width
+        products += (2 if layer.moe.gated else 1) * active + model.hidden
+    saved = width * size * (KEPT_PRODUCTS * products + scored) / shard.tp
+    return np.maximum(kept - saved - width * norm_tokens(shard, job) * model.hidden, 0.0)

@@ -24,9 +24,7 @@ from shardwright.cost.memory.sizes import (
     trained_share,
 )
 from shardwright.cost.pipeline.in_flight import most_live
-from shardwright.cost.stage.exact import kept_bytes, live_bytes
-from shardwright.cost.stage.invert import fewest_layers, leanest_group
-from shardwright.cost.stage.ranges import of_pipelines, per_rank
+from shardwright.cost.stage.exact import fewest_layers, kept_bytes, leanest_group, live_bytes, of_pipelines, per_rank
 from shardwright.cost.stage.terms import WHOLE
 from shardwright.cost.strategies import ZERO2, Strategies
 

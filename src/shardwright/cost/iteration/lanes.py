@@ -13,8 +13,7 @@ from shardwright.cost.context import Context, LayerRows, layer_rows, sharding_of
 from shardwright.cost.frameworks.overheads import Calibration
 from shardwright.cost.strategies import Strategies, stage_row, stage_starts, strategies
 from shardwright.plans.plan import Plan, Stage
-from shardwright.spec.dispatcher import dispatcher_of
-from shardwright.spec.job import Job
+from shardwright.spec.job import Job, dispatcher_of
 
 Known = dict[tuple[object, ...], LayerRows]  # layer tables by GPU type and sharding
 

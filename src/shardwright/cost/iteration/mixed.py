@@ -25,13 +25,18 @@ from shardwright.cost.iteration.batch import beside_transfers
 from shardwright.cost.iteration.footprint import Footprint, HeldParameters, fixed_bytes, footprint, held_parameters
 from shardwright.cost.iteration.lanes import Known, Lanes, contexts_of, lane_of, lanes_of, of_pipelines, of_stages
 from shardwright.cost.iteration.layered.plan import layered_iteration
-from shardwright.cost.iteration.links import Contexts, move_seconds, once_seconds
+from shardwright.cost.iteration.links import (
+    Contexts,
+    agreement_delay,
+    move_seconds,
+    once_seconds,
+    tied_seconds_between,
+    unit_delays,
+)
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
-from shardwright.cost.iteration.places import Places, places_of
+from shardwright.cost.iteration.places import Places, copied_parameters, places_of
 from shardwright.cost.iteration.replica_time import Mixed as Mixed
 from shardwright.cost.iteration.replica_time import ReplicaTime as ReplicaTime
-from shardwright.cost.iteration.shards import copied_parameters
-from shardwright.cost.iteration.sites import agreement_delay, tied_seconds_between, unit_delays
 from shardwright.cost.iteration.step import (
     StageTimes,
     both_gather_seconds,

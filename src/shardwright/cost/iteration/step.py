@@ -31,12 +31,10 @@ from shardwright.cost.network.collectives import (
     rack_seconds,
     reduce_seconds,
     stage_crossings,
+    to_host_seconds,
     transfer_seconds,
 )
-from shardwright.cost.network.host import to_host_seconds
-from shardwright.cost.stage.exact import repeated_seconds
-from shardwright.cost.stage.ranges import Ranges, of_pipelines, per_rank
-from shardwright.cost.stage.tails import left_over
+from shardwright.cost.stage.exact import Ranges, left_over, of_pipelines, per_rank, repeated_seconds
 from shardwright.cost.strategies import (
     DATA_OUTERMOST,
     UNSHARDED,

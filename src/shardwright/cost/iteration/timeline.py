@@ -13,7 +13,7 @@ from shardwright.cost.iteration.lanes import of_stages
 from shardwright.cost.iteration.mixed import Mixed, pipeline_timeline
 from shardwright.cost.iteration.replica_time import UnitPasses
 from shardwright.cost.pipeline.schedule import FORWARD
-from shardwright.cost.stage.ranges import of_pipelines, per_rank
+from shardwright.cost.stage.exact import of_pipelines, per_rank
 from shardwright.plans.plan import Plan
 
 Kind = Literal["forward", "recompute", "backward", "communicate", "synchronise", "optimizer"]

@@ -32,7 +32,7 @@ from shardwright.spec.cluster import Cluster, Gpu, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.layer_profile import LayerProfile, LayerTimes, smoothed
 from shardwright.spec.model import Model
-from shardwright.spec.read.profile_stand_ins import STAND_IN, flops_per_second
+from shardwright.spec.read.layer_profile import STAND_IN, flops_per_second
 
 DESCRIBED = "gpu: {{name: {}, memory_gb: …, memory_gb_per_second: …, bf16_tflops: …}}"
 SETTING_BITS = 31  # of a degree and of a micro-batch in a key; numeric

@@ -7,20 +7,19 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.cost.compute.operators import MLP, MOE, SHARED, Shard, tokens
-from shardwright.cost.compute.selective import per_operator, repeats
+from shardwright.cost.compute.operators import MLP, MOE, SHARED, Shard, per_operator, repeats, tokens
 from shardwright.cost.frameworks.overheads import Overheads
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.network.collectives import (
     Fabric,
     Group,
+    dispatch_seconds,
     exchange_seconds,
     exposed_seconds,
     gather_seconds,
     group,
     reduce_seconds,
 )
-from shardwright.cost.network.dispatch import dispatch_seconds
 from shardwright.spec.catalog.frameworks import framework_rows
 from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, Layer, Model, Moe

@@ -17,12 +17,13 @@ from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.compute.operator_table import BACKWARD, FORWARD, Operator, table
 from shardwright.cost.compute.operators import (
     Shard,
+    core_attention,
     embedding_operators,
     head_operators,
     held_adapters,
     layer_operators,
+    repeated_share,
 )
-from shardwright.cost.compute.selective import core_attention, repeated_share
 from shardwright.cost.frameworks.overheads import (
     BACKWARD_LAUNCHES,
     Overheads,
@@ -32,13 +33,11 @@ from shardwright.cost.frameworks.overheads import (
 )
 from shardwright.cost.layers.seconds import layer_seconds
 from shardwright.cost.memory.activations import layer_activation_bytes
-from shardwright.cost.network.collectives import Fabric
-from shardwright.cost.network.host import exposed_offload_seconds
+from shardwright.cost.network.collectives import Fabric, exposed_offload_seconds
 from shardwright.cost.stage.terms import kept_by_state, live_by_state
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import Gpu
-from shardwright.spec.dispatcher import dispatcher_of
-from shardwright.spec.job import Job
+from shardwright.spec.job import Job, dispatcher_of
 from shardwright.spec.model import Layer, Model
 
 SECONDS = (

@@ -1,8 +1,7 @@
 """A machine profile in place of the datasheet.
 
-* `machine`: an efficiency model corrected by it
+* `machine`: an efficiency model corrected by it, family by family
 * `operators`: its operators
 * `links`: its collectives
-* `curve`: the monotone correction
 * `summary`: the profile in a few figures
 """

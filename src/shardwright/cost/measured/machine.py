@@ -17,10 +17,8 @@ from typing import cast
 import numpy as np
 
 from shardwright.arrays import Array, Floats, Ints
-from shardwright.cost.compute.efficiency import KERNEL_SECONDS, Efficiency, computes
+from shardwright.cost.compute.efficiency import KERNEL_SECONDS, Efficiency, computes, roofline_seconds
 from shardwright.cost.compute.operator_table import BACKWARD, MEMORY, NORM, POINTWISE, OperatorTable
-from shardwright.cost.compute.roofline import roofline_seconds
-from shardwright.cost.measured.curve import Curve, fitted
 from shardwright.cost.measured.links import FittedLink, measured_link, with_links
 from shardwright.cost.measured.operators import KINDS, job_of, table_of
 from shardwright.cost.network.collectives import Fabric
@@ -39,6 +37,10 @@ FEWEST_OF_A_PART = 3  # chosen: with fewer a median does not hold against one ou
 BLENDS, FEWEST_TO_BLEND, MUST_GAIN = (0.0, 0.25, 0.5, 0.75, 1.0), 15, 0.9
 STAND_INS = {"bf16": ("fp16",), "fp16": ("bf16",), "fp8": (), "fp32": (), "tf32": ()}
 EVERY_DTYPE = ("bf16", "fp16", "fp32", "tf32", "fp8")
+# Chosen: a median of five rows holds against two outliers; six knots follow a curve over six decades of seconds.
+ROWS_PER_KNOT, MOST_KNOTS = 5, 6
+PRIOR_ROWS = 2.0  # without a deviation, added to each group so that few rows say little; chosen, 1 to 4
+SHORTEST_SECONDS = 1e-12  # numeric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,3 +221,56 @@ def _parts(operators: OperatorTable) -> Ints:
     of_memory = np.select([form == POINTWISE, form == NORM], [ELEMENTWISE, norm], OTHER_FORM)
     of_product = np.select([operators.weight_gradient[:, 0], backward], [WEIGHT_GRADIENT, INPUT_GRADIENT], FORWARD_PASS)
     return np.where(operators.kind[:, 0] == MEMORY, of_memory, of_product)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """What to add to the logarithm of a predicted time: `shifts` at the predicted log-times `knots`, lines between, and
+    constants beyond. The corrected time never falls where the predicted one rises."""
+
+    knots: tuple[float, ...]
+    shifts: tuple[float, ...]
+
+    def corrected(self, seconds: Floats) -> Floats:
+        """Return corrected times."""
+        logs = np.log(np.maximum(seconds, SHORTEST_SECONDS))
+        return np.asarray(seconds * np.exp(np.interp(logs, self.knots, self.shifts)))
+
+    def moved(self, shift: float) -> Curve:
+        """Return the curve with a constant added."""
+        return Curve(knots=self.knots, shifts=tuple(value + shift for value in self.shifts))
+
+
+def fitted(predicted: Floats, deviation: Floats) -> Curve:
+    """Return the curve for log(measured / predicted) = `deviation` [R] at predicted seconds [R].
+
+    The rows fall into groups of equal count by predicted time. Each group's median deviation, drawn towards that of
+    all rows, is a knot at its median time; neighbours that would make the corrected time fall are averaged.
+    """
+    middle = float(np.median(deviation))
+    count = min(max(len(predicted) // ROWS_PER_KNOT, 1), MOST_KNOTS)
+    logs = np.log(predicted)
+    groups = np.array_split(np.argsort(logs, kind="stable"), count)
+    knots = np.array([np.median(logs[group]) for group in groups])
+    seconds = np.array(
+        [(np.median(deviation[group]) - middle) * len(group) / (len(group) + PRIOR_ROWS) for group in groups]
+    )
+    shifts = middle + seconds
+    return _rising(knots, knots + shifts)
+
+
+def _rising(knots: Floats, corrected: Floats) -> Curve:
+    """Return the curve through points, those that fall replaced by averages (pool adjacent violators). Knots at the
+    same place become one."""
+    pools: list[tuple[float, float, float]] = []  # weight, knot, corrected
+    for knot, value in zip(knots, corrected, strict=True):
+        pool = (1.0, float(knot), float(value))
+        while pools and (pools[-1][2] > pool[2] or pools[-1][1] >= pool[1]):
+            pool = _joined(pools.pop(), pool)
+        pools.append(pool)
+    return Curve(knots=tuple(pool[1] for pool in pools), shifts=tuple(pool[2] - pool[1] for pool in pools))
+
+
+def _joined(a: tuple[float, float, float], b: tuple[float, float, float]) -> tuple[float, float, float]:
+    weight = a[0] + b[0]
+    return weight, (a[0] * a[1] + b[0] * b[1]) / weight, (a[0] * a[2] + b[0] * b[2]) / weight

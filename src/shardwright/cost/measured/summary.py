@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.cost.compute.efficiency import Efficiency
-from shardwright.cost.compute.roofline import roofline_seconds
+from shardwright.cost.compute.efficiency import Efficiency, roofline_seconds
 from shardwright.cost.measured.links import FittedLink
 from shardwright.cost.measured.machine import Profiled, base_seconds, correction, of_one_precision
 from shardwright.cost.measured.operators import table_of

@@ -2,6 +2,5 @@
 
 * `activations`: what a layer keeps for its backward pass, and what recomputation frees of it
 * `sizes`: weights, gradients, optimizer state, logits, buffers
-* `facts`: what frameworks keep beyond the formulas
-* `fit_probability`: how likely a predicted peak fits
+* `facts`: what frameworks keep beyond the formulas, and how likely a predicted peak fits
 """

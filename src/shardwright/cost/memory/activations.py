@@ -21,11 +21,13 @@ from shardwright.cost.compute.operators import (
     SHARED,
     UP,
     Shard,
+    freed_of_operators,
     norm_tokens,
+    per_operator,
+    repeats,
     split_ways,
     tokens,
 )
-from shardwright.cost.compute.selective import freed_of_operators, per_operator, repeats
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.spec.adapter import Target, matrices

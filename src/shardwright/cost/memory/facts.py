@@ -1,19 +1,24 @@
-"""What frameworks keep in memory beyond the formulas: a few named figures in the catalogue's row of each.
+"""What frameworks keep in memory beyond the formulas, and how far a predicted peak may be off: is it likely to fit?
 
 The formulas of `cost.memory` count what a fused implementation with fp32 gradient accumulation (Megatron-LM) must keep.
 Where a figure is not a documented fact it is fitted to published peaks by `tools.refit.memory`.
+
+log(measured / predicted) has median 0 and is normal on either side, with the standard deviations `above` and `below` of
+the framework (`MemoryFacts`), so that `headroom` and `fit_probability` are inverses of each other.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 
 from shardwright.spec.catalog.frameworks import figures, framework_rows
-from shardwright.spec.job import Framework
+from shardwright.spec.job import Framework, Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +82,21 @@ def trial(facts: Mapping[Framework, MemoryFacts]) -> Iterator[None]:
 def memory_facts(framework: Framework) -> MemoryFacts:
     """Return the figures of a framework."""
     return (_TRIAL.get() or shipped_facts())[framework]
+
+
+def headroom(probability: float, job: Job) -> float:
+    """Return the part of the memory that a predicted peak may fill for it to fit with `probability`."""
+    return math.exp(-_sigma(probability >= 0.5, job) * NormalDist().inv_cdf(probability))
+
+
+def fit_probability(peak_bytes: float, capacity_bytes: float, job: Job) -> float:
+    """Return the probability that a predicted peak stays within the capacity."""
+    if peak_bytes <= 0.0:
+        return 1.0
+    room = math.log(capacity_bytes / peak_bytes)
+    return NormalDist().cdf(room / _sigma(room >= 0.0, job))
+
+
+def _sigma(above: bool, job: Job) -> float:
+    facts = memory_facts(job.framework)
+    return facts.above if above else facts.below

@@ -1,8 +1,5 @@
 """What messages take.
 
-* `collectives`: α–β over the tiers of a cluster
-* `dispatch`: tokens to their experts and back
+* `collectives`: α–β over the tiers of a cluster: collectives, tokens to experts, to host memory
 * `curves`: links as a user measured them
-* `host`: to host memory and back
-* `messages`: times between the measured sizes
 """

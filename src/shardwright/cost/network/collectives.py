@@ -1,8 +1,12 @@
-"""Time of collectives over the tiers of a cluster: α–β, hierarchical, with the sharing of each machine's network.
+"""Time of messages over the tiers of a cluster: collectives, tokens to their experts, and to host memory and back.
 
 A group of a collective is `size` ranks that are `stride` ranks apart. Ranks of one NVLink domain talk at the GPU's
 link bandwidth; between domains the ranks of a machine share its network, and since all groups of a machine run the
 same collective at the same time, each rank has its part of it.
+
+Dispatchers that know the topology (DeepEP, HybridEP; Megatron-LM's `flex`) send a token once to each machine that holds
+any of its experts, and copy it there; `alltoall` sends a copy for each of its experts; `allgather` sends every token to
+all ranks.
 """
 
 from __future__ import annotations
@@ -13,10 +17,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.arrays import Array, Floats, Ints
-from shardwright.cost.network.messages import MessageTimes
-from shardwright.spec.cluster import NodePool
+from shardwright.spec.cluster import Gpu, NodePool
+from shardwright.spec.options import Dispatcher
 
 OVERLAP_SLOWDOWN = 0.15  # of hidden communication, that the computation beside it loses; chosen, 0.05 to 0.3
+PCIE_EFFICIENCY = 0.8  # of the link's rate, to and from host memory; chosen, 0.6 to 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageTimes:
+    """Ascending sizes in bytes and the seconds of a message of each, which never fall."""
+
+    bytes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def of(self, size_bytes: Array) -> Floats:
+        """Return the seconds of messages: on straight lines between the sizes that were measured; smaller ones take as
+        long as the smallest, larger ones are as fast as the largest."""
+        beyond = np.maximum(size_bytes / self.bytes[-1], 1.0)
+        return np.asarray(np.interp(size_bytes, self.bytes, self.seconds) * beyond)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,3 +246,34 @@ def stage_crossings(gpus: int, pp: int, stride: Ints) -> Array:
     ranks = np.arange(pp) * stride[:, None]
     places = ranks // gpus
     return np.asarray(places != np.roll(places, -1, axis=1))
+
+
+def dispatch_seconds(links: Fabric, groups: Group, token_bytes: Array, top_k: int, dispatcher: Dispatcher) -> Floats:
+    """Return the time, [N], in which each rank sends `token_bytes` of tokens to `top_k` experts each, which are spread
+    evenly over `groups`.
+
+    A token visits D (1 - (1 - 1/D)^k) of D machines on average. Inside a machine every copy travels.
+    """
+    size, local, domains = groups.size, groups.local, groups.domains
+    if dispatcher == "allgather":
+        return np.where(size > 1, gather_seconds(links, groups, token_bytes * size), 0.0)
+    if dispatcher == "alltoall":
+        visited, inner = top_k * np.ones_like(domains), (local - 1.0) / size
+    else:
+        visited, inner = domains * (1.0 - (1.0 - 1.0 / domains) ** top_k), (local - 1.0) / local
+    outside = token_bytes * visited * (domains - 1.0) / domains / links.inter_bytes_per_second
+    inside = token_bytes * top_k * inner / links.intra_bytes_per_second
+    latency = np.where(domains > 1, links.inter_latency_seconds, links.intra_latency_seconds)
+    return np.where(size > 1, np.maximum(inside, outside) + latency, 0.0)
+
+
+def to_host_seconds(gpu: Gpu, size: Array | float) -> Floats:
+    """Return the time in which a GPU sends `size` bytes to the memory of its machine, or takes them from there."""
+    return np.asarray(size / (gpu.pcie_bytes_per_second * PCIE_EFFICIENCY))
+
+
+def exposed_offload_seconds(gpu: Gpu, size: Array, forward: Array, backward: Array) -> Floats:
+    """Return what a layer waits whose input of `size` bytes leaves the GPU beside its forward pass and comes back
+    beside the backward pass of the layer after it, which runs forward again."""
+    travelling = to_host_seconds(gpu, size)
+    return np.maximum(travelling - forward, 0.0) + np.maximum(travelling - forward - backward, 0.0)

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.cost.network.collectives import Fabric
-from shardwright.cost.network.messages import MessageTimes
+from shardwright.cost.network.collectives import Fabric, MessageTimes
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.layer_profile import LayerProfile, LinkCurve
 

@@ -4,5 +4,4 @@
 * `simulate`: exact time
 * `bound`: lower bounds in closed form
 * `in_flight`: micro-batches whose activations a rank holds
-* `splits`: which layers each virtual stage holds
 """

@@ -10,7 +10,7 @@ from typing import Any
 from shardwright.cost.site.calibration import MOST_RUNS, SiteCalibration
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.plans.codec import decode_fields, encode
-from shardwright.plans.schema import Schema, schema_of
+from shardwright.plans.document import Schema, schema_of
 from shardwright.spec.text.fields import shown
 from shardwright.spec.text.reading import parse_json, read_text
 

@@ -1,16 +1,81 @@
-"""Bytes and repeated seconds of stages: what their recomputation keeps, frees and runs again.
+"""What stages take, exactly: layers, bytes kept, seconds repeated, and the recomputation that fits.
 
 Stages are `Ranges` of any shape; `mode` (codes of `cost.strategies`) and `count` (Megatron-LM's
 --recompute-num-layers) broadcast to it.
+
+Running sums [M, L + 3] go over the positions of a model: the embedding 0, layers from 1, the head last; those of states
+[M, 3, L + 3] have one for each state of a layer (`terms`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 
-from shardwright.arrays import Array, Floats, Ints
-from shardwright.cost.stage.ranges import Ranges
-from shardwright.cost.stage.terms import AGAIN, FIRST, GROUPED, LEAN, REST
+from shardwright.arrays import Array, Bools, Columns, Floats, Ints, distinct, least_enough
+from shardwright.cost.network.collectives import exposed_seconds
+from shardwright.cost.stage.terms import AGAIN, FIRST, GROUPED, LEAN, REST, STATES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranges(Columns):
+    """Stages in an array of any shape: the row of each in layer tables, its positions from `low` to `high`, and those
+    of its layers alone, `begin` to `end`."""
+
+    row: Ints
+    low: Ints
+    high: Ints
+    begin: Ints
+    end: Ints
+
+    @property
+    def length(self) -> Ints:
+        """The layers of each stage."""
+        return self.end - self.begin
+
+    def total(self, running: Floats, state: Array | int | None = None) -> Floats:
+        """Return the sum over all positions."""
+        return _between(running, self.row, self.low, self.high, state)
+
+    def layers(self, running: Floats, state: Array | int | None = None) -> Floats:
+        """Return the sum over the layers."""
+        return _between(running, self.row, self.begin, self.end, state)
+
+    def first(self, running: Floats, count: Array | int, state: Array | int | None = None) -> Floats:
+        """Return the sum over the first `count` layers, over all where there are fewer."""
+        return _between(running, self.row, self.begin, np.minimum(self.begin + count, self.end), state)
+
+
+def of_pipelines(row: Ints, starts: Ints, layers: int) -> Ranges:
+    """Return the virtual stages [N, V] of pipelines whose layers, those of row `row` [N], start at `starts` [N, V + 1].
+    The first stage has the embedding, the last the head."""
+    where = starts + 1
+    low, high = where[:, :-1].copy(), where[:, 1:].copy()
+    low[:, 0], high[:, -1] = 0, layers + 2
+    return Ranges(
+        row=np.broadcast_to(row[:, None], low.shape), low=low, high=high, begin=where[:, :-1], end=where[:, 1:]
+    )
+
+
+def of_stages(row: Ints, begin: Ints, end: Ints, layers: int) -> tuple[Ranges, Bools]:
+    """Return stages of whatever pipelines, [R], with layers `begin` to `end`, one or more, and which have the head.
+    What begins with the first layer has the embedding, what ends with the last the head."""
+    last = end == layers
+    low = np.where(begin > 0, begin + 1, 0)
+    return Ranges(row=row, low=low, high=end + 1 + last, begin=begin + 1, end=end + 1), np.asarray(last)
+
+
+def per_rank(values: Array, virtual_stages: int) -> Array:
+    """Return per-virtual-stage values [N, v * P] as [N, v, P]."""
+    return values.reshape(len(values), virtual_stages, -1)
+
+
+def _between(running: Floats, row: Ints, low: Ints, high: Ints, state: Array | int | None) -> Floats:
+    flat, row = running.reshape(-1), row if state is None else row * STATES + state
+    row = row * running.shape[-1]
+    return np.asarray(flat.take(row + high) - flat.take(row + low))
 
 
 def kept_bytes(kept: Floats, stages: Ranges, mode: Array | int, count: Array | int) -> Floats:
@@ -45,3 +110,34 @@ def repeated_seconds(forward: Floats, core: Floats, stages: Ranges, mode: Array 
     if np.any(first == LEAN):
         seconds = seconds + np.where(first == LEAN, stages.total(core), 0.0)
     return seconds
+
+
+def left_over(travelling: Floats, passes: Floats, share: Array | float, first: Floats) -> Floats:
+    """Return what `travelling` seconds of each rank leave after the pipeline, [N, P], where they run beside a `share`
+    of its own `passes`, and then beside those of the ranks before it, `first` of each, which end later (begin earlier).
+    """
+    before = np.cumsum(first, axis=1) - first
+    return np.asarray(np.maximum(exposed_seconds(travelling, share * passes) - before, 0.0))
+
+
+def fewest_layers(most: Ints, fits: Callable[[Ints], Bools]) -> tuple[Ints, Bools]:
+    """Return, for each of N, the least number of layers from 1 to `most` whose recomputation `fits`, and whether any
+    does. Memory falls with the number."""
+    most = np.maximum(most, 1)
+    possible = fits(most)
+    return least_enough(np.ones_like(most), np.where(possible, most, 1), fits), possible
+
+
+def leanest_group(lengths: Ints, alone: bool, needed: Callable[[Ints], Floats]) -> tuple[Ints, Floats]:
+    """Return, for each of N, the size of the groups that run again together with which least is `needed`, the smallest
+    of equals, and what that is. `lengths` are those of the stages; with `alone` a group is a layer."""
+    counts = [] if alone else distinct(lengths).tolist()
+    # Of all sizes that make equally many groups of a stage, the least is the leanest.
+    sizes = sorted({-(-length // groups) for length in counts for groups in range(1, length + 1)} | {1})
+    best = np.ones(len(lengths), dtype=np.int64)
+    least = np.full(len(lengths), np.inf)
+    for size in sizes:
+        bytes_needed = needed(np.full(len(lengths), size, dtype=np.int64))
+        best = np.where(bytes_needed < least, size, best)
+        least = np.minimum(bytes_needed, least)
+    return best, least

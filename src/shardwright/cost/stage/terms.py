@@ -4,7 +4,7 @@ A layer is in one of three states until its backward pass: nothing of it runs ag
 (`LEAN`), or all of it does (`AGAIN`). A mode says in which state the first `recompute_layers` layers of a stage are,
 and in which the others. A term says how often its bytes count for a layer in each state: kept for each micro-batch in
 flight, and live beside that while the largest layer runs backward. So a new term is a row of `TERMS` and the figure
-that it names; nothing that reads states (`exact`, `invert`, `relaxed`) knows of terms.
+that it names; nothing that reads states (`exact`, `relaxed`) knows of terms.
 
 The embedding and the head never run again: their figures are alike in all states.
 """

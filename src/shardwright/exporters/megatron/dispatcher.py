@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardwright.exporters.megatron.limits import first_stage, least_capability, pools_of
 from shardwright.exporters.megatron.positions import Arguments
 from shardwright.plans.plan import Plan
-from shardwright.spec.dispatcher import dispatcher_of
+from shardwright.spec.job import dispatcher_of
 from shardwright.spec.options import Dispatcher
 
 BLACKWELL = 10.0  # its compute capability

@@ -17,8 +17,7 @@ from shardwright.exporters.trainer_options import options_of
 from shardwright.plans.abilities import gpu_problems
 from shardwright.plans.plan import Plan, Stage
 from shardwright.spec.cluster import Gpu, NodePool
-from shardwright.spec.dispatcher import FLEX, flex_runs
-from shardwright.spec.job import Job
+from shardwright.spec.job import FLEX, Job, flex_runs
 
 TARGET = "megatron"
 FP8_MULTIPLE, MXFP8_MULTIPLE = 16, 32

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from shardwright.errors import Problem
 from shardwright.plans.mesh import hosts, one_recompute, shape
-from shardwright.plans.paths import stages_at
-from shardwright.plans.plan import DEGREES, Plan, Recompute, Replica, Stage
+from shardwright.plans.plan import DEGREES, Plan, Recompute, Replica, Stage, stages_at
 
 HINT = "plan with --exportable-to megatron"
 

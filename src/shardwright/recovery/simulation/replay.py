@@ -16,8 +16,14 @@ from math import inf
 
 import numpy as np
 
-from shardwright.cost.money.egress import egress_dollars
-from shardwright.cost.money.risk import Exposure, checkpoint_bytes, optimal_interval_seconds, stretch, together
+from shardwright.cost.money import (
+    Exposure,
+    checkpoint_bytes,
+    egress_dollars,
+    optimal_interval_seconds,
+    stretch,
+    together,
+)
 from shardwright.errors import bad
 from shardwright.plans.plan import Plan
 from shardwright.recovery.outlook import FleetChange, Rates, outlook_of

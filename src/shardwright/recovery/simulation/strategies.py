@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
-from shardwright.cost.money.risk import checkpoint_bytes
+from shardwright.cost.money import checkpoint_bytes
 from shardwright.plans.placement import placement_of
 from shardwright.plans.plan import Plan
 from shardwright.recovery.outlook import Outlook, Rates, bandwidths_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import get_args
 
-from shardwright.plans.schema import Schema, schema_of
+from shardwright.plans.document import Schema, schema_of
 from shardwright.spec.layer_profile import EXTRAS, TIMES
 from shardwright.spec.layer_profile import Scope as LinkScope
 from shardwright.spec.offers import MARKETS

@@ -23,7 +23,7 @@ from shardwright.reports.text.explain import (
 )
 from shardwright.reports.text.plans import plan_chances, predicted, risk_document
 from shardwright.reports.text.strategy import SETTINGS
-from shardwright.search.renting.expected import choice_on_cluster
+from shardwright.search.renting import choice_on_cluster
 from shardwright.units import format_bytes
 
 VERSION = 2  # of the documents that commands print; 1 told reasons in English alone

@@ -1,7 +1,7 @@
 """JSON schemas of the documents that commands write and read: `shardwright schema NAME`.
 
 `data/documents.yaml` has the documents that commands print, key by key. They may gain keys with time; those that they
-have keep their meaning. The plan file is closed: its version says which keys it has (`plans.schema`).
+have keep their meaning. The plan file is closed: its version says which keys it has (`plans.document`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 from shardwright.cost.site.file import calibration_schema
 from shardwright.discovery.document import MachineGroup
 from shardwright.files import shipped_file
+from shardwright.plans.document import DIALECT, Schema, plan_schema, schema_of
 from shardwright.plans.ranking import Fewer, Nearby, SpmdProgram
-from shardwright.plans.schema import DIALECT, Schema, plan_schema, schema_of
 from shardwright.reports.documents.input_schemas import cluster_schema, layers_schema, offers_schema, profile_schema
 from shardwright.spec.catalog.prices import MachinePrice
 from shardwright.spec.cluster import Gpu

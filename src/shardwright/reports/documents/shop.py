@@ -10,9 +10,8 @@ from shardwright.reports.documents.ranking import VERSION, infeasible_document
 from shardwright.reports.text.plans import risk_document
 from shardwright.reports.text.shop import chosen
 from shardwright.reports.words import offers_assumed
-from shardwright.search.market.picks import limits_of
-from shardwright.search.market.result import Shopping, ShopReport
-from shardwright.search.renting.choice import Rental
+from shardwright.search.market.result import Shopping, ShopReport, limits_of
+from shardwright.search.renting import Rental
 
 
 def shop_document(result: Shopping, assumed: Sequence[str]) -> Document:

@@ -8,7 +8,7 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Fewer
 from shardwright.reports.section import Chart, Section, Table
 from shardwright.reports.text import question
-from shardwright.search.advice.fewer import point
+from shardwright.search.nearby import point
 from shardwright.spec.job import Job
 from shardwright.units import SECONDS_PER_HOUR, clock, format_dollars, format_seconds
 

@@ -14,7 +14,7 @@ from shardwright.reports.text import outcome
 from shardwright.reports.text.plans import predicted, settings_of
 from shardwright.reports.text.site import effect_words
 from shardwright.reports.words import pools_assumed
-from shardwright.search.renting.expected import choice_on_cluster
+from shardwright.search.renting import choice_on_cluster
 from shardwright.units import SECONDS_PER_HOUR, clock, format_bytes, format_count, format_dollars, format_seconds
 
 SMALLEST_SHARE = 0.0005  # of an iteration; a smaller term is not worth a row

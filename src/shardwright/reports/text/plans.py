@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 
-from shardwright.cost.money.risk import MOST_STRETCH, run_stretch
+from shardwright.cost.money import MOST_STRETCH, run_stretch
 from shardwright.cost.trust.interval import carried, chances
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory
 from shardwright.reports.text import mixed, outcome, strategy
 from shardwright.reports.text.layout import bar, labelled, table, wrapped
 from shardwright.reports.text.site import effect_words
-from shardwright.search.renting.choice import FrontPoint
+from shardwright.search.renting import FrontPoint
 from shardwright.units import (
     GIBIBYTE,
     SECONDS_PER_HOUR,

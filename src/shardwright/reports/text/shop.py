@@ -10,9 +10,8 @@ from shardwright.reports.text.first_screen import COLUMN, next_step, plan_answer
 from shardwright.reports.text.layout import WIDTH, labelled, listed, table, wrapped
 from shardwright.reports.text.plans import plan_text, risk_text, run_words
 from shardwright.reports.words import in_words, offers_assumed
-from shardwright.search.market.picks import limits_of
-from shardwright.search.market.result import Shopping, ShopReport, SizeStep
-from shardwright.search.renting.choice import FrontPoint
+from shardwright.search.market.result import Shopping, ShopReport, SizeStep, limits_of
+from shardwright.search.renting import FrontPoint
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.offers import Offer, Offers

@@ -20,7 +20,7 @@ from shardwright.reports.text.explain import (
 from shardwright.reports.text.layout import WIDTH, labelled, listed, wrapped
 from shardwright.reports.text.plans import plan_text, plans_table, predicted, risk_text, whole_run
 from shardwright.reports.words import explained, in_words, pools_assumed
-from shardwright.search.renting.expected import choice_on_cluster
+from shardwright.search.renting import choice_on_cluster
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model

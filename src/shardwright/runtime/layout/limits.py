@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 
 from shardwright.errors import Problem
 from shardwright.plans.plan import Plan
-from shardwright.plans.trainable import OWN_OPTIMIZERS, untrainable_stages
-from shardwright.plans.trainable_models import untrainable_model, untrainable_parts
+from shardwright.plans.trainable import OWN_OPTIMIZERS, untrainable_model, untrainable_parts, untrainable_stages
 from shardwright.plans.trainer_options import OWN_FP8_RECIPE, OWN_FP8_RECIPES
 from shardwright.spec.options import said
 

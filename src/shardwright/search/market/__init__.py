@@ -3,6 +3,5 @@
 * `shop`: one call from offers to the front
 * `sweep`: numbers of machines of one type, all at once
 * `mixes`: mixes of two offers
-* `picks`: the front, and the answers that it holds
-* `result`: what the search returns
+* `result`: what the search returns: the front, and the answers that it holds
 """

@@ -13,13 +13,12 @@ from itertools import combinations, product
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.cost.money.risk import MOST_STRETCH, stretch
+from shardwright.cost.money import MOST_STRETCH, stretch
 from shardwright.plans.abilities import makers
 from shardwright.plans.findings import PlacesApart
-from shardwright.search.market.picks import Front, Point
+from shardwright.search.market.result import Front, Point
 from shardwright.search.market.sweep import Find, Sweep
-from shardwright.search.renting.choice import Rental
-from shardwright.search.renting.expected import exposure
+from shardwright.search.renting import Rental, exposure
 from shardwright.spec.cluster import Cluster, SiteLink
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model

@@ -13,10 +13,11 @@ import numpy as np
 from shardwright.cost.compute.efficiency import Efficiency, computes, peak_flops
 from shardwright.cost.context import Context
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.memory.facts import headroom
 from shardwright.errors import SpecError, bad, require
 from shardwright.plans.check import position_problems
 from shardwright.plans.findings import (
+    Change,
     MixesLeft,
     NeverEnds,
     NoLegalOffer,
@@ -28,22 +29,18 @@ from shardwright.plans.findings import (
 )
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import NoPlan
-from shardwright.plans.remedies import Change
 from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import within
 from shardwright.search.market.mixes import Mix, apart, cluster_of, machine_seconds, promising
-from shardwright.search.market.picks import Front, Limits, infeasible, limits_of, picks, steps
-from shardwright.search.market.result import Shopping, ShopReport
+from shardwright.search.market.result import Front, Limits, Shopping, ShopReport, infeasible, limits_of, picks, steps
 from shardwright.search.market.sweep import Find, Sweep, finish, least_dollars, probe, sweep
 from shardwright.search.objective import INDIFFERENCE, require_indifference, require_sure
 from shardwright.search.planner import plan as plan_on
 from shardwright.search.ranked import costed_plan
-from shardwright.search.renting.choice import FrontPoint, Rental
-from shardwright.search.renting.expected import Tariff, choice_of, tariff
+from shardwright.search.renting import FrontPoint, Rental, Tariff, choice_of, tariff
 from shardwright.search.rules.filters import Filters
 from shardwright.search.rules.rules import Rule
-from shardwright.search.space.axes import Space
-from shardwright.search.space.choices import only_job
+from shardwright.search.space.axes import Space, only_job
 from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model

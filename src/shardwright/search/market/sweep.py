@@ -23,15 +23,14 @@ from shardwright.cost.strategies import Layouts, Strategies
 from shardwright.cost.trust.rarity import rare_counts
 from shardwright.progress import tell
 from shardwright.rounding import coarse
-from shardwright.search.market.picks import Front
-from shardwright.search.renting.expected import Tariff
+from shardwright.search.market.result import Front
+from shardwright.search.renting import Tariff
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, searched
 from shardwright.search.space.expand import Axes, ExpandedRows, arrangements, axes, layer_variants
 from shardwright.search.space.layouts import Splits, layouts, splits
-from shardwright.search.uniform.bounds import sketch_seconds
+from shardwright.search.uniform.bounds import distinct_shards, layout_bounds, memory_floor, sketch_seconds
 from shardwright.search.uniform.completion import completed, shapes, starts_of, worth_splitting
-from shardwright.search.uniform.layout_bounds import distinct_shards, layout_bounds, memory_floor
 
 LAYOUT_BATCH, ARRANGEMENT_BATCH, SIMULATION_BATCH = 2048, 256, 16  # rows at a time
 PROBES, PROBE_LAYOUTS, PROBE_ROWS = 6, 64, 12  # numbers of machines looked at first, and what is tried of each

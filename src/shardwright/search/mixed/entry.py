@@ -11,17 +11,15 @@ import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
-from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.memory.facts import headroom
 from shardwright.plans.abilities import makers
 from shardwright.plans.check import check
 from shardwright.plans.findings import DeeperPipelines, Offload, Uncovered
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse
-from shardwright.search.mixed.branch_and_bound.degrees import search_degrees
-from shardwright.search.mixed.branch_and_bound.effort import QUICK, Effort, effort_for
-from shardwright.search.mixed.branch_and_bound.fastest import FoundByTime
-from shardwright.search.mixed.branch_and_bound.run import MixedProblem
-from shardwright.search.mixed.drafts.costing import costed, fitting_seconds
+from shardwright.search.mixed.branch_and_bound.fastest import FoundByTime, search_degrees
+from shardwright.search.mixed.branch_and_bound.run import QUICK, Effort, MixedProblem, effort_for
+from shardwright.search.mixed.drafts.draft import costed, fitting_seconds
 from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
 from shardwright.search.mixed.offload import that_may_gain
 from shardwright.search.mixed.restrictions import dropped, keeps_pins, narrowed, unruled

@@ -12,8 +12,7 @@ from shardwright.plans.findings import Lack, Lacking
 from shardwright.plans.plan import Plan
 from shardwright.plans.trainer_options import beyond_own
 from shardwright.search.mixed.tables.settings import Setting, rows_of
-from shardwright.search.rules.as_pins import rules_as_pins
-from shardwright.search.rules.filters import Filters, strategy_columns
+from shardwright.search.rules.filters import Filters, rules_as_pins, strategy_columns
 from shardwright.search.space.axes import Space, pin_words
 from shardwright.search.space.parameters import AXIS_OF
 from shardwright.spec.catalog.frameworks import OWN

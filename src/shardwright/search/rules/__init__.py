@@ -5,6 +5,5 @@
 * `tree`: the tree
 * `check`: the variables of rules, and what may be compared with what
 * `evaluation`: columns of candidates, and what a rule means over them
-* `filters`: rules and measurements applied to candidates
-* `as_pins`: rules of one axis as pins
+* `filters`: rules and measurements applied to candidates, and rules of one axis as pins
 """

@@ -1,9 +1,12 @@
-"""The user's rules and measurements, applied to layouts and to complete strategies."""
+"""The user's rules, applied to layouts and to complete strategies; rules of one axis alone also as pins.
+
+A search that keeps pins keeps the rules that pins stand for (`rules_as_pins`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -11,10 +14,20 @@ import numpy as np
 
 from shardwright.arrays import Array, Bools, Ints
 from shardwright.cost.context import Context
-from shardwright.cost.strategies import BLOCK, RANK_ORDERS, SHARDING, UNIFORM, UNSHARDED, Layouts, Strategies
+from shardwright.cost.strategies import (
+    BLOCK,
+    RANK_ORDERS,
+    SHARDING,
+    UNIFORM,
+    UNSHARDED,
+    Layouts,
+    Strategies,
+    strategies,
+)
 from shardwright.plans.findings import Cause, Rejection
 from shardwright.search.rules.evaluation import Column
-from shardwright.search.space.parameters import AXIS_OF, BEYOND_LAYOUT
+from shardwright.search.space.axes import OFFLOADS, Space, Value
+from shardwright.search.space.parameters import AXES, AXIS_OF, BEYOND_LAYOUT
 from shardwright.spec.options import VALUES, said
 
 if TYPE_CHECKING:  # a search without rules does without the parser and its tree
@@ -23,6 +36,8 @@ if TYPE_CHECKING:  # a search without rules does without the parser and its tree
 NONE_OTHER: Mapping[str, int] = MappingProxyType({})
 GRANULARITY = ("none", "selective", "full")
 METHOD = ("uniform", "block")
+NODES = "num_nodes"  # follows from the number of GPUs but for machines in part: such a rule counts as a pin, too
+UNSAID = ("recompute_layers",)  # a rule of which drops what has no such value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,3 +152,40 @@ def strategy_columns(context: Context, rows: Strategies) -> dict[str, Column]:
         "last_stage_layers": plain(rows.last_layers),
         "rank_order": word(rows.rank_order, RANK_ORDERS),
     }
+
+
+def rules_as_pins(
+    contexts: Sequence[Context], space: Space, filters: Filters, counts: Mapping[str, range]
+) -> tuple[Space, Filters]:
+    """Return the space with the pins that rules amount to, and the rules that are left. `counts` are all values of axes
+    that are numbers."""
+    pins, left = dict(space.pins), []
+    alike = len({context.pool.gpus_per_node for context in contexts}) == 1
+    for rule in filters.rules:
+        axes = {"gpus" if name == NODES and alike else AXIS_OF.get(name) for name in rule.variables}
+        (axis,) = axes if len(axes) == 1 else (None,)
+        values = None if axis is None or axis in UNSAID else _values(axis, space, counts)
+        if axis is None or values is None or NODES in rule.variables:
+            left.append(rule)
+        if axis is not None and values is not None:
+            kept = tuple(_kept(contexts[0], rule, axis, values))
+            if len(kept) < len(values):
+                pins[axis] = tuple(value for value in pins.get(axis, kept) if value in kept)
+    return replace(space, pins=pins), Filters(rules=tuple(left))
+
+
+def _values(axis: str, space: Space, counts: Mapping[str, range]) -> tuple[Value, ...] | None:
+    if axis in space.pins:
+        return space.pins[axis]
+    if axis == "offload":
+        return OFFLOADS
+    return tuple(counts.get(axis, ())) or tuple(dict.fromkeys(AXES[axis].values())) or None
+
+
+def _kept(context: Context, rule: Rule, axis: str, values: tuple[Value, ...]) -> Iterator[Value]:
+    """Yield the values that a rule does not drop."""
+    rows = strategies([{"tp": value} if axis == "gpus" else {axis: value} for value in values])
+    dropped = rule.holds(strategy_columns(context, rows))
+    for value, gone in zip(values, dropped.tolist() if dropped.ndim else [bool(dropped)] * len(values), strict=True):
+        if not gone:
+            yield value

@@ -1,4 +1,4 @@
-"""The space of uniform strategies: its axes, their values, and what the user pins.
+"""The space of uniform strategies: its axes, their values, and what the user pins, options of the trainer too.
 
 A candidate is one value for every axis that Megatron-LM's constraints allow together. The axes fall in two groups:
 a *layout* (tp, cp, pp, dp, ep, etp, vpp, micro-batch) decides which GPU holds what; the *switches* (placement,
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -18,12 +20,12 @@ from shardwright.cost.context import Context
 from shardwright.cost.strategies import UNSHARDED, ZERO1, Strategies
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.plans.abilities import flash_attention_runs, tensor_parallel_overlaps
-from shardwright.search.space.choices import Choice, Choices, parse_choice
 from shardwright.search.space.parameters import AXES, SYNONYMS
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer
+from shardwright.spec.options import VALUES, ordered
 from shardwright.spec.options import VALUES as OPTIONS
 
 Value = int | float
@@ -31,6 +33,9 @@ OFFLOADS = (0.0, 0.25, 0.5, 0.75, 1.0)  # parts of the optimizer state in host m
 MAX_CONTEXT_PARALLEL = 64
 
 FULL: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType({("recompute", "full"): ("uniform", "block")})
+DEFAULT = "default"  # the framework's own
+Choice = str | tuple[str, ...] | None
+Choices = Mapping[str, tuple[Choice, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,3 +272,37 @@ def split_choices(context: Context, space: Space, stages: int, head_layers: floa
             if name in space.pins:
                 legal &= np.isin(column, space.pins[name])
     return first[legal], last[legal]
+
+
+def parse_choice(name: str, word: str) -> Choice:
+    """Return the value of the option `name` that a word stands for: modules are joined by `+`. Raises SpecError."""
+    if word.casefold() == DEFAULT:
+        return None
+    parts = [part.strip().casefold() for part in word.split("+")]
+    several = name == "recompute_modules"
+    if (len(parts) > 1 and not several) or any(part not in VALUES[name] for part in parts):
+        joined = "some joined by + of " if several else "one of "
+        hint = joined + ", ".join(VALUES[name]) + f", or {DEFAULT}"
+        raise bad(f"`set={name}={word}`", f"{word!r} is no value of {name}", hint)
+    return ordered(set(parts)) if several else parts[0]
+
+
+def choice_words(name: str, values: tuple[Choice, ...]) -> str:
+    """Return a choice as a user writes it: dispatcher=alltoall,flex."""
+    return f"{name}=" + ",".join(
+        DEFAULT if value is None else value if isinstance(value, str) else "+".join(value) for value in values
+    )
+
+
+def only_job(job: Job, choices: Choices) -> Job:
+    """Return the job with the options chosen. Raises SpecError where these have several values."""
+    for name, values in choices.items():
+        if len(values) > 1:
+            raise bad(f"`set={choice_words(name, values)}`", "has several values", "give one here")
+    return jobs_of(job, choices)[0]
+
+
+def jobs_of(job: Job, choices: Choices) -> tuple[Job, ...]:
+    """Return the job with every combination of the options chosen; those that are not chosen stay as they are."""
+    rows: list[Mapping[str, Any]] = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+    return tuple(replace(job, options=replace(job.options, **row)) for row in rows)

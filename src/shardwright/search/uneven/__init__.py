@@ -2,10 +2,8 @@
 
 * `search`: the best shares, even ones, and what no shares beat
 * `options`: what a GPU of each type does with its rows
-* `rows`: rows at given shares of the state
-* `states`: shares of the state to try
-* `bound`: a lower bound over all shares
-* `draft`: from shares to plans
+* `rows`: rows at given shares of the state, and a lower bound over all shares
+* `shares`: shares of the state to try, and from shares to plans
 
 GPUs of one type keep equal shares of the state and take rows that differ by one at most. For given state shares types
 are independent of each other but for the sum of their rows: the least time of the slowest GPU is found by bisection

@@ -12,13 +12,15 @@ from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.layered.shares import (
     RowShares,
+    Units,
     gathered_parameters,
+    layered_rows,
     memory,
     passes,
     share_bytes,
     state_total,
+    units_of,
 )
-from shardwright.cost.iteration.layered.units import Units, layered_rows, units_of
 from shardwright.cost.memory.sizes import room_for_tensors
 from shardwright.cost.strategies import BLOCK, NONE, UNIFORM
 from shardwright.rounding import coarse

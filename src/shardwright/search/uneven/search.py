@@ -11,16 +11,14 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.layered.network import Everyone, everyone_of
-from shardwright.cost.money.price import dollars_per_hour
+from shardwright.cost.money import dollars_per_hour
 from shardwright.cost.strategies import ZERO3
 from shardwright.plans.abilities import makers
 from shardwright.plans.plan import Plan
 from shardwright.search.space.axes import Space
-from shardwright.search.uneven.bound import bound_seconds
-from shardwright.search.uneven.draft import Shares, plan_of
 from shardwright.search.uneven.options import GpuOptions, gpu_options
-from shardwright.search.uneven.rows import RowCounts, iteration_seconds, shared_rows
-from shardwright.search.uneven.states import FINER, around, grid, parts_of, shares_of, steps_for
+from shardwright.search.uneven.rows import RowCounts, bound_seconds, iteration_seconds, shared_rows
+from shardwright.search.uneven.shares import FINER, Shares, around, grid, parts_of, plan_of, shares_of, steps_for
 from shardwright.spec.cluster import Cluster
 from shardwright.units import SECONDS_PER_HOUR
 

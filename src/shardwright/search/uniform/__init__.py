@@ -1,11 +1,8 @@
 """The search on one GPU type: best first, exact under the cost model.
 
 * `search`: the search
-* `bounds`: bounds of an arrangement in a few operations
-* `layout_bounds`: bounds of a layout before it is expanded
-* `completion`: from arrangements to complete strategies
-* `frontier`: arrangements that wait, in the order of their bounds
-* `best`: the best found, one for each layout
-* `feasible`: whether anything fits, and nothing else
+* `bounds`: bounds of an arrangement in a few operations, and of a layout before it is expanded
+* `completion`: from arrangements to complete strategies, and whether anything fits
+* `best`: the best found, one for each layout, and arrangements that wait
 * `baselines`: what an expert would try
 """

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from shardwright.cost.context import Context
-from shardwright.cost.iteration.evaluate import Verdict, evaluate
+from shardwright.cost.iteration.batch import Verdict, evaluate
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, ZERO1, ZERO3, Row, Strategies, settled, strategies
 from shardwright.plans.abilities import flash_attention_runs
-from shardwright.plans.remedies import Failure, Shortage
+from shardwright.plans.findings import Failure, Shortage
 from shardwright.search.space.axes import Space, divisors, tensor_parallel_degrees, virtual_stages
 from shardwright.search.space.layouts import even_split
 

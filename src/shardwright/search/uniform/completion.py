@@ -1,19 +1,23 @@
-"""From arrangements to complete strategies, a pipeline shape at a time: what the search of one pool and the sweep over
-numbers of machines do alike. Between these steps they differ: one has a best plan to beat, the other a front."""
+"""From arrangements to complete strategies, a pipeline shape at a time; and whether any of them fits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
-from shardwright.cost.context import Context, ShardIndex
-from shardwright.cost.iteration.evaluate import shape_groups
-from shardwright.cost.pipeline.splits import boundaries
-from shardwright.cost.strategies import Layouts, Strategies
-from shardwright.search.space.expand import Axes, ExpandedRows, states
-from shardwright.search.space.recomputation import completions
+from shardwright.cost.context import Context, ShardIndex, shard_index
+from shardwright.cost.iteration.batch import shape_groups
+from shardwright.cost.strategies import Layouts, Strategies, boundaries
+from shardwright.search.rules.filters import Filters
+from shardwright.search.space.axes import Space
+from shardwright.search.space.expand import Axes, ExpandedRows, arrangements, axes, completions, layer_variants, states
+from shardwright.search.space.layouts import layouts, splits
+from shardwright.search.uniform.bounds import distinct_shards, memory_floor
+
+BATCH = 16  # layouts that are expanded in one go; chosen
 
 
 def worth_splitting(
@@ -53,3 +57,31 @@ def starts_of(context: Context, rows: Strategies) -> Ints:
     """Return the layer at which each virtual stage of rows of one shape starts, [N, V + 1]."""
     stages = int(rows.pp[0] * rows.vpp[0])
     return boundaries(context.layer_count, stages, rows.first_layers, rows.last_layers)
+
+
+def feasible(context: Context, space: Space, filters: Filters) -> Callable[[float], bool]:
+    """Return the test whether any strategy of the space fits in GPUs of so many bytes of memory."""
+    rows = layouts(context, space)
+    choices, how = splits(context, space, rows.pp * rows.vpp), axes(space, filters.axes)
+    for _, mask in filters.layout_masks(context, rows):
+        rows = rows.take(~mask)
+    if not len(rows):
+        return lambda _: False
+    index = shard_index(context, layer_variants(context, how, distinct_shards(rows))[0])
+    floor = memory_floor(context, how, rows, index)
+    order = np.argsort(floor, kind="stable")
+
+    def fits(memory_bytes: float) -> bool:
+        where = replace(context, pool=replace(context.pool, memory_bytes=memory_bytes))
+        possible = order[: int((floor <= where.memory_limit_bytes).sum())]
+        for start in range(0, len(possible), BATCH):
+            lean = rows.take(possible[start : start + BATCH])
+            arranged = arrangements(where, how, lean, choices, lambda variants, _: np.ones(len(variants), dtype=bool))
+            for full, _ in completed(where, how, index, arranged):
+                for _, mask in filters.masks(where, full.strategies):
+                    full = full.take(~mask)
+                if len(full.layout):
+                    return True
+        return False
+
+    return fits

@@ -20,8 +20,7 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.context import Context, ShardIndex, shard_index
-from shardwright.cost.iteration.batch import bound_seconds, iteration
-from shardwright.cost.iteration.evaluate import Verdict, simulated_seconds
+from shardwright.cost.iteration.batch import Verdict, bound_seconds, iteration, simulated_seconds
 from shardwright.cost.strategies import Layouts, Strategies
 from shardwright.plans.findings import Cause, Rejection, ordered
 from shardwright.progress import stopped, tell, tell_best
@@ -30,11 +29,9 @@ from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, within
 from shardwright.search.space.expand import Axes, ExpandedRows, arrangements, axes, layer_variants
 from shardwright.search.space.layouts import Splits, candidate_counts, layouts, recompute_counts, splits
-from shardwright.search.uniform.best import Best, Entry
-from shardwright.search.uniform.bounds import sketch_seconds
+from shardwright.search.uniform.best import Best, Entry, Waiting
+from shardwright.search.uniform.bounds import distinct_shards, layout_bounds, memory_floor, sketch_seconds
 from shardwright.search.uniform.completion import completed, starts_of, worth_splitting
-from shardwright.search.uniform.frontier import Waiting
-from shardwright.search.uniform.layout_bounds import distinct_shards, layout_bounds, memory_floor
 
 LAYOUT_BATCH, EARLY_BATCH, ARRANGEMENT_BATCH, LARGEST_BATCH, SIMULATION_BATCH = 384, 32, 48, 384, 16
 FEW = 3  # plans wanted, for which batches have these sizes; for more they are larger

@@ -21,8 +21,8 @@ from shardwright.reports.html.timeline import timeline_section
 from shardwright.reports.section import Section
 from shardwright.reports.text.plans import predicted
 from shardwright.reports.words import in_words
-from shardwright.search.advice.fewer import fewer_counts, point
 from shardwright.search.first_plans import first_plans
+from shardwright.search.nearby import fewer_counts, point
 from shardwright.search.planner import predict
 from shardwright.search.replan import Kept, replan
 from shardwright.serving.answers import Answer, plan_figures

@@ -18,8 +18,7 @@ from typing import Any
 from shardwright.errors import SpecError, bad
 from shardwright.files import write_atomically
 from shardwright.spec.catalog.gpus import resolve_gpu, sold_memory_bytes
-from shardwright.spec.catalog.price_file import CHEAPEST_GPU_HOUR, DEAREST_GPU_HOUR, PRICE_COLUMNS
-from shardwright.spec.catalog.prices import MachinePrice
+from shardwright.spec.catalog.prices import CHEAPEST_GPU_HOUR, DEAREST_GPU_HOUR, PRICE_COLUMNS, MachinePrice
 from shardwright.spec.cluster import Price
 from shardwright.units import GIBIBYTE
 

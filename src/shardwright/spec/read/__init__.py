@@ -4,13 +4,12 @@
 * `presets`: models known by name
 * `huggingface`: `config.json`
 * `huggingface_config`: the way back, a model's `config.json`
-* `config_fields`: its fields under their many spellings
+* `config_fields`: its fields under their many spellings, which are read, and which say nothing of the forward pass
 * `huggingface_layers`: its layers
 * `block_patterns`: which block every layer is
 * `mixers`: mixers of tokens that are no softmax attention
 * `families`: what a family has that the config does not say, and which are refused
 * `forward_pass`: what a config tells of the forward pass beside sizes
-* `known_fields`: which fields of a config are read, and which say nothing of it
 * `model_yaml`: a YAML of dimensions
 * `cluster`: a cluster file or short form
 * `pools`: a group of machines
@@ -19,7 +18,6 @@
 * `custom_gpu`: a GPU that the catalogue lacks
 * `job`: batch, tokens, objective
 * `offers`: offers to rent
-* `layer_profile`: layer times of one's own
-* `profile_stand_ins`: what planning needs beyond them
+* `layer_profile`: layer times of one's own, and what planning needs beyond them
 * `machine_profile`: what `shardwright profile` measured
 """

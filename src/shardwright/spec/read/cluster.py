@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from shardwright.errors import Problem, SpecError, bad
-from shardwright.spec.assumption import Assumption
 from shardwright.spec.catalog.gpus import known_gpu
 from shardwright.spec.catalog.prices import MachinePrice
-from shardwright.spec.cluster import Cluster, Gpu, NodePool, SiteLink
+from shardwright.spec.cluster import Assumption, Cluster, Gpu, NodePool, SiteLink
 from shardwright.spec.read.pools import BOX, NO_GPUS, read_pool
 from shardwright.spec.read.sites import assumed_links, connected, named_apart, read_site_links, unreachable
 from shardwright.spec.text.fields import Section, shown
-from shardwright.spec.text.lines import document
+from shardwright.spec.text.reading import document
 
 SHORT_FORM = "NODESxGPUSxTYPE, as 32x8xA800-SXM-80, or NODESxMACHINE, as 4xp5.48xlarge; several joined by +"
 SHORT_PART = re.compile(r"(?P<count>[0-9]+)\s*[x×*]\s*((?P<gpus>[0-9]+)\s*[x×*]\s*)?(?P<type>\S.*)")

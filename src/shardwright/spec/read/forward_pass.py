@@ -12,11 +12,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from shardwright.spec.forward_pass import PLAIN, ForwardPass
-from shardwright.spec.model import Layer
-from shardwright.spec.read.config_fields import ConfigFields
+from shardwright.spec.model import PLAIN, ForwardPass, Layer
+from shardwright.spec.read.config_fields import BESIDE, READ, ConfigFields
 from shardwright.spec.read.families import ModelFamily
-from shardwright.spec.read.known_fields import BESIDE, READ
 from shardwright.spec.text.fields import shown
 
 

@@ -30,7 +30,7 @@ from shardwright.spec.catalog.gpus import resolve_gpu
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.read.custom_gpu import custom_gpu, description
 from shardwright.spec.text.fields import Section, shown
-from shardwright.spec.text.lines import document
+from shardwright.spec.text.reading import document
 
 VERSION = 1
 Kind = Literal["gemm", "attention", "memory"]

@@ -13,8 +13,7 @@ from shardwright.spec.read.huggingface import TEXT_CONFIGS, model_of_config
 from shardwright.spec.read.model_yaml import model_of_dimensions
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
 from shardwright.spec.text.fields import shown
-from shardwright.spec.text.lines import document
-from shardwright.spec.text.reading import JSON, YAML, parse_json, read_text
+from shardwright.spec.text.reading import JSON, YAML, document, parse_json, read_text
 
 CONFIG = "config.json"
 CONFIG_KEYS = ("model_type", *HIDDEN, *TEXT_CONFIGS)

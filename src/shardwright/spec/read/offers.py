@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from shardwright.errors import Problem, SpecError, bad, suggestion
-from shardwright.spec.assumption import Assumption
 from shardwright.spec.catalog.gpus import find_gpu, resolve_gpu
 from shardwright.spec.catalog.machines import machines
 from shardwright.spec.catalog.price_rule import typical_price, with_network
 from shardwright.spec.catalog.prices import MachinePrice
-from shardwright.spec.cluster import NodePool
+from shardwright.spec.cluster import Assumption, NodePool
 from shardwright.spec.offers import (
     FAILURES_PER_GPU_HOUR,
     MARKETS,
@@ -30,7 +29,7 @@ from shardwright.spec.read.pool_defaults import network_bytes_per_second
 from shardwright.spec.read.pools import MOST_GPUS_PER_NODE, MOST_NODES, POOL_KEYS, read_pool
 from shardwright.spec.read.sites import connected, read_site_links
 from shardwright.spec.text.fields import Section, shown
-from shardwright.spec.text.lines import document
+from shardwright.spec.text.reading import document
 from shardwright.units import GIGA
 
 TOP_KEYS = (

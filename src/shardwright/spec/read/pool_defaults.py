@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwright.spec.assumption import Assumption
 from shardwright.spec.catalog.gpus import gpus, sold_memory_bytes
 from shardwright.spec.catalog.machines import GBIT_BYTES, MachineType, links
-from shardwright.spec.catalog.price_file import table_prices
 from shardwright.spec.catalog.price_rule import typical_price, with_network
-from shardwright.spec.catalog.prices import MachinePrice, select_prices
-from shardwright.spec.cluster import Gpu, Price
+from shardwright.spec.catalog.prices import MachinePrice, select_prices, table_prices
+from shardwright.spec.cluster import Assumption, Gpu, Price
 from shardwright.spec.read.custom_gpu import reference_machine
 from shardwright.units import GIBIBYTE, GIGA, format_bytes
 

@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from shardwright.errors import SpecError
-from shardwright.spec.assumption import Assumption
 from shardwright.spec.catalog.gpus import resolve_gpu
 from shardwright.spec.catalog.machines import GBIT_BYTES, MachineType, find_machine, links
-from shardwright.spec.catalog.price_file import DEAREST_GPU_HOUR
-from shardwright.spec.catalog.prices import MachinePrice
-from shardwright.spec.cluster import Gpu, NodePool, Price
+from shardwright.spec.catalog.prices import DEAREST_GPU_HOUR, MachinePrice
+from shardwright.spec.cluster import Assumption, Gpu, NodePool, Price
 from shardwright.spec.read import pool_defaults as defaults
 from shardwright.spec.read.custom_gpu import custom_gpu, reference_machine
 from shardwright.spec.text.fields import Section

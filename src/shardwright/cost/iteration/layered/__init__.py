@@ -3,11 +3,8 @@
 A unit is the embedding, a layer or the head. Its weights are gathered once a pass, whatever the micro-batches of each
 GPU, and its gradients are scattered once (Cephalo, arXiv 2411.01075 §3).
 
-* `units`: seconds and bytes of each unit by the size of the micro-batch
-* `shares`: what passes and memory take on a GPU with given shares
-* `seconds`: the time of the iteration
-* `timeline`: when each GPU runs each unit
-* `network`: gathers and scatters among all GPUs
-* `update`: the update of every GPU's part of the state
+* `shares`: seconds and bytes of each unit, and what a GPU with given shares takes
+* `seconds`: the time of the iteration, and when each GPU runs each unit
+* `network`: gathers and scatters among all GPUs, and the update
 * `plan`: the iteration of a layered plan
 """

@@ -1,4 +1,4 @@
-"""Gathers and scatters of uneven shards among all GPUs.
+"""Gathers and scatters of uneven shards among all GPUs, and the update of every GPU's part of the state.
 
 The runtime pads: every rank sends a part as large as the largest, so a gather of P parameters among n GPUs, of which
 the largest keeps a share s, moves n·s·P. With equal shares that is P.
@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.arrays import Floats
+from shardwright.cost.context import Context
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.iteration.layered.units import layered_rows
-from shardwright.cost.iteration.links import Contexts, holder_links
+from shardwright.cost.iteration.layered.shares import Units, ends_total, layered_rows, state_total
+from shardwright.cost.iteration.links import Contexts, agreement_delay, holder_links, ring_delays
+from shardwright.cost.iteration.orthogonalisation import layered_orthogonalisation_seconds
 from shardwright.cost.iteration.places import places_of
-from shardwright.cost.iteration.sites import agreement_delay, ring_delays
-from shardwright.cost.iteration.step import norm_seconds
+from shardwright.cost.iteration.step import norm_seconds, update_seconds
 from shardwright.cost.memory.sizes import trained_share
 from shardwright.cost.network.collectives import Fabric, Group, gather_seconds
 from shardwright.plans.plan import Plan
@@ -64,3 +65,14 @@ def moved_seconds(
 def _slowest(everyone: Everyone, size_bytes: Floats) -> Floats:
     slowest = np.max([gather_seconds(links, group, size_bytes) for links, group in everyone.links], axis=0)
     return np.asarray(slowest + everyone.delay_seconds)
+
+
+def updating_seconds(
+    context: Context, units: Units, everyone: Everyone, state: Floats, largest_state: Floats
+) -> Floats:
+    """Return the seconds of the update on GPUs with `state` [N] of the state, where the largest of all parts is
+    `largest_state` [N]: of all its weights, and of Muon's steps, of which embedding and head have none."""
+    total, expert = state_total(context, units), float(units.expert.sum())
+    dense = total - ends_total(context, units) - expert
+    turned = layered_orthogonalisation_seconds(context, everyone.links, everyone.gpus, dense, expert, largest_state)
+    return np.asarray(update_seconds(context, state * total) + turned)

@@ -1,4 +1,4 @@
-"""The time of a layered iteration (Cephalo, arXiv 2411.01075 §2.2).
+"""The time of a layered iteration, and when each GPU runs each unit.
 
 At each unit u all GPUs wait for its gathered weights, so the slowest one sets the pace, C_u = max_i c_iu. While unit u
 computes, the weights of the next one are gathered (g) and, backward, the gradients of the one before are scattered (s):
@@ -12,11 +12,14 @@ The head's forward and backward passes are one. Without overlap φ(C, x) = C + x
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.arrays import Floats
+from shardwright.cost.iteration.layered.shares import Passes
+from shardwright.cost.iteration.replica_time import UnitPasses
 from shardwright.cost.network.collectives import exposed_seconds
 
 
@@ -55,3 +58,35 @@ def slot_seconds(found: Slots, *, overlap: bool = True) -> Floats:
 def pass_seconds(found: Slots, *, overlap: bool = True) -> Floats:
     """Return the seconds of all passes, [N]."""
     return np.asarray(slot_seconds(found, overlap=overlap).sum(axis=1) + found.alone)
+
+
+def unit_passes(
+    waves: Sequence[Sequence[Passes]], moved: tuple[Floats, Floats], *, overlap: bool
+) -> tuple[UnitPasses, ...]:
+    """Return the passes of GPUs of each kind; `waves` has what each kind computes in each wave, `moved` gathers and
+    scatters of each unit, [1, U]. A pass begins when the unit's weights are there and ends when the GPU has computed;
+    then it waits for the slowest."""
+    columns: list[list[tuple[Floats, ...]]] = [[] for _ in waves[0]]
+    begin = 0.0
+    for wave, taken in enumerate(waves):
+        forward, backward = (np.max([getattr(own, name) for own in taken], axis=0) for name in ("forward", "backward"))
+        found = slots(forward, backward, *moved)
+        lengths = slot_seconds(found, overlap=overlap)[0]
+        starts = begin + moved[0][0, 0] + np.cumsum(lengths) - lengths
+        for own, kind in zip(taken, columns, strict=True):
+            kind.append(_wave(own, starts, wave))
+        begin += float(pass_seconds(found, overlap=overlap)[0])
+    return tuple(UnitPasses(*(np.concatenate(parts) for parts in zip(*kind, strict=True))) for kind in columns)
+
+
+def _wave(own: Passes, starts: Floats, wave: int) -> tuple[Floats, ...]:
+    """Return unit, wave, whether it is a backward pass, start, end and what is computed again, for each pass in order:
+    forward up to the head, whose backward pass follows at once, and back."""
+    units = own.forward.shape[1]
+    up, down = np.arange(units), np.arange(units)[::-1]
+    unit, backward = np.concatenate([up, down]), np.repeat([False, True], units)
+    begin = np.concatenate([starts[:units], starts[units - 1 :]])
+    begin[units] += own.forward[0, -1]
+    seconds = np.concatenate([own.forward[0], own.backward[0, ::-1]])
+    again = np.concatenate([np.zeros(units), own.recompute[0, ::-1]])
+    return unit, np.full(2 * units, wave), backward, begin, begin + seconds, again

@@ -1,4 +1,4 @@
-"""What GPUs with given shares take: seconds of each unit's passes, and bytes.
+"""What GPUs with given shares take: seconds of each unit's passes by the size of the micro-batch, and bytes.
 
 A GPU with r rows in k micro-batches runs each unit k times forward and k times backward, with ⌈r/k⌉ or ⌊r/k⌋ rows. It
 keeps for the backward pass what the rows of a wave leave in every layer, or the layers' inputs where these run again;
@@ -10,18 +10,18 @@ of the head, which goes forward and backward at once, one micro-batch. Memory of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Columns, Floats, Ints
-from shardwright.cost.context import Context
+from shardwright.arrays import Bools, Columns, Floats, Ints
+from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.footprint import Footprint
-from shardwright.cost.iteration.layered.units import Units
-from shardwright.cost.memory.sizes import copied_bytes, reserved_bytes, state_bytes
+from shardwright.cost.memory.sizes import copied_bytes, logit_bytes, reserved_bytes, state_bytes
 from shardwright.cost.stage.exact import live_bytes
 from shardwright.cost.stage.terms import AGAIN, REST
-from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, ZERO3
+from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, ZERO3, Strategies, strategies
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
@@ -183,3 +183,66 @@ def padded_bytes(model: Model, job: Job, units: Units, largest_state: Floats, gp
 def gathered_parameters(units: Units) -> float:
     """Return the most parameters that are gathered at a time: those of a unit and of the next."""
     return float((units.parameters[:-1] + units.parameters[1:]).max())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """For micro-batches of each of `sizes` [M], ascending: forward and backward seconds of each unit and, of these,
+    those of core attention [M, U]; bytes that a unit keeps for its backward pass, by state [M, 3, U]; what lives
+    while the largest layer runs backward, by state [M, 3], and what one that runs again adds, an activation between
+    layers and the logits [M]. `parameters` [U] are those gathered for a unit, `expert` [U] part of them."""
+
+    sizes: Ints
+    forward: Floats
+    backward: Floats
+    core_seconds: Floats
+    kept: Floats
+    live: Floats
+    group: Floats
+    boundary: Floats
+    logits: Floats
+    parameters: Floats
+    expert: Floats
+
+    @property
+    def count(self) -> int:
+        return len(self.parameters)
+
+    def at(self, size: Ints) -> tuple[Ints, Bools]:
+        """Return the row of each size, and whether it is there."""
+        row = np.minimum(np.searchsorted(self.sizes, size), len(self.sizes) - 1)
+        return row, np.asarray(self.sizes[row] == size)
+
+
+def layered_rows(sizes: Sequence[int], gpus: int, *, flash: bool) -> Strategies:
+    """Return micro-batches of given sizes on `gpus` GPUs as strategies."""
+    fixed = {"dp": gpus, "flash": flash, "first_layers": 1, "last_layers": 1}
+    fixed |= {"sharding": ZERO3, "overlap_grad": True, "overlap_param": True}
+    return strategies([{**fixed, "micro_batch": size} for size in sizes])
+
+
+def units_of(context: Context, sizes: Sequence[int], gpus: int, *, flash: bool) -> Units:
+    """Return the units on one GPU type for micro-batches of `sizes`, ascending, those left out of which a layer profile
+    has no times. Raises SpecError where it has none."""
+    rows = layered_rows(sizes, gpus, flash=flash)
+    known = context.timed(rows)
+    rows = rows.take(np.flatnonzero(known)) if known.any() else rows
+    found = layer_rows(context, rows)
+    table = found.table.take(found.row)
+
+    def each(running: Floats) -> Floats:
+        return np.diff(running, axis=-1)
+
+    return Units(
+        sizes=rows.micro_batch,
+        forward=each(table.forward),
+        backward=each(table.backward),
+        core_seconds=each(table.core_seconds),
+        kept=each(table.kept),
+        live=table.live,
+        group=table.group,
+        boundary=table.boundary,
+        logits=logit_bytes(context.model, context.job, rows.micro_batch, rows.cp, rows.tp),
+        parameters=each(table.dense)[0] + each(table.expert)[0],
+        expert=each(table.expert)[0],
+    )

@@ -29,7 +29,7 @@ from shardwright.search.mixed.bounds.capacity import Capacity
 from shardwright.search.mixed.bounds.travel import least_tail, parted_seconds, single_stage_seconds, travel
 from shardwright.search.mixed.bounds.work import forward_share, held_of, layers_held, least_work, most_hidden
 from shardwright.search.mixed.tables.columns import Layers, Table
-from shardwright.search.mixed.tables.orders import Arrangement, any_order, every_order, few_orders
+from shardwright.search.mixed.tables.compositions import Arrangement, any_order, every_order, few_orders
 from shardwright.search.mixed.tables.region import Region, agreement_delay, between_sites, usable
 
 MANY = np.int64(1 << 40)

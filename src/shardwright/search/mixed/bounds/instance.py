@@ -13,8 +13,7 @@ from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.capacity import Capacity, capacity
 from shardwright.search.mixed.tables.columns import Layers, Table, layers_of
-from shardwright.search.mixed.tables.compositions import compositions, deepest
-from shardwright.search.mixed.tables.ends import Ends
+from shardwright.search.mixed.tables.compositions import Ends, compositions, deepest
 from shardwright.search.mixed.tables.region import Region
 from shardwright.search.mixed.tables.settings import Setting
 from shardwright.search.space.axes import Space

@@ -20,7 +20,7 @@ import numpy as np
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, Fabric, Group, gather_seconds
 from shardwright.search.mixed.tables.columns import Layers, Table
-from shardwright.search.mixed.tables.orders import Arrangement
+from shardwright.search.mixed.tables.compositions import Arrangement
 from shardwright.search.mixed.tables.region import Region, ring_delay_between_sites, ring_pace_between_sites
 
 

@@ -10,10 +10,9 @@ from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.stage.relaxed import price
 from shardwright.cost.strategies import NONE
 from shardwright.rounding import coarse, weighed
-from shardwright.search.mixed.bounds.capacity import Capacity
-from shardwright.search.mixed.bounds.stage_limits import IMPOSSIBLE
+from shardwright.search.mixed.bounds.capacity import IMPOSSIBLE, Capacity
 from shardwright.search.mixed.tables.columns import Layers, Table
-from shardwright.search.mixed.tables.orders import Arrangement
+from shardwright.search.mixed.tables.compositions import Arrangement
 
 CLOSE = 1e-6
 UNKNOWN = 1e6  # seconds of a message of which no more is known
@@ -74,13 +73,13 @@ def least_work(table: Table, layers: Layers, found: Capacity, arranged: Arrangem
         taken = np.minimum(left, np.maximum(room, 0.0))
         work += slopes[segment] * taken
         left -= taken
-    work += weighed(counts, 2.0 * table.each) + 2.0 * least_moves(table, counts)
+    work += weighed(counts, 2.0 * table.each) + 2.0 * moving_seconds(table, counts)
     for edge in (layers.first_seconds, layers.last_seconds):
         work += np.where(counts > 0, edge, np.inf).min(axis=1)
     return work
 
 
-def least_moves(table: Table, counts: Ints) -> Floats:
+def moving_seconds(table: Table, counts: Ints) -> Floats:
     """Return the least seconds of all messages of one micro-batch one way, [N]: between units of a machine as long as
     it has some, and across machines where the type changes, at the speed of the slower of two types."""
     inside = np.maximum(counts - 1, 0)

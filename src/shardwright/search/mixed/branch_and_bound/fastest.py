@@ -3,6 +3,10 @@
 Each region of a setting has a lower bound, from the integer program over its compositions. The region of least bound
 comes first: plans are made of its solution, then it is split, until the best plan is within the gap of the least bound.
 What the search returns is exact under the cost model; the bound holds for the space it declares.
+
+One degree of tensor parallelism for all GPU types is searched first, then unequal ones, if the space has them
+(`search_degrees`). The second search has to beat the plans of the first, which is as if there were no unequal degrees:
+so these never lead to a slower plan.
 """
 
 from __future__ import annotations
@@ -17,8 +21,14 @@ from shardwright.arrays import Ints
 from shardwright.plans.plan import Plan
 from shardwright.progress import stopped, tell_best
 from shardwright.search.mixed.bounds.instance import HOPELESS, instances
-from shardwright.search.mixed.branch_and_bound.incumbents import Incumbents
-from shardwright.search.mixed.branch_and_bound.run import MixedProblem, Run, attempted, has_few_units
+from shardwright.search.mixed.branch_and_bound.run import (
+    Effort,
+    Incumbents,
+    MixedProblem,
+    Run,
+    attempted,
+    has_few_units,
+)
 from shardwright.search.mixed.branch_and_bound.scouting import each_type_alone, numbered, scouted, whole_setting
 from shardwright.search.mixed.branch_and_bound.tree import (
     Branched,
@@ -30,7 +40,7 @@ from shardwright.search.mixed.branch_and_bound.tree import (
     least_bound,
 )
 from shardwright.search.mixed.heuristics.attempts import Drafter, drafter, solve_within
-from shardwright.search.mixed.heuristics.equal import equal_replicas
+from shardwright.search.mixed.heuristics.simple_plans import equal_replicas
 from shardwright.search.mixed.master.answer import Infeasible, Solved
 from shardwright.search.mixed.master.column_pool import ColumnPool, RuledOut
 from shardwright.search.mixed.master.regions import Bounded, bounded, is_wide, parts
@@ -222,3 +232,40 @@ def _excluded(run: Run, part: _Part, seconds: float) -> bool:
     if isinstance(found, Solved):
         run.incumbents.offer(found.solution)
     return isinstance(found, Infeasible)
+
+
+def search_degrees(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bool]) -> FoundByTime:
+    """Return what `search` finds in the settings of equal and of unequal degrees, and the bound of both."""
+    found = search(_part(problem, symmetric=True), incumbent, allowed)
+    rest = _part(problem, symmetric=False)
+    if not rest.settings:
+        return found
+    best = min((seconds for seconds, _ in found.plans), default=incumbent)
+    return _joined(found, search(replace(rest, effort=_more(rest)), min(best, incumbent), allowed))
+
+
+def _more(problem: MixedProblem) -> Effort:
+    """Return the effort for many settings, each of which has to be looked at before any other is."""
+    effort, count = problem.effort, len(problem.settings)
+    return replace(effort, regions=effort.regions + 2 * count, patience=effort.patience + count // 2)
+
+
+def _part(problem: MixedProblem, *, symmetric: bool) -> MixedProblem:
+    pairs = zip(problem.settings, problem.tables, strict=True)
+    chosen = [(setting, table) for setting, table in pairs if setting.symmetric == symmetric]
+    return replace(
+        problem,
+        settings=tuple(setting for setting, _ in chosen),
+        tables=tuple(table for _, table in chosen),
+    )
+
+
+def _joined(one: FoundByTime, other: FoundByTime) -> FoundByTime:
+    plans = {(plan.replicas, plan.micro_batch): (seconds, plan) for seconds, plan in (*other.plans, *one.plans)}
+    return FoundByTime(
+        plans=tuple(sorted(plans.values(), key=lambda item: item[0])),
+        lower_bound_seconds=min(one.lower_bound_seconds, other.lower_bound_seconds),
+        candidates=one.candidates + other.candidates,
+        costed=one.costed + other.costed,
+        deepest=max(one.deepest, other.deepest),
+    )

@@ -14,7 +14,7 @@ from shardwright.progress import stopped
 from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.branch_and_bound.run import FEW_UNITS, Run, attempted, has_few_units
 from shardwright.search.mixed.heuristics.attempts import Drafter
-from shardwright.search.mixed.heuristics.side_by_side import side_by_side
+from shardwright.search.mixed.heuristics.simple_plans import side_by_side
 from shardwright.search.mixed.master.column_pool import ColumnPool
 from shardwright.search.mixed.master.regions import shortest
 from shardwright.search.mixed.tables.region import Region, usable

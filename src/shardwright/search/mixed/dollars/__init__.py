@@ -1,9 +1,7 @@
 """The search by dollars over numbers of machines.
 
-* `cheapest`: the search
+* `cheapest`: the search, and whether a time can be met
 * `ledger`: what it has found
 * `machines`: what numbers of machines cost
-* `money`: least dollars by the program
-* `screen`: numbers that cannot finish in time
-* `decide`: whether a time can be met
+* `bounds`: least dollars by the program, and numbers that cannot finish in time
 """

@@ -2,14 +2,18 @@
 
 A plan is charged for the machines that it occupies, so its value is known from their numbers and its seconds: what
 remains is the least time on so many machines. Numbers of machines on which that is too long for a better value are
-ruled out together, by the program over compositions (`screen`). On those that are left regions are searched
-(`decide`), on the most promising first, until none of them can hold a plan that is better by more than the gap.
+ruled out together, by the program over compositions (`bounds`). On those that are left regions are searched
+(`_Question`), on the most promising first, until none of them can hold a plan that is better by more than the gap.
+
+Unlike the search by time, which has to find good plans first, it asks the integer program of each region for the one
+time that matters, and makes plans only where that does not say no.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -17,22 +21,36 @@ from shardwright.arrays import Ints
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.instance import instances
-from shardwright.search.mixed.branch_and_bound.effort import NO_PROOF, spent_of
-from shardwright.search.mixed.branch_and_bound.run import MixedProblem
-from shardwright.search.mixed.branch_and_bound.tree import Pruned, Rebounded, Step, TreeNode, Undecided, least_bound
-from shardwright.search.mixed.dollars.decide import decided
+from shardwright.search.mixed.branch_and_bound.run import NO_PROOF, MixedProblem, spent_of
+from shardwright.search.mixed.branch_and_bound.tree import (
+    Branched,
+    Pruned,
+    Rebounded,
+    Step,
+    TreeNode,
+    Undecided,
+    least_bound,
+)
+from shardwright.search.mixed.dollars.bounds import Start, groups, least_dollars, least_seconds, roots, screened
 from shardwright.search.mixed.dollars.ledger import Ledger, by_time, offer, quick_seconds, share
 from shardwright.search.mixed.dollars.machines import Bill, Boxes, all_boxes, boxes
-from shardwright.search.mixed.dollars.money import Start, least_dollars
-from shardwright.search.mixed.dollars.screen import groups, least_seconds, roots, screened
-from shardwright.search.mixed.heuristics.attempts import drafter
+from shardwright.search.mixed.drafts.draft import Draft
+from shardwright.search.mixed.heuristics.attempts import Drafter, attempt, drafter, solve_within
+from shardwright.search.mixed.master.answer import Infeasible, Solved
 from shardwright.search.mixed.master.column_pool import ColumnPool
+from shardwright.search.mixed.master.regions import bounded, parts
+from shardwright.search.mixed.tables.region import Region
+from shardwright.search.space.axes import Space
 
 GUESSES = 6  # machines on which a first plan is looked for
 LIKELY = 1.25  # times the least quick bound: settings of a first guess
 VERY_LONG = 100.0  # times the quick bound: seconds that no plan is likely to take
 PROGRAMS = 5  # times the regions of the effort: programs of boxes, at most
 MONEY = 2  # times the regions of the effort: programs with a row for money, at most
+MOST_REGIONS = 24  # looked at for one setting on the same machines
+
+
+Part = tuple[Region, Ints]  # with the compositions that it may have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,3 +240,56 @@ def _decided(run: Ledger, box: Boxes, place: int) -> float:
     )
     run.regions += looked
     return seconds
+
+
+@dataclass(slots=True)
+class _Question:
+    by: Drafter
+    used: tuple[int, ...]
+    cutoff: Callable[[], float]
+    gap: float
+    offer: Callable[[Draft], float]
+    looked: int = 0
+
+
+def decided(
+    by: Drafter,
+    space: Space,
+    roots: list[Region],
+    used: tuple[int, ...],
+    cutoff: Callable[[], float],
+    gap: float,
+    offer: Callable[[Draft], float],
+) -> tuple[float, int]:
+    """Return seconds, `cutoff` at most, that no plan of an instance on all of the types `used` beats, and how many
+    regions were looked at. Plans that may take less than `cutoff` are offered, which may lower it; an offer returns the
+    exact seconds."""
+    counts = by.instance.compositions(space)
+    run = _Question(by, used, cutoff, gap, offer)
+    bound = least_bound(
+        [(by.instance.quickest(root), (root, counts)) for root in roots],
+        partial(_processed, run),
+        cutoff=cutoff,
+        spent=lambda processed: spent_of(processed, MOST_REGIONS),
+    )
+    return bound, run.looked
+
+
+def _processed(run: _Question, node: TreeNode[Part]) -> Step[Part]:
+    """Bound a region, ask its integer program for a plan within the cutoff, and branch on its parts."""
+    run.looked += 1
+    (region, counts), instance = node.part, run.by.instance
+    found = bounded(instance, region, counts, known=node.bound, cutoff=run.cutoff(), longest=run.cutoff())
+    if isinstance(found, Infeasible):
+        return Pruned()
+    answer = solve_within(run.by, region, found.columns, run.cutoff())
+    if isinstance(answer, Infeasible):
+        return Pruned()
+    if isinstance(answer, Solved):
+        run.offer(answer.solution)
+    split = [part for part in parts(instance, region, run.cutoff()) if part.used in ((), run.used)]
+    if not split:
+        attempt(run.by, region, found.seconds, found.columns, run.offer, run.cutoff, run.gap)
+        return Undecided(found.seconds)
+    rest = found.columns.counts_within(run.cutoff())
+    return Branched([(max(found.seconds, instance.quickest(part)), (part, rest)) for part in split])

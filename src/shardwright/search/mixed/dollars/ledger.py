@@ -14,8 +14,7 @@ from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.branch_and_bound.fastest import search
 from shardwright.search.mixed.branch_and_bound.run import MixedProblem
 from shardwright.search.mixed.dollars.machines import Bill, Boxes
-from shardwright.search.mixed.drafts.costing import under_each_order
-from shardwright.search.mixed.drafts.draft import Draft
+from shardwright.search.mixed.drafts.draft import Draft, under_each_order
 from shardwright.search.mixed.heuristics.attempts import Drafter
 
 KEPT = 3  # of the fastest plans of a search by time

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardwright.arrays import Columns, Floats, Ints
 from shardwright.cost.context import Context
-from shardwright.cost.money.risk import Exposure, stretch, together
+from shardwright.cost.money import Exposure, stretch, together
 from shardwright.rounding import weighed
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from shardwright.arrays import Ints
+from shardwright.arrays import Bools, Floats, Ints
+from shardwright.cost.network.collectives import Group, gather_seconds
 from shardwright.rounding import coarse
 from shardwright.search.mixed.drafts.draft import Draft
-from shardwright.search.mixed.drafts.joint_time import seconds_together, shares_unequally
-from shardwright.search.mixed.drafts.micro_batch_shares import shares
-from shardwright.search.mixed.drafts.split_times import SplitTimes
+from shardwright.search.mixed.drafts.split_times import SplitTimes, tails, update_seconds
 from shardwright.search.mixed.drafts.splits import (
     FittingSplits,
     Line,
@@ -23,12 +22,14 @@ from shardwright.search.mixed.drafts.splits import (
     stages_of,
 )
 from shardwright.search.mixed.tables.columns import Layers, Table
-from shardwright.search.mixed.tables.ends import Ends
+from shardwright.search.mixed.tables.compositions import Ends
 from shardwright.search.mixed.tables.settings import Setting
 
 MOST_SPLITS = 64  # compositions whose splits are remembered
 Key = tuple[tuple[int, ...], int, Surroundings]
 Composition = tuple[tuple[int, ...], int, int]  # units of each type, replicas, micro-batches of each
+Replicas = Sequence[tuple[Line, int, int]]  # line, count, micro-batches
+TimeOf = Callable[[int, int], float]  # replica kind, micro-batches -> seconds
 
 
 @dataclass(slots=True)
@@ -150,3 +151,132 @@ class Workshop:
             return np.inf if found is None else coarse(found.seconds + after[kind])
 
         return shares([number for _, number, _ in chosen], [size for _, _, size in chosen], total, seconds)
+
+
+def seconds_together(table: Table, replicas: Replicas, found: Sequence[SplitTimes]) -> tuple[float, list[float]]:
+    """Return the seconds of an iteration of replicas with the stages `found`, and of them what each replica takes after
+    its pipeline, under the better rank order: the copies of a stage next to each other, or the stages of a copy."""
+    copies = sum(count for _, count, _ in replicas)
+    update, norm = 0.0, 0.0
+    for (line, _, _), each in zip(replicas, found, strict=True):
+        kinds = np.array(line.kinds)
+        update = max(update, float(update_seconds(table, kinds, each, copies)[0].max()))
+        norm = max(norm, float(table.norm_seconds(len(kinds) * copies)[0, kinds].max()))
+    orders = (False, True) if copies > 1 else (False,)
+    after = [_after(table, replicas, found, copies, outermost) for outermost in orders]
+    busy = [max(line.seconds + late for (line, _, _), late in zip(replicas, each, strict=True)) for each in after]
+    best = coarse(np.array(busy)).argmin()
+    return coarse(busy[best] + update + norm), after[best]
+
+
+def shares_unequally(table: Table, lines: Sequence[Line]) -> bool:
+    """Return whether stages of a type that would be laid out twice share layers with those of another degree."""
+    if not table.copied_bytes.any():
+        return False
+    begin = np.concatenate([line.starts[:-1] for line in lines])
+    end = np.concatenate([line.starts[1:] for line in lines])
+    kinds = np.concatenate([line.kinds for line in lines])
+    shared = (begin[:, None] < end[None, :]) & (begin[None, :] < end[:, None])
+    unequal = table.wide[kinds][:, None] != table.wide[kinds][None, :]
+    return bool((shared & unequal & (table.copied_bytes[kinds] > 0.0)).any())
+
+
+def _after(table: Table, replicas: Replicas, found: Sequence[SplitTimes], copies: int, outermost: bool) -> list[float]:
+    """Return the seconds that each replica cannot hide in its pipeline."""
+    after = []
+    once = _once(table, replicas, [each.parameters[0] for each in found], copies, outermost)
+    for (line, _, _), each, seconds in zip(replicas, found, once, strict=True):
+        reduce, gather = tails(table, each, seconds[None, :])
+        tied = float(table.tied_between(np.array(line.kinds), len(line.kinds), 1 if outermost else copies))
+        after.append(float(reduce.max()) + float(gather.max()) + tied)
+    return after
+
+
+def _once(table: Table, replicas: Replicas, parameters: Sequence[Floats], copies: int, outermost: bool) -> list[Floats]:
+    """Return the seconds to gather a byte of each parameter of every stage, [P] for each replica."""
+    if copies < 2:
+        return [np.zeros(len(line.kinds)) for line, _, _ in replicas]
+    begin = np.concatenate([line.starts[:-1] for line, _, _ in replicas])
+    end = np.concatenate([line.starts[1:] for line, _, _ in replicas])
+    kinds = np.concatenate([line.kinds for line, _, _ in replicas])
+    number = np.concatenate([np.full(len(line.kinds), count) for line, count, _ in replicas])
+    sizes = np.concatenate(parameters)
+    shared = (begin[:, None] < end[None, :]) & (begin[None, :] < end[:, None])
+    held = (shared * number) @ (kinds[:, None] == np.arange(table.types))
+    local = _least_in_a_domain(table, replicas, kinds, shared, outermost)
+    once = np.zeros(len(kinds))
+    for kind, *there in sorted(set(zip(kinds.tolist(), *(held > 0).T.tolist(), strict=True))):
+        rows = (kinds == kind) & ((held > 0) == there).all(axis=1)
+        groups = Group(size=held[rows].sum(axis=1), local=local[rows])
+        once[rows] = gather_seconds(table.links_seen(kind, np.flatnonzero(there).tolist()), groups, sizes[rows])
+    return np.split(once, np.cumsum([len(line.kinds) for line, _, _ in replicas])[:-1])
+
+
+def _least_in_a_domain(table: Table, replicas: Replicas, kinds: Ints, shared: Bools, outermost: bool) -> Ints:
+    """Return how many ranks the domain with fewest of them has, among those with holders of a stage's layers, [S].
+    Units are given out as plans do (`plans.placement`)."""
+    used = np.zeros(table.types, dtype=np.int64)
+    first, stride, number = [], [], []
+    for line, count, _ in replicas:
+        own = np.bincount(line.kinds, minlength=table.types)
+        before = np.array([line.kinds[:place].count(kind) for place, kind in enumerate(line.kinds)])
+        here = np.array(line.kinds)
+        first.append(used[here] + (1 if outermost else count) * before)
+        stride.append(own[here] if outermost else np.ones_like(here))
+        number.append(np.full(len(here), count))
+        used += count * own
+    starts, strides, counts = np.concatenate(first), np.concatenate(stride), np.concatenate(number)
+    owner = np.repeat(np.arange(len(kinds)), counts)
+    copy = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    domain = (starts[owner] + strides[owner] * copy) // table.local[kinds[owner]]
+    _, which = np.unique(kinds[owner] * (domain.max() + 1) + domain, return_inverse=True)
+    width = int(which.max()) + 1
+    ranks = np.bincount(owner * width + which, minlength=len(kinds) * width).reshape(len(kinds), width)
+    there = shared @ ranks
+    return np.asarray(np.where(there > 0, there, len(owner)).min(axis=1))
+
+
+def shares(copies: Sequence[int], first: Sequence[int], total: int, seconds: TimeOf) -> list[tuple[int, int, int]]:
+    """Return (kind, count, micro_batches) for `copies` replicas of each kind that take `total` together.
+
+    Starts from `first` micro-batches each, gives to the replica that would end first and takes from the one that ends
+    last. A kind falls in two groups where its replicas differ by one.
+    """
+    counts: dict[tuple[int, int], int] = {}
+    for kind, (count, size) in enumerate(zip(copies, first, strict=True)):
+        counts[(kind, size)] = counts.get((kind, size), 0) + count
+    given = sum(count * size for (_, size), count in counts.items())
+    while given < total:
+        kind, size = min(counts, key=lambda key: (seconds(key[0], key[1] + 1), key))
+        step = min(counts[(kind, size)], total - given)
+        _move(counts, (kind, size), (kind, size + 1), step)
+        given += step
+    while given > total:
+        kind, size = max(counts, key=lambda key: (key[1] > 1, seconds(*key), key))
+        step = min(counts[(kind, size)], given - total)
+        _move(counts, (kind, size), (kind, size - 1), step)
+        given -= step
+    for _ in range(4 * len(counts) + sum(copies)):
+        last = max((key for key in counts if key[1] > 1), key=lambda key: (seconds(*key), key), default=None)
+        if last is None:
+            break
+        others = [key for key in counts if key != last or counts[key] > 1]
+        if not others:
+            break
+        target = min(others, key=lambda key: (seconds(key[0], key[1] + 1), key))
+        if seconds(target[0], target[1] + 1) >= seconds(*last) * (1.0 - 1e-12):
+            break
+        step = 1 if target == last else min(counts[last], counts[target])
+        _move(counts, last, (last[0], last[1] - 1), step)
+        _move(counts, target, (target[0], target[1] + 1), step)
+    return [
+        (kind, count, size)
+        for (kind, size), count in sorted(counts.items(), key=lambda item: (item[0][0], -item[0][1]))
+    ]
+
+
+def _move(counts: dict[tuple[int, int], int], here: tuple[int, int], there: tuple[int, int], number: int) -> None:
+    counts[here] -= number
+    if not counts[here]:
+        del counts[here]
+    counts[there] = counts.get(there, 0) + number

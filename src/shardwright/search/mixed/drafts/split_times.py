@@ -12,10 +12,16 @@ from shardwright.cost.network.collectives import Group, gather_seconds
 from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.pipeline.schedule import one_f_one_b
 from shardwright.cost.pipeline.simulate import simulate
-from shardwright.cost.stage.exact import kept_bytes, live_bytes, repeated_seconds
-from shardwright.cost.stage.invert import fewest_layers, leanest_group
-from shardwright.cost.stage.ranges import Ranges, of_stages
-from shardwright.cost.stage.tails import left_over
+from shardwright.cost.stage.exact import (
+    Ranges,
+    fewest_layers,
+    kept_bytes,
+    leanest_group,
+    left_over,
+    live_bytes,
+    of_stages,
+    repeated_seconds,
+)
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
 from shardwright.search.mixed.tables.columns import Table
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from shardwright.arrays import Floats, Ints, distinct_rows, picked
 from shardwright.rounding import coarse
-from shardwright.search.mixed.bounds.stage_limits import Figures, figures, stage_layers
+from shardwright.search.mixed.bounds.capacity import Figures, figures, stage_layers
 from shardwright.search.mixed.bounds.travel import layers_in_tail, travel
 from shardwright.search.mixed.drafts.split_times import SplitTimes, after_seconds, pipeline_seconds, stages
 from shardwright.search.mixed.tables.columns import Layers, Table
-from shardwright.search.mixed.tables.ends import Ends
+from shardwright.search.mixed.tables.compositions import Ends
 from shardwright.search.mixed.tables.region import Region
 
 TRIED = 24  # bottleneck times for each order

@@ -19,7 +19,7 @@ from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
 from shardwright.plans.abilities import tensor_parallel_overlaps
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse
-from shardwright.search.mixed.bounds.stage_limits import figures, stage_layers
+from shardwright.search.mixed.bounds.capacity import figures, stage_layers
 from shardwright.search.mixed.drafts.draft import Draft, plan_of
 from shardwright.search.mixed.drafts.splits import Line
 from shardwright.search.mixed.tables.columns import Layers, Table, layers_of

@@ -1,6 +1,6 @@
 """The program of a region with the compositions that matter: some at first, the rest as its prices ask for them.
 
-A composition that is not listed counts as one that no solution has, and prices say whether that is so (`pricing`).
+A composition that is not listed counts as one that no solution has, and prices say whether that is so (`possible`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from shardwright.search.mixed.bounds.compositions import Compositions, alone, co
 from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.master.program import CLOSE, Limits, MasterProblem, master_problem
 from shardwright.search.mixed.master.relaxation import Relaxed
-from shardwright.search.mixed.subproblem.exact import least_by_splits
-from shardwright.search.mixed.subproblem.fitting import that_fit
-from shardwright.search.mixed.subproblem.listed import least_of_listed
-from shardwright.search.mixed.subproblem.pricing import needed, possible
+from shardwright.search.mixed.subproblem.eligible import needed, possible, that_fit
+from shardwright.search.mixed.subproblem.exact import least_by_splits, least_of_listed
 from shardwright.search.mixed.tables.region import Region
 
 FIRST = 200  # compositions that are all listed at first; of more, samples

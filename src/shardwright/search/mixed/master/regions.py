@@ -14,7 +14,7 @@ from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.master.answer import Infeasible
 from shardwright.search.mixed.master.column_pool import NOTHING, ColumnPool, RuledOut
 from shardwright.search.mixed.master.program import CLOSE
-from shardwright.search.mixed.subproblem.pricing import needed, possible
+from shardwright.search.mixed.subproblem.eligible import needed, possible
 from shardwright.search.mixed.tables.region import Region, by_links, by_types, sites_of, usable
 
 PRECISION = 1e-3  # of the bound of a region

@@ -26,8 +26,7 @@ from shardwright.cost.memory.sizes import (
 from shardwright.cost.network.collectives import transfer_seconds
 from shardwright.cost.strategies import UNSHARDED
 from shardwright.search.mixed.tables.columns import Table
-from shardwright.search.mixed.tables.settings import Setting, rows_of, timed, units
-from shardwright.search.mixed.tables.sharing import Sharing
+from shardwright.search.mixed.tables.settings import Setting, Sharing, rows_of, timed, units
 from shardwright.spec.cluster import SiteLink
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model

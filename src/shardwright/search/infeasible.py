@@ -1,0 +1,256 @@
+"""Why a search found nothing, and the smallest changes that would give a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from shardwright.arrays import Ints
+from shardwright.cost.context import Context, layer_rows
+from shardwright.cost.iteration.footprint import fewest_recomputed_layers, fixed_bytes, footprint
+from shardwright.cost.money import dollars_per_hour, pool_stretch
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, UNSHARDED, ZERO1, Strategies
+from shardwright.plans.findings import (
+    BlockRecomputation,
+    Cause,
+    Change,
+    Cheapest,
+    Fastest,
+    JobLimits,
+    LimitsNotKept,
+    MoreMachines,
+    MoreMemory,
+    Need,
+    NoLegalLayout,
+    PinsTooTight,
+    Remedy,
+    RulesDropAll,
+    ShorterSequence,
+    SmallerMicroBatch,
+    TooLittleMemory,
+    Unpin,
+)
+from shardwright.plans.plan import Plan
+from shardwright.plans.ranking import NoPlan, SearchReport
+from shardwright.search.objective import Objective
+from shardwright.search.rules.filters import Filters
+from shardwright.search.space.axes import Space, pin_words, searched
+from shardwright.search.space.layouts import candidate_counts, layouts, splits
+from shardwright.search.uniform.completion import feasible
+from shardwright.search.uniform.search import search
+from shardwright.spec.job import Job
+from shardwright.units import SECONDS_PER_HOUR
+
+MORE_MACHINES = (2, 4, 8, 16, 32, 64, 128, 256)  # times those of the cluster, tried for a remedy
+
+
+def explain(
+    contexts: Sequence[Context],
+    space: Space,
+    filters: Filters,
+    report: SearchReport,
+    mixed: Callable[[Job, float], Plan | None],
+) -> NoPlan:
+    """Return the reason and remedies for a search without a plan. `mixed` returns the best plan that mixes GPU types
+    for another job, if there is one with less seconds or dollars of an iteration than given."""
+    if report.candidates == 0:
+        return _nothing_legal(contexts, space)
+    limited = any(rejection.cause is Cause.LIMITS for rejection, _ in report.rejected)
+    if limited and _possible(
+        [replace(context, job=_freed(context.job, "time")) for context in contexts], space, filters
+    ):
+        return _too_dear(contexts, space, filters, mixed)
+    if filters.rules and _possible(contexts, space, Filters()):
+        names = tuple(rule.name for rule in filters.rules)
+        return NoPlan(reason=RulesDropAll(names), remedies=(Change.RELAXED_RULES,))
+    if space.pins and _possible(contexts, Space(), filters):
+        return _pinned(contexts, space, filters)
+    return _memory(contexts, space)
+
+
+def _possible(contexts: Sequence[Context], space: Space, filters: Filters) -> bool:
+    """Return whether the machines of any one type have a plan."""
+    return _least(contexts, space, filters) is not None
+
+
+def _least(contexts: Sequence[Context], space: Space, filters: Filters) -> float | None:
+    """Return the least value on the machines of one type, or None if no type has a plan."""
+    values = [_try(context, space, filters) for context in contexts]
+    return min((value for value in values if value is not None), default=None)
+
+
+def _try(context: Context, space: Space, filters: Filters) -> float | None:
+    """Return the least value of a search, or None if it finds nothing."""
+    objective = Objective(model=context.model, job=context.job, pool=context.pool)
+    outcome = search(context, searched(context, space), filters, objective, top=1)
+    return None if outcome.least is None else outcome.least[0]
+
+
+def _nothing_legal(contexts: Sequence[Context], space: Space) -> NoPlan:
+    """The settings leave no legal layout at all."""
+    context = contexts[0]
+    remedies = [Unpin(axis) for axis in space.pins if any(_legal(place, _without(space, axis)) for place in contexts)]
+    reason = NoLegalLayout(
+        gpus=context.pool.gpus,
+        gpu=context.pool.gpu.name,
+        global_batch=context.job.global_batch,
+        pins=tuple(pin_words(axis, values) for axis, values in space.pins.items()),
+    )
+    return NoPlan(reason=reason, remedies=tuple(remedies) or (Change.OTHER_DEGREES,))
+
+
+def _legal(context: Context, space: Space) -> bool:
+    """Return whether a space has any candidate."""
+    space = searched(context, space)
+    rows = layouts(context, space)
+    return bool(candidate_counts(context, space, rows, splits(context, space, rows.pp * rows.vpp)).any())
+
+
+def _without(space: Space, axis: str) -> Space:
+    """Return the space with an axis left free."""
+    return replace(space, pins={name: values for name, values in space.pins.items() if name != axis})
+
+
+def _pinned(contexts: Sequence[Context], space: Space, filters: Filters) -> NoPlan:
+    timed = [replace(context, job=replace(context.job, objective="time")) for context in contexts]
+    least = {axis: _least(timed, _without(space, axis), filters) for axis in space.pins}
+    remedies = tuple(Unpin(axis, seconds) for axis, seconds in least.items() if seconds is not None)
+    return NoPlan(reason=PinsTooTight(), remedies=remedies or (Change.FEWER_PINS,))
+
+
+def _too_dear(
+    contexts: Sequence[Context], space: Space, filters: Filters, mixed: Callable[[Job, float], Plan | None]
+) -> NoPlan:
+    """Plans fit, but none keeps the limits on money and time."""
+    job = contexts[0].job
+    remedies: list[Remedy] = []
+    if job.deadline_hours is not None:
+        hours = [_whole_hours(context, space, filters) for context in contexts]
+        hours.append(_totals(mixed(_freed(job, "time"), np.inf))[0])
+        fastest = min((value for value in hours if value is not None), default=None)
+        if fastest is not None:
+            remedies.append(Fastest(fastest, job.deadline_hours))
+    if job.budget_dollars is not None:
+        costs = [_whole_dollars(context, space, filters) for context in contexts]
+        incumbent = min((value for value in costs if value is not None), default=np.inf) / (job.iterations or 1.0)
+        costs.append(_totals(mixed(_freed(job, "cost"), incumbent))[1])
+        cheapest = min((value for value in costs if value is not None), default=None)
+        if cheapest is not None:
+            remedies.append(Cheapest(cheapest, job.budget_dollars))
+    limits = JobLimits(deadline_hours=job.deadline_hours, budget_dollars=job.budget_dollars)
+    return NoPlan(reason=LimitsNotKept(limits), remedies=(*remedies, Change.OTHER_MACHINES))
+
+
+def _freed(job: Job, objective: Literal["time", "cost"]) -> Job:
+    """Return a job without limits."""
+    return replace(job, budget_dollars=None, deadline_hours=None, objective=objective)
+
+
+def _totals(plan: Plan | None) -> tuple[float | None, float | None]:
+    prediction = None if plan is None else plan.prediction
+    return (None, None) if prediction is None else (prediction.hours_total, prediction.dollars_total)
+
+
+def _whole_hours(context: Context, space: Space, filters: Filters) -> float | None:
+    job = _freed(context.job, "time")
+    seconds = _try(replace(context, job=job), space, filters)
+    longer = float(pool_stretch(context.model, job, context.pool, np.array([context.pool.nodes]))[0])
+    return None if seconds is None or job.iterations is None else longer * seconds * job.iterations / SECONDS_PER_HOUR
+
+
+def _whole_dollars(context: Context, space: Space, filters: Filters) -> float | None:
+    if dollars_per_hour(context.pool, np.array([1])) is None:
+        return None
+    job = _freed(context.job, "cost")
+    dollars = _try(replace(context, job=job), space, filters)
+    return None if dollars is None or job.iterations is None else dollars * job.iterations
+
+
+def _memory(contexts: Sequence[Context], space: Space) -> NoPlan:
+    """Nothing fits: how much is missing on each GPU, and how many machines would do."""
+    needs: list[Need] = []
+    remedies: list[Remedy] = []
+    for context in contexts:
+        pool, least = context.pool, _least_memory(context, space)
+        if least is None:
+            continue
+        needs.append(Need(gpus=pool.gpus, gpu=pool.gpu.name, needed_bytes=least, memory_bytes=pool.memory_bytes))
+        for factor in MORE_MACHINES:
+            if _fits(replace(context, pool=pool.resized(pool.nodes * factor)), space):
+                remedies.append(MoreMachines(_fewest(context, space, factor), pool.gpus_per_node, pool.gpu.name))
+                break
+        remedies.append(MoreMemory(least))
+    job = contexts[0].job
+    if job.seq_len > 1024:
+        half = replace(job, seq_len=job.seq_len // 2)
+        if any(_fits(replace(place, job=half), space) for place in contexts):
+            remedies.append(ShorterSequence(half.seq_len))
+    return NoPlan(reason=TooLittleMemory(tuple(needs)), remedies=tuple(remedies))
+
+
+def _fewest(context: Context, space: Space, factor: int) -> int:
+    """Return the least number of machines that does, between half of `factor` times the pool's and that."""
+    low, high = context.pool.nodes * factor // 2 + 1, context.pool.nodes * factor
+    while low < high:
+        middle = (low + high) // 2
+        if _fits(replace(context, pool=context.pool.resized(middle)), space):
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+def _fits(context: Context, space: Space) -> bool:
+    return feasible(context, searched(context, space), Filters())(context.pool.memory_bytes)
+
+
+def _least_memory(context: Context, space: Space) -> float | None:
+    """Return the least memory with which a GPU of this kind would have a plan, to 1 %."""
+    fits = feasible(context, searched(context, space), Filters())
+    low, high = context.pool.memory_bytes, context.pool.memory_bytes
+    for _ in range(12):
+        high *= 2.0
+        if fits(high):
+            break
+    else:
+        return None
+    while high > 1.01 * low:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def remedies(context: Context, row: Strategies, starts: Ints) -> Iterator[Remedy]:
+    """Yield single changes of a row under which every stage fits; none if it fits as it is."""
+    if _row_fits(context, row, starts):
+        return
+    single = np.ones(1, dtype=np.int64)
+    if row.recompute[0] == NONE and _row_fits(context, replace(row, recompute=SELECTIVE * single), starts):
+        yield Change.SELECTIVE_RECOMPUTATION
+    if row.recompute[0] != UNIFORM:
+        blocks = replace(row, recompute=BLOCK * single)
+        shards = layer_rows(context, blocks)
+        layers, able = fewest_recomputed_layers(
+            context, blocks, shards, starts, fixed_bytes(context, blocks, shards, starts)
+        )
+        if able[0]:
+            yield BlockRecomputation(int(layers[0]))
+    ranks = int(row.dp[0] * row.cp[0])
+    if ranks > 1 and row.sharding[0] == UNSHARDED and _row_fits(context, replace(row, sharding=ZERO1 * single), starts):
+        yield Change.ZERO1
+    if row.offload[0] < 1.0 and not context.job.options.precision_aware:
+        whole = replace(row, sharding=np.maximum(row.sharding, ZERO1), offload=np.ones(1))
+        if _row_fits(context, whole, starts):
+            yield Change.OFFLOADED_OPTIMIZER
+    if row.micro_batch[0] % 2 == 0 and _row_fits(context, replace(row, micro_batch=row.micro_batch // 2), starts):
+        yield SmallerMicroBatch(int(row.micro_batch[0]) // 2)
+
+
+def _row_fits(context: Context, row: Strategies, starts: Ints) -> bool:
+    if not context.timed(row).all():
+        return False  # of layers that were not measured so nothing is known
+    peak = footprint(context, row, layer_rows(context, row), starts).total
+    return bool((peak <= context.memory_limit_bytes).all())

@@ -1,0 +1,393 @@
+"""The best plans over several GPU types on one mesh of ranks, as Megatron-LM runs them, by time or by dollars.
+
+Degrees, layers, micro-batches and recomputation are the same in every replica, and every stage is on machines of one
+type; what stages hold is as unequal as it need be. So a plan is a setting, a number of copies and one composition, and
+the best of all is found by their bounds, best first. Candidates whose plans are above their bound are proven by their
+splits, in ranges of how long the longest stage takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import combinations
+
+import numpy as np
+
+from shardwright.arrays import Floats, Ints, picked
+from shardwright.cost.context import Context
+from shardwright.cost.iteration.lanes import Known
+from shardwright.errors import bad
+from shardwright.plans.findings import NotCovered
+from shardwright.plans.mesh import is_mesh
+from shardwright.plans.plan import Plan
+from shardwright.rounding import coarse, weighed
+from shardwright.search.mixed.bounds.compositions import Compositions, columns, least_seconds
+from shardwright.search.mixed.bounds.instance import HOPELESS, Instance, instances
+from shardwright.search.mixed.branch_and_bound.tree import (
+    Branched,
+    Pruned,
+    Rebounded,
+    Step,
+    TreeNode,
+    Undecided,
+    least_bound,
+)
+from shardwright.search.mixed.drafts.draft import Draft, costed, fitting_seconds, under_each_order
+from shardwright.search.mixed.entry import MixedOutcome, affordable_value, best_uniform, by_dollars, depth_limits
+from shardwright.search.mixed.heuristics.attempts import workshop_of
+from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
+from shardwright.search.mixed.offload import that_may_gain
+from shardwright.search.mixed.restrictions import dropped, keeps_pins, narrowed, unruled
+from shardwright.search.mixed.subproblem.exact import ANY, least_by_splits
+from shardwright.search.mixed.tables.model_tables import tables
+from shardwright.search.mixed.tables.region import Region, sites_of
+from shardwright.search.mixed.tables.settings import OF_MIXED_PLANS, in_no_setting, settings
+from shardwright.search.rules.filters import Filters
+from shardwright.search.space.axes import Space, divisors
+from shardwright.spec.cluster import Cluster
+from shardwright.spec.job import Job
+from shardwright.units import SECONDS_PER_HOUR
+
+LOOKS = 96  # at candidates: by all splits at once, then by plans
+ROUNDED = 1e-5  # part by which a bisection may end above the bound
+HALVED = 48  # ranges that are halved, at most
+NARROW = 1.005  # a range is not halved any more whose longest stages are so many times its shortest ones, at most
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A candidate of which no plans were made yet; `bounded` by all of its splits, or by the inequalities alone."""
+
+    way: Candidate
+    bounded: bool = False
+
+
+@dataclass(slots=True)
+class _Run:
+    """`incumbent` and `best` are in what the job minimises; candidates of which plans were made are `undecided`."""
+
+    worth: Worth
+    contexts: Sequence[Context]
+    cluster: Cluster
+    space: Space
+    filters: Filters
+    incumbent: float
+    known: Known = field(default_factory=dict)
+    best: dict[tuple[object, ...], tuple[float, Plan]] = field(default_factory=dict)
+    tried: set[tuple[object, ...]] = field(default_factory=set)
+    undecided: list[tuple[float, Candidate]] = field(default_factory=list)
+    costed: int = 0
+
+    def allowed(self, plan: Plan) -> bool:
+        """Return whether a mesh can run a plan, and pins and rules let it pass."""
+        return is_mesh(plan) and keeps_pins(plan, self.space) and not dropped(plan, self.contexts, self.filters)
+
+
+def mesh_search(
+    contexts: Sequence[Context],
+    cluster: Cluster,
+    space: Space,
+    filters: Filters,
+    *,
+    gap: float,
+    incumbent: float,
+    top: int,
+) -> MixedOutcome:
+    """Return the best plans over all `contexts` together that one mesh of ranks can run, priced as the job's framework
+    runs them, with the seconds or dollars that none of their space beats. `incumbent` and `gap` are as in
+    `mixed_search`."""
+    space, filters = narrowed(contexts, space, filters)
+    each = unruled(settings(contexts, space, filters.axes), contexts, filters)
+    run = _Run(worth_of(contexts), contexts, cluster, space, filters, incumbent)
+    chosen, _ = that_may_gain(
+        contexts,
+        [setting for setting in each if setting.symmetric],
+        space,
+        cluster.site_links,
+        longest=run.worth.longest(incumbent),
+        cutoff=run.worth.longest(incumbent / (1.0 + gap)),
+    )
+    found_tables = tables(contexts, chosen, cluster.site_links) if chosen else []
+    alike = partial(uniform_plans, contexts, cluster, chosen, found_tables)
+    [everywhere] = alike([range(len(contexts))])
+    uniform = best_uniform(contexts, everywhere)
+    on_some = alike(_some(len(contexts)), run.worth.longest(run.incumbent))
+    for plan in (uniform, *(best_uniform(contexts, plans) for plans in on_some)):
+        if plan is not None and run.allowed(plan):
+            _keep(run, plan, fitting_seconds(contexts, plan, run.known))
+    found = instances(chosen, found_tables, contexts[0].job.global_batch, space)
+    longest = HOPELESS * max((each.quick for each in found), default=np.inf)
+    ways = list(_scouted(run, found, gap, longest))
+    bound = least_bound(
+        [(least, _Open(way)) for least, way in sorted(ways, key=lambda pair: pair[0])],
+        partial(_looked_at, run),
+        cutoff=lambda: run.incumbent / (1.0 + gap),
+        spent=lambda looks: looks / LOOKS,
+    )
+    bound = bound_by_ranges(run.undecided, run.worth, run.incumbent, min(bound, run.incumbent / (1.0 + gap)))
+    plans = [costed(contexts, plan, run.known) for _, plan in sorted(run.best.values(), key=lambda item: item[0])[:top]]
+    return MixedOutcome(
+        plans=tuple(plans),
+        uniform=None if uniform is None else costed(contexts, uniform, run.known),
+        uniform_rule=RULE,
+        bound=bound,
+        candidates=len(ways),
+        costed=run.costed,
+        not_covered=(
+            *in_no_setting(space),
+            *OF_MIXED_PLANS,
+            NotCovered.STRADDLED_STAGES,
+            *depth_limits(max((each.depth for each in found), default=0), len(contexts[0].model.layers)),
+        ),
+    )
+
+
+def _some(types: int) -> Iterator[tuple[int, ...]]:
+    """Yield all choices of two types or more, but not all."""
+    for size in range(2, types):
+        yield from combinations(range(types), size)
+
+
+def _scouted(run: _Run, found: Sequence[Instance], gap: float, longest: float) -> Iterator[tuple[float, Candidate]]:
+    """Yield all candidates that may take less than `longest` seconds, with what no plan of each is below. Plans are
+    made of the best one of a setting and a number of copies at once, where it looks better than those before, so that
+    the next ones are held against good plans."""
+    looked = np.inf
+    for each in found:
+        for copies in numbers_of_copies(each, run.space):
+            most = min(longest, run.worth.longest(run.incumbent))
+            ways = [(run.worth.least(way), way) for way in candidates(each, run.space, most, copies)]
+            least, best = min(ways, key=lambda pair: pair[0], default=(np.inf, None))
+            if best is not None and least < min(looked, run.incumbent / (1.0 + gap)):
+                looked = least
+                _try(run, best)
+            yield from ((value, way) for value, way in ways if np.isfinite(value))
+
+
+def _looked_at(run: _Run, node: TreeNode[_Open]) -> Step[_Open]:
+    """Bound a candidate by all of its splits. Of one that has been, make plans, and leave it for closer bounds."""
+    way = node.part.way
+    if node.part.bounded:
+        _try(run, way)
+        run.undecided.append((node.bound, way))
+        return Pruned()
+    closer = by_all_splits(way, run.worth.longest(run.incumbent))
+    return Rebounded(max(node.bound, run.worth.least(closer)), _Open(closer, bounded=True))
+
+
+def _try(run: _Run, way: Candidate) -> None:
+    """Cost the plans of a composition exactly, unless that has been done."""
+    key = (way.instance.setting, way.counts, way.copies)
+    if key in run.tried:
+        return
+    run.tried.add(key)
+    for draft in _drafts(way):
+        for plan, seconds in under_each_order(run.contexts, run.cluster, draft, run.known, run.allowed):
+            run.costed += 1
+            _keep(run, plan, seconds)
+
+
+def _keep(run: _Run, plan: Plan, seconds: float | None) -> None:
+    key = (plan.replicas, plan.micro_batch)
+    value = None if seconds is None else run.worth.of(plan, seconds, run.contexts[0])
+    if value is not None and (key not in run.best or value < run.best[key][0]):
+        run.best[key] = (value, plan)
+        run.incumbent = min(run.incumbent, value)
+
+
+def _drafts(way: Candidate) -> Iterator[Draft]:
+    """Yield the best draft of a composition with each recomputation, the same in all stages."""
+    each = way.instance
+    for mode in each.modes:
+        workshop = workshop_of(each, (mode,))
+        draft = workshop.draft([(way.counts, way.copies, each.total // way.copies)], each.total)
+        if draft is not None:
+            yield _recomputing_alike(draft)
+
+
+def _recomputing_alike(draft: Draft) -> Draft:
+    """Return a draft in which every stage recomputes as many layers as the one that has to recompute most."""
+    most = max(layers for line, _, _ in draft.replicas for _, layers in line.recompute)
+    replicas = tuple(
+        (replace(line, recompute=tuple((mode, most) for mode, _ in line.recompute)), count, size)
+        for line, count, size in draft.replicas
+    )
+    return replace(draft, replicas=replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What the job minimises. `machine_gpus` and `per_second`, dollars of a machine, are of each type, [G]; without
+    prices (None) seconds count."""
+
+    job: Job
+    machine_gpus: Floats
+    per_second: Floats | None
+
+    def least(self, way: Candidate) -> float:
+        """Return what no plan of a candidate is below, infinite where none keeps deadline and budget."""
+        if self.per_second is None:
+            return way.seconds
+        gpus = np.array(way.counts) * way.copies * np.array(way.instance.setting.tp)
+        dollars = way.seconds * float(np.ceil(gpus / self.machine_gpus) @ self.per_second)
+        times = self.job.iterations
+        if times is not None:
+            late = self.job.deadline_hours is not None
+            if late and way.seconds * times > (self.job.deadline_hours or 0.0) * SECONDS_PER_HOUR:
+                return np.inf
+            if self.job.budget_dollars is not None and dollars * times > self.job.budget_dollars:
+                return np.inf
+        return way.seconds if self.job.objective == "time" else dollars
+
+    def longest(self, incumbent: float) -> float:
+        """Return the seconds from which on no plan is below `incumbent`: it has a machine of two types at least."""
+        if self.per_second is None or self.job.objective == "time":
+            return incumbent
+        return incumbent / float(np.sort(self.per_second)[:2].sum())
+
+    def of(self, plan: Plan, seconds: float, context: Context) -> float | None:
+        """Return what a plan that takes `seconds` comes to, None where it misses the deadline or the budget."""
+        if self.per_second is None:
+            return seconds
+        return affordable_value(costed([context], plan))
+
+
+def worth_of(contexts: Sequence[Context]) -> Worth:
+    """Return what the job of `contexts` minimises. Raises SpecError for a price that it needs and that is not known."""
+    job, pools = contexts[0].job, [context.pool for context in contexts]
+    machine_gpus = np.array([pool.gpus_per_node for pool in pools], dtype=float)
+    if not by_dollars(job):
+        return Worth(job, machine_gpus, None)
+    for pool in pools:
+        if pool.dollars_per_node_hour is None:
+            hint = "give price_per_hour for the machines in the cluster file"
+            raise bad(f"price of {pool.gpu.name}", "is not known, but the objective or the budget needs it", hint)
+    prices = [pool.dollars_per_node_hour or 0.0 for pool in pools]
+    return Worth(job, machine_gpus, np.array(prices) / SECONDS_PER_HOUR)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """`copies` replicas with `counts` stages of each type, which take `seconds` or more."""
+
+    seconds: float
+    instance: Instance
+    counts: tuple[int, ...]
+    copies: int
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of each replica."""
+        return self.instance.total // self.copies
+
+
+def candidates(instance: Instance, space: Space, incumbent: float, copies: int) -> list[Candidate]:
+    """Return the ways of an instance to have `copies` equal replicas over several types that may take less than
+    `incumbent` seconds, best first."""
+    if instance.quick >= incumbent:
+        return []
+    counts = instance.compositions(space)
+    counts = picked(counts, (counts > 0).sum(axis=1) > 1)
+    found = _of_copies(instance, counts, copies, incumbent)
+    return [Candidate(seconds, instance, tuple(row), copies) for seconds, row in sorted(found)]
+
+
+def numbers_of_copies(instance: Instance, space: Space) -> list[int]:
+    """Return how many equal replicas an instance may have, fewest first: each takes as many micro-batches."""
+    numbers = divisors(instance.total, int(instance.table.units.sum()) // 2)
+    return [int(copies) for copies in space.allowed("dp", numbers)]
+
+
+def by_all_splits(way: Candidate, longest: float, bottleneck: tuple[float, float] = ANY) -> Candidate:
+    """Return a candidate with what all of its splits take at least, as far as that is below `longest` seconds: those
+    whose longest stage takes `bottleneck` seconds (from, to). Every replica has all of its types, so that links, and
+    how often a micro-batch crosses sites, are known."""
+    counts, table = np.array([way.counts]), way.instance.table
+    used = tuple(np.flatnonzero(counts[0]).tolist())
+    region = replace(
+        _region(way.instance, way.copies),
+        link=float(table.links[list(used)].max()),
+        used=used,
+        gpus=way.copies * int(counts[0] @ np.array(way.instance.setting.tp)),
+        crossings=len(sites_of(table, used)) - 1,
+    )
+    short = replace(way.instance, depth=int(counts.sum()), known={})
+    found = _columns(short, counts, region, way.micro_batches, longest)
+    least = longest
+    if len(found.stages):
+        size = np.array([way.micro_batches])
+        least = float(least_by_splits(short.table, short.layers, region, found, size, longest, bottleneck)[0])
+    return replace(way, seconds=max(way.seconds, min(least, longest)))
+
+
+def _of_copies(instance: Instance, counts: Ints, copies: int, incumbent: float) -> list[tuple[float, list[int]]]:
+    units, micro_batches = instance.table.units, instance.total // copies
+    speeds = weighed(counts, instance.speeds / np.maximum(units, 1))
+    quick = micro_batches * instance.layers.total / np.maximum(speeds, 1e-300)
+    counts = picked(counts, (counts * copies <= units).all(axis=1) & (quick < incumbent))
+    if not len(counts):
+        return []
+    short = replace(instance, depth=int(counts.sum(axis=1).max()), known={})
+    found = _columns(short, counts, _region(short, copies), micro_batches, incumbent)
+    seconds = least_seconds(found, np.full(len(found.stages), micro_batches), instance.quick, incumbent)
+    possible = np.flatnonzero(np.isfinite(seconds))
+    return list(zip(((1.0 - ROUNDED) * seconds[possible]).tolist(), found.counts[possible].tolist(), strict=True))
+
+
+def _columns(instance: Instance, counts: Ints, region: Region, micro_batches: int, longest: float) -> Compositions:
+    """Return what bounds compositions; pipelines deeper than their micro-batches are bounded apart."""
+    deeper = counts.sum(axis=1) > micro_batches
+    parts = [
+        columns(instance.table, instance.layers, instance.capacity(region, longest, few=few), some, region, few=few)
+        for few, some in ((False, picked(counts, ~deeper)), (True, picked(counts, deeper)))
+        if len(some)
+    ]
+    return Compositions.concatenated(parts)
+
+
+def _region(instance: Instance, copies: int) -> Region:
+    return Region(fewest=copies, most=copies, modes=instance.modes, link=np.inf, used=())
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """The splits of a candidate whose longest stage takes `shortest` to `longest` seconds: zero and infinity where that
+    excludes none."""
+
+    way: Candidate
+    shortest: float = 0.0
+    longest: float = np.inf
+
+
+def bound_by_ranges(
+    undecided: Sequence[tuple[float, Candidate]], worth: Worth, incumbent: float, cutoff: float
+) -> float:
+    """Return what no plan of candidates is below, each of which has a bound already, the `cutoff` at most: all in what
+    the job minimises, as `incumbent`."""
+    return least_bound(
+        [(least, _Range(way)) for least, way in undecided],
+        partial(_halved, worth, worth.longest(incumbent)),
+        cutoff=lambda: cutoff,
+        spent=lambda halved: halved / HALVED,
+    )
+
+
+def _halved(worth: Worth, seconds: float, node: TreeNode[_Range]) -> Step[_Range]:
+    """Bound both halves of a range, for plans that take less than `seconds`."""
+    way, part = node.part.way, node.part
+    low, high = part.shortest or _even(way), min(part.longest, seconds / way.micro_batches)
+    if high <= NARROW * low:
+        return Undecided(node.bound)
+    middle = coarse(float(np.sqrt(low * high)))
+    halves = [_Range(way, part.shortest, middle), _Range(way, middle, part.longest)]
+    closer = [by_all_splits(way, seconds, (each.shortest, each.longest)) for each in halves]
+    bounds = [max(node.bound, coarse(worth.least(one))) for one in closer]
+    return Branched(list(zip(bounds, halves, strict=True)))
+
+
+def _even(way: Candidate) -> float:
+    """Return about the seconds of every stage where all take as long."""
+    layers = way.instance.layers
+    return float(layers.total / (np.array(way.counts) / layers.seconds).sum())
