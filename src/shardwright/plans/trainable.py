@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from shardwright.errors import Problem
 from shardwright.plans.paths import stages_at
 from shardwright.plans.plan import Plan, Stage
+from shardwright.plans.trainable_models import untrainable_adapters
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
+from shardwright.spec.model import Model
 
 WHOLE_ROW_BYTES = 16
 OWN_OPTIMIZERS = ("adam", "adam8bit", "muon", "sgd")
@@ -27,14 +29,15 @@ def own_problems(plan: Plan) -> Iterator[Problem]:
         yield Problem("overlap.tensor_parallel", message, "write false")
     if not plan.flash_attention:
         yield Problem("flash_attention", f"{OWN} has fused attention alone", "write true")
-    yield from own_job_problems(plan.job)
+    yield from own_job_problems(plan.model, plan.job)
     yield from untrainable_stages(plan)
 
 
-def own_job_problems(job: Job) -> Iterator[Problem]:
+def own_job_problems(model: Model, job: Job) -> Iterator[Problem]:
     """Yield what a job that is for `shardwright train` says and `train` does not do, beside options and recipes."""
+    if job.framework == OWN:
+        yield from untrainable_adapters(model, job)
     lacking = {
-        "adapter": (job.adapters, "training of adapters", "leave it out"),
         "fp8_storage": (job.fp8_storage, "keeping weights in 8 bits alone", "leave it out"),
         "fused_loss": (job.fused_loss, "a loss that holds no logits", "leave it out"),
         "optimizer": (job.optimizer == "none", "a step without an update", "name an optimizer"),
