@@ -160,8 +160,8 @@ def course_of(plan: Plan, settings: Settings, mixture: Mixture) -> Course:
 
 def _frozen_weights(settings: Settings) -> str:
     if settings.weights is None:
-        return f"of seed {settings.seed}"
-    return f"with fingerprint {weights_fingerprint(settings.weights)} (`weights=`)"
+        return f"seed {settings.seed}"
+    return f"fingerprint {weights_fingerprint(settings.weights)}, in `weights=`"
 
 
 def travelling(manifest: Manifest) -> Mapping[str, Any]:
