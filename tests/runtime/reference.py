@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 from tests.runtime.samples import tokens_of
 
 from shardwright.plans.plan import Plan, Recompute
+from shardwright.runtime.model.adapters import trained_parameters
 from shardwright.runtime.model.chunk import Chunk, forward, table_of
 from shardwright.runtime.model.details import Details
-from shardwright.runtime.model.initial import initial_values
+from shardwright.runtime.model.initial import beside, initial_values
 from shardwright.runtime.model.masks import documents_of
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.parameters import unit_parameters
 from shardwright.runtime.state.recipe import Recipe
+from shardwright.spec.adapter import Adapter
 from shardwright.spec.model import Model
 
 DETAILS = Details()
@@ -33,18 +35,38 @@ def reference_run(
     plan: Plan, recipe: Recipe, steps: int, seed: int, details: Details = DETAILS, end: int | None = None
 ) -> Reference:
     """Train on whole global batches with torch.optim and torch's own clipping."""
-    return _run(plan.model, plan.job.global_batch, plan.job.seq_len, recipe, steps, seed, details, end)
+    job = plan.job
+    return _run(plan.model, job.adapter, job.global_batch, job.seq_len, recipe, steps, seed, details, end)
+
+
+def merged(
+    frozen: dict[str, torch.Tensor], trained: dict[str, torch.nn.Parameter], scale: float
+) -> dict[str, torch.Tensor]:
+    """Return the weights of a model with its adapters in them: W + scale B A, under DoRA in rows of other lengths."""
+    weights = dict(frozen)
+    for name in (name.removesuffix(".lora_a") for name in trained if name.endswith(".lora_a")):
+        weight = frozen[f"{name}.weight"] + scale * trained[f"{name}.lora_b"] @ trained[f"{name}.lora_a"]
+        if f"{name}.lengths" in trained:
+            weight = weight / weight.detach().norm(dim=1, keepdim=True) * trained[f"{name}.lengths"][:, None]
+        weights[f"{name}.weight"] = weight
+    return weights
 
 
 @cache
 def _run(
-    model: Model, batch: int, seq_len: int, recipe: Recipe, steps: int, seed: int, details: Details, end: int | None
-) -> Reference:
+    model: Model, adapter: Adapter | None, batch: int, seq_len: int, recipe: Recipe, steps: int, seed: int,
+    details: Details, end: int | None,
+) -> Reference:  # fmt: skip
+    units = range(len(model.layers) + 2)
+    initial = beside(lambda parameter: initial_values(parameter, seed), seed)
     weights = {
-        p.name: torch.nn.Parameter(initial_values(p, seed))
-        for unit in range(len(model.layers) + 2)
-        for p in unit_parameters(model, unit, model.vocab)
+        p.name: torch.nn.Parameter(initial(p))
+        for u in units
+        for p in trained_parameters(model, adapter, u, model.vocab)
     }
+    frozen = (
+        {p.name: initial(p) for unit in units for p in unit_parameters(model, unit, model.vocab)} if adapter else {}
+    )
     chunk = Chunk(
         units=tuple(range(len(model.layers) + 2)), weights=weights, model=model, details=details, tensor=TensorGroup(),
         recompute=Recompute(), positions=torch.arange(seq_len),
@@ -71,7 +93,8 @@ def _run(
             [torch.from_numpy(tokens_of(step * batch + i, model.vocab, seq_len)) for i in range(batch)]
         )
         tokens, targets = samples[:, :-1], samples[:, 1:]
-        return forward(chunk, tokens, targets, documents=documents_of(tokens, end)) / (batch * seq_len)
+        whole = replace(chunk, weights=merged(frozen, weights, adapter.scale)) if adapter else chunk
+        return forward(whole, tokens, targets, documents=documents_of(tokens, end)) / (batch * seq_len)
 
     for step in range(steps):
         loss = loss_of(step)

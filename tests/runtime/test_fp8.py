@@ -136,8 +136,8 @@ def test_ranks_that_hold_parts_of_a_sequence_gather_8_bits_an_element() -> None:
     tensor = TensorGroup(size=2, group=dist.group.WORLD, sequence=True)
     x = torch.randn(1, 16, 64, dtype=torch.bfloat16, requires_grad=True)
     with Recorded() as recorded:
-        (wide,) = FP8.enter(x, [(torch.randn(32, 64, dtype=torch.bfloat16), None)], tensor)
-        FP8.leave(wide, torch.randn(64, 32, dtype=torch.bfloat16), tensor).sum().backward()
+        (wide,) = FP8.enter(x, [(torch.randn(32, 64, dtype=torch.bfloat16, requires_grad=True), None)], tensor)
+        FP8.leave(wide, torch.randn(64, 32, dtype=torch.bfloat16, requires_grad=True), tensor).sum().backward()
     dist.destroy_process_group()
     widths, elements = widths_of(Job(global_batch=1, seq_len=32, precision="fp8", framework="train")), 32 * 64
     gathered = [result.nbytes for name, _, result in recorded.calls if "gather" in name and "wait" not in name]

@@ -8,11 +8,12 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from tests import forked
@@ -24,10 +25,12 @@ from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.blocks import layer_forward
 from shardwright.runtime.model.details import Details
-from shardwright.runtime.model.initial import seeded
+from shardwright.runtime.model.initial import Initial, beside, seeded
 from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.state import buckets
+from shardwright.runtime.state.holdings import holdings_of, parameter_shapes
 from shardwright.runtime.state.loss_scale import LossScale
+from shardwright.runtime.state.pieces import CutShape, StatePiece, copy_overlap, overlaps
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.step.engine import Engine, make_engine, train_step
 from shardwright.runtime.step.evaluation import evaluate
@@ -63,7 +66,7 @@ class Case:
 @dataclass
 class Outcome:
     """What all ranks report alike, the whole weights, and the most buckets of sharded weights whole at a time. `held_out`
-    is the loss of the last weights on the samples that would be next."""
+    is the loss of the last weights on the samples that would be next, `gradients` are the last step's."""
 
     losses: list[float]
     norms: list[float]
@@ -71,6 +74,7 @@ class Outcome:
     most_gathered: int
     held_out: float
     weights: dict[str, torch.Tensor]
+    gradients: dict[str, torch.Tensor]
 
 
 def run_cases(cases: Sequence[Case], processes: int) -> dict[str, Outcome]:
@@ -154,7 +158,7 @@ def run_case(case: Case, rank: int, folder: Path) -> dict[str, Any]:
     buckets.LARGEST_MERGED_ELEMENTS = case.largest_merged
     engine = make_engine(
         layout, rank, make_process_groups(layout, rank), details=Details(), recipe=case.recipe,
-        initial=None if case.load else seeded(case.plan.model, case.seed),
+        initial=initial_of(case),
         precision=case.plan.job.precision, device=torch.device("cpu"), end=case.end,
         layer=compiled(_fail, backend=BACKENDS.get(case.backend, case.backend)) if case.backend else layer_forward,
     )  # fmt: skip
@@ -189,7 +193,15 @@ def run_case(case: Case, rank: int, folder: Path) -> dict[str, Any]:
         course = Course(settings={}, data={}, random={"seed": case.seed})
         assert not save_checkpoint(engine, folder / case.save, first + case.steps, course, keep=0).problem
     found = {"losses": losses, "norms": norms, "scales": scales, "held_out": held_out}
-    return {**found, "gathered": max(gathered), "pieces": pieces_of(engine)}
+    return {**found, "gathered": max(gathered), "pieces": pieces_of(engine), "gradients": gradients_of(engine)}
+
+
+def initial_of(case: Case) -> Initial | None:
+    """Return the weights of a case: what a checkpoint sets is left out, frozen weights are not in it."""
+    model = seeded(case.plan.model, case.seed)
+    if case.plan.job.adapters:
+        return beside(model, case.seed)
+    return None if case.load else model
 
 
 def whole_weights(engine: Engine) -> int:
@@ -222,6 +234,29 @@ def pieces_of(engine: Engine) -> list[tuple[str, int | None, int, int, torch.Ten
     return found
 
 
+def gradients_of(engine: Engine) -> list[tuple[StatePiece, CutShape, torch.Tensor]]:
+    """Return the part of the summed gradients that a rank updates, or would under ZeRO-1."""
+    shapes, parts = parameter_shapes(engine.layout), []
+    for buffer in engine.store.buffers:
+        start, stop = buffer.bucket.own(engine.place.rank, sharded=True)
+        values = buffer.gradients.part(start, stop)
+        for item in holdings_of(buffer.bucket, start, stop, engine.layout.plan.model.vocab, "gradient"):
+            part = values[item.at - start :][: item.piece.elements].clone()
+            parts.append((item.piece, shapes[item.piece.parameter], part))
+    return parts
+
+
+def whole_gradients(parts: Iterable[tuple[StatePiece, CutShape, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return gradients of whole parameters from the parts of all ranks."""
+    whole: dict[str, np.ndarray] = {}
+    for piece, cut, values in parts:
+        target = whole.setdefault(piece.parameter, np.full(cut.shape, np.nan, np.float32)).reshape(-1)
+        everything = replace(piece, start=0, stop=cut.shape[cut.dim], low=0, high=target.size)
+        for overlap in overlaps(piece, everything, cut):
+            copy_overlap(overlap, values.numpy(), target)
+    return {name: torch.from_numpy(values) for name, values in whole.items()}
+
+
 def _collected(folder: Path, case: Case) -> Outcome:
     number = int((folder / f"{case.name}.number").read_text())
     results = [torch.load(path, weights_only=False) for path in sorted(folder.glob(f"{number}-*.pt"))]
@@ -237,4 +272,5 @@ def _collected(folder: Path, case: Case) -> Outcome:
             target.copy_(value)
     most = max(result["gathered"] for result in results)
     first = results[0]
-    return Outcome(first["losses"], first["norms"], first["scales"], most, first["held_out"], weights)
+    gradients = whole_gradients(part for result in results for part in result["gradients"])
+    return Outcome(first["losses"], first["norms"], first["scales"], most, first["held_out"], weights, gradients)

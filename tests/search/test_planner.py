@@ -371,7 +371,7 @@ def test_an_evaluation_searches_unequal_degrees_where_it_is_asked_to() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("adapter", Adapter()),
+        ("adapter", Adapter(frozen="nf4")),
         ("fp8_storage", True),
         ("fused_loss", True),
         ("optimizer", "none"),

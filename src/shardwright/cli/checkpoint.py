@@ -31,7 +31,7 @@ def export(
         option(
             metavar="NAMES",
             help="Whose names tensors have: shardwright (the whole state, which `import` reads back) or huggingface "
-            "(weights and config.json in a folder that `from_pretrained` opens).",
+            "(weights and config.json, or adapters, in a folder that `from_pretrained` opens).",
         ),
     ] = "shardwright",
     plan: Annotated[
@@ -52,7 +52,8 @@ def export(
     if names == "huggingface":
         if plan is None:
             raise bad("--names huggingface", "needs the model, which a checkpoint does not hold", "add --plan PLAN")
-        write(f"{out}: step {export_weights(source, out, load_plan(plan).model)}")
+        trained = load_plan(plan)
+        write(f"{out}: step {export_weights(source, out, trained.model, trained.job.adapter)}")
         return 0
     write(f"{out}: step {export_checkpoint(source, out)}")
     return 0

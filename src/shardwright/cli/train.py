@@ -36,6 +36,9 @@ def train(
     weights: Annotated[
         Path | None, option(metavar="DIR", help="Start from the Hugging Face weights in this folder.")
     ] = None,
+    adapter_weights: Annotated[
+        Path | None, option(metavar="DIR", help="Start from the adapters in this folder, as PEFT keeps them.")
+    ] = None,
     config: Annotated[
         Path | None,
         option(metavar="config.json", help="File to read the norm epsilon and the scaling of rotary positions from."),
@@ -72,6 +75,8 @@ def train(
       torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint host:29500 \\
           -m shardwright train plan.json --data corpus.bin --device cuda
 
+    A plan of adapters (`plan --adapter lora:16`) trains these beside --weights; --save-weights writes them for PEFT.
+
     Ctrl-C stops after the step, with a checkpoint; a checkpoint can be resumed under another plan and on other
     machines.
     """
@@ -99,6 +104,7 @@ def train(
         resume=resume,
         accept_change=accept_change,
         weights=weights,
+        adapters=adapter_weights,
         config=config,
         mask_documents=mask_documents,
         device=present_device(device) if fleet.elastic else choose_device(device),

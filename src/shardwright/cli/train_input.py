@@ -115,6 +115,8 @@ def checked_settings(
     for name in accept_change:
         if name not in CHANGES:
             raise bad(f"--accept-change {name}", "is not known", f"one of {', '.join(CHANGES)}")
+    if others["adapters"] is not None and not plan.job.adapters:
+        raise bad("--adapter-weights", "says nothing of a plan without adapters", "plan with --adapter lora:16")
     if output.profile is not None:
         require_measurable(plan)
     inputs = [file, *(source.path for source in sources if isinstance(source.path, Path))]
@@ -241,7 +243,7 @@ def require_input(plan: Plan, settings: Settings) -> None:
     from shardwright.runtime.job.trackers import require_trackers
     from shardwright.runtime.storage.data import require_known
     from shardwright.runtime.storage.steps import newest_manifest
-    from shardwright.runtime.storage.weight_files import weights_fingerprint
+    from shardwright.runtime.storage.weight_files import adapters_fingerprint, weights_fingerprint
 
     vocab, mixture = plan.model.vocab, samples_of(plan, settings)
     held_out = held_out_samples(settings, plan.job, vocab)
@@ -252,6 +254,8 @@ def require_input(plan: Plan, settings: Settings) -> None:
     details_for(plan.model, settings)
     if settings.weights is not None:
         weights_fingerprint(settings.weights)
+    if settings.adapters is not None:
+        adapters_fingerprint(settings.adapters)
     require_trackers(settings)
     require_fresh(settings)
     if settings.resume is not None:

@@ -59,9 +59,9 @@ class OutputOptions:
         int, option(metavar="N", help="Steps between checkpoints; 0: at the end, with --elastic every snapshot.")
     ] = 0
     keep: Annotated[int, option(metavar="N", help="Keep this many checkpoints; 0: all.")] = 2
-    save_weights: Annotated[Path | None, option(metavar="DIR", help="Write Hugging Face weights here at the end.")] = (
-        None
-    )
+    save_weights: Annotated[
+        Path | None, option(metavar="DIR", help="Write Hugging Face weights, or adapters for PEFT, here at the end.")
+    ] = None
     eval_data: Annotated[
         str | None, option(metavar="FILE.bin", help="Held-out tokens, on which the loss is taken too.")
     ] = None

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardwright.errors import Problem
 from shardwright.plans.plan import Plan
-from shardwright.spec.adapter import LINEAR, TARGETS, Adapter
+from shardwright.spec.adapter import LINEAR, TARGETS, Adapter, peft_fields
 from shardwright.spec.model import Model
 
 CONFIG = "adapter_config.json"
@@ -55,16 +55,7 @@ def unnamed_targets(plan: Plan) -> Iterator[Problem]:
 
 def adapter_config(model: Model, adapter: Adapter) -> dict[str, Any]:
     """Return the fields of `LoraConfig` that differ from adapter to adapter, and what kind it is."""
-    fields: dict[str, Any] = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": adapter.rank,
-        "lora_alpha": adapter.scale * adapter.rank,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "use_dora": adapter.dora,
-        "target_modules": _modules(model, adapter),
-    }
+    fields = peft_fields(adapter, _modules(model, adapter))
     if "experts" in adapter.targets and any(kind.moe for kind in model.kinds):
         fields["target_parameters"] = EXPERTS
     return fields

@@ -1,4 +1,4 @@
-"""What of a plan, and which models, `shardwright train` does not run.
+"""What of a plan, which models and which adapters `shardwright train` does not run.
 
 A plan that is priced for it must not say any of this. Of one that is priced for another trainer it runs what it can:
 overlap, say, is then its own.
@@ -6,10 +6,11 @@ overlap, say, is then its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from shardwright.errors import Problem
 from shardwright.plans.plan import Plan, Stage, stages_at
+from shardwright.spec.adapter import TARGETS, Target, adapted
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
 from shardwright.spec.model import PLAIN, Attention, Layer, Model
@@ -19,6 +20,15 @@ from shardwright.spec.read.forward_pass import ROWS
 WHOLE_ROW_BYTES = 16
 OWN_OPTIMIZERS = ("adam", "adam8bit", "muon", "sgd")
 ACTIVATIONS = ("silu", "swish", "swiglu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")
+HEADS: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj")
+GATED: tuple[Target, ...] = ("gate_proj", "up_proj")
+# Families of which a tensor of Hugging Face's holds several matrices, beside which PEFT has one adapter.
+TOGETHER: Mapping[str, tuple[Target, ...]] = {
+    **dict.fromkeys(("bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "openai-gpt"), HEADS),
+    **dict.fromkeys(("glm", "glm4", "granitemoe", "granitemoeshared"), GATED),
+    "persimmon": HEADS,
+    "phi3": (*HEADS, *GATED),
+}
 OTHERS = "docs/model-families.md lists what it runs; `shardwright spmd train` runs any module"
 AGAIN = "make the plan again of the model's config.json"
 
@@ -32,14 +42,15 @@ def own_problems(plan: Plan) -> Iterator[Problem]:
         yield Problem("overlap.tensor_parallel", message, "write false")
     if not plan.flash_attention:
         yield Problem("flash_attention", f"{OWN} has fused attention alone", "write true")
-    yield from own_job_problems(plan.job)
+    yield from own_job_problems(plan.model, plan.job)
     yield from untrainable_stages(plan)
 
 
-def own_job_problems(job: Job) -> Iterator[Problem]:
+def own_job_problems(model: Model, job: Job) -> Iterator[Problem]:
     """Yield what a job that is for `shardwright train` says and `train` does not do, beside options and recipes."""
+    if job.framework == OWN:
+        yield from untrainable_adapters(model, job)
     lacking = {
-        "adapter": (job.adapters, "training of adapters", "leave it out"),
         "fp8_storage": (job.fp8_storage, "keeping weights in 8 bits alone", "leave it out"),
         "fused_loss": (job.fused_loss, "a loss that holds no logits", "leave it out"),
         "optimizer": (job.optimizer == "none", "a step without an update", "name an optimizer"),
@@ -140,6 +151,29 @@ def untrainable_model(model: Model) -> Iterator[Problem]:
         yield Problem("model.forward_pass", f"config.json says {what}: it cannot be run", OTHERS)
     if model.forward_pass is None and model.family in ROWS:
         yield Problem("model", f"nothing in the plan tells the forward pass of {model.family}", AGAIN)
+
+
+def untrainable_adapters(model: Model, job: Job) -> Iterator[Problem]:
+    """Yield which adapters of a job `shardwright train` does not run beside the weights of a model."""
+    adapter = job.adapter
+    if adapter is None:
+        return
+    if adapter.quantised:
+        bits = 4 if adapter.frozen == "nf4" else 8
+        hint = f"use {'dora' if adapter.dora else 'lora'}:{adapter.rank}, or `framework=fsdp`, whose trainers run it"
+        yield Problem("job.adapter", f"{adapter.name} with frozen weights in {bits} bits cannot be run", hint)
+    if not any(adapted(model, kind, adapter) for kind in model.kinds):
+        yield Problem("job.adapter.targets", "are no matrix of the model", f"one of {', '.join(TARGETS)}")
+    if "experts" in adapter.targets and any(kind.moe for kind in model.kinds):
+        message = "adapters beside routed experts cannot be run"
+        yield Problem("job.adapter.targets", message, "leave them out: `adapter_targets=linear`")
+    together = [target for target in TOGETHER.get(model.family, ()) if target in adapter.targets]
+    if together:
+        message = (
+            f"{', '.join(together)} of {model.family} are one matrix in its files: adapters of theirs cannot be run"
+        )
+        rest = [target for target in adapter.targets if target not in TOGETHER[model.family]] or ["o_proj", "down_proj"]
+        yield Problem("job.adapter.targets", message, f"leave them out: `adapter_targets={'+'.join(rest)}`")
 
 
 def untrainable_parts(plan: Plan) -> Iterator[Problem]:

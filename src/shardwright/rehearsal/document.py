@@ -12,10 +12,11 @@ from shardwright.cost.compute.flops import layer_flops_per_token, score_flops_pe
 from shardwright.cost.compute.operators import FLASH_BACKWARD_FLOPS
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.sizes import gradient_bytes, weight_bytes
+from shardwright.cost.memory.sizes import gradient_bytes, trained_share, weight_bytes
 from shardwright.cost.predict import predict
 from shardwright.plans.plan import Plan, StageMemory
 from shardwright.runtime.layout.places import Place
+from shardwright.spec.adapter import adapted
 
 VERSION = 1
 STATIC = {"parameters": "weights_bytes", "gradients": "gradients_bytes", "state": "optimizer_bytes"}
@@ -164,8 +165,10 @@ def expected(plan: Plan, place: Place, memory: tuple[tuple[StageMemory, ...], ..
 
 def _flops(plan: Plan, place: Place) -> float:
     """Return the FLOPs of the products and scores of a rank's passes, with what it computes again. A backward pass has
-    twice the products of a forward pass, and 2.5 times the scores (`FLASH_BACKWARD_FLOPS`)."""
+    twice the products of a forward pass, once those with frozen weights, and 2.5 times the scores
+    (`FLASH_BACKWARD_FLOPS`). Adapters have all of their own."""
     model, job = plan.model, plan.job
+    passes = 2.0 if job.adapters else 3.0
     tokens = sum(place.sizes) * job.seq_len / place.context_parallel
     recompute = plan.replicas[place.replica].stages[place.stage].recompute
     total = 0.0
@@ -180,11 +183,14 @@ def _flops(plan: Plan, place: Place) -> float:
             if layer.moe is not None:  # the router
                 every += 2.0 * model.hidden * layer.moe.experts
             scores = score_flops_per_token(layer.attention, job.attended_tokens) if layer.attention else 0.0
-            total += 3.0 * every + (FLASH_BACKWARD_FLOPS - 2.0) * scores
+            total += passes * every + (1.0 + FLASH_BACKWARD_FLOPS - passes) * scores
+            if job.adapter is not None:
+                beside = adapted(model, layer, job.adapter)
+                total += 6.0 * sum(job.adapter.rank * (matrix.inputs + matrix.outputs) for matrix in beside)
             total += every if number < again else 0.0
             total += scores if recompute.granularity == "selective" else 0.0
         if len(model.layers) + 1 in units:
-            total += 3.0 * 2.0 * model.hidden * model.vocab
+            total += passes * 2.0 * model.hidden * model.vocab
     return total * tokens / place.tensor_parallel
 
 
@@ -193,16 +199,17 @@ def _messages(plan: Plan, place: Place, memory: StageMemory) -> dict[tuple[str, 
     between stages."""
     job, result = plan.job, {}
     held = _held(plan, place, memory)
+    trained = trained_share(plan.model, job) * held
     if plan.data_parallel > 1:
-        passes = 2.0 if plan.optimizer.sharding == "zero3" else 1.0
+        gathered = 2.0 * held if plan.optimizer.sharding == "zero3" else trained
         sums = gradient_bytes(job)
         if plan.optimizer.sharding in ("zero2", "zero3") and job.framework != "train":
             sums = min(sums, weight_bytes(job))
         if plan.optimizer.distributed:
-            result["all-gather", "gradient"] = passes * weight_bytes(job) * held
-            result["reduce-scatter", "gradient"] = sums * held
+            result["all-gather", "gradient"] = gathered * weight_bytes(job)
+            result["reduce-scatter", "gradient"] = sums * trained
         else:
-            result["all-reduce", "gradient"] = sums * held
+            result["all-reduce", "gradient"] = sums * trained
     if place.depth > 1:
         split = place.context_parallel * (place.tensor_parallel if plan.sequence_parallel else 1)
         message = widths_of(job).saved * job.seq_len / split * plan.model.hidden * sum(place.sizes)

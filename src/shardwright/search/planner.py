@@ -132,7 +132,7 @@ def _plan(
     longest: float,
 ) -> Ranking:
     """Return the best plans for a job whose options are settled (`plan`)."""
-    if problems := (*position_problems(model, job), *option_problems(model, job), *own_job_problems(job)):
+    if problems := (*position_problems(model, job), *option_problems(model, job), *own_job_problems(model, job)):
         raise SpecError(*problems)
     begin = time.perf_counter()
     filters = Filters(rules=tuple(rules))

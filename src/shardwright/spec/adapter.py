@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from shardwright.errors import bad, suggestion
 from shardwright.spec.mixers import Mixer
@@ -153,6 +153,20 @@ def adapter_parameters(model: Model, adapter: Adapter) -> int:
         for kind in model.kinds
     ]
     return sum(by_kind[kind] for kind in model.kind_of_layer)
+
+
+def peft_fields(adapter: Adapter, modules: Sequence[str] | str) -> dict[str, Any]:
+    """Return the fields of PEFT's `LoraConfig` for adapters beside `modules`, and what kind it is."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": adapter.rank,
+        "lora_alpha": adapter.scale * adapter.rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "use_dora": adapter.dora,
+        "target_modules": modules,
+    }
 
 
 def parse_adapter(text: str, targets: str | Sequence[str] | None = None) -> Adapter:

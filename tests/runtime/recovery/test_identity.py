@@ -25,11 +25,12 @@ from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.storage.data import write_tokens
 from shardwright.runtime.storage.manifest import Manifest, manifest_text, parse_manifest
 from shardwright.runtime.storage.mixture import Source
+from shardwright.spec.adapter import Adapter
 
 Change = Callable[[Plan, Settings, Path], tuple[Plan, Settings]]
 WORDS = {"method": "sgd", "schedule": "wsd"}
 OF_ONE_MACHINE = {
-    "out", "keep", "resume", "accept_change", "save_weights", "config", "patience_seconds", "tensorboard", "weights",
+    "out", "keep", "resume", "accept_change", "save_weights", "config", "patience_seconds", "tensorboard", "weights", "adapters",
     "recipe", "precision", "data", "held_out",
 }  # fmt: skip
 """Settings that may differ, or that another case of `CHANGES` covers: what is in a file counts, not where it lies."""
@@ -85,6 +86,7 @@ CHANGES: dict[str, Change] = {
     "global_batch": of_job(global_batch=12),
     "seq_len": of_job(seq_len=8),
     "precision": of_settings("precision", "bf16"),
+    "adapter": of_job(adapter=Adapter()),
     "data": of_settings("data", lambda folder: (Source(path=another_text(folder)),)),
     "eval_data": of_settings("held_out", another_text),
     "config": of_settings("config", another_config),

@@ -67,7 +67,7 @@ def _groups(layout: Any, rank: int, meter: Meter) -> ProcessGroups:
 def _mark(engine: Engine, meter: Meter) -> None:
     """Say which memory holds weights, gradients and optimizer state."""
     store = engine.store
-    meter.mark(PARAMETERS, (buffer.weights.kept for buffer in store.buffers))
+    meter.mark(PARAMETERS, (buffer.weights.kept for buffer in (*store.buffers, *store.frozen)))
     meter.mark(PARAMETERS, store.parameters.values())
     meter.mark(GRADIENTS, (buffer.gradients.kept for buffer in store.buffers))
     meter.mark(GRADIENTS, (parameter.grad for parameter in store.parameters.values()))

@@ -1,8 +1,9 @@
 """The course of a run: what it was told and what it reads, and how far a run that goes on may leave it.
 
-Weights and optimizer state are of one model and method. Data, seed, batch, sequence and precision may change where that
-is asked for by name; the recipe may, and what does is said. What is not told travels with the checkpoint. Machines that
-train together may differ in nothing of it (`RunIdentity`). Needs no PyTorch.
+Weights and optimizer state are of one model and method; adapters stand beside one set of frozen weights. Data, seed,
+batch, sequence and precision may change where that is asked for by name; the recipe may, and what does is said. What is
+not told travels with the checkpoint. Machines that train together may differ in nothing of it (`RunIdentity`). Needs no
+PyTorch.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from shardwright.runtime.storage.manifest import Course, Manifest, hash_of
 from shardwright.runtime.storage.mixture import Mixture
 from shardwright.runtime.storage.model_hash import model_hash
 from shardwright.runtime.storage.steps import newest_manifest
-from shardwright.runtime.storage.weight_files import weights_fingerprint
+from shardwright.runtime.storage.weight_files import adapters_fingerprint, weights_fingerprint
 
-FIXED = ("model", "parameters", "layers", "method")
+FIXED = ("model", "parameters", "layers", "method", "adapter", "frozen_weights")
 SAME_STATE = {"adamw", "adamw8bit"}  # in checkpoints, which have all moments in fp32
 Change = Literal["fixed", "asked", "free"]
 
@@ -98,6 +99,7 @@ def identity_of(plan: Plan, settings: Settings, **together: Any) -> RunIdentity:
         "device": settings.device,
         "compile": settings.compiles,
         "weights": settings.weights and weights_fingerprint(settings.weights),
+        "adapters": settings.adapters and adapters_fingerprint(settings.adapters),
         "config": asdict(details_for(plan.model, settings)),
     }
     named = [model, course.settings, course.data["fingerprint"], origin]
@@ -130,7 +132,8 @@ def origin_of(manifest: Manifest, batch: int) -> int:
 
 
 def course_of(plan: Plan, settings: Settings, mixture: Mixture) -> Course:
-    """Return the course of a run."""
+    """Return the course of a run. Raises SpecError where frozen weights cannot be read."""
+    adapter = plan.job.adapter
     settings_told = {
         "model": plan.model.name,
         "parameters": plan.model.parameters,
@@ -140,6 +143,9 @@ def course_of(plan: Plan, settings: Settings, mixture: Mixture) -> Course:
         "seed": settings.seed,
         "precision": settings.precision,
         "mask_documents": settings.mask_documents,
+        "adapter": adapter
+        and f"{adapter.name} with alpha {adapter.scale * adapter.rank:g} on {'+'.join(adapter.targets)}",
+        "frozen_weights": adapter and _frozen_weights(settings),
         **asdict(settings.recipe),
         "betas": list(settings.recipe.betas),
     }
@@ -150,6 +156,12 @@ def course_of(plan: Plan, settings: Settings, mixture: Mixture) -> Course:
         "fingerprint": mixture.fingerprint,
     }
     return Course(settings=settings_told, data=data, random={"seed": settings.seed})
+
+
+def _frozen_weights(settings: Settings) -> str:
+    if settings.weights is None:
+        return f"seed {settings.seed}"
+    return f"fingerprint {weights_fingerprint(settings.weights)}, in `weights=`"
 
 
 def travelling(manifest: Manifest) -> Mapping[str, Any]:
@@ -197,7 +209,8 @@ def samples_before(manifest: Manifest) -> int | None:
 
 
 def _differences(manifest: Manifest, model: str, course: Course) -> Iterator[Difference]:
-    before = {"method" if name == "optimizer" else name: value for name, value in manifest.settings.items()}
+    before: dict[str, Any] = dict.fromkeys(("adapter", "frozen_weights"))  # of checkpoints older than adapters
+    before |= {"method" if name == "optimizer" else name: value for name, value in manifest.settings.items()}
     if manifest.model and manifest.model != model:
         yield Difference(name="model", before=before.get("model"), now=course.settings["model"], change="fixed")
     for name, now in course.settings.items():

@@ -54,6 +54,9 @@ def _state_lines(layout: Layout, place: Place) -> Iterator[str]:
     if plan.optimizer.parts:
         state = plan.replicas[place.replica].state or 0
         yield f"  keeps      {state} of {plan.optimizer.parts} parts of weights, gradients and optimizer state"
+    if plan.job.adapter is not None:
+        trained = sum(piece.elements for bucket in buckets_of(layout, place) for piece in bucket.pieces)
+        yield f"  trains     {plan.job.adapter.name}, {trained:,} weights of adapters; all others are frozen"
 
 
 def _rank_document(layout: Layout, place: Place) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.worker import peak_memory_bytes
 from shardwright.runtime.step.engine import DTYPES, Engine
 from shardwright.runtime.step.pipeline import Event
+from shardwright.runtime.storage.adapter_files import save_adapters
 from shardwright.runtime.storage.checkpoint import open_checkpoint, problems_of_all, save_checkpoint
 from shardwright.runtime.storage.manifest import Course
 from shardwright.runtime.storage.steps import checkpoints
@@ -108,15 +109,20 @@ def _written(path: Path, text: str) -> list[str]:
 
 
 def _exported(engine: Engine, settings: Settings, folder: Path) -> list[str]:
-    """Write Hugging Face weights from a checkpoint, each rank the files of some units, and return what went wrong."""
+    """Write Hugging Face weights from a checkpoint, each rank the files of some units, or the adapters, and return what
+    went wrong."""
     assert settings.save_weights is not None, "only called where weights are asked for"
     model, rank, size = engine.layout.plan.model, engine.place.rank, engine.layout.world_size
-    problem = ""
+    adapter, problem = engine.layout.plan.job.adapter, ""
     try:
         checkpoint, dtype = open_checkpoint(folder), DTYPES[settings.precision]
         units = range(rank, len(model.layers) + 2, size)
-        save_weights(settings.save_weights, model, units, lambda p: checkpoint.whole_weight(p.name), dtype)
-        if rank == 0:
+        if adapter is None:
+            save_weights(settings.save_weights, model, units, lambda p: checkpoint.whole_weight(p.name), dtype)
+        elif rank == 0:
+            base = model.name if settings.weights is None else str(settings.weights)
+            save_adapters(settings.save_weights, model, adapter, checkpoint.whole_weight, base)
+        if adapter is None and rank == 0:
             write_index(settings.save_weights, model, dtype)
             _write_config(settings.save_weights, model, config_given(settings)[0], dtype)
     except (OSError, SafetensorError, SpecError) as error:

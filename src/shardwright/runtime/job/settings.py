@@ -21,12 +21,12 @@ CHANGES = ("data", "seed", "global_batch", "seq_len", "precision", "mask_documen
 class Settings:
     """`steps` counts from the beginning of training, not from a resumption. `checkpoint_every` 0 writes one at the end
     alone, `keep` 0 keeps all. `resume` is a folder of checkpoints, of whose course `accept_change` names what may be
-    another (of `CHANGES`), `weights` one of Hugging Face files. With `mask_documents` attention stays within documents.
-    A rank that is silent for `patience_seconds`, or computes for twice as long, counts as lost. `profile_steps` are
-    measured layer by layer; the step after the first is traced, where `trace` names a file. Every `evaluate_every`
-    steps (0: at the end) the loss is taken on the first `evaluate_batches` global batches of `held_out`. What is
-    measured also goes to TensorBoard, and to the project `wandb` of Weights & Biases. `compile` says whether layers are
-    compiled; None: on GPUs."""
+    another (of `CHANGES`), `weights` one of Hugging Face files, `adapters` one of adapters as PEFT keeps them. With
+    `mask_documents` attention stays within documents. A rank that is silent for `patience_seconds`, or computes for
+    twice as long, counts as lost. `profile_steps` are measured layer by layer; the step after the first is traced,
+    where `trace` names a file. Every `evaluate_every` steps (0: at the end) the loss is taken on the first
+    `evaluate_batches` global batches of `held_out`. What is measured also goes to TensorBoard, and to the project
+    `wandb` of Weights & Biases. `compile` says whether layers are compiled; None: on GPUs."""
 
     data: tuple[Source, ...]
     out: Path
@@ -39,6 +39,7 @@ class Settings:
     resume: Path | None = None
     accept_change: tuple[str, ...] = ()
     weights: Path | None = None
+    adapters: Path | None = None
     save_weights: Path | None = None
     config: Path | None = None
     device: Device = "cpu"

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from shardwright.plans.plan import Plan
 from shardwright.runtime.job.course import origin_of
 from shardwright.runtime.job.inputs import details_for, samples_of
 from shardwright.runtime.job.resume import resume
@@ -17,10 +18,11 @@ from shardwright.runtime.job.worker import Worker
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.process_groups import ProcessGroups, make_process_groups, with_meeting
 from shardwright.runtime.model.blocks import layer_forward
-from shardwright.runtime.model.initial import Initial, seeded
+from shardwright.runtime.model.initial import Initial, beside, seeded
 from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.step.engine import Engine, make_engine
 from shardwright.runtime.step.rehearsal import rehearse
+from shardwright.runtime.storage.adapter_files import from_folder, open_adapters
 from shardwright.runtime.storage.manifest import Course
 from shardwright.runtime.storage.weights import open_weights
 
@@ -51,26 +53,32 @@ def engine_of(
     fresh: bool,
 ) -> Engine:
     """Return the engine of a rank, with the weights that a run begins with if it is `fresh`, else to be set from what
-    was kept. `say` is told where layers cannot be compiled. Raises SpecError where weights do not fit, or the data do
-    not say where documents end."""
+    was kept, which frozen ones are not. `say` is told where layers cannot be compiled. Raises SpecError where weights
+    do not fit, or the data do not say where documents end."""
     plan = layout.plan
-    initial: Initial | None = None
-    if fresh and settings.weights is not None:
-        initial = partial(open_weights(settings.weights).whole, plan.model)
-    elif fresh:
-        initial = seeded(plan.model, settings.seed)
     return make_engine(
         layout,
         rank,
         groups,
         details=details_for(plan.model, settings),
         recipe=settings.recipe,
-        initial=initial,
+        initial=initial_of(plan, settings) if fresh or plan.job.adapters else None,
         precision=settings.precision,
         device=device,
         layer=compiled(say) if settings.compiles else layer_forward,
         end=samples_of(plan, settings).document_end() if settings.mask_documents else None,
     )
+
+
+def initial_of(plan: Plan, settings: Settings) -> Initial:
+    """Return the weights that a run begins with, and adapters beside them. Raises SpecError where they do not fit."""
+    model, adapter = plan.model, plan.job.adapter
+    initial = seeded(model, settings.seed)
+    if settings.weights is not None:
+        initial = partial(open_weights(settings.weights).whole, model)
+    if adapter is not None and settings.adapters is not None:
+        return from_folder(initial, open_adapters(settings.adapters, adapter), model)
+    return initial if adapter is None else beside(initial, settings.seed)
 
 
 def begin_training(

@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterator
 
 from shardwright.errors import Problem
 from shardwright.plans.plan import Plan
-from shardwright.plans.trainable import OWN_OPTIMIZERS, untrainable_model, untrainable_parts, untrainable_stages
+from shardwright.plans.trainable import (
+    OWN_OPTIMIZERS,
+    untrainable_adapters,
+    untrainable_model,
+    untrainable_parts,
+    untrainable_stages,
+)
 from shardwright.plans.trainer_options import OWN_FP8_RECIPE, OWN_FP8_RECIPES
 from shardwright.spec.options import said
 
@@ -17,6 +23,7 @@ def unrunnable(plan: Plan) -> tuple[Problem, ...]:
     """Return why a legal plan cannot be run, nothing if it can. Paths are those of the plan file."""
     rules: tuple[Callable[[Plan], Iterator[Problem]], ...] = (
         lambda plan: untrainable_model(plan.model),
+        lambda plan: untrainable_adapters(plan.model, plan.job),
         untrainable_parts,
         _optimizer,
         _precision,
@@ -27,8 +34,6 @@ def unrunnable(plan: Plan) -> tuple[Problem, ...]:
 
 
 def _optimizer(plan: Plan) -> Iterator[Problem]:
-    if plan.job.adapters:
-        yield Problem("job.adapter", "training of adapters cannot be run", "leave it out")
     if plan.job.optimizer not in (*OWN_OPTIMIZERS, "none"):
         hint = f"use one of {', '.join(OWN_OPTIMIZERS)}"
         yield Problem("job.optimizer", f"{plan.job.optimizer} cannot be run", hint)

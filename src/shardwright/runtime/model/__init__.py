@@ -9,6 +9,7 @@
 * `context_attention`: attention under it, which keeps its own part of keys and values
 * `products`: products with the matrices of a layer, and what they keep
 * `fp8`: the same in 8 bits
+* `low_rank`: the same with adapters beside them
 * `parallel`: communication inside a stage, with its gradient
 * `loss`: cross-entropy over a split vocabulary
 * `rotary`: rotary positions
@@ -16,6 +17,7 @@
 * `scores`: scores of attention: scales, caps, ALiBi, sinks
 * `regions`: layers compiled
 * `parameters`: names, shapes and cuts of parameters
+* `adapters`: which of them are trained, and those of adapters
 * `initial`: initial values
 * `names`: Hugging Face's names
 * `fused`: tensors of files that hold several parameters

@@ -18,6 +18,7 @@ from shardwright.runtime.model.context_attention import attention_in_parts, reco
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.experts import Apart, called, experts
 from shardwright.runtime.model.gated import Activation, Weights, inner, inside
+from shardwright.runtime.model.low_rank import entered, left, made_here
 from shardwright.runtime.model.masks import Documents, attention_of
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter, mean_over
 from shardwright.runtime.model.products import Products
@@ -122,7 +123,7 @@ def attend(
     sinks = weights.get("sinks.weight")
     scoring = scoring_of(model, attention, details.rotary, query.shape[1], tensor.rank, sinks, x.device)
     out = core(query, key, value, attention.window, context, scoring).transpose(1, 2).flatten(2)
-    return _plus(products.leave(out, weights["out.weight"], tensor), weights.get("out.bias"))
+    return _plus(left(out, weights, "out", tensor, products), weights.get("out.bias"))
 
 
 def _heads(
@@ -137,8 +138,7 @@ def _heads(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return this rank's heads of queries, keys and values, [micro_batch, heads, positions, width]."""
     computed = model.computed
-    matrices = [(weights[f"{part}.weight"], weights.get(f"{part}.bias")) for part in ("query", "key", "value")]
-    query, key, value = products.enter(x, matrices, tensor)
+    query, key, value = entered(x, weights, ("query", "key", "value"), tensor, products)
     clip = computed.qkv_clip
     if clip is not None:
         query, key, value = (part.clamp(-clip, clip) for part in (query, key, value))
@@ -188,18 +188,16 @@ def _latent_heads(
     mla = attention.latent
     assert mla is not None and table is not None, "latent attention has rotary positions"
 
-    def down(part: str) -> torch.Tensor:
-        return functional.linear(x, weights[f"{part}_down.weight"], weights.get(f"{part}_down.bias"))
-
     def up(latent: torch.Tensor, part: str) -> torch.Tensor:
         normed = functional.rms_norm(latent, latent.shape[-1:], weights[f"{part}_norm.weight"], LATENT_EPSILON)
-        return products.enter(normed, [(weights[f"{part}_up.weight"], None)], tensor)[0]
+        return entered(normed, weights, (f"{part}_up",), tensor, products)[0]
 
     if mla.query_rank is None:
-        (query,) = products.enter(x, [(weights["query.weight"], None)], tensor)
+        (query,) = entered(x, weights, ("query",), tensor, products)
     else:
-        query = up(down("query"), "query")
-    latent, turning = torch.split(down("latent"), [mla.kv_rank, mla.rope_head_dim], dim=-1)
+        query = up(made_here(x, weights, "query_down", products), "query")
+    low = made_here(x, weights, "latent_down", products)
+    latent, turning = torch.split(low, [mla.kv_rank, mla.rope_head_dim], dim=-1)
     wide = _by_head(up(latent, "latent"), mla.nope_head_dim + attention.value_head_dim).transpose(1, 2)
     query = _by_head(query, attention.head_dim).transpose(1, 2)
     still, query_turning = torch.split(query, [mla.nope_head_dim, mla.rope_head_dim], dim=-1)

@@ -97,8 +97,9 @@ class _Linear(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, before: TensorGroup, after: TensorGroup, *weights: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         own = scaled(x, torch.float8_e4m3fn, before)
-        ctx.before, ctx.after = before, after
-        ctx.save_for_backward(own.values, own.scale, *weights)
+        ctx.before, ctx.after, ctx.shape = before, after, x.shape
+        trained = any(ctx.needs_input_grad[3:])
+        ctx.save_for_backward(*((own.values, own.scale) if trained else (None, None)), *weights)
         whole = gathered(own, before)
         products = [product(whole.rows, scaled(weight, torch.float8_e4m3fn), x.dtype) for weight in weights]
         return tuple(summed(y.view(*whole.values.shape[:-1], -1), after) for y in products)
@@ -106,13 +107,17 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         values, scale, *weights = ctx.saved_tensors
-        arriving = gathering(Scaled(values=values, scale=scale), ctx.before, after=gradients[0])
+        arriving = None
+        if values is not None:
+            arriving = gathering(Scaled(values=values, scale=scale), ctx.before, after=gradients[0])
         rows = [gathered(scaled(gradient, torch.float8_e5m2, ctx.after), ctx.after).rows for gradient in gradients]
         entering = [
             product(row, scaled(weight, torch.float8_e4m3fn).transposed, gradient.dtype)
             for row, weight, gradient in zip(rows, weights, gradients, strict=True)
         ]
-        leaving = summing(reduce(torch.add, entering).view(values.shape[0], -1, *values.shape[2:]), ctx.before)
+        leaving = summing(reduce(torch.add, entering).view(ctx.shape[0], -1, *ctx.shape[2:]), ctx.before)
+        if arriving is None:
+            return leaving(), None, None, *[None] * len(weights)
         inputs = arriving().rows.transposed
         found = [product(row.transposed, inputs, gradients[0].dtype) for row in rows]
         return leaving(), None, None, *found

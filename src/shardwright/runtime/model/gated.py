@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 
+from shardwright.runtime.model.low_rank import entered, left
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.products import WHOLE, Products
 from shardwright.spec.model import ForwardPass
@@ -33,9 +34,9 @@ def inner(
     """Return a feed-forward block up to the last bias. `x` has this rank's positions of the tensor group `before`; what
     comes out is summed over that `after`."""
     parts = ("gate", "up") if "gate.weight" in weights else ("up",)
-    found = products.enter(x, [(weights[f"{part}.weight"], weights.get(f"{part}.bias")) for part in parts], before)
+    found = entered(x, weights, parts, before, products)
     middle = activation(found[0]) if len(found) == 1 else gated(found[0], found[1], activation)
-    return products.leave(middle, weights["down.weight"], after)
+    return left(middle, weights, "down", after, products)
 
 
 def clamped_gate(computed: ForwardPass) -> Gate | None:

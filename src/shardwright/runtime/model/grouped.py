@@ -34,13 +34,14 @@ def _(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> torch.Tens
 
 
 def _saved(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+    rows, matrices, ends = inputs
+    ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, matrices, ends)
 
 
-def _gradients(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+def _gradients(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
     rows, matrices, ends = ctx.saved_tensors
     gradient = gradient.contiguous()
-    of_matrices = _grouped(rows.t(), gradient, ends)
+    of_matrices = _grouped(rows.t(), gradient, ends) if ctx.needs_input_grad[1] else None
     return _grouped(gradient, matrices.transpose(1, 2), ends), of_matrices, None
 
 

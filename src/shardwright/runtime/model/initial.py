@@ -19,15 +19,32 @@ def seeded(model: Model, seed: int) -> Initial:
     return lambda parameter: initial_values(parameter, seed, rows=model.vocab if parameter.padded else None)
 
 
+def beside(frozen: Initial, seed: int) -> Initial:
+    """Return the initial values of a model and of adapters beside it: those of the frozen weights are given."""
+
+    def initial(parameter: ModelParameter) -> torch.Tensor:
+        if parameter.beside is None:
+            return frozen(parameter)
+        if parameter.start == "row lengths":
+            lengths: torch.Tensor = frozen(parameter.beside).float().norm(dim=1)
+            return lengths
+        return initial_values(parameter, seed)
+
+    return initial
+
+
 def initial_values(parameter: ModelParameter, seed: int, *, rows: int | None = None) -> torch.Tensor:
     """Return the whole parameter, fp32 on the CPU. `rows` cuts off padding: what is beyond these rows is zero, and the
     values do not depend on it."""
-    if parameter.start != "normal":
+    if parameter.start in ("zeros", "ones"):
         return torch.full(parameter.shape, float(parameter.start == "ones"))
     used = parameter.shape if rows is None else (rows, *parameter.shape[1:])
     digest = hashlib.sha256(f"{seed} {parameter.name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    values = torch.empty(used).normal_(0.0, parameter.deviation, generator=generator)
+    values, width = torch.empty(used), parameter.deviation
+    if parameter.start == "uniform":
+        return values.uniform_(-width, width, generator=generator)
+    values.normal_(0.0, width, generator=generator)
     if used == parameter.shape:
         return values
     padding = torch.zeros((parameter.shape[0] - used[0], *parameter.shape[1:]))

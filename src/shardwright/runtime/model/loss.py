@@ -55,12 +55,12 @@ class _Loss(torch.autograd.Function):
     ) -> torch.Tensor:
         whole = gathered(x, tensor) if tensor.sharded else x
         logits = functional.linear(whole.flatten(0, 1), weight, bias)
-        ctx.tensor, ctx.biased = tensor, bias is not None
+        ctx.tensor, ctx.shape = tensor, x.shape
         rows = max(CHUNK_ELEMENTS.get(x.device.type, CHUNK_ELEMENTS["cuda"]) // logits.shape[1], 1)
         parts = zip(torch.split(logits, rows), torch.split(targets, rows), strict=True)
         loss = torch.stack([_loss_and_gradient(part, to, vocab, tensor, cap, partly) for part, to in parts]).sum()
         ctx.share = (targets >= 0).float().mean() if partly else 1.0
-        ctx.save_for_backward(x, weight, logits)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight, logits)
         return cast("torch.Tensor", loss / ctx.share)
 
     @staticmethod
@@ -68,10 +68,12 @@ class _Loss(torch.autograd.Function):
         """The gradient of the loss multiplies the smaller factors of the products, in which `logits` are theirs."""
         x, weight, logits = ctx.saved_tensors
         scale = gradients[0] / ctx.share / _lift(logits)
-        whole = (gathered(x, ctx.tensor) if ctx.tensor.sharded else x).flatten(0, 1)
-        entering = ((logits @ weight) * scale).view(x.shape[0], -1, x.shape[2])
-        into_weight = logits.t() @ (whole * scale)
-        into_bias = logits.float().sum(dim=0) * scale if ctx.biased else None
+        entering = ((logits @ weight) * scale).view(ctx.shape[0], -1, ctx.shape[2])
+        into_weight = None
+        if x is not None:
+            whole = (gathered(x, ctx.tensor) if ctx.tensor.sharded else x).flatten(0, 1)
+            into_weight = logits.t() @ (whole * scale)
+        into_bias = logits.float().sum(dim=0) * scale if ctx.needs_input_grad[2] else None
         into_x = scattered(entering, ctx.tensor) if ctx.tensor.sharded else entering
         return into_x, into_weight, into_bias, None, None, None, None, None
 

@@ -374,6 +374,12 @@ def names_of(model: Model) -> Names:
     return FAMILIES.get(model.family, OTHERS)
 
 
+def form_of(model: Model, parameter: ModelParameter) -> Form:
+    """Return how a tensor of a Hugging Face file holds a parameter of a layer."""
+    owner, _, _ = parameter.name.rpartition(".")
+    return names_of(model).forms.get(owner.split(".", 2)[-1], "alone")
+
+
 def source_of(model: Model, parameter: ModelParameter) -> TensorSource:
     """Return the tensor of a Hugging Face file that has a parameter."""
     names = names_of(model)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe
 
-Start = Literal["normal", "ones", "zeros"]
+Start = Literal["normal", "ones", "zeros", "uniform", "row lengths"]
 Summed = Literal["", "sequence", "tensor", "copies"]
 INITIAL_DEVIATION = 0.02
 
@@ -23,9 +23,10 @@ class ModelParameter:
     """One parameter of the whole model.
 
     `dim` is the dimension that is cut, None if none is; `pieces` into how many at most. `start` and `deviation` say how
-    it is initialised. `summed` says over which ranks of a stage its gradient is a sum: none; those of the
-    tensor-parallel group under sequence parallelism ("sequence") or always ("tensor"); those with the same
-    key-value heads ("copies"). `expert` is the number of the expert that it belongs to.
+    it is initialised: "uniform" between `deviation` and its negative. `summed` says over which ranks of a stage its
+    gradient is a sum: none; those of the tensor-parallel group under sequence parallelism ("sequence") or always
+    ("tensor"); those with the same key-value heads ("copies"). `expert` is the number of the expert that it belongs to.
+    A part of an adapter is `beside` a frozen matrix, and may start with the "row lengths" of that.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ModelParameter:
     deviation: float = INITIAL_DEVIATION
     summed: Summed = ""
     expert: int | None = None
+    beside: ModelParameter | None = None
 
     @property
     def decayed(self) -> bool:

@@ -2,12 +2,13 @@
 
 A bucket belongs to a shard of one unit, or of several units in a row that the same ranks hold in the same virtual
 stages; experts have buckets of their own, one for each block of experts and part of their width. All holders lay a
-bucket out alike, so one collective sums it. What its parameters are is computed from the plan alone.
+bucket out alike, so one collective sums it. What its parameters are is computed from the plan alone. Frozen weights
+have buckets of their own, which no collective sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from math import prod
@@ -15,11 +16,15 @@ from math import prod
 from shardwright.plans.shares import cuts
 from shardwright.runtime.layout.groups import Layout, vocabulary
 from shardwright.runtime.layout.places import Place
-from shardwright.runtime.model.parameters import ModelParameter, Summed, unit_parameters
+from shardwright.runtime.model.adapters import frozen_parameters, trained_parameters
+from shardwright.runtime.model.parameters import ModelParameter, Summed
+from shardwright.spec.adapter import Adapter
 from shardwright.spec.model import Model
 
 LARGEST_MERGED_ELEMENTS = 2_000_000  # sums of one bucket travel while the next one's units still compute
 ALIGNMENT_ELEMENTS = 256  # of matrices and of the parts of ranks: blocks of 8-bit state straddle neither
+
+UnitParameters = Callable[[Model, Adapter | None, int, int], tuple[ModelParameter, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +99,23 @@ class Bucket:
 
 
 def buckets_of(layout: Layout, place: Place) -> tuple[Bucket, ...]:
-    """Return the buckets of a rank, in the order in which all holders sum them: last units first."""
-    held = layout.unit_numbers(place)
+    """Return the buckets of what a rank trains, in the order in which all holders sum them: last units first."""
+    return _buckets(layout, place, trained_parameters)
+
+
+def frozen_buckets_of(layout: Layout, place: Place) -> tuple[Bucket, ...]:
+    """Return the buckets of what a rank holds beside its adapters, last units first."""
+    return _buckets(layout, place, frozen_parameters)
+
+
+def _buckets(layout: Layout, place: Place, parameters_of: UnitParameters) -> tuple[Bucket, ...]:
+    plan, rows, held = layout.plan, vocabulary(layout.plan), layout.unit_numbers(place)
+    units = [parameters_of(plan.model, plan.job.adapter, unit, rows) for unit in range(layout.head + 1)]
     return tuple(
         _shared(layout, bucket)
-        for units in unit_runs(layout)
-        if units[0] in held
-        for bucket in _run_buckets(layout, place, units)
+        for run in _unit_runs(layout, units)
+        if run[0] in held
+        for bucket in _run_buckets(layout, place, run, [(item, unit) for unit in run for item in units[unit]])
     )
 
 
@@ -113,9 +128,10 @@ def _shared(layout: Layout, bucket: Bucket) -> Bucket:
     return replace(bucket, bounds=cuts(bucket.elements, states, parts, ALIGNMENT_ELEMENTS))
 
 
-def _run_buckets(layout: Layout, place: Place, units: tuple[int, ...]) -> Iterator[Bucket]:
-    model, rows, unit = layout.plan.model, vocabulary(layout.plan), layout.units[units[0]]
-    found = [(parameter, number) for number in units for parameter in unit_parameters(model, number, rows)]
+def _run_buckets(
+    layout: Layout, place: Place, units: tuple[int, ...], found: Sequence[tuple[ModelParameter, int]]
+) -> Iterator[Bucket]:
+    model, unit = layout.plan.model, layout.units[units[0]]
     dense = [(parameter, number) for parameter, number in found if parameter.expert is None]
     held = layout.held(place, unit.index)
     for shard in held if dense else ():  # a head without a norm, tied to the embedding, has nothing
@@ -142,10 +158,9 @@ def _block(model: Model, parameter: ModelParameter, unit: int, blocks: int) -> i
     return parameter.expert * blocks // moe.experts
 
 
-def unit_runs(layout: Layout) -> tuple[tuple[int, ...], ...]:
+def _unit_runs(layout: Layout, units: Sequence[Sequence[ModelParameter]]) -> tuple[tuple[int, ...], ...]:
     """Return the units, last first, in runs that share buckets."""
-    rows = vocabulary(layout.plan)
-    sizes = [sum(prod(p.shape) for p in unit_parameters(layout.plan.model, u, rows)) for u in range(layout.head + 1)]
+    sizes = [sum(prod(parameter.shape) for parameter in unit) for unit in units]
     runs: list[list[int]] = []
     size = 0
     for unit in range(layout.head, -1, -1):

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwright.runtime.layout.groups import Layout, vocabulary
-from shardwright.runtime.model.parameters import ModelParameter, unit_parameters
+from shardwright.runtime.model.adapters import trained_parameters
+from shardwright.runtime.model.parameters import ModelParameter
 from shardwright.runtime.state.buckets import Bucket
 from shardwright.runtime.state.pieces import WEIGHT, CutShape, StatePiece
 from shardwright.runtime.state.recipe import MOMENTS, Method, rule
@@ -33,18 +34,19 @@ def cut_shape(parameter: ModelParameter, vocab: int) -> CutShape:
 
 
 def parameter_shapes(layout: Layout) -> Mapping[str, CutShape]:
-    """Return the shape of every parameter of the model."""
+    """Return the shape of every parameter that is trained."""
     return {parameter.name: cut_shape(parameter, layout.plan.model.vocab) for parameter in _parameters(layout)}
 
 
 def state_kinds(layout: Layout, method: Method) -> Mapping[str, tuple[str, ...]]:
-    """Return the kinds of state of every parameter of the model."""
+    """Return the kinds of state of every parameter that is trained."""
     return {parameter.name: (WEIGHT, *MOMENTS[rule(method, parameter)]) for parameter in _parameters(layout)}
 
 
 def _parameters(layout: Layout) -> Iterator[ModelParameter]:
-    model, rows = layout.plan.model, vocabulary(layout.plan)
-    return (p for unit in range(layout.head + 1) for p in unit_parameters(model, unit, rows))
+    plan, rows = layout.plan, vocabulary(layout.plan)
+    units = (trained_parameters(plan.model, plan.job.adapter, unit, rows) for unit in range(layout.head + 1))
+    return (parameter for unit in units for parameter in unit)
 
 
 def holdings_of(bucket: Bucket, start: int, stop: int, vocab: int, kind: str) -> Iterator[Holding]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.places import Place
-from shardwright.runtime.state.buckets import Bucket, buckets_of
+from shardwright.runtime.state.buckets import Bucket, buckets_of, frozen_buckets_of
 
 
 def kept_apart(layout: Layout, bucket: Bucket) -> tuple[bool, bool]:
@@ -40,7 +40,8 @@ def held_whole(layout: Layout, place: Place) -> str:
     sharding = layout.plan.optimizer.sharding
     if sharding not in ("zero2", "zero3"):
         return ""
-    shared = [bucket for bucket in buckets_of(layout, place) if len(bucket.ranks) > 1]
+    buckets = (*buckets_of(layout, place), *frozen_buckets_of(layout, place))
+    shared = [bucket for bucket in buckets if len(bucket.ranks) > 1]
     whole = sorted({unit for bucket in shared if not kept_apart(layout, bucket)[1] for unit in bucket.units})
     if not whole:
         return ""

@@ -15,7 +15,7 @@ import torch
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.model.parameters import ModelParameter
-from shardwright.runtime.state.buckets import Bucket, Piece, buckets_of, matrix_of
+from shardwright.runtime.state.buckets import Bucket, Piece, buckets_of, frozen_buckets_of, matrix_of
 from shardwright.runtime.state.sharding import kept_apart
 
 
@@ -73,7 +73,8 @@ class Flat:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Buffer:
-    """A bucket with its memory: `weights` in the precision of the computation, `gradients` in fp32."""
+    """A bucket with its memory: `weights` in the precision of the computation, `gradients` in fp32, none where they are
+    frozen."""
 
     bucket: Bucket
     weights: Flat
@@ -82,7 +83,8 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """The parameters of one rank by name, with the buffers behind them in the order of their synchronisation.
+    """The parameters of one rank by name, with the buffers behind them: those that are trained, in the order of their
+    synchronisation, and `frozen` ones.
 
     Where a rank holds one shard of a unit, as it does unless tensor-parallel degrees differ between replicas, a
     parameter is a view of its buffer, and its gradient one of the buffer's, to which autograd adds; else both are
@@ -93,11 +95,19 @@ class Store:
 
     parameters: dict[str, torch.nn.Parameter]
     buffers: tuple[Buffer, ...]
+    frozen: tuple[Buffer, ...]
     where: dict[str, tuple[tuple[Buffer, Piece], ...]]
 
     def publish(self) -> None:
-        """Bring parameters that are no views up to date with their buffers."""
-        for buffer in self.buffers:
+        """Bring trained parameters that are no views up to date with their buffers."""
+        self._publish(self.buffers)
+
+    def publish_all(self) -> None:
+        """Do so with frozen ones too."""
+        self._publish((*self.buffers, *self.frozen))
+
+    def _publish(self, buffers: Sequence[Buffer]) -> None:
+        for buffer in buffers:
             if not buffer.bucket.alone:
                 for piece in buffer.bucket.pieces:
                     target = local_part(self.parameters[piece.parameter.name].detach(), piece)
@@ -106,33 +116,58 @@ class Store:
 
 def make_store(layout: Layout, place: Place, dtype: torch.dtype, device: torch.device) -> Store:
     """Return the store of a rank, its weights not yet set."""
-    buffers: list[Buffer] = []
     where: dict[str, list[tuple[Buffer, Piece]]] = {}
-    parameters = {}
-    for bucket in buckets_of(layout, place):
+    parameters: dict[str, torch.nn.Parameter] = {}
+    trained, frozen = (
+        tuple(_buffers(layout, place, buckets, dtype, device, parameters, where, frozen=still))
+        for buckets, still in ((buckets_of(layout, place), False), (frozen_buckets_of(layout, place), True))
+    )
+    return Store(
+        parameters=parameters,
+        buffers=trained,
+        frozen=frozen,
+        where={name: tuple(parts) for name, parts in where.items()},
+    )
+
+
+def _buffers(
+    layout: Layout,
+    place: Place,
+    buckets: Sequence[Bucket],
+    dtype: torch.dtype,
+    device: torch.device,
+    parameters: dict[str, torch.nn.Parameter],
+    where: dict[str, list[tuple[Buffer, Piece]]],
+    *,
+    frozen: bool,
+) -> list[Buffer]:
+    """Return buckets with memory, and note their parameters and where these are."""
+    buffers: list[Buffer] = []
+    apart: dict[str, list[Piece]] = {}
+    for bucket in buckets:
         weights, gradients = kept_apart(layout, bucket)
+        nothing = torch.empty(0, device=device)
         buffer = Buffer(
             bucket=bucket,
             weights=_flat(bucket, place.rank, dtype, device, sharded=weights),
-            gradients=_flat(bucket, place.rank, torch.float32, device, sharded=gradients),
+            gradients=Flat(whole=nothing, kept=nothing, start=0)
+            if frozen
+            else _flat(bucket, place.rank, torch.float32, device, sharded=gradients),
         )
         buffers.append(buffer)
         for piece in bucket.pieces:
             where.setdefault(piece.parameter.name, []).append((buffer, piece))
-        if bucket.alone:
-            for view in views_of(bucket):
-                parameters[view.name] = _parameter(buffer.weights.view(view), buffer.gradients.view(view))
+            if not bucket.alone:
+                apart.setdefault(piece.parameter.name, []).append(piece)
+        for view in views_of(bucket) if bucket.alone else ():
+            gradient = None if frozen else buffer.gradients.view(view)
+            parameters[view.name] = _parameter(buffer.weights.view(view), gradient)
         buffer.weights.close()
         buffer.gradients.close()
-    for name, parts in where.items():
-        if not parts[0][0].bucket.alone:
-            whole = torch.empty(local_shape([piece for _, piece in parts]), dtype=dtype, device=device)
-            parameters[name] = _parameter(whole, torch.zeros_like(whole, dtype=torch.float32))
-    return Store(
-        parameters=parameters,
-        buffers=tuple(buffers),
-        where={name: tuple(parts) for name, parts in where.items()},
-    )
+    for name, pieces in apart.items():
+        whole = torch.empty(local_shape(pieces), dtype=dtype, device=device)
+        parameters[name] = _parameter(whole, None if frozen else torch.zeros_like(whole, dtype=torch.float32))
+    return buffers
 
 
 def views_of(bucket: Bucket) -> Iterator[FlatView]:
@@ -152,7 +187,7 @@ def fill(store: Store, whole: Callable[[ModelParameter], torch.Tensor]) -> None:
         value = whole(parts[0][1].parameter)
         for buffer, piece in parts:
             buffer.weights.put(piece.offset, cut(value, piece))
-    store.publish()
+    store.publish_all()
 
 
 def local_shape(pieces: Sequence[Piece]) -> tuple[int, ...]:
@@ -175,8 +210,11 @@ def local_part(local: torch.Tensor, piece: Piece) -> torch.Tensor:
     return local if dim is None else local.narrow(dim, piece.local, piece.stop - piece.start)
 
 
-def _parameter(weights: torch.Tensor, gradients: torch.Tensor) -> torch.nn.Parameter:
-    """Return a parameter to whose fp32 gradient autograd adds in place, whatever the precision of the weights."""
+def _parameter(weights: torch.Tensor, gradients: torch.Tensor | None) -> torch.nn.Parameter:
+    """Return a parameter to whose fp32 gradient autograd adds in place, whatever the precision of the weights; without
+    a gradient it is frozen."""
+    if gradients is None:
+        return torch.nn.Parameter(weights, requires_grad=False)
     parameter: Any = torch.nn.Parameter(weights)
     parameter.grad_dtype = gradients.dtype
     parameter.grad = gradients

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import NamedTuple, Protocol
 
@@ -20,7 +20,7 @@ from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.fp8 import FP8
 from shardwright.runtime.model.initial import Initial
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
-from shardwright.runtime.model.products import PLAIN
+from shardwright.runtime.model.products import PLAIN, AdapterProducts
 from shardwright.runtime.model.regions import LayerForward
 from shardwright.runtime.state.loss_scale import UNSCALED, LossScale
 from shardwright.runtime.state.matrices import exchanges_of
@@ -110,7 +110,8 @@ def make_engine(
     layer: LayerForward = layer_forward,
     end: int | None = None,
 ) -> Engine:
-    """Return the engine of a rank with `initial` weights; None leaves them zero, for a checkpoint to set. `layer` is
+    """Return the engine of a rank with `initial` weights; None leaves them zero, for a checkpoint to set, which has no
+    frozen ones. `layer` is
     `layer_forward`, or what `regions.compiled` made of it. Attention stays within documents where their last token
     `end` is given; layers are not compiled then, their attention is."""
     plan, place, dtype = layout.plan, layout.places[rank], DTYPES[precision]
@@ -143,11 +144,14 @@ def make_engine(
     sharded = plan.optimizer.distributed
     sync = GradientSync(layout, place, store, groups, sharded=sharded, overlap=plan.overlap.grad_reduce)
     unsharding = Unsharding(layout, place, store, groups, sync)
+    products = FP8 if precision == "fp8" else PLAIN
+    if plan.job.adapter is not None:
+        products = replace(products, adapters=AdapterProducts(scale=plan.job.adapter.scale, tensor=tensor))
     chunks = [
         Chunk(
             units=units, weights=store.parameters, model=plan.model, details=details, tensor=tensor, experts=experts,
             context=context, recompute=stage.recompute, positions=positions, table=table,
-            products=FP8 if precision == "fp8" else PLAIN,
+            products=products,
             way=None if plan.layered else unsharding,
             layer=layer if end is None else layer_forward,
             end=end,

@@ -130,7 +130,8 @@ def _backward(walk: _Walk, x: dict[int, torch.Tensor], sync: GradientSync) -> No
                 entering, out = walk.kept.pop((unit, number))
                 if out is None:
                     out = unit_forward(walk.chunk, unit, entering, walk.documents[number])
-                torch.autograd.backward(out, gradient)
+                if out.requires_grad:  # the embedding's does not beside adapters
+                    torch.autograd.backward(out, gradient)
                 if unit:
                     x[number] = _gradient(entering)
 

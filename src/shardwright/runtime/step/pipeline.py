@@ -193,8 +193,8 @@ def _backward(
     x, out = kept.pop((index, micro_batch))
     if message is None:
         message = torch.full((), pipeline.scale * loss_scale, dtype=out.dtype, device=out.device)
-    if out.grad_fn is None:  # a stage without layers hands its input on
-        return message
+    if out.grad_fn is None:  # a stage without layers hands its input on; what is before all adapters has no gradient
+        return None if x is None else message
     torch.autograd.backward(out, message)
     return None if x is None else x.grad
 

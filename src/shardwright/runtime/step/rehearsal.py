@@ -32,11 +32,14 @@ def rehearse(engine: Engine, *, evaluates: bool) -> None:
             with torch.no_grad():
                 forward(chunk, x)
             engine.unsharding.release()
-        out = forward(chunk, x.detach().requires_grad_())
-        torch.autograd.backward(out, torch.zeros_like(out))
-        sync.pass_done()
-        sync.settle()
-        engine.unsharding.release()
+        after_frozen = engine.layout.plan.job.adapters and 0 in engine.place.units  # what embeds has no gradient then
+        for needed in (True, False) if after_frozen else (True,):
+            out = forward(chunk, x.detach().requires_grad_(needed))
+            if out.requires_grad:
+                torch.autograd.backward(out, torch.zeros_like(out))
+            sync.pass_done()
+            sync.settle()
+            engine.unsharding.release()
 
 
 def one_of_each_kind(chunk: Chunk) -> Chunk:

@@ -28,11 +28,12 @@ class Unsharding:
 
     def __init__(self, layout: Layout, place: Place, store: Store, groups: ProcessGroups, sync: GradientSync) -> None:
         self._sync, self._rank = sync, place.rank
-        self._groups = {buffer: groups.find("gradient", buffer.bucket.ranks) for buffer in store.buffers}
+        held = (*store.buffers, *store.frozen)
+        self._groups = {buffer: groups.find("gradient", buffer.bucket.ranks) for buffer in held}
         self._shared = [buffer for buffer in reversed(store.buffers) if self._groups[buffer] is not None]
         units = {unit for chunk in place.chunks for unit in chunk}
-        units |= {unit for buffer in store.buffers for unit in buffer.bucket.units}  # a tied embedding's too
-        self._needed = {unit: [b for b in store.buffers if unit in b.bucket.units] for unit in units}
+        units |= {unit for buffer in held for unit in buffer.bucket.units}  # a tied embedding's too
+        self._needed = {unit: [b for b in held if unit in b.bucket.units] for unit in units}
         if layout.plan.model.tied_embeddings and 0 in self._needed and layout.head in self._needed:
             self._needed[layout.head] += self._needed[0]
         forward = {low: high for chunk in place.chunks for low, high in pairwise(chunk)}

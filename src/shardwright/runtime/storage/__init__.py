@@ -9,6 +9,7 @@
 * `tensor_files`: safetensors files
 * `exchange`: checkpoints to and from safetensors and torch.distributed.checkpoint
 * `weights`: Hugging Face weights
+* `adapter_files`: adapters as PEFT keeps them
 * `weight_files`: which files those are in
 * `data`: token files
 * `remote`: files behind a URL

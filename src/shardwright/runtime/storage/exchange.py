@@ -22,6 +22,7 @@ import torch
 
 from shardwright.errors import bad
 from shardwright.runtime.state.pieces import CutShape, StatePiece
+from shardwright.runtime.storage.adapter_files import save_adapters
 from shardwright.runtime.storage.checkpoint import open_checkpoint
 from shardwright.runtime.storage.manifest import (
     manifest_text,
@@ -33,6 +34,7 @@ from shardwright.runtime.storage.manifest import (
 from shardwright.runtime.storage.piece_files import assemble, write_pieces
 from shardwright.runtime.storage.tensor_files import open_tensors, save_tensors
 from shardwright.runtime.storage.weights import save_weights, write_config, write_index
+from shardwright.spec.adapter import Adapter
 from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface_config import config_of_model
 
@@ -61,12 +63,16 @@ def export_checkpoint(source: Path, target: Path) -> int:
     return manifest.step
 
 
-def export_weights(source: Path, target: Path, model: Model) -> int:
+def export_weights(source: Path, target: Path, model: Model, adapter: Adapter | None = None) -> int:
     """Write the weights of a checkpoint, or of the newest of a folder, to a new folder that `from_pretrained` of
-    transformers opens, in fp32 with `config.json`; return its step. Raises SpecError where the checkpoint is not whole
-    or not of the model, and for a model of which no config is known."""
+    transformers opens, in fp32 with `config.json`, or its adapters as PEFT keeps them; return its step. Raises
+    SpecError where the checkpoint is not whole or not of the model, and for a model of which no config is known."""
     if target.exists():
         raise bad(str(target), "is there already", "name a new folder")
+    if adapter is not None:
+        checkpoint = open_checkpoint(source)
+        save_adapters(target, model, adapter, checkpoint.whole_weight, model.name)
+        return checkpoint.step
     config_of_model(model)  # before anything is written
     checkpoint = open_checkpoint(source)
     units = range(len(model.layers) + 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import xxhash
@@ -11,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from shardwright.errors import bad
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+ADAPTERS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # as PEFT names them
 SAMPLE_BYTES, SAMPLES = 1 << 16, 64
 
 
@@ -29,8 +31,17 @@ def weight_files(folder: Path) -> list[Path]:
 def weights_fingerprint(folder: Path) -> str:
     """Return a hash of the sizes of all files and of blocks spread over each. Raises SpecError where one is missing or
     cut off."""
+    return _fingerprint(weight_files(folder))
+
+
+def adapters_fingerprint(folder: Path) -> str:
+    """Return the same of the adapters in a folder."""
+    return _fingerprint([folder / ADAPTERS])
+
+
+def _fingerprint(paths: Iterable[Path]) -> str:
     content = xxhash.xxh3_128()
-    for path in weight_files(folder):
+    for path in paths:
         try:
             with safe_open(path, framework="np"), path.open("rb") as file:
                 size = path.stat().st_size

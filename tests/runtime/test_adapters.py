@@ -1,0 +1,267 @@
+"""Adapters trained under any plan are those that PEFT trains in one process, and go to and from its files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from tests.nightly import nightly
+from tests.runtime.adapted import adapter_parts, peft_model, trained_by_peft, write_base
+from tests.runtime.equal import ADAM, SGD, require_equal
+from tests.runtime.random_plans import MOST_GPUS, drawn
+from tests.runtime.recovery.fleet import Fleet, copies, undisturbed
+from tests.runtime.reference import reference_run
+from tests.runtime.samples import STEPS, plan_of, replica, stage, tiny_model
+from tests.runtime.trained_plans import SEED, end_of, recipe_of, runnable
+from tests.runtime.workers import Case, Outcome, run_cases
+
+from shardwright.errors import SpecError
+from shardwright.plans.check import check
+from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Schedule
+from shardwright.plans.trainable import TOGETHER, untrainable_adapters
+from shardwright.runtime.layout.limits import unrunnable
+from shardwright.runtime.model.adapters import TARGETS, trained_parameters
+from shardwright.runtime.model.initial import beside, seeded
+from shardwright.runtime.model.names import FAMILIES
+from shardwright.runtime.state.recipe import Recipe
+from shardwright.runtime.storage.adapter_files import from_folder, open_adapters, save_adapters
+from shardwright.spec.adapter import adapter_parameters, parse_adapter
+
+SMALL = replace(tiny_model(3), norm_epsilon=1e-5)
+TIED = replace(tiny_model(4, family="qwen3", tied=True), norm_epsilon=1e-5)
+BIASED = replace(tiny_model(3, family="qwen2"), norm_epsilon=1e-5)
+UNIFORM = Recompute(granularity="full", method="uniform", layers=2)
+UNEQUAL = (replica(stage((0, 1), tp=2), stage((1, 3)), micro_batches=3), replica(stage((0, 3)), micro_batches=2))
+
+
+def adapted(plan: Plan, text: str = "lora:4", targets: str | None = None) -> Plan:
+    return replace(plan, job=replace(plan.job, adapter=parse_adapter(text, targets)))
+
+
+def layered(plan: Plan, *states: int) -> Plan:
+    """A plan as uneven FSDP, of which each replica keeps so many parts."""
+    replicas = tuple(
+        replace(item, rows=item.micro_batches, state=state) for item, state in zip(plan.replicas, states, strict=True)
+    )
+    return replace(
+        plan,
+        replicas=replicas,
+        schedule=Schedule(kind="layered", waves=1),
+        optimizer=OptimizerPlan(sharding="zero3", parts=sum(states)),
+        overlap=Overlap(grad_reduce=True, param_gather=True),
+    )
+
+
+PLANS: dict[str, tuple[Plan, Recipe]] = {
+    "one rank": (adapted(plan_of(SMALL, replica(stage((0, 3)), micro_batches=2))), ADAM),
+    "unequal replicas": (adapted(plan_of(SMALL, *UNEQUAL)), ADAM),
+    "unequal replicas, zero1, dora": (adapted(plan_of(SMALL, *UNEQUAL, sharding="zero1"), "dora:3"), ADAM),
+    "three depths, sgd, attention alone": (
+        adapted(
+            plan_of(SMALL, replica(stage((0, 1)), stage((1, 3)), micro_batches=3), *UNEQUAL[1:], sharding="zero1"),
+            targets="attention",
+        ),
+        SGD,
+    ),
+    "tp 2, sequence parallel, biases, dora": (
+        adapted(
+            plan_of(BIASED, replica(stage((0, 3), tp=2), count=2, micro_batches=1), sequence_parallel=True), "dora:4"
+        ),
+        ADAM,
+    ),
+    "tp 4, fewer key-value heads, tied, dora": (
+        adapted(plan_of(TIED, replica(stage((0, 4), tp=4), micro_batches=2)), "dora:4"),
+        ADAM,
+    ),
+    "zero2, recomputed": (
+        adapted(plan_of(SMALL, replica(stage((0, 3), recompute=UNIFORM), count=3, micro_batches=1), sharding="zero2")),
+        ADAM,
+    ),
+    "zero3, stages, tied": (
+        adapted(plan_of(TIED, replica(stage((0, 1)), stage((1, 4)), count=2, micro_batches=2), sharding="zero3")),
+        ADAM,
+    ),
+    "zero3, tp 2, dora": (
+        adapted(
+            plan_of(
+                SMALL, replica(stage((0, 3), tp=2), count=2, micro_batches=2), sequence_parallel=True, sharding="zero3"
+            ),
+            "dora:4",
+            "q_proj+v_proj+down_proj",
+        ),
+        ADAM,
+    ),
+    "uneven FSDP": (
+        layered(
+            adapted(
+                plan_of(SMALL, replica(stage((0, 3)), micro_batches=3), replica(stage((0, 3)), micro_batches=1)),
+            ),
+            3,
+            1,
+        ),
+        ADAM,
+    ),
+    "cp 2": (adapted(plan_of(SMALL, replica(stage((0, 3), cp=2), micro_batches=2))), ADAM),
+}
+RELAY = {
+    "relay 1": adapted(plan_of(SMALL, replica(stage((0, 2), tp=2), stage((2, 3)), micro_batches=4)), "dora:4"),
+    "relay 2": adapted(plan_of(SMALL, replica(stage((0, 3)), count=2, micro_batches=2), sharding="zero3"), "dora:4"),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Outcome]:
+    cases = [Case(name, plan, recipe) for name, (plan, recipe) in PLANS.items()]
+    for before, (name, plan) in zip(("", *RELAY), RELAY.items(), strict=False):
+        cases.append(Case(name, plan, ADAM, steps=3, load=before, save=name))
+    return run_cases(cases, processes=4)
+
+
+def require_close(found: torch.Tensor, expected: torch.Tensor, name: str, rounding: float = 1e-7) -> None:
+    assert found.shape == expected.shape, name
+    assert float((found - expected).norm()) <= 1e-5 * float(expected.norm()) + rounding, name
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_adapters_are_those_that_peft_trains(name: str, outcomes: dict[str, Outcome], tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="peft is not installed")
+    plan, recipe = PLANS[name]
+    assert check(plan) == () and unrunnable(plan) == ()
+    found, expected = outcomes[name], trained_by_peft(plan, recipe, STEPS, 7, tmp_path)
+    assert found.losses == pytest.approx(expected.losses, rel=1e-5)
+    assert found.norms == pytest.approx(expected.norms, rel=1e-5)
+    assert found.held_out == pytest.approx(expected.held_out, rel=1e-5)
+    assert all(value.any() for value in expected.adapters.values()), "B begins at zero and has moved"
+    largest = max(float(gradient.norm()) for gradient in expected.gradients.values())
+    for part, gradient in expected.gradients.items():
+        require_close(found.gradients[part], gradient, part, 1e-5 * largest)
+        require_close(found.weights[part], expected.adapters[part], part)
+    assert found.weights.keys() == found.gradients.keys() == expected.adapters.keys(), "nothing else is trained"
+
+
+def test_a_checkpoint_of_adapters_begins_another_plan(outcomes: dict[str, Outcome]) -> None:
+    plan = RELAY["relay 2"]
+    expected = reference_run(plan, ADAM, steps=6, seed=7)
+    assert outcomes["relay 1"].losses + outcomes["relay 2"].losses == pytest.approx(expected.losses, rel=1e-5)
+    for part, value in expected.weights.items():
+        require_close(outcomes["relay 2"].weights[part], value, part)
+
+
+def test_peft_opens_what_is_saved_with_equal_logits(tmp_path: Path) -> None:
+    """What PEFT wrote comes back as it was, and merged into the weights it gives what the adapters beside them do."""
+    pytest.importorskip("peft", reason="peft is not installed")
+    plan, _ = PLANS["tp 2, sequence parallel, biases, dora"]
+    model, adapter = plan.model, plan.job.adapter
+    assert adapter is not None
+    write_base(tmp_path / "base", model, 7)
+    frozen = seeded(model, 7)
+    noise = torch.Generator().manual_seed(3)
+    values = {
+        part.name: (value := beside(frozen, 7)(part)) + 0.1 * torch.randn(value.shape, generator=noise)
+        for part in adapter_parts(plan)
+    }
+    save_adapters(tmp_path / "adapters", model, adapter, values.__getitem__, "base")
+    opened = peft_model(tmp_path / "base", tmp_path / "adapters").eval()
+    tokens = torch.arange(32)[None] % model.vocab
+    with torch.no_grad():
+        beside_weights = opened(input_ids=tokens).logits
+        merged = opened.merge_and_unload()(input_ids=tokens).logits
+    assert float((beside_weights - merged).norm()) <= 1e-5 * float(merged.norm())
+    back = from_folder(frozen, open_adapters(tmp_path / "adapters", adapter), model)
+    assert all(torch.equal(back(part), values[part.name]) for part in adapter_parts(plan))
+
+
+@pytest.mark.parametrize("text", ["lora:8", "dora:4"])
+def test_adapters_of_another_rank_or_form_are_refused(text: str, tmp_path: Path) -> None:
+    plan = PLANS["one rank"][0]
+    model, adapter = plan.model, parse_adapter("lora:4")
+    values = {part.name: beside(seeded(model, 7), 7)(part) for part in adapter_parts(plan)}
+    save_adapters(tmp_path, model, adapter, values.__getitem__, "base")
+    with pytest.raises(SpecError, match=r"adapter_config\.json.*in the plan"):
+        open_adapters(tmp_path, parse_adapter(text))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("text", ["lora:4", "dora:3"])
+def test_a_model_has_as_many_weights_of_adapters_as_a_plan_is_priced_with(family: str, text: str) -> None:
+    model = tiny_model(3, family=family, experts=4 * (family == "qwen2"), shared=True)
+    adapter = parse_adapter(text)
+    parts = [p for u in range(len(model.layers) + 2) for p in trained_parameters(model, adapter, u, model.vocab)]
+    assert sum(torch.Size(part.shape).numel() for part in parts) == adapter_parameters(model, adapter)
+
+
+def test_what_is_not_trained_is_refused_by_name() -> None:
+    plan = plan_of(SMALL, replica(stage((0, 3)), micro_batches=1))
+    mixture = plan_of(tiny_model(3, experts=4), replica(stage((0, 3)), micro_batches=1))
+    fused = plan_of(tiny_model(3, family="gpt2"), replica(stage((0, 3)), micro_batches=1))
+    said = {
+        "frozen weights in 4 bits": adapted(plan, "qlora:4"),
+        "frozen weights in 8 bits": adapted(plan, "lora8bit:4"),
+        "routed experts": adapted(mixture, targets="all"),
+        "q_proj, k_proj, v_proj of gpt2 are one matrix": adapted(fused),
+        "no matrix of the model": adapted(fused, targets="gate_proj"),
+    }
+    for words, case in said.items():
+        assert any(words in problem.message for problem in unrunnable(case)), words
+        own = replace(case, job=replace(case.job, framework="train"))
+        assert any(words in problem.message for problem in check(own)), words
+    assert not unrunnable(adapted(fused, targets="o_proj+up_proj+down_proj"))
+    assert not list(untrainable_adapters(SMALL, plan.job))
+
+
+def test_matrices_that_are_together_in_files_are_those_of_the_names() -> None:
+    for family, names in FAMILIES.items():
+        forms = {TARGETS[block] for block, form in names.forms.items() if block in TARGETS and form not in ALONE}
+        assert forms == set(TOGETHER.get(family, ())), family
+
+
+ALONE = ("alone", "turned")
+TEXTS = ("lora:4", "dora:4", "lora:1", "dora:3")
+WHERE = (None, None, "attention", "q_proj+v_proj", "down_proj+o_proj", "gate_proj+up_proj", "k_proj")
+NIGHT, TOGETHER_RUN = 600, 60
+# Uneven FSDP (72), context parallelism (56), experts over unequal ranks (30, 56).
+SAMPLE = (30, 56, 72)
+
+
+def drawn_with_adapters(seed: int) -> Plan | None:
+    """Return a random plan of adapters, None where it is not legal."""
+    plan, random = drawn(seed), Random(seed)
+    plan = adapted(plan, random.choice(TEXTS), random.choice(WHERE))
+    known = replace(plan.model, family="llama")
+    return plan if runnable(drawn(seed)) and not list(untrainable_adapters(known, plan.job)) else None
+
+
+@pytest.mark.parametrize("seeds", [SAMPLE, *nightly(range(i, i + TOGETHER_RUN) for i in range(0, NIGHT, TOGETHER_RUN))])
+def test_adapters_under_random_plans_are_those_of_one_process(seeds: Sequence[int]) -> None:
+    """The oracle multiplies by merged matrices, and knows nothing of products with A and B. Matrices that are together
+    in a family's files are trained too: it is PEFT's files that have no place for their adapters."""
+    plans = {seed: plan for seed in seeds if (plan := drawn_with_adapters(seed)) is not None}
+    assert seeds is not SAMPLE or list(plans) == list(SAMPLE)
+    cases = [
+        Case(
+            str(seed), plan, recipe_of(plan), steps=3, seed=SEED, end=end_of(seed),
+            **({"largest_merged": 1} if seed % 2 else {}),
+        )
+        for seed, plan in plans.items()
+    ]  # fmt: skip
+    found = run_cases(cases, MOST_GPUS)
+    for seed, plan in plans.items():
+        expected = reference_run(plan, recipe_of(plan), steps=3, seed=SEED, end=end_of(seed))
+        require_equal(found[str(seed)], expected, rounded=plan.job.optimizer == "muon")
+
+
+@pytest.mark.nightly
+def test_adapters_outlive_a_machine(tmp_path: Path) -> None:
+    """Nobody sends frozen weights: who joins has them from where the run has."""
+    plan = adapted(copies(), "dora:4")
+    with Fleet(tmp_path / "fleet", plan, 24, every=4) as fleet:
+        fleet.until(lambda: fleet.step() >= 8, "steps")
+        fleet.lose(1)
+        fleet.finish()
+        assert fleet.recoveries()[-1]["ranks"] == 2
+        losses = fleet.losses()
+    assert losses == pytest.approx(list(undisturbed(tmp_path / "alone", 24, plan).values()), rel=1e-5)
