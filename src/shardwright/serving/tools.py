@@ -73,7 +73,7 @@ def openapi(tools: Sequence[Tool], version: str, downloads: Sequence[str]) -> Sc
     paths["/download"] = _post(
         "download", "The best plan as a file.", downloaded, {"application/octet-stream": {"format": "binary"}}
     )
-    words = "Answers are the JSON documents that the command line prints. Only this machine, and no other origin, may ask."
+    words = "Answers are the documents that the command line prints. Only this machine, and no other origin, may ask."
     licence = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
     return {
         "openapi": "3.1.1",
