@@ -9,6 +9,7 @@
 * `tensor_files`: safetensors files
 * `exchange`: checkpoints to and from safetensors and torch.distributed.checkpoint
 * `weights`: Hugging Face weights
+* `megatron_weights`: weights as Megatron-LM keeps them
 * `weight_files`: which files those are in
 * `data`: token files
 * `remote`: files behind a URL

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from shardwright.errors import bad
+from shardwright.runtime.model.parameters import ModelParameter
 from shardwright.runtime.state.pieces import CutShape, StatePiece
 from shardwright.runtime.storage.checkpoint import open_checkpoint
 from shardwright.runtime.storage.manifest import (
@@ -30,12 +31,14 @@ from shardwright.runtime.storage.manifest import (
     working_folder,
     write_manifest,
 )
+from shardwright.runtime.storage.megatron_weights import save_megatron
 from shardwright.runtime.storage.piece_files import assemble, write_pieces
 from shardwright.runtime.storage.tensor_files import open_tensors, save_tensors
 from shardwright.runtime.storage.weights import save_weights, write_config, write_index
 from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface_config import config_of_model
 
+HUGGING_FACE, MEGATRON = "huggingface", "megatron"
 SUFFIX, TEXT, FILE = ".safetensors", "shardwright", "imported.state"
 Tensors = dict[str, torch.Tensor]
 
@@ -61,16 +64,24 @@ def export_checkpoint(source: Path, target: Path) -> int:
     return manifest.step
 
 
-def export_weights(source: Path, target: Path, model: Model) -> int:
-    """Write the weights of a checkpoint, or of the newest of a folder, to a new folder that `from_pretrained` of
-    transformers opens, in fp32 with `config.json`; return its step. Raises SpecError where the checkpoint is not whole
-    or not of the model, and for a model of which no config is known."""
+def export_weights(source: Path, target: Path, model: Model, names: str = HUGGING_FACE) -> int:
+    """Write the weights of a checkpoint, or of the newest of a folder, to a new folder in fp32; return its step. By
+    Hugging Face's names `from_pretrained` of transformers opens it; by Megatron-LM's `--load` reads it
+    (`megatron_weights`). Raises SpecError where the checkpoint is not whole or not of the model, and for a model that
+    has no config, or no place there."""
     if target.exists():
         raise bad(str(target), "is there already", "name a new folder")
-    config_of_model(model)  # before anything is written
+    if names == HUGGING_FACE:
+        config_of_model(model)  # before anything is written
     checkpoint = open_checkpoint(source)
-    units = range(len(model.layers) + 2)
-    save_weights(target, model, units, lambda parameter: checkpoint.whole_weight(parameter.name), torch.float32)
+
+    def whole(parameter: ModelParameter) -> torch.Tensor:
+        return checkpoint.whole_weight(parameter.name)
+
+    if names == MEGATRON:
+        save_megatron(target, model, checkpoint.step, whole)
+        return checkpoint.step
+    save_weights(target, model, range(len(model.layers) + 2), whole, torch.float32)
     write_index(target, model, torch.float32)
     write_config(target, model, None, torch.float32)
     return checkpoint.step
