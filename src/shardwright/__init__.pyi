@@ -38,6 +38,7 @@ from .trainers.plan import evaluate as evaluate
 from .trainers.plan import plan as plan
 from .trainers.runs import export as export
 from .trainers.shop import shop as shop
+from .trainers.support import support as support
 from .validation.validate import validate as validate
 
 __all__: list[str]

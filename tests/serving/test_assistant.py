@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from typing import Any
@@ -12,61 +13,61 @@ import pytest
 pytest.importorskip("mcp")
 
 from mcp import ClientSession, StdioServerParameters, stdio_client
+from tests.cli.running import run
 
+from shardwright.cli.tools import DOCUMENTS
+
+SMALL = {"model": "gpt2-medium", "cluster": "1x8xA100-SXM-40", "global_batch": 64, "seq_len": 1024, "tokens": "1B"}
+LAUNCH = "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --global-batch-size 64 --bf16"
 CALLS: dict[str, tuple[str, dict[str, Any]]] = {
-    "plan": (
-        "plan_training",
-        {"model": "opt-350m", "cluster": "1x8xA100-SXM-40", "global_batch": 64, "seq_len": 1024, "tokens": "1B"},
-    ),
-    "unknown": (
-        "plan_training",
-        {"model": "no-such-model", "cluster": "1x8xH100-SXM", "global_batch": 8, "seq_len": 512},
-    ),
-    "fit": ("fit", {"model": "llama-3.1-8b", "gpu": "RTX3090"}),
-    "export": (
-        "export_plan",
-        {"target": "megatron", "model": "llama-2-7b", "cluster": "1x8xH100-SXM", "global_batch": 64, "seq_len": 4096},
-    ),
-    "refused": (
-        "export_plan",
-        {"target": "torchtitan", "model": "opt-350m", "cluster": "1x8xH100-SXM", "global_batch": 64, "seq_len": 1024},
-    ),
+    "plan": ("plan", {**SMALL, "out": "plan.json"}),
+    "unknown": ("plan", {**SMALL, "model": "no-such-model"}),
+    "export": ("export", {"to": "megatron", "plan": "plan.json"}),
+    "refused": ("export", {"to": "torchtitan", "plan": "plan.json"}),
     "slow": (
         "diagnose",
         {
-            "model": "llama-2-7b",
-            "cluster": "2x8xH100-SXM",
-            "global_batch": 64,
-            "seq_len": 4096,
-            "pins": ["tp=1"],
-            "step_seconds": 20.0,
-            "log": "node0: NCCL INFO NET/IB : No device found.",
+            "plan": "plan.json",
+            "measured": "20s",
+            "sources": ["train.log"],
+            "files": {"train.log": "node0: NCCL INFO NET/IB : No device found.\n"},
+            "best": False,
         },
     ),
-    "catalogue": ("catalogue", {}),
+    "launched": (
+        "evaluate",
+        {"launch": "run.sh", "files": {"run.sh": LAUNCH}, "cluster": SMALL["cluster"], "model": SMALL["model"]},
+    ),
+    "elsewhere": ("check", {"plan": __file__}),
+    "models": ("models", {}),
 }
 
 
-async def asked() -> tuple[list[str], dict[str, Any]]:
-    """Return the tools, and the structured answer to each call, from one server."""
+async def asked() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the tools, and the result of each call, from one server."""
     parameters = StdioServerParameters(command=sys.executable, args=["-m", "shardwright", "mcp"], env=dict(os.environ))
     async with stdio_client(parameters) as (reading, writing), ClientSession(reading, writing) as session:
         await session.initialize()
         tools = (await session.list_tools()).tools
-        assert all(tool.description and tool.input_schema["properties"] is not None for tool in tools)
-        answers = {}
+        results = {}
         for name, (tool, arguments) in CALLS.items():
-            answers[name] = (await session.call_tool(tool, arguments)).structured_content
-        return [tool.name for tool in tools], answers
+            results[name] = await session.call_tool(tool, arguments)
+        return {tool.name: tool for tool in tools}, results
 
 
-def test_an_assistant_plans_sizes_and_exports() -> None:
-    tools, answers = asyncio.run(asked())
-    assert set(tools) == {"fit", "plan_training", "shop", "export_plan", "compare", "diagnose", "catalogue"}
-    assert answers["plan"]["best"]["iteration_seconds"] > 0 and answers["plan"]["next"]
-    assert "no-such-model" in answers["unknown"]["errors"][0]["message"]
-    assert answers["fit"]["answer"].startswith("Fits")
-    assert "--tensor-model-parallel-size" in answers["export"]["files"]["run.sh"]
-    assert any("registry" in each["message"] for each in answers["refused"]["errors"])
-    assert answers["slow"]["verdict"] == "slower" and answers["slow"]["causes"][0]["name"] == "slow-network"
-    assert "llama-3.1-8b" in answers["catalogue"]["models"]
+def test_an_assistant_has_the_commands_and_their_documents() -> None:
+    tools, results = asyncio.run(asked())
+    assert list(tools) == list(DOCUMENTS)
+    assert all(tool.description and tool.input_schema["properties"] for tool in tools.values())
+    failed = {name for name, result in results.items() if result.is_error}
+    assert failed == {"unknown", "refused", "launched", "elsewhere"}
+    told = {name: result.structured_content for name, result in results.items()}
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in SMALL.items()]
+    assert told["plan"]["plans"] == json.loads(run(["plan", *flags, "--json"]).out)["plans"]
+    assert "no-such-model" in told["unknown"]["errors"][0]["path"]
+    assert "--tensor-model-parallel-size" in told["export"]["arguments"]
+    assert any("registry" in problem["message"] for problem in told["refused"]["errors"])
+    assert told["slow"]["verdict"] == "slower" and told["slow"]["causes"][0]["name"]
+    assert told["launched"]["errors"][0]["message"]
+    assert "not in the folder" in told["elsewhere"]["errors"][0]["message"]
+    assert told["models"] is None and "llama-3.1-8b" in results["models"].content[0].text

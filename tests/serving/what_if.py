@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from typing import Any
 
+from shardwright.serving.tools import Toolbox
 from shardwright.serving.what_if.server import Server
 
 SMALL = {
@@ -22,8 +23,8 @@ SMALL = {
 
 
 @contextmanager
-def served() -> Iterator[Server]:
-    with Server("127.0.0.1", 0) as server:
+def served(toolbox: Toolbox | None = None) -> Iterator[Server]:
+    with Server("127.0.0.1", 0, toolbox=toolbox) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:

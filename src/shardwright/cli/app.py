@@ -144,14 +144,14 @@ def main() -> None:
     except (SpecError, ClickException, OSError) as error:
         if debug:
             raise
-        complain(_problems(error))
+        complain(problems_of(error))
         sys.exit(BAD_INPUT)
     except (KeyboardInterrupt, Abort):
         sys.exit(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _problems(error: SpecError | ClickException | OSError) -> tuple[Problem, ...]:
+def problems_of(error: SpecError | ClickException | OSError) -> tuple[Problem, ...]:
     """Return what is wrong, in the one form in which everything wrong is told."""
     if isinstance(error, SpecError):
         from shardwright.reports.words import flagged

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from shardwright.cli.output import write
 from shardwright.commands import CommandGroup, argument, option
-from shardwright.errors import bad, suggestion
+from shardwright.errors import SpecError, bad, suggestion
 from shardwright.plans.document import load_plan
 
-NAMES = ("shardwright", "huggingface")
+NAMES = ("shardwright", "huggingface", "megatron")
 HELP = """Write checkpoints as whole tensors for other tools, and read them back.
 
 \b
@@ -30,8 +30,10 @@ def export(
         str,
         option(
             metavar="NAMES",
-            help="Whose names tensors have: shardwright (the whole state, which `import` reads back) or huggingface "
-            "(weights and config.json, or adapters, in a folder that `from_pretrained` opens).",
+            help="Whose names tensors have: shardwright (the whole state, which `import` reads back), huggingface "
+            "(weights and config.json, or adapters, in a folder that `from_pretrained` opens) or megatron (weights that "
+            "Megatron-LM loads with --ckpt-format torch --finetune, for one GPU; its tools/checkpoint/convert.py cuts "
+            "them).",
         ),
     ] = "shardwright",
     plan: Annotated[
@@ -44,16 +46,20 @@ def export(
       shardwright checkpoint export run -o step.safetensors
       shardwright checkpoint export run -o step-dcp
       shardwright checkpoint export run --plan plan.json --names huggingface -o weights
+      shardwright checkpoint export run --plan plan.json --names megatron -o weights
     """
     from shardwright.runtime.storage.exchange import export_checkpoint, export_weights
+    from shardwright.trainers.runs import model_refusals
 
     if names not in NAMES:
         raise bad("--names", f"{names!r} is not known", suggestion(names, NAMES))
-    if names == "huggingface":
+    if names != NAMES[0]:
         if plan is None:
-            raise bad("--names huggingface", "needs the model, which a checkpoint does not hold", "add --plan PLAN")
+            raise bad(f"--names {names}", "needs the model, which a checkpoint does not hold", "add --plan PLAN")
         trained = load_plan(plan)
-        write(f"{out}: step {export_weights(source, out, trained.model, trained.job.adapter)}")
+        if names == "megatron" and (problems := model_refusals(names, trained.model, trained.cluster, trained.job)):
+            raise SpecError(*problems)
+        write(f"{out}: step {export_weights(source, out, trained.model, names, trained.job.adapter)}")
         return 0
     write(f"{out}: step {export_checkpoint(source, out)}")
     return 0

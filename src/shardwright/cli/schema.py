@@ -22,8 +22,8 @@ def schema(
     Written: plan (`plan --out`), ranking (`plan --json`), evaluation (`evaluate --json`), discovery (`discover
     --json`), validation (`validate --json`), simulation (`simulate-spot --json`), recovery (`recover --dry-run
     --json`), program and losses (`spmd plan` and `spmd train --json`), layout (`train --dry-run --json`), training
-    (`train --json`), measurement (`profile --json`), and calibrate, check, export, fit, shop, gpus, models and prices
-    (`--json`).
+    (`train --json`), measurement (`profile --json`), and calibrate, check, export, fit, shop, support, gpus, models and
+    prices (`--json`).
     Read: cluster (a cluster file), offers (what `shop --offers` reads), profile (a machine profile), layers (a layer
     profile), calibration (what `calibrate` writes).
     """

@@ -26,6 +26,9 @@ def serve(
     Choose model and GPUs, drag their numbers, the batch, deadline and budget; a first plan is there at once, and better
     as the search ends. The address of the page holds the question: copy it to share or keep it.
 
+    Programs ask the commands that do not train at /api/NAME, in JSON, with the parameters of the command line, and get
+    what --json prints; /openapi.json describes it.
+
     Examples:
 
     \b
@@ -34,13 +37,14 @@ def serve(
     """
     import webbrowser
 
+    from shardwright.cli.tools import toolbox
     from shardwright.cost.site.file import load_calibration
     from shardwright.serving.what_if.server import Server
 
     site = None if calibration is None else load_calibration(calibration)
     if site is not None and site.profiles:
         raise bad("--calibration", "was made with a machine profile, which the page does not have", "make it without")
-    with Server(host, port, site) as server:
+    with Server(host, port, site, toolbox()) as server:
         if server.exposed:
             note(f"warning: whoever reaches {host} can use this page; it has no password")
         write(f"{server.url}  (Ctrl-C ends)")

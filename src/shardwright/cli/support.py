@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from click.exceptions import Exit
 
 from shardwright.cli import options
 from shardwright.cli.output import terminal_width, write, write_json
 from shardwright.commands import option
-from shardwright.errors import bad, suggestion
 
-SPMD = "`shardwright spmd` shards any PyTorch module"
+if TYPE_CHECKING:
+    from shardwright.trainers.runs import Support
 
 
 def support(
@@ -35,58 +34,42 @@ def support(
       shardwright support --framework deepspeed
       shardwright support --json
     """
-    from shardwright.exporters.support.matrix import trainers
-    from shardwright.spec.catalog.frameworks import framework_names
     from shardwright.spec.read.model import load_model
-    from shardwright.trainers.runs import model_answers
+    from shardwright.trainers.runs import support as ask
 
-    of_framework = {trainer.framework for trainer in trainers().values()}
-    if framework is not None and framework not in (*of_framework, *framework_names()):
-        raise bad(f"--framework {framework}", "is not known", suggestion(framework, framework_names()))
-    if framework is not None and framework not in of_framework:
-        write(f"{framework} is known for `evaluate` and `validate` alone: nothing is exported to it")
-        return
-    names = [name for name, trainer in trainers().items() if framework in (None, trainer.framework)]
-    if model is None:
-        _write_matrix(names, details=framework is not None, json=json)
-        return
-    chosen = load_model(model, accept_guess=accept_guess)
-    answers = [answer for answer in model_answers(chosen) if answer.trainer.name in names]
-    lacks = {
-        answer.trainer.name: [f"{problem.path} {problem.message}" for problem in answer.refusals] for answer in answers
-    }
+    answer = ask(None if model is None else load_model(model, accept_guess=accept_guess), framework=framework)
     if json:
-        rows = [{"trainer": name, "runs": not words, "lacks": words} for name, words in lacks.items()]
-        write_json({"model": chosen.name, "family": chosen.family, "trainers": rows})
-    else:
+        write_json(answer.document)
+    elif answer.model is not None:
         from shardwright.reports.text.support import model_support_text
 
-        write(model_support_text(f"{chosen.name} (family {chosen.family})", {**lacks, "spmd": []}, terminal_width()))
-    if all(lacks.values()):
+        words = f"{answer.model.name} (family {answer.model.family})"
+        lacks = {name: list(lacking) for name, lacking in answer.lacks.items()}
+        write(model_support_text(words, {**lacks, "spmd": []}, terminal_width()))
+    elif answer.trainers:
+        _write_matrix(answer, details=framework is not None)
+    else:
+        write(f"{framework} is known for `evaluate` and `validate` alone: nothing is exported to it")
+    if answer.lacks and all(answer.lacks.values()):
         raise Exit(3)
 
 
-def _write_matrix(names: list[str], *, details: bool, json: bool) -> None:
+def _write_matrix(answer: Support, *, details: bool) -> None:
     from shardwright.exporters.support.matrix import trainers
     from shardwright.reports.text.layout import listed
     from shardwright.reports.text.support import matrix_text
-    from shardwright.spec.read.presets import preset_model, preset_names
-    from shardwright.trainers.runs import chosen_facts, family_answers
 
-    rows = chosen_facts(names)
-    families = [answer for answer in family_answers(map(preset_model, preset_names())) if answer.target in names]
-    if json:
-        facts = [asdict(row) | {"version": row.version} for row in rows]
-        write_json({"facts": facts, "families": [asdict(answer) for answer in families]})
-        return
     cells: dict[tuple[str, str], dict[str, str]] = {}
-    for row in rows:
+    for row in answer.facts:
         cells.setdefault((row.subject, row.value), {})[row.target] = row.runs
-    for answer in families:
-        cells.setdefault(("model family", answer.family), {})[answer.target] = answer.runs
+    for family in answer.families:
+        cells.setdefault(("model family", family.family), {})[family.target] = family.runs
     heads = [f"{trainer.name}: {trainer.title} {trainer.version}" for trainer in trainers().values()]
-    write(listed("Trainers", [head for head in heads if head.split(":")[0] in names], terminal_width()) + "\n")
-    write(matrix_text(cells, names))
+    write(
+        listed("Trainers", [head for head in heads if head.split(":")[0] in answer.trainers], terminal_width()) + "\n"
+    )
+    write(matrix_text(cells, list(answer.trainers)))
     if details:
+        rows = answer.facts
         points = [f"{row.target}, {row.subject} {row.value}: {row.message or row.runs} ({row.source})" for row in rows]
         write("\n" + listed("Facts", [point for point in points if "()" not in point], terminal_width()))

@@ -1,4 +1,4 @@
-"""What programs and assistants may ask, and how much of it: plain values in, library objects out.
+"""What the page may ask, and how much of it: plain values in, library objects out.
 
 A request names models and GPUs of the catalogue, never a file, a folder or an expression, so nothing that it says
 reaches the file system. Every request carries all that it needs; the same request gives the same answer.
@@ -13,25 +13,17 @@ from difflib import get_close_matches
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.plans.ranking import Ranking
-from shardwright.search.market.result import Shopping
-from shardwright.search.sizing import Sizing
-from shardwright.search.sizing import fit as size
-from shardwright.search.space.axes import parse_pins
-from shardwright.spec.catalog.prices import table_prices
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import parse_cluster
 from shardwright.spec.read.job import make_job
-from shardwright.spec.read.offers import narrowed, offers_from_prices
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
 from shardwright.spec.text.fields import Section
 from shardwright.trainers.plan import plan
-from shardwright.trainers.shop import shop
 
 MOST_GPUS = 65_536
 MOST_SECONDS = 120.0  # of an answer
-MOST_PINS, MOST_TYPES = 20, 8
 MOST_CHARACTERS = 400  # of any text
 MOST_SAMPLES = 10**9
 
@@ -55,7 +47,6 @@ class PlanRequest:
     budget_dollars: float | None = None
     deadline_hours: float | None = None
     framework: str = "megatron"
-    pins: tuple[str, ...] = ()
 
 
 def plan_request(fields: object) -> PlanRequest:
@@ -77,48 +68,7 @@ def plan_request(fields: object) -> PlanRequest:
 def planned(request: PlanRequest, *, top: int = 3, efficiency: Efficiency | None = None) -> Ranking:
     """Return the plans for a request. Raises SpecError for what is not known or beyond the limits."""
     model, cluster, job = described(request)
-    if len(request.pins) > MOST_PINS:
-        raise bad("pins", f"are {len(request.pins)}", f"at most {MOST_PINS}")
-    space = parse_pins([_short("pins", pin) for pin in request.pins])
-    return plan(model, cluster, job, space=space, top=top, efficiency=efficiency)
-
-
-def sized(model: str, gpu: str, gpus: int, nodes: int, seq_len: int) -> Sizing:
-    """Return which ways to train fit so many GPUs."""
-    cluster = _cluster(f"{nodes}x{gpus}x{gpu}")
-    job = make_job(global_batch=cluster.gpus, seq_len=seq_len, framework="fsdp")
-    return size(_model(model), cluster, job)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShopRequest:
-    """What to rent GPUs for: a preset, GPU types, the tokens of the whole run, and limits on it."""
-
-    model: str
-    gpus: tuple[str, ...]
-    tokens: str
-    global_batch: int
-    seq_len: int
-    on_demand_only: bool = True
-    deadline_hours: float | None = None
-    budget_dollars: float | None = None
-
-
-def shopped(request: ShopRequest) -> Shopping:
-    """Return the front of time, dollars and risk over numbers of the GPU types named."""
-    job = make_job(
-        global_batch=request.global_batch,
-        seq_len=request.seq_len,
-        tokens=_short("tokens", request.tokens),
-        deadline_hours=request.deadline_hours,
-        budget_dollars=request.budget_dollars,
-    )
-    if not 0 < len(request.gpus) <= MOST_TYPES:
-        raise bad("gpus", f"names {len(request.gpus)} GPU types", f"between 1 and {MOST_TYPES}")
-    gpus = [_short("gpus", gpu) for gpu in request.gpus]
-    offers = offers_from_prices(table_prices(), gpus=gpus)
-    markets = ["on-demand"] if request.on_demand_only else []
-    return shop(_model(request.model), narrowed(offers, gpus, markets), job)
+    return plan(model, cluster, job, top=top, efficiency=efficiency)
 
 
 def described(request: PlanRequest) -> tuple[Model, Cluster, Job]:

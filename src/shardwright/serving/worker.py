@@ -50,7 +50,7 @@ def asked(question: Question, request: Any) -> Iterator[Connection]:
 
 def answer_within(seconds: float, question: Callable[[], Answer]) -> Answer:
     """Return the one answer of a question, a partial call of a module's function, or errors where it takes longer."""
-    with asked(_once, question) as answers:
+    with asked(once, question) as answers:
         if not answers.poll(seconds):
             return error_answer(
                 bad("request", f"takes more than {seconds:.0f} s", "ask for fewer GPUs, or pin settings")
@@ -61,7 +61,8 @@ def answer_within(seconds: float, question: Callable[[], Answer]) -> Answer:
             return error_answer(bad("request", "ended without an answer", "standard error has the reason"))
 
 
-def _once(question: Callable[[], Answer]) -> Iterator[Answer]:
+def once(question: Callable[[], Answer]) -> Iterator[Answer]:
+    """Yield the one answer of a question."""
     yield question()
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from shardwright.errors import Problem, SpecError
+from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.exporters.exported import Exported
 from shardwright.exporters.support.matrix import Fact, Runs, Trainer, facts, trainers
 from shardwright.exporters.targets import LAUNCHING, Limits, limits_of
@@ -14,12 +15,14 @@ from shardwright.plans.check import check
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.runtime.layout.limits import unrunnable
-from shardwright.spec.catalog.frameworks import OWN
+from shardwright.spec.catalog.frameworks import OWN, framework_names
 from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
+from shardwright.spec.read.presets import preset_model, preset_names
 
 PLAIN = "1x8xH100-SXM"  # machines that lack nothing, on which only the model is in question
 
@@ -100,6 +103,47 @@ class FamilyAnswer:
     target: str
     runs: Runs
     words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Support:
+    """Who runs what, of the trainers named: facts and families, or what each lacks to train a model in bf16 with
+    Adam."""
+
+    trainers: tuple[str, ...]
+    model: Model | None = None
+    lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    facts: tuple[Fact, ...] = ()
+    families: tuple[FamilyAnswer, ...] = ()
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The same as JSON."""
+        if self.model is None:
+            facts = [asdict(fact) | {"version": fact.version} for fact in self.facts]
+            return {"facts": facts, "families": [asdict(answer) for answer in self.families]}
+        rows = [{"trainer": name, "runs": not words, "lacks": list(words)} for name, words in self.lacks.items()]
+        return {"model": self.model.name, "family": self.model.family, "trainers": rows}
+
+
+def support(model: Model | str | None = None, *, framework: str | None = None) -> Support:
+    """Return who runs a model, or without one who runs what: of all trainers, or of those of a framework. Raises
+    SpecError for a framework that is not known, and as `load_model` does."""
+    every = trainers()
+    names = tuple(name for name, trainer in every.items() if framework in (None, trainer.framework))
+    if not names and framework not in framework_names():
+        raise bad("`framework=`", f"{framework!r} is not known", suggestion(str(framework), framework_names()))
+    if model is None:
+        families = family_answers(map(preset_model, preset_names()))
+        answers = tuple(answer for answer in families if answer.target in names)
+        return Support(trainers=names, facts=chosen_facts(names), families=answers)
+    chosen = load_model(model) if isinstance(model, str) else model
+    lacks = {
+        answer.trainer.name: tuple(f"{problem.path} {problem.message}" for problem in answer.refusals)
+        for answer in model_answers(chosen)
+        if answer.trainer.name in names
+    }
+    return Support(trainers=names, model=chosen, lacks=lacks)
 
 
 def searched_trainers() -> tuple[Trainer, ...]:

@@ -10,6 +10,7 @@
 * `exchange`: checkpoints to and from safetensors and torch.distributed.checkpoint
 * `weights`: Hugging Face weights
 * `adapter_files`: adapters as PEFT keeps them
+* `megatron_weights`: weights as Megatron-LM keeps them
 * `weight_files`: which files those are in
 * `data`: token files
 * `remote`: files behind a URL

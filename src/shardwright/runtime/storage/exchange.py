@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from shardwright.errors import bad
+from shardwright.runtime.model.parameters import ModelParameter
 from shardwright.runtime.state.pieces import CutShape, StatePiece
 from shardwright.runtime.storage.adapter_files import save_adapters
 from shardwright.runtime.storage.checkpoint import open_checkpoint
@@ -31,6 +32,7 @@ from shardwright.runtime.storage.manifest import (
     working_folder,
     write_manifest,
 )
+from shardwright.runtime.storage.megatron_weights import save_megatron
 from shardwright.runtime.storage.piece_files import assemble, write_pieces
 from shardwright.runtime.storage.tensor_files import open_tensors, save_tensors
 from shardwright.runtime.storage.weights import save_weights, write_config, write_index
@@ -38,6 +40,7 @@ from shardwright.spec.adapter import Adapter
 from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface_config import config_of_model
 
+HUGGING_FACE, MEGATRON = "huggingface", "megatron"
 SUFFIX, TEXT, FILE = ".safetensors", "shardwright", "imported.state"
 Tensors = dict[str, torch.Tensor]
 
@@ -63,20 +66,33 @@ def export_checkpoint(source: Path, target: Path) -> int:
     return manifest.step
 
 
-def export_weights(source: Path, target: Path, model: Model, adapter: Adapter | None = None) -> int:
-    """Write the weights of a checkpoint, or of the newest of a folder, to a new folder that `from_pretrained` of
-    transformers opens, in fp32 with `config.json`, or its adapters as PEFT keeps them; return its step. Raises
-    SpecError where the checkpoint is not whole or not of the model, and for a model of which no config is known."""
+def export_weights(
+    source: Path, target: Path, model: Model, names: str = HUGGING_FACE, adapter: Adapter | None = None
+) -> int:
+    """Write the weights of a checkpoint, or of the newest of a folder, to a new folder in fp32; return its step. By
+    Hugging Face's names `from_pretrained` of transformers opens it, or PEFT where there are adapters, which are then
+    all that it holds; by Megatron-LM's `--load` reads it (`megatron_weights`). Raises SpecError where the checkpoint is
+    not whole or not of the model, for a model that has no config, or no place there, and for adapters by Megatron's
+    names."""
     if target.exists():
         raise bad(str(target), "is there already", "name a new folder")
     if adapter is not None:
+        if names != HUGGING_FACE:
+            raise bad(f"--names {names}", "has no place for adapters", "use `--names huggingface`")
         checkpoint = open_checkpoint(source)
         save_adapters(target, model, adapter, checkpoint.whole_weight, model.name)
         return checkpoint.step
-    config_of_model(model)  # before anything is written
+    if names == HUGGING_FACE:
+        config_of_model(model)  # before anything is written
     checkpoint = open_checkpoint(source)
-    units = range(len(model.layers) + 2)
-    save_weights(target, model, units, lambda parameter: checkpoint.whole_weight(parameter.name), torch.float32)
+
+    def whole(parameter: ModelParameter) -> torch.Tensor:
+        return checkpoint.whole_weight(parameter.name)
+
+    if names == MEGATRON:
+        save_megatron(target, model, checkpoint.step, whole)
+        return checkpoint.step
+    save_weights(target, model, range(len(model.layers) + 2), whole, torch.float32)
     write_index(target, model, torch.float32)
     write_config(target, model, None, torch.float32)
     return checkpoint.step

@@ -1,4 +1,5 @@
-"""HTTP for the what-if page: the standard library's server, a thread for each request, a process for each search.
+"""HTTP for the what-if page and for programs: the standard library's server, a thread for each request, a process for
+each search. `/openapi.json` describes what may be asked.
 
 The page is for the person at this machine. Who can reach the port can ask for plans, within limits of size and time,
 and for nothing else: no path, no expression and no name of a file from a request is ever opened or evaluated. Against
@@ -11,28 +12,32 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from ipaddress import ip_address
 from multiprocessing.connection import wait
+from tempfile import TemporaryDirectory
 from threading import BoundedSemaphore
 from time import monotonic
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from shardwright.cost.site.calibration import SiteCalibration
 from shardwright.errors import SpecError, bad
 from shardwright.serving.answers import Answer
 from shardwright.serving.requests import MOST_SECONDS
-from shardwright.serving.what_if.downloads import download
-from shardwright.serving.what_if.page import FILES
+from shardwright.serving.tools import API, MOST_TOOL_BYTES, Toolbox, openapi
+from shardwright.serving.what_if.downloads import KINDS, download
+from shardwright.serving.what_if.page import FILES, File
 from shardwright.serving.what_if.steps import steps
-from shardwright.serving.worker import Question, asked, prepare
+from shardwright.serving.worker import Question, asked, once, prepare
 from shardwright.spec.text.reading import parse_json
 
-MOST_BYTES = 16_384  # of a question
+OPENAPI = "/openapi.json"
+MOST_BYTES = 16_384  # of a question of the page
 MOST_AT_ONCE = 4  # searches
 PATIENCE_SECONDS = 10.0  # for a question to arrive, and for a free place among the searches
 LATE: Answer = {
@@ -56,14 +61,17 @@ SAFE = {
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page until it is closed, its plans on the site of a calibration if one is given. Raises SpecError
-    where the address cannot be had."""
+    """Serves the page until it is closed, its plans on the site of a calibration if one is given, and tools. Raises
+    SpecError where the address cannot be had."""
 
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, host: str, port: int, site: SiteCalibration | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, site: SiteCalibration | None = None, toolbox: Toolbox | None = None
+    ) -> None:
         self.host = host
+        self.toolbox = toolbox or Toolbox(tools=(), ask=_nobody)
         self.on_site = {"site": site}
         self.places = BoundedSemaphore(MOST_AT_ONCE)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -82,6 +90,11 @@ class Server(ThreadingHTTPServer):
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.server_address[1]}/"
 
+    @cached_property
+    def described(self) -> bytes:
+        """What may be asked, as an OpenAPI document."""
+        return json.dumps(openapi(self.toolbox.tools, version("shardwright"), KINDS), indent=1).encode()
+
     @property
     def exposed(self) -> bool:
         """Return whether other machines can reach the page."""
@@ -99,25 +112,25 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing: the terminal is the user's."""
 
     def do_GET(self) -> None:
-        file = FILES.get(self.path.partition("?")[0])
+        path = self.path.partition("?")[0]
+        file = File("application/json", lambda: self._server.described) if path == OPENAPI else FILES.get(path)
         if not self._from_here():
             return
         if file is None:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
-        content = file.content()
-        self._head(file.type, length=len(content))
-        self.wfile.write(content)
+        self._send(file.type, file.content())
 
     def do_POST(self) -> None:
         length = int(stated) if (stated := self.headers.get("Content-Length", "")).isdecimal() else 0
         if not self._from_here():
             return
-        if self.path not in ("/answer", "/download"):
+        tool = self.path.startswith(API) and self._server.toolbox.tool(self.path.removeprefix(API)) is not None
+        if not tool and self.path not in ("/answer", "/download"):
             self.send_error(HTTPStatus.NOT_FOUND)
         elif self.headers.get_content_type() != "application/json":
             self.send_error(HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
-        elif not 0 < length <= MOST_BYTES:
+        elif not 0 < length <= (MOST_TOOL_BYTES if tool else MOST_BYTES):
             self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         else:
             self._question(self.rfile.read(length))
@@ -133,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, explain="too many searches at once")
             return
         try:
-            (self._stream if self.path == "/answer" else self._file)(fields)
+            {"/answer": self._stream, "/download": self._file}.get(self.path, self._tool)(fields)
         except OSError:  # the page has gone, or asks something else by now
             self.close_connection = True
         finally:
@@ -148,12 +161,19 @@ class _Handler(BaseHTTPRequestHandler):
     def _file(self, fields: object) -> None:
         for answer in self._answers(partial(download, **self._server.on_site), fields):
             if "content" in answer:
-                self._head(answer["type"], name=answer["name"], length=len(answer["content"]))
-                self.wfile.write(answer["content"])
+                self._send(answer["type"], answer["content"], name=answer["name"])
             else:
-                text = json.dumps(answer, ensure_ascii=False).encode()
-                self._head("application/json", status=HTTPStatus.UNPROCESSABLE_ENTITY, length=len(text))
-                self.wfile.write(text)
+                self._send_json(answer, HTTPStatus.UNPROCESSABLE_ENTITY)
+
+    def _tool(self, fields: object) -> None:
+        """Send the document of a tool, which works in a folder of its own, or what is wrong."""
+        arguments = fields if isinstance(fields, dict) else {}
+        with TemporaryDirectory(prefix="shardwright-") as folder:
+            question = partial(self._server.toolbox.ask, self.path.removeprefix(API), arguments, folder)
+            for answer in self._answers(once, question):
+                refused = "errors" in answer
+                document = answer if refused else answer["document"]
+                self._send_json(document, HTTPStatus.UNPROCESSABLE_ENTITY if refused else HTTPStatus.OK)
 
     def _answers(self, question: Question, fields: object) -> Iterator[Answer]:
         """Yield answers until they end, time is up, or the other side closes its connection."""
@@ -175,6 +195,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _server(self) -> Server:
         return cast("Server", self.server)
 
+    def _send_json(self, document: object, status: int) -> None:
+        self._send("application/json", json.dumps(document, ensure_ascii=False).encode(), status=status)
+
+    def _send(self, kind: str, content: bytes, *, name: str = "", status: int = HTTPStatus.OK) -> None:
+        self._head(kind, name=name, length=len(content), status=status)
+        self.wfile.write(content)
+
     def _head(self, kind: str, *, name: str = "", length: int | None = None, status: int = HTTPStatus.OK) -> None:
         self.send_response(status)
         headers = {"Content-Type": kind, "Cache-Control": "no-store", **SAFE}
@@ -193,6 +220,10 @@ class _Handler(BaseHTTPRequestHandler):
             return True
         self.send_error(HTTPStatus.FORBIDDEN, explain="only for the page itself")
         return False
+
+
+def _nobody(name: str, arguments: Mapping[str, Any], folder: str) -> Answer:
+    raise bad(name, "is no tool", "this server has none")
 
 
 def _own(host: str, bound: str) -> bool:
