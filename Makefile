@@ -8,7 +8,7 @@ BENCHMARKS := $(filter-out benchmarks/history.py benchmarks/profile_search.py be
 	benchmarks/peer_formulas.py benchmarks/synthesised.py benchmarks/throttled.py benchmarks/torch_rivals.py \
 	benchmarks/gpu.py benchmarks/gpu_steps.py benchmarks/gpu_links.py,$(wildcard benchmarks/*.py))
 
-.PHONY: demo demo-train quick test nightly golden docs lint types format bench gpu history profile refit megatron targets \
+.PHONY: demo demo-train quick test nightly golden docs lint types format bench gpu history profile refit accuracy megatron targets \
 	schemas clean
 
 # Llama-3.1-70B on 64 H100s and 128 A100s together.
@@ -87,6 +87,10 @@ profile: $(EXTRAS)
 FIT ?= overheads --page docs/cross-validation.md
 refit: $(EXTRAS)
 	$(BIN)/python -m tools.refit $(FIT)
+
+# Errors of published runs by constants that have not seen them, beside the release before and the aims (docs/accuracy.md).
+accuracy: $(EXTRAS)
+	$(BIN)/python -m tools.refit accuracy
 
 # Runs exports through Megatron-LM's own parser, validation and configuration builder (downloads both).
 megatron: $(INSTALLED)

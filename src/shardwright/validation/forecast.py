@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,6 +51,38 @@ class Forecast:
 
 def forecast(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibration | None = None) -> Forecast:
     """Return the predictions of `cases`, in their order. `calibration` replaces the one that ships."""
+    iterations = _iterations(cases, efficiency, calibration)
+    time, bytes_ = iterations.seconds, iterations.peak_bytes
+    intervals = np.array(
+        [interval_seconds(value, setting) for value, setting in zip(time, map(conditions_of_case, cases), strict=True)]
+    ).reshape(-1, 2)
+    fits = [fit_probability(value, case.pool.memory_bytes, case.job) for value, case in zip(bytes_, cases, strict=True)]
+    return Forecast(
+        seconds=time,
+        low_seconds=intervals[:, 0],
+        high_seconds=intervals[:, 1],
+        peak_bytes=bytes_,
+        fit_probability=np.array(fits),
+        recompute=iterations.recompute,
+        comparable_bytes=iterations.comparable_bytes,
+    )
+
+
+def forecast_seconds(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibration | None = None) -> Floats:
+    """Return the seconds of `forecast` alone, [N], without the search for like runs that its intervals take."""
+    return _iterations(cases, efficiency, calibration).seconds
+
+
+class Iterations(NamedTuple):
+    """Columns over cases, [N], of `Forecast` that need no published runs."""
+
+    seconds: Floats
+    peak_bytes: Floats
+    comparable_bytes: Floats
+    recompute: Ints
+
+
+def _iterations(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibration | None) -> Iterations:
     groups: dict[tuple[Model, NodePool, Job], list[int]] = {}
     seconds, peak, published = (np.zeros((len(cases), LEVELS)) for _ in range(3))
     for index, case in enumerate(cases):
@@ -71,21 +104,7 @@ def forecast(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibra
         published[of, at] = [comparable_bytes(cases[index].run, job, verdict, row) for row, index in enumerate(of)]
     chosen = np.array([_level(case, peak[index]) for index, case in enumerate(cases)], dtype=np.int64)
     rows = np.arange(len(cases))
-    time, bytes_ = seconds[rows, chosen], peak[rows, chosen]
-    intervals = np.array(
-        [interval_seconds(value, setting) for value, setting in zip(time, map(conditions_of_case, cases), strict=True)]
-    )
-    intervals = intervals.reshape(-1, 2)
-    fits = [fit_probability(value, case.pool.memory_bytes, case.job) for value, case in zip(bytes_, cases, strict=True)]
-    return Forecast(
-        seconds=time,
-        low_seconds=intervals[:, 0],
-        high_seconds=intervals[:, 1],
-        peak_bytes=bytes_,
-        fit_probability=np.array(fits),
-        recompute=chosen,
-        comparable_bytes=published[rows, chosen],
-    )
+    return Iterations(seconds[rows, chosen], peak[rows, chosen], published[rows, chosen], chosen)
 
 
 def comparable_bytes(run: PublishedRun, job: Job, verdict: Verdict, row: int) -> float:

@@ -64,6 +64,7 @@ class PublishedRun:
     hetero: str = ""
     quality: str = ""
     dup_group: str = ""
+    state: str = ""
 
     @property
     def noted(self) -> Notes:
