@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.arrays import Floats, Ints
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.context import Context
 from shardwright.cost.frameworks.overheads import Calibration
@@ -53,14 +53,15 @@ def forecast(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibra
     """Return the predictions of `cases`, in their order. `calibration` replaces the one that ships."""
     iterations = _iterations(cases, efficiency, calibration)
     time, bytes_ = iterations.seconds, iterations.peak_bytes
+    fastest, slowest = _doubtful(cases, iterations, efficiency, calibration)
     intervals = np.array(
         [interval_seconds(value, setting) for value, setting in zip(time, map(conditions_of_case, cases), strict=True)]
     ).reshape(-1, 2)
     fits = [fit_probability(value, case.pool.memory_bytes, case.job) for value, case in zip(bytes_, cases, strict=True)]
     return Forecast(
         seconds=time,
-        low_seconds=intervals[:, 0],
-        high_seconds=intervals[:, 1],
+        low_seconds=intervals[:, 0] * fastest / time,
+        high_seconds=intervals[:, 1] * slowest / time,
         peak_bytes=bytes_,
         fit_probability=np.array(fits),
         recompute=iterations.recompute,
@@ -74,12 +75,30 @@ def forecast_seconds(cases: Sequence[Case], efficiency: Efficiency, calibration:
 
 
 class Iterations(NamedTuple):
-    """Columns over cases, [N], of `Forecast` that need no published runs."""
+    """Columns over cases, [N], of `Forecast` that need no published runs; `fastest` and `slowest` are seconds under any
+    recomputation that a run may have had."""
 
     seconds: Floats
     peak_bytes: Floats
     comparable_bytes: Floats
     recompute: Ints
+    fastest: Floats
+    slowest: Floats
+
+
+def _doubtful(
+    cases: Sequence[Case], iterations: Iterations, efficiency: Efficiency, calibration: Calibration | None
+) -> tuple[Floats, Floats]:
+    """Return the least and the most seconds of each case, [N], under what it may have run as well: recomputation that
+    is not published, and defaults in doubt."""
+    fastest, slowest = iterations.fastest.copy(), iterations.slowest.copy()
+    others = [(index, replace(case, row=row)) for index, case in enumerate(cases) for row in case.others]
+    if others:
+        seconds = _iterations([case for _, case in others], efficiency, calibration).seconds
+        places = [index for index, _ in others]
+        np.minimum.at(fastest, places, seconds)
+        np.maximum.at(slowest, places, seconds)
+    return fastest, slowest
 
 
 def _iterations(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibration | None) -> Iterations:
@@ -104,7 +123,17 @@ def _iterations(cases: Sequence[Case], efficiency: Efficiency, calibration: Cali
         published[of, at] = [comparable_bytes(cases[index].run, job, verdict, row) for row, index in enumerate(of)]
     chosen = np.array([_level(case, peak[index]) for index, case in enumerate(cases)], dtype=np.int64)
     rows = np.arange(len(cases))
-    return Iterations(seconds[rows, chosen], peak[rows, chosen], published[rows, chosen], chosen)
+    likely = np.array([_likely(case, peak[index], chosen[index]) for index, case in enumerate(cases)]).reshape(
+        -1, LEVELS
+    )
+    return Iterations(
+        seconds[rows, chosen],
+        peak[rows, chosen],
+        published[rows, chosen],
+        chosen,
+        np.where(likely, seconds, np.inf).min(axis=1),
+        np.where(likely, seconds, 0.0).max(axis=1),
+    )
 
 
 def comparable_bytes(run: PublishedRun, job: Job, verdict: Verdict, row: int) -> float:
@@ -139,6 +168,16 @@ def at_level(case: Case, level: int) -> Row:
     if not case.open_recompute:
         return case.row
     return {**case.row, "recompute": level, "recompute_layers": int(level == UNIFORM)}
+
+
+def _likely(case: Case, peak_bytes: Floats, chosen: int) -> Bools:
+    """Return which levels of recomputation a case may have had, [LEVELS]: where it is not published, all that fit if
+    memory is over-predicted by as much as it may be."""
+    levels = np.arange(LEVELS)
+    if not case.open_recompute:
+        return np.asarray(levels == chosen)
+    fits = peak_bytes <= SLACK * case.pool.memory_bytes
+    return np.asarray((levels == chosen) | (np.isin(levels, _levels(case)) & fits))
 
 
 def _level(case: Case, peak_bytes: Floats) -> int:
