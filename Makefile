@@ -84,13 +84,13 @@ profile: $(EXTRAS)
 	$(BIN)/python benchmarks/profile_search.py $(CASE)
 
 # Fits the constants that ship to published runs anew; FIT=memory, or FIT="operators DIR" (docs/calibration.md).
-FIT ?= overheads --page docs/cross-validation.md
+FIT ?= overheads
 refit: $(EXTRAS)
 	$(BIN)/python -m tools.refit $(FIT)
 
 # Errors of published runs by constants that have not seen them, beside the release before and the aims (docs/accuracy.md).
 accuracy: $(EXTRAS)
-	$(BIN)/python -m tools.refit accuracy
+	$(BIN)/python -m tools.refit accuracy --page docs/cross-validation.md
 
 # Runs exports through Megatron-LM's own parser, validation and configuration builder (downloads both).
 megatron: $(INSTALLED)

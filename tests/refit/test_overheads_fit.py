@@ -3,13 +3,14 @@ together."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from tools.refit.crossvalidate import PROTOCOLS, cross_validated, fold_of, groups, near_duplicates
 from tools.refit.evidence import evidence_table, packed, weighted_quantiles
-from tools.refit.overheads import USUAL, fitted, log_errors, usual
+from tools.refit.overheads import MOST_OF_A_SOURCE, USUAL, fitted, log_errors, thinned, usual
 from tools.refit.scores import change, read_scores, scores_csv, source_scores
 from tools.refit.training import timed_cases
 
@@ -101,6 +102,16 @@ def test_weighted_quantiles_are_those_of_repeated_values():
     repeated = np.repeat(values, weights.astype(int))
     np.testing.assert_allclose((low, high), weighted_quantiles(repeated, np.ones(10)), atol=0.6)
     assert low < 2.5 < high == 4.0
+
+
+def test_a_fit_goes_by_healthy_runs_and_by_so_many_of_a_source(cases):
+    many = cases * 60
+    kept = thinned(many)
+    assert max(Counter(many[index].run.source for index in kept).values()) <= MOST_OF_A_SOURCE
+    ill = [replace(case, run=replace(case.run, **words)) for case in cases for words in (
+        {"state": "stalled"}, {"state": "capped"}, {"deterministic": "true"}
+    )]  # fmt: skip
+    assert thinned([*ill, *cases]).tolist() == list(range(len(ill), len(ill) + len(cases)))
 
 
 def test_scores_are_of_sources_and_changes_are_paired_over_them(cases):

@@ -28,6 +28,16 @@ HEADER = (
     *("inside", "high / low", "tau", "regret", "change", "90 %", "aim"),
 )
 
+INTRODUCTION = """Every run is predicted by constants that have not seen it, solved anew from the others in the linear
+picture around those that ship; the hardest protocol first. Operators and collectives are measured alone and never see
+a training run. A source counts once, whatever its runs; errors are medians (means) of |predicted / measured - 1| of a
+source, their 90 % ranges a bootstrap over sources. *Inside* is the share of measurements within the 80 % interval,
+*tau* the rank correlation and *regret* the time lost by the predicted choice within a sweep of strategies. *Change* is
+paired over sources with the release before (below 0: better). A run is stalled where it took more than 2.4 times its
+prediction though its sweep does not. What one to ten runs of the same site are worth:
+[how to calibrate](how-to-calibrate.md); what was tried and is not in the model:
+[decision 9](decisions/0009-terms-of-the-fit.md)."""
+
 
 def accuracy(
     against: Annotated[
@@ -63,7 +73,9 @@ def accuracy(
     text = "\n\n".join(tables) + "\n"
     print(text)
     if page is not None:
-        write_atomically(page, text.encode())
+        scores = {name: source_scores(name, cases, *held_out[name], good) for name in AIMS}
+        parts = ["<!-- Written by `make accuracy`. -->", INTRODUCTION, text.strip(), "By source, stalled runs apart:"]
+        write_atomically(page, ("\n\n".join([*parts, _by_source(scores)]) + "\n").encode())
 
 
 def accuracy_table(scores: Mapping[str, Sequence[SourceScore]], before: Mapping[str, Sequence[SourceScore]]) -> str:
@@ -84,6 +96,19 @@ def accuracy_table(scores: Mapping[str, Sequence[SourceScore]], before: Mapping[
         row += [f"{moved.share:+.0%}", _range(moved.low, moved.high)] if moved.sources else ["–", "–"]
         rows.append([*row, aim])
     return markdown_table(HEADER, rows, words=("protocol", "aim"))
+
+
+def _by_source(scores: Mapping[str, Sequence[SourceScore]]) -> str:
+    """Return the median error of every source under every protocol, those with most runs first."""
+    from shardwright.reports.accuracy import markdown_table
+
+    errors = {(score.protocol, score.source): f"{score.median_error:.1%}" for rows in scores.values() for score in rows}
+    sources = sorted(scores["in domain"], key=lambda score: (-score.runs, score.source))
+    rows = [
+        [score.source, f"{score.runs:,}", *(errors.get((name, score.source), "–") for name in AIMS)]
+        for score in sources
+    ]
+    return markdown_table(("source", "runs", *AIMS), rows)
 
 
 def _mean(scores: Sequence[SourceScore], name: str, least: int = 1, *, kind: str = ".1%") -> str:

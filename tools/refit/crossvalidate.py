@@ -96,6 +96,7 @@ def unseen_source_seconds(cases: Sequence[Case], efficiency: Efficiency) -> Floa
 
 def learning_curve(cases: Sequence[Case], efficiency: Efficiency, centre: Calibration) -> list[LearningPoint]:
     """Return the errors on unseen sources against the number of sources seen, in the linear picture around `centre`."""
+    cases = [cases[index] for index in thinned(cases)]
     linear = linearised(cases, efficiency, centre)
     sources = np.array([case.run.source for case in cases])
     names, chance = np.unique(sources), np.random.default_rng(SEED)

@@ -56,6 +56,7 @@ CLOCK_SPREAD = {"gemm": 0.03, "gemm_fp8": 0.06, "attention": 0.1}
 NOISE = 0.05  # log error of a good run that the model should explain
 FREEDOM = 3.0  # of Student's t
 SOURCE_WEIGHT = 30.0  # runs of one source count as at most about so many
+ILL = ("stalled", "capped")  # states that no overhead of a framework explains
 MOST_OF_A_SOURCE = 120  # runs that a fit goes by
 STEP = 0.05
 ITERATIONS = 8
@@ -150,11 +151,12 @@ def linearised(cases: Sequence[Case], efficiency: Efficiency, centre: Calibratio
 
 
 def thinned(cases: Sequence[Case]) -> Ints:
-    """Return the indices of the cases that a fit goes by: of a source with more than MOST_OF_A_SOURCE as many, evenly.
-    More of one sweep weigh no more and say little more."""
+    """Return the indices of the cases that a fit goes by: healthy ones, of a source with more than MOST_OF_A_SOURCE as
+    many, evenly. More of one sweep weigh no more and say little more."""
     places: dict[str, list[int]] = {}
     for index, case in enumerate(cases):
-        places.setdefault(case.run.source, []).append(index)
+        if case.run.state not in ILL and case.run.deterministic != "true":
+            places.setdefault(case.run.source, []).append(index)
     kept = [mine[:: -(-len(mine) // MOST_OF_A_SOURCE)] for mine in places.values()]
     return np.array(sorted(index for mine in kept for index in mine), dtype=np.int64)
 
@@ -191,7 +193,8 @@ def robust_move(errors: Floats, slopes: Floats, weights: Floats, offset: Floats,
 
 
 def fitted(cases: Sequence[Case], efficiency: Efficiency) -> Calibration:
-    """Return the calibration fitted to all cases."""
+    """Return the calibration fitted to the cases of `thinned`."""
+    cases = [cases[index] for index in thinned(cases)]
     start = replace(USUAL, rank_seconds=START_RANK_SECONDS)
     centre = replace(usual(cases), frameworks=dict.fromkeys(framework_names(), start))
     everyone = np.arange(len(cases))
