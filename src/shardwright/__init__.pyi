@@ -37,8 +37,8 @@ from .spec.read.offers import load_offers as load_offers
 from .trainers.plan import evaluate as evaluate
 from .trainers.plan import plan as plan
 from .trainers.runs import export as export
+from .trainers.runs import support as support
 from .trainers.shop import shop as shop
-from .trainers.support import support as support
 from .validation.validate import validate as validate
 
 __all__: list[str]

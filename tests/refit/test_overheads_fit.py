@@ -3,13 +3,15 @@ together."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from tools.refit.crossvalidate import PROTOCOLS, cross_validated, fold_of, groups, near_duplicates
 from tools.refit.evidence import evidence_table, packed, weighted_quantiles
-from tools.refit.overheads import USUAL, fitted, log_errors, usual
+from tools.refit.overheads import MOST_OF_A_SOURCE, USUAL, fitted, log_errors, thinned, usual
+from tools.refit.scores import change, read_scores, scores_csv, source_scores
 from tools.refit.training import timed_cases
 
 from shardwright.cost.compute.efficiency import Analytic
@@ -100,3 +102,40 @@ def test_weighted_quantiles_are_those_of_repeated_values():
     repeated = np.repeat(values, weights.astype(int))
     np.testing.assert_allclose((low, high), weighted_quantiles(repeated, np.ones(10)), atol=0.6)
     assert low < 2.5 < high == 4.0
+
+
+def test_a_fit_goes_by_healthy_runs_and_by_so_many_of_a_source(cases):
+    many = cases * 60
+    kept = thinned(many)
+    assert max(Counter(many[index].run.source for index in kept).values()) <= MOST_OF_A_SOURCE
+    ill = [replace(case, run=replace(case.run, **words)) for case in cases for words in (
+        {"state": "stalled"}, {"state": "capped"}, {"deterministic": "true"}
+    )]  # fmt: skip
+    assert thinned([*ill, *cases]).tolist() == list(range(len(ill), len(ill) + len(cases)))
+
+
+def test_scores_are_of_sources_and_changes_are_paired_over_them(cases):
+    measured = np.array([case.run.seconds for case in cases], dtype=float)
+    ends = np.tile([-0.05, 0.05], (len(cases), 1))
+    everyone = np.full(len(cases), True)
+    off = {SOURCES[0]: 1.2, SOURCES[1]: 1.1, SOURCES[2]: 1.04}
+    seconds = measured * np.array([off[case.run.source] for case in cases])
+    worse = {score.source: score for score in source_scores("in domain", cases, seconds, ends, everyone)}
+    assert {name: round(score.median_error, 6) for name, score in worse.items()} == {
+        name: round(factor - 1.0, 6) for name, factor in off.items()
+    }
+    assert [worse[name].inside for name in SOURCES] == [0.0, 0.0, 1.0]
+    better = source_scores("in domain", cases, np.sqrt(seconds * measured), ends, everyone)
+    moved = change(list(worse.values()), better)
+    assert moved.sources == 3
+    assert moved.low <= moved.share <= moved.high < -0.4
+    assert change(better, better).share == 0.0
+
+
+def test_a_table_of_scores_is_read_as_it_was_written(cases, tmp_path):
+    seconds = np.array([case.run.seconds for case in cases], dtype=float)
+    scores = source_scores("in domain", cases, seconds, np.zeros((len(cases), 2)), np.full(len(cases), True))
+    (tmp_path / "scores.csv").write_text(scores_csv({"in domain": scores}))
+    again = read_scores(tmp_path / "scores.csv")["in domain"]
+    assert [(score.source, score.runs) for score in again] == [(score.source, score.runs) for score in scores]
+    assert max(score.median_error for score in again) == 0.0

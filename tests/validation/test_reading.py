@@ -44,11 +44,35 @@ def test_rows_without_a_name_get_one_that_depends_on_the_row_alone() -> None:
         (f"{HEADER}\n{ROW.replace('64', 'many')}", "line 2, n_gpus"),
         (f"{HEADER}\n{ROW}\n{ROW.replace('9.5', '-1')}", "line 3, measured_iter_time_s"),
         (f"{HEADER}\n{ROW.replace('9.5', 'inf')}", "out of range"),
+        (f"{HEADER},cuda_graph\n{ROW},some", "line 2, cuda_graph: 'some' is unknown"),
+        (f"{HEADER},network_gbps\n{ROW},fast", "line 2, network_gbps: 'fast' says no bandwidth"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_place(text, words) -> None:
     with pytest.raises(SpecError, match=words):
         parse_runs(text, "runs.csv")
+
+
+@pytest.mark.parametrize(
+    ("words", "gbps"),
+    [
+        ("1600", 1600.0),
+        ("8x200Gb/s HDR IB per node", 1600.0),
+        ("400 Gb/s RDMA per GPU", 3200.0),
+        ("Storage: 2x ConnectX-7 IB NDR 400Gb/s; Compute: 8x ConnectX-7 IB NDR 400Gb/s", 3200.0),
+        ("8x ConnectX-7 IB NDR 400Gb/s + 200Gb/s Ethernet NIC", 3200.0),
+        ("1600 Gbps node-node interconnect (RoCE)", 1600.0),
+        ("100 Gbit/s", 100.0),
+    ],
+)
+def test_every_way_of_stating_a_bandwidth_is_that_of_a_machine(words, gbps) -> None:
+    (run,) = parse_runs(f"{HEADER},network_gbps\n{ROW},{words}\n", "runs.csv")
+    assert run.network_gbps == gbps
+
+
+def test_switches_are_on_off_or_not_published() -> None:
+    cells = [parse_runs(f"{HEADER},tp_overlap\n{ROW},{cell}\n", "x")[0].tp_overlap for cell in ("True", "FALSE", "")]
+    assert cells == ["true", "false", ""]
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00bad", b"\x00" * 100])

@@ -11,6 +11,7 @@ from shardwright.errors import SpecError
 
 BAD_INPUT = 2
 COMMANDS = {
+    "accuracy": ("tools.refit.accuracy_command:accuracy", "Held-out predictions beside the release before."),
     "operators": ("tools.refit.operators_command:operators", "Speed of operators and collectives."),
     "memory": ("tools.refit.memory_command:memory", "Memory that frameworks keep, from training runs."),
     "overheads": ("tools.refit.overheads_command:overheads", "Overheads of frameworks, from training runs."),

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from tools.refit.overheads import Linear, linearised, solved, value
+from tools.refit.overheads import linearised, solved, thinned, value
 
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.frameworks.overheads import Calibration, shipped
+from shardwright.cost.site.setting import family_of
 from shardwright.validation.case import Case
-from shardwright.validation.forecast import forecast
+from shardwright.validation.forecast import forecast_seconds
 
 FOLDS = 10
 LARGE = 512
 SOURCES_SEEN, DRAWS, SEED = (2, 4, 8, 12, 16, 20), 5, 7
-PROTOCOLS = ("in domain", "source left out", "GPU type left out", "512 GPUs and more left out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,49 +50,53 @@ def fold_of(case: Case) -> int:
     return int.from_bytes(hashlib.sha256(near_duplicates(case).encode()).digest()[:4]) % FOLDS
 
 
+KEYS: Mapping[str, Callable[[Case], str]] = {
+    "in domain": lambda case: str(fold_of(case)),
+    "source left out": lambda case: case.run.source,
+    "GPU type left out": lambda case: case.pool.gpu.name,
+    "512 GPUs and more left out": lambda case: "large" if case.pool.gpus >= LARGE else "",
+    "model family left out": lambda case: family_of(case.model),
+    "framework left out": lambda case: case.job.framework,
+    "mixed GPUs left out": lambda case: "mixed" if case.plan is not None else "",
+}
+"""What the cases that a protocol leaves out together share; those with an empty key are never left out."""
+PROTOCOLS = tuple(KEYS)
+
+
 def groups(cases: Sequence[Case], protocol: str) -> Iterator[Ints]:
     """Yield the indices of the cases left out together."""
-    keys: list[str]
-    if protocol == "in domain":
-        keys = [str(fold_of(case)) for case in cases]
-    elif protocol == "source left out":
-        keys = [case.run.source for case in cases]
-    elif protocol == "GPU type left out":
-        keys = [case.pool.gpu.name for case in cases]
-    else:
-        keys = ["large" if case.pool.gpus >= LARGE else "" for case in cases]
-    names = np.array(keys)
-    for name in sorted(set(keys) - {""}):
+    names = np.array([KEYS[protocol](case) for case in cases])
+    for name in sorted(set(names.tolist()) - {""}):
         yield np.flatnonzero(names == name)
 
 
-def cross_validated(cases: Sequence[Case], efficiency: Efficiency, centre: Calibration) -> list[HeldOutPredictions]:
-    """Return the held-out predictions under every protocol. Each calibration is solved anew in the linear picture
-    around `centre`, and then predicts with the full model."""
-    linear = linearised(cases, efficiency, centre)
-    return [
-        HeldOutPredictions(protocol=protocol, seconds=_protocol(cases, efficiency, linear, protocol))
-        for protocol in PROTOCOLS
-    ]
+def cross_validated(
+    cases: Sequence[Case], efficiency: Efficiency, centre: Calibration, protocols: Sequence[str] = PROTOCOLS
+) -> list[HeldOutPredictions]:
+    """Return the held-out predictions under some protocols. Each calibration is solved anew in the linear picture
+    around `centre`, from the cases of `thinned`, and then predicts with the full model."""
+    fit = thinned(cases)
+    seen = [cases[index] for index in fit]
+    linear = linearised(seen, efficiency, centre)
+    held_out = []
+    for protocol in protocols:
+        seconds = np.full(len(cases), np.nan)
+        for left_out in groups(cases, protocol):
+            calibration = solved(seen, linear, np.flatnonzero(~np.isin(fit, left_out)))
+            seconds[left_out] = forecast_seconds([cases[index] for index in left_out], efficiency, calibration)
+        held_out.append(HeldOutPredictions(protocol=protocol, seconds=seconds))
+    return held_out
 
 
 def unseen_source_seconds(cases: Sequence[Case], efficiency: Efficiency) -> Floats:
     """Return predicted seconds of each case by constants that have not seen its source, solved in the linear picture
     around those that ship, [N]."""
-    return _protocol(cases, efficiency, linearised(cases, efficiency, shipped()), "source left out")
-
-
-def _protocol(cases: Sequence[Case], efficiency: Efficiency, linear: Linear, protocol: str) -> Floats:
-    seconds = np.full(len(cases), np.nan)
-    everyone = np.arange(len(cases))
-    for left_out in groups(cases, protocol):
-        calibration = solved(cases, linear, np.setdiff1d(everyone, left_out))
-        seconds[left_out] = forecast([cases[index] for index in left_out], efficiency, calibration).seconds
-    return seconds
+    return cross_validated(cases, efficiency, shipped(), ("source left out",))[0].seconds
 
 
 def learning_curve(cases: Sequence[Case], efficiency: Efficiency, centre: Calibration) -> list[LearningPoint]:
     """Return the errors on unseen sources against the number of sources seen, in the linear picture around `centre`."""
+    cases = [cases[index] for index in thinned(cases)]
     linear = linearised(cases, efficiency, centre)
     sources = np.array([case.run.source for case in cases])
     names, chance = np.unique(sources), np.random.default_rng(SEED)

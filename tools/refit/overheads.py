@@ -18,7 +18,7 @@ from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.frameworks.overheads import CLOCK_NAMES, FRAMEWORK_NAMES, Calibration, Clocks, Overheads
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.validation.case import Case
-from shardwright.validation.forecast import forecast
+from shardwright.validation.forecast import forecast_seconds
 
 # What is usual, and the standard deviation of its logarithm. Times of operators in training over those of the
 # operator model, shares of link bandwidth, host times of some ten kernel launches of some µs each from Python.
@@ -56,6 +56,8 @@ CLOCK_SPREAD = {"gemm": 0.03, "gemm_fp8": 0.06, "attention": 0.1}
 NOISE = 0.05  # log error of a good run that the model should explain
 FREEDOM = 3.0  # of Student's t
 SOURCE_WEIGHT = 30.0  # runs of one source count as at most about so many
+ILL = ("stalled", "capped")  # states that no overhead of a framework explains
+MOST_OF_A_SOURCE = 120  # runs that a fit goes by
 STEP = 0.05
 ITERATIONS = 8
 STEPS = (1.0, 0.5, 0.25)  # of the way to the solution of the linear picture, which need not be better
@@ -97,7 +99,7 @@ def parameters_of(cases: Sequence[Case]) -> tuple[OverheadParameter, ...]:
 
 def value(calibration: Calibration, parameter: OverheadParameter) -> float:
     if parameter.clock:
-        return float(getattr(calibration.architectures[parameter.owner], parameter.name))
+        return float(getattr(calibration.architectures.get(parameter.owner, Clocks()), parameter.name))
     return float(getattr(calibration.frameworks[parameter.owner], parameter.name))
 
 
@@ -119,7 +121,7 @@ def multiplied(calibration: Calibration, factors: dict[OverheadParameter, float]
     for parameter, factor in factors.items():
         new = {parameter.name: value(calibration, parameter) * float(factor)}
         if parameter.clock:
-            architectures[parameter.owner] = replace(architectures[parameter.owner], **new)
+            architectures[parameter.owner] = replace(architectures.get(parameter.owner, Clocks()), **new)
         else:
             frameworks[parameter.owner] = replace(frameworks[parameter.owner], **new)
     return Calibration(frameworks=frameworks, architectures=architectures)
@@ -128,7 +130,7 @@ def multiplied(calibration: Calibration, factors: dict[OverheadParameter, float]
 def log_errors(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibration) -> Floats:
     """Return log(measured / predicted) of every case, [N]."""
     measured = np.array([case.run.seconds or np.nan for case in cases])
-    return np.asarray(np.log(measured / forecast(cases, efficiency, calibration).seconds))
+    return np.asarray(np.log(measured / forecast_seconds(cases, efficiency, calibration)))
 
 
 def linearised(cases: Sequence[Case], efficiency: Efficiency, centre: Calibration) -> Linear:
@@ -146,6 +148,17 @@ def linearised(cases: Sequence[Case], efficiency: Efficiency, centre: Calibratio
         mine = np.array(owners) == parameter.owner
         slopes[mine, column] = by_name[parameter.name][mine]
     return Linear(centre=centre, parameters=parameters, errors=errors, slopes=slopes)
+
+
+def thinned(cases: Sequence[Case]) -> Ints:
+    """Return the indices of the cases that a fit goes by: healthy ones, of a source with more than MOST_OF_A_SOURCE as
+    many, evenly. More of one sweep weigh no more and say little more."""
+    places: dict[str, list[int]] = {}
+    for index, case in enumerate(cases):
+        if case.run.state not in ILL and case.run.deterministic != "true":
+            places.setdefault(case.run.source, []).append(index)
+    kept = [mine[:: -(-len(mine) // MOST_OF_A_SOURCE)] for mine in places.values()]
+    return np.array(sorted(index for mine in kept for index in mine), dtype=np.int64)
 
 
 def source_weights(cases: Sequence[Case]) -> Floats:
@@ -180,7 +193,8 @@ def robust_move(errors: Floats, slopes: Floats, weights: Floats, offset: Floats,
 
 
 def fitted(cases: Sequence[Case], efficiency: Efficiency) -> Calibration:
-    """Return the calibration fitted to all cases."""
+    """Return the calibration fitted to the cases of `thinned`."""
+    cases = [cases[index] for index in thinned(cases)]
     start = replace(USUAL, rank_seconds=START_RANK_SECONDS)
     centre = replace(usual(cases), frameworks=dict.fromkeys(framework_names(), start))
     everyone = np.arange(len(cases))

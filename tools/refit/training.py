@@ -14,7 +14,7 @@ from tools.refit.overheads import fitted
 
 from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Efficiency, computes
-from shardwright.cost.frameworks.overheads import CLOCK_NAMES, Calibration
+from shardwright.cost.frameworks.overheads import CLOCK_NAMES, Calibration, shipped
 from shardwright.cost.trust.evidence import Published
 from shardwright.cost.trust.interval import Spread
 from shardwright.spec.catalog.frameworks import OWN
@@ -74,6 +74,23 @@ def trained(cases: Sequence[Case], efficiency: Efficiency) -> Trained:
             for held, distance in zip(held_out, far, strict=True)
         ),
     )
+
+
+def judged(cases: Sequence[Case], efficiency: Efficiency) -> dict[str, tuple[Floats, Floats]]:
+    """Return, by protocol, the seconds [N] of cases by constants that have not seen them, solved around those that
+    ship, and the logarithms of the ends of their intervals, made without them, over the seconds [N, 2]."""
+    held_out = cross_validated(cases, efficiency, shipped())
+    evidence = evidence_table(cases, held_out[0])
+    far = [held_out_distances(cases, evidence, held.protocol) for held in held_out]
+    weights = equal_sources(cases)
+    growth = next(iter(spreads(cases, held_out, far, weights).values())).growth
+    return {
+        held.protocol: (
+            held.seconds,
+            held_out_widths(cases, held_out[0], far[0], distance, weights, growth, held.protocol),
+        )
+        for held, distance in zip(held_out, far, strict=True)
+    }
 
 
 def equal_sources(cases: Sequence[Case]) -> Floats:

@@ -31,9 +31,9 @@ def export(
         option(
             metavar="NAMES",
             help="Whose names tensors have: shardwright (the whole state, which `import` reads back), huggingface "
-            "(weights and config.json, or adapters, in a folder that `from_pretrained` opens) or megatron (weights that "
-            "Megatron-LM loads with --ckpt-format torch --finetune, for one GPU; its tools/checkpoint/convert.py cuts "
-            "them).",
+            "(weights and config.json, or adapters, in a folder that `from_pretrained` opens) or megatron (weights "
+            "that Megatron-LM loads with --ckpt-format torch --finetune, for one GPU; its tools/checkpoint/convert.py "
+            "cuts them).",
         ),
     ] = "shardwright",
     plan: Annotated[

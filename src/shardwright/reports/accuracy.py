@@ -52,12 +52,12 @@ def accuracy_page(validation: Validation, page: Path, plot: Path | None) -> str:
     parts = ["# How far to trust the figures" if published else f"# Accuracy on {Path(validation.name).name}"]
     if published:
         parts.append(f"<!-- Written by `{COMMAND}`; edit reports/accuracy.py instead. -->")
-    parts += [heading(validation), IN_SAMPLE if published else OWN]
+    parts += [_cross_validation(page, expected=published)]
+    parts += ["## In sample" if published else "", heading(validation), IN_SAMPLE if published else OWN]
     if plot is not None:
         link = Path(os.path.relpath(plot.resolve(), page.resolve().parent)).as_posix()
         parts.append(f"![Predicted against measured time of an iteration, the band is 20 %]({link})")
     parts.append(_markdown(rivals_section(summary.macro), RIVALS))
-    parts.append(_cross_validation(page, expected=published))
     if summary.by:
         parts.append(f"## Errors by group\n\n{GROUPS}")
     for dimension, groups in summary.by.items():

@@ -4,6 +4,7 @@
 * `runs`: reading of runs
 * `notes`: what their notes say
 * `published`: the runs that ship
+* `said`: what is taken where a run does not say it, and what contradicts itself
 * `case`: a run as the cost model sees it
 * `facts`: single facts of a run
 * `mixed_case`: a run on several GPU types

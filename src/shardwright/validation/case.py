@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from shardwright.cost.compute.efficiency import computes, peak_flops
+from shardwright.cost.compute.flops import iteration_flops
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, ZERO3, Row, settled
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
+from shardwright.spec.catalog.machines import machines
 from shardwright.spec.cluster import Assumption, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -29,17 +32,20 @@ from shardwright.validation.facts import (
 from shardwright.validation.mixed_case import mixed_plan
 from shardwright.validation.model_of import model_of
 from shardwright.validation.runs import PublishedRun
+from shardwright.validation.said import contradictions, said
 
 MULTIMODAL = re.compile(r"\bmimo\b|\bvlm\b|llava", re.IGNORECASE)
 # What guesses are about on which the reasons of an error depend.
 NETWORK, RECOMPUTATION, SHARDING = "network", "recomputation", "optimizer sharding"
+CONTRADICTS = "contradicts_itself"  # a run that is skipped for this is an error of its table
 RECOMPUTE = {"none": NONE, "selective": SELECTIVE, "full": UNIFORM}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A run ready to be costed. `row` is one row of `Strategies`; `guesses` are what was not published.
-    `open_recompute`: recomputation is not published, so it is the least that fits. A run on machines of several types
+    `open_recompute`: recomputation is not published, so it is the least that fits. `others` are what the row may be as
+    well, where a default is in doubt. A run on machines of several types
     has a `plan` instead of a row."""
 
     run: PublishedRun
@@ -49,6 +55,7 @@ class Case:
     row: Row
     open_recompute: bool
     guesses: tuple[Assumption, ...]
+    others: tuple[Row, ...] = ()
     plan: Plan | None = None
 
     @property
@@ -85,18 +92,27 @@ def case_of(run: PublishedRun) -> Case:
         job = job_of(run, framework, guesses)
     except SpecError as error:
         raise SkippedRunError("not_described", str(error.problems[0])) from None
-    row = _row_of(run, model, pool, job, habits, guesses)
+    row, architecture = _row_of(run, model, pool, job, habits, guesses), pool.gpu.architecture
     if not run.recompute:
         guesses.append(Assumption(RECOMPUTATION, "the least that fits"))
-    return Case(
+    if job.precision == "fp32" and (run.precision == "tf32" or said(run, "fp32_matmul", architecture).value == "tf32"):
+        raise SkippedRunError("not_modelled", "products in tf32 are not modelled")
+    other = said(run, "tp_overlap", architecture).other
+    case = Case(
         run=run,
         model=model,
         pool=pool,
         job=job,
         row=row,
+        others=({**row, "overlap_tp": not row["overlap_tp"]},) if other and row["sequence_parallel"] else (),
         open_recompute=not run.recompute,
         guesses=tuple(guesses),
     )
+    if run.quality != "C" and computes(pool.gpu, job.precision):
+        ideal, experts = ideal_seconds(case), any(kind.moe for kind in model.kinds)
+        for words in contradictions(run, experts=experts, memory_bytes=pool.memory_bytes, ideal_seconds=ideal):
+            raise SkippedRunError(CONTRADICTS, words)
+    return case
 
 
 def pool_of(run: PublishedRun, guesses: list[Assumption]) -> NodePool:
@@ -106,19 +122,32 @@ def pool_of(run: PublishedRun, guesses: list[Assumption]) -> NodePool:
     if gpus % per_machine:
         raise SkippedRunError("not_divided", f"{gpus} GPUs are no whole number of machines with {per_machine}")
     name, memory = gpu_name(run.gpu, run.gpu_mem_gb)
-    notes = run.noted
-    machine = f"{notes.rented}.48xlarge" if notes.rented and per_machine == 8 else None
-    pool = _pool(name, gpus // per_machine, per_machine, notes.network_gbps, machine)
-    gpu = pool.gpu
-    if notes.special is not None:
-        gpu = replace(gpu, memory_bytes_per_second=notes.special[0], tdp_watts=notes.special[1])
+    machine = _machine(run.machine, name, per_machine)
+    pool = _pool(name, gpus // per_machine, per_machine, run.network_gbps, machine)
+    gpu, special = pool.gpu, run.noted.special
+    if special is not None:
+        gpu = replace(gpu, memory_bytes_per_second=special[0], tdp_watts=special[1])
+    if run.power_limit_w:
+        gpu = replace(gpu, tdp_watts=run.power_limit_w)
     if memory is not None and abs(memory * GIBIBYTE / pool.memory_bytes - 1.0) > 0.1:
         gpu = replace(gpu, memory_bytes=memory * GIBIBYTE)
-    if gpus > per_machine and notes.network_gbps is None:
+    if gpus > per_machine and run.network_gbps is None and machine is None:
         guesses.append(
             Assumption(NETWORK, f"{pool.inter_bytes_per_second * 8e-9:g} Gbit/s a machine, as the catalogue has it")
         )
     return replace(pool, gpu=gpu, memory_bytes=gpu.memory_bytes)
+
+
+def _machine(words: str, gpu: str, per_machine: int) -> str | None:
+    """Return the machine type of the catalogue that a run names, wholly or by its family ("p5"); None where it names
+    none, or several."""
+    alike = [
+        name
+        for name, machine in machines().items()
+        if (machine.gpu, machine.gpus) == (gpu, per_machine)
+        and (name.casefold() == words.casefold() or name.casefold().startswith(f"{words.casefold()}."))
+    ]
+    return alike[0] if words and len(alike) == 1 else None
 
 
 @lru_cache(maxsize=4096)
@@ -161,7 +190,7 @@ def _row_of(
     sequence_parallel = published_sp == "true" or (not published_sp and habits.sequence_parallel)
     if tp > 1 and not published_sp:
         guesses.append(Assumption("sequence parallel", f"{'on' if sequence_parallel else 'off'}"))
-    notes = run.noted
+    notes, architecture = run.noted, pool.gpu.architecture
     if run.recompute and run.recompute.casefold() not in RECOMPUTE:
         raise SkippedRunError("not_modelled", f"recompute {run.recompute} is none of {', '.join(RECOMPUTE)}")
     recompute = RECOMPUTE.get(run.recompute.casefold(), NONE)
@@ -169,7 +198,9 @@ def _row_of(
     if recompute == UNIFORM and block is not None:
         recompute = BLOCK
     first, last = first_and_last(len(model.layers), pp * vpp, head_layers(model) if habits.balanced else 0.0)
-    beside = not notes.no_overlap
+    beside = said(run, "tp_overlap", architecture).value == "true" or habits.overlap_tp
+    overlap_tp = run.tp_overlap == "true" if run.tp_overlap else beside and sequence_parallel
+    overlap_dp = run.dp_overlap != "false"
     return settled(
         {
             "tp": tp,
@@ -180,25 +211,27 @@ def _row_of(
             "vpp": vpp,
             "micro_batch": micro,
             "sequence_parallel": sequence_parallel,
-            "flash": (habits.flash or notes.flash) and not notes.unfused,
-            "overlap_tp": beside and (notes.async_tp or (sequence_parallel and overlaps_tp(run, habits))),
-            "overlap_pp": beside,
+            "flash": habits.flash if not run.attention_backend else run.attention_backend != "unfused",
+            "overlap_tp": overlap_tp,
+            "overlap_pp": run.pp_overlap != "false",
             "first_layers": first,
             "last_layers": last,
             "recompute": recompute,
             "recompute_layers": int(recompute == UNIFORM) if block is None else block,
             "sharding": sharding,
             "offload": float(notes.optimizer_offload),
-            "overlap_grad": beside and habits.overlap_grad,
-            "overlap_param": beside and (habits.overlap_param or sharding == ZERO3),
+            "overlap_grad": overlap_dp and habits.overlap_grad,
+            "overlap_param": overlap_dp and (habits.overlap_param or sharding == ZERO3),
         }
     )
 
 
-def overlaps_tp(run: PublishedRun, habits: Habits) -> bool:
-    """Return whether tensor-parallel communication runs beside GEMMs by default: the recipes of NeMo and
-    Megatron-Bridge turn it on (tp_comm_overlap), Megatron-LM itself does not."""
-    return habits.overlap_tp or re.search("nemo|bridge", run.framework.casefold()) is not None
+def ideal_seconds(case: Case) -> float:
+    """Return the seconds of the model's FLOPs at the dense peak of all GPUs. Frozen weights have no gradients, a third
+    of the arithmetic."""
+    flops = iteration_flops(case.model, case.job.global_batch, case.job.seq_len)
+    peak = sum(peak_flops(pool.gpu, case.job.precision) * pool.gpus for pool in case.pools)
+    return flops * (2.0 / 3.0 if case.job.adapters else 1.0) / peak
 
 
 def expert_degree(run: PublishedRun, model: Model, tp: int, cp: int, dp: int) -> int:

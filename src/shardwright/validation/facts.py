@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import cast
 
 from shardwright.spec.adapter import ATTENTION, LINEAR, Adapter
 from shardwright.spec.catalog.frameworks import MEGATRON, figures, framework_rows
 from shardwright.spec.cluster import Assumption
-from shardwright.spec.job import Framework, Job
+from shardwright.spec.job import Fp8Recipe, Framework, Job
+from shardwright.spec.options import Dispatcher, Options
 from shardwright.spec.read.job import make_job
 from shardwright.validation.runs import PublishedRun
 
@@ -72,13 +74,19 @@ def job_of(run: PublishedRun, framework: Framework, guesses: list[Assumption]) -
         fp8_recipe=_recipe(run),
         optimizer="none" if run.kind == "fwd+bwd" else "adam",
     )
+    recipes = framework == MEGATRON and re.search("nemo|bridge", run.framework.casefold()) is not None
+    stored = recipes if run.gather_bytes is None else run.gather_bytes == 1
+    options = Options(
+        grad_reduce="bf16" if run.grad_bytes == 2 else None,
+        dispatcher=cast("Dispatcher | None", run.dispatcher or None),
+    )
     return replace(
         job,
         adapter=_adapter(run, framework),
-        fp8_storage=precision == "fp8"
-        and framework == "megatron"
-        and re.search("nemo|bridge", run.framework.casefold()) is not None,
+        fp8_storage=precision == "fp8" and stored,
         fused_loss=run.noted.fused_loss,
+        document_tokens=run.document_tokens,
+        options=options,
     )
 
 
@@ -92,11 +100,9 @@ def _adapter(run: PublishedRun, framework: Framework) -> Adapter | None:
     return Adapter(targets=ATTENTION[:3] if framework == MEGATRON else LINEAR)
 
 
-def _recipe(run: PublishedRun) -> str | None:
+def _recipe(run: PublishedRun) -> Fp8Recipe | None:
     """Return how an fp8 run scales its numbers, where it says so. Scales per row cost like those per block."""
-    if run.precision == "mxfp8" or (run.precision == "fp8" and run.noted.mxfp8):
-        return "mxfp8"
-    return "blockwise" if run.precision == "fp8" and run.noted.blockwise else None
+    return "mxfp8" if run.precision == "mxfp8" else cast("Fp8Recipe | None", run.fp8_recipe or None)
 
 
 def first_and_last(layers: int, stages: int, head: float) -> tuple[int, int]:
@@ -139,7 +145,7 @@ def framework_of(run: PublishedRun, guesses: list[Assumption]) -> Framework:
         if re.search(row["pattern"], name):
             if framework == "megatron" and run.precision == "fp16":
                 return "megatron-2021"
-            uncompiled = framework == "torchtitan" and run.noted.eager
+            uncompiled = framework == "torchtitan" and run.compiled == "false"
             return "fsdp" if uncompiled else framework
     taken: Framework = "fsdp" if name else "megatron"
     guesses.append(Assumption("framework", f"{taken}"))

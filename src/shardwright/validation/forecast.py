@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.arrays import Floats, Ints
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.context import Context
 from shardwright.cost.frameworks.overheads import Calibration
@@ -49,6 +50,57 @@ class Forecast:
 
 def forecast(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibration | None = None) -> Forecast:
     """Return the predictions of `cases`, in their order. `calibration` replaces the one that ships."""
+    iterations = _iterations(cases, efficiency, calibration)
+    time, bytes_ = iterations.seconds, iterations.peak_bytes
+    fastest, slowest = _doubtful(cases, iterations, efficiency, calibration)
+    intervals = np.array(
+        [interval_seconds(value, setting) for value, setting in zip(time, map(conditions_of_case, cases), strict=True)]
+    ).reshape(-1, 2)
+    fits = [fit_probability(value, case.pool.memory_bytes, case.job) for value, case in zip(bytes_, cases, strict=True)]
+    return Forecast(
+        seconds=time,
+        low_seconds=intervals[:, 0] * fastest / time,
+        high_seconds=intervals[:, 1] * slowest / time,
+        peak_bytes=bytes_,
+        fit_probability=np.array(fits),
+        recompute=iterations.recompute,
+        comparable_bytes=iterations.comparable_bytes,
+    )
+
+
+def forecast_seconds(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibration | None = None) -> Floats:
+    """Return the seconds of `forecast` alone, [N], without the search for like runs that its intervals take."""
+    return _iterations(cases, efficiency, calibration).seconds
+
+
+class Iterations(NamedTuple):
+    """Columns over cases, [N], of `Forecast` that need no published runs; `fastest` and `slowest` are seconds under any
+    recomputation that a run may have had."""
+
+    seconds: Floats
+    peak_bytes: Floats
+    comparable_bytes: Floats
+    recompute: Ints
+    fastest: Floats
+    slowest: Floats
+
+
+def _doubtful(
+    cases: Sequence[Case], iterations: Iterations, efficiency: Efficiency, calibration: Calibration | None
+) -> tuple[Floats, Floats]:
+    """Return the least and the most seconds of each case, [N], under what it may have run as well: recomputation that
+    is not published, and defaults in doubt."""
+    fastest, slowest = iterations.fastest.copy(), iterations.slowest.copy()
+    others = [(index, replace(case, row=row)) for index, case in enumerate(cases) for row in case.others]
+    if others:
+        seconds = _iterations([case for _, case in others], efficiency, calibration).seconds
+        places = [index for index, _ in others]
+        np.minimum.at(fastest, places, seconds)
+        np.maximum.at(slowest, places, seconds)
+    return fastest, slowest
+
+
+def _iterations(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibration | None) -> Iterations:
     groups: dict[tuple[Model, NodePool, Job], list[int]] = {}
     seconds, peak, published = (np.zeros((len(cases), LEVELS)) for _ in range(3))
     for index, case in enumerate(cases):
@@ -70,20 +122,16 @@ def forecast(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibra
         published[of, at] = [comparable_bytes(cases[index].run, job, verdict, row) for row, index in enumerate(of)]
     chosen = np.array([_level(case, peak[index]) for index, case in enumerate(cases)], dtype=np.int64)
     rows = np.arange(len(cases))
-    time, bytes_ = seconds[rows, chosen], peak[rows, chosen]
-    intervals = np.array(
-        [interval_seconds(value, setting) for value, setting in zip(time, map(conditions_of_case, cases), strict=True)]
+    likely = np.array([_likely(case, peak[index], chosen[index]) for index, case in enumerate(cases)]).reshape(
+        -1, LEVELS
     )
-    intervals = intervals.reshape(-1, 2)
-    fits = [fit_probability(value, case.pool.memory_bytes, case.job) for value, case in zip(bytes_, cases, strict=True)]
-    return Forecast(
-        seconds=time,
-        low_seconds=intervals[:, 0],
-        high_seconds=intervals[:, 1],
-        peak_bytes=bytes_,
-        fit_probability=np.array(fits),
-        recompute=chosen,
-        comparable_bytes=published[rows, chosen],
+    return Iterations(
+        seconds[rows, chosen],
+        peak[rows, chosen],
+        published[rows, chosen],
+        chosen,
+        np.where(likely, seconds, np.inf).min(axis=1),
+        np.where(likely, seconds, 0.0).max(axis=1),
     )
 
 
@@ -119,6 +167,16 @@ def at_level(case: Case, level: int) -> Row:
     if not case.open_recompute:
         return case.row
     return {**case.row, "recompute": level, "recompute_layers": int(level == UNIFORM)}
+
+
+def _likely(case: Case, peak_bytes: Floats, chosen: int) -> Bools:
+    """Return which levels of recomputation a case may have had, [LEVELS]: where it is not published, all that fit if
+    memory is over-predicted by as much as it may be."""
+    levels = np.arange(LEVELS)
+    if not case.open_recompute:
+        return np.asarray(levels == chosen)
+    fits = peak_bytes <= SLACK * case.pool.memory_bytes
+    return np.asarray((levels == chosen) | (np.isin(levels, _levels(case)) & fits))
 
 
 def _level(case: Case, peak_bytes: Floats) -> int:

@@ -19,6 +19,8 @@ from pathlib import Path
 
 from shardwright.errors import SpecError, bad
 from shardwright.files import shipped_file, write_atomically
+from shardwright.validation.case import CONTRADICTS, case_of
+from shardwright.validation.facts import SkippedRunError
 from shardwright.validation.notes import phrases
 from shardwright.validation.runs import COLUMNS, PublishedRun, parse_runs, read_runs
 
@@ -62,6 +64,17 @@ def table(runs: Iterable[PublishedRun]) -> str:
     return out.getvalue()
 
 
+def checked(runs: Iterable[PublishedRun]) -> Iterable[PublishedRun]:
+    """Yield runs. Raises SpecError at one that contradicts itself, naming it."""
+    for run in runs:
+        try:
+            case_of(run)
+        except SkippedRunError as error:
+            if error.skip.kind == CONTRADICTS:
+                raise bad(f"run {run.row_id}", error.skip.words, "mend the row, or give it quality C") from None
+        yield run
+
+
 def model_name(name: str) -> str:
     """Return the name of a run's model as a person would write it, where it is that of a test case."""
     case = TEST_CASE.fullmatch(name)
@@ -81,7 +94,7 @@ def main(arguments: list[str]) -> None:
     folder = Path(__file__).with_name("data")
     folder.mkdir(exist_ok=True)
     for name, source in zip((RUNS_FILE, FAILED_FILE), arguments, strict=True):
-        packed = gzip.compress(table(read_runs(Path(source))).encode("utf-8"), mtime=0)
+        packed = gzip.compress(table(checked(read_runs(Path(source)))).encode("utf-8"), mtime=0)
         write_atomically(folder / name, packed)
 
 

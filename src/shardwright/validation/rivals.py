@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.cost.compute.efficiency import peak_flops
-from shardwright.cost.compute.flops import iteration_flops
-from shardwright.validation.case import Case
+from shardwright.validation.case import Case, ideal_seconds
 
 ROOFLINE_EFFICIENCY = 0.5  # of the dense peak
 
@@ -35,14 +33,6 @@ def roofline_seconds(cases: Sequence[Case], recompute: Sequence[str]) -> Floats:
     again = np.where(np.array(recompute) == "full", 4.0 / 3.0, 1.0)
     bubble = np.array([1.0 + _bubble(case) for case in cases])
     return np.asarray(ideal * again * bubble / ROOFLINE_EFFICIENCY)
-
-
-def ideal_seconds(case: Case) -> float:
-    """Return the seconds of the model's FLOPs at the dense peak of all GPUs. Frozen weights have no gradients, a third
-    of the arithmetic."""
-    flops = iteration_flops(case.model, case.job.global_batch, case.job.seq_len)
-    peak = sum(peak_flops(pool.gpu, case.job.precision) * pool.gpus for pool in case.pools)
-    return flops * (2.0 / 3.0 if case.job.adapters else 1.0) / peak
 
 
 def _bubble(case: Case) -> float:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from shardwright.errors import bad
+from shardwright.spec.job import FP8_RECIPES
 from shardwright.spec.text.reading import read_text
 from shardwright.validation.notes import Notes, notes_of
 
@@ -21,7 +23,9 @@ BLANK = {"", "nan", "none", "null", "n/a", "na", "-", "?"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRun:
     """One published run. None and "" mean: not published. Sizes of the model are those of its configuration;
-    `measured_iter_time_s` are seconds, `measured_mem_gb` GiB or GB as `mem_kind` says."""
+    `measured_iter_time_s` are seconds, `measured_mem_gb` GiB or GB as `mem_kind` says, `network_gbps` Gbit/s of one
+    machine, `grad_bytes` and `gather_bytes` bytes of an element of what is reduced and gathered, `zero_group` the ranks
+    that state is sharded over, `step_sd` the standard deviation of a step over its time."""
 
     row_id: str
     source: str = ""
@@ -64,6 +68,30 @@ class PublishedRun:
     hetero: str = ""
     quality: str = ""
     dup_group: str = ""
+    network_gbps: float | None = None
+    machine: str = ""
+    power_limit_w: float | None = None
+    version: str = ""
+    month: str = ""
+    cuda_graph: str = ""
+    dispatcher: str = ""
+    a2a_overlap: str = ""
+    tp_overlap: str = ""
+    dp_overlap: str = ""
+    pp_overlap: str = ""
+    grad_bytes: float | None = None
+    gather_bytes: float | None = None
+    zero_group: float | None = None
+    fp32_matmul: str = ""
+    fp8_recipe: str = ""
+    deterministic: str = ""
+    compiled: str = ""
+    attention_backend: str = ""
+    document_tokens: float | None = None
+    routing: str = ""
+    layer_pattern: str = ""
+    step_sd: float | None = None
+    state: str = ""
 
     @property
     def noted(self) -> Notes:
@@ -81,6 +109,18 @@ class PublishedRun:
         return self.global_batch * self.seq_len / (rate * self.n_gpus)
 
 
+# The words that a column may have, beside none.
+SWITCHES = ("a2a_overlap", "tp_overlap", "dp_overlap", "pp_overlap", "deterministic", "compiled")
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "cuda_graph": ("none", "moe", "attention", "layers", "full"),
+    "dispatcher": ("alltoall", "allgather", "flex"),
+    "fp32_matmul": ("ieee", "tf32"),
+    "fp8_recipe": FP8_RECIPES,
+    "attention_backend": ("flash", "fused", "unfused"),
+    "routing": ("forced", "natural"),
+    "state": ("good", "stalled", "capped", "unknown"),
+    **dict.fromkeys(SWITCHES, ("true", "false")),
+}
 TEXT = {field.name for field in fields(PublishedRun) if field.type in ("str", str)}
 COLUMNS = tuple(field.name for field in fields(PublishedRun))
 
@@ -115,13 +155,43 @@ def _run(row: Mapping[str, str | None], place: str, have: set[str]) -> Published
     for name in COLUMNS:
         cell = (row.get(name) or "").strip() if name in have else ""
         if name in TEXT:
-            values[name] = cell.casefold() if name == "precision" else cell
+            values[name] = _word(name, cell, f"{place}, {name}")
         elif cell.casefold() not in BLANK:
-            values[name] = _number(cell, f"{place}, {name}")
+            words = name == "network_gbps" and not cell.replace(".", "", 1).isdigit()
+            values[name] = _network(row, cell, place) if words else _number(cell, f"{place}, {name}")
     if not values["row_id"]:
         text = "\x1f".join(f"{name}={row.get(name) or ''}" for name in sorted(have))
         values["row_id"] = hashlib.sha256(text.encode()).hexdigest()[:10]
     return PublishedRun(**values)  # type: ignore[arg-type]
+
+
+def _word(name: str, cell: str, place: str) -> str:
+    if name in WORDS and cell and cell.casefold() not in WORDS[name]:
+        raise bad(place, f"{cell[:40]!r} is unknown", f"write {', '.join(WORDS[name])}, or leave the cell empty")
+    return cell.casefold() if name == "precision" or name in WORDS else cell
+
+
+def _network(row: Mapping[str, str | None], words: str, place: str) -> float:
+    per_machine = (row.get("gpus_per_node") or "").strip()
+    gbps = machine_gbps(words, float(per_machine) if per_machine.replace(".", "", 1).isdigit() else 8.0)
+    if gbps is None:
+        hint = 'write the Gbit/s of one machine, "8x 400 Gb/s" or "400 Gb/s per GPU", or leave the cell empty'
+        raise bad(f"{place}, network_gbps", f"{words[:40]!r} says no bandwidth", hint)
+    return gbps
+
+
+def machine_gbps(words: str, gpus: float) -> float | None:
+    """Return the Gbit/s of a machine with so many GPUs that a description of its network says, None where it says none:
+    adapters times their speed ("8x200Gb/s HDR IB per node"; of several lists that of the computing network), the speed
+    of each GPU, or that between machines."""
+    lists = [part for part in re.split(r"[,;|]", words) if re.search(r"gb(?:/s|it/s|ps)", part, re.IGNORECASE)]
+    stated = next((part for part in lists if "compute" in part.casefold()), lists[0] if lists else "")
+    speed = re.search(r"([0-9]+(?:\.[0-9]+)?)\s?gb(?:/s|it/s|ps)", stated, re.IGNORECASE)
+    if speed is None:
+        return None
+    adapters = re.search(r"\b([0-9]+)\s?x", stated[: speed.end()], re.IGNORECASE)
+    times = gpus if re.search(r"(?:per|a|each) gpu\b", stated, re.IGNORECASE) else 1.0
+    return float(speed[1]) * (float(adapters[1]) if adapters else times)
 
 
 def _number(cell: str, place: str) -> float:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.learned import default_efficiency
-from shardwright.errors import bad
+from shardwright.errors import Problem, SpecError, bad
+from shardwright.validation.case import CONTRADICTS
 from shardwright.validation.outcome import Outcome, outcomes
 from shardwright.validation.published import published_failed_runs, published_runs
 from shardwright.validation.runs import PublishedRun, read_runs
@@ -39,7 +40,8 @@ def validate(
     the package. `failed` are runs known not to fit in memory.
 
     `quality` (letters, e.g. "AB") and `kinds` choose among runs that have one. Raises SpecError for a file that cannot
-    be used; a run that cannot be predicted is no error but an outcome with a reason.
+    be used, and for runs that contradict themselves (`said.contradictions`), naming each; a run that cannot be
+    predicted is no error but an outcome with a reason.
     """
     unknown = sorted(set(quality) - set(QUALITIES))
     if unknown:
@@ -53,6 +55,13 @@ def validate(
     compared = outcomes(ran, model, quality=quality, kinds=kinds)
     if failed is not None:
         compared += outcomes(_read(failed), model, failed=True, quality=quality, kinds=kinds)
+    problems = [
+        Problem(f"run {outcome.run.row_id}", outcome.skipped.words, "mend the row, or give it quality C")
+        for outcome in compared
+        if outcome.skipped is not None and outcome.skipped.kind == CONTRADICTS
+    ]
+    if problems:
+        raise SpecError(*problems)
     return Validation(name=name, outcomes=compared, summary=summarise(compared))
 
 
