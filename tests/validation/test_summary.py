@@ -10,11 +10,11 @@ import pytest
 from tests.validation.known import known_runs
 
 from shardwright.spec.adapter import Adapter
-from shardwright.validation.case import Case, case_of
+from shardwright.validation.case import Case, case_of, ideal_seconds
 from shardwright.validation.facts import Skip
 from shardwright.validation.outcome import Outcome, RunPrediction
 from shardwright.validation.reasons import NO_REASON, reasons, sweep_outliers
-from shardwright.validation.rivals import constant_mfu_seconds, ideal_seconds, roofline_seconds
+from shardwright.validation.rivals import constant_mfu_seconds, roofline_seconds
 from shardwright.validation.summary import summarise
 
 RUN = known_runs()["8a16e6807f"]

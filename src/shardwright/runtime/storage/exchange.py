@@ -78,7 +78,7 @@ def export_weights(
         raise bad(str(target), "is there already", "name a new folder")
     if adapter is not None:
         if names != HUGGING_FACE:
-            raise bad(f"--names {names}", "has no place for adapters", "use `--names huggingface`")
+            raise bad(f"`names={names}`", "has no place for adapters", "use `names=huggingface`")
         checkpoint = open_checkpoint(source)
         save_adapters(target, model, adapter, checkpoint.whole_weight, model.name)
         return checkpoint.step
