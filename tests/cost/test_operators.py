@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.cost.samples import gpt, gpu, llama, mixtral, shard
 
 from shardwright.cost.compute.efficiency import Analytic, gemm_flops
-from shardwright.cost.compute.flops import iteration_flops
+from shardwright.cost.compute.flops import iteration_flops, job_flops
 from shardwright.cost.compute.operator_table import ATTENTION, BACKWARD, FORWARD, GEMM, Operator, table
 from shardwright.cost.compute.operators import (
     CORE,
@@ -21,6 +21,7 @@ from shardwright.cost.compute.operators import (
 from shardwright.cost.stage.exact import of_pipelines
 from shardwright.cost.strategies import boundaries
 from shardwright.errors import SpecError
+from shardwright.spec.adapter import parse_adapter
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.read.model import load_model
@@ -51,6 +52,21 @@ def test_operators_have_the_flops_of_the_model(name, seq):
     assert forward == pytest.approx(iteration_flops(model, 2, seq) / 3 + router, rel=2e-3)
     assert total(BACKWARD, GEMM) == pytest.approx(2 * total(FORWARD, GEMM))
     assert total(BACKWARD, ATTENTION) == pytest.approx(FLASH_BACKWARD_FLOPS * total(FORWARD, ATTENTION))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("adapter", "targets"), [("lora:16", "linear"), ("qlora:64", "attention"), ("dora:8", "q_proj")]
+)
+def test_operators_beside_frozen_weights_have_the_flops_of_the_job(name, adapter, targets):
+    """Frozen products twice, adapters and the scores three times, the router as before and not in the model's count."""
+    model, columns = load_model(name), shard(micro_batch=2, flash=True)
+    job = Job(global_batch=2, seq_len=2048, adapter=parse_adapter(adapter, targets))
+    operators = operators_of(model, columns, job)
+    router = sum(2.0 * 2 * 2048 * model.hidden * layer.moe.experts for layer in model.layers if layer.moe)
+    products = sum(float(o.flops[0]) for o in operators if o.kind == GEMM and not o.weight_gradient)
+    scores = sum(float(o.flops[0]) for o in operators if o.kind == ATTENTION and o.direction == FORWARD)
+    assert products + 3 * scores == pytest.approx(job_flops(model, job) + 2 * router, rel=5e-3)
 
 
 def test_unfused_attention_computes_the_whole_square():

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Efficiency, peak_flops
-from shardwright.cost.compute.flops import iteration_flops
+from shardwright.cost.compute.flops import job_flops
 from shardwright.cost.iteration.lanes import Known, contexts_of, lane_of
 from shardwright.cost.iteration.layered.plan import layered_breakdown
 from shardwright.cost.iteration.links import Contexts
@@ -58,7 +58,7 @@ def predict(
         for pool in plan.cluster.pools
         if pool.gpu.peak(job.precision)
     }
-    flops = iteration_flops(plan.model, job.global_batch, job.seq_len, job.attended_tokens)
+    flops = job_flops(plan.model, job)
     per_hour = _dollars_per_hour(plan, used, seconds)
     hours = None
     if job.iterations is not None:

@@ -2,7 +2,38 @@
 
 from __future__ import annotations
 
+from shardwright.spec.adapter import Adapter, adapted
+from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, Layer, Model
+
+
+def job_flops(model: Model, job: Job) -> float:
+    """Return the FLOPs of one iteration of a job: those of `iteration_flops` where all weights are trained.
+
+    Frozen weights have no gradients: their products count twice, forward and for the gradients of their inputs. Scores
+    and adapters have all three passes.
+    """
+    everything = iteration_flops(model, job.global_batch, job.seq_len, job.attended_tokens)
+    if job.adapter is None:
+        return everything
+    kinds = [layer.attention for layer in model.layers if layer.attention is not None]
+    scores = sum(score_flops_per_token(attention, job.attended_tokens) for attention in kinds)
+    beside = sum(_adapter_flops_per_token(model, layer, job.adapter) for layer in model.layers)
+    return 2.0 / 3.0 * everything + job.tokens_per_iteration * (scores + 3.0 * beside)
+
+
+def _adapter_flops_per_token(model: Model, layer: Layer, adapter: Adapter) -> float:
+    """Return the forward FLOPs of the adapters of a layer for one token: 2 r (inputs + outputs) for each matrix that it
+    goes through."""
+    routed = layer.moe.top_k / layer.moe.experts if layer.moe else 0.0
+    return sum(
+        2.0
+        * adapter.rank
+        * (matrix.inputs + matrix.outputs)
+        * matrix.copies
+        * (routed if matrix.target == "experts" else 1)
+        for matrix in adapted(model, layer, adapter)
+    )
 
 
 def iteration_flops(model: Model, global_batch: int, seq_len: int, attended_tokens: float | None = None) -> float:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from shardwright.cost.compute.flops import iteration_flops
+from shardwright.cost.compute.flops import job_flops
 from shardwright.runtime.job import metrics
 from shardwright.runtime.job.feed import Feed
 from shardwright.runtime.job.finish import Record, write_measurements
@@ -145,7 +145,7 @@ def _diverged(run: Run, result: StepResult, done: int) -> str:
 def metrics_row(engine: Engine, settings: Settings, result: StepResult, done: int, seconds: float) -> metrics.Row:
     plan = engine.layout.plan
     peak = _peak_flops(engine.layout, settings.precision)
-    flops = iteration_flops(plan.model, plan.job.global_batch, plan.job.seq_len, plan.job.attended_tokens)
+    flops = job_flops(plan.model, plan.job)
     return metrics.Row(
         step=done,
         loss=result.loss,
