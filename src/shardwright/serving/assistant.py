@@ -21,7 +21,7 @@ from mcp.server.stdio import stdio_server
 from shardwright.errors import bad, suggestion
 from shardwright.serving.answers import Answer, error_answer
 from shardwright.serving.requests import MOST_SECONDS
-from shardwright.serving.tools import Toolbox
+from shardwright.serving.tools import Tool, Toolbox
 from shardwright.serving.worker import answer_within, prepare
 
 INSTRUCTIONS = """Shardwright predicts and plans the training of large models: which GPUs, which parallel strategy, how
@@ -49,7 +49,7 @@ def server(toolbox: Toolbox, folder: str) -> Server[Any]:
     async def listed(
         context: ServerRequestContext[Any], asked: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[_listed(toolbox, tool.name) for tool in toolbox.tools])
+        return types.ListToolsResult(tools=[_listed(tool) for tool in toolbox.tools])
 
     async def called(context: ServerRequestContext[Any], call: types.CallToolRequestParams) -> types.CallToolResult:
         if toolbox.tool(call.name) is None:
@@ -67,11 +67,9 @@ def server(toolbox: Toolbox, folder: str) -> Server[Any]:
     )
 
 
-def _listed(toolbox: Toolbox, name: str) -> types.Tool:
-    tool = toolbox.tool(name)
-    assert tool is not None
+def _listed(tool: Tool) -> types.Tool:
     result = tool.result if tool.result.get("type") == "object" else None  # lists come as text alone
-    return types.Tool(name=name, description=tool.words, input_schema=tool.parameters, output_schema=result)
+    return types.Tool(name=tool.name, description=tool.words, input_schema=tool.parameters, output_schema=result)
 
 
 def _result(answer: Answer) -> types.CallToolResult:

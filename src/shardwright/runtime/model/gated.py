@@ -34,8 +34,8 @@ def inner(
     """Return a feed-forward block up to the last bias. `x` has this rank's positions of the tensor group `before`; what
     comes out is summed over that `after`."""
     parts = ("gate", "up") if "gate.weight" in weights else ("up",)
-    found = entered(x, weights, parts, before, products)
-    middle = activation(found[0]) if len(found) == 1 else gated(found[0], found[1], activation)
+    projected = entered(x, weights, parts, before, products)
+    middle = gated(*projected, activation) if len(projected) == 2 else activation(*projected)
     return left(middle, weights, "down", after, products)
 
 

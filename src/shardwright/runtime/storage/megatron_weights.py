@@ -16,6 +16,7 @@ from types import MappingProxyType
 import torch
 
 from shardwright.errors import bad
+from shardwright.files import write_atomically
 from shardwright.runtime.model.parameters import ModelParameter, unit_parameters
 from shardwright.spec.model import Attention, Layer, Model
 
@@ -55,7 +56,7 @@ def save_megatron(target: Path, model: Model, step: int, whole: Whole) -> None:
     folder.mkdir(parents=True)
     state = {"model": tensors, "checkpoint_version": VERSION, "iteration": step}
     torch.save(state, folder / "model_optim_rng.pt")
-    (target / "latest_checkpointed_iteration.txt").write_text(str(step), encoding="utf-8")
+    write_atomically(target / "latest_checkpointed_iteration.txt", str(step))
 
 
 def megatron_tensors(model: Model, whole: Whole) -> Tensors:
@@ -77,11 +78,14 @@ def megatron_tensors(model: Model, whole: Whole) -> Tensors:
 
 def _end(name: str) -> str:
     block, _, kind = name.rpartition(".")
-    if block not in ENDS:
-        raise bad(
-            "`names=megatron`", f"{name} has no place in Megatron-LM's GPTModel", "export the names of huggingface"
-        )
-    return f"{ENDS[block]}.{kind}"
+    return f"{_known(ENDS, block, name)}.{kind}"
+
+
+def _known(places: Mapping[str, str], block: str, name: str) -> str:
+    if block not in places:
+        message = f"{name} has no place in Megatron-LM's GPTModel"
+        raise bad("`names=megatron`", message, "export the names of huggingface")
+    return places[block]
 
 
 def _padded(value: torch.Tensor) -> torch.Tensor:
@@ -123,11 +127,7 @@ def _place(layer: Layer, name: str) -> str:
         return f"{'mlp.linear_fc1.layer_norm_' if layer.moe is None else 'pre_mlp_layernorm.'}{kind}"
     if block.startswith("moe.experts.") and block.endswith(".down"):
         return _expert(block.removesuffix(".down"), "linear_fc2", kind)
-    if block not in BLOCKS:
-        raise bad(
-            "`names=megatron`", f"{name} has no place in Megatron-LM's GPTModel", "export the names of huggingface"
-        )
-    return f"{BLOCKS[block]}{kind}"
+    return f"{_known(BLOCKS, block, name)}{kind}"
 
 
 def _by_group(attention: Attention, parts: list[torch.Tensor]) -> torch.Tensor:
