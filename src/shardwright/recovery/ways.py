@@ -90,7 +90,7 @@ MOVING = (FIRST, REPLAN, REFILL)
 
 def _plans(run: RunPlans, machines: Sequence[Machine], templates: Templates) -> dict[str, Plan]:
     """Return the plans that can be gone on with, by what they are; of equal ones the first."""
-    found = {STAY: run.now} if fits(run.now, machines) else {}
+    plans = {STAY: run.now} if fits(run.now, machines) else {}
     broken = broken_copies(run, machines)
     candidates: dict[str, Plan | None] = {}
     if broken:
@@ -101,12 +101,12 @@ def _plans(run: RunPlans, machines: Sequence[Machine], templates: Templates) -> 
         candidates[REFILL] = refilled(run.now, broken, template, cluster) if template else None
     if fits(run.first, machines):
         candidates[FIRST] = run.first
-    if STAY not in found or sum(pool.nodes for pool in run.now.cluster.pools) != len(machines):
+    if STAY not in plans or sum(pool.nodes for pool in run.now.cluster.pools) != len(machines):
         candidates[REPLAN] = template_of(run.first, machines, templates)
     for name, plan in candidates.items():
-        if plan is not None and plan not in found.values():
-            found[name] = plan
-    return found
+        if plan is not None and plan not in plans.values():
+            plans[name] = plan
+    return plans
 
 
 def template_of(first: Plan, machines: Sequence[Machine], templates: Templates) -> Plan | None:
@@ -153,9 +153,9 @@ def move_seconds(first: Plan, machines: int, rates: Rates) -> float:
 def dollars_per_hour(first: Plan, machines: Sequence[Machine]) -> float:
     """Return the price of the machines that are there: paid whatever they do. Without prices, one for each GPU."""
     prices = {pool.gpu.name: pool.dollars_per_node_hour for pool in first.cluster.pools}
-    found = [prices.get(machine.gpu) for machine in machines]
-    known = [price for price in found if price is not None]
-    return sum(known) if len(known) == len(found) else float(sum(machine.gpus for machine in machines))
+    rates = [prices.get(machine.gpu) for machine in machines]
+    known = [price for price in rates if price is not None]
+    return sum(known) if len(known) == len(rates) else float(sum(machine.gpus for machine in machines))
 
 
 def without(plan: Plan, broken: Collection[Copy], cluster: Cluster) -> Plan | None:
@@ -186,11 +186,11 @@ def _among(plan: Plan, replicas: Sequence[Replica], cluster: Cluster) -> Plan | 
     if not replicas:
         return None
     total = sum(item.count * item.micro_batches for item in plan.replicas)
-    found = replace(plan, cluster=cluster, replicas=_shared(replicas, total), prediction=None)
-    if check(found):
+    repaired = replace(plan, cluster=cluster, replicas=_shared(replicas, total), prediction=None)
+    if check(repaired):
         return None
     try:
-        return predict(found)
+        return predict(repaired)
     except SpecError:
         return None
 
@@ -204,9 +204,9 @@ def _shared(replicas: Sequence[Replica], total: int) -> tuple[Replica, ...]:
     order = sorted(range(len(replicas)), key=lambda number: (whole[number] - wanted[number], number))
     for number in order[: total - sum(whole)]:
         whole[number] += 1
-    found: list[Replica] = []
+    shared: list[Replica] = []
     for item, amount in zip(replicas, whole, strict=True):
         each, more = divmod(amount, item.count)
         parts = ((more, each + 1), (item.count - more, each))
-        found += [replace(item, count=count, micro_batches=own) for count, own in parts if count and own]
-    return tuple(found)
+        shared += [replace(item, count=count, micro_batches=own) for count, own in parts if count and own]
+    return tuple(shared)

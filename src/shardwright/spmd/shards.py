@@ -148,8 +148,8 @@ def _by_rank(
     parts: Sequence[Tensor], held: Sequence[Sharded], shapes: Sequence[tuple[int, ...]], place: RankPlace
 ) -> Tensor:
     """Return what the first rank is to hold of each tensor, then what the next is, end to end."""
-    each = [by_units(x, one).split(_rows(one, shape, place)) for x, one, shape in zip(parts, held, shapes, strict=True)]
-    return torch.cat([piece.flatten() for own in zip(*each, strict=True) for piece in own])
+    rows = [by_units(x, one).split(_rows(one, shape, place)) for x, one, shape in zip(parts, held, shapes, strict=True)]
+    return torch.cat([piece.flatten() for own in zip(*rows, strict=True) for piece in own])
 
 
 def _from_flat(flat: Tensor, held: Sharded, shape: tuple[int, ...]) -> Tensor:
@@ -160,9 +160,9 @@ def _from_flat(flat: Tensor, held: Sharded, shape: tuple[int, ...]) -> Tensor:
 
 def _counts(held: Sequence[Sharded], shapes: Sequence[tuple[int, ...]], place: RankPlace) -> list[list[int]]:
     """Return the elements that each rank has of each tensor."""
-    each = [[math.prod(shape) // one.units * units for units in place.sizes[one.ratio, one.units]]
+    counts = [[math.prod(shape) // one.units * units for units in place.sizes[one.ratio, one.units]]
             for one, shape in zip(held, shapes, strict=True)]  # fmt: skip
-    return [list(own) for own in zip(*each, strict=True)]
+    return [list(own) for own in zip(*counts, strict=True)]
 
 
 def convert(x: Tensor, one: Communication, shape: tuple[int, ...], place: RankPlace, fabric: RankFabric) -> Finish:

@@ -94,11 +94,11 @@ def _cases(
     walker: Walker, subject: str, branches: list[tuple[tuple[ShellWord, ...], Commands, str]], state: ShellState
 ) -> Status:
     for index, (patterns, body, end) in enumerate(branches):
-        found = [pattern_of(pattern, state) for pattern in patterns]
-        if "*" not in [pattern.literal for pattern in patterns] and (not is_known(subject) or None in found):
+        expressions = [pattern_of(pattern, state) for pattern in patterns]
+        if "*" not in [pattern.literal for pattern in patterns] and (not is_known(subject) or None in expressions):
             rest = ShellCase(ShellWord((Text(subject, quoted=True),)), tuple(branches[index + 1 :]))
             return either(walker, body, rest, state, f"`case {shown(subject)}`")
-        if any(re.fullmatch(pattern or "", subject, re.S) for pattern in found) or not is_known(subject):
+        if any(re.fullmatch(pattern or "", subject, re.S) for pattern in expressions) or not is_known(subject):
             status = walker.run(body, state)
             while end == ";&" and index + 1 < len(branches):
                 index += 1
@@ -228,8 +228,8 @@ def _binary(left: str, operator: str, right: str, state: ShellState) -> bool | N
     if operator in ("=", "==", "!=") or operator in ("<", ">"):
         if not (is_known(left) and is_known(right)):
             return None
-        found = {"<": left < right, ">": left > right}.get(operator, left == right)
-        return not found if operator == "!=" else found
+        holds = {"<": left < right, ">": left > right}.get(operator, left == right)
+        return not holds if operator == "!=" else holds
     if operator in NUMERIC:
         return _numeric(left, operator, right, state)
     return None if operator in ("-nt", "-ot", "-ef") else False
@@ -253,18 +253,18 @@ class DoubleBrackets:
         self.position = 0
 
     def truth(self) -> bool | None:
-        found = self.conjunction()
+        truth = self.conjunction()
         while self.sign() == "||":
             self.position += 1
-            found = disjunction(found, self.conjunction())
-        return found
+            truth = disjunction(truth, self.conjunction())
+        return truth
 
     def conjunction(self) -> bool | None:
-        found = self.term()
+        truth = self.term()
         while self.sign() == "&&":
             self.position += 1
-            found = conjunction(found, self.term())
-        return found
+            truth = conjunction(truth, self.term())
+        return truth
 
     def sign(self) -> str:
         word = self.words[self.position] if self.position < len(self.words) else ""
@@ -277,9 +277,9 @@ class DoubleBrackets:
             return negated(self.term())
         if sign == "(":
             self.position += 1
-            found = self.truth()
+            truth = self.truth()
             self.position += 1
-            return found
+            return truth
         if re.fullmatch(r"-[a-zA-Z]{1,2}", sign):
             self.position += 1
             return _unary(sign, self.operand(), self.state)

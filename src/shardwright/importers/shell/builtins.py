@@ -118,10 +118,10 @@ def _read(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     line = given.split("\n")[0].strip(BLANK)
     separators = separators_of(state)
     if "a" in options:
-        found = Fields()
-        add_split(line, found, separators)
-        found.end()
-        state.variables[names[0]] = {str(index): piece for index, piece in enumerate(found.done)}
+        fields = Fields()
+        add_split(line, fields, separators)
+        fields.end()
+        state.variables[names[0]] = {str(index): piece for index, piece in enumerate(fields.done)}
         return True
     pieces = re.split(f"[{re.escape(separators)}]+", line, maxsplit=len(names) - 1) if len(names) > 1 else [line]
     for name, piece in zip_longest(names, pieces, fillvalue=""):
@@ -220,15 +220,15 @@ def printf(arguments: Sequence[str]) -> str | None:
     if not words or not is_known(words[0]):
         return None
     form, values = _unescaped(words[0]), list(words[1:])
-    found: list[str] = []
+    letters: list[str] = []
     while True:
         before = len(values)
         piece = _formatted(form, values)
         if piece is None:
             return None
-        found.append(piece)
+        letters.append(piece)
         if not values or len(values) == before:
-            return "".join(found)
+            return "".join(letters)
 
 
 def _formatted(form: str, values: list[str]) -> str | None:

@@ -25,7 +25,7 @@ def fields(word: ShellWord, state: ShellState) -> list[str]:
     """Return the words that one word becomes, none where it vanishes."""
     if (literal := word.literal) is not None and "{" in literal:
         return braced(literal)
-    found = Fields()
+    words = Fields()
     size = 0
     for part in word.parts:
         many = _many(part, state) if isinstance(part, Reference) else None
@@ -35,13 +35,13 @@ def fields(word: ShellWord, state: ShellState) -> list[str]:
             raise TooMuchError
         for index, value in enumerate(values):
             if index:
-                found.end()
+                words.end()
             if part.quoted or isinstance(part, Text):
-                found.add(value, solid=True)
+                words.add(value, solid=True)
             else:
-                add_split(value, found, separators_of(state))
-    found.end()
-    return found.done
+                add_split(value, words, separators_of(state))
+    words.end()
+    return words.done
 
 
 def separators_of(state: ShellState) -> str:
@@ -64,25 +64,25 @@ def text_of(word: ShellWord, state: ShellState) -> str:
 
 def pattern_of(word: ShellWord, state: ShellState) -> str | None:
     """Return the regular expression of a pattern of file names, None where it is not known."""
-    found = []
+    patterns = []
     for part in word.parts:
         value = _value(part, state)
         if not is_known(value):
             return None
-        found.append(re.escape(value) if part.quoted else glob(value))
-    return "".join(found)
+        patterns.append(re.escape(value) if part.quoted else glob(value))
+    return "".join(patterns)
 
 
 def regex_of(word: ShellWord, state: ShellState) -> str | None:
     """Return a regular expression as `=~` takes it, None where it is not known."""
-    found = []
+    patterns = []
     for part in word.parts:
         value = _value(part, state)
         if not is_known(value):
             return None
         literal = part.quoted and isinstance(part, Text)
-        found.append(re.escape(value) if literal else value)
-    return "".join(found).replace("[[:space:]]", r"\s").replace("[[:digit:]]", r"\d").replace("[:digit:]", "0-9")
+        patterns.append(re.escape(value) if literal else value)
+    return "".join(patterns).replace("[[:space:]]", r"\s").replace("[[:digit:]]", r"\d").replace("[:digit:]", "0-9")
 
 
 def number_of(expression: ShellWord, state: ShellState) -> int | None:
@@ -277,15 +277,15 @@ def _replaced(value: str, part: Reference, state: ShellState) -> str:
     source = part.operand or EMPTY
     head: list[Part] = []
     tail: list[Part] = []
-    found = False
+    divided = False
     for piece in source.parts:
-        if not found and isinstance(piece, Text) and not (piece.quoted and not part.quoted) and "/" in piece.value:
+        if not divided and isinstance(piece, Text) and not (piece.quoted and not part.quoted) and "/" in piece.value:
             before, after = piece.value.split("/", 1)
             head.append(Text(before, piece.quoted and not part.quoted))
             tail.append(Text(after, quoted=True))
-            found = True
+            divided = True
         else:
-            (tail if found else head).append(piece)
+            (tail if divided else head).append(piece)
     if part.quoted:
         head = [Text(piece.value) if isinstance(piece, Text) else piece for piece in head]
     pattern, text = pattern_of(ShellWord(tuple(head)), state), text_of(ShellWord(tuple(tail)), state)
@@ -315,10 +315,10 @@ class Fields:
         self.text, self.solid = [], False
 
 
-def add_split(value: str, found: Fields, separators: str) -> None:
+def add_split(value: str, fields: Fields, separators: str) -> None:
     """Add a value that is not quoted: the signs of IFS, `separators`, end words."""
     if not separators:
-        found.add(value, solid=False)
+        fields.add(value, solid=False)
         return
     blanks = re.escape("".join(sign for sign in separators if sign in BLANK))
     others = re.escape("".join(sign for sign in separators if sign not in BLANK))
@@ -326,11 +326,11 @@ def add_split(value: str, found: Fields, separators: str) -> None:
     hard = (f"[{blanks}]*[{others}][{blanks}]*" if blanks else f"[{others}]") if others else "(?!)"
     for piece in re.split(f"({hard}|{soft})", value):
         if piece and re.fullmatch(hard, piece):
-            found.end(always=True)
+            fields.end(always=True)
         elif piece and re.fullmatch(soft, piece):
-            found.end()
+            fields.end()
         else:
-            found.add(piece, solid=False)
+            fields.add(piece, solid=False)
 
 
 def braced(text: str) -> list[str]:
@@ -348,15 +348,15 @@ def braced(text: str) -> list[str]:
 
 def _cuts(text: str) -> list[list[int]]:
     """Return where each brace that closes opens, its commas and where it closes, in order."""
-    found, opened = [], list[list[int]]()
+    closed, opened = [], list[list[int]]()
     for place, letter in enumerate(text):
         if letter == "{":
             opened.append([place])
         elif letter in ",}" and opened:
             opened[-1].append(place)
             if letter == "}":
-                found.append(opened.pop())
-    return sorted(found)
+                closed.append(opened.pop())
+    return sorted(closed)
 
 
 def _range(text: str) -> list[str]:
@@ -377,22 +377,22 @@ def _range(text: str) -> list[str]:
 
 def glob(text: str) -> str:
     """Return a pattern such as `*.json` as a regular expression."""
-    found, position = [], 0
+    patterns, position = [], 0
     while position < len(text):
         letter = text[position]
         end = text.find("]", position + 2) if letter == "[" else -1
         if letter == "*":
-            found.append(".*")
+            patterns.append(".*")
         elif letter == "?":
-            found.append(".")
+            patterns.append(".")
         elif end > 0:
             inner = text[position + 1 : end].replace("\\", "\\\\")
-            found.append(f"[{'^' + inner[1:] if inner[0] in '!^' else inner}]")
+            patterns.append(f"[{'^' + inner[1:] if inner[0] in '!^' else inner}]")
             position = end
         else:
-            found.append(re.escape(letter))
+            patterns.append(re.escape(letter))
         position += 1
-    return "".join(found)
+    return "".join(patterns)
 
 
 def trimmed(value: str, pattern: str, operator: str) -> str:

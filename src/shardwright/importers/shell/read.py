@@ -95,16 +95,16 @@ def read_script(
 
 def _output(interpreter: Interpreter, script: str, state: ShellState) -> str:
     """Return what `$(script)` becomes."""
-    own = state.copy()
-    own.output, own.started = [], []
+    inner = state.copy()
+    inner.output, inner.started = [], []
     try:
-        interpreter.run(parse(script), own)
+        interpreter.run(parse(script), inner)
     except Ended:
         pass
     except ShellSyntaxError:
         return unknown(f"$({shown(script).strip()})")
-    state.assumed |= own.assumed
-    return "".join(own.output or []).rstrip("\n")
+    state.assumed |= inner.assumed
+    return "".join(inner.output or []).rstrip("\n")
 
 
 def _finder(folder: Path | None) -> Callable[[str], str | None]:
@@ -187,41 +187,41 @@ class Interpreter:
             return negated(self.run(pipeline.commands[0], state, given))
         status: Status = True
         for index, command in enumerate(pipeline.commands):
-            own = state.copy()
+            stage = state.copy()
             last = index == len(pipeline.commands) - 1
-            own.output = own.output if last else []
+            stage.output = stage.output if last else []
             try:
-                status = self.run(command, own, given)
+                status = self.run(command, stage, given)
             except Exit:
                 status = None
-            state.started = own.started
-            state.files |= own.files
-            state.assumed |= own.assumed
+            state.started = stage.started
+            state.files |= stage.files
+            state.assumed |= stage.assumed
             if last:
-                state.output = own.output
+                state.output = stage.output
             else:
-                given = "".join(own.output or [])
+                given = "".join(stage.output or [])
         return negated(status) if pipeline.negated else status
 
     def group(self, group: syntax.ShellGroup, state: ShellState, given: str | None) -> Status:
-        own = state.copy() if group.subshell else state
-        held = own.output
+        inside = state.copy() if group.subshell else state
+        held = inside.output
         paths = [redirect for redirect in group.redirects if redirect.operator in WRITING]
         given = input_of(group.redirects, state, given)
         if paths:
-            own.output = []
+            inside.output = []
         try:
-            status = self.run(group.body, own, given)
+            status = self.run(group.body, inside, given)
         except Exit:
             if not group.subshell:
                 raise
             status = None
         if paths:
-            write(group.redirects, "".join(own.output or []), own)
-            own.output = held
+            write(group.redirects, "".join(inside.output or []), inside)
+            inside.output = held
         if group.subshell:
-            state.started, state.output = own.started, own.output
-            state.files |= own.files
+            state.started, state.output = inside.started, inside.output
+            state.files |= inside.files
         return status
 
     def line_of(self, position: int) -> int:
