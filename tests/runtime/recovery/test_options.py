@@ -6,23 +6,29 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+import torch
 from tests.cli.running import refused, run
 from tests.nightly import nightly
+from tests.runtime.adapted import adapter_parts
 from tests.runtime.commands import run_ranks
 from tests.runtime.recovery.fleet import CONFIG, UNDISTURBED_SECONDS, Fleet, copies, supplied
 
 from shardwright.cli.app import app
 from shardwright.cli.train_input import NOT_ELASTIC
 from shardwright.cli.train_options import FleetOptions, names_of
+from shardwright.plans.document import save
 from shardwright.runtime.job import trackers
 from shardwright.runtime.recovery.keeper import keeper
 from shardwright.runtime.recovery.run import KeeperOptions
+from shardwright.runtime.storage.adapter_files import save_adapters
 from shardwright.runtime.storage.data import write_tokens
+from shardwright.spec.adapter import parse_adapter
 
 RECIPE = (
     *("--learning-rate", 1e-3, "--schedule", "linear", "--warmup", 2, "--decay", 9, "--decay-from", 3),
@@ -30,6 +36,7 @@ RECIPE = (
     *("--clip", 0.5, "--optimizer", "muon", "--seed", 3, "--precision", "bf16"),
 )
 STEPS, KEPT, MORE = 8, 4, 12
+ADAPTED = "adapted.json"
 MEASURED = ("loss", "gradient_norm", "learning_rate", "held_out_loss")
 
 
@@ -47,11 +54,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tokens(path / "d.bin", [path / "a.txt"] * 60)
     (path / "config.json").write_text(json.dumps(CONFIG))
     (path / "secret").write_text("a secret that is read from a file\n")
+    with_adapters(path)
     out = path / "fixed"
     usual = ["--data", path / "c.bin", "--out", out, "--steps", MORE, "--save-weights", path / "hf"]
     done = run_ranks(1, 1, path / "plan.json", *usual, *everything(path, out), seconds=UNDISTURBED_SECONDS)
     assert done.returncode == 0, done.stderr
     return path
+
+
+def with_adapters(folder: Path) -> None:
+    """Put a plan of adapters into a folder, and adapters of its form."""
+    plain, adapter = copies(1), parse_adapter("lora:4")
+    plan = replace(plain, job=replace(plain.job, adapter=adapter))
+    save(plan, folder / ADAPTED)
+    zeros = {part.name: torch.zeros(part.shape) for part in adapter_parts(plan)}
+    save_adapters(folder / "adapters", plan.model, adapter, zeros.__getitem__, "base")
 
 
 def everything(folder: Path, out: Path) -> list[object]:
@@ -73,7 +90,7 @@ def other_values(folder: Path) -> dict[str, list[object]]:
         "upload": f"file://{folder}/store", "eval_data": folder / "c.bin", "weights": folder / "hf",
         "out": folder / "o", "data": folder / "d.bin", "save_weights": folder / "w", "logs": folder / "logs",
         "profile": folder / "p.json", "trace": folder / "t.json", "memory": folder / "memory",
-        "config": folder / "config.json", "secret_file": folder / "secret",
+        "config": folder / "config.json", "secret_file": folder / "secret", "adapter_weights": folder / "adapters",
     }  # fmt: skip
     told = {name: [flag(name), value] for name, value in values.items()}
     told |= {name: [flag(name)] for name in ("mask_documents", "compile", "json", "dry_run", "tensorboard", "elastic")}
@@ -104,12 +121,12 @@ def told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(keeper, "keep", keep)
     monkeypatch.setattr(trackers, "find_spec", lambda _name: object())
-    usual = ["train", folder / "plan.json", "--elastic", "--out", tmp_path / "out", "--device", "cpu"]
+    usual = ["--elastic", "--out", tmp_path / "out", "--device", "cpu"]
 
-    def ask(*more: object) -> KeeperOptions | str:
+    def ask(*more: object, plan: str = "plan.json") -> KeeperOptions | str:
         found.clear()
         data = () if "--data" in more else ("--data", folder / "c.bin")
-        outcome = run(list(map(str, [*usual, *data, *more])))
+        outcome = run(list(map(str, ["train", folder / plan, *usual, *data, *more])))
         return found[-1] if found else outcome.err if outcome.code == 2 else outcome.out
 
     return ask
@@ -117,7 +134,8 @@ def told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("name", options())
 def test_each_option_reaches_the_keeper_or_is_refused_by_name(name: str, folder: Path, told: Any) -> None:
-    answer = told(*other_values(folder)[name])
+    plan = ADAPTED if name == "adapter_weights" else "plan.json"
+    answer = told(*other_values(folder)[name], plan=plan)
     if name in NOT_ELASTIC:
         assert f"error: {flag(name)}: is nothing that an elastic run does" in answer
     elif name == "dry_run":
@@ -127,7 +145,7 @@ def test_each_option_reaches_the_keeper_or_is_refused_by_name(name: str, folder:
     else:
         assert isinstance(answer, KeeperOptions), answer
         usual = {"resume": RECIPE, "accept_change": other_values(folder)["resume"]}
-        assert answer != told(*usual.get(name, ()))
+        assert answer != told(*usual.get(name, ()), plan=plan)
 
 
 @pytest.mark.parametrize("name", sorted(names_of(FleetOptions) - {"elastic"}))
