@@ -228,7 +228,7 @@ SMALLEST_SAVING = 0.0005  # a part of the time that is worth a word; chosen
 
 
 def passed_over_words(better: PassedOver | None) -> str:
-    """Return what a better plan has and would save: ZeRO-2 (5 of 3,103 published runs) would take 0.40% less time,
+    """Return what a better plan has and would save: ZeRO-2 (6 of 3,332 published runs) would take 0.40% less time,
     but hardly any run has it; --set sharding=zero2 asks for it. Nothing where there is none worth a word."""
     if better is None or better.saving < SMALLEST_SAVING:
         return ""
