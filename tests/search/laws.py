@@ -15,7 +15,7 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.strategies import ZERO2, ZERO3, plan_of_row, row_of, stage_rows
 from shardwright.plans.abilities import framework_problems
 from shardwright.plans.check import check
-from shardwright.plans.findings import DeeperPipelines, NotCovered, Offload, UnequalReplicas
+from shardwright.plans.findings import DeeperPipelines, MixedPlans, Mixing, NotCovered, Offload, UnequalReplicas
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
@@ -128,7 +128,14 @@ def left_out(problem: Problem, ranking: Ranking, plan: Plan) -> bool:
         return True
     if plan.optimizer.offload and any(isinstance(kind, Offload) for kind in kinds):
         return True
+    if any(isinstance(kind, MixedPlans) and _mixes(plan, kind.of) for kind in kinds):
+        return True
     return not kinds_of(plan).isdisjoint({*kinds, *several})
+
+
+def _mixes(plan: Plan, of: Mixing) -> bool:
+    """Whether a plan of pipelines is one of those over several types."""
+    return len(plan.gpus_by_type) > 1 and (of is not Mixing.UNEQUAL or not is_mesh(plan))
 
 
 def in_question(problem: Problem, plan: Plan) -> bool:
