@@ -76,6 +76,32 @@ def _working(of: _Layers, ranges: tuple[tuple[int, int], ...], again: Recompute)
     return of.gradients + together * max(of.whole)
 
 
+def _offloaded(of: _Layers, begin: int, end: int, again: Recompute) -> float:
+    """Return the inputs of layers `begin` to `end` that run again: those that a pass needs from the host."""
+    if again.granularity != "full":
+        return 0.0
+    assert again.layers is not None
+    here = range(begin, end)
+    return sum(
+        of.inputs[layer] for layer in (here[: again.layers] if again.method == "block" else here[:: again.layers])
+    )
+
+
+def walked_host_bytes(plan: Plan, replica: Replica, contexts: dict[str, Context]) -> list[float]:
+    """Return the most that inputs of layers take in the host of each rank of a replica, where all of them go there."""
+    depth, chunks = len(replica.stages), plan.schedule.virtual_stages
+    order = interleaved(depth, chunks, replica.micro_batches)
+    peaks = []
+    for rank, stage in enumerate(replica.stages):
+        of = _layers(plan, replica, stage, contexts[stage.gpu])
+        size = [_offloaded(of, begin, end, stage.recompute) for begin, end in stage.layers]
+        live = np.cumsum(
+            [size[op.virtual_stage // depth] * (1 if op.kind == FORWARD else -1) for op in order.operations(rank)]
+        )
+        peaks.append(float(live.max()))
+    return peaks
+
+
 def walked_bytes(plan: Plan, replica: Replica, contexts: dict[str, Context]) -> list[float]:
     """Return the most that activations, gradients of these and logits take on each rank of a replica."""
     depth, chunks = len(replica.stages), plan.schedule.virtual_stages

@@ -109,6 +109,7 @@ def test_states_are_18_bytes_a_parameter_and_6_with_a_share_of_12_if_distributed
         assert found.weights + found.gradients + found.optimizer == pytest.approx(expected)
     half = state_bytes(MODEL, job, one, none, one * d, one, np.array([ZERO1]), 0.5 * one, none)
     assert half.optimizer == pytest.approx(6 / d)
+    assert half.in_host == pytest.approx((12 + 4) / 2 / d)  # with the gradient that the update reads
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.cost.draws import EFFICIENCY, some_problem
-from tests.cost.stage_walk import walked_bytes
+from tests.cost.stage_walk import walked_bytes, walked_host_bytes
 from tests.nightly import nightly
 
 from shardwright.cost.iteration.batch import evaluate
@@ -32,6 +34,21 @@ def test_rows_plans_and_a_walk_agree(seed: int) -> None:
         assert exact.seconds == pytest.approx(verdict.seconds[place], rel=1e-9), mode
         assert alone.total.max() == pytest.approx(verdict.peak_bytes[place], rel=1e-9), mode
         assert alone.activations + alone.logits == pytest.approx(walked, rel=1e-9), mode
+
+
+@pytest.mark.parametrize("seed", [*range(12), *nightly(range(12, 400))])
+def test_the_host_takes_the_inputs_of_layers_that_run_again(seed: int) -> None:
+    where, cluster, rows = some_problem(seed)
+    away = replace(where, job=replace(where.job, options=replace(where.job.options, activation_offload="inputs")))
+    for place in range(len(rows)):
+        row = rows.take(slice(place, place + 1))
+        plans = [plan_of_row(row, at.model, at.job, cluster, at.pool.gpu.name) for at in (where, away)]
+        here, there = (
+            mixed_iteration(plan, EFFICIENCY, contexts={at.pool.gpu.name: at}).replicas[0].memory.in_host
+            for plan, at in zip(plans, (where, away), strict=True)
+        )
+        walked = walked_host_bytes(plans[1], plans[1].replicas[0], {away.pool.gpu.name: away})
+        assert (there - here).tolist() == pytest.approx(walked, rel=1e-9, abs=1.0), RECOMPUTE[rows.recompute[place]]
 
 
 @pytest.mark.parametrize("seed", range(5))

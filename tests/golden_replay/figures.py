@@ -129,7 +129,8 @@ def _time_figures(time: TimeBreakdown) -> Iterator[Figure]:
 
 
 def _memory_words(stage: StageMemory) -> str:
-    return " ".join(f"{name.removesuffix('_bytes')} {getattr(stage, name):.0f}" for name in StageMemory.__slots__)
+    names = [name for name in StageMemory.__slots__ if stage.in_host_bytes or "host" not in name]
+    return " ".join(f"{name.removesuffix('_bytes')} {getattr(stage, name):.0f}" for name in names)
 
 
 def _strategy(plan: Plan) -> Iterator[Figure]:

@@ -70,6 +70,7 @@ def predict(
     low, high = doubted(narrowed(interval, seconds, site), seconds, doubt(plan))
     quickest = flops / sum(peaks[name] * count for name, count in used.items())
     fit = min(fit_probability(each.total_bytes, each.capacity_bytes, job) for row in memory for each in row)
+    fit = fit if all(each.fits_in_host for row in memory for each in row) else 0.0
     ideal = flops / sum(peaks.get(pool.gpu.name, 0.0) * pool.gpus for pool in plan.cluster.pools)
     return Prediction(
         iteration_seconds=seconds,
@@ -106,13 +107,14 @@ def _dollars_per_hour(plan: Plan, used: Counter[str], seconds: float) -> float |
 
 
 def _memory(plan: Plan, replica: Replica, found: ReplicaTime) -> tuple[StageMemory, ...]:
-    capacity = {pool.gpu.name: pool.memory_bytes for pool in plan.cluster.pools}
+    pools = {pool.gpu.name: pool for pool in plan.cluster.pools}
     names = [term.name for term in fields(found.memory)]
     terms = zip(*(getattr(found.memory, name).tolist() for name in names), strict=True)
     return tuple(
         StageMemory(
             **{f"{name}_bytes": value for name, value in zip(names, row, strict=True)},
-            capacity_bytes=capacity[stage.gpu],
+            capacity_bytes=pools[stage.gpu].memory_bytes,
+            host_capacity_bytes=pools[stage.gpu].host_memory_bytes_per_gpu,
         )
         for stage, row in zip(replica.stages, terms, strict=True)
     )

@@ -385,6 +385,14 @@ class MoreMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class MoreHostMemory:
+    """Machines with so much memory would do, with state of the optimizer in it."""
+
+    host_memory_bytes: float
+    gpu: str
+
+
+@dataclass(frozen=True, slots=True)
 class ShorterSequence:
     """A sequence of so many tokens fits."""
 
@@ -414,6 +422,7 @@ Remedy = (
     | FastestInBudget
     | MoreMachines
     | MoreMemory
+    | MoreHostMemory
     | ShorterSequence
     | BlockRecomputation
     | SmallerMicroBatch

@@ -153,7 +153,9 @@ class TimeBreakdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """Peak memory in bytes of one GPU of a stage, term by term, and the GPU's capacity."""
+    """Peak memory in bytes of one GPU of a stage, term by term, and the GPU's capacity; and what it takes of its
+    machine's memory (offloaded or paged state, offloaded activations), of which it has the part
+    `host_capacity_bytes`. Older files say nothing of the host."""
 
     weights_bytes: float
     gradients_bytes: float
@@ -163,11 +165,17 @@ class StageMemory:
     buffers_bytes: float
     context_bytes: float
     capacity_bytes: float
+    in_host_bytes: float = 0.0
+    host_capacity_bytes: float = 0.0
+
+    @property
+    def fits_in_host(self) -> bool:
+        return self.in_host_bytes <= self.host_capacity_bytes
 
     @property
     def total_bytes(self) -> float:
-        names = (name for name in self.__slots__ if name != "capacity_bytes")
-        return float(sum(getattr(self, name) for name in names))
+        beside = ("capacity_bytes", "in_host_bytes", "host_capacity_bytes")
+        return float(sum(getattr(self, name) for name in self.__slots__ if name not in beside))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,6 +109,7 @@ SENTENCES = {
     ),
     findings.MoreMachines: "{0.machines} machines of {0.gpus_per_node} × {0.gpu} would do",
     findings.MoreMemory: "GPUs with {0.memory_bytes:bytes} of memory would do",
+    findings.MoreHostMemory: "machines of {0.gpu} with {0.host_memory_bytes:bytes} of memory would do",
     findings.ShorterSequence: "a sequence length of {0.seq_len} fits",
     findings.BlockRecomputation: (
         "it fits with full recomputation of {0.layers} layers in each virtual stage (method block)"

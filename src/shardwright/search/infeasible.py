@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwright.arrays import Ints
 from shardwright.cost.context import Context, layer_rows
-from shardwright.cost.iteration.footprint import fewest_recomputed_layers, fixed_bytes, footprint
+from shardwright.cost.iteration.footprint import fewest_recomputed_layers, fits, fixed_bytes
 from shardwright.cost.money import dollars_per_hour, pool_stretch
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, UNSHARDED, ZERO1, Strategies
 from shardwright.plans.findings import (
@@ -21,6 +21,7 @@ from shardwright.plans.findings import (
     Fastest,
     JobLimits,
     LimitsNotKept,
+    MoreHostMemory,
     MoreMachines,
     MoreMemory,
     Need,
@@ -44,6 +45,7 @@ from shardwright.search.uniform.search import search
 from shardwright.spec.job import Job
 from shardwright.units import SECONDS_PER_HOUR
 
+MOST_HOST_BYTES = 2.0**44  # of a machine, tried for a remedy
 MORE_MACHINES = (2, 4, 8, 16, 32, 64, 128, 256)  # times those of the cluster, tried for a remedy
 
 
@@ -183,6 +185,8 @@ def _memory(contexts: Sequence[Context], space: Space) -> NoPlan:
                 remedies.append(MoreMachines(_fewest(context, space, factor), pool.gpus_per_node, pool.gpu.name))
                 break
         remedies.append(MoreMemory(least))
+        if (host := _least_host_memory(context, space)) is not None:
+            remedies.append(MoreHostMemory(host, pool.gpu.name))
     job = contexts[0].job
     if job.seq_len > 1024:
         half = replace(job, seq_len=job.seq_len // 2)
@@ -223,6 +227,21 @@ def _least_memory(context: Context, space: Space) -> float | None:
     return high
 
 
+def _least_host_memory(context: Context, space: Space) -> float | None:
+    """Return the least memory of a machine with which these GPUs would have a plan, to 1 %, None where none would."""
+
+    def roomy(memory_bytes: float) -> bool:
+        return _fits(replace(context, pool=replace(context.pool, host_memory_bytes=memory_bytes)), space)
+
+    low, high = max(context.pool.host_memory_bytes, 1.0), MOST_HOST_BYTES
+    if low >= high or not roomy(high):
+        return None
+    while high > 1.01 * low:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if roomy(middle) else (middle, high)
+    return high
+
+
 def remedies(context: Context, row: Strategies, starts: Ints) -> Iterator[Remedy]:
     """Yield single changes of a row under which every stage fits; none if it fits as it is."""
     if _row_fits(context, row, starts):
@@ -252,5 +271,5 @@ def remedies(context: Context, row: Strategies, starts: Ints) -> Iterator[Remedy
 def _row_fits(context: Context, row: Strategies, starts: Ints) -> bool:
     if not context.timed(row).all():
         return False  # of layers that were not measured so nothing is known
-    peak = footprint(context, row, layer_rows(context, row), starts).total
-    return bool((peak <= context.memory_limit_bytes).all())
+    shards = layer_rows(context, row)
+    return bool(fits(context, row, shards, starts, fixed_bytes(context, row, shards, starts))[0])

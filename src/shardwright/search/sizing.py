@@ -8,17 +8,15 @@ as much, and the one with the least memory decides.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.compute.efficiency import Analytic, computes, peak_flops
 from shardwright.cost.context import Context, layer_rows
-from shardwright.cost.frameworks.optimizer import paged_width, state_width
-from shardwright.cost.iteration.footprint import fixed_bytes, footprint
+from shardwright.cost.iteration.footprint import Footprint, fixed_bytes, footprint
 from shardwright.cost.memory.facts import fit_probability, headroom
-from shardwright.cost.memory.sizes import trained_share
 from shardwright.cost.strategies import NONE, SHARDING, UNIFORM, boundaries, settled, strategies
 from shardwright.errors import SpecError, bad
 from shardwright.plans.abilities import fused_attention_runs
@@ -155,24 +153,19 @@ def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
         peak_flops(pool.gpu, job.precision)
     least = min(cluster.pools, key=lambda pool: pool.memory_bytes)
     samples = job.global_batch // cluster.gpus
-    account = _Account(model, least, cluster.gpus, _host_bytes(cluster))
+    host = min(pool.host_memory_bytes_per_gpu for pool in cluster.pools)
+    account = _Account(model, replace(least, host_memory_bytes=host * least.gpus_per_node), cluster.gpus)
     sizes = tuple(_sized(account, way, job, samples) for way in ways(cluster.gpus, job.adapter))
     return Sizing(model=model, cluster=cluster, pool=least, job=job, sizes=sizes)
 
 
-def _host_bytes(cluster: Cluster) -> float:
-    """Return the host memory that the GPU with the least of it has."""
-    return min(pool.host_memory_bytes / pool.gpus_per_node for pool in cluster.pools)
-
-
 @dataclass(frozen=True, slots=True)
 class _Account:
-    """The memory of data-parallel plans of a model on `count` GPUs of a pool; `host_bytes` a GPU has of its machine."""
+    """The memory of data-parallel plans of a model on `count` GPUs of a pool."""
 
     model: Model
     pool: NodePool
     count: int
-    host_bytes: float
 
     def memory(self, way: TrainingWay, job: Job, samples: Ints, count: Ints) -> list[Memory]:
         """Return what GPUs take with micro-batches of `samples` [N] on `count` GPUs [N]."""
@@ -193,39 +186,32 @@ class _Account:
         starts = boundaries(layers, 1, rows.first_layers, rows.last_layers)
         shards, single = layer_rows(context, rows), np.ones(len(rows), dtype=np.int64)
         terms = footprint(context, rows, shards, starts, fixed_bytes(context, rows, shards, starts, single))
-        names = [name.removesuffix("_bytes") for name in Memory.__slots__ if name != "capacity_bytes"]
+        names = [term.name for term in fields(Footprint)]
         columns = np.stack([np.broadcast_to(getattr(terms, name), (len(rows), 1))[:, 0] for name in names], axis=1)
-        capacity = self.pool.memory_bytes
+        rooms = {
+            "capacity_bytes": self.pool.memory_bytes,
+            "host_capacity_bytes": self.pool.host_memory_bytes_per_gpu,
+        }
         return [
-            Memory(capacity_bytes=capacity, **{f"{name}_bytes": value for name, value in zip(names, row, strict=True)})
+            Memory(**rooms, **{f"{name}_bytes": value for name, value in zip(names, row, strict=True)})
             for row in columns.tolist()
         ]
 
-    def in_host(self, way: TrainingWay, job: Job, count: int) -> float:
-        """Return the bytes of a GPU's part of the optimizer state in host memory."""
-        share = trained_share(self.model, replace(job, adapter=way.adapter))
-        return (way.offload * state_width(job) + paged_width(job)) * share * self.model.parameters / count
-
     def fit(self, way: TrainingWay, job: Job, samples: Ints, count: Ints) -> Floats:
         """Return the probability that each fits, [N]."""
-        rows = zip(self.memory(way, job, samples, count), count.tolist(), strict=True)
-        return np.array(
-            [
-                fit_probability(memory.total_bytes, memory.capacity_bytes, job)
-                if self.in_host(way, job, gpus) <= self.host_bytes
-                else 0.0
-                for memory, gpus in rows
-            ]
-        )
+        return np.array([self.probability(memory, job) for memory in self.memory(way, job, samples, count)])
+
+    def probability(self, memory: Memory, job: Job) -> float:
+        """Return the probability that a GPU and its share of the host have room."""
+        return fit_probability(memory.total_bytes, memory.capacity_bytes, job) if memory.fits_in_host else 0.0
 
 
 def _sized(account: _Account, way: TrainingWay, job: Job, samples: int) -> Size:
     """Return the size of a way, and how far it goes."""
     ones, here = np.ones(1, dtype=np.int64), np.full(1, account.count)
     (memory,) = account.memory(way, job, samples * ones, here)
-    host = account.in_host(way, job, account.count)
-    fitting = fit_probability(memory.total_bytes, memory.capacity_bytes, job) if host <= account.host_bytes else 0.0
-    size = Size(way=way, memory=memory, fit_probability=fitting, host_bytes=host)
+    fitting = account.probability(memory, job)
+    size = Size(way=way, memory=memory, fit_probability=fitting, host_bytes=memory.in_host_bytes)
 
     def samples_fit(sizes: Ints) -> Floats:
         return account.fit(way, job, sizes, np.full(len(sizes), account.count))

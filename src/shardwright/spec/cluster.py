@@ -126,6 +126,10 @@ class NodePool:
         return self.nodes * self.gpus_per_node
 
     @property
+    def host_memory_bytes_per_gpu(self) -> float:
+        return self.host_memory_bytes / self.gpus_per_node
+
+    @property
     def dollars_per_node_hour(self) -> float | None:
         """The price that applies: that of spot machines where the pool is spot, else on demand. None where it is not
         known."""

@@ -160,17 +160,17 @@ Timed = Callable[[Context, Strategies, Iteration], Floats]
 def _verdict(context: Context, rows: Strategies, timed: Timed) -> Verdict:
     index = shard_index(context, rows)
     shards = index.of(rows)
-    peak, tensors = np.zeros(len(rows)), np.zeros((3, len(rows)))
+    peak, in_host, tensors = np.zeros(len(rows)), np.zeros(len(rows)), np.zeros((3, len(rows)))
     for group, starts in _shapes(context, rows):
         of_part = replace(shards, row=shards.row[group])
         found = footprint(context, rows.take(group), of_part, starts)
-        peak[group] = found.total.max(axis=1)
+        peak[group], in_host[group] = found.total.max(axis=1), found.in_host.max(axis=1)
         tensors[:, group] = found.tensors.max(axis=1), found.tensors[:, 0], found.tensors[:, -1]
     return Verdict(
         rows=rows,
         seconds=_seconds(context, rows, index, timed),
         peak_bytes=peak,
-        fits=peak <= context.memory_limit_bytes,
+        fits=(peak <= context.memory_limit_bytes) & (in_host <= context.pool.host_memory_bytes_per_gpu),
         tensor_bytes=tensors[0],
         first_tensor_bytes=tensors[1],
         last_tensor_bytes=tensors[2],

@@ -24,7 +24,15 @@ from shardwright.cost.memory.sizes import (
     trained_share,
 )
 from shardwright.cost.pipeline.in_flight import most_live
-from shardwright.cost.stage.exact import fewest_layers, kept_bytes, leanest_group, live_bytes, of_pipelines, per_rank
+from shardwright.cost.stage.exact import (
+    fewest_layers,
+    in_host_bytes,
+    kept_bytes,
+    leanest_group,
+    live_bytes,
+    of_pipelines,
+    per_rank,
+)
 from shardwright.cost.stage.terms import WHOLE
 from shardwright.cost.strategies import ZERO2, Strategies
 
@@ -35,7 +43,7 @@ P2P_BUFFERS = 4  # documented
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Bytes of one GPU of each pipeline rank, [N, P], term by term."""
+    """Bytes of one GPU of each pipeline rank, [N, P], term by term, and those of host memory that it takes."""
 
     weights: Floats
     gradients: Floats
@@ -44,6 +52,7 @@ class Footprint:
     logits: Floats
     buffers: Floats
     context: Floats
+    in_host: Floats
 
     @property
     def total(self) -> Floats:
@@ -52,7 +61,8 @@ class Footprint:
     @property
     def tensors(self) -> Floats:
         """What PyTorch counts as allocated: all but the context and fragmentation."""
-        return np.asarray(sum(getattr(self, field.name) for field in fields(self) if field.name != "context"))
+        beside = ("context", "in_host")
+        return np.asarray(sum(getattr(self, field.name) for field in fields(self) if field.name not in beside))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +70,7 @@ class Fixed(Columns):
     """The terms that recomputation does not change, [N, P] in bytes, and the micro-batches of each pipeline, [N].
     `logits` is whole here; in a `Footprint` it is what they need beyond the working set they alternate with. So do
     `passing`, the part of weights and gradients that is there while layers run. `late` is the part of gradients that
-    comes in place of activations."""
+    comes in place of activations; `in_host` is the state in host memory."""
 
     weights: Floats
     gradients: Floats
@@ -69,6 +79,7 @@ class Fixed(Columns):
     buffers: Floats
     passing: Floats
     late: Floats
+    in_host: Floats
     micro_batches: Ints
 
 
@@ -159,6 +170,7 @@ def fixed_bytes(
         buffers=np.broadcast_to(P2P_BUFFERS * boundary * (rows.pp > 1)[:, None] + gathered, logits.shape),
         passing=np.where(freed, state.gathered, 0.0),
         late=np.where(freed & (count == 1)[:, None], state.sharded_gradients, 0.0),
+        in_host=np.broadcast_to(state.in_host, logits.shape),
         micro_batches=count,
     )
 
@@ -182,7 +194,18 @@ def footprint(
         logits=logits,
         buffers=fixed.buffers,
         context=reserved_bytes(context.job, tensors),
+        in_host=host_bytes(context, rows, shards, starts, fixed),
     )
+
+
+def host_bytes(context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed) -> Floats:
+    """Return the host memory that one GPU of each rank takes, [N, P]: optimizer state and offloaded activations."""
+    if context.job.options.activation_offload != "inputs":
+        return fixed.in_host
+    stages = of_pipelines(shards.row, starts, context.layer_count)
+    mode, count = rows.recompute[:, None], rows.recompute_layers[:, None]
+    inputs = per_rank(in_host_bytes(shards.table.offloaded, stages, mode, count), int(rows.vpp[0]))
+    return np.asarray(fixed.in_host + most_live(np.asarray(inputs), fixed.micro_batches))
 
 
 def least_bytes(context: Context, shards: LayerRows, fixed: Fixed) -> Floats:
@@ -195,19 +218,27 @@ def least_bytes(context: Context, shards: LayerRows, fixed: Fixed) -> Floats:
 
 
 def fits(context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed) -> Bools:
-    """Return whether every rank stays within the GPU's memory, [N]."""
-    peak = footprint(context, rows, shards, starts, fixed).total
-    return np.asarray((peak <= context.memory_limit_bytes).all(axis=1))
+    """Return whether every rank stays within the GPU's memory and its share of the machine's, [N]."""
+    peak = footprint(context, rows, shards, starts, fixed)
+    return np.asarray((peak.total <= context.memory_limit_bytes).all(axis=1) & _in_host(context, peak.in_host))
+
+
+def _in_host(context: Context, taken: Floats) -> Bools:
+    return np.asarray((taken <= context.pool.host_memory_bytes_per_gpu).all(axis=1))
 
 
 def fewest_recomputed_layers(
     context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed
 ) -> tuple[Ints, Bools]:
     """Return, for each row, the least --recompute-num-layers with which method `block` fits, and whether any does."""
-    longest = np.diff(starts, axis=1).max(axis=1)
-    return fewest_layers(
-        longest, lambda count: fits(context, replace(rows, recompute_layers=count), shards, starts, fixed)
-    )
+
+    def on_gpu(count: Ints) -> Bools:
+        peak = footprint(context, replace(rows, recompute_layers=count), shards, starts, fixed)
+        return np.asarray((peak.total <= context.memory_limit_bytes).all(axis=1))
+
+    count, able = fewest_layers(np.diff(starts, axis=1).max(axis=1), on_gpu)
+    taken = host_bytes(context, replace(rows, recompute_layers=count), shards, starts, fixed)
+    return count, able & _in_host(context, taken)
 
 
 def leanest_groups(
@@ -221,4 +252,5 @@ def leanest_groups(
         return np.asarray(footprint(context, sized, shards, starts, fixed).total.max(axis=1))
 
     size, least = leanest_group(np.diff(starts, axis=1), bool(context.model.mtp_layers), fullest)
-    return size, least <= context.memory_limit_bytes
+    taken = host_bytes(context, replace(rows, recompute_layers=size), shards, starts, fixed)
+    return size, (least <= context.memory_limit_bytes) & _in_host(context, taken)

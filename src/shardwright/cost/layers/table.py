@@ -51,11 +51,11 @@ class LayerTable(Columns):
     """Running sums over positions, each [M, layers + 3]: entry p is the sum over positions before p.
 
     `kept` are the bytes kept for the backward pass of one micro-batch in each state of a layer (`cost.stage.terms`),
-    [M, 3, layers + 3]; `dense` and `expert` are parameters held by one GPU, `adapters` those trained beside
-    them, `ends` those of `dense` in embedding and
-    output projection, which are no matrices of layers. Of single layers: `live` is what lives
-    while the largest runs backward, by state [M, 3], `group` what each that runs again together adds, `boundary` the
-    activation passed to the next layer, `parameters` the most that a layer has, [M].
+    [M, 3, layers + 3]; `offloaded` those of layers' inputs that go to host memory; `dense` and `expert` are parameters
+    held by one GPU, `adapters` those trained beside them, `ends` those of `dense` in embedding and output projection,
+    which are no matrices of layers. Of single layers: `live` is what lives while the largest runs backward, by state
+    [M, 3], `group` what each that runs again together adds, `boundary` the activation passed to the next layer,
+    `parameters` the most that a layer has, [M].
     """
 
     forward: Floats
@@ -67,6 +67,7 @@ class LayerTable(Columns):
     cp_seconds: Floats
     ep_seconds: Floats
     kept: Floats
+    offloaded: Floats
     dense: Floats
     expert: Floats
     adapters: Floats
@@ -128,6 +129,7 @@ def layer_table(
         cp_seconds=running([c.cp_forward + c.cp_backward for c in columns]),
         ep_seconds=running([c.ep_forward + c.ep_backward for c in columns]),
         kept=running(kept_by_state(memory)),
+        offloaded=running(memory.offloaded),
         dense=running([dense for dense, _ in parameters]),
         expert=running([expert for _, expert in parameters]),
         adapters=running([_adapters(model, kind, shard, job) for kind in kinds]),

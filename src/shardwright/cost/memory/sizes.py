@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.arrays import Array, Floats, Ints
-from shardwright.cost.frameworks.optimizer import ends_width, state_width
+from shardwright.cost.frameworks.optimizer import ends_width, paged_width, state_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.strategies import UNSHARDED, ZERO2, ZERO3
@@ -15,6 +15,9 @@ from shardwright.spec.adapter import FROZEN_BYTES, adapter_parameters
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
+# Beside state in host memory, the gradient that its update reads: `cpu_copy_map_grad` of Megatron-Core (optimizer/
+# cpu_offloading/hybrid_optimizer.py), the 16 bytes a parameter of DeepSpeed's estimate_zero2_model_states_mem_needs.
+HOST_GRADIENT_BYTES = 4.0  # documented
 CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi minus reserved on A100 and H100; measured
 
 
@@ -22,13 +25,15 @@ CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi mi
 class StateBytes:
     """Weights, gradients and optimizer state of one GPU, arrays of any broadcast shape. Of weights and gradients,
     `gathered` are those of layers that are gathered for their passes; the rest of sharded gradients is
-    `sharded_gradients`."""
+    `sharded_gradients`. `in_host` are the bytes of host memory: offloaded state with its gradients, and state that is
+    paged."""
 
     weights: Floats
     gradients: Floats
     optimizer: Floats
     gathered: Floats
     sharded_gradients: Floats
+    in_host: Floats
 
 
 def state_bytes(
@@ -75,15 +80,15 @@ def state_bytes(
     if job.adapters:
         on_their_way = on_their_way + frozen * open_at_once * (sharding == ZERO3)
     apart = share * ends_width(job)
-    optimizer = np.where(
-        sharding == UNSHARDED, state * total + apart * ends, state * sharded + apart * ends / dense_ranks
-    ) * (1.0 - offload)
+    updated = np.where(sharding == UNSHARDED, total, sharded)
+    optimizer = state * updated + np.where(sharding == UNSHARDED, apart * ends, apart * ends / dense_ranks)
     return StateBytes(
         weights=weights,
         gradients=gradients,
-        optimizer=optimizer,
+        optimizer=optimizer * (1.0 - offload),
         gathered=on_their_way,
         sharded_gradients=gradient * sharded * (sharding >= ZERO2),
+        in_host=offload * (optimizer + HOST_GRADIENT_BYTES * updated) + paged_width(job) * updated,
     )
 
 

@@ -92,6 +92,14 @@ def kept_bytes(kept: Floats, stages: Ranges, mode: Array | int, count: Array | i
     return np.asarray(total)
 
 
+def in_host_bytes(offloaded: Floats, stages: Ranges, mode: Array | int, count: Array | int) -> Floats:
+    """Return the bytes of host memory that one micro-batch takes until its backward pass: the inputs of layers that run
+    again, of a group those of its first. `offloaded` are running sums [M, L + 3]."""
+    grouped, length = GROUPED[mode], np.maximum(stages.length, 1)
+    inputs = stages.first(offloaded, np.where(FIRST[mode] == AGAIN, np.where(grouped, length, count), 0))
+    return np.asarray(np.where(grouped, inputs * (-(-length // np.maximum(count, 1))) / length, inputs))
+
+
 def live_bytes(
     live: Floats, group: Floats, row: Ints, mode: Array | int, count: Array | int, longest: Array | int
 ) -> Floats:

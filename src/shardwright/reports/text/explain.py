@@ -201,7 +201,8 @@ class StageShortage:
 
 
 def shortages(mine: Plan) -> list[StageShortage]:
-    """Return each stage that needs more memory than its GPU has, the worst first and with its terms."""
+    """Return each stage that needs more memory than its GPU has, the worst first and with its terms; then each that
+    needs more of its machine's memory than its GPU's share."""
     short = [
         (replica, rank, stage)
         for replica, row in enumerate(predicted(mine).memory)
@@ -210,18 +211,35 @@ def shortages(mine: Plan) -> list[StageShortage]:
     ]
     short.sort(key=lambda entry: entry[2].capacity_bytes - entry[2].total_bytes)
     several = len(mine.replicas) > 1
-    return [
+
+    def name(replica: int, rank: int) -> str:
+        return f"stage {rank}{f' of replicas {replica + 1}' if several else ''}"
+
+    on_gpu = [
         StageShortage(
             replica=replica,
             stage=rank,
             needed_bytes=stage.total_bytes,
             memory_bytes=stage.capacity_bytes,
-            words=f"stage {rank}{f' of replicas {replica + 1}' if several else ''} needs "
-            f"{format_bytes(stage.total_bytes)} of {format_bytes(stage.capacity_bytes)}"
-            + (f" ({outcome.memory_terms(stage)})" if place == 0 else ""),
+            words=f"{name(replica, rank)} needs {format_bytes(stage.total_bytes)} of "
+            f"{format_bytes(stage.capacity_bytes)}" + (f" ({outcome.memory_terms(stage)})" if place == 0 else ""),
         )
         for place, (replica, rank, stage) in enumerate(short)
     ]
+    in_host = [
+        StageShortage(
+            replica=replica,
+            stage=rank,
+            needed_bytes=stage.in_host_bytes,
+            memory_bytes=stage.host_capacity_bytes,
+            words=f"a GPU of {name(replica, rank)} needs {format_bytes(stage.in_host_bytes)} of host memory; its share "
+            f"of the machine's is {format_bytes(stage.host_capacity_bytes)}",
+        )
+        for replica, row in enumerate(predicted(mine).memory)
+        for rank, stage in enumerate(row)
+        if not stage.fits_in_host
+    ]
+    return on_gpu + in_host
 
 
 SMALLEST_SAVING = 0.0005  # a part of the time that is worth a word; chosen

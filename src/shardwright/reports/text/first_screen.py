@@ -97,10 +97,12 @@ def _prices(best: Plan) -> Iterator[str]:
 def _memory(best: Plan) -> str:
     prediction = predicted(best)
     fullest = outcome.fullest(prediction)
-    return (
-        f"fullest GPU {format_bytes(fullest.total_bytes)} of {format_bytes(fullest.capacity_bytes)}; "
-        f"fits with probability {prediction.fit_probability:.0%}"
-    )
+    parts = [
+        f"fullest GPU {format_bytes(fullest.total_bytes)} of {format_bytes(fullest.capacity_bytes)}",
+        outcome.host_words(prediction),
+        f"fits with probability {prediction.fit_probability:.0%}",
+    ]
+    return "; ".join(part for part in parts if part)
 
 
 def _sure(best: Plan) -> Iterator[str]:

@@ -28,6 +28,15 @@ def fullest(prediction: Prediction) -> StageMemory:
     return max((stage for row in prediction.memory for stage in row), key=_share)
 
 
+def host_words(prediction: Prediction) -> str:
+    """Return what a GPU takes at most of its machine's memory, empty where none takes any."""
+    most = max((stage for row in prediction.memory for stage in row), key=lambda stage: stage.in_host_bytes)
+    if not most.in_host_bytes:
+        return ""
+    share = f"{format_bytes(most.host_capacity_bytes)} a GPU" if most.host_capacity_bytes else "an unknown part"
+    return f"{format_bytes(most.in_host_bytes)} of {share} in host memory"
+
+
 def memory_terms(memory: StageMemory) -> str:
     """Return the terms of a stage's memory, largest first."""
     terms = sorted(((getattr(memory, f"{name}_bytes"), name) for name in MEMORY_TERMS), reverse=True)

@@ -180,7 +180,9 @@ def _memory_lines(plan: Plan, prediction: Prediction, width: int) -> Iterator[st
         yield from _stage_lines(replica, prediction.memory[place], width)
     if len(plan.replicas) > MOST_REPLICAS:
         yield f"    … {len(plan.replicas) - MOST_REPLICAS} kinds more"
-    yield wrapped(f"fullest: {outcome.memory_terms(outcome.fullest(prediction))}", "    ", width)
+    host = outcome.host_words(prediction)
+    terms = outcome.memory_terms(outcome.fullest(prediction)) + (f"; {host}" if host else "")
+    yield wrapped(f"fullest: {terms}", "    ", width)
 
 
 def _stage_lines(replica: Replica, stages: Sequence[StageMemory], width: int) -> Iterator[str]:

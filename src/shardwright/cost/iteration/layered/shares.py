@@ -159,7 +159,7 @@ def memory(
         "logits": logits,
         "buffers": np.broadcast_to(padded, none.shape),
     }
-    return Footprint(**terms, context=reserved_bytes(job, np.asarray(sum(terms.values()))))
+    return Footprint(**terms, context=reserved_bytes(job, np.asarray(sum(terms.values()))), in_host=found.in_host)
 
 
 def share_bytes(context: Context, units: Units) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from shardwright.arrays import Floats
 from shardwright.cost.context import Context
+from shardwright.cost.iteration.footprint import Footprint
 from shardwright.cost.iteration.lanes import Known, contexts_of
 from shardwright.cost.iteration.mixed import Mixed, mixed_iteration
 from shardwright.cost.predict import predict
@@ -107,14 +107,19 @@ def fitting(contexts: Sequence[Context], plan: Plan, known: Known) -> Mixed | No
     """Return the exact iteration of a legal plan, None where it does not fit in memory."""
     efficiency = contexts[0].efficiency
     found = mixed_iteration(plan, efficiency, known=known, contexts=contexts_of(plan, efficiency, made=contexts))
-    return found if fits(contexts, plan, [replica.peak_bytes for replica in found.replicas]) else None
+    return found if fits(contexts, plan, [replica.memory for replica in found.replicas]) else None
 
 
-def fits(contexts: Sequence[Context], plan: Plan, peaks: Sequence[Floats]) -> bool:
-    """Return whether every stage of a plan stays within its GPU's memory; `peaks` are bytes by replica and stage."""
-    limits = {context.pool.gpu.name: context.memory_limit_bytes for context in contexts}
+def fits(contexts: Sequence[Context], plan: Plan, memory: Sequence[Footprint]) -> bool:
+    """Return whether every stage of a plan stays within its GPU's memory and its share of the machine's; `memory` is
+    that of each replica's stages."""
+    limits = {
+        context.pool.gpu.name: (context.memory_limit_bytes, context.pool.host_memory_bytes_per_gpu)
+        for context in contexts
+    }
     return all(
-        float(peak) <= limits[stage.gpu] * (1.0 + 1e-9)
-        for replica, row in zip(plan.replicas, peaks, strict=True)
-        for stage, peak in zip(replica.stages, row, strict=True)
+        float(taken) <= most * (1.0 + 1e-9)
+        for replica, here in zip(plan.replicas, memory, strict=True)
+        for stage, *both in zip(replica.stages, here.total.ravel(), here.in_host.ravel(), strict=True)
+        for taken, most in zip(both, limits[stage.gpu], strict=True)
     )

@@ -15,6 +15,7 @@ from shardwright.cost.pipeline.simulate import simulate
 from shardwright.cost.stage.exact import (
     Ranges,
     fewest_layers,
+    in_host_bytes,
     kept_bytes,
     leanest_group,
     left_over,
@@ -85,7 +86,9 @@ def lone_stages(
         parameters, ends = (held - table.tied_parameters[kinds] for held in (parameters, ends))
     state, more = (of_type[kinds] for of_type in table.kept_bytes(copies))
     room = table.rooms(staged=staged)[kinds] - state * parameters - more * ends
-    again, code, count = _repeated(table, of, last, flight, room, modes)
+    in_host, end_in_host = (of_type[kinds] for of_type in table.host_bytes(copies))
+    host_room = table.host_room[kinds] - in_host * parameters - end_in_host * ends
+    again, code, count = _repeated(table, of, last, flight, room, host_room, modes)
     fits = np.isfinite(again)
     again = np.where(fits, again, 0.0)
     backward = launched_seconds(of.total(table.backward) + again, BACKWARD_LAUNCHES * host) + each
@@ -102,10 +105,10 @@ def lone_stages(
 
 
 def _repeated(
-    table: Table, of: Ranges, last: Bools, flight: Ints, room: Floats, modes: tuple[int, ...]
+    table: Table, of: Ranges, last: Bools, flight: Ints, room: Floats, host_room: Floats, modes: tuple[int, ...]
 ) -> tuple[Floats, Ints, Ints]:
-    """Return the least seconds that stages run again to stay within their `room`, infinite where they cannot, and the
-    mode and number of layers that do it."""
+    """Return the least seconds that stages run again to stay within their `room` on the GPU and in its host, infinite
+    where they cannot, and the mode and number of layers that do it."""
     seconds, code, count = np.full(len(room), np.inf), np.full(len(room), modes[0]), np.zeros(len(room), dtype=np.int64)
     for mode in (mode for mode in (NONE, SELECTIVE, BLOCK, UNIFORM) if mode in modes):
         rows = np.flatnonzero(seconds > 0.0)
@@ -114,7 +117,8 @@ def _repeated(
         part = of.take(rows)
         number, needed = _leanest(table, part, last[rows], flight[rows], room[rows], mode)
         again = repeated_seconds(table.forward, table.core, part, mode, number)
-        again = np.where(needed <= room[rows], again, np.inf)
+        in_host = in_host_bytes(table.offloaded, part, mode, number) * flight[rows] if table.offloaded.any() else 0.0
+        again = np.where((needed <= room[rows]) & (in_host <= host_room[rows]), again, np.inf)
         better = again < seconds[rows]
         chosen = rows[better]
         seconds[chosen], code[chosen], count[chosen] = again[better], mode, number[better]

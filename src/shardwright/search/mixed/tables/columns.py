@@ -39,13 +39,14 @@ class Table:
     stage whatever its layers, `staged_bytes` more in a pipeline; those live while the largest layer runs backward, by
     state, `live` [G, 3], and `group` more for each that runs again together; `logit_bytes`, with which these alternate
     on the last stage; `state_bytes` per parameter that every copy keeps, `shared_bytes` that copies share out,
-    `ends_bytes` more of one of the `ends`; `update_seconds` per parameter and step, for one copy, and
-    if there is a `shared_update`, for all copies together; `fabrics` are the links of the types, `wide` how many times
-    the least tensor-parallel degree of the setting that of a type is; `copied_bytes` are those of a parameter that is
-    laid out twice where copies of a layer differ in degree; `step_seconds` once an iteration; `tied_near` and
-    `tied_far` to add the gradients of a tied embedding between the ends of a pipeline inside a domain and across;
-    `tied_parameters` are counted twice where one stage has both ends; `units` of the type and `local` of them in a
-    domain.
+    `ends_bytes` more of one of the `ends`; in host memory, of which a GPU may take `host_room`, `in_host` and
+    `in_host_ends` of the same, and the running sums `offloaded` of inputs of layers; `update_seconds` per parameter and
+    step, for one copy, and if there is a `shared_update`, for all copies together; `fabrics` are the links of the
+    types, `wide` how many times the least tensor-parallel degree of the setting that of a type is; `copied_bytes` are
+    those of a parameter that is laid out twice where copies of a layer differ in degree; `step_seconds` once an
+    iteration; `tied_near` and `tied_far` to add the gradients of a tied embedding between the ends of a pipeline inside
+    a domain and across; `tied_parameters` are counted twice where one stage has both ends; `units` of the type and
+    `local` of them in a domain.
 
     `reduced_bytes` of a parameter are reduced as gradient, `gathered_bytes` gathered as weight, beside these parts of a
     backward and a forward pass, `reduced_beside` and `gathered_beside`; no message takes longer than `longest_move`
@@ -75,6 +76,10 @@ class Table:
     state_bytes: Floats
     shared_bytes: Floats
     ends_bytes: Floats
+    host_room: Floats
+    in_host: Floats
+    in_host_ends: Floats
+    offloaded: Floats
     update_seconds: Floats
     fabrics: tuple[Fabric, ...]
     wide: Floats
@@ -108,6 +113,11 @@ class Table:
         """Return the bytes of a parameter that `copies` hold, and how many more of one of the `ends`, [G] each."""
         each = self.state_bytes + self.shared_bytes / copies
         return each, self.ends_bytes / copies if self.shared_update else self.ends_bytes
+
+    def host_bytes(self, copies: int) -> tuple[Floats, Floats]:
+        """Return the same in host memory, [G] each."""
+        ranks = copies if self.shared_update else 1
+        return self.in_host / ranks, self.in_host_ends / ranks
 
     @property
     def links(self) -> Floats:

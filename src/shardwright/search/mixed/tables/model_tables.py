@@ -32,7 +32,7 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
 NAMES = {
-    **{name: name for name in ("forward", "backward", "kept", "dense", "expert", "ends")},
+    **{name: name for name in ("forward", "backward", "kept", "offloaded", "dense", "expert", "ends")},
     "core": "core_seconds",
 }  # of columns of a `LayerTable`
 
@@ -152,6 +152,9 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "state_bytes": state.weights + state.gradients + (state.optimizer - shared),
         "shared_bytes": shared,
         "ends_bytes": ends.optimizer - state.optimizer + ends.weights - state.weights,
+        "host_room": pool.host_memory_bytes_per_gpu * ones,
+        "in_host": state.in_host,
+        "in_host_ends": ends.in_host - state.in_host,
         "update_seconds": update[:, 0],
         "orthogonal": orthogonal,
         "tied_near": transfer_seconds(links, tied, no),
