@@ -8,6 +8,9 @@ BENCHMARKS := $(filter-out benchmarks/history.py benchmarks/profile_search.py be
 	benchmarks/peer_formulas.py benchmarks/synthesised.py benchmarks/throttled.py benchmarks/torch_rivals.py \
 	benchmarks/gpu.py benchmarks/gpu_steps.py benchmarks/gpu_links.py,$(wildcard benchmarks/*.py))
 
+# Hundreds of tests start processes: these read compiled modules, whatever the caller's environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo demo-train quick test nightly golden docs lint types format bench gpu history profile refit accuracy megatron targets \
 	schemas clean
 

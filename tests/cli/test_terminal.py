@@ -19,7 +19,7 @@ PLAN = "--model opt-350m --cluster 1x8xA100-SXM-40+2x8xV100-SXM2 --global-batch 
 COMMANDS = (
     f"plan {PLAN} --tokens 1B",
     f"plan {PLAN} --tokens 1B --details",
-    "shop --model opt-350m --gpu A100-SXM-40 --gpu V100-SXM2 --precision fp16 --tokens 1B --max-gpus 8",
+    "shop --model opt-350m --gpu A100-SXM-40 --gpu V100-SXM2 --precision fp16 --tokens 1B --max-gpus 2",
     "evaluate PLAN",
     "fit llama-2-7b --gpu RTX4090",
     "gpus",
@@ -85,7 +85,7 @@ def test_the_screen_s_width_is_taken_and_nothing_is_coloured(columns: int) -> No
 def test_progress_is_shown_and_wiped_out() -> None:
     arguments = [
         "plan",
-        *PLAN.replace("opt-350m", "llama-2-13b").replace("1x8x", "8x8x").replace("2x8x", "9x8x").split(),
+        *PLAN.replace("opt-350m", "llama-2-13b").replace("1x8x", "4x8x").replace("2x8x", "4x8x").split(),
     ]
     shown = on_a_terminal(arguments, 80)
     if "searching" in shown:  # it took more than a second

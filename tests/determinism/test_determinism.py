@@ -21,7 +21,6 @@ FEW = (
     "mixed:two types, a small model",
     "mixed:three types",
     "mixed:rules",
-    "mixed:a tensor-parallel degree of each type",
     "money:least dollars on two types",
     "money:least time on two types within a budget",
     "money:rentals, with deadline and budget",

@@ -182,6 +182,7 @@ def test_a_terminal_sees_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert shown.endswith("\r\033[K")
 
 
+@pytest.mark.nightly
 def test_what_another_machine_left_is_not_gone_on_with(tmp_path: Path, profile_file: Path) -> None:
     out = tmp_path / "p.json"
     other = replace(load_profile(profile_file), device="another CPU", complete=False)
@@ -216,6 +217,7 @@ def test_processes_that_fail_are_told_with_their_last_words() -> None:
         list(measured([row], find_device("cpu", None), 0.01))
 
 
+@pytest.mark.nightly
 def test_a_prediction_shifts_to_the_speed_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU measured as if it were an A100: shapes that were not measured come out within a factor, not thousands. Times
     are the processor's, which other work on the machine does not lengthen."""

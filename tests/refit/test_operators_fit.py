@@ -124,6 +124,7 @@ def test_what_cannot_be_fitted_to_is_named(tmp_path, changed, words):
     assert not (tmp_path / "fits").exists()
 
 
+@pytest.mark.nightly
 def test_the_command_writes_what_it_fitted_and_refuses_a_folder_without_files(folder, tmp_path):
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "tools.refit", "operators", *map(str, arguments)]

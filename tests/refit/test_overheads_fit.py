@@ -43,6 +43,7 @@ def made_with(cases: list[Case], truth: Calibration) -> list[Case]:
     return found
 
 
+@pytest.mark.nightly
 def test_the_fit_explains_runs_made_with_other_overheads(cases):
     start = usual(cases)
     truth = Calibration(
@@ -57,6 +58,7 @@ def test_the_fit_explains_runs_made_with_other_overheads(cases):
     assert np.median(after) < 0.015 < 0.06 > np.max(after)
 
 
+@pytest.mark.nightly
 def test_what_no_run_shows_stays_usual(cases):
     dense = [case for case in cases if not any(kind.moe for kind in case.model.kinds) and case.pool.gpus <= 8]
     found = fitted(dense, Analytic())

@@ -219,7 +219,7 @@ def listed(seed: int) -> tuple[Instance, Region, Compositions]:
     return each, region, Compositions.concatenated(parts)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(15))
 def test_micro_batches_grow_with_the_time_at_least_in_proportion(seed):
     each, _, found = listed(seed)
     times = np.geomspace(0.5, 50.0, 60) * each.quick
@@ -229,7 +229,7 @@ def test_micro_batches_grow_with_the_time_at_least_in_proportion(seed):
         assert (steady_micro_batches(found, seconds, each.total) >= steady * seconds * (1 - 1e-9)).all()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(15))
 def test_no_composition_keeps_a_pace_that_none_was_found_fast_enough_for(seed):
     each, region, found = listed(seed)
     pick = np.random.default_rng(seed)

@@ -25,8 +25,8 @@ from shardwright.search.mixed.tables.region import Region, by_links, by_types, s
 from shardwright.search.space.axes import Space
 
 SLACK = 1.0 + 1e-7
-SOME = (*range(10), *nightly(range(10, 30)))
-BETWEEN_SITES = (*range(107, 114), *nightly(range(114, 130)), *nightly(range(97, 107)))
+SOME = (*range(5), *nightly(range(5, 30)))
+BETWEEN_SITES = (*range(107, 110), *nightly(range(110, 130)), *nightly(range(97, 107)))
 
 
 @dataclass(frozen=True)
