@@ -40,7 +40,7 @@ def test_a_report_says_everything_that_it_should() -> None:
         "llama-2-70b: 69 B parameters, 80 layers",
         "32 × 8 H100-SXM (256 GPUs)",
         "15.000 s an iteration",
-        "20% less time (1.25× as fast) than the best rule of thumb",
+        "20% less time (1.25× as fast, 80% sure: 1.07 to 1.46) than the best rule of thumb",
         "256 H100-SXM = tensor 8 × pipeline 4 × data 8",
         "512 = 64 micro-batches of 1 × 8 replicas",
         "interleaved 1F1B, 2 virtual stages a rank",
@@ -149,7 +149,7 @@ def test_an_evaluation_shows_both_plans_and_every_second() -> None:
     result = Evaluation(plan=mine, best=ranking_of(best))
     text = flat(evaluation_text(result, (), Origin(("read --foo as 3",))))
     for words in (
-        "the best plan takes 15.000 s an iteration, 17% less time (1.20× as fast)",
+        "the best plan takes 15.000 s an iteration, 17% less time (1.20× as fast, 80% sure: ",
         "sequence parallel off on",
         "recomputation 3.000 s 0.000 s +3.000 s",
         "an iteration 18.000 s 15.000 s +3.000 s",

@@ -37,7 +37,7 @@ def test_kinds_say_who_wins_and_by_how_much() -> None:
     )
     assert UNEVEN.prediction is not None and EVEN.prediction is not None
     ratio = EVEN.prediction.iteration_seconds / UNEVEN.prediction.iteration_seconds
-    assert f"({ratio:.2f}× as fast) than even" in kinds_words(kinds, UNEVEN)
+    assert f"({ratio:.2f}× as fast, 80% sure: " in kinds_words(kinds, UNEVEN)
     text = kinds_text(kinds, UNEVEN, 120)
     assert "pipelines: none fits" in text and f"{ratio - 1.0:+.1%}" in text
     assert kinds_text((), UNEVEN, 120) == ""

@@ -14,6 +14,7 @@ COMMANDS = {
     "accuracy": ("tools.refit.accuracy_command:accuracy", "Held-out predictions beside the release before."),
     "operators": ("tools.refit.operators_command:operators", "Speed of operators and collectives."),
     "memory": ("tools.refit.memory_command:memory", "Memory that frameworks keep, from training runs."),
+    "ratios": ("tools.refit.ratios:ratios", "How sure comparisons of two plans are, from sweeps of training runs."),
     "overheads": ("tools.refit.overheads_command:overheads", "Overheads of frameworks, from training runs."),
 }
 HELP = "Fit what predictions rest on to measurements; docs/calibration.md."
