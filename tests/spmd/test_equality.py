@@ -43,7 +43,7 @@ def test_a_graph_run_whole_is_the_module_s_own_step(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 @given(seed=SEEDS, ranks=RANKS)
-@settings(max_examples=4)
+@settings(max_examples=2)
 def test_a_random_program_equals_the_module(name: str, seed: int, ranks: int) -> None:
     case = traced(name)
     require_equal(case, drawn(case.graph, choices(case.graph), ranks, Random(seed)))
