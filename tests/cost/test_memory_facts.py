@@ -127,3 +127,13 @@ def test_tensors_of_ranks_are_below_the_process():
     assert (ends <= verdict.tensor_bytes).all() and (verdict.tensor_bytes < verdict.peak_bytes).all()
     assert verdict.first_tensor_bytes[0] != verdict.last_tensor_bytes[0]
     assert verdict.first_tensor_bytes[1] == verdict.last_tensor_bytes[1] == verdict.tensor_bytes[1]
+
+
+@pytest.mark.parametrize(("sharding", "on_gpu"), [(ZERO2, 2.0), (ZERO3, 2.0 / 8)])
+def test_deepspeed_keeps_16_bit_weights_alone_on_the_gpu_where_state_is_offloaded(sharding, on_gpu):
+    """And 16 bytes in host memory: its estimate_zero2_model_states_mem_needs (zero/stage_1_and_2.py) and estimate_zero3_…
+    (zero/stage3.py), which add half for buffers."""
+    job, one, none = replace(JOB, framework="deepspeed"), np.ones(1), np.zeros(1)
+    held = state_bytes(MODEL, job, one, none, 8 * one, one, np.array([sharding]), one, none)
+    assert held.weights + held.gradients + held.optimizer == pytest.approx(on_gpu)
+    assert held.in_host == pytest.approx(16 / 8)

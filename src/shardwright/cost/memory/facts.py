@@ -30,7 +30,8 @@ class MemoryFacts:
     gradients a parameter (nanotron: bf16 beside fp32). `logit`: bytes a logit on the last stage. `unmerged`: bytes of
     the gradient of a weight and of its copy in the type of its buffer, before it is added there. `freed`: whether
     gradients end with the update, so that under ZeRO-2 and 3 a step of one micro-batch has them in place of
-    activations, and weights of two layers are gathered in place of the head's. `rotated`: whether queries, keys and
+    activations, and weights of two layers are gathered in place of the head's. `gradients_follow`: whether under ZeRO-2
+    and 3 gradients go to host memory with the state that is there (DeepSpeed). `rotated`: whether queries, keys and
     values are views of one projection, which stays whole beside queries and keys after their rotary embedding.
     `expert_output`: whether what experts give is kept, as it is weighed after them. `dispatched`: copies of the tokens
     of all experts that live on their way there and back (permuted, received, given, sorted back). `hidden_copies`,
@@ -48,6 +49,7 @@ class MemoryFacts:
     logit: float
     unmerged: float
     freed: bool
+    gradients_follow: bool
     rotated: bool
     expert_output: bool
     dispatched: float

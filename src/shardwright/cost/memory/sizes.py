@@ -75,7 +75,8 @@ def state_bytes(
         weights = weights + np.where(
             sharding == ZERO3, frozen * (kept + open_at_once) + wider / dense_ranks, frozen * held + wider
         )
-    gradients = np.where(sharding >= ZERO2, gradient * sharded + passing * gathered, gradient * total)
+    on_gpu = 1.0 - offload if facts.gradients_follow else 1.0
+    gradients = np.where(sharding >= ZERO2, on_gpu * gradient * sharded + passing * gathered, gradient * total)
     on_their_way = weight * gathered * (sharding == ZERO3) + passing * gathered * (sharding >= ZERO2)
     if job.adapters:
         on_their_way = on_their_way + frozen * open_at_once * (sharding == ZERO3)
@@ -87,7 +88,7 @@ def state_bytes(
         gradients=gradients,
         optimizer=optimizer * (1.0 - offload),
         gathered=on_their_way,
-        sharded_gradients=gradient * sharded * (sharding >= ZERO2),
+        sharded_gradients=on_gpu * gradient * sharded * (sharding >= ZERO2),
         in_host=offload * (optimizer + HOST_GRADIENT_BYTES * updated) + paged_width(job) * updated,
     )
 
