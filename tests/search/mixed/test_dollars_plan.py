@@ -90,6 +90,7 @@ def test_the_fastest_plan_within_a_budget_keeps_it():
     assert found.lower_bound_seconds <= found.iteration_seconds
 
 
+@pytest.mark.nightly
 def test_equal_input_gives_equal_plans():
     one, two = (planned(cluster(), objective="cost", deadline_hours=5.0) for _ in range(2))
     assert [dumps(found) for found in one.plans] == [dumps(found) for found in two.plans]
