@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from shardwright.diagnosis.causes import Finding
-from shardwright.exporters.megatron.difference import difference
+from shardwright.exporters.megatron.export import difference
 from shardwright.files import shipped_file
 from shardwright.plans.plan import Plan
 from shardwright.reports.text.explain import changes

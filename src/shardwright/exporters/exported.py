@@ -1,10 +1,13 @@
-"""What an exporter gives: files for a target, and the same as data."""
+"""What an exporter gives: files for a target, and the same as data; or what the target cannot run, as a value."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import yaml
+
+from shardwright.errors import Problem
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 from shardwright.units import format_seconds
@@ -24,6 +27,18 @@ class Exported:
     def main(self) -> str:
         """The text of the main file."""
         return next(iter(self.files.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Limit(Problem):
+    """A problem that settings of the search mend: `pins`, as `--set` takes them (`sharding=zero2,zero3`)."""
+
+    pins: str = ""
+
+
+def limit(path: str, message: str, pins: str) -> Limit:
+    """Return a limit, whose hint is the flag of its pins."""
+    return Limit(path, message, f"--set {pins}", pins)
 
 
 def run_script(title: str, *lines: str) -> str:
@@ -52,3 +67,19 @@ def plan_words(plan: Plan) -> str:
     if plan.prediction is not None:
         words += f" Predicted: {format_seconds(plan.prediction.iteration_seconds)} a step."
     return words
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def yaml_text(document: Mapping[str, object]) -> str:
+    """Return a document as YAML."""
+    return str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110))

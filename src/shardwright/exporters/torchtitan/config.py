@@ -2,24 +2,26 @@
 
 torchtitan 0.3 is configured by Python, not by TOML (torchtitan/config/README.md): `--module M --config F` calls F of M.
 The file starts from the model of the registry and sets what the plan decides. Module names of every pipeline stage are
-written out, so any split can be said.
+written out, so any split can be said. What torchtitan cannot express or run is named with the remedy.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pprint import pformat
 from string import Template
 
-from shardwright.errors import SpecError
+from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Exported, plan_words, run_script, torchrun
 from shardwright.exporters.support.matrix import trainers
-from shardwright.exporters.torchtitan.limits import TARGET, unsupported
-from shardwright.exporters.torchtitan.models import Registered, differences, registered
+from shardwright.exporters.support.refusals import refusals, several_types
+from shardwright.exporters.torchtitan.models import Registered, differences, registered, registry
 from shardwright.files import shipped_file
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 
+TARGET = "torchtitan"
 VERSION = trainers()[TARGET].version
 MODULE = "shardwright_plan"
 RESHARD = {"zero2": "never", "zero3": "always"}
@@ -137,3 +139,14 @@ def _script(plan: Plan) -> str:
         "export PYTHONPATH PYTORCH_ALLOC_CONF=expandable_segments:True",
         torchrun(plan, f'-m torchtitan.train --module {MODULE} --config plan "$@"'),
     )
+
+
+def unsupported(plan: Plan) -> tuple[Problem, ...]:
+    """Return why torchtitan cannot run a legal plan; nothing if it can."""
+    return (*_model(plan), *(refusals(plan, TARGET) if plan.uniform else several_types(TARGET)))
+
+
+def _model(plan: Plan) -> Iterator[Problem]:
+    if registered(plan.model) is None:
+        have = ", ".join(f"{each.module} {each.flavor}" for each in registry())
+        yield Problem("model", f"{plan.model.name} is not in torchtitan's registry", f"it has {have}")

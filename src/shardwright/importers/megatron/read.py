@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from shardwright.errors import Problem, SpecError, bad
-from shardwright.exporters.megatron.dispatcher import dispatcher_of_plan
+from shardwright.exporters.megatron.export import dispatcher_of_plan
 from shardwright.importers.launches import Launch
 from shardwright.importers.megatron.flags import LENGTHS, Flags, scan
 from shardwright.importers.megatron.model import read_model

@@ -12,8 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from shardwright.cost.pipeline.schedule import FORWARD
-from shardwright.exporters.perfetto.measured import DEVICE, HOST, MeasuredSpan, RankTrace
-from shardwright.exporters.perfetto.trace import measured_trace
+from shardwright.exporters.perfetto import DEVICE, HOST, MeasuredSpan, RankTrace, measured_trace
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.step.engine import StepResult
 from shardwright.runtime.step.pipeline import Event
