@@ -20,7 +20,7 @@ from tests import forked
 from tests.runtime.samples import STEPS, tokens_of
 
 from shardwright.plans.plan import Plan
-from shardwright.runtime.job.meeting import meet
+from shardwright.runtime.job.worker import meet
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.blocks import layer_forward

@@ -33,6 +33,7 @@ from shardwright.runtime.storage.manifest import (
     Index,
     Manifest,
     by_parameter,
+    model_hash,
     read_part,
     remove_part,
     step_folder,
@@ -42,7 +43,6 @@ from shardwright.runtime.storage.manifest import (
     write_manifest,
     write_part,
 )
-from shardwright.runtime.storage.model_hash import model_hash
 from shardwright.runtime.storage.piece_files import Fetch, Values, assemble, read_piece, write_pieces
 from shardwright.runtime.storage.steps import checkpoints, manifest_of, newest_checkpoint
 
