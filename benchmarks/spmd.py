@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from tests.synthesis.least import least_seconds
+from tests.synthesis.vgg import fully_connected, vgg19
 
 from shardwright.arrays import Bools
 from shardwright.synthesis import baselines
@@ -33,7 +34,6 @@ from shardwright.synthesis.models.transformers import (
     language_model,
     vision,
 )
-from shardwright.synthesis.models.vgg import fully_connected, vgg19
 from shardwright.synthesis.prices import Prices, RankShares
 from shardwright.synthesis.properties import COMPUTE, STATE
 from shardwright.synthesis.synthesize import ProgramProblem, in_whole_units, search

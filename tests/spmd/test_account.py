@@ -21,6 +21,7 @@ from tests.spmd.peaks import Peak
 from tests.spmd.processes import run
 from tests.synthesis.account import most_bytes
 from tests.synthesis.clusters import unequal
+from tests.synthesis.vgg import fully_connected
 
 from shardwright.spmd.trace import trace
 from shardwright.spmd.training import SpmdStep
@@ -32,7 +33,6 @@ from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.memory import alone
 from shardwright.synthesis.models.transformers import Transformer, language_model
-from shardwright.synthesis.models.vgg import fully_connected
 from shardwright.synthesis.program import Program
 from shardwright.synthesis.rules.candidates import choices
 from shardwright.synthesis.synthesize import best_of

@@ -7,9 +7,10 @@ import statistics
 
 import numpy as np
 import pytest
+from tests.synthesis.a_star import a_star
 from tests.synthesis.clusters import unequal
+from tests.synthesis.vgg import fully_connected
 
-from shardwright.synthesis.a_star import a_star
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.choice import sent_by, time_of
 from shardwright.synthesis.decisions import Decisions, decisions
@@ -17,7 +18,6 @@ from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.models.tape import Tape
 from shardwright.synthesis.models.transformers import Transformer, language_model
-from shardwright.synthesis.models.vgg import fully_connected
 from shardwright.synthesis.prices import Prices, RankShares, prices
 from shardwright.synthesis.synthesize import GAP
 

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.synthesis.account import most_bytes
 from tests.synthesis.clusters import FAST, unequal
+from tests.synthesis.vgg import fully_connected, vgg19
 
+from shardwright.arrays import Floats, Ints
 from shardwright.errors import SpecError
 from shardwright.progress import heard
 from shardwright.rounding import coarse
@@ -24,10 +26,9 @@ from shardwright.synthesis.machines import DeviceMachine, Machines
 from shardwright.synthesis.memory import alone, rank_bytes
 from shardwright.synthesis.models.tape import Tape
 from shardwright.synthesis.models.transformers import Transformer, WithCapacity, language_model, vision
-from shardwright.synthesis.models.vgg import fully_connected, vgg19
 from shardwright.synthesis.prices import RankShares, prices
 from shardwright.synthesis.program import Communication, check, from_json, to_json
-from shardwright.synthesis.ratios import overrun, rounded, undominated
+from shardwright.synthesis.ratios import rounded, undominated
 from shardwright.synthesis.remedies import WITHOUT_MOMENTS, fits, more_devices, remedies
 from shardwright.synthesis.schedule import Send, schedule
 from shardwright.synthesis.synthesize import search, synthesize
@@ -207,6 +208,12 @@ def test_the_search_does_not_grow_with_depth() -> None:
 def test_the_same_input_gives_the_same_program() -> None:
     graph = GRAPHS["wide"]()
     assert to_json(synthesize(graph, unequal())) == to_json(synthesize(graph, unequal()))
+
+
+def overrun(shares: Floats, held: Ints) -> float:
+    """Return by how much the rank that overruns most exceeds its share."""
+    there = shares > 0
+    return float((held[there] / held.sum() / shares[there]).max()) - 1.0
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=9), st.integers(1, 400))

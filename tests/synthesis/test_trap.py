@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 from tests.synthesis.clusters import pair
+from tests.synthesis.vgg import fully_connected
 
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.machines import Machines
-from shardwright.synthesis.models.vgg import fully_connected
 from shardwright.synthesis.prices import RankShares, prices
 from shardwright.synthesis.ratios import starts
 from shardwright.synthesis.synthesize import ProgramProblem, search, turns

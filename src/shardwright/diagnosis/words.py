@@ -64,11 +64,6 @@ def record_advice(name: str, framework: str) -> RecordAdvice:
     return RecordAdvice(name=name, what=row["what"], command=str(_of(row, framework)))
 
 
-def cause_names() -> tuple[str, ...]:
-    """Return the causes that have words."""
-    return tuple(_table("causes.yaml"))
-
-
 def _of(row: Mapping[str, Any], framework: str) -> Any:
     name = NAMES.get(framework, framework)
     return row.get(name) or row.get("any") or next(iter(row.values()))

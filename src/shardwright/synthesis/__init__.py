@@ -25,7 +25,6 @@ How it is chosen:
 * `linear`: linear and integer programs
 * `integer_program`: rules at fixed shares as an integer program
 * `best_rules`: its best solution
-* `a_star`: the same by A*, as HAP has it
 * `choice`: what a choice comes to, and the time of a step
 * `neighbourhoods`: better rules near a choice
 * `ratios`: the best shares for fixed rules, shares to start from, and whole units for exact shares

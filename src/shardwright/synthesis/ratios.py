@@ -326,9 +326,3 @@ def rounded(shares: Floats, units: int) -> Ints:
         held[most] -= 1
         held[least] += 1
     return np.asarray(held, dtype=np.int64)
-
-
-def overrun(shares: Floats, held: Ints) -> float:
-    """Return by how much the rank that overruns most exceeds its share."""
-    there = shares > 0
-    return float((held[there] / held.sum() / shares[there]).max()) - 1.0

@@ -12,18 +12,7 @@ from shardwright.cost.network.collectives import Group, gather_seconds
 from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.pipeline.schedule import one_f_one_b
 from shardwright.cost.pipeline.simulate import simulate
-from shardwright.cost.stage.exact import (
-    Ranges,
-    fewest_layers,
-    in_host_bytes,
-    kept_bytes,
-    leanest_group,
-    left_over,
-    live_bytes,
-    of_stages,
-    repeated_seconds,
-)
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
+from shardwright.cost.stage.exact import fitting_recomputation, left_over, of_stages
 from shardwright.search.mixed.tables.columns import Table
 
 
@@ -88,7 +77,8 @@ def lone_stages(
     room = table.rooms(staged=staged)[kinds] - state * parameters - more * ends
     in_host, end_in_host = (of_type[kinds] for of_type in table.host_bytes(copies))
     host_room = table.host_room[kinds] - in_host * parameters - end_in_host * ends
-    again, code, count = _repeated(table, of, last, flight, room, host_room, modes)
+    logits = np.where(last, table.logit_bytes[kinds], 0.0)
+    again, code, count = fitting_recomputation(table, of, logits, flight, room, host_room, modes, alone=table.alone)
     fits = np.isfinite(again)
     again = np.where(fits, again, 0.0)
     backward = launched_seconds(of.total(table.backward) + again, BACKWARD_LAUNCHES * host) + each
@@ -102,45 +92,6 @@ def lone_stages(
         orthogonal=of.total(table.orthogonal),
         fits=fits,
     )
-
-
-def _repeated(
-    table: Table, of: Ranges, last: Bools, flight: Ints, room: Floats, host_room: Floats, modes: tuple[int, ...]
-) -> tuple[Floats, Ints, Ints]:
-    """Return the least seconds that stages run again to stay within their `room` on the GPU and in its host, infinite
-    where they cannot, and the mode and number of layers that do it."""
-    seconds, code, count = np.full(len(room), np.inf), np.full(len(room), modes[0]), np.zeros(len(room), dtype=np.int64)
-    for mode in (mode for mode in (NONE, SELECTIVE, BLOCK, UNIFORM) if mode in modes):
-        rows = np.flatnonzero(seconds > 0.0)
-        if not len(rows):
-            break
-        part = of.take(rows)
-        number, needed = _leanest(table, part, last[rows], flight[rows], room[rows], mode)
-        again = repeated_seconds(table.forward, table.core, part, mode, number)
-        in_host = in_host_bytes(table.offloaded, part, mode, number) * flight[rows] if table.offloaded.any() else 0.0
-        again = np.where((needed <= room[rows]) & (in_host <= host_room[rows]), again, np.inf)
-        better = again < seconds[rows]
-        chosen = rows[better]
-        seconds[chosen], code[chosen], count[chosen] = again[better], mode, number[better]
-    return seconds, code, count
-
-
-def _leanest(table: Table, of: Ranges, last: Bools, flight: Ints, room: Floats, mode: int) -> tuple[Ints, Floats]:
-    """Return the number of layers with which stages under a mode stay within their `room` in least time, and the bytes
-    that they need then."""
-    longest, logits = of.length, np.where(last, table.logit_bytes[of.row], 0.0)
-
-    def needed(number: Ints) -> Floats:
-        beside = np.maximum(live_bytes(table.live, table.group, of.row, mode, number, longest), logits)
-        return np.asarray(kept_bytes(table.kept, of, mode, number) * flight + beside)
-
-    if mode == BLOCK:
-        number, _ = fewest_layers(longest, lambda number: needed(number) <= room)
-    elif mode == UNIFORM:
-        return leanest_group(longest[:, None], table.alone, needed)
-    else:
-        number = np.zeros_like(longest)
-    return number, needed(number)
 
 
 def pipeline_seconds(found: SplitTimes, moves: Floats, micro_batches: int) -> Floats:

@@ -12,7 +12,7 @@ import numpy as np
 from shardwright.arrays import Floats
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.iteration.footprint import P2P_BUFFERS
+from shardwright.cost.iteration.footprint import message_buffers
 from shardwright.cost.iteration.orthogonalisation import running_product_seconds
 from shardwright.cost.iteration.step import BUCKET_SHARE, message_bytes, optimizer_seconds, tied_bytes
 from shardwright.cost.memory.sizes import (
@@ -145,7 +145,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "far": transfer_seconds(links, size, yes),
         "room_bytes": room_for_tensors(job, context.memory_limit_bytes) * ones,
         "fixed_bytes": single,
-        "staged_bytes": P2P_BUFFERS * table.boundary[row] + gathered - single,
+        "staged_bytes": message_buffers(table.boundary[row], True) + gathered - single,
         "live": table.live[row],
         "group": table.group[row],
         "logit_bytes": logits,
