@@ -64,11 +64,11 @@ class Job:
 
 def synthesised(graph: Graph, room: float, state: ParameterState) -> Program:
     """Return the program found where each device has `room` times what one would hold alone."""
-    these = decisions(graph, ranks=RANKS, state_ratio=True, state=state)
-    net = limited(room * float(alone(these).max()))
-    found = best_of(these, net, gap=2e-2, branch=False)
+    space = decisions(graph, ranks=RANKS, state_ratio=True, state=state)
+    net = limited(room * float(alone(space).max()))
+    found = best_of(space, net, gap=2e-2, branch=False)
     assert found is not None
-    made = program(graph, these, found.choice, net, found.shares)
+    made = program(graph, space, found.choice, net, found.shares)
     assert (most_bytes(graph, made, state) <= net.limits[0] * (1 + 1e-9)).all()
     return made
 

@@ -206,7 +206,7 @@ def _mixed_precision(plan: Plan) -> str:
 def _file(plan: Plan, values: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the recipe: `data/bridge_recipe.py.template` with what the plan decides."""
     provider, activation, mixed = provider_of(plan.model), activation_of(plan.model), _mixed_precision(plan)
-    told = {
+    placeholders = {
         "words": "\n".join([plan_words(plan), *_positions_note(plan)]),
         "version": VERSION,
         "dataclasses": "import dataclasses\n" if "dataclasses." in mixed else "",
@@ -228,13 +228,15 @@ def _file(plan: Plan, values: Mapping[str, Mapping[str, Any]]) -> str:
         "train_call": "pretrain",
     }
     if adapter := plan.job.adapter:
-        told |= {
+        placeholders |= {
             "adapters": f"from megatron.bridge.peft.{adapter.form} import {ADAPTERS[adapter.form]}\n",
             "peft": f"        peft={adapter_call(adapter)},\n",
             "load": 'pretrained_checkpoint=os.environ["PRETRAINED_CHECKPOINT"]',
             "train_call": "finetune",
         }
-    return Template(shipped_file("shardwright.exporters", "bridge_recipe.py.template").decode()).substitute(told)
+    return Template(shipped_file("shardwright.exporters", "bridge_recipe.py.template").decode()).substitute(
+        placeholders
+    )
 
 
 def _iterations(train: Mapping[str, Any]) -> dict[str, str]:

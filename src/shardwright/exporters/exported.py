@@ -52,8 +52,8 @@ def torchrun(plan: Plan, program: str) -> str:
     sizes = machine_sizes(plan)
     even = len(set(sizes)) == 1
     counts = "" if even else f"GPUS=({' '.join(map(str, sizes))})\n"
-    each = sizes[0] if even else '"${GPUS[NODE_RANK]}"'
-    words = f"{counts}exec torchrun --nnodes {len(sizes)} --nproc-per-node {each}"
+    processes = sizes[0] if even else '"${GPUS[NODE_RANK]}"'
+    words = f"{counts}exec torchrun --nnodes {len(sizes)} --nproc-per-node {processes}"
     if len(sizes) > 1:
         words += ' --node-rank "${NODE_RANK:?number of this machine}" \\\n'
         words += '    --master-addr "${MASTER_ADDR:?address of machine 0}" --master-port 29500'

@@ -69,12 +69,12 @@ def _names(plan: Plan) -> Iterator[dict[str, object]]:
             yield ordered("thread", number, place, thread=place)
 
 
-def _events(found: Iterable[TimelineEvent]) -> Iterator[dict[str, object]]:
-    for each in found:
-        of_pass = {name: getattr(each, name) for name in PASS if getattr(each, name) >= 0}
-        name = " ".join([NAMES.get(each.kind, each.kind), *map(str, [*of_pass.values()][:1])])
-        start, length = each.start_seconds * MICROSECONDS, (each.end_seconds - each.start_seconds) * MICROSECONDS
-        yield complete(each.replica, each.stage, name, each.kind, start, length, of_pass)
+def _events(events: Iterable[TimelineEvent]) -> Iterator[dict[str, object]]:
+    for event in events:
+        of_pass = {name: getattr(event, name) for name in PASS if getattr(event, name) >= 0}
+        name = " ".join([NAMES.get(event.kind, event.kind), *map(str, [*of_pass.values()][:1])])
+        start, length = event.start_seconds * MICROSECONDS, (event.end_seconds - event.start_seconds) * MICROSECONDS
+        yield complete(event.replica, event.stage, name, event.kind, start, length, of_pass)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,29 +109,29 @@ class RankTrace:
 
 def measured_events(ranks: Sequence[RankTrace]) -> Iterator[dict[str, object]]:
     """Yield the events of all ranks of a step; the first of them begins at 0."""
-    begin = min(each.wall_seconds for each in ranks)
-    numbers = {process: FIRST_PROCESS + at for at, process in enumerate(sorted({each.process for each in ranks}))}
+    begin = min(rank.wall_seconds for rank in ranks)
+    numbers = {process: FIRST_PROCESS + at for at, process in enumerate(sorted({rank.process for rank in ranks}))}
     for (replica, copy), number in numbers.items():
         yield named("process", number, f"measured: replica {replica + 1}, copy {copy + 1}")
         yield ordered("process", number, number)
-    for each in ranks:
-        number, own = numbers[each.process], FIRST_RANK + each.rank
-        yield named("thread", number, f"rank {each.rank}: {each.name}", thread=each.rank)
-        yield ordered("thread", number, each.rank, thread=each.rank)
-        if any(span.lane != WORK for span in each.spans):
-            yield named("process", own, f"operators of rank {each.rank}")
-            yield ordered("process", own, own)
+    for rank in ranks:
+        number, process_of_rank = numbers[rank.process], FIRST_RANK + rank.rank
+        yield named("thread", number, f"rank {rank.rank}: {rank.name}", thread=rank.rank)
+        yield ordered("thread", number, rank.rank, thread=rank.rank)
+        if any(span.lane != WORK for span in rank.spans):
+            yield named("process", process_of_rank, f"operators of rank {rank.rank}")
+            yield ordered("process", process_of_rank, process_of_rank)
         threads: dict[tuple[str, int, int], int] = {}
-        for span, row in nested(each.spans):
-            process, thread = number, each.rank
+        for span, row in nested(rank.spans):
+            process, thread = number, rank.rank
             if span.lane != WORK:
                 key = (span.lane, span.thread, row)
                 if key not in threads:
                     threads[key] = len(threads)
                     words = f"{span.lane}, {'stream' if span.lane == DEVICE else 'thread'} {span.thread}"
-                    yield named("thread", own, words + (", beside" if row else ""), thread=threads[key])
-                process, thread = own, threads[key]
-            start = (each.wall_seconds - begin + span.begin) * MICROSECONDS
+                    yield named("thread", process_of_rank, words + (", beside" if row else ""), thread=threads[key])
+                process, thread = process_of_rank, threads[key]
+            start = (rank.wall_seconds - begin + span.begin) * MICROSECONDS
             length = (span.end - span.begin) * MICROSECONDS
             yield complete(process, thread, span.name, span.kind, start, length, span.args)
 
@@ -140,7 +140,7 @@ def nested(spans: Sequence[MeasuredSpan]) -> Iterator[tuple[MeasuredSpan, int]]:
     """Yield spans, in order of their begin, with the row of their thread on which they stand inside others or beside
     them: viewers drop what overlaps otherwise, as communication does that goes on beside what follows."""
     rows: dict[tuple[str, int], list[list[float]]] = {}
-    for span in sorted(spans, key=lambda each: (each.begin, -each.end)):
+    for span in sorted(spans, key=lambda span: (span.begin, -span.end)):
         found = rows.setdefault((span.lane, span.thread), [])
         for ends in found:
             while ends and ends[-1] <= span.begin:
@@ -190,6 +190,6 @@ def trace_text(about: Mapping[str, object], events: Iterable[Mapping[str, object
     document: dict[str, object] = {
         "displayTimeUnit": "ms",
         "otherData": dict(about),
-        "traceEvents": [dict(each) for each in events],
+        "traceEvents": [dict(event) for event in events],
     }
     return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n", document

@@ -103,7 +103,7 @@ class Machines:
 
     def unlimited(self) -> Machines:
         """Return the machines with memory without end."""
-        machines = [replace(one, device=replace(one.device, memory_bytes=np.inf)) for one in self.machines]
+        machines = [replace(machine, device=replace(machine.device, memory_bytes=np.inf)) for machine in self.machines]
         return replace(self, machines=tuple(machines))
 
     def proportional(self) -> tuple[float, ...]:
@@ -159,10 +159,14 @@ def reduce_flat(net: Machines, size_bytes: float) -> Sent:
 def reduce_hierarchical(net: Machines, size_bytes: float) -> Sent:
     """Reduce-scatter in each machine, all-reduce of each part between machines, all-gather in each machine."""
     many = len(net.machines)
-    passes = [(one.gpus - 1) / one.gpus / one.link_bytes_per_second for one in net.machines if one.gpus > 1]
+    passes = [
+        (machine.gpus - 1) / machine.gpus / machine.link_bytes_per_second
+        for machine in net.machines
+        if machine.gpus > 1
+    ]
     inside = 2 * size_bytes * max(passes, default=0.0)
     between = 2 * size_bytes * (many - 1) / many / net.network_bytes_per_second
-    steps = max((2 * (one.gpus - 1) * one.link_latency_seconds for one in net.machines), default=0.0)
+    steps = max((2 * (machine.gpus - 1) * machine.link_latency_seconds for machine in net.machines), default=0.0)
     return _sent("all_reduce_hierarchical", inside + between, steps + 2 * (many - 1) * net.network_latency_seconds)
 
 

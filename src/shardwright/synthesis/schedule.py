@@ -82,7 +82,7 @@ def schedule(graph: Graph, program: Program) -> tuple[Action, ...]:
                 later.add(key)
                 gone[index].append(key)
         if isinstance(action, Wait):  # what comes before belongs to an earlier copy
-            later -= {(one.tensor, one.target) for one in action.several} - left.keys()
+            later -= {(message.tensor, message.target) for message in action.several} - left.keys()
     return tuple(_forgetting(actions, gone, left))
 
 
@@ -146,7 +146,7 @@ def _closing(graph: Graph, program: Program) -> dict[Key, Communication]:
         made = program.steps[ref.node].outputs[ref.output]
         if made != asked:
             found[ref, asked] = Communication(tensor=ref, source=made, target=asked, method=_plainest(made, asked))
-    return {**found, **{key: one for key, one in program.conversions().items() if key in found}}
+    return {**found, **{key: message for key, message in program.conversions().items() if key in found}}
 
 
 def _plainest(source: Property, target: Property) -> str:
@@ -196,9 +196,9 @@ def _used(action: Action) -> Iterator[Key]:
             yield from zip(node.inputs, step.inputs, strict=True)
             yield from ((Ref(node.name, number), held) for number, held in enumerate(step.outputs))
         case Send(several):
-            yield from ((one.tensor, one.source) for one in several)
+            yield from ((message.tensor, message.source) for message in several)
         case Wait(several):
-            yield from ((one.tensor, one.target) for one in several)
+            yield from ((message.tensor, message.target) for message in several)
         case Leave() | Forget():
             pass
 
@@ -268,7 +268,7 @@ def calls(graph: Graph, ready: Mapping[str, Sequence[Communication]], *, early: 
             together = not apart and (one.early if early else one.deferred)
             kind = (one.method, dtype, sizes.stretch[node.name]) if together else (one, node.name)
             call = filling.get(kind, [])
-            filled = float(sum(values[each.tensor].size_bytes for _, each in call))
+            filled = float(sum(values[message.tensor].size_bytes for _, message in call))
             if not call or sizes.full(filled, values[one.tensor].size_bytes, one.source, one.target):
                 call = filling[kind] = []
                 found.append(call)

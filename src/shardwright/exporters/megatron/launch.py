@@ -134,11 +134,11 @@ def _racks(plan: Plan, export: MegatronExport) -> list[str]:
     """Say which machines hold one stage, or one replica: those belong in one rack, or NVLink domain."""
     depth, whole = len(plan.replicas[0].stages), len(set(export.machine_gpus)) == 1
     parts, what = (depth, "stage") if plan.rank_order == "tp-cp-ep-dp-pp" else (plan.data_parallel, "replica")
-    each = export.nodes // parts
-    if parts < 2 or not whole or each < 2 or export.nodes % parts:
+    nodes = export.nodes // parts
+    if parts < 2 or not whole or nodes < 2 or export.nodes % parts:
         return []
     return [
-        f"# Every {each} machines in Slurm's order hold one {what}: keep them in one rack (its topology plugin does)."
+        f"# Every {nodes} machines in Slurm's order hold one {what}: keep them in one rack (its topology plugin does)."
     ]
 
 
@@ -196,8 +196,8 @@ def _start(export: MegatronExport, launcher: Launcher) -> str:
 
 def _torchrun(export: MegatronExport, counts: str, even: str) -> str:
     """Return how one machine is started; `even` is the number of processes where all machines have as many."""
-    each = even or '"${GPUS[NODE_RANK]}"'
-    size = f"torchrun --nnodes {export.nodes} --nproc-per-node {each}"
+    processes = even or '"${GPUS[NODE_RANK]}"'
+    size = f"torchrun --nnodes {export.nodes} --nproc-per-node {processes}"
     if export.nodes == 1:
         return size
     rendezvous = '--node-rank "${NODE_RANK:?number of this machine, from 0}" \\\n'
@@ -213,12 +213,12 @@ def _slurm(export: MegatronExport, counts: str, even: str) -> str:
         "CONTAINER=()  # for instance (--container-image=IMAGE --container-mounts=/data)",
     ]
     size = even or '"${gpus[SLURM_NODEID]}"'
-    own = f'torchrun --nnodes {export.nodes} --nproc-per-node {size} --node-rank "${{SLURM_NODEID}}"'
+    under_slurm = f'torchrun --nnodes {export.nodes} --nproc-per-node {size} --node-rank "${{SLURM_NODEID}}"'
     rendezvous = '--master-addr "${MASTER_ADDR}" --master-port 29500'
-    each = f'{"" if even else f"gpus={counts}; "}exec {own} {rendezvous} "$@"'
+    command = f'{"" if even else f"gpus={counts}; "}exec {under_slurm} {rendezvous} "$@"'
     cores = '--cpus-per-task "${SLURM_CPUS_ON_NODE:-1}"'
     hint = "# shellcheck disable=SC2016 # the machines put these in"
-    return "\n".join([*head, hint, f"srun {cores} \"${{CONTAINER[@]}}\" \\\n    bash -c '{each}' launch"])
+    return "\n".join([*head, hint, f"srun {cores} \"${{CONTAINER[@]}}\" \\\n    bash -c '{command}' launch"])
 
 
 def machine_check(plan: Plan, hosts: Sequence[Host]) -> str:

@@ -148,9 +148,9 @@ def _unlike_stages(plan: Plan) -> Iterator[Problem]:
     for path, _, stage in stages_at(plan):
         for name in names:
             if getattr(stage, name) != getattr(first, name):
-                own, other = _words(stage, name), _words(first, name)
+                value, other = _words(stage, name), _words(first, name)
                 yield Problem(
-                    f"{path}.{name}", f"differs from stage 0's ({own} against {other}); Megatron-LM has one", HINT
+                    f"{path}.{name}", f"differs from stage 0's ({value} against {other}); Megatron-LM has one", HINT
                 )
 
 

@@ -82,9 +82,9 @@ def require_trackers(settings: Settings) -> None:
 def about(plan: Plan, settings: Settings) -> dict[str, Any]:
     """Return what a run is, for those who compare several."""
     job = plan.job
-    told = {"model": plan.model.name, "global_batch": job.global_batch, "seq_len": job.seq_len}
+    facts = {"model": plan.model.name, "global_batch": job.global_batch, "seq_len": job.seq_len}
     machines = {"cluster": plan.cluster.name, "gpus": plan.gpus, "precision": settings.precision, "seed": settings.seed}
-    return {**told, **machines, **asdict(settings.recipe)}
+    return {**facts, **machines, **asdict(settings.recipe)}
 
 
 def new_id() -> str:

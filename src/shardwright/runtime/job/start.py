@@ -146,14 +146,14 @@ def _opened(folder: Path) -> tuple[Checkpoint | None, str]:
         return None, str(error)
 
 
-def _give_up(damaged: Mapping[Path, str], found: Path, out: Path) -> None:
+def _give_up(damaged: Mapping[Path, str], resumed: Path, out: Path) -> None:
     """Say which checkpoints are damaged, and set those aside that lie in the folder of this run. They are left until an
     older one is found whole: so it is them, and not the way to all of them."""
     for folder, problem in damaged.items():
         kept = _set_aside(folder) if folder.parent.resolve() == out.resolve() else ""
         print(f"warning: {folder} is damaged{kept}: {problem}", file=sys.stderr, flush=True)
     if damaged:
-        print(f"warning: training goes on from {found}", file=sys.stderr, flush=True)
+        print(f"warning: training goes on from {resumed}", file=sys.stderr, flush=True)
 
 
 def _set_aside(folder: Path) -> str:

@@ -93,8 +93,8 @@ class Bucket:
     @property
     def parts(self) -> tuple[tuple[int, int], ...]:
         """[start, stop) of the part of each of the ranks."""
-        each = self.elements // len(self.ranks)
-        return tuple(pairwise(self.bounds or range(0, self.elements + 1, each)))
+        elements_each = self.elements // len(self.ranks)
+        return tuple(pairwise(self.bounds or range(0, self.elements + 1, elements_each)))
 
 
 def buckets_of(layout: Layout, place: Place) -> tuple[Bucket, ...]:

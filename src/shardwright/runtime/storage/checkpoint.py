@@ -159,9 +159,9 @@ def restore(engine: Engine, checkpoint: Checkpoint | None, problem: str = "") ->
         for buffer in engine.store.buffers:
             _share(engine, buffer)
     for slot in engine.slots:
-        own = slot.buffer.weights.part(slot.start, slot.stop)
-        if own.data_ptr() != slot.master.data_ptr():
-            own.copy_(slot.master)
+        weights = slot.buffer.weights.part(slot.start, slot.stop)
+        if weights.data_ptr() != slot.master.data_ptr():
+            weights.copy_(slot.master)
     if engine.sharded:
         gather_weights(engine.store, engine.place.rank, engine.groups)
     engine.store.publish()

@@ -45,8 +45,8 @@ class Mixture:
         found = [self._where(number) for number in range(first, first + count)]
         rows = np.empty((count, self.parts[0].seq_len + 1), dtype=np.int64)
         for file in {file for file, _ in found}:
-            own = [row for row, (other, _) in enumerate(found) if other == file]
-            rows[own] = self.parts[file].rows([found[row][1] for row in own])
+            numbers = [row for row, (other, _) in enumerate(found) if other == file]
+            rows[numbers] = self.parts[file].rows([found[row][1] for row in numbers])
         return rows
 
     def _where(self, number: int) -> tuple[int, int]:

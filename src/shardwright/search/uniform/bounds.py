@@ -218,9 +218,9 @@ def _tail(context: Context, rows: Strategies, shards: LayerRows, split: _Split) 
 
     def on_rank(running: Floats, pick: np.ufunc) -> Floats:
         # The layers of later virtual stages lie anywhere in the model; of unequal layers the cheapest bound counts.
-        each = running[:, 1:2] if context.alike_after == 0 else running[:, 1:-2]
+        before = running[:, 1:2] if context.alike_after == 0 else running[:, 1:-2]
         after = running[:, 2:3] if context.alike_after == 0 else running[:, 2:-1]
-        per_layer = pick.reduce(after - each, axis=1)[row]
+        per_layer = pick.reduce(after - before, axis=1)[row]
         return np.asarray((_sum(running, row, 0, top) + more * per_layer)[:, None])
 
     dense, expert = on_rank(table.dense, np.minimum), on_rank(table.expert, np.minimum)
@@ -254,8 +254,8 @@ def _fully_sharded(context: Context, rows: Strategies, times: StageTimes, dense:
     """Return the least that ZeRO-2 adds on a rank (ZeRO-3 adds more): a reduce-scatter in each micro-batch."""
     width = trained_share(context.model, context.job) * widths_of(context.job).gradient_reduction
     once = both_gather_seconds(context.links, data_parallel(context, rows), dense, expert, width)[:, 0]
-    each = exposed_seconds(once, BUCKET_SHARE * times.backward[:, 0, 0])
-    return np.asarray(micro_batches(context, rows) * each)
+    exposed = exposed_seconds(once, BUCKET_SHARE * times.backward[:, 0, 0])
+    return np.asarray(micro_batches(context, rows) * exposed)
 
 
 def distinct_shards(rows: Layouts) -> Layouts:

@@ -90,8 +90,8 @@ def search(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bo
     the seconds to beat."""
     problem = replace(problem, gap=max(problem.gap, LEAST_GAP))
     found = instances(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)
-    longest = min(incumbent, HOPELESS * max((each.quick for each in found), default=np.inf))
-    drafters = [drafter(each) for each in found]
+    longest = min(incumbent, HOPELESS * max((instance.quick for instance in found), default=np.inf))
+    drafters = [drafter(instance) for instance in found]
     run = Run(problem, Incumbents(problem.contexts, problem.cluster, problem.known, allowed, longest), drafters)
     for by, region in scouted(run, drafters, whole_setting):
         equal_replicas(by, region, run.incumbent, run.incumbents.offer)
@@ -113,7 +113,7 @@ def search(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bo
         lower_bound_seconds=bound,
         candidates=run.candidates,
         costed=run.incumbents.costed,
-        deepest=max((each.depth for each in found), default=0),
+        deepest=max((instance.depth for instance in found), default=0),
     )
 
 
@@ -260,12 +260,12 @@ def _part(problem: MixedProblem, *, symmetric: bool) -> MixedProblem:
     )
 
 
-def _joined(one: FoundByTime, other: FoundByTime) -> FoundByTime:
-    plans = {(plan.replicas, plan.micro_batch): (seconds, plan) for seconds, plan in (*other.plans, *one.plans)}
+def _joined(first: FoundByTime, other: FoundByTime) -> FoundByTime:
+    plans = {(plan.replicas, plan.micro_batch): (seconds, plan) for seconds, plan in (*other.plans, *first.plans)}
     return FoundByTime(
         plans=tuple(sorted(plans.values(), key=lambda item: item[0])),
-        lower_bound_seconds=min(one.lower_bound_seconds, other.lower_bound_seconds),
-        candidates=one.candidates + other.candidates,
-        costed=one.costed + other.costed,
-        deepest=max(one.deepest, other.deepest),
+        lower_bound_seconds=min(first.lower_bound_seconds, other.lower_bound_seconds),
+        candidates=first.candidates + other.candidates,
+        costed=first.costed + other.costed,
+        deepest=max(first.deepest, other.deepest),
     )

@@ -66,7 +66,7 @@ def lone_stages(
     """Return stages of whatever pipelines, [R] each: on types `kinds`, with layers `begin` to `end` and `flight`
     micro-batches in flight; `staged` says that each has neighbours."""
     of, last = of_stages(kinds, begin, end, table.layers)
-    each = table.each[kinds]
+    per_pass = table.each[kinds]
     host = (end - begin) * (table.host[kinds] if staged else 0.0)
     forward = launched_seconds(of.total(table.forward), host)
     parameters = of.total(table.dense) + of.total(table.expert)
@@ -81,9 +81,9 @@ def lone_stages(
     again, code, count = fitting_recomputation(table, of, logits, flight, room, host_room, modes, alone=table.alone)
     fits = np.isfinite(again)
     again = np.where(fits, again, 0.0)
-    backward = launched_seconds(of.total(table.backward) + again, BACKWARD_LAUNCHES * host) + each
+    backward = launched_seconds(of.total(table.backward) + again, BACKWARD_LAUNCHES * host) + per_pass
     return SplitTimes(
-        forward=forward + each,
+        forward=forward + per_pass,
         backward=backward,
         own_backward=backward - again,
         recompute=code,
@@ -94,44 +94,44 @@ def lone_stages(
     )
 
 
-def pipeline_seconds(found: SplitTimes, moves: Floats, micro_batches: int) -> Floats:
+def pipeline_seconds(times: SplitTimes, moves: Floats, micro_batches: int) -> Floats:
     """Return the exact seconds of all micro-batches through each split, [N]; messages, [P - 1] or [N, P - 1],
     block their senders."""
-    depth = found.forward.shape[1]
+    depth = times.forward.shape[1]
     if depth == 1:
-        return np.asarray(micro_batches * (found.forward + found.backward)[:, 0])
+        return np.asarray(micro_batches * (times.forward + times.backward)[:, 0])
     order = one_f_one_b(depth, micro_batches)
-    waits = np.broadcast_to(moves, (len(found.forward), depth - 1))
-    return simulate(order, found.forward, found.backward, waits, blocking=True).makespan_seconds
+    waits = np.broadcast_to(moves, (len(times.forward), depth - 1))
+    return simulate(order, times.forward, times.backward, waits, blocking=True).makespan_seconds
 
 
-def update_seconds(table: Table, kinds: Ints, found: SplitTimes, copies: int) -> Floats:
+def update_seconds(table: Table, kinds: Ints, times: SplitTimes, copies: int) -> Floats:
     """Return the seconds of the optimizer step of each stage, [N, P]."""
-    return np.asarray(found.parameters * table.updates(copies)[kinds] + found.orthogonal / copies)
+    return np.asarray(times.parameters * table.updates(copies)[kinds] + times.orthogonal / copies)
 
 
-def after_seconds(table: Table, kinds: Ints, found: SplitTimes, copies: int, slowest: int | None) -> Floats:
+def after_seconds(table: Table, kinds: Ints, times: SplitTimes, copies: int, slowest: int | None) -> Floats:
     """Return an estimate of what gradients, weights and the optimizer add after the pipeline, [N], where the stages are
     on types `kinds`, [P] or [N, P]: the links of the type `slowest` join all copies of a stage (None: those of its own
     type), as many in a domain as can be."""
-    update = update_seconds(table, kinds, found, copies).max(axis=1)
+    update = update_seconds(table, kinds, times, copies).max(axis=1)
     update = update + table.tied_between(kinds, kinds.shape[-1])
     if copies == 1:
         return np.asarray(update)
-    once, places = np.zeros_like(found.parameters), np.broadcast_to(kinds, found.parameters.shape)
+    once, places = np.zeros_like(times.parameters), np.broadcast_to(kinds, times.parameters.shape)
     for kind in distinct(kinds):
         here = places == kind
-        part = found.parameters[here]
+        part = times.parameters[here]
         groups = Group(size=np.full(part.shape, copies), local=np.full(part.shape, min(int(table.local[kind]), copies)))
         once[here] = gather_seconds(table.links_seen(kind, () if slowest is None else (slowest,)), groups, part)
-    reduce, gather = tails(table, found, once)
+    reduce, gather = tails(table, times, once)
     return np.asarray(reduce.max(axis=1) + gather.max(axis=1) + update)
 
 
-def tails(table: Table, found: SplitTimes, once: Floats) -> tuple[Floats, Floats]:
+def tails(table: Table, times: SplitTimes, once: Floats) -> tuple[Floats, Floats]:
     """Return what reducing gradients and gathering weights leave after the pipeline at each stage, [N, P], where a byte
     of each of its parameters is gathered in `once` seconds [N, P]."""
     return (
-        left_over(table.reduced_bytes * once, found.own_backward, table.reduced_beside, found.own_backward),
-        left_over(table.gathered_bytes * once, found.forward, table.gathered_beside, found.forward),
+        left_over(table.reduced_bytes * once, times.own_backward, table.reduced_beside, times.own_backward),
+        left_over(table.gathered_bytes * once, times.forward, table.gathered_beside, times.forward),
     )
