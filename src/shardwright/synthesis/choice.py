@@ -1,12 +1,10 @@
-"""What a search at fixed shares comes to.
+"""What a choice of rules at fixed shares comes to: what it sends and when, and the seconds of its step.
 
-The time of one step of a program: each device computes, all wait for each other where something is sent that the next
-operator needs, and what can wait is sent behind the computation.
-
-Conversions are of three kinds. *Blocking* ones start when the slowest device is there and hold all of them. *Early*
-ones (parameters gathered for use) may start with the pass, forward or backward, in the order in which they are needed;
-what needs one waits for it. *Deferred* ones (gradients on their way to their parameters) queue for the network, which
-serves the others first and is never idle while there is something to send.
+Each device computes, all wait for each other where something is sent that the next operator needs, and what can wait is
+sent behind the computation. So conversions are of three kinds. *Blocking* ones start when the slowest device is there
+and hold all of them. *Early* ones (parameters gathered for use) may start with the pass, forward or backward, in the
+order in which they are needed; what needs one waits for it. *Deferred* ones (gradients on their way to their
+parameters) queue for the network, which serves the others first and is never idle while there is something to send.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""What a search over programs decides: a rule for each kind of node, and what that asks of the tensors.
+"""What a search over programs decides, as columns that it takes or leaves: a rule for each kind of node, and a way to
+convert each tensor between the property in which it is made and those that rules ask for.
 
 Nodes of repeated blocks are tied to one decision. A view decides nothing: it passes on the property of what it views,
 so its readers ask the viewed tensor. A parameter's rule is where it is stored, and its gradient is asked for in the
-same property.
-
-What a search decides as columns: the rules of all decisions, and the ways to convert the tensors between them.
-
-Shares and machines change what columns cost, and nothing of this.
+same property. Shares and machines change what columns cost, and nothing of this.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """Bytes that ranks hold through a step, moment by moment: what fits is judged by this account alone.
 
 All the time a rank holds its parts of parameters, of the optimizer's state, of buffers and of inputs; gradients from
-when they are made to the end; the rest as `ledger` tells. The bytes are linear in the shares:
+when they are made to the end; a result until its last reader is done; what is sent in buffers until it has arrived.
+Views take nothing. So what each action of a program's `schedule` takes and frees is linear in the shares:
 
     held = whole + Σ over cuts of part · share + padded · ranks · largest share
 
 Where a stretch of the graph stands for several equal ones, each of them adds as much as the one before: the first or
 the last of them holds most.
-
-What each action of a program's `schedule` takes and frees, as bytes that are linear in the shares.
-
-A result is held until its last reader is done, what is sent in buffers until it has arrived; views take nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The best shares for a given choice of rules, as a linear program.
+"""The best shares for a given choice of rules, as a linear program; where to start, and whole units near the best.
 
 Devices of a class have one share of each ratio, so there are few columns: B[ratio, class], the largest share of each
 ratio (what padding costs), the largest part that a machine exchanges, the computation of each stage, and the time T. A
@@ -13,8 +13,6 @@ counted. Rows:
 
 An all-to-all sends S (1 - S) of a machine with share S, which no linear program can take; 1 - S is that of the shares
 before. The shares found are priced anew, so a bad guess costs a step, not the truth.
-
-A search starts from the shares of `starts`; `rounded` makes whole units of exact shares.
 """
 
 from __future__ import annotations

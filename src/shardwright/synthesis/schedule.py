@@ -6,11 +6,10 @@ backward, so that no rank holds all parameters; what it marks as deferred (a gra
 in its call is made, and waited for when the next call has been sent. A tensor is forgotten after its last use; what the
 step leaves (a gradient) is handed over before.
 
-What is sent in one call: the parameters that a block gathers for a pass, the gradients that it makes.
-
-A call takes its latency however little it sends, and a block has many small tensors, such as biases and norms. It is
-full at `BUCKET_BYTES`; with parts of sharded parameters, which are there to spare memory, at the size of the largest
-parameter, for which there is room anyway.
+Parameters that a block gathers for a pass go in one call, as do the gradients that it makes: a call takes its latency
+however little it sends, and a block has many small tensors, such as biases and norms. It is full at `BUCKET_BYTES`;
+with parts of sharded parameters, which are there to spare memory, at the size of the largest parameter, for which there
+is room anyway.
 """
 
 from __future__ import annotations

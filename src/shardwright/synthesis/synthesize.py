@@ -1,9 +1,8 @@
 """From a graph and machines to a program: rules and shares chosen together.
 
-Rules and shares are chosen in turns from several starts, for one start alone can end far from the best, and what others
-would run is a candidate. Then shares become whole units, and the program is priced with those.
-
-At fixed shares the integer program gives the best rules, at fixed rules the linear program gives the best shares.
+At fixed shares the integer program gives the best rules, at fixed rules the linear program gives the best shares. The
+two take turns from several starts, for one start alone can end far from the best, and what others would run is a
+candidate. Then shares become whole units, and the program is priced with those.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The operators that models are made of, each with its gradient: recorded forward, and then their gradients in reverse
-order.
-"""
+"""The operators that models are made of: recorded forward, and their gradients in reverse order."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Rows for operators that work along given dimensions: reductions, slices, concatenations, indexing, sorting.
+"""Rows for operators that act along given dimensions (reductions, slices, concatenations, indexing, sorting) or regroup
+dimensions (views).
 
-A dimension along which elements are chosen or compared stays whole; all others may be cut.
-
-Views give a tensor another shape and move no element of its parts.
+A dimension along which elements are chosen or compared stays whole; all others may be cut. A view moves no element of
+its parts.
 """
 
 from __future__ import annotations
