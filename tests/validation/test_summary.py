@@ -14,8 +14,7 @@ from shardwright.validation.case import Case, case_of, ideal_seconds
 from shardwright.validation.facts import Skip
 from shardwright.validation.outcome import Outcome, RunPrediction
 from shardwright.validation.reasons import NO_REASON, reasons, sweep_outliers
-from shardwright.validation.rivals import constant_mfu_seconds, roofline_seconds
-from shardwright.validation.summary import summarise
+from shardwright.validation.summary import constant_mfu_seconds, roofline_seconds, summarise
 
 RUN = known_runs()["8a16e6807f"]
 CASE = case_of(RUN)

@@ -14,7 +14,6 @@
 * `site`: a site's own runs as plans and what they took
 * `groups`: errors by group
 * `metrics`: measures of error, of time and of what fits
-* `rivals`: two simple predictors
 * `reasons`: why one may be off
-* `summary`: errors of many outcomes
+* `summary`: errors of many outcomes, beside those of two simple predictors
 """

@@ -21,7 +21,7 @@ from shardwright.arrays import Ints
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.instance import instances
-from shardwright.search.mixed.branch_and_bound.run import NO_PROOF, MixedProblem, spent_of
+from shardwright.search.mixed.branch_and_bound.run import NO_PROOF, MixedProblem, MixedResult, spent_of
 from shardwright.search.mixed.branch_and_bound.tree import (
     Branched,
     Pruned,
@@ -53,17 +53,6 @@ MOST_REGIONS = 24  # looked at for one setting on the same machines
 Part = tuple[Region, Ints]  # with the compositions that it may have
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundByMoney:
-    """The plans found, best first, with their values; what no plan of the space beats; what was looked at."""
-
-    plans: tuple[tuple[float, Plan], ...]
-    bound: float
-    candidates: int
-    costed: int
-    deepest: int
-
-
 @dataclass(frozen=True, slots=True)
 class _Part:
     """One box with the columns of its settings, by their place. `bounded` says whether it has a bound of its own."""
@@ -80,7 +69,7 @@ def search(
     allowed: Callable[[Plan], bool],
     costed: Callable[[Plan], Plan],
     value: Callable[[Plan], float | None],
-) -> FoundByMoney:
+) -> MixedResult:
     """Return the best plans that are `allowed`, and the least value that no plan of the space beats; `incumbent` is the
     value to beat. `costed` returns a plan with its prediction, `value` the value of such a plan, None where it does not
     keep the limits."""
@@ -92,7 +81,7 @@ def search(
         problem, bill, allowed, costed, value, incumbent, [drafter(instance) for instance in found], per_machine
     )
     bound = _least_value(run, all_boxes(bill)) if found else np.inf
-    return FoundByMoney(
+    return MixedResult(
         plans=tuple(sorted(run.best.values(), key=lambda item: item[0])),
         bound=min(bound, run.cutoff),
         candidates=run.candidates,

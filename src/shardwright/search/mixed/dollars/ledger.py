@@ -80,7 +80,7 @@ def by_time(run: Ledger, problem: MixedProblem, longest: float) -> float:
     run.costed += result.costed
     for _, plan in result.plans[:KEPT]:
         keep(run, plan)
-    return result.lower_bound_seconds
+    return result.bound
 
 
 def offer(run: Ledger, draft: Draft, longest: float) -> float:
