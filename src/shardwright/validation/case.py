@@ -21,17 +21,18 @@ from shardwright.validation.facts import (
     PRECISIONS,
     Habits,
     SkippedRunError,
+    contradictions,
     first_and_last,
     framework_of,
     gpu_name,
     habits_of,
     job_of,
+    said,
     whole,
 )
 from shardwright.validation.mixed_case import mixed_plan
 from shardwright.validation.model_of import model_of
 from shardwright.validation.runs import PublishedRun
-from shardwright.validation.said import contradictions, said
 
 MULTIMODAL = re.compile(r"\bmimo\b|\bvlm\b|llava", re.IGNORECASE)
 # What guesses are about on which the reasons of an error depend.

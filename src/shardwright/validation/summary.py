@@ -13,8 +13,19 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.validation.case import Case, ideal_seconds
 from shardwright.validation.facts import Skip
-from shardwright.validation.groups import NAMELESS, ErrorGroup, Macro, Pairs, group_of, groups_of, macro_of
-from shardwright.validation.metrics import Fits, covered, fits_of, scale_of
+from shardwright.validation.metrics import (
+    NAMELESS,
+    ErrorGroup,
+    Fits,
+    Macro,
+    Pairs,
+    covered,
+    fits_of,
+    group_of,
+    groups_of,
+    macro_of,
+    scale_of,
+)
 from shardwright.validation.outcome import Outcome, memory_kind
 from shardwright.validation.reasons import Reason, reasons, sweep_of, sweep_outliers
 
