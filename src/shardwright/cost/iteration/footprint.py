@@ -243,8 +243,8 @@ def floor_bytes(context: Context, rows: Layouts, dense: Floats, expert: Floats, 
 
 
 def most_room(context: Context, rows: Strategies, shards: LayerRows, dense: Floats, expert: Floats) -> Floats:
-    """Return the bytes that a rank of so many parameters has at most for kept activations, [N]: under the most sharding
-    and offload, with gradients in place of activations."""
+    """Return the bytes that ranks of so many parameters, [R, N], have at most for kept activations: under the most
+    sharding and offload, with gradients in place of activations."""
     table, row, job = shards.table, shards.row, context.job
     groups, everything = data_parallel(context, rows), rows.pp == 1
     state = [

@@ -190,11 +190,11 @@ def _layers_to_recompute(context: Context, rows: Strategies, shards: LayerRows, 
     kept = table.kept[row, :, 2] - table.kept[row, :, 1]
     dense, expert, embedding = _sum(table.dense, row, 1, 2), _sum(table.expert, row, 1, 2), _sum(table.dense, row, 0, 1)
     count, fewest = micro_batches(context, rows), np.zeros(len(rows), dtype=np.int64)
-    on_first = split.first + (rows.vpp - 1) * split.share + split.on_first
-    for rank, layers, extra in ((0, on_first, embedding), (1, split.share, 0.0)):
+    held = np.stack([split.first + (rows.vpp - 1) * split.share + split.on_first, split.share])
+    rooms = most_room(context, rows, shards, dense * held + np.stack([embedding, 0.0 * embedding]), expert * held)
+    for rank, room in enumerate(rooms):
         flying = in_flight(rows.pp, rows.vpp, count, rank)
         live = _live_layers(rows, split, flying) if rank == 0 else flying * split.share
-        room = most_room(context, rows, shards, dense * layers + extra, expert * layers)
         exists = (rows.vpp == 1) & (rows.pp > 2) | (rank == 0)
         fewest = np.maximum(fewest, np.where(exists, fewest_repeated(kept, table.group[row], live, flying, room), 0))
     return fewest
