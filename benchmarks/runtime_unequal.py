@@ -29,8 +29,7 @@ from shardwright.cost.layers.measured import MeasuredLayers, measured_layers
 from shardwright.cost.learned import default_efficiency
 from shardwright.plans.plan import Plan, Replica
 from shardwright.runtime.step.engine import train_step
-from shardwright.runtime.timing.layer_profile import Measured, medians, profile_document
-from shardwright.runtime.timing.stopwatch import Stopwatch
+from shardwright.runtime.timing.layer_profile import Measured, Stopwatch, medians, profile_document
 from shardwright.search.planner import plan as search
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.layer_profile import layer_profile

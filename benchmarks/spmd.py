@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from tests.synthesis.least import least_seconds
+from tests.synthesis.vgg import fully_connected, vgg19
 
 from shardwright.arrays import Bools
 from shardwright.synthesis import baselines
@@ -33,7 +34,6 @@ from shardwright.synthesis.models.transformers import (
     language_model,
     vision,
 )
-from shardwright.synthesis.models.vgg import fully_connected, vgg19
 from shardwright.synthesis.prices import Prices, RankShares
 from shardwright.synthesis.properties import COMPUTE, STATE
 from shardwright.synthesis.synthesize import ProgramProblem, in_whole_units, search
@@ -130,11 +130,11 @@ def main() -> None:
 def report(case: Case) -> None:
     """Print one row."""
     graph = case.graph(case.rows * case.net.ranks)
-    these = decisions(graph, ranks=case.net.ranks, state_ratio=True)
-    kept = replace(these, kept=True)
+    space = decisions(graph, ranks=case.net.ranks, state_ratio=True)
+    kept = replace(space, kept=True)
     row = {}
     for name, start, overlap, rules in rivals(case.net):
-        for gathered in (kept, these):
+        for gathered in (kept, space):
             seconds = rival(gathered, case.net, start, overlap=overlap, rules=rules)
             row[name] = min(row.get(name, np.inf), seconds)
     begin = time.process_time()
@@ -170,13 +170,13 @@ def rivals(net: Machines) -> list[tuple[str, tuple[float, ...], bool, baselines.
     ]
 
 
-def whole_layers(these: Decisions, costs: Prices) -> Bools:
+def whole_layers(space: Decisions, costs: Prices) -> Bools:
     """Return HAP's rules [R] with images by rows: data parallel, fully connected layers split by their outputs, and
     sufficient factors."""
-    rows = baselines.batch_of(these)
+    rows = baselines.batch_of(space)
 
     def allowed(decision: int, rule: int) -> bool:
-        one = these.decisions[decision]
+        one = space.decisions[decision]
         if all(len(value.shape) != IMAGE_DIMS for value in (*one.node.outputs, *one.operands)):
             return True
         if one.node.op == "parameter":
@@ -184,18 +184,18 @@ def whole_layers(these: Decisions, costs: Prices) -> Bools:
         return baselines.by_rows(one.rules[rule], rows) or not any(baselines.by_rows(some, rows) for some in one.rules)
 
     pairs = zip(costs.columns.decision.tolist(), costs.columns.rule.tolist(), strict=True)
-    return baselines.hap(these, costs) & np.array([allowed(*pair) for pair in pairs])
+    return baselines.hap(space, costs) & np.array([allowed(*pair) for pair in pairs])
 
 
 def rival(
-    these: Decisions, net: Machines, start: tuple[float, ...], *, overlap: bool,
+    space: Decisions, net: Machines, start: tuple[float, ...], *, overlap: bool,
     rules: baselines.Rules,
 ) -> float:  # fmt: skip
     """Return the seconds of the best program that takes only some rules; infinity if it does not fit."""
     shares = RankShares(exact={COMPUTE: start, STATE: net.even()})
-    problem = ProgramProblem(these=these, net=net, gap=GAP, overlap=overlap)
+    problem = ProgramProblem(space=space, net=net, gap=GAP, overlap=overlap)
     costs = problem.prices(shares)
-    choice = best(these, costs, gap=GAP, allowed=rules(these, costs))
+    choice = best(space, costs, gap=GAP, allowed=rules(space, costs))
     whole = choice and in_whole_units(problem, choice, shares)
     return whole.seconds if whole else np.inf
 

@@ -144,12 +144,12 @@ def machines_of(model: Model, seq_len: int, found: Sequence[Measured]) -> Machin
     """Return the processes as machines: at the rates of arithmetic and of memory, in a fixed proportion, with which all
     operators of a row take as long as measured, and with what an operator takes besides; means of each kind."""
     graph = training_step(model, batch=MORE, seq_len=seq_len, dtype="float32")
-    these = decisions(graph, ranks=len(found))
+    space = decisions(graph, ranks=len(found))
     ideal = sum(
         one.weight * float(seconds_of(one, np.array([1e9]), np.array([1e9 * BYTES_PER_FLOP]))[0])
-        for one in these.decisions[:-1]
+        for one in space.decisions[:-1]
     )
-    operators = sum(one.weight for one in these.decisions[:-1] if one.node.op not in FREE)
+    operators = sum(one.weight for one in space.decisions[:-1] if one.node.op not in FREE)
     machines, first = [], 0
     for name, count in PROCESSES.items():
         kind = found[first : first + count]

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from shardwright.diagnosis.case import padding_of, signs_of
 from shardwright.diagnosis.causes import CAUSES
-from shardwright.diagnosis.words import cause_names, record_advice, record_of
+from shardwright.diagnosis.words import record_advice, record_of
+from shardwright.files import shipped_file
 from tests.cli.running import refused, run
 from tests.cli.schemas import holds
 from tests.traces.test_memory import NEW, snapshot
@@ -48,7 +50,8 @@ def log(path: Path, milliseconds: list[float], batch: int = 128) -> Path:
 
 
 def test_every_cause_has_words_and_every_record_a_command() -> None:
-    assert set(cause_names()) == set(CAUSES)
+    words = shipped_file("shardwright.diagnosis", "causes.yaml").decode()
+    assert set(yaml.safe_load(words)) == set(CAUSES)
     for cause in CAUSES:
         for framework in ("megatron", "torchtitan", "fsdp", "deepspeed", "train", "jax"):
             assert record_advice(record_of(cause), framework).command

@@ -15,8 +15,7 @@ import shardwright
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.learned import default_efficiency
 from shardwright.errors import SpecError
-from shardwright.exporters.megatron.dispatcher import dispatcher_of_plan
-from shardwright.exporters.megatron.export import to_megatron
+from shardwright.exporters.megatron.export import dispatcher_of_plan, to_megatron
 from shardwright.exporters.megatron.launch import launch_script
 from shardwright.exporters.nearest import nearest_plan
 from shardwright.plans.plan import Plan, Recompute

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwright
-from shardwright.exporters.perfetto.measured import HOST, MeasuredSpan, RankTrace, measured_events
+from shardwright.exporters.perfetto import HOST, MeasuredSpan, RankTrace, measured_events
 from shardwright.plans.plan import Plan
 from shardwright.search.space.axes import parse_pins
 

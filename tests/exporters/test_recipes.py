@@ -10,7 +10,7 @@ import yaml
 from tests.cli.running import refused, run
 
 from shardwright.errors import SpecError
-from shardwright.exporters.peft import adapter_config
+from shardwright.exporters.hugging_face import adapter_config
 from shardwright.exporters.recipes import RECIPES, recipe
 from shardwright.search.sizing import Sizing, fit
 from shardwright.spec.adapter import Adapter, parse_adapter

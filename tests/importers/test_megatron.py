@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
-from shardwright.exporters.megatron.dispatcher import dispatcher_of_plan
-from shardwright.exporters.megatron.export import to_megatron
+from shardwright.exporters.megatron.export import dispatcher_of_plan, to_megatron
 from shardwright.exporters.megatron.launch import launch_script
 from shardwright.exporters.megatron.limits import unsupported
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute

@@ -13,12 +13,10 @@ import torch
 from tests.runtime.samples import tokens_of
 
 from shardwright.plans.plan import Plan
-from shardwright.runtime.model.adapters import trained_parameters
 from shardwright.runtime.model.initial import beside, seeded
-from shardwright.runtime.model.parameters import ModelParameter
+from shardwright.runtime.model.parameters import ModelParameter, trained_parameters
 from shardwright.runtime.state.recipe import Recipe
-from shardwright.runtime.storage.adapter_files import open_adapters, save_adapters
-from shardwright.runtime.storage.weights import save_weights, write_config, write_index
+from shardwright.runtime.storage.weights import open_adapters, save_adapters, save_weights, write_config, write_index
 from shardwright.spec.model import Model
 
 
@@ -121,7 +119,7 @@ def adapters_in(plan: Plan, folder: Path) -> dict[str, torch.Tensor]:
 
 def own_names(plan: Plan, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return PEFT's gradients by our names."""
-    from shardwright.runtime.storage.adapter_files import peft_name
+    from shardwright.runtime.storage.weights import peft_name
 
     found = {
         name.replace(".default", "").replace("magnitude_vector.weight", "magnitude_vector"): value

@@ -9,13 +9,12 @@ import torch
 from tests.runtime.samples import tokens_of
 
 from shardwright.plans.plan import Plan, Recompute
-from shardwright.runtime.model.adapters import trained_parameters
+from shardwright.runtime.model.attention import documents_of
 from shardwright.runtime.model.chunk import Chunk, forward, table_of
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import beside, initial_values
-from shardwright.runtime.model.masks import documents_of
 from shardwright.runtime.model.parallel import TensorGroup
-from shardwright.runtime.model.parameters import unit_parameters
+from shardwright.runtime.model.parameters import trained_parameters, unit_parameters
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.spec.adapter import Adapter
 from shardwright.spec.model import Model

@@ -24,11 +24,11 @@ from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Schedule
 from shardwright.plans.trainable import TOGETHER, untrainable_adapters
 from shardwright.runtime.layout.limits import unrunnable
-from shardwright.runtime.model.adapters import TARGETS, trained_parameters
 from shardwright.runtime.model.initial import beside, seeded
 from shardwright.runtime.model.names import FAMILIES
+from shardwright.runtime.model.parameters import TARGETS, trained_parameters
 from shardwright.runtime.state.recipe import Recipe
-from shardwright.runtime.storage.adapter_files import from_folder, open_adapters, save_adapters
+from shardwright.runtime.storage.weights import from_folder, open_adapters, save_adapters
 from shardwright.spec.adapter import adapter_parameters, parse_adapter
 
 SMALL = replace(tiny_model(3), norm_epsilon=1e-5)

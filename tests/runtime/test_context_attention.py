@@ -12,8 +12,7 @@ from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardwright.runtime.model import context
-from shardwright.runtime.model.context import ContextGroup
-from shardwright.runtime.model.context_attention import attention_in_parts, recomputed_attention_in_parts
+from shardwright.runtime.model.context import ContextGroup, attention_in_parts, recomputed_attention_in_parts
 
 RANKS, SHAPE = 4, (2, 3, 8, 16)
 

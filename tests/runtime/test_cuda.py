@@ -23,10 +23,10 @@ from tests.runtime.workers import batch_of
 from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
+from shardwright.runtime.model.attention import Documents, masked_attention
 from shardwright.runtime.model.blocks import layer_forward
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import seeded
-from shardwright.runtime.model.masks import Documents, masked_attention
 from shardwright.runtime.model.regions import LayerForward, compiled
 from shardwright.runtime.step.engine import Engine, make_engine, train_step
 from shardwright.spec.job import Precision

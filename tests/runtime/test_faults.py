@@ -26,7 +26,7 @@ from tests.runtime.commands import (
     waited,
 )
 
-from shardwright.runtime.job.status import DIVERGED
+from shardwright.runtime.job.ending import DIVERGED
 from shardwright.runtime.storage.steps import checkpoints
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
-from shardwright.runtime.model import masks
+from shardwright.runtime.model import attention
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import seeded
 from shardwright.runtime.state.recipe import METHOD_OF, Recipe
@@ -177,8 +177,8 @@ def watched() -> Iterator[Watch]:
 def waited_by(plan: Plan, rank: int, recipe: Recipe, end: int | None = None) -> list[tuple[str, str]]:
     """Return what waits in a step of a rank."""
     with pytest.MonkeyPatch.context() as patch, pretended(plan, rank, recipe, DEVICE, end) as engine:
-        patch.setattr(masks, "_compiled", lambda: _attention)
-        patch.setattr(masks, "_lower_right", lambda *_: None)  # a tensor that no mode can see made
+        patch.setattr(attention, "_compiled", lambda: _attention)
+        patch.setattr(attention, "_lower_right", lambda *_: None)  # a tensor that no mode can see made
         rows = batch_of(engine, 0)
         pairs = [tuple(x.to(DEVICE) for x in rows(number)) for number in range(engine.place.micro_batches)]
         with watched() as watch:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.runtime.equal import ADAM, SGD, require_equal, require_equal_weights
 from tests.runtime.reference import reference_run
 from tests.runtime.samples import STEPS, plan_of, replica, stage, tiny_model, under
-from tests.runtime.workers import Case, Outcome, run_cases
+from tests.runtime.workers import Case, Outcome, moment_bytes, run_cases
 
 from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule
@@ -132,7 +132,7 @@ def test_a_rank_keeps_its_share_alone(name: str) -> None:
         assert memory == 0, "nothing is whole between steps"
         own = sum(stop - start for start, stop in (b.bucket.own(place.rank, sharded=True) for b in store.buffers))
         updated = sum(slot.stop - slot.start for slot in slots)
-        moments = sum(slot.moment_bytes for slot in slots)
+        moments = sum(moment_bytes(slot) for slot in slots)
         assert held == 2 * own and updated <= own and moments in (4 * updated, 8 * updated)
         total = sum(buffer.bucket.elements for buffer in store.buffers)
         share = (plan.replicas[place.replica].state or 0) / (plan.optimizer.parts or 1)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from shardwright.runtime.job.masked_tokens import NO_TARGET, hidden_tokens
+from shardwright.runtime.job.feed import NO_TARGET, hidden_tokens
 from shardwright.runtime.model.loss import summed_loss
 from shardwright.runtime.model.parallel import TensorGroup
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from tests import forked
 
-from shardwright.runtime.job.faults import fault_of, lost_others
+from shardwright.runtime.job.watchdog import fault_of, lost_others
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 OWN: dict[str, Exception] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.runtime.job.stop_request import StopRequest
+from shardwright.runtime.job.ending import StopRequest
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -12,9 +12,9 @@ import pytest
 from tests.runtime.test_metrics import row
 
 from shardwright.errors import SpecError
-from shardwright.runtime.job import trackers
+from shardwright.runtime.job import metrics
+from shardwright.runtime.job.metrics import require_trackers, tracked
 from shardwright.runtime.job.settings import Settings
-from shardwright.runtime.job.trackers import require_trackers, tracked
 from shardwright.runtime.state.recipe import Recipe
 
 
@@ -45,7 +45,7 @@ class Project(ModuleType):
 
 
 def test_a_missing_package_is_told_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
+    monkeypatch.setattr(metrics, "find_spec", lambda _: None)
     require_trackers(settings(tmp_path))
     for told, package in (({"tensorboard": True}, "tensorboard"), ({"wandb": "mine"}, "wandb")):
         with pytest.raises(SpecError, match=f"needs the package {package} .pip install {package}"):

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 from tests.runtime.commands import waited
 
-from shardwright.runtime.job.standing import stands_in_a_wait
-from shardwright.runtime.job.watchdog import Sign, Watch, silent, stuck
+from shardwright.runtime.job.watchdog import Sign, Watch, silent, stands_in_a_wait, stuck
 
 NAMES = ["rank 0", "rank 1", "rank 2"]
 

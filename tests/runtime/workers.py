@@ -20,7 +20,7 @@ from tests import forked
 from tests.runtime.samples import STEPS, tokens_of
 
 from shardwright.plans.plan import Plan
-from shardwright.runtime.job.meeting import meet
+from shardwright.runtime.job.worker import meet
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.blocks import layer_forward
@@ -28,10 +28,12 @@ from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import Initial, beside, seeded
 from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.state import buckets
+from shardwright.runtime.state.blocks import Blocks
 from shardwright.runtime.state.holdings import holdings_of, parameter_shapes
 from shardwright.runtime.state.loss_scale import LossScale
 from shardwright.runtime.state.pieces import CutShape, StatePiece, copy_overlap, overlaps
 from shardwright.runtime.state.recipe import Recipe
+from shardwright.runtime.state.slots import Slot
 from shardwright.runtime.step.engine import Engine, make_engine, train_step
 from shardwright.runtime.step.evaluation import evaluate
 from shardwright.runtime.step.rehearsal import rehearse
@@ -274,3 +276,9 @@ def _collected(folder: Path, case: Case) -> Outcome:
     first = results[0]
     gradients = whole_gradients(part for result in results for part in result["gradients"])
     return Outcome(first["losses"], first["norms"], first["scales"], most, first["held_out"], weights, gradients)
+
+
+def moment_bytes(slot: Slot) -> int:
+    """Return what the moments of a slot take of memory."""
+    kept = slot.moments.values()
+    return sum(m.codes.nbytes + m.scales.nbytes if isinstance(m, Blocks) else m.nbytes for m in kept)

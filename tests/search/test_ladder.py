@@ -9,8 +9,7 @@ import pytest
 from tests.golden.plans import LLAMA_2_70B, cluster_of
 from tests.importers.texts import plan_from_megatron
 
-from shardwright.exporters.megatron.difference import difference
-from shardwright.exporters.megatron.export import to_megatron
+from shardwright.exporters.megatron.export import difference, to_megatron
 from shardwright.exporters.megatron.limits import unsupported
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan

@@ -21,6 +21,7 @@ from tests.spmd.peaks import Peak
 from tests.spmd.processes import run
 from tests.synthesis.account import most_bytes
 from tests.synthesis.clusters import unequal
+from tests.synthesis.vgg import fully_connected
 
 from shardwright.spmd.trace import trace
 from shardwright.spmd.training import SpmdStep
@@ -32,7 +33,6 @@ from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.memory import alone
 from shardwright.synthesis.models.transformers import Transformer, language_model
-from shardwright.synthesis.models.vgg import fully_connected
 from shardwright.synthesis.program import Program
 from shardwright.synthesis.rules.candidates import choices
 from shardwright.synthesis.synthesize import best_of
@@ -64,11 +64,11 @@ class Job:
 
 def synthesised(graph: Graph, room: float, state: ParameterState) -> Program:
     """Return the program found where each device has `room` times what one would hold alone."""
-    these = decisions(graph, ranks=RANKS, state_ratio=True, state=state)
-    net = limited(room * float(alone(these).max()))
-    found = best_of(these, net, gap=2e-2, branch=False)
+    space = decisions(graph, ranks=RANKS, state_ratio=True, state=state)
+    net = limited(room * float(alone(space).max()))
+    found = best_of(space, net, gap=2e-2, branch=False)
     assert found is not None
-    made = program(graph, these, found.choice, net, found.shares)
+    made = program(graph, space, found.choice, net, found.shares)
     assert (most_bytes(graph, made, state) <= net.limits[0] * (1 + 1e-9)).all()
     return made
 

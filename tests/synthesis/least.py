@@ -47,24 +47,24 @@ def _tight(low: Floats, high: Floats, counts: Floats) -> Box:
     return Box(np.maximum(least, above) / counts, np.minimum(most, below) / counts)
 
 
-def least_seconds(these: Decisions, net: Machines, *, boxes: int) -> float:
+def least_seconds(space: Decisions, net: Machines, *, boxes: int) -> float:
     """Return a time that no program is below, after as many boxes."""
     counts = np.array([float(len(ranks)) for _, ranks in net.classes])
     everything = Box(np.zeros((len(RATIOS), len(counts))), np.tile(1.0 / counts, (len(RATIOS), 1)))
-    waiting = [(least_in(these, net, everything), 0, everything)]
+    waiting = [(least_in(space, net, everything), 0, everything)]
     while len(waiting) < boxes:
         before, _, box = heapq.heappop(waiting)
         for side, half in enumerate(box.halves(counts)):
-            bound = max(before, least_in(these, net, half))
+            bound = max(before, least_in(space, net, half))
             heapq.heappush(waiting, (bound, 2 * len(waiting) + side, half))
     return waiting[0][0]
 
 
-def least_in(these: Decisions, net: Machines, box: Box) -> float:
+def least_in(space: Decisions, net: Machines, box: Box) -> float:
     """Return a time that no program with shares in the box is below.
 
     Beside the classes stands one more, their mean weighted by speed: a device that is slower than it waits less."""
-    named, alone, fixed = columns(these), alone_seconds(these, net), fixed_seconds(these, net)
+    named, alone, fixed = columns(space), alone_seconds(space, net), fixed_seconds(space, net)
     part = np.array([*(box.low[RATIOS.index(cut.ratio)] for cut in named.cuts), np.ones(len(net.classes))])
     weight = net.rates[0] / net.flops_per_second.sum()
     counts = np.array([len(ranks) for _, ranks in net.classes])
@@ -73,9 +73,9 @@ def least_in(these: Decisions, net: Machines, box: Box) -> float:
     seconds = named.calls * np.array([one.seconds for one in sent])[named.pair]
     mean += (fixed @ (weight * counts))[named.decision]
     compute = np.column_stack([alone[named.decision] * part[named.cut] + fixed[named.decision], mean])
-    costs = prices(these, net, RankShares(exact={COMPUTE: net.even()}))
+    costs = prices(space, net, RankShares(exact={COMPUTE: net.even()}))
     return relaxed(
-        these, replace(costs, compute=compute, seconds=seconds, state=np.zeros_like(costs.state))
+        space, replace(costs, compute=compute, seconds=seconds, state=np.zeros_like(costs.state))
     ).bound_seconds
 
 

@@ -23,7 +23,7 @@ def test_no_choice_at_the_final_shares_is_below_the_bound(name: str, gap: float)
     one wait to the next: the program's rows of time follow one class through the step, and lie up to 2.5 % below."""
     net, graph = unequal(), language_model(replace(SMALL, causal=True), batch=64, seq_len=8)
     found = search(GRAPHS["wide"]() if name == "wide" else graph, net, gap=gap)
-    optimum = best(found.these, prices(found.these, net, found.shares, overlap=True), gap=1e-6)
+    optimum = best(found.space, prices(found.space, net, found.shares, overlap=True), gap=1e-6)
     assert optimum is not None
     assert 0.0 < found.choice.bound_seconds <= optimum.seconds.total * (1 + 1e-6)
     assert optimum.seconds.total <= found.choice.seconds.total * (1 + 1e-6)
@@ -33,12 +33,12 @@ def test_no_choice_at_the_final_shares_is_below_the_bound(name: str, gap: float)
 @pytest.mark.parametrize("name", ["gpt2", "wide"])
 def test_what_an_earlier_search_left_does_not_change_the_answer(name: str) -> None:
     net = unequal()
-    these = decisions(GRAPHS[name](), ranks=net.ranks, state_ratio=True)
-    first, second = starts(these, net)[:2]
-    before = best(these, prices(these, net, first))
-    costs = prices(these, net, second)
+    space = decisions(GRAPHS[name](), ranks=net.ranks, state_ratio=True)
+    first, second = starts(space, net)[:2]
+    before = best(space, prices(space, net, first))
+    costs = prices(space, net, second)
     assert before is not None
-    alone, helped = best(these, costs), best(these, costs, hint=before.hint)
+    alone, helped = best(space, costs), best(space, costs, hint=before.hint)
     assert alone is not None and helped is not None
     assert helped.bound_seconds <= alone.seconds.total and alone.bound_seconds <= helped.seconds.total
     assert helped.seconds.total == pytest.approx(alone.seconds.total, rel=1e-3)

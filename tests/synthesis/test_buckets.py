@@ -24,11 +24,11 @@ def test_calls_are_priced_as_they_are_made(full: float, monkeypatch: pytest.Monk
     net, graph = unequal(network=1e30), GRAPHS["gpt2"]()
     net = replace(net, machines=tuple(replace(one, link_bytes_per_second=1e30) for one in net.machines))
     found = search(graph, net, rules=data_parallel)
-    made = program(graph, found.these, found.choice, net, found.shares)
+    made = program(graph, found.space, found.choice, net, found.shares)
     calls = [one.several for one in schedule(graph, made) if isinstance(one, Send) and one.several[0].deferred]
     assert {one.tensor for call in calls for one in call} == {*graph.gradients.values(), graph.loss}
-    costs = prices(found.these, net, found.shares)
-    times = np.array([use.weight for use in found.these.uses])[costs.columns.use]
+    costs = prices(found.space, net, found.shares)
+    times = np.array([use.weight for use in found.space.uses])[costs.columns.use]
     deferred = (found.choice.sent > 0.5) & (costs.columns.kind == DEFERRED)
     latency = min(way(net, 0.0).seconds for way in (reduce_flat, reduce_hierarchical))
     priced = float((times * costs.seconds)[deferred].sum()) / latency

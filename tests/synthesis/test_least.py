@@ -22,16 +22,16 @@ def test_no_program_at_drawn_ratios_is_below_the_least(network: float, operator_
     devices = [replace(one.device, operator_seconds=operator_seconds) for one in net.machines]
     machines = [replace(one, device=device) for one, device in zip(net.machines, devices, strict=True)]
     net = replace(net, machines=tuple(machines))
-    these = decisions(GRAPHS["wide"](), ranks=net.ranks, state_ratio=True)
-    few, many = (least_seconds(these, net, boxes=boxes) for boxes in (1, 12))
-    operators = sum(one.weight for one in these.decisions[:-1] if one.node.op not in FREE)
+    space = decisions(GRAPHS["wide"](), ranks=net.ranks, state_ratio=True)
+    few, many = (least_seconds(space, net, boxes=boxes) for boxes in (1, 12))
+    operators = sum(one.weight for one in space.decisions[:-1] if one.node.op not in FREE)
     assert operators * operator_seconds < few <= many
     for _ in range(8):
         rows = [np.repeat([part, 1 - part], 2) / 2 for part in draw.choice([0.0, 1.0, draw.random()], 3)]
         shares = RankShares(exact=dict(zip(("compute", "features", "state"), map(tuple, rows), strict=True)))
-        costs = prices(these, net, shares)
-        choice = best(these, costs, branch=False)
+        costs = prices(space, net, shares)
+        choice = best(space, costs, branch=False)
         assert choice is not None and many <= choice.seconds.total * (1 + 1e-9)
         # a box of these shares alone is no looser than what is known of every box around it
         here = np.array([[row[0], row[-1]] for row in rows])
-        assert many <= least_in(these, net, Box(here, here)) * (1 + 1e-9)
+        assert many <= least_in(space, net, Box(here, here)) * (1 + 1e-9)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tests.synthesis.vgg import vgg19
+
 from shardwright.synthesis.graph import Graph, check
 from shardwright.synthesis.models.transformers import BERT_BASE, GPT2, LLAMA_1B, Transformer, language_model, vision
-from shardwright.synthesis.models.vgg import vgg19
 
 
 def parameters(graph: Graph) -> int:

@@ -7,9 +7,10 @@ import statistics
 
 import numpy as np
 import pytest
+from tests.synthesis.a_star import a_star
 from tests.synthesis.clusters import unequal
+from tests.synthesis.vgg import fully_connected
 
-from shardwright.synthesis.a_star import a_star
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.choice import sent_by, time_of
 from shardwright.synthesis.decisions import Decisions, decisions
@@ -17,7 +18,6 @@ from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.models.tape import Tape
 from shardwright.synthesis.models.transformers import Transformer, language_model
-from shardwright.synthesis.models.vgg import fully_connected
 from shardwright.synthesis.prices import Prices, RankShares, prices
 from shardwright.synthesis.synthesize import GAP
 
@@ -59,22 +59,22 @@ def shares(net: Machines, seed: int) -> RankShares:
     return RankShares(exact={"compute": tuple(row.tolist()), "state": net.even()})
 
 
-def brute_force(these: Decisions, costs: Prices) -> float:
+def brute_force(space: Decisions, costs: Prices) -> float:
     """Return the least cost of all combinations of rules: an array with an axis for each decision."""
-    count = len(these.decisions)
-    shape = [len(one.rules) for one in these.decisions]
+    count = len(space.decisions)
+    shape = [len(one.rules) for one in space.decisions]
     total = np.zeros(shape)
-    for number, one in enumerate(these.decisions):
+    for number, one in enumerate(space.decisions):
         start = costs.columns.first[number]
         seconds = costs.compute[start : start + shape[number]].max(axis=1) + costs.sends[start : start + shape[number]]
         total += (one.weight * seconds).reshape([-1 if axis == number else 1 for axis in range(count)])
     ways = costs.columns
-    for number, use in enumerate(these.uses):
+    for number, use in enumerate(space.uses):
         axes = sorted({use.decision, *(reader.decision for reader in use.readers)})
         table = np.zeros([shape[axis] if axis in axes else 1 for axis in range(count)])
         for picked in itertools.product(*(range(shape[axis]) for axis in axes)):
             rule = dict(zip(axes, picked, strict=True))
-            made = these.decisions[use.decision].rules[rule[use.decision]].outputs[use.output]
+            made = space.decisions[use.decision].rules[rule[use.decision]].outputs[use.output]
             asked = {reader.asked[rule[reader.decision]] for reader in use.readers} - {made}
             price = 0.0
             for target in asked:
@@ -94,16 +94,16 @@ def compared(seeds: range) -> int:
     count = 0
     for seed in seeds:
         net = cluster(seed)
-        these = decisions(small(seed))
-        if np.prod([float(len(one.rules)) for one in these.decisions]) > MOST:
+        space = decisions(small(seed))
+        if np.prod([float(len(one.rules)) for one in space.decisions]) > MOST:
             continue
-        costs = prices(these, net, shares(net, seed), overlap=False)
-        program, star, truth = best(these, costs, gap=1e-9), a_star(these, costs), brute_force(these, costs)
+        costs = prices(space, net, shares(net, seed), overlap=False)
+        program, star, truth = best(space, costs, gap=1e-9), a_star(space, costs), brute_force(space, costs)
         assert program is not None and star.finished
         assert program.seconds.total == pytest.approx(truth, rel=1e-6)
         assert program.bound_seconds == pytest.approx(truth, rel=1e-5)
         assert star.seconds == pytest.approx(truth, rel=1e-6)
-        assert time_of(these, costs, program.rules, program.sent).total == program.seconds.total
+        assert time_of(space, costs, program.rules, program.sent).total == program.seconds.total
         count += 1
     return count
 
@@ -117,12 +117,12 @@ def test_they_agree_on_more_than_200_graphs() -> None:
     assert compared(range(30, 350)) >= 200
 
 
-def enumerated(these: Decisions, costs: Prices) -> float:
+def enumerated(space: Decisions, costs: Prices) -> float:
     """Return the least time of all programs, by the timeline: what is sent behind the computation counts as it does
     there."""
     return min(
-        time_of(these, costs, rules, sent_by(these, costs, rules)).total
-        for rules in map(np.array, itertools.product(*(range(len(one.rules)) for one in these.decisions)))
+        time_of(space, costs, rules, sent_by(space, costs, rules)).total
+        for rules in map(np.array, itertools.product(*(range(len(one.rules)) for one in space.decisions)))
     )
 
 
@@ -130,11 +130,11 @@ def equal_to_enumeration(seeds: range, most: int) -> int:
     """Hold the search with overlap, and its bound, against all programs of random graphs; return how many were."""
     count = 0
     for seed in seeds:
-        net, these = cluster(seed), decisions(small(seed))
-        if np.prod([float(len(one.rules)) for one in these.decisions]) > most:
+        net, space = cluster(seed), decisions(small(seed))
+        if np.prod([float(len(one.rules)) for one in space.decisions]) > most:
             continue
-        costs = prices(these, net, shares(net, seed), overlap=True)
-        truth, exact, usual = enumerated(these, costs), best(these, costs, gap=1e-9), best(these, costs, gap=GAP)
+        costs = prices(space, net, shares(net, seed), overlap=True)
+        truth, exact, usual = enumerated(space, costs), best(space, costs, gap=1e-9), best(space, costs, gap=GAP)
         assert exact is not None and usual is not None
         assert exact.seconds.total == pytest.approx(truth, rel=1e-9)
         assert exact.bound_seconds == pytest.approx(truth, rel=1e-6)
@@ -161,9 +161,9 @@ def test_the_heuristic_spares_expansions() -> None:
         stack = fully_connected(batch=batch, widths=(hidden, 2 * hidden, 8))
         for graph in (stack, language_model(dims, batch=batch, seq_len=4)):
             net = unequal(1, 1, network=network)
-            these = decisions(graph)
-            costs = prices(these, net, shares(net, batch), overlap=False)
-            guided, blind = a_star(these, costs, most=3_000), a_star(these, costs, heuristic=False, most=3_000)
+            space = decisions(graph)
+            costs = prices(space, net, shares(net, batch), overlap=False)
+            guided, blind = a_star(space, costs, most=3_000), a_star(space, costs, heuristic=False, most=3_000)
             assert guided.expanded <= blind.expanded
             if guided.finished and blind.finished:
                 assert guided.seconds == pytest.approx(blind.seconds)

@@ -37,13 +37,13 @@ def columns(program: IntegerProgram, first: np.ndarray, choice: Choice) -> np.nd
 @pytest.mark.parametrize("rules", [data_parallel, fsdp, hap])
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
 def test_no_row_is_above_the_time_of_a_choice(name: str, rules: Rules) -> None:
-    these = decisions(GRAPHS[name](), ranks=NET.ranks, state_ratio=True)
-    assert max(these.weights) == 3  # five layers: the middle one stands for three
-    for shares in starts(these, NET):
-        costs = prices(these, NET, shares)
-        choice = best(these, costs, allowed=rules(these, costs), branch=False)
+    space = decisions(GRAPHS[name](), ranks=NET.ranks, state_ratio=True)
+    assert max(space.weights) == 3  # five layers: the middle one stands for three
+    for shares in starts(space, NET):
+        costs = prices(space, NET, shares)
+        choice = best(space, costs, allowed=rules(space, costs), branch=False)
         assert choice is not None
-        program = integer_program(these, costs)
+        program = integer_program(space, costs)
         x = columns(program, costs.columns.first, choice)
         assert broken(program, x, 1e-6) == []
         for number, (start, stop) in enumerate(zip(program.rows.starts, program.rows.starts[1:], strict=False)):
@@ -54,14 +54,14 @@ def test_no_row_is_above_the_time_of_a_choice(name: str, rules: Rules) -> None:
 
 
 def test_rows_inside_a_stretch_that_stands_for_several_would_be() -> None:
-    these = decisions(GRAPHS["gpt2"](), ranks=NET.ranks, state_ratio=True)
+    space = decisions(GRAPHS["gpt2"](), ranks=NET.ranks, state_ratio=True)
     above = []
     for network in (2e7, 5e7, 1e8, 2e8, 4e8):
         net = unequal(network=network)
-        costs = prices(these, net, starts(these, net)[0])
-        choice = best(these, costs, allowed=fsdp(these, costs), branch=False)
+        costs = prices(space, net, starts(space, net)[0])
+        choice = best(space, costs, allowed=fsdp(space, costs), branch=False)
         assert choice is not None
-        program = integer_program(these, costs)
+        program = integer_program(space, costs)
         careless = replace(program, once=np.ones_like(program.once))
         above += broken(careless, columns(program, costs.columns.first, choice), 1e-6)
     assert above

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.synthesis.account import most_bytes
 from tests.synthesis.clusters import FAST, unequal
+from tests.synthesis.vgg import fully_connected, vgg19
 
+from shardwright.arrays import Floats, Ints
 from shardwright.errors import SpecError
 from shardwright.progress import heard
 from shardwright.rounding import coarse
@@ -24,10 +26,9 @@ from shardwright.synthesis.machines import DeviceMachine, Machines
 from shardwright.synthesis.memory import alone, rank_bytes
 from shardwright.synthesis.models.tape import Tape
 from shardwright.synthesis.models.transformers import Transformer, WithCapacity, language_model, vision
-from shardwright.synthesis.models.vgg import fully_connected, vgg19
 from shardwright.synthesis.prices import RankShares, prices
 from shardwright.synthesis.program import Communication, check, from_json, to_json
-from shardwright.synthesis.ratios import overrun, rounded, undominated
+from shardwright.synthesis.ratios import rounded, undominated
 from shardwright.synthesis.remedies import WITHOUT_MOMENTS, fits, more_devices, remedies
 from shardwright.synthesis.schedule import Send, schedule
 from shardwright.synthesis.synthesize import search, synthesize
@@ -69,11 +70,11 @@ def test_a_search_tells_how_far_it_is() -> None:
 @pytest.mark.parametrize("name", ["bert", "wide"])
 def test_never_slower_than_data_parallel(name: str) -> None:
     net = unequal(2, 2)
-    these = decisions(GRAPHS[name]())
+    space = decisions(GRAPHS[name]())
     found = search(GRAPHS[name](), net)
     for row in (net.even(), net.proportional()):
-        costs = prices(these, net, RankShares(exact={"compute": row}))
-        plain = best(these, costs, allowed=baselines.data_parallel(these, costs))
+        costs = prices(space, net, RankShares(exact={"compute": row}))
+        plain = best(space, costs, allowed=baselines.data_parallel(space, costs))
         assert plain is not None
         assert found.exact.seconds.total <= plain.seconds.total * 1.001
 
@@ -81,13 +82,13 @@ def test_never_slower_than_data_parallel(name: str) -> None:
 def test_few_rows_and_wide_layers_are_not_run_data_parallel() -> None:
     """8 rows by 4096 × 4096 weights: sending activations takes a hundredth of sending gradients."""
     net = unequal(network=1e6)
-    these = decisions(GRAPHS["wide"]())
-    costs = prices(these, net, RankShares(exact={"compute": net.proportional()}))
-    plain = best(these, costs, allowed=baselines.data_parallel(these, costs))
+    space = decisions(GRAPHS["wide"]())
+    costs = prices(space, net, RankShares(exact={"compute": net.proportional()}))
+    plain = best(space, costs, allowed=baselines.data_parallel(space, costs))
     assert plain is not None
     found = search(GRAPHS["wide"](), net)
     assert found.choice.seconds.total < plain.seconds.total / 10
-    assert replicated_share(these, plain) < 0.02
+    assert replicated_share(space, plain) < 0.02
 
 
 def test_one_device_computes_and_sends_nothing() -> None:
@@ -106,7 +107,7 @@ def test_what_fits_no_device_whole_is_sharded() -> None:
         net, machines=tuple(replace(one, device=replace(one.device, memory_bytes=0.5 * state)) for one in net.machines)
     )
     found = search(graph, tight)
-    held = rank_bytes(found.these, found.choice.rules, tight, found.shares)
+    held = rank_bytes(found.space, found.choice.rules, tight, found.shares)
     assert (held <= [device.memory_bytes for device in tight.device_of]).all()
     none = replace(
         net, machines=tuple(replace(one, device=replace(one.device, memory_bytes=0.1 * state)) for one in net.machines)
@@ -128,27 +129,27 @@ def test_three_blocks_stand_for_all_in_the_account_of_memory() -> None:
         net, machines=tuple(replace(one, device=replace(one.device, memory_bytes=room)) for one in net.machines)
     )
     found = search(graph, tight)
-    short = rank_bytes(found.these, found.choice.rules, tight, found.shares)
-    made = program(graph, found.these, found.choice, tight, found.shares)
-    assert short == pytest.approx(most_bytes(graph, made, found.these.state), rel=1e-9)
+    short = rank_bytes(found.space, found.choice.rules, tight, found.shares)
+    made = program(graph, found.space, found.choice, tight, found.shares)
+    assert short == pytest.approx(most_bytes(graph, made, found.space.state), rel=1e-9)
     assert (short <= room).all()
 
 
 def test_what_is_gathered_is_kept_for_the_backward_where_there_is_room() -> None:
     graph, net = GRAPHS["gpt2"](), unequal(network=2e7)
     roomy = search(graph, net, rules=baselines.fsdp)
-    most = rank_bytes(roomy.these, roomy.choice.rules, net, roomy.shares).max()
+    most = rank_bytes(roomy.space, roomy.choice.rules, net, roomy.shares).max()
     tight = replace(
         net, machines=tuple(replace(one, device=replace(one.device, memory_bytes=0.9 * most)) for one in net.machines)
     )
     scarce = search(graph, tight, rules=baselines.fsdp)
     times = []
     for found, machines in ((roomy, net), (scarce, tight)):
-        made = program(graph, found.these, found.choice, machines, found.shares)
+        made = program(graph, found.space, found.choice, machines, found.shares)
         sent = [one for action in schedule(graph, made) if isinstance(action, Send) for one in action.several]
         times.append(Counter(one.tensor for one in sent if one.early and len(_value(graph, one).shape) == 2))
-    assert roomy.these.kept and set(times[0].values()) == {1}
-    assert not scarce.these.kept and max(times[1].values()) == 2
+    assert roomy.space.kept and set(times[0].values()) == {1}
+    assert not scarce.space.kept and max(times[1].values()) == 2
     assert roomy.seconds < scarce.seconds
 
 
@@ -209,6 +210,12 @@ def test_the_same_input_gives_the_same_program() -> None:
     assert to_json(synthesize(graph, unequal())) == to_json(synthesize(graph, unequal()))
 
 
+def overrun(shares: Floats, held: Ints) -> float:
+    """Return by how much the rank that overruns most exceeds its share."""
+    there = shares > 0
+    return float((held[there] / held.sum() / shares[there]).max()) - 1.0
+
+
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=9), st.integers(1, 400))
 @settings(max_examples=100)
 def test_whole_units_add_up_and_overrun_least(weights: list[float], units: int) -> None:
@@ -234,8 +241,8 @@ def moves(ranks: int) -> list[np.ndarray]:
 
 
 def test_vgg_has_a_rule_for_every_operator() -> None:
-    these = decisions(vgg19(batch=64, image=32))
-    assert these.unknown == ()
+    space = decisions(vgg19(batch=64, image=32))
+    assert space.unknown == ()
 
 
 def test_moments_below_nothing_by_rounding_end_the_search_for_the_fullest() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright.exporters.megatron.dispatcher import dispatcher_of_plan
+from shardwright.exporters.megatron.export import dispatcher_of_plan
 from shardwright.plans.plan import Plan
 
 

@@ -17,9 +17,9 @@ from tests.targets.plans import machine_plans, option_plans, torchtitan_plans, t
 
 import shardwright
 from shardwright.errors import SpecError
-from shardwright.exporters.skypilot.task import gpu_names
+from shardwright.exporters.hugging_face import PRECISION
+from shardwright.exporters.skypilot import gpu_names
 from shardwright.exporters.torchtitan.config import modules_of_parts
-from shardwright.exporters.trainer_arguments import PRECISION
 from shardwright.plans.plan import Plan
 
 HERE = Path(__file__).parent

@@ -14,9 +14,8 @@ from tests.validation.known import KNOWN, known_runs
 import shardwright
 from shardwright.errors import SpecError
 from shardwright.validation import published
-from shardwright.validation.notes import phrases
 from shardwright.validation.published import checked, published_failed_runs, published_runs, table
-from shardwright.validation.runs import parse_runs, read_runs
+from shardwright.validation.runs import parse_runs, phrases, read_runs
 
 SOURCE = re.compile(r"[^\s@/]+/[^\s@/]+@[^\s:]+:\S.*")
 

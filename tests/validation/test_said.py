@@ -11,10 +11,9 @@ import shardwright
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.errors import SpecError
 from shardwright.validation.case import CONTRADICTS, case_of
-from shardwright.validation.facts import SkippedRunError
+from shardwright.validation.facts import Default, SkippedRunError, said
 from shardwright.validation.forecast import forecast
 from shardwright.validation.runs import PublishedRun
-from shardwright.validation.said import Default, said
 
 RUN = known_runs()["8a16e6807f"]
 BRIDGE = PublishedRun(row_id="x", framework="megatron-bridge")

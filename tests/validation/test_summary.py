@@ -14,8 +14,7 @@ from shardwright.validation.case import Case, case_of, ideal_seconds
 from shardwright.validation.facts import Skip
 from shardwright.validation.outcome import Outcome, RunPrediction
 from shardwright.validation.reasons import NO_REASON, reasons, sweep_outliers
-from shardwright.validation.rivals import constant_mfu_seconds, roofline_seconds
-from shardwright.validation.summary import summarise
+from shardwright.validation.summary import constant_mfu_seconds, roofline_seconds, summarise
 
 RUN = known_runs()["8a16e6807f"]
 CASE = case_of(RUN)
@@ -127,8 +126,9 @@ def test_the_ideal_time_is_six_flops_a_parameter_and_token_at_the_peak() -> None
     tokens = 4096 * 2048
     floor = 6 * CASE.model.parameters * tokens / (512 * 989.4e12)
     assert floor < ideal_seconds(CASE) < 1.15 * floor
-    adapters = replace(CASE, job=replace(CASE.job, adapter=Adapter()))
-    assert ideal_seconds(adapters) == pytest.approx(ideal_seconds(CASE) * 2 / 3)
+    frozen = replace(CASE, job=replace(CASE.job, adapter=Adapter()))
+    thirds = ideal_seconds(CASE) * 2 / 3  # without weight gradients; scores and adapters have theirs beside
+    assert thirds < ideal_seconds(frozen) < 1.1 * thirds
 
 
 def test_the_roofline_has_recomputation_and_bubble() -> None:

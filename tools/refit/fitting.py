@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from tools.refit.collective_rows import Series
@@ -12,7 +13,7 @@ from tools.refit.rows import read_operators
 from tools.refit.sampling import sample
 
 from shardwright.cost.learned.fitted import pack
-from shardwright.cost.learned.links import links_csv, network_csv
+from shardwright.cost.learned.links import LinkFit, LinkFits, NetworkFit
 
 ROWS_OF_CELL = {"gemm": 3500, "attention": 15000, "memory": 3000}
 
@@ -35,3 +36,25 @@ def fitted_files(families: dict[str, FitTable], series: Sequence[Series]) -> Ite
         fits = fit_collectives(series)
         yield "links.csv", links_csv(fits.links)
         yield "network.csv", network_csv(fits.network)
+
+
+def links_csv(fits: LinkFits) -> bytes:
+    """Return the content of links.csv."""
+    names = [field.name for field in fields(LinkFit)]
+    return _csv(
+        ("kind", "architecture", *names), (((*key, *_numbers(fit, names))) for key, fit in sorted(fits.items()))
+    )
+
+
+def network_csv(fit: NetworkFit) -> bytes:
+    """Return the content of network.csv."""
+    names = [field.name for field in fields(NetworkFit)]
+    return _csv(names, [_numbers(fit, names)])
+
+
+def _numbers(fit: LinkFit | NetworkFit, names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{getattr(fit, name):.4g}" for name in names)
+
+
+def _csv(header: Iterable[str], rows: Iterable[Iterable[str]]) -> bytes:
+    return "".join(",".join(row) + "\n" for row in (header, *rows)).encode()

@@ -18,12 +18,13 @@ from tools.refit.crossvalidate import fold_of
 from tools.refit.evidence import weighted_quantiles
 from tools.refit.framework_table import figures_text, frameworks_csv
 from tools.refit.overheads import robust_move, source_weights
+from tools.refit.training import duplicates_left_out
 
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.memory.facts import MemoryFacts, trial
 from shardwright.spec.job import Framework
-from shardwright.validation.case import Case, case_of, duplicates_left_out
+from shardwright.validation.case import Case, case_of
 from shardwright.validation.facts import SkippedRunError
 from shardwright.validation.forecast import forecast
 from shardwright.validation.metrics import Fits, fits_of

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.compute.efficiency import Efficiency
-from shardwright.cost.frameworks.overheads import CLOCK_NAMES, FRAMEWORK_NAMES, Calibration, Clocks, Overheads
+from shardwright.cost.frameworks.overheads import Calibration, Clocks, Overheads
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.validation.case import Case
 from shardwright.validation.forecast import forecast_seconds
 
+FRAMEWORK_NAMES = tuple(field.name for field in fields(Overheads))
+CLOCK_NAMES = tuple(field.name for field in fields(Clocks))
 # What is usual, and the standard deviation of its logarithm. Times of operators in training over those of the
 # operator model, shares of link bandwidth, host times of some ten kernel launches of some µs each from Python.
 USUAL = Overheads(

@@ -10,15 +10,15 @@ import numpy as np
 from tools.refit.crossvalidate import HeldOutPredictions, cross_validated
 from tools.refit.evidence import evidence_table, held_out_distances, held_out_widths, packed, spreads
 from tools.refit.framework_table import figures_text, frameworks_csv
-from tools.refit.overheads import fitted
+from tools.refit.overheads import CLOCK_NAMES, fitted
 
 from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Efficiency, computes
-from shardwright.cost.frameworks.overheads import CLOCK_NAMES, Calibration, shipped
+from shardwright.cost.frameworks.overheads import Calibration, shipped
 from shardwright.cost.trust.evidence import Published
 from shardwright.cost.trust.interval import Spread
 from shardwright.spec.catalog.frameworks import OWN
-from shardwright.validation.case import Case, case_of, duplicates_left_out
+from shardwright.validation.case import Case, case_of
 from shardwright.validation.facts import SkippedRunError
 from shardwright.validation.runs import PublishedRun
 
@@ -37,6 +37,18 @@ class Trained:
     held_out: tuple[HeldOutPredictions, ...]
     distances: tuple[Floats, ...]
     widths: tuple[Floats, ...]
+
+
+def duplicates_left_out(runs: Sequence[PublishedRun]) -> tuple[PublishedRun, ...]:
+    """Return the runs with one of each group of duplicates, the first."""
+    seen: set[str] = set()
+    kept = []
+    for run in runs:
+        if run.dup_group and run.dup_group in seen:
+            continue
+        seen.add(run.dup_group)
+        kept.append(run)
+    return tuple(kept)
 
 
 def timed_cases(runs: Sequence[PublishedRun]) -> list[Case]:

@@ -179,7 +179,7 @@ def _answer(
 
 def _rungs(mine: Plan, efficiency: Efficiency | None, space: Space, limits: tuple[Rule, ...]) -> tuple[Rung, ...]:
     """Return the steps to better plans that the trainer of yours runs; for Megatron-LM with its arguments."""
-    from shardwright.exporters.megatron.difference import difference
+    from shardwright.exporters.megatron.export import difference
     from shardwright.reports.text.evaluation import Rung
     from shardwright.search.ladder import ladder
     from shardwright.search.rules.filters import Filters

@@ -82,8 +82,8 @@ def train(
     """
     from shardwright.cli.elastic import present_device, run_elastic
     from shardwright.plans.document import load_plan
+    from shardwright.runtime.job.ending import end_with_parent
     from shardwright.runtime.job.launch import choose_device, inside_torchrun, launcher
-    from shardwright.runtime.job.parent import end_with_parent
 
     if inside_torchrun():
         end_with_parent(launcher())

@@ -240,7 +240,7 @@ def require_input(plan: Plan, settings: Settings) -> None:
     from the checkpoint and may. Needs no PyTorch."""
     from shardwright.runtime.job.course import course_of, require_same_course
     from shardwright.runtime.job.inputs import details_for, held_out_samples, require_fresh, samples_of
-    from shardwright.runtime.job.trackers import require_trackers
+    from shardwright.runtime.job.metrics import require_trackers
     from shardwright.runtime.storage.data import require_known
     from shardwright.runtime.storage.steps import newest_manifest
     from shardwright.runtime.storage.weight_files import adapters_fingerprint, weights_fingerprint

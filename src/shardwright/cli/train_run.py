@@ -55,11 +55,11 @@ def _run_rank(plan: Plan, settings: Settings, *, json: bool) -> int:
     from contextlib import nullcontext
 
     from shardwright.reports.words import flagged
+    from shardwright.runtime.job.ending import DIVERGED, NOT_SAVED, DivergedError
     from shardwright.runtime.job.finish import STATUS
     from shardwright.runtime.job.launch import speaks_for_all
     from shardwright.runtime.job.lock import locked
-    from shardwright.runtime.job.status import DIVERGED, NOT_SAVED, DivergedError
-    from shardwright.runtime.job.trackers import about, tracked
+    from shardwright.runtime.job.metrics import about, tracked
     from shardwright.runtime.job.train import train as run
 
     first = speaks_for_all()
@@ -95,7 +95,7 @@ def _reporter(plan: Plan, track: Callable[[Row], None]) -> Callable[[Row, int], 
     """Return a function that tells trackers of a step, and shows it: one line that is overwritten on a terminal, else
     twenty lines in all. Beside the time of a step stands what was predicted, after it what is left at the pace so
     far."""
-    from shardwright.runtime.job.stop_request import leave
+    from shardwright.runtime.job.ending import leave
     from shardwright.units import format_seconds
 
     terminal = sys.stderr.isatty()

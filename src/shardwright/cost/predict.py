@@ -36,22 +36,22 @@ def predict(
     *,
     known: Known | None = None,
     contexts: Contexts | None = None,
-    found: Mixed | None = None,
+    iteration: Mixed | None = None,
 ) -> Prediction:
     """Return the prediction for a legal plan of any shape. Its interval does not begin before the time of the model's
     FLOPs at the peak of the GPUs that the plan uses. The calibration of a site in `efficiency` (`cost.site`) moves its
     seconds. `known` keeps layer tables between calls, as in `mixed_iteration`, and `contexts` are those of its GPU
-    types; `found` is the plan's iteration where it is known. Raises SpecError where a GPU cannot compute in the job's
+    types; `iteration` is the plan's where it is known. Raises SpecError where a GPU cannot compute in the job's
     precision."""
     contexts = contexts or contexts_of(plan, efficiency)
-    found = found or mixed_iteration(plan, efficiency, known=known, contexts=contexts)
+    iteration = iteration or mixed_iteration(plan, efficiency, known=known, contexts=contexts)
     source = layer_source(efficiency)
-    slowest = int(coarse(np.array([replica.busy_seconds for replica in found.replicas])).argmax())
-    stages = found.replicas[slowest].undisturbed
+    slowest = int(coarse(np.array([replica.busy_seconds for replica in iteration.replicas])).argmax())
+    stages = iteration.replicas[slowest].undisturbed
     rank = int(coarse((stages.forward + stages.backward).sum(axis=1)[0]).argmax())
-    time = layered_breakdown(plan, found, contexts) if plan.layered else _breakdown(plan, found, slowest, rank)
+    time = layered_breakdown(plan, iteration, contexts) if plan.layered else _breakdown(plan, iteration, slowest, rank)
     time, site = on_site(plan, time, efficiency)
-    memory = tuple(_memory(plan, replica, own) for replica, own in zip(plan.replicas, found.replicas, strict=True))
+    memory = tuple(_memory(plan, replica, own) for replica, own in zip(plan.replicas, iteration.replicas, strict=True))
     seconds, job, used = time.total_seconds, plan.job, plan.gpus_by_type
     peaks = {
         pool.gpu.name: source.attainable_flops(pool.gpu, plan.model, job)
@@ -69,8 +69,9 @@ def predict(
     interval, evidence = source.basis(seconds, settings)
     low, high = doubted(narrowed(interval, seconds, site), seconds, doubt(plan))
     quickest = flops / sum(peaks[name] * count for name, count in used.items())
-    fit = min(fit_probability(each.total_bytes, each.capacity_bytes, job) for row in memory for each in row)
-    fit = fit if all(each.fits_in_host for row in memory for each in row) else 0.0
+    gpus = [gpu for row in memory for gpu in row]
+    fit = min(fit_probability(gpu.total_bytes, gpu.capacity_bytes, job) for gpu in gpus)
+    fit = fit if all(gpu.fits_in_host for gpu in gpus) else 0.0
     ideal = flops / sum(peaks.get(pool.gpu.name, 0.0) * pool.gpus for pool in plan.cluster.pools)
     return Prediction(
         iteration_seconds=seconds,
@@ -106,10 +107,10 @@ def _dollars_per_hour(plan: Plan, used: Counter[str], seconds: float) -> float |
     return total
 
 
-def _memory(plan: Plan, replica: Replica, found: ReplicaTime) -> tuple[StageMemory, ...]:
+def _memory(plan: Plan, replica: Replica, times: ReplicaTime) -> tuple[StageMemory, ...]:
     pools = {pool.gpu.name: pool for pool in plan.cluster.pools}
-    names = [term.name for term in fields(found.memory)]
-    terms = zip(*(getattr(found.memory, name).tolist() for name in names), strict=True)
+    names = [term.name for term in fields(times.memory)]
+    terms = zip(*(getattr(times.memory, name).tolist() for name in names), strict=True)
     return tuple(
         StageMemory(
             **{f"{name}_bytes": value for name, value in zip(names, row, strict=True)},
@@ -120,10 +121,10 @@ def _memory(plan: Plan, replica: Replica, found: ReplicaTime) -> tuple[StageMemo
     )
 
 
-def _breakdown(plan: Plan, found: Mixed, slowest: int, rank: int) -> TimeBreakdown:
+def _breakdown(plan: Plan, iteration: Mixed, slowest: int, rank: int) -> TimeBreakdown:
     """Return where the time goes, seen from the stage that works most of the replica that takes longest."""
-    replica, timed = plan.replicas[slowest], found.replicas[slowest]
-    lane = lane_of(found.lanes, sum(len(before.stages) for before in plan.replicas[:slowest]) + rank)
+    replica, timed = plan.replicas[slowest], iteration.replicas[slowest]
+    lane = lane_of(iteration.lanes, sum(len(before.stages) for before in plan.replicas[:slowest]) + rank)
     starts = np.array([stage_starts(replica, plan.schedule.virtual_stages)])
     stages = of_pipelines(lane.shards.row, starts, lane.context.layer_count)
     count, table = float(replica.micro_batches), lane.shards.table
@@ -138,7 +139,7 @@ def _breakdown(plan: Plan, found: Mixed, slowest: int, rank: int) -> TimeBreakdo
     software = lane.context.software
     launching = count * 2.0 * software.pass_seconds * plan.schedule.virtual_stages
     hidden = max(busy - launching - sum(named.values()), 0.0)
-    update = max(float(each.optimizer.max()) for each in found.replicas)
+    update = max(float(each.optimizer.max()) for each in iteration.replicas)
     after = timed.busy_seconds - timed.pipeline_seconds
     return TimeBreakdown(
         **named,
@@ -146,7 +147,7 @@ def _breakdown(plan: Plan, found: Mixed, slowest: int, rank: int) -> TimeBreakdo
         pipeline_seconds=max(timed.pipeline_seconds - free, 0.0),
         bubble_seconds=max(free - busy, 0.0),
         data_parallel_seconds=hidden + after,
-        optimizer_seconds=update + found.norm_seconds - software.step_seconds,
+        optimizer_seconds=update + iteration.norm_seconds - software.step_seconds,
     )
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from shardwright.diagnosis.causes import Finding
-from shardwright.exporters.megatron.difference import difference
+from shardwright.exporters.megatron.export import difference
 from shardwright.files import shipped_file
 from shardwright.plans.plan import Plan
 from shardwright.reports.text.explain import changes
@@ -62,11 +62,6 @@ def record_advice(name: str, framework: str) -> RecordAdvice:
     """Return what a record is, and the command that makes it."""
     row = _table("records.yaml")[name]
     return RecordAdvice(name=name, what=row["what"], command=str(_of(row, framework)))
-
-
-def cause_names() -> tuple[str, ...]:
-    """Return the causes that have words."""
-    return tuple(_table("causes.yaml"))
 
 
 def _of(row: Mapping[str, Any], framework: str) -> Any:

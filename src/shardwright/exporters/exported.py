@@ -1,10 +1,13 @@
-"""What an exporter gives: files for a target, and the same as data."""
+"""What an exporter gives: files for a target, and the same as data; or what the target cannot run, as a value."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import yaml
+
+from shardwright.errors import Problem
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 from shardwright.units import format_seconds
@@ -26,6 +29,18 @@ class Exported:
         return next(iter(self.files.values()))
 
 
+@dataclass(frozen=True, slots=True)
+class Limit(Problem):
+    """A problem that settings of the search mend: `pins`, as `--set` takes them (`sharding=zero2,zero3`)."""
+
+    pins: str = ""
+
+
+def limit(path: str, message: str, pins: str) -> Limit:
+    """Return a limit, whose hint is the flag of its pins."""
+    return Limit(path, message, f"--set {pins}", pins)
+
+
 def run_script(title: str, *lines: str) -> str:
     """Return a script in bash that ends with its first fault."""
     return "\n".join(["#!/usr/bin/env bash", f"# {title}", "set -euo pipefail", *lines]) + "\n"
@@ -37,8 +52,8 @@ def torchrun(plan: Plan, program: str) -> str:
     sizes = machine_sizes(plan)
     even = len(set(sizes)) == 1
     counts = "" if even else f"GPUS=({' '.join(map(str, sizes))})\n"
-    each = sizes[0] if even else '"${GPUS[NODE_RANK]}"'
-    words = f"{counts}exec torchrun --nnodes {len(sizes)} --nproc-per-node {each}"
+    processes = sizes[0] if even else '"${GPUS[NODE_RANK]}"'
+    words = f"{counts}exec torchrun --nnodes {len(sizes)} --nproc-per-node {processes}"
     if len(sizes) > 1:
         words += ' --node-rank "${NODE_RANK:?number of this machine}" \\\n'
         words += '    --master-addr "${MASTER_ADDR:?address of machine 0}" --master-port 29500'
@@ -52,3 +67,19 @@ def plan_words(plan: Plan) -> str:
     if plan.prediction is not None:
         words += f" Predicted: {format_seconds(plan.prediction.iteration_seconds)} a step."
     return words
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def yaml_text(document: Mapping[str, object]) -> str:
+    """Return a document as YAML."""
+    return str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110))

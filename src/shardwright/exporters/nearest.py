@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardwright.errors import Problem, SpecError
-from shardwright.exporters.limit import Limit
+from shardwright.exporters.exported import Limit
 from shardwright.exporters.support.matrix import limits_in_rules
 from shardwright.exporters.targets import TARGETS, Limits, limits_of
 from shardwright.plans.check import check

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from shardwright.errors import bad, suggestion
-from shardwright.exporters.peft import adapter_config
-from shardwright.exporters.yaml_text import yaml_text
+from shardwright.exporters.exported import yaml_text
+from shardwright.exporters.hugging_face import adapter_config
 from shardwright.search.sizing import Size, Sizing, TrainingWay
 from shardwright.spec.adapter import LINEAR, Adapter
 from shardwright.spec.job import Job

@@ -28,13 +28,13 @@ class Target:
 
 TARGETS: Mapping[str, Target] = {
     "megatron": Target("megatron.launch", "megatron_files", "megatron", "megatron.limits"),
-    "bridge": Target("bridge.recipe", "export_recipe", "megatron", "bridge.recipe"),
-    "torchtitan": Target("torchtitan.config", "export_config", "torchtitan", "torchtitan.limits"),
-    "accelerate": Target("accelerate.config", "export_config", "fsdp", "accelerate.config"),
-    "deepspeed": Target("deepspeed.config", "export_config", "deepspeed", "deepspeed.config"),
-    "skypilot": Target("skypilot.task", "export_task"),
-    "kubernetes": Target("kubernetes.jobset", "export_jobset"),
-    "perfetto": Target("perfetto.trace", "export_trace"),
+    "bridge": Target("bridge", "export_recipe", "megatron", "bridge"),
+    "torchtitan": Target("torchtitan.config", "export_config", "torchtitan", "torchtitan.config"),
+    "accelerate": Target("accelerate", "export_config", "fsdp", "accelerate"),
+    "deepspeed": Target("deepspeed", "export_config", "deepspeed", "deepspeed"),
+    "skypilot": Target("skypilot", "export_task"),
+    "kubernetes": Target("kubernetes", "export_jobset"),
+    "perfetto": Target("perfetto", "export_trace"),
 }
 TRAINERS = tuple(name for name, target in TARGETS.items() if target.framework)
 LAUNCHING = ("skypilot", "kubernetes")  # which bring machines together for a trainer

@@ -137,12 +137,12 @@ def _section(fields: Mapping[Fields, Any], key: str, question: Question) -> Iter
         yield from (((key, *path), value) for path, value in named(file, question).items())
 
 
-def _unsharded(trainer: str, told: TrainerFields) -> None:
+def _unsharded(trainer: str, fields: TrainerFields) -> None:
     """Whether processes share their state is said by the launch, unless a command starts them that never does."""
     if trainer in STARTED:
         return
     message = "is not said, nor is deepspeed: how the processes start decides what they share"
-    told.report("fsdp", message, "give the launch script, or Accelerate's configuration with these arguments")
+    fields.report("fsdp", message, "give the launch script, or Accelerate's configuration with these arguments")
 
 
 def of_torchtitan(values: Mapping[Fields, Any], gpus: int | None, question: Question) -> Reading:
@@ -213,13 +213,13 @@ def of_megatron(
     return planned(TrainerSettings(tuple(words), tuple(strange), "megatron", model), gpus, question)
 
 
-def _named_model(found: PythonValues) -> str | None:
+def _named_model(module: PythonValues) -> str | None:
     """Return the model that a recipe takes from Hugging Face, by name."""
-    for called, arguments in found.calls:
+    for called, arguments in module.calls:
         if called.endswith("from_hf_pretrained") and arguments and isinstance(arguments[0], str):
             return arguments[0]
     return next(
-        (value for path, value in found.values.items() if path[-1] == "hf_path" and isinstance(value, str)), None
+        (value for path, value in module.values.items() if path[-1] == "hf_path" and isinstance(value, str)), None
     )
 
 

@@ -95,11 +95,11 @@ def _sky_task(text: str, name: str) -> tuple[str, dict[str, str]] | None:
     run = fields.get(("run",))
     if not isinstance(run, str):
         return None
-    told = {path[1]: str(value) for path, value in fields.items() if path[0] == "envs" and value is not None}
+    environment = {path[1]: str(value) for path, value in fields.items() if path[0] == "envs" and value is not None}
     gpus = next((str(value) for path, value in fields.items() if path[:2] == ("resources", "accelerators")), "")
     sizes = {"NUM_NODES": fields.get(("num_nodes",), 1), "NUM_GPUS_PER_NODE": gpus.partition(":")[2] or gpus}
     count = {f"SKYPILOT_{key}": str(value) for key, value in sizes.items() if str(value).isdigit()}
-    return run, count | told
+    return run, count | environment
 
 
 def _ray_job(text: str, name: str) -> tuple[str, dict[str, str]] | None:

@@ -66,21 +66,21 @@ class Launch:
         `cluster` stand for those that the script leaves open."""
         if self.processes is not None:
             return (self.processes, ()) if isinstance(self.processes, int) else (None, ())
-        each, nodes = self.processes_per_node, self.nodes
-        if each is None and self.launcher in ("torchrun", "tune"):
-            each = 1  # its default
+        per_node, nodes = self.processes_per_node, self.nodes
+        if per_node is None and self.launcher in ("torchrun", "tune"):
+            per_node = 1  # its default
         sizes = {pool.gpus_per_node for pool in cluster.pools}
-        if each is None or (isinstance(each, str) and len(sizes) > 1):
+        if per_node is None or (isinstance(per_node, str) and len(sizes) > 1):
             return None, ()
         notes = []
-        if isinstance(each, str):
-            notes += [] if each in EVERY else [f"{each} processes on each machine are not known"]
-            (each,) = sizes
+        if isinstance(per_node, str):
+            notes += [] if per_node in EVERY else [f"{per_node} processes on each machine are not known"]
+            (per_node,) = sizes
         if isinstance(nodes, str):
             notes.append(f"{nodes} machines are not known")
             nodes = sum(pool.nodes for pool in cluster.pools)
-        told = f"all {nodes or 1} of the cluster with {each} GPUs each are taken"
-        return each * (nodes or 1), tuple(f"{note}: {told}" for note in notes)
+        told = f"all {nodes or 1} of the cluster with {per_node} GPUs each are taken"
+        return per_node * (nodes or 1), tuple(f"{note}: {told}" for note in notes)
 
 
 def launches(script: ShellScript) -> tuple[Launch, ...]:
@@ -99,34 +99,34 @@ def _launch(started: Started, slurm: Mapping[str, str]) -> Launch | None:
     if program is None:
         return None
     around = _options(started.around)
-    nodes, each, processes = _number(NODES, options), _number(EACH, options), _number(ALL, options)
+    nodes, per_node, processes = _number(NODES, options), _number(EACH, options), _number(ALL, options)
     if launcher == "python":
         nodes = nodes or _number(TASK_NODES, around) or _number(TASK_NODES, slurm)
-        each = each or _number(TASKS_EACH, around) or _number(TASKS_EACH, slurm)
+        per_node = per_node or _number(TASKS_EACH, around) or _number(TASKS_EACH, slurm)
         processes = processes or _number(TASKS, around) or (_number(TASKS, slurm) if started.around else None)
         lone = not started.around and _count(started.environment.get("CUDA_VISIBLE_DEVICES", "")) == 1
         processes = processes or (1 if lone else None)
     if launcher == "composer":  # all GPUs of a machine, unless it is told
-        each = each or _number(("-n",), options) or ("gpu" if processes is None else None)
+        per_node = per_node or _number(("-n",), options) or ("gpu" if processes is None else None)
     if launcher == "tune" and program is not None and "single_device" in program:
         processes = 1
     if launcher == "deepspeed" and processes is None:
         processes = _included(options.get("--include") or options.get("-i") or "")
     every = launcher == "deepspeed" or (launcher == "torchrun" and any(name in options for name in EACH))
-    if every and each is None and processes is None:
-        each = _count(started.environment.get("CUDA_VISIBLE_DEVICES", ""))
-    if each in EVERY:
-        each = _count(started.environment.get("CUDA_VISIBLE_DEVICES", "")) or each
+    if every and per_node is None and processes is None:
+        per_node = _count(started.environment.get("CUDA_VISIBLE_DEVICES", ""))
+    if per_node in EVERY:
+        per_node = _count(started.environment.get("CUDA_VISIBLE_DEVICES", "")) or per_node
     if launcher == "deepspeed" and nodes is None and ("--hostfile" in options or "-H" in options):
         nodes = "the hostfile's"
-    if launcher == "deepspeed" and nodes is not None and each is None:
-        each = "gpu"
+    if launcher == "deepspeed" and nodes is not None and per_node is None:
+        per_node = "gpu"
     return Launch(
         launcher=launcher,
         program=program,
         arguments=tuple(arguments),
         nodes=nodes,
-        processes_per_node=each,
+        processes_per_node=per_node,
         processes=processes,
         options=options,
         line=started.line,
@@ -141,13 +141,13 @@ def _of_command(command: str, started: Started) -> Launch | None:
         return None
     around, options = started.environment, _options(started.words)
     nodes = _number(("NNODES",), around)
-    each = _number(("NPROC_PER_NODE",), around) or _count(around.get("CUDA_VISIBLE_DEVICES", ""))
+    per_node = _number(("NPROC_PER_NODE",), around) or _count(around.get("CUDA_VISIBLE_DEVICES", ""))
     return Launch(
         launcher={"lmf": "llamafactory-cli"}.get(command, command),
         program=started.words[1],
         arguments=tuple(started.words[2:]),
         nodes=nodes,
-        processes_per_node=each or "gpu",
+        processes_per_node=per_node or "gpu",
         processes=_number(("--num_processes", "--num-processes"), options),
         line=started.line,
     )

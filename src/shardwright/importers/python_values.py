@@ -78,20 +78,20 @@ def python_values(text: str, name: str, function: str | None = None) -> PythonVa
     return found
 
 
-def _read(function: str, given: Mapping[str, Any], names: Mapping[str, Any], found: PythonValues) -> None:
+def _read(function: str, given: Mapping[str, Any], names: Mapping[str, Any], module: PythonValues) -> None:
     """Take what a function of the file sets that is called with `given`; one that calls itself is read once."""
-    chosen = found.functions.pop(function)
+    chosen = module.functions.pop(function)
     own = {**names, **_defaults(chosen, names), **given}
     for node in chosen.body:
-        _statement(node, own, found)
-    found.functions[function] = chosen
+        _statement(node, own, module)
+    module.functions[function] = chosen
 
 
 def _given(function: ast.FunctionDef, call: ast.Call, names: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by name."""
     pairs = zip((argument.arg for argument in function.args.args), call.args, strict=False)
     found = {name: _value(value, names) for name, value in pairs}
-    return found | {each.arg: _value(each.value, names) for each in call.keywords if each.arg is not None}
+    return found | {keyword.arg: _value(keyword.value, names) for keyword in call.keywords if keyword.arg is not None}
 
 
 def _defaults(function: ast.FunctionDef, names: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,36 +101,36 @@ def _defaults(function: ast.FunctionDef, names: Mapping[str, Any]) -> dict[str, 
     return {argument.arg: _value(value, names) for argument, value in pairs}
 
 
-def _statement(node: ast.stmt, names: dict[str, Any], found: PythonValues) -> None:
+def _statement(node: ast.stmt, names: dict[str, Any], module: PythonValues) -> None:
     if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for target in targets:
-            _assign(target, node.value, names, found)
+            _assign(target, node.value, names, module)
     elif isinstance(node, ast.Return | ast.Expr) and node.value is not None:
-        _gather(node.value, names, found, ())
+        _gather(node.value, names, module, ())
     elif isinstance(node, ast.If):
         truth = _value(node.test, names)
         for branch, taken in ((node.body, truth), (node.orelse, COMPUTED if truth is COMPUTED else not truth)):
-            own = found if taken is not COMPUTED else PythonValues(functions=found.functions)
+            own = module if taken is not COMPUTED else PythonValues(functions=module.functions)
             if taken is COMPUTED or taken:
                 for inner in branch:
                     _statement(inner, names, own)
             if taken is COMPUTED:
-                found.values |= dict.fromkeys(own.values, COMPUTED)
-                found.calls += own.calls
+                module.values |= dict.fromkeys(own.values, COMPUTED)
+                module.calls += own.calls
 
 
-def _assign(target: ast.expr, value: ast.expr, names: dict[str, Any], found: PythonValues) -> None:
+def _assign(target: ast.expr, value: ast.expr, names: dict[str, Any], module: PythonValues) -> None:
     path = _path(target)
     if isinstance(target, ast.Name):
         names[target.id] = _value(value, names)
-        _gather(value, names, found, ())
+        _gather(value, names, module, ())
     elif path is not None:
         if isinstance(value, ast.Call | ast.Dict):
-            _mark(path[1:], value, found)
-            _gather(value, names, found, path[1:])
+            _mark(path[1:], value, module)
+            _gather(value, names, module, path[1:])
         else:
-            found.values[path[1:]] = _value(value, names)
+            module.values[path[1:]] = _value(value, names)
 
 
 def _path(node: ast.expr) -> Path | None:
@@ -146,29 +146,29 @@ def _path(node: ast.expr) -> Path | None:
     return None
 
 
-def _gather(node: ast.expr, names: Mapping[str, Any], found: PythonValues, path: Path) -> None:
+def _gather(node: ast.expr, names: Mapping[str, Any], module: PythonValues, path: Path) -> None:
     """Take the keyword arguments of a call, and of the calls among them; of a function of the file what it sets."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in found.functions:
-        _read(node.func.id, _given(found.functions[node.func.id], node, names), names, found)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in module.functions:
+        _read(node.func.id, _given(module.functions[node.func.id], node, names), names, module)
         return
-    for key, value in _entries(node, found, names):
+    for key, value in _entries(node, module, names):
         if isinstance(value, ast.Call | ast.Dict):
-            _mark((*path, key), value, found)
-            _gather(value, names, found, (*path, key))
+            _mark((*path, key), value, module)
+            _gather(value, names, module, (*path, key))
             continue
-        found.values[(*path, key)] = _value(value, names)
-        listed = PythonValues(calls=found.calls, functions=found.functions)  # whose fields are none of the path's own
+        module.values[(*path, key)] = _value(value, names)
+        listed = PythonValues(calls=module.calls, functions=module.functions)  # whose fields are none of the path's own
         for item in value.elts if isinstance(value, ast.List) else ():
-            _gather(item, names, found if key == "callbacks" else listed, ())
+            _gather(item, names, module if key == "callbacks" else listed, ())
 
 
-def _mark(path: Path, value: ast.expr, found: PythonValues) -> None:
+def _mark(path: Path, value: ast.expr, module: PythonValues) -> None:
     """A call with keywords makes a section of the configuration, any other computes a value."""
     if isinstance(value, ast.Call) and not value.keywords:
-        found.values[path] = COMPUTED
+        module.values[path] = COMPUTED
 
 
-def _entries(node: ast.expr, found: PythonValues, names: Mapping[str, Any]) -> Iterator[tuple[str, ast.expr]]:
+def _entries(node: ast.expr, module: PythonValues, names: Mapping[str, Any]) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(node, ast.Dict):
         for key, value in zip(node.keys, node.values, strict=True):
             if isinstance(key, ast.Constant) and isinstance(key.value, str):
@@ -176,16 +176,16 @@ def _entries(node: ast.expr, found: PythonValues, names: Mapping[str, Any]) -> I
     elif isinstance(node, ast.Call):
         called = _path(node.func)
         if called is not None:
-            found.calls.append((".".join(called), tuple(_value(argument, names) for argument in node.args)))
-            found.handed += [".".join(path) for argument in node.args if (path := _path(argument)) is not None]
+            module.calls.append((".".join(called), tuple(_value(argument, names) for argument in node.args)))
+            module.handed += [".".join(path) for argument in node.args if (path := _path(argument)) is not None]
         if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
-            _gather(node.func.value, names, found, ())
+            _gather(node.func.value, names, module, ())
         for keyword in node.keywords:
             if keyword.arg is not None:
                 yield keyword.arg, keyword.value
         for argument in node.args:
             if isinstance(argument, ast.Call):
-                _gather(argument, names, found, ())
+                _gather(argument, names, module, ())
 
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:

@@ -16,7 +16,6 @@ from shardwright.importers.python_values import COMPUTED, Path, PythonValues
 from shardwright.importers.settings import BRIDGE_COMMON, literal
 
 NEMO = "nemo.collections.llm"
-NEMO_RECIPES = f"{NEMO}.recipes"
 BRIDGE_RECIPES = "megatron.bridge.recipes"
 # What the trainers and optimizers of all recipes of NeMo 2 have (recipes/*.py, recipes/optim/adam.py,
 # recipes/precision/mixed_precision.py and GPTConfig of NeMo 2.4.1).

@@ -342,9 +342,9 @@ def accounted(
                 problems.append(Problem(place, f"is {value}, {key.words}", f"use {', '.join(key.usual)}"))
             fields |= _renamed(path, value, key.means)
         elif not key.is_usual(value):
-            told = "" if value is True else f"is {value}: "
+            remark = "" if value is True else f"is {value}: "
             if key.effect == "refused":
-                problems.append(Problem(place, told + key.words, LEAVE_OUT))
+                problems.append(Problem(place, remark + key.words, LEAVE_OUT))
             else:
                 uncounted.append(f"{'.'.join(path)} ({key.words})" if value is True else _shown(path, value, key))
     return Accounted(fields, tuple(dict.fromkeys(uncounted)))

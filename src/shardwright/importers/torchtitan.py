@@ -26,19 +26,19 @@ DEGREES = (
 FULL_RECIPES = ("full_finetune_distributed", "full_finetune_single_device")
 
 
-def fields_of_python(found: PythonValues) -> dict[Path, Any]:
+def fields_of_python(module: PythonValues) -> dict[Path, Any]:
     """Return the fields of a configuration: the policy of recomputation and the model are calls in it."""
-    fields = {("activation_checkpoint", "selective_ac_option"): "op", **found.values}
+    fields = {("activation_checkpoint", "selective_ac_option"): "op", **module.values}
     if ("activation_checkpoint",) in fields and fields.pop(("activation_checkpoint",)) is None:
         fields["activation_checkpoint", "mode"] = "none"
     converters = []
-    for called, arguments in found.calls:
+    for called, arguments in module.calls:
         name = called.split(".")[0]
         if name in POLICIES:
             fields["activation_checkpoint", "mode"] = name.removesuffix("AC").casefold()
         if called == "model_registry" and arguments:
             fields[("flavor",)] = arguments[0]
-            fields[("family",)] = found.imports.get(called, "..").split(".")[-2]
+            fields[("family",)] = module.imports.get(called, "..").split(".")[-2]
         converters += [name] if name.endswith("Converter") else []
     return {**fields, **({("converters",): converters} if converters else {})}
 

@@ -104,41 +104,43 @@ def batch_words(micro: int, total: int) -> list[str]:
     return ["--micro-batch-size", str(micro), "--global-batch-size", str(total)]
 
 
-def deepspeed_settings(config: TrainerFields, told: TrainerFields, gpus: int) -> TrainerSettings:
+def deepspeed_settings(config: TrainerFields, trainer: TrainerFields, gpus: int) -> TrainerSettings:
     """Return a DeepSpeed configuration, whose "auto" values are those that a Trainer and Accelerate are told."""
     tensor = config.whole("autotp_size", 1)
-    words = [*sharding_words(config.whole("stage", 0)), *_deepspeed_batch(config, told, max(gpus // tensor, 1))]
-    words += [*_trainer_words(told), "--tensor-model-parallel-size", str(tensor)]
-    precision, notes = _deepspeed_precision(config, told)
+    words = [*sharding_words(config.whole("stage", 0)), *_deepspeed_batch(config, trainer, max(gpus // tensor, 1))]
+    words += [*_trainer_words(trainer), "--tensor-model-parallel-size", str(tensor)]
+    precision, notes = _deepspeed_precision(config, trainer)
     devices = {path[-2]: value for path, value in config.values.items() if path[-1] == "device"}
     if devices.get("offload_optimizer") == "cpu":
         words += ["--optimizer-cpu-offload", "--optimizer-offload-fraction", str(config.first("ratio") or 1.0)]
     if devices.get("offload_param") == "cpu":
         config.report("offload_param", "is offloaded to cpu, which is not described", "use none")
     words += ["--grad-reduce-in-bf16"] if config.first("communication_data_type") == "bf16" else []
-    optimizer, uncounted = optimizer_words(config, "type") if config.first("type") else optimizer_words(told, "optim")
+    optimizer, uncounted = (
+        optimizer_words(config, "type") if config.first("type") else optimizer_words(trainer, "optim")
+    )
     words += [*precision, *optimizer]
-    return TrainerSettings(tuple(words), uncounted, "deepspeed", told.first("model_name_or_path"), notes)
+    return TrainerSettings(tuple(words), uncounted, "deepspeed", trainer.first("model_name_or_path"), notes)
 
 
-def _deepspeed_precision(config: TrainerFields, told: TrainerFields) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _deepspeed_precision(config: TrainerFields, trainer: TrainerFields) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the types that DeepSpeed is told, else those of the Trainer, and what is assumed."""
     sections = dict(config.values)
     states = {leaf: sections.get((leaf, "enabled"), "auto") for leaf in ("bf16", "fp16")}
     states["bf16"] = sections.get(("bfloat16", "enabled"), states["bf16"])  # its older name
     on = [leaf for leaf, state in states.items() if state is True]
     if not on and "auto" in states.values():
-        return _precision(told)
+        return _precision(trainer)
     return tuple(flag for leaf in on for flag in PRECISIONS[leaf]), ()
 
 
-def _deepspeed_batch(config: TrainerFields, told: TrainerFields, ranks: int) -> list[str]:
+def _deepspeed_batch(config: TrainerFields, trainer: TrainerFields, ranks: int) -> list[str]:
     """The batch, of which two of three figures may be said: DeepSpeed refuses three that do not agree."""
     total = config.whole("train_batch_size", 0)
-    micro = config.whole("train_micro_batch_size_per_gpu", 0) or told.whole("per_device_train_batch_size", 0)
-    steps = config.whole("gradient_accumulation_steps", 0) or told.whole("gradient_accumulation_steps", 0)
+    micro = config.whole("train_micro_batch_size_per_gpu", 0) or trainer.whole("per_device_train_batch_size", 0)
+    steps = config.whole("gradient_accumulation_steps", 0) or trainer.whole("gradient_accumulation_steps", 0)
     if not micro and not total:
-        if not told.first("per_device_train_batch_size"):
+        if not trainer.first("per_device_train_batch_size"):
             hint = "write the number, or give the launch script that has it"
             config.report("train_micro_batch_size_per_gpu", "is missing", hint)
         return []
@@ -150,80 +152,82 @@ def _deepspeed_batch(config: TrainerFields, told: TrainerFields, ranks: int) -> 
     return batch_words(micro, micro * steps * ranks)
 
 
-def accelerate_settings(told: TrainerFields, gpus: int) -> TrainerSettings:
+def accelerate_settings(fields: TrainerFields, gpus: int) -> TrainerSettings:
     """Return what Accelerate's configuration and the arguments of the script that it starts say."""
-    kind = str(told.first("distributed_type")).upper()
+    kind = str(fields.first("distributed_type")).upper()
     if kind == "DEEPSPEED":
         parts = ("offload_optimizer", "offload_param")
-        stage = told.first("zero_stage")
-        inner = {(part, "device"): told.first(f"{part}_device") or "none" for part in parts} | {
+        stage = fields.first("zero_stage")
+        inner = {(part, "device"): fields.first(f"{part}_device") or "none" for part in parts} | {
             ("zero_optimization", "stage"): 2 if stage is None else stage,
-            ("gradient_accumulation_steps",): told.first("gradient_accumulation_steps"),
+            ("gradient_accumulation_steps",): fields.first("gradient_accumulation_steps"),
         }
-        return deepspeed_settings(told.beside(inner), told, gpus)
-    sharded = kind == "FSDP" or told.first("fsdp") not in (None, False, "", [])
-    tensor, context = _degrees(told, gpus)
-    micro, steps = told.whole("per_device_train_batch_size", 1), told.whole("gradient_accumulation_steps", 1)
-    if told.first("per_device_train_batch_size") is None:
-        told.report("per_device_train_batch_size", "is missing", "give the launch script, whose arguments have it")
-    words = [*sharding_words(_fsdp_stage(told) if sharded else 0)]
+        return deepspeed_settings(fields.beside(inner), fields, gpus)
+    sharded = kind == "FSDP" or fields.first("fsdp") not in (None, False, "", [])
+    tensor, context = _degrees(fields, gpus)
+    micro, steps = fields.whole("per_device_train_batch_size", 1), fields.whole("gradient_accumulation_steps", 1)
+    if fields.first("per_device_train_batch_size") is None:
+        fields.report("per_device_train_batch_size", "is missing", "give the launch script, whose arguments have it")
+    words = [*sharding_words(_fsdp_stage(fields) if sharded else 0)]
     words += batch_words(micro, micro * steps * max(gpus // (tensor * context), 1))
     words += ["--tensor-model-parallel-size", str(tensor), "--context-parallel-size", str(context)]
-    precision, notes = _precision(told)
-    optimizer, uncounted = optimizer_words(told, "optim")
-    words += [*_trainer_words(told), *precision, *optimizer]
-    words += FULL if told.first("fsdp_activation_checkpointing") is True else ()
-    return TrainerSettings(tuple(words), uncounted, "fsdp", told.first("model_name_or_path"), notes)
+    precision, notes = _precision(fields)
+    optimizer, uncounted = optimizer_words(fields, "optim")
+    words += [*_trainer_words(fields), *precision, *optimizer]
+    words += FULL if fields.first("fsdp_activation_checkpointing") is True else ()
+    return TrainerSettings(tuple(words), uncounted, "fsdp", fields.first("model_name_or_path"), notes)
 
 
-def _degrees(told: TrainerFields, gpus: int) -> tuple[int, int]:
+def _degrees(fields: TrainerFields, gpus: int) -> tuple[int, int]:
     """Return the degrees of tensor and context parallelism, which leave the others to data parallelism."""
-    if told.whole("parallelism_config_sp_size", 1) > 1:
+    if fields.whole("parallelism_config_sp_size", 1) > 1:
         message = "sequences split by heads from end to end (Ulysses) are not described"
-        told.report("parallelism_config_sp_size", message, "write 1")
-    tensor, context = told.whole("parallelism_config_tp_size", 1), told.whole("parallelism_config_cp_size", 1)
-    shards, copies = (told.whole(f"parallelism_config_dp_{part}_size", 1) for part in ("shard", "replicate"))
-    if copies > 1 and (shards > 1 or str(told.first("distributed_type")).upper() == "FSDP"):
-        told.report("parallelism_config_dp_replicate_size", "hybrid sharding is not described", "shard over all ranks")
+        fields.report("parallelism_config_sp_size", message, "write 1")
+    tensor, context = fields.whole("parallelism_config_tp_size", 1), fields.whole("parallelism_config_cp_size", 1)
+    shards, copies = (fields.whole(f"parallelism_config_dp_{part}_size", 1) for part in ("shard", "replicate"))
+    if copies > 1 and (shards > 1 or str(fields.first("distributed_type")).upper() == "FSDP"):
+        fields.report(
+            "parallelism_config_dp_replicate_size", "hybrid sharding is not described", "shard over all ranks"
+        )
     if max(shards, copies) > 1 and tensor * context * shards * copies != gpus:
         message = f"is {shards}, which with the other degrees makes {tensor * context * shards * copies} of {gpus} GPUs"
-        told.report("parallelism_config_dp_shard_size", message, "make the product the number of processes")
+        fields.report("parallelism_config_dp_shard_size", message, "make the product the number of processes")
     return tensor, context
 
 
-def _fsdp_stage(told: TrainerFields) -> int:
+def _fsdp_stage(fields: TrainerFields) -> int:
     """Return the stage of ZeRO that FSDP's strategy is: the Trainer's words (`full_shard auto_wrap`) go before
     Accelerate's."""
-    words = told.first("fsdp")
+    words = fields.first("fsdp")
     words = " ".join(map(str, words)) if isinstance(words, list) else str(words or "")
     named = [word for word in words.split() if word not in ("auto_wrap", "offload")]
-    reshard = told.first("fsdp_reshard_after_forward")
+    reshard = fields.first("fsdp_reshard_after_forward")
     again = str(reshard).upper() if str(reshard).upper() in STRATEGIES and not isinstance(reshard, bool) else None
-    strategy = str(next(iter(named), None) or told.first("fsdp_sharding_strategy") or again or "FULL_SHARD").upper()
+    strategy = str(next(iter(named), None) or fields.first("fsdp_sharding_strategy") or again or "FULL_SHARD").upper()
     if strategy not in STRATEGIES:
-        told.report("fsdp_sharding_strategy", f"{strategy} is not described", "use FULL_SHARD or SHARD_GRAD_OP")
-    if told.first("fsdp_offload_params") is True or "offload" in words.split():
-        told.report("fsdp_offload_params", "offload of weights is not described", "write false")
+        fields.report("fsdp_sharding_strategy", f"{strategy} is not described", "use FULL_SHARD or SHARD_GRAD_OP")
+    if fields.first("fsdp_offload_params") is True or "offload" in words.split():
+        fields.report("fsdp_offload_params", "offload of weights is not described", "write false")
     return 2 if reshard is False and STRATEGIES.get(strategy) == 3 else STRATEGIES.get(strategy, 0)
 
 
-def _precision(told: TrainerFields) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _precision(fields: TrainerFields) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The types of a Trainer's own switches, else those that Accelerate is told; and that it is none where none is."""
-    switched = next((name for name in ("fp16", "bf16") if told.first(name) is True), None)
-    name = switched or told.first("mixed_precision")
-    said = name is not None or any(told.first(switch) is not None for switch in ("fp16", "bf16"))
+    switched = next((name for name in ("fp16", "bf16") if fields.first(name) is True), None)
+    name = switched or fields.first("mixed_precision")
+    said = name is not None or any(fields.first(switch) is not None for switch in ("fp16", "bf16"))
     note = "neither bf16 nor fp16 is said: fp32 is priced, the trainer's default"
     return PRECISIONS.get(str(name).casefold(), ()), () if said else (note,)
 
 
-def _trainer_words(told: TrainerFields) -> list[str]:
+def _trainer_words(fields: TrainerFields) -> list[str]:
     """What a Hugging Face Trainer's arguments say beside batch and precision."""
-    words = list(FULL) if told.first("gradient_checkpointing") is True else []
-    if length := told.first(*LENGTHS):
+    words = list(FULL) if fields.first("gradient_checkpointing") is True else []
+    if length := fields.first(*LENGTHS):
         words += ["--seq-length", str(length)]
-    if (steps := told.whole("max_steps", -1)) > 0:
+    if (steps := fields.whole("max_steps", -1)) > 0:
         words += ["--train-iters", str(steps)]
-    return [*words, *(("--attention-backend", "unfused") if told.first("attn_implementation") == "eager" else ())]
+    return [*words, *(("--attention-backend", "unfused") if fields.first("attn_implementation") == "eager" else ())]
 
 
 def optimizer_words(config: TrainerFields, leaf: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -42,15 +42,15 @@ class Standing:
 def leader_of(standings: Sequence[Standing], first: Address) -> Address | None:
     """Return where the coordinator is, or shall be, by what machines say of themselves, the one that asks among them;
     None where it has to be waited for. `first` begins the run."""
-    newest = min((one.generation for one in standings), key=_place)
+    newest = min((standing.generation for standing in standings), key=_place)
     order = [machine.address for machine in newest.machines] or [first]
-    remember = [one for one in standings if _place(one.generation) == _place(newest)]
+    remember = [standing for standing in standings if _place(standing.generation) == _place(newest)]
 
     def place(address: Address) -> tuple[int, Address]:
         return (order.index(address) if address in order else len(order)), address
 
-    leading = [one.address for one in remember if one.leads]
-    known = [one.address for one in remember if one.address in order]
+    leading = [standing.address for standing in remember if standing.leads]
+    known = [standing.address for standing in remember if standing.address in order]
     return min(leading or known, key=place, default=None)
 
 

@@ -98,10 +98,10 @@ def plan_transfers(
     """
     holdings = _best_tiers(holdings, bandwidths.machines)
     where = _table(holdings, len(sizes), bandwidths.machines)
-    own = where[needs.shard, needs.machine]
+    held_there = where[needs.shard, needs.machine]
     survives = np.isin(np.arange(len(sizes)), holdings.shard)
     held = survives[needs.shard]
-    from_memory = own == MEMORY
+    from_memory = held_there == MEMORY
     from_cloud = ~held & in_cloud[needs.shard]
     lost = np.flatnonzero(~held & ~from_cloud)
     open_needs = np.flatnonzero(held & ~from_memory)
@@ -112,7 +112,7 @@ def plan_transfers(
             _whole(sizes, remote, np.full_like(remote.machine, NOWHERE), CLOUD),
         ]
     )
-    chosen, bound = _chosen(sizes, needs.take(open_needs), own[open_needs] == DISK, holdings, fixed, bandwidths)
+    chosen, bound = _chosen(sizes, needs.take(open_needs), held_there[open_needs] == DISK, holdings, fixed, bandwidths)
     transfers = Transfers.concatenated([fixed, chosen])
     transfers = transfers.take(np.lexsort((transfers.start, transfers.shard, transfers.target)))
     seconds = busy_seconds(transfers, bandwidths)

@@ -206,7 +206,7 @@ def _shared(replicas: Sequence[Replica], total: int) -> tuple[Replica, ...]:
         whole[number] += 1
     shared: list[Replica] = []
     for item, amount in zip(replicas, whole, strict=True):
-        each, more = divmod(amount, item.count)
-        parts = ((more, each + 1), (item.count - more, each))
+        fewest, more = divmod(amount, item.count)
+        parts = ((more, fewest + 1), (item.count - more, fewest))
         shared += [replace(item, count=count, micro_batches=own) for count, own in parts if count and own]
     return tuple(shared)

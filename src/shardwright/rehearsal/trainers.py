@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.errors import Problem, SpecError, bad
-from shardwright.exporters.accelerate.config import unsupported as accelerate_limits
+from shardwright.exporters.accelerate import unsupported as accelerate_limits
 from shardwright.exporters.megatron.limits import unsupported as megatron_limits
 from shardwright.plans.check import check
 from shardwright.plans.document import to_document

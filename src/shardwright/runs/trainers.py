@@ -29,116 +29,110 @@ class Dialect:
     rank: int = 0
 
 
-def _figures(**patterns: tuple[str, float] | str) -> dict[str, tuple[re.Pattern[str], float]]:
-    pairs = {name: (value, 1.0) if isinstance(value, str) else value for name, value in patterns.items()}
-    return {name: (re.compile(pattern.replace("NUMBER", NUMBER)), unit) for name, (pattern, unit) in pairs.items()}
-
-
 TIMED = (("step",), ("seconds",))
+
+
+def _dialect(
+    trainer: str,
+    mark: str,
+    *,
+    needs: tuple[tuple[str, ...], ...] = TIMED,
+    mean: bool = True,
+    rank: int = 0,
+    **patterns: tuple[str, float] | str,
+) -> Dialect:
+    """Return a dialect, of whose figures a pattern alone is in our unit."""
+    pairs = {name: (value, 1.0) if isinstance(value, str) else value for name, value in patterns.items()}
+    figures = {name: (re.compile(pattern.replace("NUMBER", NUMBER)), unit) for name, (pattern, unit) in pairs.items()}
+    return Dialect(trainer=trainer, mark=re.compile(mark), figures=figures, needs=needs, mean=mean, rank=rank)
+
+
 DIALECTS = (
-    Dialect(
-        trainer="megatron",
-        mark=re.compile(r"elapsed time per iteration \(m?s\):"),
-        figures=_figures(
-            step=r"iteration[: ]\s*(\d+)\s*(?:/|\|)",
-            seconds=(r"elapsed time per iteration \(ms\):\s*NUMBER", MILLI),
-            whole_seconds=r"elapsed time per iteration \(s\):\s*NUMBER",
-            gpu_tflops=r"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs):\s*NUMBER",
-            gpu_tokens_per_second=r"tokens per gpu per second \(tgs\):\s*NUMBER",
-            global_batch=r"global batch size:\s*(\d+)",
-            loss=r"(?:lm loss|reduced_train_loss)[: ]\s*NUMBER",
-        ),
+    _dialect(
+        "megatron",
+        r"elapsed time per iteration \(m?s\):",
         needs=(("step",), ("seconds", "whole_seconds")),
+        step=r"iteration[: ]\s*(\d+)\s*(?:/|\|)",
+        seconds=(r"elapsed time per iteration \(ms\):\s*NUMBER", MILLI),
+        whole_seconds=r"elapsed time per iteration \(s\):\s*NUMBER",
+        gpu_tflops=r"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs):\s*NUMBER",
+        gpu_tokens_per_second=r"tokens per gpu per second \(tgs\):\s*NUMBER",
+        global_batch=r"global batch size:\s*(\d+)",
+        loss=r"(?:lm loss|reduced_train_loss)[: ]\s*NUMBER",
     ),
-    Dialect(
-        trainer="nemo",
-        mark=re.compile(r'train_step_timing in s"?[:=]'),
-        figures=_figures(
-            step=r'global_step"?[:=]\s*(\d+)',
-            epoch_step=r"iteration (\d+)/",
-            seconds=r'train_step_timing in s"?[:=]\s*NUMBER',
-            gpu_tflops=r'(?:TFLOPS_per_GPU|tflops_per_sec_per_gpu)"?[:=]\s*NUMBER',
-            global_batch=r"global_batch_size[:=]\s*(\d+)",
-            loss=r'reduced_train_loss"?[:=]\s*NUMBER',
-        ),
+    _dialect(
+        "nemo",
+        r'train_step_timing in s"?[:=]',
         needs=(("step", "epoch_step"), ("seconds",)),
         mean=False,
         rank=1,
+        step=r'global_step"?[:=]\s*(\d+)',
+        epoch_step=r"iteration (\d+)/",
+        seconds=r'train_step_timing in s"?[:=]\s*NUMBER',
+        gpu_tflops=r'(?:TFLOPS_per_GPU|tflops_per_sec_per_gpu)"?[:=]\s*NUMBER',
+        global_batch=r"global_batch_size[:=]\s*(\d+)",
+        loss=r'reduced_train_loss"?[:=]\s*NUMBER',
     ),
-    Dialect(
-        trainer="nanotron",
-        mark=re.compile(r"(?:elapsed_)?time_per_iteration_ms:"),
-        figures=_figures(
-            step=r"iteration: (\d+)\s*/",
-            seconds=(r"(?:elapsed_)?time_per_iteration_ms:\s*NUMBER([KMBGT]?)", MILLI),
-            tokens_per_second=r"tokens_per_sec:\s*NUMBER([KMBGT]?)",
-            gpu_tokens_per_second=r"tokens_per_sec_per_gpu:\s*NUMBER([KMBGT]?)",
-            gpu_tflops=r"model_tflops_per_gpu:\s*NUMBER",
-            global_batch=r"global_batch_size: (\d+) \|",  # 1.02K is rounded
-            memory_bytes=r"cuda_max_memory_reserved:\s*NUMBER([KMBGT]?)",
-            loss=r"lm_loss:\s*NUMBER",
-        ),
-        needs=TIMED,
+    _dialect(
+        "nanotron",
+        r"(?:elapsed_)?time_per_iteration_ms:",
+        step=r"iteration: (\d+)\s*/",
+        seconds=(r"(?:elapsed_)?time_per_iteration_ms:\s*NUMBER([KMBGT]?)", MILLI),
+        tokens_per_second=r"tokens_per_sec:\s*NUMBER([KMBGT]?)",
+        gpu_tokens_per_second=r"tokens_per_sec_per_gpu:\s*NUMBER([KMBGT]?)",
+        gpu_tflops=r"model_tflops_per_gpu:\s*NUMBER",
+        global_batch=r"global_batch_size: (\d+) \|",  # 1.02K is rounded
+        memory_bytes=r"cuda_max_memory_reserved:\s*NUMBER([KMBGT]?)",
+        loss=r"lm_loss:\s*NUMBER",
     ),
-    Dialect(
-        trainer="torchtitan",
-        mark=re.compile(r"(?<!validate )step:\s+\d+\s+(?:loss:|.*(?:tps|wps):)"),
-        figures=_figures(
-            step=r"step:\s+(\d+)",
-            gpu_tokens_per_second=r"(?:tps|wps):\s*NUMBER",
-            gpu_tflops=r"tflops:\s*NUMBER",
-            memory_bytes=(r"memory:\s*NUMBER\s*GiB", GIBIBYTE),
-            loss=r"loss:\s*NUMBER",
-        ),
+    _dialect(
+        "torchtitan",
+        r"(?<!validate )step:\s+\d+\s+(?:loss:|.*(?:tps|wps):)",
         needs=(("step",), ("gpu_tokens_per_second", "clock")),
         rank=2,
+        step=r"step:\s+(\d+)",
+        gpu_tokens_per_second=r"(?:tps|wps):\s*NUMBER",
+        gpu_tflops=r"tflops:\s*NUMBER",
+        memory_bytes=(r"memory:\s*NUMBER\s*GiB", GIBIBYTE),
+        loss=r"loss:\s*NUMBER",
     ),
-    Dialect(
-        trainer="deepspeed",
-        mark=re.compile(r"steps?:\s*\d+(?:\s*/\s*\d+)? .*iter time \(s\):"),
-        figures=_figures(
-            step=r"steps?:\s*(\d+)",
-            seconds=r"iter time \(s\):\s*NUMBER",
-            samples_per_second=r"samples/sec:\s*NUMBER",
-            loss=r"loss:\s*NUMBER",
-        ),
-        needs=TIMED,
+    _dialect(
+        "deepspeed",
+        r"steps?:\s*\d+(?:\s*/\s*\d+)? .*iter time \(s\):",
         rank=1,
+        step=r"steps?:\s*(\d+)",
+        seconds=r"iter time \(s\):\s*NUMBER",
+        samples_per_second=r"samples/sec:\s*NUMBER",
+        loss=r"loss:\s*NUMBER",
     ),
-    Dialect(
-        trainer="deepspeed",
-        mark=re.compile(r"CurrSamplesPerSec="),
-        figures=_figures(
-            step=r"global_step=(\d+)",
-            old_step=r"\d+/(\d+), RunningAvg",
-            samples_per_second=r"CurrSamplesPerSec=NUMBER",
-            memory_bytes=(r"MaxMemAllocated=NUMBER", GIBIBYTE),
-        ),
+    _dialect(
+        "deepspeed",
+        r"CurrSamplesPerSec=",
         needs=(("step", "old_step"), ("samples_per_second",)),
         mean=False,
         rank=3,
+        step=r"global_step=(\d+)",
+        old_step=r"\d+/(\d+), RunningAvg",
+        samples_per_second=r"CurrSamplesPerSec=NUMBER",
+        memory_bytes=(r"MaxMemAllocated=NUMBER", GIBIBYTE),
     ),
-    Dialect(
-        trainer="llama-factory",
-        mark=re.compile(r'"current_steps":.*"elapsed_time":'),
-        figures=_figures(
-            step=r'"current_steps":\s*(\d+)',
-            clock=r'"elapsed_time":\s*"([^"]+)"',
-            tokens_per_second=r'"throughput":\s*"?NUMBER',
-            loss=r'"loss":\s*NUMBER',
-        ),
+    _dialect(
+        "llama-factory",
+        r'"current_steps":.*"elapsed_time":',
         needs=(("step",), ("clock",)),
         rank=4,
+        step=r'"current_steps":\s*(\d+)',
+        clock=r'"elapsed_time":\s*"([^"]+)"',
+        tokens_per_second=r'"throughput":\s*"?NUMBER',
+        loss=r'"loss":\s*NUMBER',
     ),
-    Dialect(
-        trainer="megatron-bridge",
-        mark=re.compile(r"Step Time ?: ?\d"),
-        figures=_figures(
-            seconds=r"Step Time ?: ?NUMBER\s*s",
-            gpu_tflops=r"GPU utilization: ?NUMBER\s*MODEL_TFLOP",
-        ),
+    _dialect(
+        "megatron-bridge",
+        r"Step Time ?: ?\d",
         needs=(("seconds",),),
         rank=5,
+        seconds=r"Step Time ?: ?NUMBER\s*s",
+        gpu_tflops=r"GPU utilization: ?NUMBER\s*MODEL_TFLOP",
     ),
 )
 SPELLINGS = {"whole_seconds": "seconds", "epoch_step": "step", "old_step": "step"}  # of one figure in a dialect

@@ -110,8 +110,8 @@ def plan(
     settled = replace(space, options={})
     base = without_site(efficiency)
     rankings = [
-        _plan(model, cluster, each, settled, rules, top, fit, exportable_to, base, gap, indifference, longest)
-        for each in jobs_of(job, space.options)
+        _plan(model, cluster, variant, settled, rules, top, fit, exportable_to, base, gap, indifference, longest)
+        for variant in jobs_of(job, space.options)
     ]
     ranking = best_of(rankings, top)
     return _on_site(ranking, efficiency) if isinstance(efficiency, Calibrated) else ranking
@@ -260,7 +260,7 @@ def on_fewer(
     searched: list[OneType] = []
 
     def alone(context: Context) -> OneType:
-        known = next((each for each in searched if each.context.pool == context.pool), None)
+        known = next((result for result in searched if result.context.pool == context.pool), None)
         if known is None:
             known = search_type(context, space, filters, 1, indifference, np.inf)
             searched.append(known)

@@ -93,7 +93,7 @@ def _refused(model: Model, cluster: Cluster, job: Job) -> str:
 
 def _decisions(contexts: Sequence[Context], rows: int, steps: int) -> Decisions:
     graph, job = _graph(contexts[0], rows), contexts[0].job
-    ranks = sum(one.pool.gpus for one in contexts)
+    ranks = sum(context.pool.gpus for context in contexts)
     return decisions(
         graph, ranks=ranks, state_ratio=True, state=_state(contexts[0].model, job, DTYPES[job.precision], steps)
     )
@@ -130,15 +130,15 @@ def _that_may_fit(contexts: Sequence[Context], steps: Sequence[int]) -> list[int
 def _in_steps(contexts: Sequence[Context], steps: int, rules: Rules, keep: Keep | None) -> SpmdProgram | None:
     """Return the best program for a batch that goes in so many parts, None if none fits."""
     rows = contexts[0].job.global_batch // steps
-    these = _decisions(contexts, rows, steps)
-    net = machines_of(contexts, these, rows)
-    found = best_of(these, net, branch=False, rules=rules)
+    space = _decisions(contexts, rows, steps)
+    net = machines_of(contexts, space, rows)
+    found = best_of(space, net, branch=False, rules=rules)
     if found is None:
         return None
     if keep is not None:
         graph = _graph(contexts[0], rows)
         keep(graph, written(graph, net, found))
-    costs = prices(found.these, net, found.shares)
+    costs = prices(found.space, net, found.shares)
     launching = LAUNCHES * max(context.software.pass_seconds for context in contexts)
     once = max(context.software.step_seconds for context in contexts) + _update_seconds(contexts, found, net)
     return SpmdProgram(
@@ -147,18 +147,18 @@ def _in_steps(contexts: Sequence[Context], steps: int, rules: Rules, keep: Keep 
         steps=steps,
         shares=_shares(found, net),
         sent=_sent(found, costs),
-        memory_bytes=float(rank_bytes(found.these, found.choice.rules, net, found.shares).max()),
+        memory_bytes=float(rank_bytes(found.space, found.choice.rules, net, found.shares).max()),
     )
 
 
-def _update_seconds(contexts: Sequence[Context], found: Synthesis, net: Machines) -> float:
+def _update_seconds(contexts: Sequence[Context], synthesis: Synthesis, net: Machines) -> float:
     """Return the longest time in which a GPU updates the parameters that it stores."""
     stored = np.zeros(len(net.classes))
-    for one, rule in zip(found.these.decisions, found.choice.rules.tolist(), strict=True):
-        if one.node.op == "parameter":
-            held = one.rules[rule].outputs[0]
-            part = found.shares.by_class(held, net) if isinstance(held, Sharded) else 1.0
-            stored += one.weight * one.node.outputs[0].elements * part
+    for decision, rule in zip(synthesis.space.decisions, synthesis.choice.rules.tolist(), strict=True):
+        if decision.node.op == "parameter":
+            held = decision.rules[rule].outputs[0]
+            part = synthesis.shares.by_class(held, net) if isinstance(held, Sharded) else 1.0
+            stored += decision.weight * decision.node.outputs[0].elements * part
     by_name: dict[str, Context] = {context.pool.gpu.name: context for context in contexts}
     times = [
         update_seconds(by_name[machine.device.name], np.array([elements]))[0]
@@ -167,8 +167,8 @@ def _update_seconds(contexts: Sequence[Context], found: Synthesis, net: Machines
     return float(max(times))
 
 
-def _shares(found: Synthesis, net: Machines) -> tuple[GpuShare, ...]:
-    rows: Sequence[Floats] = [np.asarray(found.shares.row(name)) for name in (COMPUTE, FEATURES, STATE)]
+def _shares(synthesis: Synthesis, net: Machines) -> tuple[GpuShare, ...]:
+    rows: Sequence[Floats] = [np.asarray(synthesis.shares.row(name)) for name in (COMPUTE, FEATURES, STATE)]
     return tuple(
         GpuShare(
             gpu=machine.device.name,
@@ -181,22 +181,22 @@ def _shares(found: Synthesis, net: Machines) -> tuple[GpuShare, ...]:
     )
 
 
-def _sent(found: Synthesis, costs: Prices) -> tuple[tuple[str, int], ...]:
+def _sent(synthesis: Synthesis, costs: Prices) -> tuple[tuple[str, int], ...]:
     """Return how often a step sends by each method, slices of what is there aside."""
     counts = Counter[str]()
-    for way in np.flatnonzero(found.choice.sent > 0.5).tolist():
+    for way in np.flatnonzero(synthesis.choice.sent > 0.5).tolist():
         if costs.seconds[way] > 0:
-            counts[costs.method[way]] += found.these.uses[costs.columns.use[way]].weight
+            counts[costs.method[way]] += synthesis.space.uses[costs.columns.use[way]].weight
     return tuple(sorted(counts.items()))
 
 
-def machines_of(contexts: Sequence[Context], these: Decisions, rows: int) -> Machines:
+def machines_of(contexts: Sequence[Context], space: Decisions, rows: int) -> Machines:
     """Return the machines of `contexts`, pool by pool, for a step of `rows` rows of the batch."""
     per_gpu = max(1, round(rows / sum(context.pool.gpus for context in contexts)))
     machines = [
         machine
         for context in contexts
-        for machine in [_machine(context, _device(context, these, rows, per_gpu))] * context.pool.nodes
+        for machine in [_machine(context, _device(context, space, rows, per_gpu))] * context.pool.nodes
     ]
     return Machines(
         machines=tuple(machines),
@@ -223,13 +223,14 @@ def _machine(context: Context, device: Device) -> DeviceMachine:
     )
 
 
-def _device(context: Context, these: Decisions, rows: int, per_gpu: int) -> Device:
+def _device(context: Context, space: Decisions, rows: int, per_gpu: int) -> Device:
     """Return the GPU with the part of its peak and of its memory's bandwidth at which all operators of the graph
     together take as long as the layers of the model in the cost model do."""
     gpu = context.pool.gpu
     peak, pace = peak_flops(gpu, context.job.precision), gpu.memory_bytes_per_second
     ideal = sum(
-        one.weight * float(seconds_of(one, np.array([peak]), np.array([pace]))[0]) for one in these.decisions[:-1]
+        decision.weight * float(seconds_of(decision, np.array([peak]), np.array([pace]))[0])
+        for decision in space.decisions[:-1]
     )
     units = units_of(context, [per_gpu], context.pool.gpus, flash=True)
     reached = ideal / rows * per_gpu / float((units.forward + units.backward).sum())

@@ -100,7 +100,7 @@ def _pipelines(previous: Plan, contexts: Sequence[Context], cluster: Cluster, ke
     if best is None:
         return None
     plan, found = best
-    return plan.costed(predict(plan, contexts[0].efficiency, found=found))
+    return plan.costed(predict(plan, contexts[0].efficiency, iteration=found))
 
 
 def _seconds(plan: Plan) -> float:

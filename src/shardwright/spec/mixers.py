@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 DELTA_CHUNK = 64  # documented: fla/ops/gated_delta_rule/chunk.py and fla/ops/kda/chunk.py
 RWKV_CHUNK = 64  # documented: fla/ops/rwkv7/chunk.py
@@ -82,29 +82,6 @@ class Work:
     def flops(self) -> float:
         """FLOPs of a token forward: products, convolution and scan."""
         return 2.0 * (self.matrix_weights + self.convolution + self.recurrence) + self.scan_flops
-
-
-class MixerShape(Protocol):
-    """What every kind of mixer tells of itself."""
-
-    def work(self, hidden: int) -> Work:
-        """Return one token's work at a hidden width."""
-        ...
-
-    @property
-    def splits(self) -> tuple[tuple[str, int], ...]:
-        """The sizes that tensor parallelism has to divide, with their names."""
-        ...
-
-    @property
-    def context_heads(self) -> int | None:
-        """Heads that context parallelism deals out over its ranks; None where no trainer splits the sequence."""
-        ...
-
-    @property
-    def words(self) -> str:
-        """The mixer in words."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

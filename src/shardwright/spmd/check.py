@@ -52,7 +52,7 @@ class Difference:
         return f"{subject} differs from eager's by {part} on rank {self.rank}"
 
 
-def require_equal(found: Synthesized, task: Task, what: str = "the task") -> None:
+def require_equal(synthesized: Synthesized, task: Task, what: str = "the task") -> None:
     """Raise `SpecError` unless one step of the program gives what `task` gives in eager mode: the loss, every gradient
     and every new buffer. `what` names the task in the message.
 
@@ -66,14 +66,14 @@ def require_equal(found: Synthesized, task: Task, what: str = "the task") -> Non
     if not torch.isfinite(expected["loss"]):
         raise bad(what, f"has the loss {expected['loss'].item()} in eager mode", "give batches that can be trained on")
     state = {name: tensor.detach() for name, tensor in whole_state(module).items()}
-    ranks = on_ranks(found.program.ranks, lambda fabric: _results(found, fabric, state, batch))
+    ranks = on_ranks(synthesized.program.ranks, lambda fabric: _results(synthesized, fabric, state, batch))
     floor = FLOOR * sum(float(x.double().square().sum()) for x in expected.values()) ** 0.5
     large = [
-        one
-        for one in _differences(ranks, expected, found)
-        if not one.distance <= _rounding(ranks[0][one.name][0]) * one.norm + floor
+        difference
+        for difference in _differences(ranks, expected, synthesized)
+        if not difference.distance <= _rounding(ranks[0][difference.name][0]) * difference.norm + floor
     ]
-    wrong = _beyond_rounding(large, ranks, found, module, batch, task, expected) if large else []
+    wrong = _beyond_rounding(large, ranks, synthesized, module, batch, task, expected) if large else []
     if wrong:
         more = f" ({len(wrong) - 1} more results differ)" if len(wrong) > 1 else ""
         raise bad(what, f"{wrong[0]}{more}", "nothing is written; `check=False` writes the program all the same")
@@ -92,11 +92,11 @@ def _module(task: Task) -> nn.Module:
 
 
 def _results(
-    found: Synthesized, fabric: ThreadFabric, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]
+    synthesized: Synthesized, fabric: ThreadFabric, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]
 ) -> Results:
     """Return what one step leaves on a rank, and how it is distributed."""
-    graph = found.graph
-    step = SpmdStep(graph, found.program, names=found.names, fabric=fabric)
+    graph = synthesized.graph
+    step = SpmdStep(graph, synthesized.program, names=synthesized.names, fabric=fabric)
     step.load(state)
     loss = step(batch)
     parameters, buffers = dict(step.named_parameters()), dict(step.named_buffers())
@@ -110,7 +110,9 @@ def _results(
     return left
 
 
-def _differences(ranks: Sequence[Results], expected: Mapping[str, Tensor], found: Synthesized) -> list[Difference]:
+def _differences(
+    ranks: Sequence[Results], expected: Mapping[str, Tensor], synthesized: Synthesized
+) -> list[Difference]:
     """Return how far the farthest rank is from what is expected of each result."""
     most = []
     for name, (first, _) in ranks[0].items():
@@ -118,7 +120,7 @@ def _differences(ranks: Sequence[Results], expected: Mapping[str, Tensor], found
         rows = []
         for rank, results in enumerate(ranks):
             part, held = results[name]
-            place = RankPlace(rank=rank, sizes=found.program.sizes)
+            place = RankPlace(rank=rank, sizes=synthesized.program.sizes)
             wanted = torch.zeros_like(first) if whole is None else cut(whole, held, place)
             distance = float((part.double() - wanted).norm())
             norm = 0.0 if whole is None else float(whole.norm())
@@ -132,7 +134,7 @@ def _rounding(x: Tensor) -> float:
 
 
 def _beyond_rounding(
-    large: Sequence[Difference], ranks: Sequence[Results], found: Synthesized, module: nn.Module,
+    large: Sequence[Difference], ranks: Sequence[Results], synthesized: Synthesized, module: nn.Module,
     batch: Mapping[str, Tensor], task: Task, expected: Mapping[str, Tensor],
 ) -> list[Difference]:  # fmt: skip
     """Return the differences that eager's own rounding, seen from a step in fp64, does not explain, largest first."""
@@ -141,11 +143,17 @@ def _beyond_rounding(
         exact = eager(copy.deepcopy(module).double(), doubled, task.loss)
     except Exception:  # a module that mixes types by name: then there is no such step
         exact = dict(expected)
-    names = {one.name for one in large}
-    off = {one.name: one.distance for one in _differences(ranks, exact, found) if one.name in names}
+    names = {difference.name for difference in large}
+    off = {
+        difference.name: difference.distance
+        for difference in _differences(ranks, exact, synthesized)
+        if difference.name in names
+    }
     rounded = {name: float((exact[name].double() - expected[name].double()).norm()) for name in names & exact.keys()}
-    wrong = [one for one in large if not off[one.name] <= TIMES * rounded.get(one.name, 0.0)]
-    return sorted(wrong, key=lambda one: -one.distance / max(one.norm, 1e-30))
+    wrong = [
+        difference for difference in large if not off[difference.name] <= TIMES * rounded.get(difference.name, 0.0)
+    ]
+    return sorted(wrong, key=lambda difference: -difference.distance / max(difference.norm, 1e-30))
 
 
 class Masked(TorchFunctionMode):

@@ -104,25 +104,27 @@ def opened(path: Path) -> Manifest:
         raise bad(str(folder / MANIFEST), "is no checkpoint of `spmd train`", "take an older one") from error
 
 
-def restore(step: SpmdStep, optimizer: torch.optim.Optimizer, found: Manifest) -> None:
+def restore(step: SpmdStep, optimizer: torch.optim.Optimizer, manifest: Manifest) -> None:
     """Set weights, buffers and optimizer state of a rank, whatever program wrote them. Raises `SpecError` where a
     tensor is missing or has another shape."""
     leaves = step.leaves()
     with ExitStack() as stack:
         try:
-            files = [stack.enter_context(safe_open(found.folder / _file(rank), "pt")) for rank in range(found.ranks)]
+            files = [
+                stack.enter_context(safe_open(manifest.folder / _file(rank), "pt")) for rank in range(manifest.ranks)
+            ]
         except (OSError, SafetensorError) as error:
-            raise bad(str(found.folder), f"cannot be read: {error}", "take an older checkpoint") from None
+            raise bad(str(manifest.folder), f"cannot be read: {error}", "take an older checkpoint") from None
         kinds: dict[str, list[str]] = {}
         for key in files[0].keys():  # noqa: SIM118, a file is no mapping
             kind, _, name = key.partition(" ")
             kinds.setdefault(name, []).append(kind)
         rest = {name: files[0].get_tensor(f"{REST} {name}") for name, some in kinds.items() if REST in some}
-        step.load({**{name: _whole(files, found, WEIGHT, name) for name in leaves}, **rest})
+        step.load({**{name: _whole(files, manifest, WEIGHT, name) for name in leaves}, **rest})
         for name, parameter in step.named_parameters():
-            state: dict[str, Any] = dict(found.kept.get(name, {}))
+            state: dict[str, Any] = dict(manifest.kept.get(name, {}))
             for kind in sorted(set(kinds.get(name, ())) - {WEIGHT, REST}):
-                whole = _whole(files, found, kind, name)
+                whole = _whole(files, manifest, kind, name)
                 counts = whole.ndim < parameter.ndim or kind == "step"  # and is no part of anything
                 state[kind] = whole if counts else cut(whole, step.held(leaves[name]), step.place).to(step.device)
             if state:
@@ -176,14 +178,14 @@ def _commit(
     os.replace(working, final)
 
 
-def _whole(files: list[Any], found: Manifest, kind: str, name: str) -> Tensor:
+def _whole(files: list[Any], manifest: Manifest, kind: str, name: str) -> Tensor:
     """Return a tensor whole, from the parts that the ranks wrote."""
-    key, held = f"{kind} {name}", found.held.get(name)
+    key, held = f"{kind} {name}", manifest.held.get(name)
     try:
         first = files[0].get_tensor(key)
         if not isinstance(held, Sharded) or first.ndim == 0:
             return first
         parts = [by_units(file.get_tensor(key), held) for file in files]
     except SafetensorError as error:
-        raise bad(str(found.folder), f"has no {key}: {error}", "go on with the task that wrote it") from None
+        raise bad(str(manifest.folder), f"has no {key}: {error}", "go on with the task that wrote it") from None
     return from_units(torch.cat(parts), held)

@@ -41,15 +41,15 @@ class Synthesized:
     names: dict[str, str]
 
 
-def to_text(found: Synthesized) -> str:
+def to_text(synthesized: Synthesized) -> str:
     """Return the document as JSON."""
-    graph, program = graphs.to_json(found.graph), programs.to_json(found.program)
-    return f'{{"spmd":{VERSION},"names":{json.dumps(found.names)},\n"program":{program},\n"graph":{graph}}}\n'
+    graph, program = graphs.to_json(synthesized.graph), programs.to_json(synthesized.program)
+    return f'{{"spmd":{VERSION},"names":{json.dumps(synthesized.names)},\n"program":{program},\n"graph":{graph}}}\n'
 
 
-def save(found: Synthesized, path: Path) -> None:
+def save(synthesized: Synthesized, path: Path) -> None:
     """Write the document to `path`."""
-    write_atomically(path, to_text(found))
+    write_atomically(path, to_text(synthesized))
 
 
 def load(path: Path) -> Synthesized:
@@ -69,7 +69,7 @@ def load(path: Path) -> Synthesized:
     return Synthesized(graph=graph, program=program, names=names)
 
 
-def placements_text(found: Synthesized, target: str) -> str:
+def placements_text(synthesized: Synthesized, target: str) -> str:
     """Return a Python file with the placement of each parameter, by the names of the module's state dict, on a mesh of
     one dimension, and how many rows of each input a rank takes.
 
@@ -77,11 +77,13 @@ def placements_text(found: Synthesized, target: str) -> str:
     """
     if target not in TARGETS:
         raise bad(f"`to={target}`", "is not known", f"one of {', '.join(TARGETS)}")
-    program, graph = found.program, found.graph
+    program, graph = synthesized.program, synthesized.graph
     values = {node.name: node.outputs[0] for node in graph.nodes if node.op in ("parameter", "input")}
     held = {name: program.steps[name].outputs[0] for name in values}
-    owners = {key: graph.parameters[name] for key, name in found.names.items() if name in graph.parameters}
-    taken = {one.tensor: one.target for one in reversed(program.communications)}  # an input is cut where it is read
+    owners = {key: graph.parameters[name] for key, name in synthesized.names.items() if name in graph.parameters}
+    taken = {
+        message.tensor: message.target for message in reversed(program.communications)
+    }  # an input is cut where it is read
     rows = {
         name: _rows(values[ref.node], taken.get(ref, held[ref.node]), program.sizes)
         for name, ref in graph.inputs.items()

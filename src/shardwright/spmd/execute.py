@@ -73,11 +73,11 @@ def execute(code: Executable, leaves: Mapping[str, Tensor], site: Site, leave: C
                 for number, (result, made) in enumerate(zip(results, step.outputs, strict=True)):
                     held[Ref(node.name, number), made] = result
             case Send(several):
-                shapes = [code.values[one.tensor].shape for one in several]
+                shapes = [code.values[message.tensor].shape for message in several]
                 parts = [held[sent.tensor, sent.source] for sent in several]
                 finishes[several].append(convert_all(parts, several, shapes, site.place, site.fabric))
             case Wait(several):
-                keys = [(one.tensor, one.target) for one in several]
+                keys = [(message.tensor, message.target) for message in several]
                 held.update(zip(keys, finishes[several].pop(0)(), strict=True))
             case Leave(names, key):
                 for name in names:

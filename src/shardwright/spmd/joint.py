@@ -182,7 +182,7 @@ class _Walk:
         if isinstance(part, fx.Node):
             return self.found[part]
         if isinstance(part, list | tuple):
-            return tuple(self._argument(one) for one in part)
+            return tuple(self._argument(item) for item in part)
         if isinstance(part, torch.dtype):
             return str(part).removeprefix("torch.")
         return part if isinstance(part, int | float | complex | bool | str | None) else str(part)

@@ -66,7 +66,7 @@ class Checkpoints:
 
 
 def train(
-    found: Synthesized,
+    synthesized: Synthesized,
     task: Task,
     *,
     steps: int,
@@ -87,7 +87,7 @@ def train(
     """
     course, kept = course or Course(), checkpoints or Checkpoints()
     with _group(device) as where, _told_once():
-        step = SpmdStep(found.graph, found.program, names=found.names, device=where, seed=seed)
+        step = SpmdStep(synthesized.graph, synthesized.program, names=synthesized.names, device=where, seed=seed)
         with _explained("optimizer"):
             optimizer = task.optimizer_of(step.named_parameters())
         first = _begin(step, optimizer, task, seed, weights, kept.resume, course)
@@ -179,7 +179,9 @@ def _told_once() -> Iterator[None]:
             raise SystemExit(BAD_INPUT) from None
         rank = f"rank {dist.get_rank()}"
         if isinstance(error, SpecError):
-            problems = (replace(one, path=f"{rank}: {one.path}" if one.path else rank) for one in error.problems)
+            problems = (
+                replace(problem, path=f"{rank}: {problem.path}" if problem.path else rank) for problem in error.problems
+            )
             raise SpecError(*problems) from error
         if isinstance(error, torch.OutOfMemoryError):
             hint = "plan for fewer rows and train with `accumulate=`, or with `strategy=uneven-fsdp`"

@@ -114,12 +114,12 @@ def _gathered_together(
     counts = _counts(held, shapes, place)
     flat = torch.cat([by_units(x, one).flatten() for x, one in zip(parts, held, strict=True)])
     padded = several[0].method == "all_gather_padded"
-    finish = fabric.all_gather(flat, [sum(own) for own in counts], padded=padded)
+    finish = fabric.all_gather(flat, [sum(of_rank) for of_rank in counts], padded=padded)
 
     def apart() -> list[Tensor]:
-        pieces = finish().split([count for own in counts for count in own])
+        pieces = finish().split([count for of_rank in counts for count in of_rank])
         joined = [torch.cat(pieces[number :: len(held)]) for number in range(len(held))]
-        return [_from_flat(x, one, shape) for x, one, shape in zip(joined, held, shapes, strict=True)]
+        return [_from_flat(x, sharding, shape) for x, sharding, shape in zip(joined, held, shapes, strict=True)]
 
     return apart
 
@@ -135,11 +135,13 @@ def _shared_out_together(
     held = [one.target for one in several if isinstance(one.target, Sharded)]
     counts = _counts(held, shapes, place)
     padded = several[0].method == "reduce_scatter_padded"
-    finish = fabric.reduce_scatter(_by_rank(parts, held, shapes, place), [sum(own) for own in counts], padded=padded)
+    finish = fabric.reduce_scatter(
+        _by_rank(parts, held, shapes, place), [sum(of_rank) for of_rank in counts], padded=padded
+    )
 
     def apart() -> list[Tensor]:
         pieces = finish().split(counts[place.rank])
-        return [_from_flat(x.clone(), one, shape) for x, one, shape in zip(pieces, held, shapes, strict=True)]
+        return [_from_flat(x.clone(), sharding, shape) for x, sharding, shape in zip(pieces, held, shapes, strict=True)]
 
     return apart
 
@@ -148,7 +150,10 @@ def _by_rank(
     parts: Sequence[Tensor], held: Sequence[Sharded], shapes: Sequence[tuple[int, ...]], place: RankPlace
 ) -> Tensor:
     """Return what the first rank is to hold of each tensor, then what the next is, end to end."""
-    rows = [by_units(x, one).split(_rows(one, shape, place)) for x, one, shape in zip(parts, held, shapes, strict=True)]
+    rows = [
+        by_units(x, sharding).split(_rows(sharding, shape, place))
+        for x, sharding, shape in zip(parts, held, shapes, strict=True)
+    ]
     return torch.cat([piece.flatten() for own in zip(*rows, strict=True) for piece in own])
 
 
@@ -160,29 +165,29 @@ def _from_flat(flat: Tensor, held: Sharded, shape: tuple[int, ...]) -> Tensor:
 
 def _counts(held: Sequence[Sharded], shapes: Sequence[tuple[int, ...]], place: RankPlace) -> list[list[int]]:
     """Return the elements that each rank has of each tensor."""
-    counts = [[math.prod(shape) // one.units * units for units in place.sizes[one.ratio, one.units]]
-            for one, shape in zip(held, shapes, strict=True)]  # fmt: skip
-    return [list(own) for own in zip(*counts, strict=True)]
+    counts = [[math.prod(shape) // sharding.units * units for units in place.sizes[sharding.ratio, sharding.units]]
+            for sharding, shape in zip(held, shapes, strict=True)]  # fmt: skip
+    return [list(of_rank) for of_rank in zip(*counts, strict=True)]
 
 
-def convert(x: Tensor, one: Communication, shape: tuple[int, ...], place: RankPlace, fabric: RankFabric) -> Finish:
+def convert(x: Tensor, message: Communication, shape: tuple[int, ...], place: RankPlace, fabric: RankFabric) -> Finish:
     """Start to bring `x`, this rank's part of a tensor of global `shape`, from `one.source` to `one.target`."""
-    if x.dtype == torch.bool and one.method != "slice":
-        finish = convert(x.to(torch.uint8), one, shape, place, fabric)
+    if x.dtype == torch.bool and message.method != "slice":
+        finish = convert(x.to(torch.uint8), message, shape, place, fabric)
         return lambda: finish().bool()
-    source, target = one.source, one.target
+    source, target = message.source, message.target
     match source, target:
         case Replicated(), _:
             return lambda: cut(x, target, place)
         case Sharded(), Partial():
             return lambda: _spread(x, source, shape, place)
         case Partial(), Replicated():
-            return fabric.all_reduce(x, hierarchical=one.method == "all_reduce_hierarchical")
+            return fabric.all_reduce(x, hierarchical=message.method == "all_reduce_hierarchical")
         case Sharded(), Replicated():
-            return _gathered(x, source, shape, place, fabric, padded=one.method == "all_gather_padded")
+            return _gathered(x, source, shape, place, fabric, padded=message.method == "all_gather_padded")
         case Partial(), Sharded():
             rows = _rows(target, shape, place)
-            padded = one.method == "reduce_scatter_padded"
+            padded = message.method == "reduce_scatter_padded"
             finish = fabric.reduce_scatter(by_units(x, target), rows, padded=padded)
             return lambda: from_units(finish(), target)
         case Sharded(), Sharded():

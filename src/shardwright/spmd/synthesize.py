@@ -77,9 +77,9 @@ def plan(
     return _noted(found, "Task.small()")
 
 
-def _noted(found: Synthesized, checked: str, why: str = "") -> Synthesized:
-    notes = {**found.program.notes, "checked": checked, **({"unchecked_because": why} if why else {})}
-    return replace(found, program=replace(found.program, notes=notes))
+def _noted(synthesized: Synthesized, checked: str, why: str = "") -> Synthesized:
+    notes = {**synthesized.program.notes, "checked": checked, **({"unchecked_because": why} if why else {})}
+    return replace(synthesized, program=replace(synthesized.program, notes=notes))
 
 
 def synthesize(
@@ -115,13 +115,13 @@ def _precision(module: nn.Module) -> str:
     return PRECISIONS.get(kinds.pop() if len(kinds) == 1 else "float32", "fp32")
 
 
-def _like(found: Synthesized, small: Task, machines: Machines, strategy: str) -> Synthesized:
+def _like(synthesized: Synthesized, small: Task, machines: Machines, strategy: str) -> Synthesized:
     """Return a program for `small` at the shares of what was found. It is searched on machines that are slower by as
     much as `small` has less to compute and to move, without latencies: what pays in the whole pays there."""
     module = small.skeleton()
     graph = trace(module, small.batch, small.loss)
-    program = search(graph, _slower(machines, _work(graph) / _work(found.graph)), rules=STRATEGIES[strategy])
-    shares = found.program.shares
+    program = search(graph, _slower(machines, _work(graph) / _work(synthesized.graph)), rules=STRATEGIES[strategy])
+    shares = synthesized.program.shares
     sizes = {
         (ratio, units): tuple(rounded(np.asarray(shares[ratio]), units).tolist()) if ratio in shares else row
         for (ratio, units), row in program.sizes.items()

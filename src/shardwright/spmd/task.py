@@ -110,19 +110,19 @@ def batch_shape(graph: Graph) -> tuple[int, int, int]:
     return shape[0], shape[1], values["embedding.weight"].shape[0]
 
 
-def described_task(found: Synthesized, rows: Rows) -> Task:
+def described_task(synthesized: Synthesized, rows: Rows) -> Task:
     """Return the training of a language model's graph from scratch: AdamW without decay of vectors, on samples of
     `rows` in their order."""
-    values = _values(found.graph)
-    batch, positions, _ = batch_shape(found.graph)
+    values = _values(synthesized.graph)
+    batch, positions, _ = batch_shape(synthesized.graph)
 
     def batches(step: int) -> dict[str, Tensor]:
         tokens = torch.from_numpy(rows(step * batch, batch))
         return {"tokens": tokens[:, :positions].contiguous(), "labels": tokens[:, 1:].flatten()}
 
     return Task(
-        build=lambda: _leaves(found.graph, values),
-        batch={name: torch.empty(values[name].shape, dtype=torch.int64) for name in found.graph.inputs},
+        build=lambda: _leaves(synthesized.graph, values),
+        batch={name: torch.empty(values[name].shape, dtype=torch.int64) for name in synthesized.graph.inputs},
         loss=_without_code,
         batches=batches,
         optimizer=lambda groups: torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95)),

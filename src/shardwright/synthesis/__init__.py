@@ -11,22 +11,21 @@ What may be chosen:
 
 * `rules/`: the table of rules for operators
 * `shorten`: a graph with three occurrences of each repeated block
-* `decisions`: what a search decides, what that asks of the tensors, and both as columns of rules and of conversions
+* `decisions`: what a search decides, as columns of rules and of conversions
 
 What it costs:
 
-* `machines`: devices and links, the time of a conversion over them, and its fastest method
+* `machines`: devices and links, and what a conversion takes on them
 * `prices`: rules and conversions in seconds and bytes
-* `schedule`: when a rank computes, sends and forgets, and which gradients are sent in one call
-* `memory`: bytes held through the step, what each action takes and frees, and what fits
+* `schedule`: when a rank computes, sends and forgets
+* `memory`: bytes held through the step, and what fits
 
 How it is chosen:
 
 * `linear`: linear and integer programs
 * `integer_program`: rules at fixed shares as an integer program
 * `best_rules`: its best solution
-* `a_star`: the same by A*, as HAP has it
-* `choice`: what a choice comes to, and the time of a step
+* `choice`: what a choice of rules comes to
 * `neighbourhoods`: better rules near a choice
 * `ratios`: the best shares for fixed rules, shares to start from, and whole units for exact shares
 * `synthesize`: rules and shares in turns, the best of several starts, in whole units

@@ -24,9 +24,9 @@ from shardwright.synthesis.rules.signature import OperatorRule
 Rules: TypeAlias = Callable[[Decisions, Prices], Bools]
 
 
-def batch_of(these: Decisions) -> int:
+def batch_of(space: Decisions) -> int:
     """Return the rows of the batch: the first dimension of most inputs."""
-    graph = these.short.graph
+    graph = space.short.graph
     nodes = graph.by_name()
     shapes = [nodes[ref.node].outputs[0].shape for ref in graph.inputs.values()]
     return Counter(shape[0] for shape in shapes if shape).most_common(1)[0][0]
@@ -37,49 +37,49 @@ def by_rows(rule: OperatorRule, rows: int) -> bool:
     return rule.cut is not None and rule.cut.units == rows and rule.cut.ratio == COMPUTE
 
 
-def everything(these: Decisions, costs: Prices) -> Bools:
+def everything(space: Decisions, costs: Prices) -> Bools:
     """Return all rules [R]."""
     return np.ones(len(costs.compute), dtype=bool)
 
 
-def data_parallel(these: Decisions, costs: Prices) -> Bools:
+def data_parallel(space: Decisions, costs: Prices) -> Bools:
     """Return the rules of data parallelism [R]."""
-    rows = batch_of(these)
-    return _allowed(these, costs, lambda one, rule: _data_parallel(one, rule, rows))
+    rows = batch_of(space)
+    return _allowed(space, costs, lambda decision, rule: _data_parallel(decision, rule, rows))
 
 
-def fsdp(these: Decisions, costs: Prices) -> Bools:
+def fsdp(space: Decisions, costs: Prices) -> Bools:
     """Return the rules of data parallelism with sharded parameters [R]; biases and norms may stay whole."""
-    rows = batch_of(these)
+    rows = batch_of(space)
 
-    def allowed(one: Decision, rule: OperatorRule) -> bool:
-        if one.node.op == "parameter":
-            return rule.name == "state" or len(one.node.outputs[0].shape) < 2
-        return _data_parallel(one, rule, rows)
+    def allowed(decision: Decision, rule: OperatorRule) -> bool:
+        if decision.node.op == "parameter":
+            return rule.name == "state" or len(decision.node.outputs[0].shape) < 2
+        return _data_parallel(decision, rule, rows)
 
-    return _allowed(these, costs, allowed)
+    return _allowed(space, costs, allowed)
 
 
-def hap(these: Decisions, costs: Prices) -> Bools:
+def hap(space: Decisions, costs: Prices) -> Bools:
     """Return HAP's rules [R]: a weight is whole or split along its first dimension, its outputs; no forward product is
     cut along what it sums over, nothing along heads or classes."""
-    rows = batch_of(these)
-    middle = {number: place for place, number in reversed(list(enumerate(these.order)))}
+    rows = batch_of(space)
+    middle = {number: place for place, number in reversed(list(enumerate(space.order)))}
 
-    def allowed(one: Decision, rule: OperatorRule) -> bool:
-        forward = middle.get(numbers[one.name], -1) < these.loss
+    def allowed(decision: Decision, rule: OperatorRule) -> bool:
+        forward = middle.get(numbers[decision.name], -1) < space.loss
         if rule.cut is None or by_rows(rule, rows):
-            return rule.name != "sum" or one.node.op in SUMS
-        if one.node.op == "parameter":
+            return rule.name != "sum" or decision.node.op in SUMS
+        if decision.node.op == "parameter":
             return rule.cut.dim == 0 and rule.cut.ratio != STATE
-        if one.node.op in ("cross_entropy", "cross_entropy_backward", "embedding", "embedding_dense_backward"):
+        if decision.node.op in ("cross_entropy", "cross_entropy_backward", "embedding", "embedding_dense_backward"):
             return rule.name == "d"
-        if rule.cut.outer > 1 or one.node.op.startswith("attention"):
+        if rule.cut.outer > 1 or decision.node.op.startswith("attention"):
             return False
-        return not (forward and product(one.node) and rule.name in ("k", "i"))
+        return not (forward and product(decision.node) and rule.name in ("k", "i"))
 
-    numbers = {one.name: number for number, one in enumerate(these.decisions)}
-    return _allowed(these, costs, allowed)
+    numbers = {one.name: number for number, one in enumerate(space.decisions)}
+    return _allowed(space, costs, allowed)
 
 
 STRATEGIES: dict[str, Rules] = {
@@ -88,14 +88,14 @@ STRATEGIES: dict[str, Rules] = {
 SUMS = frozenset(("add.Tensor", "sum.dim_IntList", "view", "t", "permute", "stack", "unbind.int"))
 
 
-def _data_parallel(one: Decision, rule: OperatorRule, rows: int) -> bool:
-    if one.node.op in ("parameter", "buffer"):
+def _data_parallel(decision: Decision, rule: OperatorRule, rows: int) -> bool:
+    if decision.node.op in ("parameter", "buffer"):
         return isinstance(rule.outputs[0], Replicated)
     if rule.cut is None:
-        return not (product(one.node) and any(by_rows(other, rows) for other in one.rules))
+        return not (product(decision.node) and any(by_rows(other, rows) for other in decision.rules))
     return by_rows(rule, rows)
 
 
-def _allowed(these: Decisions, costs: Prices, test: Callable[[Decision, OperatorRule], bool]) -> Bools:
+def _allowed(space: Decisions, costs: Prices, test: Callable[[Decision, OperatorRule], bool]) -> Bools:
     pairs = zip(costs.columns.decision.tolist(), costs.columns.rule.tolist(), strict=True)
-    return np.array([test(these.decisions[one], these.decisions[one].rules[rule]) for one, rule in pairs])
+    return np.array([test(space.decisions[one], space.decisions[one].rules[rule]) for one, rule in pairs])

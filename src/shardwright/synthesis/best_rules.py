@@ -34,13 +34,13 @@ SURE = 0.9  # what a relaxation takes to this part is taken at once
 
 
 def best(
-    these: Decisions, costs: Prices, *, gap: float = 1e-3, allowed: Bools | None = None, hint: Hint | None = None,
+    space: Decisions, costs: Prices, *, gap: float = 1e-3, allowed: Bools | None = None, hint: Hint | None = None,
     branch: bool = True, below: float = np.inf, known: Choice | None = None,
 ) -> Choice | None:  # fmt: skip
     """Return the best choice among `allowed` rules [R], None if none is found that fits the memory or none can take
     less than `below` seconds. Without `branch` whole numbers near the relaxation are all that is tried, unless there
     are none. `known` is a choice that fits, at these prices."""
-    program = integer_program(these, costs)
+    program = integer_program(space, costs)
     width = len(program.costs)
     upper = np.ones(width)
     upper[-1] = np.inf
@@ -51,18 +51,18 @@ def best(
         program.rows.add_dense(time_row(program, row), low=0.0)
     bound = np.inf  # of the program without rows 8, which what does not fit here might not break
     for _ in range(FITTINGS):
-        found, values = _fastest(these, costs, program, upper, gap, rows, hint, branch, below, known)
+        found, values = _fastest(space, costs, program, upper, gap, rows, hint, branch, below, known)
         if found is None or values is None:
             return None
         bound = min(bound, found.bound_seconds)
-        if not _overfull(these, costs, program, found.rules, values):
+        if not _overfull(space, costs, program, found.rules, values):
             return replace(found, bound_seconds=bound)
         rows, hint = list(found.hint.rows) if found.hint else rows, found.hint
     return None
 
 
 def _fastest(
-    these: Decisions, costs: Prices, program: IntegerProgram, upper: Floats, gap: float, rows: list[TimeRow],
+    space: Decisions, costs: Prices, program: IntegerProgram, upper: Floats, gap: float, rows: list[TimeRow],
     hint: Hint | None, branch: bool, below: float, known: Choice | None,
 ) -> tuple[Choice | None, Floats | None]:  # fmt: skip
     """Return the best choice under the rows that there are, with its columns."""
@@ -78,16 +78,16 @@ def _fastest(
     rows = rows + more
     left = Hint(tuple(rows), relaxation.basis())
     values = _dive(program, relaxation, solution.values, costs)
-    found = None if values is None else chosen(these, costs, values, bound)
+    found = None if values is None else chosen(space, costs, values, bound)
     if known is not None and (found is None or known.seconds.total <= found.seconds.total):
         found = replace(known, bound_seconds=min(bound, known.seconds.total))
-        values = columns_of(these, costs, program, known)
+        values = columns_of(space, costs, program, known)
     if found is None or (branch and found.gap > gap):
         if found is not None and values is not None:
             # A column whose reduced cost is more than the gap is in no better choice.
             room = found.seconds.total / program.unit - solution.bound
             upper = np.where((solution.reduced_costs <= room) | (values > 0), upper, 0.0)
-        found, values = _branched(these, costs, program, lower, upper, gap, bound, found, values)
+        found, values = _branched(space, costs, program, lower, upper, gap, bound, found, values)
     return (None, None) if found is None else (replace(found, hint=left), values)
 
 
@@ -110,18 +110,18 @@ def _tightened(
     return solution, rows
 
 
-def _overfull(these: Decisions, costs: Prices, program: IntegerProgram, rules: Ints, values: Floats) -> bool:
+def _overfull(space: Decisions, costs: Prices, program: IntegerProgram, rules: Ints, values: Floats) -> bool:
     """Return whether a choice holds more than some device has, and add the rows that it breaks: for each class of
     devices the moment at which it holds most."""
     net = costs.net
     if not np.isfinite(net.limits).any():
         return False
-    found = held_by(these, rules, net, costs.shares)
+    found = held_by(space, rules, net, costs.shares)
     levels = class_bytes(found, net, costs.shares)
     full = np.flatnonzero(levels.max(axis=0) > net.limits * (1 + 1e-9))
     for one in full.tolist():
         moment = int(levels[:, one].argmax())
-        row = memory_row(these, costs, program.edges, len(program.costs), int(found.node[moment]))[:, one]
+        row = memory_row(space, costs, program.edges, len(program.costs), int(found.node[moment]))[:, one]
         beside = float(levels[moment, one] - row @ values)
         program.rows.add_dense(row / net.limits[one], high=1.0 - beside / float(net.limits[one]))
     return len(full) > 0
@@ -164,8 +164,8 @@ def _dive(program: IntegerProgram, relaxation: WarmRelaxation, values: Floats, c
 
 
 def _branched(
-    these: Decisions, costs: Prices, program: IntegerProgram, lower: Floats, upper: Floats, gap: float, bound: float,
-    found: Choice | None, values: Floats | None,
+    space: Decisions, costs: Prices, program: IntegerProgram, lower: Floats, upper: Floats, gap: float, bound: float,
+    best: Choice | None, values: Floats | None,
 ) -> tuple[Choice | None, Floats | None]:  # fmt: skip
     """Return the best choice of branch and bound, starting from what was found, with its columns; rows of time are
     added as they are broken."""
@@ -175,12 +175,12 @@ def _branched(
     for _ in range(ROUNDS):
         size = len(program.rows.columns)
         left = min(NODES, (WORK - nodes * size) // size)
-        if found is not None and left < 1:
+        if best is not None and left < 1:
             break
         start = None
-        if found is not None and values is not None:
+        if best is not None and values is not None:
             slowed = float(program.costs[:-1] @ values[:-1])
-            start = np.append(values[:-1], found.seconds.total / program.unit - slowed)
+            start = np.append(values[:-1], best.seconds.total / program.unit - slowed)
         solution = solve(
             program.costs,
             program.rows,
@@ -192,18 +192,18 @@ def _branched(
             most_nodes=max(left, 1),
         )
         if solution.status == "infeasible" or not len(solution.values):
-            return found, values
+            return best, values
         bound, nodes = max(bound, solution.bound * program.unit), nodes + solution.nodes
-        choice = chosen(these, costs, solution.values, bound)
-        if found is None or choice.seconds.total < found.seconds.total:
-            found, values = choice, solution.values
+        choice = chosen(space, costs, solution.values, bound)
+        if best is None or choice.seconds.total < best.seconds.total:
+            best, values = choice, solution.values
         more = broken(program, solution.values, gap / 2)
-        if not more or found.seconds.total <= bound * (1 + gap):
+        if not more or best.seconds.total <= bound * (1 + gap):
             break
         for row in more:
             program.rows.add_dense(time_row(program, row), low=0.0)
-    assert found is not None
-    return replace(found, bound_seconds=min(bound, found.seconds.total), nodes=nodes), values
+    assert best is not None
+    return replace(best, bound_seconds=min(bound, best.seconds.total), nodes=nodes), values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,10 +216,10 @@ class ProgramBound:
     edges: dict[Edge, float]
 
 
-def relaxed(these: Decisions, costs: Prices) -> ProgramBound:
+def relaxed(space: Decisions, costs: Prices) -> ProgramBound:
     """Return the linear relaxation (rows 1 to 7). A choice takes at least the bound and the reduced costs of what it
     takes."""
-    program = integer_program(these, costs)
+    program = integer_program(space, costs)
     width, count, sent = len(program.costs), len(costs.compute), len(costs.seconds)
     relaxation = WarmRelaxation(program.costs, program.rows, lower=np.zeros(width), upper=np.full(width, np.inf))
     solution, _ = _tightened(program, relaxation, TIGHT)

@@ -1,12 +1,10 @@
-"""What a search at fixed shares comes to.
+"""What a choice of rules at fixed shares comes to: what it sends and when, and the seconds of its step.
 
-The time of one step of a program: each device computes, all wait for each other where something is sent that the next
-operator needs, and what can wait is sent behind the computation.
-
-Conversions are of three kinds. *Blocking* ones start when the slowest device is there and hold all of them. *Early*
-ones (parameters gathered for use) may start with the pass, forward or backward, in the order in which they are needed;
-what needs one waits for it. *Deferred* ones (gradients on their way to their parameters) queue for the network, which
-serves the others first and is never idle while there is something to send.
+Each device computes, all wait for each other where something is sent that the next operator needs, and what can wait is
+sent behind the computation. So conversions are of three kinds. *Blocking* ones start when the slowest device is there
+and hold all of them. *Early* ones (parameters gathered for use) may start with the pass, forward or backward, in the
+order in which they are needed; what needs one waits for it. *Deferred* ones (gradients on their way to their
+parameters) queue for the network, which serves the others first and is never idle while there is something to send.
 """
 
 from __future__ import annotations
@@ -49,26 +47,26 @@ class Choice:
         return 1.0 - self.bound_seconds / self.seconds.total if self.seconds.total else 0.0
 
 
-def chosen(these: Decisions, costs: Prices, values: Floats, bound: float) -> Choice:
+def chosen(space: Decisions, costs: Prices, values: Floats, bound: float) -> Choice:
     """Return the choice that whole columns make."""
     x = values[: len(costs.compute)]
     rules = np.array([int(np.argmax(x[start:stop])) for start, stop in spans(costs)])
-    sent = sent_by(these, costs, rules)
-    seconds = time_of(these, costs, rules, sent)
+    sent = sent_by(space, costs, rules)
+    seconds = time_of(space, costs, rules, sent)
     return Choice(rules=rules, sent=sent, seconds=seconds, bound_seconds=min(bound, seconds.total))
 
 
-def columns_of(these: Decisions, costs: Prices, program: IntegerProgram, choice: Choice) -> Floats:
+def columns_of(space: Decisions, costs: Prices, program: IntegerProgram, choice: Choice) -> Floats:
     """Return the columns that a choice stands for."""
     values = np.zeros(len(program.costs))
     count = len(costs.compute)
     values[costs.columns.first + choice.rules] = 1.0
     values[count : count + len(choice.sent)] = choice.sent
     for (number, which, made, asked), column in program.edges.items():
-        use = these.uses[number]
+        use = space.uses[number]
         reader = use.readers[which]
         values[column] = (
-            these.decisions[use.decision].rules[choice.rules[use.decision]].outputs[use.output] == made
+            space.decisions[use.decision].rules[choice.rules[use.decision]].outputs[use.output] == made
             and reader.asked[choice.rules[reader.decision]] == asked
         )
     slowed = float(program.costs[:-1] @ values[:-1])
@@ -76,20 +74,20 @@ def columns_of(these: Decisions, costs: Prices, program: IntegerProgram, choice:
     return values
 
 
-def sent_by(these: Decisions, costs: Prices, rules: Ints) -> Floats:
+def sent_by(space: Decisions, costs: Prices, rules: Ints) -> Floats:
     """Return which conversions [C] a choice of rules needs: of one that is asked for in time and later again, the first
     serves both, as does what is kept for the backward."""
     ways = costs.columns
     needed: dict[tuple[int, Any, Any], int] = {}
-    for number, use in enumerate(these.uses):
-        made = these.decisions[use.decision].rules[int(rules[use.decision])].outputs[use.output]
+    for number, use in enumerate(space.uses):
+        made = space.decisions[use.decision].rules[int(rules[use.decision])].outputs[use.output]
         for reader in use.readers:
             asked = reader.asked[int(rules[reader.decision])]
             if asked != made:
                 kind = EARLY if use.early else DEFERRED if reader.at_end else BLOCKING
                 key = (number, made, asked)
                 needed[key] = min(needed.get(key, kind), kind)
-    kept = these.kept_from()
+    kept = space.kept_from()
     needed = {key: kind for key, kind in needed.items() if (kept.get(key[0]), *key[1:]) not in needed}
     found: dict[tuple[int, Any, Any], tuple[bool, float, int]] = {}
     for one, key in enumerate(zip(ways.use.tolist(), ways.source, ways.target, strict=True)):
@@ -101,29 +99,29 @@ def sent_by(these: Decisions, costs: Prices, rules: Ints) -> Floats:
     return sent
 
 
-def time_of(these: Decisions, costs: Prices, rules: Ints, sent: Floats) -> StepSeconds:
+def time_of(space: Decisions, costs: Prices, rules: Ints, sent: Floats) -> StepSeconds:
     """Return the time of the step that a choice makes."""
-    return step_seconds(events(these, costs, rules, sent))
+    return step_seconds(events(space, costs, rules, sent))
 
 
-def events(these: Decisions, costs: Prices, rules: Ints, sent: Floats) -> Events:
+def events(space: Decisions, costs: Prices, rules: Ints, sent: Floats) -> Events:
     """Return what happens at each node of the short graph under a choice."""
-    count = len(these.order)
+    count = len(space.order)
     row = costs.columns.first + rules
-    picked = np.array(these.order)
+    picked = np.array(space.order)
     there = picked >= 0
     compute = np.zeros((count, costs.compute.shape[1]))
     compute[there] = costs.compute[row[picked[there]]]
     blocking, deferred, early = np.zeros(count), np.zeros(count), np.zeros(count)
     blocking[there] = costs.sends[row[picked[there]]]
     ways = costs.columns
-    for one in np.flatnonzero(sent > 0.5):
-        use, kind, seconds = these.uses[ways.use[one]], ways.kind[one], costs.seconds[one]
+    for way in np.flatnonzero(sent > 0.5):
+        use, kind, seconds = space.uses[ways.use[way]], ways.kind[way], costs.seconds[way]
         places = np.minimum(use.first, count - 1) if kind == EARLY else use.places
         np.add.at({BLOCKING: blocking, DEFERRED: deferred, EARLY: early}[int(kind)], np.array(places), seconds)
     return Events(
         compute=compute, blocking=blocking, deferred=deferred, early=early,
-        weights=np.array(these.weights, dtype=np.float64), loss=these.loss,
+        weights=np.array(space.weights, dtype=np.float64), loss=space.loss,
     )  # fmt: skip
 
 

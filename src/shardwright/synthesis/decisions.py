@@ -1,12 +1,9 @@
-"""What a search over programs decides: a rule for each kind of node, and what that asks of the tensors.
+"""What a search over programs decides, as columns that it takes or leaves: a rule for each kind of node, and a way to
+convert each tensor between the property in which it is made and those that rules ask for.
 
 Nodes of repeated blocks are tied to one decision. A view decides nothing: it passes on the property of what it views,
 so its readers ask the viewed tensor. A parameter's rule is where it is stored, and its gradient is asked for in the
-same property.
-
-What a search decides as columns: the rules of all decisions, and the ways to convert the tensors between them.
-
-Shares and machines change what columns cost, and nothing of this.
+same property. Shares and machines change what columns cost, and nothing of this.
 """
 
 from __future__ import annotations
@@ -282,8 +279,8 @@ def _by_pass(graph: Graph, reads: _Reads, order: Mapping[str, int]) -> Iterator[
     parameters, loss = set(graph.parameters.values()), order[graph.loss.node]
     for ref, readers in reads.items():
         if ref in parameters:
-            backward = [one for one in readers if order[one[0]] > loss]
-            forward = [one for one in readers if order[one[0]] <= loss]
+            backward = [reader for reader in readers if order[reader[0]] > loss]
+            forward = [reader for reader in readers if order[reader[0]] <= loss]
             yield from ((ref, some) for some in (forward, backward) if some)
         else:
             yield ref, readers
@@ -314,26 +311,26 @@ class DecisionColumns:
 
 
 @lru_cache(maxsize=8)
-def columns(these: Decisions, *, overlap: bool = True) -> DecisionColumns:
+def columns(space: Decisions, *, overlap: bool = True) -> DecisionColumns:
     """Return the columns. Without `overlap` every conversion is waited for."""
-    rows = [(number, place) for number, one in enumerate(these.decisions) for place in range(len(one.rules))]
-    counts = np.array([len(one.rules) for one in these.decisions])
+    rows = [(number, place) for number, decision in enumerate(space.decisions) for place in range(len(decision.rules))]
+    counts = np.array([len(decision.rules) for decision in space.decisions])
     cuts: dict[Property | None, int] = {}
     cut, held = [], []
-    for one in these.decisions:
-        for rule in one.rules:
+    for decision in space.decisions:
+        for rule in decision.rules:
             cut.append(_place(cuts, rule.cut))
             held.append(_place(cuts, rule.outputs[0] if rule.outputs else None))
     pairs: dict[tuple[float, Property, Property], int] = {}
-    ways, parts, together = [], [], call_sizes(these.short.graph)
-    for number, use in enumerate(these.uses):
-        made = list(dict.fromkeys(rule.outputs[use.output] for rule in these.decisions[use.decision].rules))
+    ways, parts, together = [], [], call_sizes(space.short.graph)
+    for number, use in enumerate(space.uses):
+        made = list(dict.fromkeys(rule.outputs[use.output] for rule in space.decisions[use.decision].rules))
         for target, kind in _wanted(use):
             for source in made:
                 if source != target and possible(source, target):
                     size = whole = float(use.value.size_bytes)
                     if kind != BLOCKING:
-                        whole = together.of(_asked_by(these, use), size, source, target, early=use.early)
+                        whole = together.of(_asked_by(space, use), size, source, target, early=use.early)
                     pair = pairs.setdefault((whole, source, target), len(pairs))
                     ways.append((number, source, target, kind, pair))
                     parts.append(size / whole)
@@ -345,7 +342,7 @@ def columns(these: Decisions, *, overlap: bool = True) -> DecisionColumns:
         first=np.cumsum(counts) - counts,
         cut=np.array(cut),
         held=np.array(held),
-        cuts=tuple(one for one in cuts if isinstance(one, Sharded)),
+        cuts=tuple(cut for cut in cuts if isinstance(cut, Sharded)),
         use=np.array(uses, dtype=np.int64),
         source=sources,
         target=targets,
@@ -356,9 +353,9 @@ def columns(these: Decisions, *, overlap: bool = True) -> DecisionColumns:
     )
 
 
-def _asked_by(these: Decisions, use: Use) -> str:
+def _asked_by(space: Decisions, use: Use) -> str:
     """Return the node that reads a tensor first where it is early, or makes it."""
-    nodes = these.short.graph.nodes
+    nodes = space.short.graph.nodes
     return nodes[min(use.first[0], len(nodes) - 1) if use.early else use.places[0]].name
 
 

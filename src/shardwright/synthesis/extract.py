@@ -22,15 +22,15 @@ from shardwright.synthesis.schedule import call_sizes
 from shardwright.synthesis.shorten import ties
 
 
-def program(graph: Graph, these: Decisions, choice: Choice, net: Machines, shares: RankShares) -> Program:
+def program(graph: Graph, space: Decisions, choice: Choice, net: Machines, shares: RankShares) -> Program:
     """Return the program that a choice stands for, with a step for each node of `graph`."""
-    steps = steps_of(graph, these, choice.rules)
+    steps = steps_of(graph, space, choice.rules)
     held = [one for step in steps.values() for one in (*step.inputs, *step.outputs) if isinstance(one, Sharded)]
     used = dict.fromkeys((one.ratio, one.units) for one in held)
     return Program(
         ranks=net.ranks,
         steps=steps,
-        communications=by_fastest(graph, needed(graph, steps, kept=these.kept), net, shares),
+        communications=by_fastest(graph, needed(graph, steps, kept=space.kept), net, shares),
         shares={name: _coarse(shares.row(name)) for name in dict.fromkeys(ratio for ratio, _ in used)},
         sizes={key: shares.sizes[key] for key in used},
         seconds=coarse(choice.seconds.total),
@@ -53,12 +53,12 @@ def by_fastest(
     def method(size: float, source: Property, target: Property) -> str:
         return conversion(net, size, source, target, shares.of).method
 
-    def size(one: Communication) -> float:
-        own, node = float(nodes[one.tensor.node].outputs[one.tensor.output].size_bytes), one.tensor.node
-        if not (one.early or one.deferred):
+    def size(message: Communication) -> float:
+        own, node = float(nodes[message.tensor.node].outputs[message.tensor.output].size_bytes), message.tensor.node
+        if not (message.early or message.deferred):
             return own
-        asked_by = reader.get(one.tensor, node) if one.early else node
-        return together.of(asked_by, own, one.source, one.target, early=one.early)
+        asked_by = reader.get(message.tensor, node) if message.early else node
+        return together.of(asked_by, own, message.source, message.target, early=message.early)
 
     sizes = [size(one) for one in sent]
     return tuple(
@@ -86,19 +86,21 @@ def needed(graph: Graph, steps: Mapping[str, Step], *, kept: bool) -> tuple[Comm
     )
 
 
-def steps_of(graph: Graph, these: Decisions, rules: Ints) -> dict[str, Step]:
+def steps_of(graph: Graph, space: Decisions, rules: Ints) -> dict[str, Step]:
     """Return a step for each node of `graph` from a rule for each decision."""
-    chosen = {one.name: one.rules[rule] for one, rule in zip(these.decisions, rules.tolist(), strict=True)}
+    chosen = {
+        decision.name: decision.rules[rule] for decision, rule in zip(space.decisions, rules.tolist(), strict=True)
+    }
     tie = ties(graph)
     steps: dict[str, Step] = {}
     made: dict[Ref, Property] = {}
     shared: dict[tuple[str, str], Step] = {}
     for node in graph.nodes:
         name = tie.get(node.name, node.name)
-        rule = chosen.get(name) or _passed(these.views[name], made[node.inputs[0]])
+        rule = chosen.get(name) or _passed(space.views[name], made[node.inputs[0]])
         step = shared.setdefault((name, rule.name + str(rule.inputs)), _step(rule))
         steps[node.name] = step
-        made.update((Ref(node.name, number), one) for number, one in enumerate(step.outputs))
+        made.update((Ref(node.name, number), made_property) for number, made_property in enumerate(step.outputs))
     return steps
 
 
@@ -131,15 +133,17 @@ def _asked(
     return found
 
 
-def replicated_share(these: Decisions, choice: Choice) -> float:
+def replicated_share(space: Decisions, choice: Choice) -> float:
     """Return the part of all floating-point operations that every rank does in full."""
-    work = np.array([one.weight * flops(one.node, one.operands) for one in these.decisions[:-1]])
-    whole = [one.rules[rule].cut is None for one, rule in zip(these.decisions, choice.rules.tolist(), strict=True)]
+    work = np.array([decision.weight * flops(decision.node, decision.operands) for decision in space.decisions[:-1]])
+    whole = [
+        decision.rules[rule].cut is None for decision, rule in zip(space.decisions, choice.rules.tolist(), strict=True)
+    ]
     return float(work[np.array(whole[:-1])].sum() / work.sum())
 
 
-def unknown(these: Decisions) -> list[str]:
+def unknown(space: Decisions) -> list[str]:
     """Return a warning for each operator that has no row in the table and runs replicated."""
-    nodes: dict[str, Node] = these.short.graph.by_name()
-    ops = dict.fromkeys(nodes[name].op for name in these.unknown)
+    nodes: dict[str, Node] = space.short.graph.by_name()
+    ops = dict.fromkeys(nodes[name].op for name in space.unknown)
     return [f"{op} has no rule: it runs replicated on every rank" for op in ops]

@@ -82,13 +82,13 @@ def spans(costs: Prices) -> list[tuple[int, int]]:
     return list(zip(first.tolist(), [*first[1:].tolist(), len(costs.columns.decision)], strict=True))
 
 
-def integer_program(these: Decisions, costs: Prices) -> IntegerProgram:
+def integer_program(space: Decisions, costs: Prices) -> IntegerProgram:
     """Return rows 1 to 5 and 7."""
     named = costs.columns
-    rules = _rules(these, named)
+    rules = _rules(space, named)
     rows, edges = rules.rows.copied(), rules.edges
-    weight = np.array([one.weight for one in these.decisions])[named.decision]
-    sends = np.array([use.weight for use in these.uses])[named.use]
+    weight = np.array([decision.weight for decision in space.decisions])[named.decision]
+    sends = np.array([use.weight for use in space.uses])[named.use]
     waited = np.concatenate([weight * costs.sends, np.where(named.kind == BLOCKING, sends * costs.seconds, 0.0)])
     unit = float(np.minimum.reduceat(weight * costs.compute.max(axis=1), named.first).sum()) or 1.0
     behind = np.where(named.kind == DEFERRED, costs.seconds, 0.0)
@@ -97,8 +97,8 @@ def integer_program(these: Decisions, costs: Prices) -> IntegerProgram:
     program = IntegerProgram(
         rows=rows, costs=np.concatenate([np.zeros(len(weight)), slowed / unit, np.zeros(len(edges)), [1.0]]),
         compute=costs.compute[:, slower(costs.compute)], waited=waited, behind=behind, ahead=ahead,
-        before=rules.before, sent_before=rules.sent_before, edges=edges, unit=unit, once=np.array(these.weights) == 1,
-        passes=(0, these.loss),
+        before=rules.before, sent_before=rules.sent_before, edges=edges, unit=unit, once=np.array(space.weights) == 1,
+        passes=(0, space.loss),
     )  # fmt: skip
     _times(program)
     _memory(rows, costs, len(program.costs))
@@ -116,24 +116,24 @@ class _Rules:
 
 
 @lru_cache(maxsize=8)
-def _rules(these: Decisions, named: DecisionColumns) -> _Rules:
+def _rules(space: Decisions, named: DecisionColumns) -> _Rules:
     rows = LinearRows()
     for start, stop in pairwise((*named.first.tolist(), len(named.decision))):
         rows.add(dict.fromkeys(range(start, stop), 1.0), 1.0, 1.0)
-    edges = _operands(rows, these, named)
-    return _Rules(rows, edges, *_occurrences(these, named))
+    edges = _operands(rows, space, named)
+    return _Rules(rows, edges, *_occurrences(space, named))
 
 
-def _operands(rows: LinearRows, these: Decisions, named: DecisionColumns) -> dict[Edge, int]:
+def _operands(rows: LinearRows, space: Decisions, named: DecisionColumns) -> dict[Edge, int]:
     """Add rows 2 and 3 for every reader of every use; return the columns e."""
     count = len(named.decision)
     by_use: dict[int, list[int]] = {}
     for one, number in enumerate(named.use.tolist()):
         by_use.setdefault(number, []).append(one)
     edges: dict[Edge, int] = {}
-    column, kept = count + len(named.use), these.kept_from()
-    for number, use in enumerate(these.uses):
-        made = _by_property([rule.outputs[use.output] for rule in these.decisions[use.decision].rules])
+    column, kept = count + len(named.use), space.kept_from()
+    for number, use in enumerate(space.uses):
+        made = _by_property([rule.outputs[use.output] for rule in space.decisions[use.decision].rules])
         start = int(named.first[use.decision])
         mine: dict[tuple[object, object], list[int]] = {}
         for one in by_use.get(number, []) + by_use.get(kept.get(number, -1), []):
@@ -165,8 +165,8 @@ def _operands(rows: LinearRows, these: Decisions, named: DecisionColumns) -> dic
 
 def _by_property(properties: list[Property]) -> dict[Property, list[int]]:
     found: dict[Property, list[int]] = {}
-    for place, one in enumerate(properties):
-        found.setdefault(one, []).append(place)
+    for place, held in enumerate(properties):
+        found.setdefault(held, []).append(place)
     return found
 
 
@@ -175,18 +175,18 @@ def _ready(some: list[int], kind: Ints, at_end: bool) -> list[int]:
     return [one for one in some if at_end or kind[one] != DEFERRED]
 
 
-def _occurrences(these: Decisions, named: DecisionColumns) -> tuple[Floats, Floats]:
+def _occurrences(space: Decisions, named: DecisionColumns) -> tuple[Floats, Floats]:
     """Return how often each rule [N + 1, R], and each conversion [N + 1, C], has occurred before each node."""
-    count = len(these.order)
-    per_node = np.zeros((count + 1, len(these.decisions)))
-    for place, (decision, weight) in enumerate(zip(these.order, these.weights, strict=True)):
+    count = len(space.order)
+    per_node = np.zeros((count + 1, len(space.decisions)))
+    for place, (decision, weight) in enumerate(zip(space.order, space.weights, strict=True)):
         if decision >= 0:
             per_node[place + 1, decision] += weight
-    by_use = np.zeros((count + 1, len(these.uses)))
-    for number, use in enumerate(these.uses):
+    by_use = np.zeros((count + 1, len(space.uses)))
+    for number, use in enumerate(space.uses):
         for place, first in zip(use.places, use.first, strict=True):
             at = min(first, count - 1) if use.early else place
-            by_use[at + 1, number] += these.weights[place]
+            by_use[at + 1, number] += space.weights[place]
     return np.cumsum(per_node, axis=0)[:, named.decision], np.cumsum(by_use, axis=0)[:, named.use]
 
 
@@ -204,11 +204,11 @@ def _times(program: IntegerProgram) -> None:
     last = len(program.before) - 1
     deferred = np.flatnonzero((np.diff(program.sent_before @ (program.behind > 0)) > 0) & program.once)
     places = np.unique(np.concatenate([[0], deferred[:: -max(1, len(deferred) // TIME_ROWS)]]))
-    for one in range(program.compute.shape[1]):
-        compute = program.compute[:, one] * program.before[last]
+    for kind in range(program.compute.shape[1]):
+        compute = program.compute[:, kind] * program.before[last]
         program.rows.add_dense(program.row(np.concatenate([compute, 0 * program.behind]) + program.waited), low=0.0)
         for place in places.tolist():
-            program.rows.add_dense(time_row(program, TimeRow(0, 0, 0, place + 1, one)), low=0.0)
+            program.rows.add_dense(time_row(program, TimeRow(0, 0, 0, place + 1, kind)), low=0.0)
 
 
 def broken(program: IntegerProgram, x: Floats, gap: float) -> list[TimeRow]:
@@ -220,10 +220,10 @@ def broken(program: IntegerProgram, x: Floats, gap: float) -> list[TimeRow]:
     ahead = program.sent_before @ (program.ahead * y)
     behind = program.sent_before @ (program.behind * y)
     worst: list[tuple[float, TimeRow]] = []
-    for one, first in product(range(program.compute.shape[1]), program.passes):
-        done = program.before @ (program.compute[:, one] * x[:count])
+    for kind, first in product(range(program.compute.shape[1]), program.passes):
+        done = program.before @ (program.compute[:, kind] * x[:count])
         sent = done[first] + ahead[-1] - ahead[first] + behind[-1] - behind[first]
-        worst.append((float(sent), TimeRow(first, len(behind) - 1, first + 1, first + 1, one)))
+        worst.append((float(sent), TimeRow(first, len(behind) - 1, first + 1, first + 1, kind)))
         # T(j, k) = done[first] + ahead[j] - ahead[first] - done[j-1] + done[k] + behind[-1] - behind[k-1], j ≤ k
         begins = np.where(program.once, done[first] - ahead[first] + ahead[1:] - done[:-1], -np.inf)[first:]
         ends = np.where(program.once, done[1:] + behind[-1] - behind[:-1], -np.inf)[first:]
@@ -231,49 +231,49 @@ def broken(program: IntegerProgram, x: Floats, gap: float) -> list[TimeRow]:
         for places in np.array_split(np.arange(len(total)), STRETCHES):
             stop = int(places[np.argmax(total[places])]) if len(places) else 0
             start = first + int(np.argmax(begins[: stop + 1]))
-            worst.append((float(total[stop]), TimeRow(first, start + 1, start, first + stop + 1, one)))
+            worst.append((float(total[stop]), TimeRow(first, start + 1, start, first + stop + 1, kind)))
     return [row for seconds, row in worst if waited + seconds > time * (1 + gap)]
 
 
 def _memory(rows: LinearRows, costs: Prices, width: int) -> None:
-    for one, limit in enumerate(costs.net.limits):
+    for kind, limit in enumerate(costs.net.limits):
         if np.isfinite(limit):
-            row = np.concatenate([costs.state[:, one], np.zeros(width - len(costs.state))])
+            row = np.concatenate([costs.state[:, kind], np.zeros(width - len(costs.state))])
             rows.add_dense(row / limit, high=1.0)
 
 
-def memory_row(these: Decisions, costs: Prices, edges: Mapping[Edge, int], width: int, node: int) -> Floats:
+def memory_row(space: Decisions, costs: Prices, edges: Mapping[Edge, int], width: int, node: int) -> Floats:
     """Return the bytes that columns make a device of each class hold while a node of the short graph runs [width, D]:
     state, gradients made by then, and what will still be read, in the property that its last reader asks for."""
     row = np.zeros((width, len(costs.net.classes)))
-    made = _gradients_made(these, node)
-    state = these.state
+    made = _gradients_made(space, node)
+    state = space.state
     there = state.bytes + np.where(state.sum_bytes > 0, state.sum_bytes, made)
     still = np.asarray(there / (state.bytes + state.gradient_bytes))
     row[: len(costs.state)] = costs.state * still[costs.columns.decision, None]
     copies = [
         sum(
-            these.weights[place]
+            space.weights[place]
             for place, first, last in zip(use.places, use.first, use.last, strict=True)
-            if (first if use.early else place) <= node <= last < len(these.order)
+            if (first if use.early else place) <= node <= last < len(space.order)
         )
-        for use in these.uses
+        for use in space.uses
     ]
     for (number, which, _, asked), column in edges.items():
-        use = these.uses[number]
+        use = space.uses[number]
         if copies[number] and which == use.ending:
             share = costs.shares.by_class(asked, costs.net) if isinstance(asked, Sharded) else 1.0
             row[column] = (1 if use.early else copies[number]) * use.value.size_bytes * share
     return row
 
 
-def _gradients_made(these: Decisions, node: int) -> Floats:
+def _gradients_made(space: Decisions, node: int) -> Floats:
     """Return the part of the occurrences of each decision whose gradient has been made by a node [decisions]."""
-    graph = these.short.graph
+    graph = space.short.graph
     place = {one.name: number for number, one in enumerate(graph.nodes)}
-    found = np.zeros(len(these.decisions))
+    found = np.zeros(len(space.decisions))
     for name, ref in graph.gradients.items():
         leaf = place[graph.parameters[name].node]
         if place[ref.node] <= node:
-            found[these.order[leaf]] += these.weights[leaf] / these.decisions[these.order[leaf]].weight
+            found[space.order[leaf]] += space.weights[leaf] / space.decisions[space.order[leaf]].weight
     return found

@@ -58,7 +58,7 @@ class LinearRows:
 
     def copied(self) -> LinearRows:
         """Return rows that others may be added to."""
-        return LinearRows(*(list(getattr(self, one.name)) for one in fields(self)))
+        return LinearRows(*(list(getattr(self, column.name)) for column in fields(self)))
 
     def add_dense(self, row: Floats, low: float = -INFINITY, high: float = INFINITY) -> int:
         """Add a row that is given as all its coefficients."""

@@ -1,12 +1,9 @@
-"""The devices and links on which a program runs, as ranks and as classes of equal ranks; and the time of a conversion
-over them.
-
-Time of a conversion between properties on unequal machines, α–β, and the method that takes least.
-
-Beside what goes over links, a rank copies what it sends into a buffer and what comes out of one (an all-reduce, once).
+"""Machines of unequal devices and links, and what a conversion between properties takes on them: its least time, α–β,
+and the method that has it.
 
 Rings run through all ranks machine by machine, so each network card carries a ring once in each direction; it is
-charged once a machine, however many GPUs share it. Shares are those of the ranks, [ranks].
+charged once a machine, however many GPUs share it. Beside what goes over links, a rank copies what it sends into a
+buffer and what comes out of one (an all-reduce, once). Shares are those of the ranks, [ranks]; equal ranks are a class.
 """
 
 from __future__ import annotations
@@ -103,7 +100,7 @@ class Machines:
 
     def unlimited(self) -> Machines:
         """Return the machines with memory without end."""
-        machines = [replace(one, device=replace(one.device, memory_bytes=np.inf)) for one in self.machines]
+        machines = [replace(machine, device=replace(machine.device, memory_bytes=np.inf)) for machine in self.machines]
         return replace(self, machines=tuple(machines))
 
     def proportional(self) -> tuple[float, ...]:
@@ -124,17 +121,63 @@ class Sent:
     latency_seconds: float = 0.0
 
 
-def ring_rate(net: Machines) -> float:
-    """Return the bytes per second of the slowest hop of a ring through all ranks."""
-    inside = [machine.link_bytes_per_second for machine in net.machines if machine.gpus > 1]
-    between = [net.network_bytes_per_second] if len(net.machines) > 1 else []
-    return min([*inside, *between], default=np.inf)
+def possible(source: Property, target: Property) -> bool:
+    """Return whether a tensor can be converted: what is whole alone becomes a sum."""
+    return source == target or not isinstance(target, Partial) or isinstance(source, Replicated)
 
 
-def ring_latency(net: Machines) -> float:
-    """Return the seconds of the steps of one pass of a ring."""
-    inside = sum((machine.gpus - 1) * machine.link_latency_seconds for machine in net.machines)
-    return inside + (len(net.machines) - 1) * net.network_latency_seconds
+def conversion(
+    net: Machines, size_bytes: float, source: Property, target: Property, shares: Callable[[Sharded], Floats]
+) -> Sent:
+    """Return the fastest way to convert a tensor of `size_bytes`, where one is possible.
+
+    A replicated tensor becomes a shard or a term of a sum without being sent.
+    """
+    if source == target:
+        return Sent("slice", 0.0)
+    if isinstance(source, Replicated):
+        return Sent("keep_first" if isinstance(target, Partial) and net.ranks > 1 else "slice", 0.0)
+    assert not isinstance(target, Partial), f"no conversion from {source} to {target}"
+    found = _over_links(net, size_bytes, source, target, shares) if net.ranks > 1 else Sent("slice", 0.0)
+    return replace(found, seconds=found.seconds + _copy_seconds(net, size_bytes, source, target, shares))
+
+
+def _over_links(
+    net: Machines, size_bytes: float, source: Property, target: Property, shares: Callable[[Sharded], Floats]
+) -> Sent:
+    if isinstance(source, Sharded) and isinstance(target, Sharded):
+        return _between(net, size_bytes, source, target, shares)
+    if isinstance(source, Sharded):
+        return _cut(net, size_bytes, "all_gather", shares(source))
+    if isinstance(target, Sharded):
+        return _cut(net, size_bytes, "reduce_scatter", shares(target))
+    return _fastest(reduce_flat(net, size_bytes), reduce_hierarchical(net, size_bytes))
+
+
+def _between(
+    net: Machines, size_bytes: float, source: Sharded, target: Sharded, shares: Callable[[Sharded], Floats]
+) -> Sent:
+    if source.dim == target.dim and source.outer == target.outer == 1:
+        return reshare(net, size_bytes, shares(source), shares(target))
+    return exchange(net, size_bytes, shares(source), shares(target))
+
+
+def _cut(net: Machines, size_bytes: float, name: str, shares: Floats) -> Sent:
+    one = _fastest(gather_padded(net, size_bytes, shares), gather_grouped(net, size_bytes, shares))
+    return Sent(f"{name}_{one.method}", one.seconds, one.latency_seconds)
+
+
+def _fastest(*ways: Sent) -> Sent:
+    return min(ways, key=lambda one: one.seconds)
+
+
+def _copy_seconds(
+    net: Machines, size_bytes: float, source: Property, target: Property, shares: Callable[[Sharded], Floats]
+) -> float:
+    """Return the seconds in which the slowest rank copies, reading and writing, its parts before and after."""
+    ends = (source, target) if isinstance(source, Sharded) or isinstance(target, Sharded) else (source,)
+    parts = sum((shares(one) if isinstance(one, Sharded) else np.ones(net.ranks) for one in ends), np.zeros(net.ranks))
+    return 2.0 * size_bytes * float((parts / net.memory_bytes_per_second).max())
 
 
 def gather_padded(net: Machines, size_bytes: float, shares: Floats) -> Sent:
@@ -159,10 +202,14 @@ def reduce_flat(net: Machines, size_bytes: float) -> Sent:
 def reduce_hierarchical(net: Machines, size_bytes: float) -> Sent:
     """Reduce-scatter in each machine, all-reduce of each part between machines, all-gather in each machine."""
     many = len(net.machines)
-    passes = [(one.gpus - 1) / one.gpus / one.link_bytes_per_second for one in net.machines if one.gpus > 1]
+    passes = [
+        (machine.gpus - 1) / machine.gpus / machine.link_bytes_per_second
+        for machine in net.machines
+        if machine.gpus > 1
+    ]
     inside = 2 * size_bytes * max(passes, default=0.0)
     between = 2 * size_bytes * (many - 1) / many / net.network_bytes_per_second
-    steps = max((2 * (one.gpus - 1) * one.link_latency_seconds for one in net.machines), default=0.0)
+    steps = max((2 * (machine.gpus - 1) * machine.link_latency_seconds for machine in net.machines), default=0.0)
     return _sent("all_reduce_hierarchical", inside + between, steps + 2 * (many - 1) * net.network_latency_seconds)
 
 
@@ -199,60 +246,14 @@ def _sent(method: str, seconds: float, latency_seconds: float) -> Sent:
     return Sent(method, seconds + latency_seconds, latency_seconds)
 
 
-def possible(source: Property, target: Property) -> bool:
-    """Return whether a tensor can be converted: what is whole alone becomes a sum."""
-    return source == target or not isinstance(target, Partial) or isinstance(source, Replicated)
+def ring_rate(net: Machines) -> float:
+    """Return the bytes per second of the slowest hop of a ring through all ranks."""
+    inside = [machine.link_bytes_per_second for machine in net.machines if machine.gpus > 1]
+    between = [net.network_bytes_per_second] if len(net.machines) > 1 else []
+    return min([*inside, *between], default=np.inf)
 
 
-def conversion(
-    net: Machines, size_bytes: float, source: Property, target: Property, shares: Callable[[Sharded], Floats]
-) -> Sent:
-    """Return the fastest way to convert a tensor of `size_bytes`, where one is possible.
-
-    A replicated tensor becomes a shard or a term of a sum without being sent.
-    """
-    if source == target:
-        return Sent("slice", 0.0)
-    if isinstance(source, Replicated):
-        return Sent("keep_first" if isinstance(target, Partial) and net.ranks > 1 else "slice", 0.0)
-    assert not isinstance(target, Partial), f"no conversion from {source} to {target}"
-    found = _over_links(net, size_bytes, source, target, shares) if net.ranks > 1 else Sent("slice", 0.0)
-    return replace(found, seconds=found.seconds + _copy_seconds(net, size_bytes, source, target, shares))
-
-
-def _over_links(
-    net: Machines, size_bytes: float, source: Property, target: Property, shares: Callable[[Sharded], Floats]
-) -> Sent:
-    if isinstance(source, Sharded) and isinstance(target, Sharded):
-        return _between(net, size_bytes, source, target, shares)
-    if isinstance(source, Sharded):
-        return _cut(net, size_bytes, "all_gather", shares(source))
-    if isinstance(target, Sharded):
-        return _cut(net, size_bytes, "reduce_scatter", shares(target))
-    return _fastest(reduce_flat(net, size_bytes), reduce_hierarchical(net, size_bytes))
-
-
-def _copy_seconds(
-    net: Machines, size_bytes: float, source: Property, target: Property, shares: Callable[[Sharded], Floats]
-) -> float:
-    """Return the seconds in which the slowest rank copies, reading and writing, its parts before and after."""
-    ends = (source, target) if isinstance(source, Sharded) or isinstance(target, Sharded) else (source,)
-    parts = sum((shares(one) if isinstance(one, Sharded) else np.ones(net.ranks) for one in ends), np.zeros(net.ranks))
-    return 2.0 * size_bytes * float((parts / net.memory_bytes_per_second).max())
-
-
-def _between(
-    net: Machines, size_bytes: float, source: Sharded, target: Sharded, shares: Callable[[Sharded], Floats]
-) -> Sent:
-    if source.dim == target.dim and source.outer == target.outer == 1:
-        return reshare(net, size_bytes, shares(source), shares(target))
-    return exchange(net, size_bytes, shares(source), shares(target))
-
-
-def _cut(net: Machines, size_bytes: float, name: str, shares: Floats) -> Sent:
-    one = _fastest(gather_padded(net, size_bytes, shares), gather_grouped(net, size_bytes, shares))
-    return Sent(f"{name}_{one.method}", one.seconds, one.latency_seconds)
-
-
-def _fastest(*ways: Sent) -> Sent:
-    return min(ways, key=lambda one: one.seconds)
+def ring_latency(net: Machines) -> float:
+    """Return the seconds of the steps of one pass of a ring."""
+    inside = sum((machine.gpus - 1) * machine.link_latency_seconds for machine in net.machines)
+    return inside + (len(net.machines) - 1) * net.network_latency_seconds

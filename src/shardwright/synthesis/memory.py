@@ -1,16 +1,13 @@
 """Bytes that ranks hold through a step, moment by moment: what fits is judged by this account alone.
 
 All the time a rank holds its parts of parameters, of the optimizer's state, of buffers and of inputs; gradients from
-when they are made to the end; the rest as `ledger` tells. The bytes are linear in the shares:
+when they are made to the end; a result until its last reader is done; what is sent in buffers until it has arrived.
+Views take nothing. So what each action of a program's `schedule` takes and frees is linear in the shares:
 
     held = whole + Σ over cuts of part · share + padded · ranks · largest share
 
 Where a stretch of the graph stands for several equal ones, each of them adds as much as the one before: the first or
 the last of them holds most.
-
-What each action of a program's `schedule` takes and frees, as bytes that are linear in the shares.
-
-A result is held until its last reader is done, what is sent in buffers until it has arrived; views take nothing.
 """
 
 from __future__ import annotations
@@ -59,57 +56,57 @@ class Held:
         return np.asarray(self.whole[:, None] + self.part @ share + (self.padded @ largest)[:, None])
 
 
-def rank_bytes(these: Decisions, rules: Ints, net: Machines, shares: RankShares) -> Floats:
+def rank_bytes(space: Decisions, rules: Ints, net: Machines, shares: RankShares) -> Floats:
     """Return the most bytes that each rank holds at a time under a choice of rules [ranks]."""
-    return np.asarray(_each(held_by(these, rules, net, shares), net, shares).max(axis=0))
+    return np.asarray(_each(held_by(space, rules, net, shares), net, shares).max(axis=0))
 
 
-def held_by(these: Decisions, rules: Ints, net: Machines, shares: RankShares) -> Held:
+def held_by(space: Decisions, rules: Ints, net: Machines, shares: RankShares) -> Held:
     """Return what is held at each moment under a choice of rules."""
     chosen = tuple(rules.tolist())
-    sent = by_fastest(these.short.graph, _without_methods(these, chosen).communications, net, shares)
-    return _held_by(these, chosen, tuple(one.method for one in sent))
+    sent = by_fastest(space.short.graph, _without_methods(space, chosen).communications, net, shares)
+    return _held_by(space, chosen, tuple(message.method for message in sent))
 
 
 @lru_cache(maxsize=32)
-def _without_methods(these: Decisions, rules: tuple[int, ...]) -> Program:
-    graph = these.short.graph
-    steps = steps_of(graph, these, np.array(rules))
-    return Program(ranks=0, steps=steps, communications=needed(graph, steps, kept=these.kept), shares={}, sizes={})
+def _without_methods(space: Decisions, rules: tuple[int, ...]) -> Program:
+    graph = space.short.graph
+    steps = steps_of(graph, space, np.array(rules))
+    return Program(ranks=0, steps=steps, communications=needed(graph, steps, kept=space.kept), shares={}, sizes={})
 
 
 @lru_cache(maxsize=32)
-def _held_by(these: Decisions, rules: tuple[int, ...], methods: tuple[str, ...]) -> Held:
+def _held_by(space: Decisions, rules: tuple[int, ...], methods: tuple[str, ...]) -> Held:
     """Shares matter by the methods alone: turns between rules and shares ask for few."""
-    program = _without_methods(these, rules)
-    sent = tuple(replace(one, method=way) for one, way in zip(program.communications, methods, strict=True))
-    return held(these.short.graph, replace(program, communications=sent), these.state, these.short.weight)
+    program = _without_methods(space, rules)
+    sent = tuple(replace(message, method=way) for message, way in zip(program.communications, methods, strict=True))
+    return held(space.short.graph, replace(program, communications=sent), space.state, space.short.weight)
 
 
-def alone(these: Decisions) -> Floats:
+def alone(space: Decisions) -> Floats:
     """Return what one device would hold at each moment if it ran all operators [M]."""
-    short = these.short
-    steps = steps_of(short.graph, these, np.zeros(len(these.decisions), dtype=np.int64))
+    short = space.short
+    steps = steps_of(short.graph, space, np.zeros(len(space.decisions), dtype=np.int64))
     program = Program(ranks=1, steps=steps, communications=(), shares={}, sizes={})
-    return held(short.graph, program, these.state, short.weight).whole
+    return held(short.graph, program, space.state, short.weight).whole
 
 
-def class_bytes(found: Held, net: Machines, shares: RankShares) -> Floats:
+def class_bytes(held: Held, net: Machines, shares: RankShares) -> Floats:
     """Return the bytes that devices of each class hold at each moment [M, classes]."""
-    each = _each(found, net, shares)
+    each = _each(held, net, shares)
     return np.stack([each[:, ranks].max(axis=1) for _, ranks in net.classes], axis=1)
 
 
-def _each(found: Held, net: Machines, shares: RankShares) -> Floats:
-    share = np.array([shares.of(Sharded(0, units, ratio)) for ratio, units in found.cuts]).reshape(-1, net.ranks)
-    return found.at(share)
+def _each(held: Held, net: Machines, shares: RankShares) -> Floats:
+    share = np.array([shares.of(Sharded(0, units, ratio)) for ratio, units in held.cuts]).reshape(-1, net.ranks)
+    return held.at(share)
 
 
-def fits(these: Decisions, rules: Ints, net: Machines, shares: RankShares) -> bool:
+def fits(space: Decisions, rules: Ints, net: Machines, shares: RankShares) -> bool:
     """Return whether a choice of rules fits the memory of all devices."""
     if not np.isfinite(net.limits).any():
         return True
-    most = class_bytes(held_by(these, rules, net, shares), net, shares).max(axis=0)
+    most = class_bytes(held_by(space, rules, net, shares), net, shares).max(axis=0)
     return bool((most <= net.limits * (1 + 1e-9)).all())
 
 
@@ -280,23 +277,23 @@ class _Walk:
             self.ledger.add(moment + 1, -size, made)
 
     def _send(self, moment: int, several: Sequence[Communication]) -> None:
-        for one in several:
-            size, together = float(self.values[one.tensor].size_bytes), len(several) > 1
-            taken = self.sent[one.tensor, one.target] = _buffers(one, size, together=together)
+        for message in several:
+            size, together = float(self.values[message.tensor].size_bytes), len(several) > 1
+            taken = self.sent[message.tensor, message.target] = _buffers(message, size, together=together)
             for buffer in taken:
                 self._change(moment, buffer)
             if together:  # what is sent, end to end
-                self._change(moment, _Buffer(size, one.source))
-                self._change(moment + 1, _Buffer(size, one.source), -1)
+                self._change(moment, _Buffer(size, message.source))
+                self._change(moment + 1, _Buffer(size, message.source), -1)
 
     def _wait(self, moment: int, several: Sequence[Communication]) -> None:
-        for one in several:
-            key = (one.tensor, one.target)
-            if _in_place(one):
-                self._alias(key, (one.tensor, one.source))
+        for message in several:
+            key = (message.tensor, message.target)
+            if _in_place(message):
+                self._alias(key, (message.tensor, message.source))
             else:
-                arrives = _arrives(one, together=len(several) > 1)
-                self._store(moment + arrives, key, float(self.values[one.tensor].size_bytes), one.target)
+                arrives = _arrives(message, together=len(several) > 1)
+                self._store(moment + arrives, key, float(self.values[message.tensor].size_bytes), message.target)
             for buffer in self.sent.pop(key):
                 self._change(moment + 1, buffer, -1)
 
@@ -326,27 +323,29 @@ class _Walk:
             self._change(moment + 1, self.storage[root], -1)
 
 
-def _in_place(one: Communication) -> bool:
+def _in_place(message: Communication) -> bool:
     """Return whether a slice of a replicated tensor is a view of it: neighbouring rows are."""
-    return one.method == "slice" and isinstance(one.target, Sharded) and _by_rows(one.target)
+    return message.method == "slice" and isinstance(message.target, Sharded) and _by_rows(message.target)
 
 
 def _by_rows(held: Property) -> bool:
     return not isinstance(held, Sharded) or (held.dim == 0 and held.outer == 1)
 
 
-def _arrives(one: Communication, *, together: bool) -> bool:
+def _arrives(message: Communication, *, together: bool) -> bool:
     """Return whether what is sent arrives in a buffer that was there before."""
     in_place = ("all_gather_grouped", "all_reduce", "all_reduce_hierarchical")
-    return one.method == "all_gather_padded" or (not together and one.method in in_place and _by_rows(one.source))
+    return message.method == "all_gather_padded" or (
+        not together and message.method in in_place and _by_rows(message.source)
+    )
 
 
-def _buffers(one: Communication, size: float, *, together: bool) -> tuple[_Buffer, ...]:
+def _buffers(message: Communication, size: float, *, together: bool) -> tuple[_Buffer, ...]:
     """Return what a collective takes from when it is sent until it is waited for; see `spmd.fabric`."""
-    source, target = one.source, one.target
+    source, target = message.source, message.target
     # Units along another dimension than the first are brought to the front in a copy; so is what goes together.
     turned = () if together or (_by_rows(source) and _by_rows(target)) else (_Buffer(size, source),)
-    match one.method:
+    match message.method:
         case "all_reduce" | "all_reduce_hierarchical":
             return (_Buffer(size, source),)
         case "all_gather_grouped":

@@ -25,25 +25,25 @@ GAIN = 1e-4  # relative; what improves less does not count
 MOST = 60  # neighbourhoods
 
 
-def improved(these: Decisions, costs: Prices, choice: Choice, allowed: Bools) -> Choice:
+def improved(space: Decisions, costs: Prices, choice: Choice, allowed: Bools) -> Choice:
     """Return the choice, or a better one of `allowed` rules [R] that fits."""
-    program = integer_program(these, costs)
+    program = integer_program(space, costs)
     for row in choice.hint.rows if choice.hint else ():
         program.rows.add_dense(time_row(program, row), low=0.0)
-    near = neighbourhoods(these)
+    near = neighbourhoods(space)
     missed = number = 0
     while missed < len(near) and number < MOST:
-        better = _best_near(these, costs, program, choice, near[number % len(near)], allowed)
+        better = _best_near(space, costs, program, choice, near[number % len(near)], allowed)
         missed, number = (missed + 1, number + 1) if better is None else (0, number + 1)
         choice = better or choice
     return choice
 
 
-def neighbourhoods(these: Decisions) -> list[Ints]:
+def neighbourhoods(space: Decisions) -> list[Ints]:
     """Return decisions that lie near each other: each shares a tensor with one before it."""
-    beside: list[set[int]] = [set() for _ in these.decisions]
-    end = len(these.decisions) - 1
-    for use in these.uses:
+    beside: list[set[int]] = [set() for _ in space.decisions]
+    end = len(space.decisions) - 1
+    for use in space.uses:
         both = {use.decision, *(reader.decision for reader in use.readers)} - {end}
         for one in both:
             beside[one] |= both - {one}
@@ -60,11 +60,11 @@ def _around(start: int, beside: list[set[int]]) -> Ints:
 
 
 def _best_near(
-    these: Decisions, costs: Prices, program: IntegerProgram, choice: Choice, free: Ints, allowed: Bools
+    space: Decisions, costs: Prices, program: IntegerProgram, choice: Choice, free: Ints, allowed: Bools
 ) -> Choice | None:
     """Return a better choice that differs in `free` decisions alone."""
-    values = columns_of(these, costs, program, choice)
-    part = restricted(program.costs, program.rows, values, _free(these, costs, program, free))
+    values = columns_of(space, costs, program, choice)
+    part = restricted(program.costs, program.rows, values, _free(space, costs, program, free))
     upper = np.concatenate([allowed, np.ones(len(values) - len(allowed))])[part.columns]
     upper[-1] = values[-1] * (1 - GAIN)
     integer = part.columns < len(costs.compute)
@@ -72,18 +72,20 @@ def _best_near(
     if found.status == "infeasible" or not len(found.values):
         return None
     values[part.columns] = found.values
-    better = chosen(these, costs, values, choice.bound_seconds)
-    if better.seconds.total < choice.seconds.total * (1 - GAIN) and fits(these, better.rules, costs.net, costs.shares):
+    better = chosen(space, costs, values, choice.bound_seconds)
+    if better.seconds.total < choice.seconds.total * (1 - GAIN) and fits(space, better.rules, costs.net, costs.shares):
         return replace(better, hint=choice.hint)
     for row in broken(program, values, GAIN):
         program.rows.add_dense(time_row(program, row), low=0.0)
     return None
 
 
-def _free(these: Decisions, costs: Prices, program: IntegerProgram, free: Ints) -> Bools:
+def _free(space: Decisions, costs: Prices, program: IntegerProgram, free: Ints) -> Bools:
     """Return the columns that free decisions move: their rules, and all of the tensors that they make or read."""
-    moved = np.zeros(len(these.decisions), dtype=bool)
+    moved = np.zeros(len(space.decisions), dtype=bool)
     moved[free] = True
-    touched = np.array([moved[use.decision] or any(moved[one.decision] for one in use.readers) for use in these.uses])
+    touched = np.array(
+        [moved[use.decision] or any(moved[reader.decision] for reader in use.readers) for use in space.uses]
+    )
     edges = [touched[number] for number, _, _, _ in program.edges]
     return np.concatenate([moved[costs.columns.decision], touched[costs.columns.use], edges, [True]])

@@ -55,61 +55,63 @@ class Prices:
     method: tuple[str, ...]
 
 
-def prices(these: Decisions, net: Machines, shares: RankShares, *, overlap: bool = True) -> Prices:
+def prices(space: Decisions, net: Machines, shares: RankShares, *, overlap: bool = True) -> Prices:
     """Return the prices. Without `overlap` every conversion is waited for."""
-    named = columns(these, overlap=overlap)
+    named = columns(space, overlap=overlap)
     part = np.array([*(shares.by_class(cut, net) for cut in named.cuts), np.ones(len(net.classes))])
     sent = [conversion(net, size, source, target, shares.of) for size, source, target in named.pairs]
-    whole = np.array([one.seconds for one in sent])
+    whole = np.array([message.seconds for message in sent])
     return Prices(
         net=net,
         shares=shares,
         columns=named,
-        compute=(alone_seconds(these, net)[named.decision] * part[named.cut])
-        + fixed_seconds(these, net)[named.decision],
-        sends=_sends(these, net),
-        state=_state_bytes(these)[:, None] * part[named.held],
+        compute=(alone_seconds(space, net)[named.decision] * part[named.cut])
+        + fixed_seconds(space, net)[named.decision],
+        sends=_sends(space, net),
+        state=_state_bytes(space)[:, None] * part[named.held],
         seconds=named.calls * whole[named.pair],
         method=tuple(sent[pair].method for pair in named.pair.tolist()),
     )
 
 
 @lru_cache(maxsize=8)
-def alone_seconds(these: Decisions, net: Machines) -> Floats:
+def alone_seconds(space: Decisions, net: Machines) -> Floats:
     """Return the seconds of each decision's whole operation on each class of devices [decisions, D]."""
-    return np.array([seconds_of(one, *net.rates) for one in these.decisions])
+    return np.array([seconds_of(decision, *net.rates) for decision in space.decisions])
 
 
 @lru_cache(maxsize=8)
-def fixed_seconds(these: Decisions, net: Machines) -> Floats:
+def fixed_seconds(space: Decisions, net: Machines) -> Floats:
     """Return what each decision's operation takes however small its part, on each class of devices [decisions, D]."""
-    runs = np.array([one.node.op not in FREE and one.node.op != END for one in these.decisions])
+    runs = np.array([decision.node.op not in FREE and decision.node.op != END for decision in space.decisions])
     return np.outer(runs, [machine.device.operator_seconds for machine, _ in net.classes])
 
 
-def seconds_of(one: Decision, speed: Floats, pace: Floats) -> Floats:
+def seconds_of(decision: Decision, speed: Floats, pace: Floats) -> Floats:
     """Return the seconds of the whole operation on each class of devices [D]: a roofline for products, the traffic for
     all else, at least an operation an element."""
-    work, moved = flops(one.node, one.operands), traffic_bytes(one.node, one.operands)
-    if product(one.node):
+    work, moved = flops(decision.node, decision.operands), traffic_bytes(decision.node, decision.operands)
+    if product(decision.node):
         return np.maximum(work / speed, moved / pace)
     return work / speed + moved / pace
 
 
 @lru_cache(maxsize=8)
-def _sends(these: Decisions, net: Machines) -> Floats:
-    return np.array([sum(_reduce(net, size).seconds for size in r.sends) for one in these.decisions for r in one.rules])
+def _sends(space: Decisions, net: Machines) -> Floats:
+    return np.array(
+        [sum(_reduce(net, size).seconds for size in r.sends) for decision in space.decisions for r in decision.rules]
+    )
 
 
 def _reduce(net: Machines, size_bytes: float) -> Sent:
-    return min(reduce_flat(net, size_bytes), reduce_hierarchical(net, size_bytes), key=lambda one: one.seconds)
+    return min(reduce_flat(net, size_bytes), reduce_hierarchical(net, size_bytes), key=lambda send: send.seconds)
 
 
 @lru_cache(maxsize=8)
-def _state_bytes(these: Decisions) -> Floats:
+def _state_bytes(space: Decisions) -> Floats:
     """Return what a parameter and its state take where they are whole, for each rule [R]."""
-    nodes = these.decisions[:-1]
-    times = these.state.bytes + these.state.gradient_bytes
+    nodes = space.decisions[:-1]
+    times = space.state.bytes + space.state.gradient_bytes
     sizes = [times * one.weight * one.node.outputs[0].size_bytes * (one.node.op == "parameter") for one in nodes]
     return np.append(np.repeat(sizes, [len(one.rules) for one in nodes]), 0.0)
 
@@ -118,9 +120,9 @@ def slower(compute: Floats) -> Bools:
     """Return the classes [D] that no other class outlasts under every rule."""
     count = compute.shape[1]
     kept = np.ones(count, dtype=bool)
-    for one in range(count):
+    for kind in range(count):
         others = np.flatnonzero(kept)
-        kept[one] = not any(
-            other != one and np.all(compute[:, one] <= compute[:, other] * (1 + 1e-12)) for other in others
+        kept[kind] = not any(
+            other != kind and np.all(compute[:, kind] <= compute[:, other] * (1 + 1e-12)) for other in others
         )
     return kept

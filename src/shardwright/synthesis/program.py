@@ -72,7 +72,7 @@ class Program:
 
     def conversions(self) -> dict[tuple[Ref, Property], Communication]:
         """Return the communications by tensor and property that they lead to."""
-        return {(one.tensor, one.target): one for one in self.communications}
+        return {(message.tensor, message.target): message for message in self.communications}
 
 
 def to_json(program: Program) -> str:
@@ -87,7 +87,7 @@ def to_json(program: Program) -> str:
                 name: [step.rule, [document(one) for one in step.inputs], [document(one) for one in step.outputs]]
                 for name, step in program.steps.items()
             },
-            "communications": [_communication_document(one) for one in program.communications],
+            "communications": [_communication_document(message) for message in program.communications],
             "seconds": program.seconds,
             "bound_seconds": program.bound_seconds,
             "notes": dict(program.notes),
@@ -125,9 +125,17 @@ def from_json(text: str, source: str = "program") -> Program:
         raise bad(source, f"is no SPMD program: {error!r}") from error
 
 
-def _communication_document(one: Communication) -> list[Any]:
-    held = [document(one.source), document(one.target)]
-    return [one.tensor.node, one.tensor.output, *held, one.method, one.deferred, one.early, one.kept]
+def _communication_document(message: Communication) -> list[Any]:
+    held = [document(message.source), document(message.target)]
+    return [
+        message.tensor.node,
+        message.tensor.output,
+        *held,
+        message.method,
+        message.deferred,
+        message.early,
+        message.kept,
+    ]
 
 
 def _communication(row: list[Any]) -> Communication:

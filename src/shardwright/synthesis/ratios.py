@@ -1,4 +1,4 @@
-"""The best shares for a given choice of rules, as a linear program.
+"""The best shares for a given choice of rules, as a linear program; where to start, and whole units near the best.
 
 Devices of a class have one share of each ratio, so there are few columns: B[ratio, class], the largest share of each
 ratio (what padding costs), the largest part that a machine exchanges, the computation of each stage, and the time T. A
@@ -13,8 +13,6 @@ counted. Rows:
 
 An all-to-all sends S (1 - S) of a machine with share S, which no linear program can take; 1 - S is that of the shares
 before. The shares found are priced anew, so a bad guess costs a step, not the truth.
-
-A search starts from the shares of `starts`; `rounded` makes whole units of exact shares.
 """
 
 from __future__ import annotations
@@ -77,20 +75,20 @@ class _Affine:
 
 
 def best_shares(
-    these: Decisions, choice: Choice, net: Machines, shares: RankShares, costs: Prices, *, floor: float = 0.0
+    space: Decisions, choice: Choice, net: Machines, shares: RankShares, costs: Prices, *, floor: float = 0.0
 ) -> RankShares | None:
     """Return the shares that the choice is fastest with, None if none fit the memory."""
     ratios = tuple(shares.exact)
     plain = _Layout(ratios, len(net.classes), 0)
-    flow = _affine(these, choice, net, shares, costs, plain)
-    weights = np.array(these.weights, dtype=np.float64)
+    flow = _affine(space, choice, net, shares, costs, plain)
+    weights = np.array(space.weights, dtype=np.float64)
     stages = _distinct(flow, weights)
     layout = _Layout(ratios, len(net.classes), len(stages))
     rows = LinearRows()
     _shares(rows, layout, net, shares)
     _stages(rows, layout, flow, weights, stages)
     _behind(rows, layout, flow, weights)
-    _memory(rows, layout, these, choice, net, shares)
+    _memory(rows, layout, space, choice, net, shares)
     lower = np.zeros(layout.width)
     lower[: layout.largest] = floor
     upper = np.ones(layout.width)
@@ -111,24 +109,24 @@ def best_shares(
 
 
 def _affine(
-    these: Decisions, choice: Choice, net: Machines, shares: RankShares, costs: Prices, layout: _Layout
+    space: Decisions, choice: Choice, net: Machines, shares: RankShares, costs: Prices, layout: _Layout
 ) -> _Affine:
-    count, classes, ratios = len(these.order), len(net.classes), layout.ratios
+    count, classes, ratios = len(space.order), len(net.classes), layout.ratios
     part, whole = np.zeros((count, classes, len(ratios))), np.zeros((count, classes))
     sent, fixed = np.zeros((3, count, layout.first_stage)), np.zeros((3, count))
-    for place, one in enumerate(these.order):
+    for place, one in enumerate(space.order):
         if one < 0:
             continue
-        rule = these.decisions[one].rules[int(choice.rules[one])]
+        rule = space.decisions[one].rules[int(choice.rules[one])]
         row = int(costs.columns.first[one]) + int(choice.rules[one])
         fixed[BLOCKING, place] += costs.sends[row]
         if rule.cut is None:
             whole[place] = costs.compute[row]
         else:
-            part[place, :, ratios.index(rule.cut.ratio)] = alone_seconds(these, net)[one]
-            whole[place] = fixed_seconds(these, net)[one]
+            part[place, :, ratios.index(rule.cut.ratio)] = alone_seconds(space, net)[one]
+            whole[place] = fixed_seconds(space, net)[one]
     for way in np.flatnonzero(choice.sent > 0.5).tolist():
-        use, kind = these.uses[costs.columns.use[way]], int(costs.columns.kind[way])
+        use, kind = space.uses[costs.columns.use[way]], int(costs.columns.kind[way])
         places = [min(first, count - 1) for first in use.first] if kind == EARLY else use.places
         column, base = _column(way, net, shares, costs, layout)
         for place in places:
@@ -187,13 +185,13 @@ def _shares(rows: LinearRows, layout: _Layout, net: Machines, shares: RankShares
     machines = [machine.gpus for machine in net.machines]
     for number, name in enumerate(layout.ratios):
         start = number * layout.classes
-        rows.add({start + one: float(count) for one, count in enumerate(counts)}, 1.0, 1.0)
+        rows.add({start + kind: float(count) for kind, count in enumerate(counts)}, 1.0, 1.0)
         of = np.bincount(net.machine_of, weights=np.asarray(shares.exact[name]))
-        for one, (_, ranks) in enumerate(net.classes):
-            rows.add({layout.largest + number: 1.0, start + one: -1.0}, low=0.0)
+        for kind, (_, ranks) in enumerate(net.classes):
+            rows.add({layout.largest + number: 1.0, start + kind: -1.0}, low=0.0)
             machine = int(net.machine_of[ranks[0]])
             left = float(machines[machine] * (1 - of[machine]))
-            rows.add({layout.exchanged + number: 1.0, start + one: -left}, low=0.0)
+            rows.add({layout.exchanged + number: 1.0, start + kind: -left}, low=0.0)
 
 
 def _stages(
@@ -201,9 +199,9 @@ def _stages(
 ) -> None:
     width = len(layout.ratios) + 1
     for number, (work, _) in enumerate(stages):
-        for one in range(layout.classes):
-            parts = work[one * width : one * width + width]
-            terms = {ratio * layout.classes + one: -value for ratio, value in enumerate(parts[:-1]) if value}
+        for kind in range(layout.classes):
+            parts = work[kind * width : kind * width + width]
+            terms = {ratio * layout.classes + kind: -value for ratio, value in enumerate(parts[:-1]) if value}
             rows.add({layout.first_stage + number: 1.0, **terms}, low=parts[-1])
     waited = weights @ flow.sent[BLOCKING]
     row = np.zeros(layout.width)
@@ -220,24 +218,24 @@ def _behind(rows: LinearRows, layout: _Layout, flow: _Affine, weights: Floats) -
     waited, fixed = weights @ flow.sent[BLOCKING], float(weights @ flow.fixed[BLOCKING])
     for place in places[:: -max(1, len(places) // POINTS)].tolist():
         before, after = weights[: place + 1], weights[place:]
-        for one in range(layout.classes):
+        for kind in range(layout.classes):
             row = np.zeros(layout.width)
             row[layout.time] = 1.0
             row[: layout.first_stage] -= waited + after @ flow.sent[DEFERRED, place:]
-            compute = before @ flow.part[: place + 1, one]
+            compute = before @ flow.part[: place + 1, kind]
             for ratio in range(len(layout.ratios)):
-                row[ratio * layout.classes + one] -= compute[ratio]
-            least = fixed + float(before @ flow.whole[: place + 1, one] + after @ flow.fixed[DEFERRED, place:])
+                row[ratio * layout.classes + kind] -= compute[ratio]
+            least = fixed + float(before @ flow.whole[: place + 1, kind] + after @ flow.fixed[DEFERRED, place:])
             rows.add_dense(row, low=least)
 
 
 def _memory(
-    rows: LinearRows, layout: _Layout, these: Decisions, choice: Choice, net: Machines, shares: RankShares
+    rows: LinearRows, layout: _Layout, space: Decisions, choice: Choice, net: Machines, shares: RankShares
 ) -> None:
     """Add row 5 for the moments of which no other has more of all that is whole, shared by a ratio and padded."""
     if not np.isfinite(net.limits).any():
         return
-    found = held_by(these, choice.rules, net, shares)
+    found = held_by(space, choice.rules, net, shares)
     ratios = [layout.ratios.index(ratio) for ratio, _ in found.cuts]
     terms = np.zeros((len(found.whole), 1 + 2 * len(layout.ratios)))
     terms[:, 0] = found.whole
@@ -246,9 +244,9 @@ def _memory(
         terms[:, 1 + len(layout.ratios) + ratio] += net.ranks * found.padded[:, cut]
     for moment in undominated(terms):
         whole, part, padded = moment[0], moment[1 : 1 + len(layout.ratios)], moment[1 + len(layout.ratios) :]
-        for one, limit in enumerate(net.limits):
+        for kind, limit in enumerate(net.limits):
             if np.isfinite(limit):
-                row = {ratio * layout.classes + one: float(size / limit) for ratio, size in enumerate(part)}
+                row = {ratio * layout.classes + kind: float(size / limit) for ratio, size in enumerate(part)}
                 row |= {layout.largest + ratio: float(size / limit) for ratio, size in enumerate(padded)}
                 rows.add(row, high=1.0 - float(whole / limit))
 
@@ -264,7 +262,7 @@ def undominated(terms: Floats) -> Floats:
     return np.array(kept)
 
 
-def starts(these: Decisions, net: Machines) -> list[RankShares]:
+def starts(space: Decisions, net: Machines) -> list[RankShares]:
     """Return shares proportional to speed, even, half way between, and the fastest kind of devices alone; one if all
     devices are alike. Those at work have room together for what one would hold alone, but for the first two."""
     even, fastest = net.even(), net.flops_per_second >= net.flops_per_second.max()
@@ -272,21 +270,21 @@ def starts(these: Decisions, net: Machines) -> list[RankShares]:
     alone_at_work = fastest / fastest.sum()
     rows = [net.proportional(), even, tuple(half.tolist()), tuple(alone_at_work.tolist())]
     limits = np.array([device.memory_bytes for device in net.device_of])
-    whole = float(alone(these).max())
+    whole = float(alone(space).max())
     return [
-        RankShares(exact={COMPUTE: row, FEATURES: row, STATE: _state(these, np.array(row), limits, whole)})
+        RankShares(exact={COMPUTE: row, FEATURES: row, STATE: _state(space, np.array(row), limits, whole)})
         for row in dict.fromkeys(rows)
         if min(row) > 0 or whole <= limits[np.array(row) > 0].sum()
     ]
 
 
-def _state(these: Decisions, rows: Floats, limits: Floats, whole: float) -> tuple[float, ...]:
+def _state(space: Decisions, rows: Floats, limits: Floats, whole: float) -> tuple[float, ...]:
     """Return shares of the state as even as memory allows beside the rows' part of all else: Σ min(level, room) = 1."""
-    graph = these.short.graph
+    graph = space.short.graph
     nodes = graph.by_name()
-    each = these.state.bytes + these.state.gradient_bytes
+    each = space.state.bytes + space.state.gradient_bytes
     held = each * sum(
-        these.short.weight[ref.node] * nodes[ref.node].outputs[0].size_bytes for ref in graph.parameters.values()
+        space.short.weight[ref.node] * nodes[ref.node].outputs[0].size_bytes for ref in graph.parameters.values()
     )
     room = np.maximum(limits - max(whole - held, 0.0) * rows, 0.0) / max(held, 1.0)
     if room.sum() < 1.0 or room.min() >= 1.0 / len(room):
@@ -326,9 +324,3 @@ def rounded(shares: Floats, units: int) -> Ints:
         held[most] -= 1
         held[least] += 1
     return np.asarray(held, dtype=np.int64)
-
-
-def overrun(shares: Floats, held: Ints) -> float:
-    """Return by how much the rank that overruns most exceeds its share."""
-    there = shares > 0
-    return float((held[there] / held.sum() / shares[there]).max()) - 1.0

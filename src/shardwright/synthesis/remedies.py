@@ -55,9 +55,9 @@ def more_devices(graph: Graph, net: Machines, rules: Rules = everything) -> int:
 
 def fits(graph: Graph, net: Machines, state: ParameterState = ADAM, rules: Rules = everything) -> bool:
     """Return whether some program of `rules` is found that fits."""
-    these = decisions(graph, ranks=net.ranks, state_ratio=True, state=state)
-    costs = prices(these, net, by_memory(net))
-    return best(these, costs, allowed=rules(these, costs), branch=False) is not None
+    space = decisions(graph, ranks=net.ranks, state_ratio=True, state=state)
+    costs = prices(space, net, by_memory(net))
+    return best(space, costs, allowed=rules(space, costs), branch=False) is not None
 
 
 def _roomiest(net: Machines) -> DeviceMachine:

@@ -6,11 +6,10 @@ backward, so that no rank holds all parameters; what it marks as deferred (a gra
 in its call is made, and waited for when the next call has been sent. A tensor is forgotten after its last use; what the
 step leaves (a gradient) is handed over before.
 
-What is sent in one call: the parameters that a block gathers for a pass, the gradients that it makes.
-
-A call takes its latency however little it sends, and a block has many small tensors, such as biases and norms. It is
-full at `BUCKET_BYTES`; with parts of sharded parameters, which are there to spare memory, at the size of the largest
-parameter, for which there is room anyway.
+Parameters that a block gathers for a pass go in one call, as do the gradients that it makes: a call takes its latency
+however little it sends, and a block has many small tensors, such as biases and norms. It is full at `BUCKET_BYTES`;
+with parts of sharded parameters, which are there to spare memory, at the size of the largest parameter, for which there
+is room anyway.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def schedule(graph: Graph, program: Program) -> tuple[Action, ...]:
                 later.add(key)
                 gone[index].append(key)
         if isinstance(action, Wait):  # what comes before belongs to an earlier copy
-            later -= {(one.tensor, one.target) for one in action.several} - left.keys()
+            later -= {(message.tensor, message.target) for message in action.several} - left.keys()
     return tuple(_forgetting(actions, gone, left))
 
 
@@ -146,7 +145,7 @@ def _closing(graph: Graph, program: Program) -> dict[Key, Communication]:
         made = program.steps[ref.node].outputs[ref.output]
         if made != asked:
             found[ref, asked] = Communication(tensor=ref, source=made, target=asked, method=_plainest(made, asked))
-    return {**found, **{key: one for key, one in program.conversions().items() if key in found}}
+    return {**found, **{key: message for key, message in program.conversions().items() if key in found}}
 
 
 def _plainest(source: Property, target: Property) -> str:
@@ -196,9 +195,9 @@ def _used(action: Action) -> Iterator[Key]:
             yield from zip(node.inputs, step.inputs, strict=True)
             yield from ((Ref(node.name, number), held) for number, held in enumerate(step.outputs))
         case Send(several):
-            yield from ((one.tensor, one.source) for one in several)
+            yield from ((message.tensor, message.source) for message in several)
         case Wait(several):
-            yield from ((one.tensor, one.target) for one in several)
+            yield from ((message.tensor, message.target) for message in several)
         case Leave() | Forget():
             pass
 
@@ -268,7 +267,7 @@ def calls(graph: Graph, ready: Mapping[str, Sequence[Communication]], *, early: 
             together = not apart and (one.early if early else one.deferred)
             kind = (one.method, dtype, sizes.stretch[node.name]) if together else (one, node.name)
             call = filling.get(kind, [])
-            filled = float(sum(values[each.tensor].size_bytes for _, each in call))
+            filled = float(sum(values[message.tensor].size_bytes for _, message in call))
             if not call or sizes.full(filled, values[one.tensor].size_bytes, one.source, one.target):
                 call = filling[kind] = []
                 found.append(call)

@@ -1,9 +1,8 @@
 """From a graph and machines to a program: rules and shares chosen together.
 
-Rules and shares are chosen in turns from several starts, for one start alone can end far from the best, and what others
-would run is a candidate. Then shares become whole units, and the program is priced with those.
-
-At fixed shares the integer program gives the best rules, at fixed rules the linear program gives the best shares.
+At fixed shares the integer program gives the best rules, at fixed rules the linear program gives the best shares. The
+two take turns from several starts, for one start alone can end far from the best, and what others would run is a
+candidate. Then shares become whole units, and the program is priced with those.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ Position: TypeAlias = tuple[tuple[Any, ...], ...]
 class Synthesis:
     """A choice of rules at exact shares, those shares rounded, and the choice priced with them."""
 
-    these: Decisions
+    space: Decisions
     exact: Choice
     shares: RankShares
     choice: Choice
@@ -73,16 +72,16 @@ def synthesize(
     return written(graph, net, search(graph, net, gap=gap, overlap=overlap, rules=rules))
 
 
-def written(graph: Graph, net: Machines, found: Synthesis) -> Program:
+def written(graph: Graph, net: Machines, synthesis: Synthesis) -> Program:
     """Return the program for all of `graph` that stands for what was found."""
-    made = program(graph, found.these, found.choice, net, found.shares)
+    made = program(graph, synthesis.space, synthesis.choice, net, synthesis.shares)
     notes = {
-        "rounding_loss": coarse(found.seconds) / coarse(found.exact.seconds.total) - 1.0,
-        "replicated_flops": replicated_share(found.these, found.choice),
-        "warnings": unknown(found.these),
+        "rounding_loss": coarse(synthesis.seconds) / coarse(synthesis.exact.seconds.total) - 1.0,
+        "replicated_flops": replicated_share(synthesis.space, synthesis.choice),
+        "warnings": unknown(synthesis.space),
         "machines": net.machine_of.tolist(),
         "devices": [device.name for device in net.device_of],
-        "memory_bytes": coarse(rank_bytes(found.these, found.choice.rules, net, found.shares)).tolist(),
+        "memory_bytes": coarse(rank_bytes(synthesis.space, synthesis.choice.rules, net, synthesis.shares)).tolist(),
     }
     seconds, bound = (launched(graph, net, one) for one in (made.seconds, made.bound_seconds))
     return replace(made, seconds=seconds, bound_seconds=bound, notes=notes)
@@ -107,44 +106,44 @@ def search(
 
 
 def best_of(
-    these: Decisions, net: Machines, *, gap: float = GAP, overlap: bool = True, branch: bool = True,
+    space: Decisions, net: Machines, *, gap: float = GAP, overlap: bool = True, branch: bool = True,
     rules: Rules = everything,
 ) -> Synthesis | None:  # fmt: skip
     """Return the best choice of `rules` and shares found, None if none fits the memory. Parameters that are gathered
     are kept for the backward where that is faster than to gather them again, and fits: both are searched unless there
     is room for all. Without `branch` rivals are rounded from the linear relaxation, whose bound counts, which takes a
     fraction of the time."""
-    roomy = bool(alone(these).max() <= net.limits.min())
+    roomy = bool(alone(space).max() <= net.limits.min())
     with within(0.0, 0.9 if roomy else 0.45):
-        once = _best_of(replace(these, kept=True), net, gap=gap, overlap=overlap, branch=branch, rules=rules)
+        once = _best_of(replace(space, kept=True), net, gap=gap, overlap=overlap, branch=branch, rules=rules)
     if once is not None and roomy:
-        twice: Synthesis | None = _gathered_again(these, net, once, overlap=overlap)
+        twice: Synthesis | None = _gathered_again(space, net, once, overlap=overlap)
     else:
         with within(0.45, 0.9):
-            twice = _best_of(these, net, gap=gap, overlap=overlap, branch=branch, rules=rules)
+            twice = _best_of(space, net, gap=gap, overlap=overlap, branch=branch, rules=rules)
     if once is None or twice is None:
         return once or twice
     return twice if twice.seconds <= once.seconds * (1 + gap) else once
 
 
-def _gathered_again(these: Decisions, net: Machines, found: Synthesis, *, overlap: bool) -> Synthesis:
+def _gathered_again(space: Decisions, net: Machines, synthesis: Synthesis, *, overlap: bool) -> Synthesis:
     """Return the choice with parameters gathered for each pass, which holds less."""
-    rules, costs = found.choice.rules, prices(these, net, found.shares, overlap=overlap)
-    sent = sent_by(these, costs, rules)
-    choice = replace(found.choice, sent=sent, seconds=time_of(these, costs, rules, sent))
-    return replace(found, these=these, choice=choice)
+    rules, costs = synthesis.choice.rules, prices(space, net, synthesis.shares, overlap=overlap)
+    sent = sent_by(space, costs, rules)
+    choice = replace(synthesis.choice, sent=sent, seconds=time_of(space, costs, rules, sent))
+    return replace(synthesis, space=space, choice=choice)
 
 
 def _best_of(
-    these: Decisions, net: Machines, *, gap: float, overlap: bool, branch: bool, rules: Rules
+    space: Decisions, net: Machines, *, gap: float, overlap: bool, branch: bool, rules: Rules
 ) -> Synthesis | None:
-    problem = ProgramProblem(these=these, net=net, gap=gap, overlap=overlap, rules=rules)
-    first = starts(these, net)
+    problem = ProgramProblem(space=space, net=net, gap=gap, overlap=overlap, rules=rules)
+    first = starts(space, net)
     found = list(_from(problem, first)) or list(_from(problem, [by_memory(net)]))
     found.sort(key=lambda one: one[0].seconds.total)
     for one in found[:POLISHED]:
         found.append(polished(problem, *one))
-        if found[-1][0].gap <= FAR and len(these.decisions) > FEW:
+        if found[-1][0].gap <= FAR and len(space.decisions) > FEW:
             break
     kept = [one for one in (in_whole_units(problem, *one) for one in found) if one is not None]
     tell(0.6)
@@ -170,38 +169,38 @@ def _from(problem: ProgramProblem, several: Sequence[RankShares]) -> Iterator[tu
             yield found
 
 
-def _bounded(problem: ProgramProblem, found: Synthesis, *, branch: bool) -> Synthesis:
+def _bounded(problem: ProgramProblem, synthesis: Synthesis, *, branch: bool) -> Synthesis:
     """Return what was found, or a better choice, with the bound of all choices at its final shares: the bound that it
     came with is of the shares that the last integer program had, before they were improved and rounded."""
-    choice, costs = found.choice, problem.prices(found.shares)
-    branch = branch and found.exact.gap <= NEAR
-    allowed = problem.rules(problem.these, costs)
-    final = best(problem.these, costs, gap=problem.gap, allowed=allowed, hint=choice.hint, branch=branch, known=choice)
+    choice, costs = synthesis.choice, problem.prices(synthesis.shares)
+    branch = branch and synthesis.exact.gap <= NEAR
+    allowed = problem.rules(problem.space, costs)
+    final = best(problem.space, costs, gap=problem.gap, allowed=allowed, hint=choice.hint, branch=branch, known=choice)
     if final is None:
-        bound = relaxed(problem.these, costs).bound_seconds
+        bound = relaxed(problem.space, costs).bound_seconds
         final = replace(choice, bound_seconds=min(bound, choice.seconds.total))
-    return replace(found, choice=final)
+    return replace(synthesis, choice=final)
 
 
 def in_whole_units(problem: ProgramProblem, choice: Choice, shares: RankShares) -> Synthesis | None:
     """Return the choice at shares in whole units, None if it does not fit there."""
-    whole = whole_units(problem.these, shares)
+    whole = whole_units(problem.space, shares)
     if not problem.fits(choice, whole):
         return None
-    return Synthesis(these=problem.these, exact=choice, shares=whole, choice=problem.priced(choice, whole))
+    return Synthesis(space=problem.space, exact=choice, shares=whole, choice=problem.priced(choice, whole))
 
 
 def _others_in_whole_units(problem: ProgramProblem, choice: Choice, shares: RankShares) -> Synthesis | None:
     """Return the best choice at the units that shares round to, where units are few and memory is scarce."""
-    whole = whole_units(problem.these, shares)
+    whole = whole_units(problem.space, shares)
     found = problem.best(whole, choice.hint)
-    return None if found is None else Synthesis(these=problem.these, exact=choice, shares=whole, choice=found)
+    return None if found is None else Synthesis(space=problem.space, exact=choice, shares=whole, choice=found)
 
 
-def whole_units(these: Decisions, shares: RankShares) -> RankShares:
+def whole_units(space: Decisions, shares: RankShares) -> RankShares:
     """Return the shares with whole units for every cut that a program of this choice can have."""
-    rules = [rule for one in these.decisions for rule in one.rules]
-    rules += [rule for some in these.views.values() for rule in some]
+    rules = [rule for one in space.decisions for rule in one.rules]
+    rules += [rule for some in space.views.values() for rule in some]
     held = {one for rule in rules for one in (*rule.inputs, *rule.outputs) if isinstance(one, Sharded)}
     keys = sorted({(one.ratio, one.units) for one in held})
     sizes = {(ratio, units): _units(shares.row(ratio), units) for ratio, units in keys}
@@ -209,7 +208,7 @@ def whole_units(these: Decisions, shares: RankShares) -> RankShares:
 
 
 def _units(shares: tuple[float, ...], units: int) -> tuple[int, ...]:
-    return tuple(int(one) for one in rounded(np.asarray(shares), units))
+    return tuple(int(amount) for amount in rounded(np.asarray(shares), units))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +216,7 @@ class ProgramProblem:
     """What to choose, for which machines, how close to the bound, whether what can wait is hidden, and among which
     rules."""
 
-    these: Decisions
+    space: Decisions
     net: Machines
     gap: float
     overlap: bool
@@ -225,21 +224,21 @@ class ProgramProblem:
 
     def prices(self, shares: RankShares) -> Prices:
         """Return the prices at some shares."""
-        return prices(self.these, self.net, shares, overlap=self.overlap)
+        return prices(self.space, self.net, shares, overlap=self.overlap)
 
     def best(self, shares: RankShares, hint: Hint | None = None) -> Choice | None:
         """Return the best choice at some shares, None if none is found that fits."""
         costs = self.prices(shares)
-        allowed = self.rules(self.these, costs)
-        return best(self.these, costs, gap=self.gap, allowed=allowed, hint=hint, branch=False)
+        allowed = self.rules(self.space, costs)
+        return best(self.space, costs, gap=self.gap, allowed=allowed, hint=hint, branch=False)
 
     def priced(self, choice: Choice, shares: RankShares) -> Choice:
         """Return the choice priced at other shares."""
-        return replace(choice, seconds=time_of(self.these, self.prices(shares), choice.rules, choice.sent))
+        return replace(choice, seconds=time_of(self.space, self.prices(shares), choice.rules, choice.sent))
 
     def fits(self, choice: Choice, shares: RankShares) -> bool:
         """Return whether the choice fits the memory of all devices."""
-        return fits(self.these, choice.rules, self.net, shares)
+        return fits(self.space, choice.rules, self.net, shares)
 
 
 def turns(
@@ -272,10 +271,10 @@ def polished(problem: ProgramProblem, choice: Choice, shares: RankShares) -> tup
         if choice.gap <= CLOSE:
             break
         costs = problem.prices(shares)
-        allowed = problem.rules(problem.these, costs)
-        near = best(problem.these, costs, gap=problem.gap, allowed=allowed, hint=choice.hint, known=choice) or choice
+        allowed = problem.rules(problem.space, costs)
+        near = best(problem.space, costs, gap=problem.gap, allowed=allowed, hint=choice.hint, known=choice) or choice
         if near.gap > CLOSE:
-            near = improved(problem.these, costs, near, allowed)
+            near = improved(problem.space, costs, near, allowed)
         if not _better(near, choice):
             break
         choice, shares = reshared(problem, near, shares)
@@ -287,7 +286,7 @@ def reshared(problem: ProgramProblem, choice: Choice, shares: RankShares) -> tup
     again until it agrees with itself."""
     found, last = (choice, shares), np.inf
     for _ in range(TURNS):
-        new = best_shares(problem.these, choice, problem.net, shares, problem.prices(shares))
+        new = best_shares(problem.space, choice, problem.net, shares, problem.prices(shares))
         if new is None or not problem.fits(choice, new):
             break
         priced, shares = problem.priced(choice, new), new
@@ -304,8 +303,8 @@ def limited(
     """Return what others would run, None if it does not fit, is not allowed, or takes `below` seconds or more: what is
     found must never be slower than that, not even by the gap."""
     costs = problem.prices(shares)
-    allowed = rules(problem.these, costs) & problem.rules(problem.these, costs)
-    choice = best(problem.these, costs, gap=problem.gap, allowed=allowed, branch=branch, below=below)
+    allowed = rules(problem.space, costs) & problem.rules(problem.space, costs)
+    choice = best(problem.space, costs, gap=problem.gap, allowed=allowed, branch=branch, below=below)
     return None if choice is None else (choice, shares)
 
 

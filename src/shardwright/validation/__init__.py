@@ -1,20 +1,16 @@
 """Predicted against measured: published runs as plans, errors by group, the nearest evidence.
 
 * `validate`: the library call
-* `runs`: reading of runs
-* `notes`: what their notes say
+* `runs`: reading of runs, and of what their notes say
 * `published`: the runs that ship
-* `said`: what is taken where a run does not say it, and what contradicts itself
 * `case`: a run as the cost model sees it
-* `facts`: single facts of a run
+* `facts`: single facts of a run, said or taken
 * `mixed_case`: a run on several GPU types
 * `model_of`: its model
 * `forecast`: predictions of many cases
 * `outcome`: one run, predicted and measured
 * `site`: a site's own runs as plans and what they took
-* `groups`: errors by group
-* `metrics`: measures of error, of time and of what fits
-* `rivals`: two simple predictors
+* `metrics`: measures of error, by group too
 * `reasons`: why one may be off
-* `summary`: errors of many outcomes
+* `summary`: errors of many outcomes, beside those of two simple predictors
 """

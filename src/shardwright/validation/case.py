@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from shardwright.cost.compute.efficiency import computes, peak_flops
-from shardwright.cost.compute.flops import iteration_flops
+from shardwright.cost.compute.flops import job_flops
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, ZERO3, Row, settled
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
@@ -22,17 +21,18 @@ from shardwright.validation.facts import (
     PRECISIONS,
     Habits,
     SkippedRunError,
+    contradictions,
     first_and_last,
     framework_of,
     gpu_name,
     habits_of,
     job_of,
+    said,
     whole,
 )
 from shardwright.validation.mixed_case import mixed_plan
 from shardwright.validation.model_of import model_of
 from shardwright.validation.runs import PublishedRun
-from shardwright.validation.said import contradictions, said
 
 MULTIMODAL = re.compile(r"\bmimo\b|\bvlm\b|llava", re.IGNORECASE)
 # What guesses are about on which the reasons of an error depend.
@@ -227,11 +227,9 @@ def _row_of(
 
 
 def ideal_seconds(case: Case) -> float:
-    """Return the seconds of the model's FLOPs at the dense peak of all GPUs. Frozen weights have no gradients, a third
-    of the arithmetic."""
-    flops = iteration_flops(case.model, case.job.global_batch, case.job.seq_len)
+    """Return the seconds of the model's FLOPs at the dense peak of all GPUs."""
     peak = sum(peak_flops(pool.gpu, case.job.precision) * pool.gpus for pool in case.pools)
-    return flops * (2.0 / 3.0 if case.job.adapters else 1.0) / peak
+    return job_flops(case.model, case.job) / peak
 
 
 def expert_degree(run: PublishedRun, model: Model, tp: int, cp: int, dp: int) -> int:
@@ -259,15 +257,3 @@ def _sharding(run: PublishedRun, habits: Habits, guesses: list[Assumption]) -> i
         return int(run.dist_optimizer.casefold() == "true")
     guesses.append(Assumption(SHARDING, f"ZeRO-{habits.sharding}"))
     return habits.sharding
-
-
-def duplicates_left_out(runs: Sequence[PublishedRun]) -> tuple[PublishedRun, ...]:
-    """Return the runs with one of each group of duplicates, the first."""
-    seen: set[str] = set()
-    kept = []
-    for run in runs:
-        if run.dup_group and run.dup_group in seen:
-            continue
-        seen.add(run.dup_group)
-        kept.append(run)
-    return tuple(kept)

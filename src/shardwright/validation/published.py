@@ -21,8 +21,7 @@ from shardwright.errors import SpecError, bad
 from shardwright.files import shipped_file, write_atomically
 from shardwright.validation.case import CONTRADICTS, case_of
 from shardwright.validation.facts import SkippedRunError
-from shardwright.validation.notes import phrases
-from shardwright.validation.runs import COLUMNS, PublishedRun, parse_runs, read_runs
+from shardwright.validation.runs import COLUMNS, PublishedRun, parse_runs, phrases, read_runs
 
 RUNS_FILE, FAILED_FILE = "published.csv.gz", "published_failed.csv.gz"
 KEPT_QUALITIES = ("A", "B", "")

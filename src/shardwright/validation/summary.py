@@ -10,17 +10,29 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.arrays import Ints
-from shardwright.validation.case import Case
+from shardwright.arrays import Floats, Ints
+from shardwright.validation.case import Case, ideal_seconds
 from shardwright.validation.facts import Skip
-from shardwright.validation.groups import NAMELESS, ErrorGroup, Macro, Pairs, group_of, groups_of, macro_of
-from shardwright.validation.metrics import Fits, covered, fits_of, scale_of
+from shardwright.validation.metrics import (
+    NAMELESS,
+    ErrorGroup,
+    Fits,
+    Macro,
+    Pairs,
+    covered,
+    fits_of,
+    group_of,
+    groups_of,
+    macro_of,
+    scale_of,
+)
 from shardwright.validation.outcome import Outcome, memory_kind
 from shardwright.validation.reasons import Reason, reasons, sweep_of, sweep_outliers
-from shardwright.validation.rivals import constant_mfu_seconds, roofline_seconds
 
 SCALES = (8, 64, 512)
 WORST, WORST_OF_A_SOURCE = 30, 5
+
+ROOFLINE_EFFICIENCY = 0.5  # of the dense peak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,3 +174,34 @@ def _worst(timed: Sequence[Outcome]) -> tuple[Worst, ...]:
             what = f"{outcome.run.model}, {outcome.run.n_gpus:.0f} × {_gpu(outcome)}, {outcome.strategy}".rstrip(", ")
             worst.append(Worst(row_id=outcome.run.row_id, what=what, ratio=outcome.ratio or math.nan, reasons=why))
     return tuple(worst)
+
+
+def constant_mfu_seconds(cases: Sequence[Case], seconds: Floats) -> Floats:
+    """Return the seconds of each case at one constant MFU, [N]: the median, over all *other* sources, of the median MFU
+    of their runs, so that a source says nothing about itself. Not a number with a single source. `seconds` are the
+    measured ones."""
+    ideal = np.array([ideal_seconds(case) for case in cases])
+    sources = np.array([case.run.source for case in cases])
+    names = np.unique(sources)
+    medians = np.array([np.median((ideal / seconds)[sources == name]) for name in names])
+    alone = len(names) == 1
+    elsewhere = {name: np.nan if alone else float(np.median(medians[names != name])) for name in names}
+    return np.asarray(ideal / np.array([elsewhere[name] for name in sources]))
+
+
+def roofline_seconds(cases: Sequence[Case], recompute: Sequence[str]) -> Floats:
+    """Return the seconds of each case if every GPU computed at half of its dense peak, full recomputation and the
+    bubble of the pipeline included, communication not, [N]. A pipeline of p stages, v virtual ones each, idles
+    (p - 1) / (v m) of the time of its m micro-batches (D. Narayanan et al., SC21, section 2.2)."""
+    ideal = np.array([ideal_seconds(case) for case in cases])
+    again = np.where(np.array(recompute) == "full", 4.0 / 3.0, 1.0)
+    bubble = np.array([1.0 + _bubble(case) for case in cases])
+    return np.asarray(ideal * again * bubble / ROOFLINE_EFFICIENCY)
+
+
+def _bubble(case: Case) -> float:
+    row = case.row
+    if case.plan is not None:
+        return max((len(replica.stages) - 1.0) / replica.micro_batches for replica in case.plan.replicas)
+    micro_batches = case.job.global_batch / (row["dp"] * row["micro_batch"])
+    return float((row["pp"] - 1.0) / (row["vpp"] * micro_batches))

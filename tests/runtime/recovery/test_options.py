@@ -23,11 +23,11 @@ from shardwright.cli.app import app
 from shardwright.cli.train_input import NOT_ELASTIC
 from shardwright.cli.train_options import FleetOptions, names_of
 from shardwright.plans.document import save
-from shardwright.runtime.job import trackers
+from shardwright.runtime.job import metrics
 from shardwright.runtime.recovery.keeper import keeper
 from shardwright.runtime.recovery.run import KeeperOptions
-from shardwright.runtime.storage.adapter_files import save_adapters
 from shardwright.runtime.storage.data import write_tokens
+from shardwright.runtime.storage.weights import save_adapters
 from shardwright.spec.adapter import parse_adapter
 
 RECIPE = (
@@ -120,7 +120,7 @@ def told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return 0
 
     monkeypatch.setattr(keeper, "keep", keep)
-    monkeypatch.setattr(trackers, "find_spec", lambda _name: object())
+    monkeypatch.setattr(metrics, "find_spec", lambda _name: object())
     usual = ["--elastic", "--out", tmp_path / "out", "--device", "cpu"]
 
     def ask(*more: object, plan: str = "plan.json") -> KeeperOptions | str:

@@ -19,6 +19,7 @@ from shardwright.runtime.storage.manifest import (
     Manifest,
     complete_steps,
     manifest_text,
+    model_hash,
     parse_manifest,
     read_manifest,
     read_part,
@@ -27,7 +28,6 @@ from shardwright.runtime.storage.manifest import (
     write_manifest,
     write_part,
 )
-from shardwright.runtime.storage.model_hash import model_hash
 
 STORED = StoredPiece(
     piece=StatePiece(kind="weight", parameter="p", start=1, stop=3, low=2, high=5),

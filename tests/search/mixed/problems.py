@@ -12,8 +12,8 @@ from tests.cost.draws import some_job, some_model
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import UNSHARDED, ZERO1
-from shardwright.search.mixed.branch_and_bound.fastest import FoundByTime, search
-from shardwright.search.mixed.branch_and_bound.run import Effort, MixedProblem
+from shardwright.search.mixed.branch_and_bound.fastest import search
+from shardwright.search.mixed.branch_and_bound.run import Effort, MixedProblem, MixedResult
 from shardwright.search.mixed.restrictions import keeps_pins
 from shardwright.search.mixed.tables.columns import Table
 from shardwright.search.mixed.tables.model_tables import tables
@@ -143,6 +143,6 @@ def stated(problem: Small, gap: float) -> MixedProblem:
     )
 
 
-def solved(problem: Small, gap: float) -> FoundByTime:
+def solved(problem: Small, gap: float) -> MixedResult:
     """Return what the mixed search finds."""
     return search(stated(problem, gap), 1e9, lambda plan: keeps_pins(plan, problem.space))

@@ -17,9 +17,9 @@ from shardwright.cost.predict import predict
 from shardwright.plans.plan import Plan
 from shardwright.search.mixed.bounds.compositions import Compositions, columns, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance, instances
-from shardwright.search.mixed.branch_and_bound.run import MixedProblem
+from shardwright.search.mixed.branch_and_bound.run import MixedProblem, MixedResult
 from shardwright.search.mixed.dollars.bounds import Start, fast_enough, least_dollars, roots, steady_micro_batches
-from shardwright.search.mixed.dollars.cheapest import FoundByMoney, search
+from shardwright.search.mixed.dollars.cheapest import search
 from shardwright.search.mixed.dollars.machines import all_boxes, bill_of, boxes
 from shardwright.search.mixed.entry import affordable_value
 from shardwright.search.mixed.tables.region import Region
@@ -67,7 +67,7 @@ def points(problem: Small, most: int) -> Iterator[Point]:
             yield Point(best, float(boxes(bill, machines, machines).slope[0]))
 
 
-def solved(problem: Small, gap: float, **limits: object) -> FoundByMoney:
+def solved(problem: Small, gap: float, **limits: object) -> MixedResult:
     """Return what the search by dollars finds, for the job with other limits or another objective."""
     contexts = tuple(replace(context, job=replace(context.job, **limits)) for context in problem.contexts)
     known: Known = {}
@@ -90,7 +90,7 @@ def in_money(problem: Small, longest: float) -> float:
     return least_dollars(starts, problem.space, 1e3, longest, 100)
 
 
-def against(found: FoundByMoney, best: float | None) -> None:
+def against(found: MixedResult, best: float | None) -> None:
     """Compare what was found with the best value by enumeration."""
     assert bool(found.plans) == (best is not None)
     if best is None:

@@ -90,7 +90,7 @@ def against_enumeration(problem: Small, slowest: float) -> None:
     seconds = found.plans[0][0] if found.plans else np.inf
     best = brute_force(problem.contexts, problem.cluster, problem.settings, MOST, seconds, space=problem.space).best
     assert bool(found.plans) == np.isfinite(best)
-    assert found.lower_bound_seconds <= best * (1 + 1e-9)
+    assert found.bound <= best * (1 + 1e-9)
     assert not found.plans or seconds <= slowest * best
-    if seconds <= found.lower_bound_seconds * (1 + BEST_OF_ALL):
+    if seconds <= found.bound * (1 + BEST_OF_ALL):
         assert best >= seconds * (1 - BEST_OF_ALL)

@@ -21,7 +21,8 @@ from shardwright.cost.context import Context
 from shardwright.plans.check import check
 from shardwright.plans.document import load_plan
 from shardwright.plans.plan import Plan
-from shardwright.search.mixed.branch_and_bound.fastest import FoundByTime, search_degrees
+from shardwright.search.mixed.branch_and_bound.fastest import search_degrees
+from shardwright.search.mixed.branch_and_bound.run import MixedResult
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import settings
 from shardwright.search.planner import predict
@@ -72,7 +73,7 @@ def with_all_settings(problem: Small) -> Small:
     return replace(problem, settings=chosen, tables=tuple(tables(problem.contexts, chosen)))
 
 
-def seconds_of(found: FoundByTime) -> float:
+def seconds_of(found: MixedResult) -> float:
     return min((seconds for seconds, _ in found.plans), default=np.inf)
 
 
@@ -122,10 +123,10 @@ def test_unequal_degrees_never_lead_to_a_slower_plan(seed):
     )
     best, found = seconds_of(solved(alone, 0.01)), each_degree(problem)
     assert seconds_of(found) <= best
-    assert found.lower_bound_seconds <= seconds_of(found)
+    assert found.bound <= seconds_of(found)
 
 
-def each_degree(problem: Small) -> FoundByTime:
+def each_degree(problem: Small) -> MixedResult:
     return search_degrees(stated(problem, 0.01), 1e9, lambda plan: True)
 
 

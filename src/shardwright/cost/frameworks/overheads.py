@@ -10,7 +10,7 @@ catalogue's row of a framework and `data/architectures.csv` hold the parameters,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -95,10 +95,6 @@ class Calibration:
             gemm_fp8=software.gemm_fp8 * clocks.gemm_fp8 * slower,
             attention=software.attention * clocks.attention * slower * (FLASH2_LOSS if second else 1.0),
         )
-
-
-FRAMEWORK_NAMES = tuple(field.name for field in fields(Overheads))
-CLOCK_NAMES = tuple(field.name for field in fields(Clocks))
 
 
 def power_factor(gpu: Gpu) -> float:

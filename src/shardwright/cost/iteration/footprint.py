@@ -19,7 +19,9 @@ from shardwright.cost.memory.sizes import (
     gathered_bytes,
     gathered_head_bytes,
     head_bytes,
+    least_state_bytes,
     reserved_bytes,
+    room_for_tensors,
     state_bytes,
     trained_share,
 )
@@ -34,7 +36,7 @@ from shardwright.cost.stage.exact import (
     per_rank,
 )
 from shardwright.cost.stage.terms import WHOLE
-from shardwright.cost.strategies import ZERO2, Strategies
+from shardwright.cost.strategies import ZERO2, Layouts, Strategies
 
 # Activations and gradients that a rank sends and receives at a time: the four tensors of `_communicate` in
 # megatron/core/pipeline_parallel/p2p_communication.py.
@@ -167,12 +169,18 @@ def fixed_bytes(
         gradients=state.gradients,
         optimizer=state.optimizer,
         logits=logits,
-        buffers=np.broadcast_to(P2P_BUFFERS * boundary * (rows.pp > 1)[:, None] + gathered, logits.shape),
+        buffers=np.broadcast_to(message_buffers(boundary, (rows.pp > 1)[:, None]) + gathered, logits.shape),
         passing=np.where(freed, state.gathered, 0.0),
         late=np.where(freed & (count == 1)[:, None], state.sharded_gradients, 0.0),
         in_host=np.broadcast_to(state.in_host, logits.shape),
         micro_batches=count,
     )
+
+
+def message_buffers(boundary: Floats, staged: Bools | bool) -> Floats:
+    """Return the bytes of what a rank that has neighbours (`staged`) sends and receives at a time, where a message has
+    `boundary` bytes."""
+    return np.asarray(P2P_BUFFERS * boundary * staged)
 
 
 def footprint(
@@ -215,6 +223,37 @@ def least_bytes(context: Context, shards: LayerRows, fixed: Fixed) -> Floats:
     working = np.maximum(shards.table.live[shards.row, WHOLE][:, None], logits)
     tensors = fixed.weights + fixed.gradients + fixed.optimizer + fixed.buffers + working
     return np.asarray((tensors + reserved_bytes(context.job, tensors)).max(axis=1))
+
+
+def floor_bytes(context: Context, rows: Layouts, dense: Floats, expert: Floats, working: Floats) -> Floats:
+    """Return bytes that every strategy of a layout needs on its fullest GPU, [N]: the states of the mean rank under the
+    most sharding and offload, with the working set of a layer, or the logits of the last rank. `dense` and `expert` are
+    parameters of the whole model as one GPU of each stage has them."""
+    model, job = context.model, context.job
+    dense = dense / rows.pp
+    if model.tied_embeddings:
+        dense = dense - model.token_table_parameters / rows.tp * (rows.pp == 1)
+    ranks = rows.dp * rows.cp
+    held = dense * least_state_bytes(model, job, ranks, rows.pp == 1)
+    if expert.any():
+        copies = rows.tp * ranks // (rows.ep * rows.etp)
+        held = held + expert / rows.pp * least_state_bytes(model, job, copies, rows.pp == 1)
+    tensors = np.maximum(held + working, head_bytes(model, job, rows.micro_batch, rows.cp, rows.tp))
+    return np.asarray(tensors + reserved_bytes(job, tensors))
+
+
+def most_room(context: Context, rows: Strategies, shards: LayerRows, dense: Floats, expert: Floats) -> Floats:
+    """Return the bytes that ranks of so many parameters, [R, N], have at most for kept activations: under the most
+    sharding and offload, with gradients in place of activations."""
+    table, row, job = shards.table, shards.row, context.job
+    groups, everything = data_parallel(context, rows), rows.pp == 1
+    state = [
+        least_state_bytes(context.model, job, group.size, everything, gradients=False)
+        for group in (groups.dense, groups.expert)
+    ]
+    room = room_for_tensors(job, context.memory_limit_bytes)
+    room = room - table.live[row, WHOLE] - message_buffers(table.boundary[row], rows.pp > 1)
+    return np.asarray(room - (state[0] * dense + state[1] * expert))
 
 
 def fits(context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed) -> Bools:

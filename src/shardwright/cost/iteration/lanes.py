@@ -125,23 +125,23 @@ def _lanes(context: Context, members: _Members, known: Known) -> Lanes:
 
 def of_stages(lanes: Sequence[Lanes], values: Sequence[Array]) -> Array:
     """Return what each stage of the plan has in `values` of its lanes, [N, P] or [N, v, P] each, as [S] or [S, v]."""
-    found = np.empty((sum(len(each.at) for each in lanes), *values[0].shape[1:-1]), dtype=values[0].dtype)
-    for each, value in zip(lanes, values, strict=True):
-        found[each.at] = value[each.row, ..., each.rank]
+    found = np.empty((sum(len(lane.at) for lane in lanes), *values[0].shape[1:-1]), dtype=values[0].dtype)
+    for lane, value in zip(lanes, values, strict=True):
+        found[lane.at] = value[lane.row, ..., lane.rank]
     return found
 
 
 def of_pipelines(lanes: Sequence[Lanes], values: Sequence[Array]) -> Array:
     """Return what each stage of the plan has in `values` of its lanes, those of whole pipelines, [N] each, as [S]."""
-    found = np.empty(sum(len(each.at) for each in lanes), dtype=values[0].dtype)
-    for each, value in zip(lanes, values, strict=True):
-        found[each.at] = value[each.row]
+    found = np.empty(sum(len(lane.at) for lane in lanes), dtype=values[0].dtype)
+    for lane, value in zip(lanes, values, strict=True):
+        found[lane.at] = value[lane.row]
     return found
 
 
 def lane_of(lanes: Sequence[Lanes], stage: int) -> Lane:
     """Return the lane of one stage of the plan."""
-    group = next(each for each in lanes if stage in each.at)
+    group = next(lane for lane in lanes if stage in lane.at)
     row = group.row[group.at == stage]
     shards = LayerRows(table=group.shards.table, row=group.shards.row[row])
     return Lane(context=group.context, row=group.rows.take(row), shards=shards)

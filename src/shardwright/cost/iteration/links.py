@@ -65,35 +65,35 @@ def _sent_bytes(plan: Plan, part_bytes: Floats, mine: Ints, theirs: Ints) -> Flo
     return np.where(plan.sequence_parallel | (mine == theirs), part_bytes, part_bytes * mine * -(-theirs // mine))
 
 
-def _between_seconds(plan: Plan, one: Context, other: Context, sent: float, received: float, ranks: int) -> float:
+def _between_seconds(plan: Plan, first: Context, other: Context, sent: float, received: float, ranks: int) -> float:
     """Return the seconds of a message between GPUs of two types. The side with fewer ranks sends or receives more on
     each; `ranks` of a pipeline talk over the link between sites at a time."""
     both = [
         float(transfer_seconds(context.links, np.array([part]), np.array([True]))[0])
-        for context, part in ((one, sent), (other, received))
+        for context, part in ((first, sent), (other, received))
     ]
     size = max(sent, received)
-    both += [float(link.messages.of(np.array(size))) for link in _measured_between(one, other)]
+    both += [float(link.messages.of(np.array(size))) for link in _measured_between(first, other)]
     both += [
-        size * _messages_between(plan, one.pool, other.pool) * ranks / rate + delay
-        for rate, delay in site_link(plan.cluster, one.pool.site, other.pool.site)
+        size * _messages_between(plan, first.pool, other.pool) * ranks / rate + delay
+        for rate, delay in site_link(plan.cluster, first.pool.site, other.pool.site)
     ]
     return max(both)
 
 
-def _measured_between(one: Context, other: Context) -> Iterator[LinkTimes]:
+def _measured_between(first: Context, other: Context) -> Iterator[LinkTimes]:
     """Yield the link between machines of two types as a GPU of either finds it, where it was measured."""
-    for here, there in ((one, other), (other, one)):
+    for here, there in ((first, other), (other, first)):
         link = here.source.between(here.pool, there.pool)
         if link is not None:
             yield link
 
 
-def _messages_between(plan: Plan, one: NodePool, other: NodePool) -> int:
+def _messages_between(plan: Plan, first: NodePool, other: NodePool) -> int:
     """Return how many messages share the link between the sites of two pools: one for each time that a pipeline goes
     there or back, since the backward passes of a way back take the direction of the forward passes there."""
     sites = {pool.gpu.name: pool.site for pool in plan.cluster.pools}
-    ends = {one.site, other.site}
+    ends = {first.site, other.site}
     return sum(
         replica.count * sum({sites[a.gpu], sites[b.gpu]} == ends for a, b in pairwise(replica.stages))
         for replica in plan.replicas
@@ -194,21 +194,21 @@ def _paced(links: Fabric, share: float) -> Fabric:
     return replace(links, intra_bytes_per_second=inside, inter_bytes_per_second=between)
 
 
-def _rack_pace(places: Places, own: Fabric, stage: int) -> float:
+def _rack_pace(places: Places, links: Fabric, stage: int) -> float:
     """Return the bytes per second that leave a rack for each GPU of the holders of the stage's own type that stand in
     several racks; infinite where there are none."""
     first, last = places.first, places.last
-    spread = first // own.rack_gpus != last // own.rack_gpus
+    spread = first // links.rack_gpus != last // links.rack_gpus
     stride = (last - first) // np.maximum(places.count - 1, 1)
     slow = places.shared[stage] & (places.kind == places.kind[stage]) & spread
-    pace = own.rack_bytes_per_second / np.clip(stride, own.domain_gpus, own.rack_gpus)
+    pace = links.rack_bytes_per_second / np.clip(stride, links.domain_gpus, links.rack_gpus)
     return float((pace * places.tp / places.tp[stage])[slow].min(initial=np.inf))
 
 
-def _slow_pairs(own: Context, types: set[str], contexts: Contexts) -> Iterator[LinkTimes]:
+def _slow_pairs(context: Context, types: set[str], contexts: Contexts) -> Iterator[LinkTimes]:
     """Yield the measured links from a pool to the other types that hold its layers."""
-    for name in sorted(types - {own.pool.gpu.name}):
-        link = own.source.between(own.pool, contexts[name].pool)
+    for name in sorted(types - {context.pool.gpu.name}):
+        link = context.source.between(context.pool, contexts[name].pool)
         if link is not None:
             yield link
 

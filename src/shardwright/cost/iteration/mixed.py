@@ -89,11 +89,11 @@ def mixed_iteration(
     if plan.layered:
         return layered_iteration(plan, contexts)
     lanes, places = lanes_of(plan, contexts, known), places_of(plan)
-    held = [held_parameters(each.context, each.rows, each.shards, each.starts) for each in lanes]
+    held = [held_parameters(lane.context, lane.rows, lane.shards, lane.starts) for lane in lanes]
     stages = _stages(plan, lanes, held, places)
     moves = move_seconds(plan, places, contexts, stages.message_bytes)
     if len(plan.replicas) == 1:
-        once = of_stages(lanes, [_own_once_seconds(each, own) for each, own in zip(lanes, held, strict=True)])
+        once = of_stages(lanes, [_own_once_seconds(lane, own) for lane, own in zip(lanes, held, strict=True)])
     else:
         once = once_seconds(plan, places, contexts, stages.dense, stages.expert)
     waits = unit_delays(plan, places)
@@ -103,19 +103,19 @@ def mixed_iteration(
     )
     longest = max(replica.busy_seconds for replica in found)
     update = float(stages.optimizer.max())
-    norm = max(float(norm_seconds(each.context, each.rows).max()) for each in lanes) + agreement_delay(plan, places)
+    norm = max(float(norm_seconds(lane.context, lane.rows).max()) for lane in lanes) + agreement_delay(plan, places)
     return Mixed(seconds=longest + update + norm, norm_seconds=norm, replicas=found, lanes=tuple(lanes))
 
 
 def _stages(plan: Plan, lanes: list[Lanes], held: list[HeldParameters], places: Places) -> _Stages:
     """Return what every stage takes, costed with its lane."""
-    times = [stage_times(each.context, each.rows, each.shards, each.starts) for each in lanes]
+    times = [stage_times(lane.context, lane.rows, lane.shards, lane.starts) for lane in lanes]
     pairs = list(zip(lanes, held, strict=True))
-    memory = [_footprint(each) for each in lanes]
+    memory = [_footprint(lane) for lane in lanes]
 
     dense, expert = of_stages(lanes, [own.dense for own in held]), of_stages(lanes, [own.expert for own in held])
     weights, gradients = (
-        each * copied_parameters(places, dense, expert) for each in copied_bytes(plan.model, plan.job)
+        width * copied_parameters(places, dense, expert) for width in copied_bytes(plan.model, plan.job)
     )
     footprints = _each(lambda name: of_stages(lanes, [getattr(part, name) for part in memory]))
     return _Stages(
@@ -127,15 +127,15 @@ def _stages(plan: Plan, lanes: list[Lanes], held: list[HeldParameters], places: 
         optimizer=of_stages(
             lanes,
             [
-                optimizer_seconds(each.context, each.rows, own.dense, own.expert)
-                + orthogonalisation_seconds(each.context, each.rows, own)
-                for each, own in pairs
+                optimizer_seconds(lane.context, lane.rows, own.dense, own.expert)
+                + orthogonalisation_seconds(lane.context, lane.rows, own)
+                for lane, own in pairs
             ],
         ),
-        message_bytes=of_pipelines(lanes, [message_bytes(each.context, each.rows) for each in lanes]),
-        tied_seconds=of_pipelines(lanes, [tied_embedding_seconds(each.context, each.rows) for each in lanes]),
+        message_bytes=of_pipelines(lanes, [message_bytes(lane.context, lane.rows) for lane in lanes]),
+        tied_seconds=of_pipelines(lanes, [tied_embedding_seconds(lane.context, lane.rows) for lane in lanes]),
         tied_apart_seconds=of_pipelines(
-            lanes, [tied_embedding_seconds(each.context, each.rows, apart=True) for each in lanes]
+            lanes, [tied_embedding_seconds(lane.context, lane.rows, apart=True) for lane in lanes]
         ),
         memory=replace(
             footprints,
@@ -170,22 +170,22 @@ def _replica_time(
     lanes: list[Lanes],
     moves: Floats,
     shared: tuple[Floats, Floats],
-    own: slice,
+    part: slice,
 ) -> ReplicaTime:
-    """Return the times of the replica that has the stages `own`; `shared` are the seconds in which the holders of each
+    """Return the times of the replica that has the stages `part`; `shared` are the seconds in which the holders of each
     stage's layers gather a byte of each parameter, and those that they wait for links between sites, [S] each."""
     chunks = plan.schedule.virtual_stages
-    row = lane_of(lanes, own.start).row
+    row = lane_of(lanes, part.start).row
     undisturbed = StageTimes(
-        forward=stages.forward[own].T[None],
-        backward=stages.backward[own].T[None],
-        recompute=stages.recompute[own].T[None],
+        forward=stages.forward[part].T[None],
+        backward=stages.backward[part].T[None],
+        recompute=stages.recompute[part].T[None],
     )
     apart = replica.stages[0].gpu != replica.stages[-1].gpu
-    tied = float((stages.tied_apart_seconds if apart else stages.tied_seconds)[own][[0, -1]].max())
-    transfers = np.tile(moves[own], chunks)[: chunks * len(replica.stages) - 1]
+    tied = float((stages.tied_apart_seconds if apart else stages.tied_seconds)[part][[0, -1]].max())
+    transfers = np.tile(moves[part], chunks)[: chunks * len(replica.stages) - 1]
     times = beside_transfers(row, undisturbed, transfers[None])
-    tails, gathers = exposed_tails(plan.model, plan.job, row, times, *(each[None, own] for each in shared))
+    tails, gathers = exposed_tails(plan.model, plan.job, row, times, *(each[None, part] for each in shared))
     return ReplicaTime(
         stages=times,
         undisturbed=undisturbed,
@@ -193,9 +193,9 @@ def _replica_time(
         pipeline_seconds=pipeline_seconds(plan, replica, times, transfers),
         tails=tails[0],
         gathers=gathers[0],
-        optimizer=stages.optimizer[own],
+        optimizer=stages.optimizer[part],
         tied_seconds=max(tied, tied_seconds_between(plan, replica)) if apart else tied,
-        memory=_each(lambda name: getattr(stages.memory, name)[own]),
+        memory=_each(lambda name: getattr(stages.memory, name)[part]),
     )
 
 
@@ -209,16 +209,16 @@ def pipeline_seconds(plan: Plan, replica: Replica, times: StageTimes, transfers:
     return float(done.makespan_seconds[0])
 
 
-def pipeline_timeline(plan: Plan, replica: Replica, found: ReplicaTime) -> Timeline:
+def pipeline_timeline(plan: Plan, replica: Replica, times: ReplicaTime) -> Timeline:
     """Return when each pass of a replica's micro-batches runs; under uneven FSDP a pass is of a unit and a wave."""
-    if (units := found.units) is not None:
+    if (units := times.units) is not None:
         return Timeline(
             rank=np.zeros_like(units.unit), kind=np.where(units.backward, BACKWARD, FORWARD),
             virtual_stage=units.unit, micro_batch=units.wave,
             start_seconds=units.start_seconds, end_seconds=units.end_seconds,
         )  # fmt: skip
-    forward, backward = found.stages.forward.reshape(-1), found.stages.backward.reshape(-1)
-    moves = _moves(plan, found.transfers)
+    forward, backward = times.stages.forward.reshape(-1), times.stages.backward.reshape(-1)
+    moves = _moves(plan, times.transfers)
     return timeline(_order(plan, replica), forward, backward, moves, blocking=not plan.overlap.pipeline)
 
 

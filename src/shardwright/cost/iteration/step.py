@@ -76,12 +76,12 @@ def stage_times(context: Context, rows: Strategies, shards: LayerRows, starts: I
     mode, count = rows.recompute[:, None], rows.recompute_layers[:, None]
     recompute = repeated_seconds(table.forward, table.core_seconds, stages, mode, count)
     extra_forward, extra_backward = sharded_weight_seconds(context, rows, shards.table, stages, forward, backward)
-    each, host = context.software.pass_seconds, serial_launch_seconds(context, rows, starts)
+    per_pass, host = context.software.pass_seconds, serial_launch_seconds(context, rows, starts)
     forward, backward = forward + extra_forward, backward + recompute + extra_backward
     chunks = int(rows.vpp[0])
     return StageTimes(
-        forward=per_rank(launched_seconds(forward, host) + each, chunks),
-        backward=per_rank(launched_seconds(backward, BACKWARD_LAUNCHES * host) + each, chunks),
+        forward=per_rank(launched_seconds(forward, host) + per_pass, chunks),
+        backward=per_rank(launched_seconds(backward, BACKWARD_LAUNCHES * host) + per_pass, chunks),
         recompute=per_rank(recompute, chunks),
     )
 

@@ -35,25 +35,25 @@ class TimelineEvent:
     unit: int = -1
 
 
-def events(plan: Plan, found: Mixed) -> Iterator[TimelineEvent]:
-    """Yield the events of the iteration `found` of a legal plan, replica by replica; equal copies are one replica."""
+def events(plan: Plan, iteration: Mixed) -> Iterator[TimelineEvent]:
+    """Yield the events of an iteration of a legal plan, replica by replica; equal copies are one replica."""
     for number in range(len(plan.replicas)):
-        yield from pass_events(plan, found, number)
-        yield from closing_events(plan, found, number)
+        yield from pass_events(plan, iteration, number)
+        yield from closing_events(plan, iteration, number)
 
 
-def pass_events(plan: Plan, found: Mixed, number: int) -> Iterator[TimelineEvent]:
+def pass_events(plan: Plan, iteration: Mixed, number: int) -> Iterator[TimelineEvent]:
     """Yield the passes of a replica. A backward pass that computes again what was not kept begins with that; what a
     pass does not compute (collectives inside a layer that nothing hides, and launching) stands at its end, though it is
     spread over its layers."""
-    replica, times = plan.replicas[number], found.replicas[number]
+    replica, times = plan.replicas[number], iteration.replicas[number]
     if times.units is not None:
         yield from _unit_events(times.units, number)
         return
     when = pipeline_timeline(plan, replica, times)
     chunk = when.virtual_stage // len(replica.stages)
     again = times.stages.recompute[0][chunk, when.rank]
-    rest = np.where(when.kind == FORWARD, *(each[when.rank, chunk] for each in _communication(plan, found, number)))
+    rest = np.where(when.kind == FORWARD, *(each[when.rank, chunk] for each in _communication(plan, iteration, number)))
     columns = (when.rank, when.kind, when.start_seconds, when.end_seconds, again, rest, when.micro_batch, chunk)
     for rank, kind, start, end, repeated, apart, micro, virtual in zip(*(c.tolist() for c in columns), strict=True):
         middle = start if kind == FORWARD else start + repeated
@@ -88,34 +88,34 @@ def _unit_events(passes: UnitPasses, number: int) -> Iterator[TimelineEvent]:
             )
 
 
-def _communication(plan: Plan, found: Mixed, number: int) -> tuple[Floats, Floats]:
+def _communication(plan: Plan, iteration: Mixed, number: int) -> tuple[Floats, Floats]:
     """Return what forward and backward passes of a replica's stages do beside computing, [P, v] each."""
-    times, stages = found.replicas[number].stages, len(plan.replicas[number].stages)
-    if not found.lanes:
+    times, stages = iteration.replicas[number].stages, len(plan.replicas[number].stages)
+    if not iteration.lanes:
         nothing = np.zeros((stages, plan.schedule.virtual_stages))
         return nothing, nothing
     first = sum(len(replica.stages) for replica in plan.replicas[:number])
 
     def computing(column: str) -> Floats:
         values = []
-        for lane in found.lanes:
+        for lane in iteration.lanes:
             ranges = of_pipelines(lane.shards.row, lane.starts, lane.context.layer_count)
             values.append(per_rank(ranges.total(getattr(lane.shards.table, column)), int(lane.rows.vpp[0])))
-        return of_stages(found.lanes, values)[first : first + stages]
+        return of_stages(iteration.lanes, values)[first : first + stages]
 
     forward = times.forward[0].T - computing("compute_forward")
     backward = times.backward[0].T - times.recompute[0].T - computing("compute_backward")
     return np.maximum(forward, 0.0), np.maximum(backward, 0.0)
 
 
-def closing_events(plan: Plan, found: Mixed, number: int) -> Iterator[TimelineEvent]:
+def closing_events(plan: Plan, iteration: Mixed, number: int) -> Iterator[TimelineEvent]:
     """Yield what follows the pipeline of a replica: communication between replicas that it does not hide, and
     then the gradient norm and the update, which begin when the slowest replica is done."""
-    times, longest = found.replicas[number], max(replica.busy_seconds for replica in found.replicas)
+    times, longest = iteration.replicas[number], max(replica.busy_seconds for replica in iteration.replicas)
     for stage in range(len(plan.replicas[number].stages)):
         exposed = float(times.tails[stage]) + float(times.gathers[stage])
         spans: list[tuple[Kind, float, float]] = [
-            ("optimizer", longest, found.norm_seconds + float(times.optimizer[stage]))
+            ("optimizer", longest, iteration.norm_seconds + float(times.optimizer[stage]))
         ]
         if exposed > 0.0:
             spans.insert(0, ("synchronise", times.pipeline_seconds, exposed))

@@ -7,7 +7,7 @@ has the one of networks. Both are fitted by `python -m tools.refit operators`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from math import inf
@@ -107,28 +107,6 @@ def link_fabric(pool: NodePool, fit: LinkFit, network: NetworkFit) -> Fabric:
         reduce_gain=fit.reduce_gain,
         mesh_gpus=mesh_gpus(pool.gpu) if link_kind(pool) == MESH else 0,
     )
-
-
-def links_csv(fits: LinkFits) -> bytes:
-    """Return the content of links.csv."""
-    names = [field.name for field in fields(LinkFit)]
-    return _csv(
-        ("kind", "architecture", *names), (((*key, *_numbers(fit, names))) for key, fit in sorted(fits.items()))
-    )
-
-
-def network_csv(fit: NetworkFit) -> bytes:
-    """Return the content of network.csv."""
-    names = [field.name for field in fields(NetworkFit)]
-    return _csv(names, [_numbers(fit, names)])
-
-
-def _numbers(fit: LinkFit | NetworkFit, names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(f"{getattr(fit, name):.4g}" for name in names)
-
-
-def _csv(header: Iterable[str], rows: Iterable[Iterable[str]]) -> bytes:
-    return "".join(",".join(row) + "\n" for row in (header, *rows)).encode()
 
 
 @cache

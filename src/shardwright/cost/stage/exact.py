@@ -9,14 +9,16 @@ Running sums [M, L + 3] go over the positions of a model: the embedding 0, layer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from shardwright.arrays import Array, Bools, Columns, Floats, Ints, distinct, least_enough
 from shardwright.cost.network.collectives import exposed_seconds
 from shardwright.cost.stage.terms import AGAIN, FIRST, GROUPED, LEAN, REST, STATES
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,3 +151,72 @@ def leanest_group(lengths: Ints, alone: bool, needed: Callable[[Ints], Floats]) 
         best = np.where(bytes_needed < least, size, best)
         least = np.minimum(bytes_needed, least)
     return best, least
+
+
+class LayerFigures(Protocol):
+    """Of M tables of layers: running sums of forward seconds and of what selective recomputation repeats of them, of
+    bytes kept by state and offloaded, and what lives beside those (`live_bytes`)."""
+
+    @property
+    def forward(self) -> Floats: ...
+    @property
+    def core(self) -> Floats: ...
+    @property
+    def kept(self) -> Floats: ...
+    @property
+    def offloaded(self) -> Floats: ...
+    @property
+    def live(self) -> Floats: ...
+    @property
+    def group(self) -> Floats: ...
+
+
+def fitting_recomputation(
+    layers: LayerFigures,
+    stages: Ranges,
+    logits: Floats,
+    flight: Ints,
+    room: Floats,
+    host_room: Floats,
+    modes: Collection[int],
+    *,
+    alone: bool,
+) -> tuple[Floats, Ints, Ints]:
+    """Return the least seconds that stages [R] of one chunk run again to keep what `flight` micro-batches leave within
+    their `room` on the GPU, beside the working set of a layer or the `logits`, and within that in its host, infinite
+    where they cannot; and the mode of `modes` and the number of layers that do it. With `alone` a group is a layer."""
+    seconds, count = np.full(len(room), np.inf), np.zeros(len(room), dtype=np.int64)
+    code = np.full(len(room), next(iter(modes)))
+    for mode in (mode for mode in (NONE, SELECTIVE, BLOCK, UNIFORM) if mode in modes):
+        rows = np.flatnonzero(seconds > 0.0)
+        if not len(rows):
+            break
+        part = stages.take(rows)
+        number, needed = _leanest(layers, part, logits[rows], flight[rows], room[rows], mode, alone=alone)
+        again = repeated_seconds(layers.forward, layers.core, part, mode, number)
+        in_host = in_host_bytes(layers.offloaded, part, mode, number) * flight[rows] if layers.offloaded.any() else 0.0
+        again = np.where((needed <= room[rows]) & (in_host <= host_room[rows]), again, np.inf)
+        better = again < seconds[rows]
+        chosen = rows[better]
+        seconds[chosen], code[chosen], count[chosen] = again[better], mode, number[better]
+    return seconds, code, count
+
+
+def _leanest(
+    layers: LayerFigures, stages: Ranges, logits: Floats, flight: Ints, room: Floats, mode: int, *, alone: bool
+) -> tuple[Ints, Floats]:
+    """Return the number of layers with which stages under a mode stay within their `room` in least time, and the bytes
+    that they need then."""
+    longest = stages.length
+
+    def needed(number: Ints) -> Floats:
+        beside = np.maximum(live_bytes(layers.live, layers.group, stages.row, mode, number, longest), logits)
+        return np.asarray(kept_bytes(layers.kept, stages, mode, number) * flight + beside)
+
+    if mode == BLOCK:
+        number, _ = fewest_layers(longest, lambda number: needed(number) <= room)
+    elif mode == UNIFORM:
+        return leanest_group(longest[:, None], alone, needed)
+    else:
+        number = np.zeros_like(longest)
+    return number, needed(number)

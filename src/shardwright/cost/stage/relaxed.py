@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Columns, Floats
+from shardwright.arrays import Array, Columns, Floats, Ints
 from shardwright.cost.stage.terms import AGAIN, LEAN, MODES, WHOLE
 from shardwright.cost.strategies import BLOCK, NONE
 
@@ -79,6 +79,16 @@ def least_repeated(layer: LeastLayer, modes: Sequence[int], layers: float, room:
         number = np.clip((layers * layer.kept[:, rest] - tight) / saved, 0.0, layers) if first != rest else layers
         least = np.where(leanest <= tight, np.minimum(least, number * layer.again[:, first]), least)
     return least
+
+
+def fewest_repeated(kept: Floats, group: Floats, layers: Array, flight: Ints, room: Floats) -> Ints:
+    """Return the least layers of each stage of a rank that run again, [N], where its `layers`, counted for each
+    micro-batch in flight, keep `kept` [N, 3] bytes by state, `flight` stages hold any, and `group` bytes a layer live
+    beside what is kept; 0 where nothing or modules of a layer alone need to run again to stay within `room`."""
+    whole, lean, inputs = kept.T
+    short = whole * layers - room
+    number = np.ceil((short + group) / (np.maximum(flight, 1.0) * np.maximum(whole - inputs, BYTE)))
+    return np.where((short > 0) & (lean * layers > room), np.clip(number, 1, None), 0).astype(np.int64)
 
 
 def price(layer: LeastLayer) -> Floats:

@@ -1,4 +1,5 @@
-"""A plan as the arguments of Megatron-LM's `pretrain_gpt.py`, or `pretrain_hybrid.py`.
+"""A plan as the arguments of Megatron-LM's `pretrain_gpt.py`, or `pretrain_hybrid.py`, and what to change among them to
+run another plan.
 
 Written for core_v0.19.x, whose names and defaults these are. The pipeline is always given as a layout string: it alone
 can say any split, and excludes the other ways to say one.
@@ -7,12 +8,11 @@ can say any split, and excludes the other ways to say one.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwright.errors import SpecError
-from shardwright.exporters.megatron.dispatcher import dispatcher_arguments
-from shardwright.exporters.megatron.hybrid import GPT, by_pattern, pattern_arguments, program
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
 from shardwright.exporters.megatron.limits import (
     GROUPED_GEMM,
@@ -22,15 +22,24 @@ from shardwright.exporters.megatron.limits import (
     pools_of,
     unsupported,
 )
-from shardwright.exporters.megatron.model import model_arguments, moe_arguments
-from shardwright.exporters.megatron.positions import Arguments, scaling_arguments
+from shardwright.exporters.megatron.model import (
+    GPT,
+    Arguments,
+    by_pattern,
+    model_arguments,
+    moe_arguments,
+    pattern_arguments,
+    program,
+    scaling_arguments,
+)
 from shardwright.exporters.support.matrix import trainers
-from shardwright.exporters.trainer_options import options_of
+from shardwright.exporters.support.traits import options_of
 from shardwright.plans.check import check
 from shardwright.plans.mesh import Host, hosts, one_recompute
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
-from shardwright.spec.options import STATE
+from shardwright.spec.job import dispatcher_of
+from shardwright.spec.options import STATE, Dispatcher
 
 MEGATRON_VERSION = trainers()[TARGET].version
 FP8_RECIPE = "delayed"
@@ -38,6 +47,11 @@ LOG: Arguments = (("--log-throughput",), ("--log-interval", "1"))
 FP8_FORMAT = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3"}
 GRAD_REDUCE = {"fp32": "--accumulate-allreduce-grads-in-fp32", "bf16": "--grad-reduce-in-bf16"}
 SHARDING_STRATEGY = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
+
+BLACKWELL = 10.0  # its compute capability
+
+# What reading a launch takes for granted, so that writing it would change nothing.
+SILENT = frozenset(("--ckpt-format", "--log-throughput", "--log-interval", "--padded-vocab-size"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,3 +290,54 @@ def _parallel_note(plan: Plan) -> str:
 def _batch_note(plan: Plan) -> str:
     note = f"{plan.replicas[0].micro_batches} micro-batches a step."
     return note if plan.job.iterations is not None else note + " The plan sets no end: TRAIN_ITERS does."
+
+
+def dispatcher_of_plan(plan: Plan) -> Dispatcher:
+    """Return the dispatcher that a plan is priced with. Where experts stay inside an NVLink domain, a `flex` that the
+    plan does not ask for takes as long as the all-to-all, which runs everywhere."""
+    stage, pools = first_stage(plan), pools_of(plan)
+    apart = stage.expert_parallel * stage.expert_tensor_parallel > min(pool.domain_gpus for pool in pools)
+    if plan.job.options.dispatcher or apart:
+        return dispatcher_of(plan.job, (pool.gpu for pool in pools))
+    return "alltoall"
+
+
+def flex_backend(plan: Plan) -> str:
+    """Return what sends tokens for `flex`: DeepEP, or HybridEP, which also knows the NVL72s of Blackwell
+    (Megatron-Bridge 0.6.2: training/flex_dispatcher_backend.py 102-119)."""
+    return "deepep" if least_capability(plan) < BLACKWELL else "hybridep"
+
+
+def dispatcher_arguments(plan: Plan) -> Arguments:
+    """Return the dispatcher as arguments. DeepEP and HybridEP take probabilities in fp32 alone
+    (token_dispatcher.py 1127 and 1303 of core_v0.19.2)."""
+    dispatcher = dispatcher_of_plan(plan)
+    arguments: Arguments = (("--moe-token-dispatcher-type", dispatcher),)
+    if dispatcher != "flex":
+        return arguments
+    biased = any(kind.moe and kind.moe.router_bias for kind in plan.model.kinds)  # whose arguments say so already
+    exact: Arguments = () if biased else (("--moe-router-dtype", "fp32"),)
+    return (*arguments, ("--moe-flex-dispatcher-backend", flex_backend(plan)), *exact)
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentDifference:
+    """Arguments to write, which replace those of the same name, and arguments to leave out."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+
+
+def difference(before: Plan, after: Plan) -> ArgumentDifference | None:
+    """Return what makes a command line for `before` one for `after`; None where Megatron-LM cannot run one of them."""
+    try:
+        old, new = (_arguments(plan) for plan in (before, after))
+    except SpecError:
+        return None
+    added = tuple(shlex.join((flag, *values)) for flag, values in new.items() if old.get(flag) != values)
+    return ArgumentDifference(added, tuple(flag for flag in old if flag not in new))
+
+
+def _arguments(plan: Plan) -> dict[str, tuple[str, ...]]:
+    groups = to_megatron(plan).groups
+    return {argument[0]: argument[1:] for group in groups for argument in group.arguments if argument[0] not in SILENT}

@@ -1,16 +1,24 @@
-"""What `export --to megatron` writes: a launch script in bash, for torchrun by hand or for Slurm."""
+"""What `export --to megatron` writes: a launch script in bash, for torchrun by hand or for Slurm.
+
+With machines of several GPU types it says which one is started as which, and looks at its GPUs before: stages are cut
+for the types that they stand on; on machines in another order every step would wait, or memory run out.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Sequence
+from itertools import accumulate, chain, groupby, repeat
 from typing import Literal
 
 from shardwright.errors import bad
 from shardwright.exporters.exported import Exported
 from shardwright.exporters.megatron.export import ArgumentGroup, MegatronExport, to_megatron
-from shardwright.exporters.megatron.machines import machine_check
+from shardwright.plans.mesh import Host
 from shardwright.plans.plan import Plan
-from shardwright.units import format_seconds
+from shardwright.spec.cluster import kind_of
+from shardwright.units import GIBIBYTE, format_seconds
 
 Launcher = Literal["torchrun", "slurm"]
 LINE_WIDTH = 110
@@ -33,6 +41,19 @@ OWN_ARGUMENTS = (
     ("--lr", "LEARNING_RATE"),
 )
 SAVE_INTERVAL = "1000"
+
+LOOK = """expect() { # pattern of the GPUs' name, GiB of their memory
+    python3 - "$@" <<'END'
+import re, sys, torch
+
+pattern, size = sys.argv[1], float(sys.argv[2])
+there = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+fits = [re.search(pattern, gpu.name) and 0.9 < gpu.total_memory / 2**30 / size < 1.1 for gpu in there]
+if not there or not all(fits):
+    found = ", ".join(sorted({f"{gpu.name} with {gpu.total_memory / 2**30:.3g} GiB" for gpu in there})) or "no GPU"
+    sys.exit(f"This machine is not the one of its number in the plan: {pattern} with {size:g} GiB; it has {found}.")
+END
+}"""
 
 
 def megatron_files(plan: Plan, launcher: Launcher) -> Exported:
@@ -113,11 +134,11 @@ def _racks(plan: Plan, export: MegatronExport) -> list[str]:
     """Say which machines hold one stage, or one replica: those belong in one rack, or NVLink domain."""
     depth, whole = len(plan.replicas[0].stages), len(set(export.machine_gpus)) == 1
     parts, what = (depth, "stage") if plan.rank_order == "tp-cp-ep-dp-pp" else (plan.data_parallel, "replica")
-    each = export.nodes // parts
-    if parts < 2 or not whole or each < 2 or export.nodes % parts:
+    nodes = export.nodes // parts
+    if parts < 2 or not whole or nodes < 2 or export.nodes % parts:
         return []
     return [
-        f"# Every {each} machines in Slurm's order hold one {what}: keep them in one rack (its topology plugin does)."
+        f"# Every {nodes} machines in Slurm's order hold one {what}: keep them in one rack (its topology plugin does)."
     ]
 
 
@@ -175,8 +196,8 @@ def _start(export: MegatronExport, launcher: Launcher) -> str:
 
 def _torchrun(export: MegatronExport, counts: str, even: str) -> str:
     """Return how one machine is started; `even` is the number of processes where all machines have as many."""
-    each = even or '"${GPUS[NODE_RANK]}"'
-    size = f"torchrun --nnodes {export.nodes} --nproc-per-node {each}"
+    processes = even or '"${GPUS[NODE_RANK]}"'
+    size = f"torchrun --nnodes {export.nodes} --nproc-per-node {processes}"
     if export.nodes == 1:
         return size
     rendezvous = '--node-rank "${NODE_RANK:?number of this machine, from 0}" \\\n'
@@ -192,9 +213,41 @@ def _slurm(export: MegatronExport, counts: str, even: str) -> str:
         "CONTAINER=()  # for instance (--container-image=IMAGE --container-mounts=/data)",
     ]
     size = even or '"${gpus[SLURM_NODEID]}"'
-    own = f'torchrun --nnodes {export.nodes} --nproc-per-node {size} --node-rank "${{SLURM_NODEID}}"'
+    under_slurm = f'torchrun --nnodes {export.nodes} --nproc-per-node {size} --node-rank "${{SLURM_NODEID}}"'
     rendezvous = '--master-addr "${MASTER_ADDR}" --master-port 29500'
-    each = f'{"" if even else f"gpus={counts}; "}exec {own} {rendezvous} "$@"'
+    command = f'{"" if even else f"gpus={counts}; "}exec {under_slurm} {rendezvous} "$@"'
     cores = '--cpus-per-task "${SLURM_CPUS_ON_NODE:-1}"'
     hint = "# shellcheck disable=SC2016 # the machines put these in"
-    return "\n".join([*head, hint, f"srun {cores} \"${{CONTAINER[@]}}\" \\\n    bash -c '{each}' launch"])
+    return "\n".join([*head, hint, f"srun {cores} \"${{CONTAINER[@]}}\" \\\n    bash -c '{command}' launch"])
+
+
+def machine_check(plan: Plan, hosts: Sequence[Host]) -> str:
+    """Return lines of bash that end on a machine whose GPUs are not those that the plan has there. Where the plan has
+    one type these say which of the cluster's it is, if there are several. NODE_RANK is the number of the machine."""
+    runs = [(gpu, len(list(group))) for gpu, group in groupby(host.gpu for host in hosts)]
+    memory = {pool.gpu.name: pool.gpu.memory_bytes / GIBIBYTE for pool in plan.cluster.pools}
+    if len(memory) < 2:
+        return ""
+    ends = list(accumulate(count for _, count in runs))
+    order = "; ".join(_numbers(end - count, end) + f" {gpu}" for (gpu, count), end in zip(runs, ends, strict=True))
+    named = f"# Machines by NODE_RANK: {order}."
+    if len(runs) < 2:
+        return named
+    tests = [
+        f"{word} ((NODE_RANK < {end})); then expect '{_pattern(gpu)}' {memory[gpu]:.3g}"
+        for word, (gpu, _), end in zip(chain(["if"], repeat("elif")), runs, ends, strict=False)
+    ]
+    given = ': "${NODE_RANK:?number of this machine, from 0}"'
+    return "\n".join([named, LOOK, given, *tests, "fi"])
+
+
+def _numbers(begin: int, end: int) -> str:
+    return str(begin) if end == begin + 1 else f"{begin} to {end - 1}"
+
+
+def _pattern(gpu: str) -> str:
+    """Return what is in the name that a driver gives a GPU of the catalogue: A100(?![0-9A-Z]) in NVIDIA A100-SXM4-80GB,
+    RTX ?3090 in NVIDIA GeForce RTX 3090."""
+    chip = kind_of(gpu).partition("-")[0]
+    parts = re.sub(r"(?<=RTX)(?=[0-9A-Z])|(?<=[0-9])(?=Ada)|(?<=PRO)(?=[0-9])|(?<=Titan)(?=RTX)", " ?", chip)
+    return f"(?i){parts}(?![0-9A-Z])"

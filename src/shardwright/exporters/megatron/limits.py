@@ -1,7 +1,9 @@
 """What Megatron-LM core_v0.19 cannot express or run, named with the remedy.
 
-`arguments.py`, `transformer_config.py` and so on are files of Megatron-LM core_v0.19.2 (megatron/training and
-megatron/core); the line numbers are those of the release's wheel.
+It has one mesh of ranks: degrees, layers and recomputation are the same in every replica. GPU types may differ by
+stage, where machines can be started in the order of their ranks. `arguments.py`, `transformer_config.py` and so on are
+files of Megatron-LM core_v0.19.2 (megatron/training and megatron/core); the line numbers are those of the release's
+wheel.
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from shardwright.errors import Problem
-from shardwright.exporters.limit import limit
-from shardwright.exporters.megatron.mesh import mesh_problems
+from shardwright.exporters.exported import limit
 from shardwright.exporters.support.refusals import refusals
-from shardwright.exporters.trainer_options import options_of
+from shardwright.exporters.support.traits import options_of
 from shardwright.plans.abilities import gpu_problems
-from shardwright.plans.plan import Plan, Stage
+from shardwright.plans.mesh import hosts, one_recompute, shape
+from shardwright.plans.plan import DEGREES, Plan, Recompute, Replica, Stage, stages_at
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import FLEX, Job, flex_runs
 
@@ -24,6 +26,8 @@ FP8_MULTIPLE, MXFP8_MULTIPLE = 16, 32
 GROUPED_GEMM = 8.0  # the capability from which on the export asks for grouped products of experts
 # Capabilities that a recipe runs on, from one on and below another, and in words.
 RECIPE_CAPABILITY = {"mxfp8": ((10.0, 12.0), "10.0 to 11.x"), "blockwise": ((9.0, 10.0), "9.x")}
+
+HINT = "plan with --exportable-to megatron"
 
 
 def unsupported(plan: Plan) -> tuple[Problem, ...]:
@@ -123,3 +127,50 @@ CONDITIONS: Mapping[str, Callable[[Plan], Iterator[Problem]]] = {
     "options with GPUs and degrees": _options,
 }
 """What no row of the matrix says alone, by the value of the subject `condition` that stands for it there."""
+
+
+def mesh_problems(plan: Plan) -> Iterator[Problem]:
+    """Yield why the replicas and stages of a legal plan are no mesh of equal ranks."""
+    if plan.layered:
+        yield Problem("schedule", "is uneven FSDP; Megatron-LM gives every GPU equal shares", HINT)
+    elif len({shape(replica) for replica in plan.replicas}) > 1:
+        shapes = "; ".join(_replica_words(replica) for replica in plan.replicas)
+        yield Problem("replicas", f"Megatron-LM needs equal replicas; these differ: {shapes}", HINT)
+    elif unlike := tuple(_unlike_stages(plan)):
+        yield from unlike
+    else:
+        yield from _machines(plan)
+
+
+def _unlike_stages(plan: Plan) -> Iterator[Problem]:
+    names = DEGREES if one_recompute(plan) is not None else (*DEGREES, "recompute")
+    first = plan.replicas[0].stages[0]
+    for path, _, stage in stages_at(plan):
+        for name in names:
+            if getattr(stage, name) != getattr(first, name):
+                value, other = _words(stage, name), _words(first, name)
+                yield Problem(
+                    f"{path}.{name}", f"differs from stage 0's ({value} against {other}); Megatron-LM has one", HINT
+                )
+
+
+def _machines(plan: Plan) -> Iterator[Problem]:
+    if not plan.uniform and hosts(plan) is None:
+        message = "cannot be numbered machine by machine: some machine would hold ranks that do not follow each other"
+        yield Problem("replicas", message, HINT)
+
+
+def _replica_words(replica: Replica) -> str:
+    gpus = " and ".join(dict.fromkeys(stage.gpu for stage in replica.stages))
+    stages, batches = len(replica.stages), replica.micro_batches
+    return (
+        f"{replica.count} with {stages} stage{'s' * (stages > 1)} on {gpus} and "
+        f"{batches} micro-batch{'es' * (batches > 1)}"
+    )
+
+
+def _words(stage: Stage, name: str) -> str:
+    value = getattr(stage, name)
+    if not isinstance(value, Recompute):
+        return str(value)
+    return " ".join(str(word) for word in (value.granularity, value.method, value.layers) if word is not None)

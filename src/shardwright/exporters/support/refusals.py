@@ -8,10 +8,9 @@ from shardwright.cost.context import Context
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.strategies import stage_rows
 from shardwright.errors import Problem
-from shardwright.exporters.limit import limit
+from shardwright.exporters.exported import limit
 from shardwright.exporters.support.matrix import Fact, fact, facts, limits_in_rules
-from shardwright.exporters.support.traits import traits
-from shardwright.exporters.trainer_options import options_of
+from shardwright.exporters.support.traits import options_of, traits
 from shardwright.plans.plan import Plan, Stage
 from shardwright.search.rules.filters import number, strategy_columns
 from shardwright.search.rules.rules import Rule

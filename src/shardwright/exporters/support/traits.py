@@ -1,4 +1,5 @@
-"""What a model has that not every trainer runs, by the names that the matrix gives it (subject `layer`)."""
+"""What a plan asks of a trainer that not every one has: traits of its model, by the names that the matrix gives them
+(subject `layer`), and options."""
 
 from __future__ import annotations
 
@@ -6,8 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from shardwright.plans.plan import Plan
 from shardwright.spec.mixers import GatedDelta, GatedRecurrence, Lightning, Mamba, Mamba2, Rwkv7, ShortConvolution
 from shardwright.spec.model import Layer, Model
+from shardwright.spec.options import said
 
 SILU, QUICK_GELU, SQUARED_RELU = ("silu", "swish", "swiglu"), ("quick_gelu",), ("relu2", "squared_relu")
 
@@ -181,3 +184,13 @@ def _of_experts(model: Model) -> Iterator[Trait]:
 def gated(layer: Layer) -> bool:
     """Whether a layer's feed-forward block, or each of its experts, has a gate."""
     return layer.mlp.gated if layer.mlp else bool(layer.moe and layer.moe.gated)
+
+
+def options_of(plan: Plan) -> dict[str, str]:
+    """Return the options of a plan that are not the framework's own, as words by name. Modules count where a stage is
+    recomputed selectively."""
+    found = said(plan.job.options)
+    stages = (stage for replica in plan.replicas for stage in replica.stages)
+    if not any(stage.recompute.granularity == "selective" for stage in stages):
+        found.pop("recompute_modules", None)
+    return found

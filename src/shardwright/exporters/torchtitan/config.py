@@ -2,24 +2,26 @@
 
 torchtitan 0.3 is configured by Python, not by TOML (torchtitan/config/README.md): `--module M --config F` calls F of M.
 The file starts from the model of the registry and sets what the plan decides. Module names of every pipeline stage are
-written out, so any split can be said.
+written out, so any split can be said. What torchtitan cannot express or run is named with the remedy.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pprint import pformat
 from string import Template
 
-from shardwright.errors import SpecError
+from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Exported, plan_words, run_script, torchrun
 from shardwright.exporters.support.matrix import trainers
-from shardwright.exporters.torchtitan.limits import TARGET, unsupported
-from shardwright.exporters.torchtitan.models import Registered, differences, registered
+from shardwright.exporters.support.refusals import refusals, several_types
+from shardwright.exporters.torchtitan.models import Registered, differences, registered, registry
 from shardwright.files import shipped_file
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 
+TARGET = "torchtitan"
 VERSION = trainers()[TARGET].version
 MODULE = "shardwright_plan"
 RESHARD = {"zero2": "never", "zero3": "always"}
@@ -95,31 +97,31 @@ def modules_of_parts(plan: Plan) -> list[list[str]]:
     return parts
 
 
-def _file(plan: Plan, found: Registered, values: dict[str, dict[str, object]]) -> str:
+def _file(plan: Plan, entry: Registered, values: dict[str, dict[str, object]]) -> str:
     """Return the configuration: `data/plan.py.template` with what the plan decides."""
     recompute = plan.replicas[0].stages[0].recompute.granularity
     policy = {"none": None, "selective": "SelectiveAC", "full": "FullAC"}[recompute]
     converter = CONVERTER.get(plan.job.fp8_recipe or "") if plan.job.precision == "fp8" else None
-    told = {
-        "words": "\n".join([plan_words(plan), *_notes(plan, found)]),
+    placeholders = {
+        "words": "\n".join([plan_words(plan), *_notes(plan, entry)]),
         "version": VERSION,
         "quantization": converter and f"from torchtitan.components.quantization import {converter[0]}\n",
         "recomputation": policy and f"from torchtitan.distributed.activation_checkpoint import {policy}\n",
-        "module": found.module,
-        "registry": f"model_registry({found.flavor!r}{f', converters=[{converter[1]}]' if converter else ''})",
+        "module": entry.module,
+        "registry": f"model_registry({entry.flavor!r}{f', converters=[{converter[1]}]' if converter else ''})",
         "training": _call("TrainingConfig", values["training"]),
         "parallelism": _call("ParallelismConfig", values["parallelism"]),
         "async_tensor_parallel": plan.overlap.tensor_parallel,
     }
-    told = {name: "" if value is None else value for name, value in told.items()}
+    placeholders = {name: "" if value is None else value for name, value in placeholders.items()}
     text = shipped_file("shardwright.exporters.torchtitan", "plan.py.template").decode()
-    return Template(text).substitute(told, policy=policy and f"{policy}.Config()")
+    return Template(text).substitute(placeholders, policy=policy and f"{policy}.Config()")
 
 
-def _notes(plan: Plan, found: Registered) -> list[str]:
+def _notes(plan: Plan, entry: Registered) -> list[str]:
     """Return in which constants the registry's model is another one, as its configuration cannot say these."""
-    rows = [f"    {name} {theirs} in place of {ours}" for name, ours, theirs in differences(plan.model, found)]
-    title = f"torchtitan's registry has {found.module} {found.flavor} with constants that are not {plan.model.name}'s,"
+    rows = [f"    {name} {theirs} in place of {ours}" for name, ours, theirs in differences(plan.model, entry)]
+    title = f"torchtitan's registry has {entry.module} {entry.flavor} with constants that are not {plan.model.name}'s,"
     return ["", title, "and its configuration has no fields for them:", *rows] if rows else []
 
 
@@ -137,3 +139,14 @@ def _script(plan: Plan) -> str:
         "export PYTHONPATH PYTORCH_ALLOC_CONF=expandable_segments:True",
         torchrun(plan, f'-m torchtitan.train --module {MODULE} --config plan "$@"'),
     )
+
+
+def unsupported(plan: Plan) -> tuple[Problem, ...]:
+    """Return why torchtitan cannot run a legal plan; nothing if it can."""
+    return (*_model(plan), *(refusals(plan, TARGET) if plan.uniform else several_types(TARGET)))
+
+
+def _model(plan: Plan) -> Iterator[Problem]:
+    if registered(plan.model) is None:
+        have = ", ".join(f"{entry.module} {entry.flavor}" for entry in registry())
+        yield Problem("model", f"{plan.model.name} is not in torchtitan's registry", f"it has {have}")

@@ -49,10 +49,10 @@ def registry() -> tuple[Registered, ...]:
 def registered(model: Model) -> Registered | None:
     """Return the model of the registry that `model` is, or None where there is none."""
     shape, parameters = (model.hidden, len(model.layers), model.vocab), model.parameters
-    for each in registry():
-        close = abs(each.parameters - parameters) <= TOLERANCE * parameters
-        if (each.hidden, each.layers, each.vocab) == shape and close and _built_alike(model, each.module):
-            return each
+    for entry in registry():
+        close = abs(entry.parameters - parameters) <= TOLERANCE * parameters
+        if (entry.hidden, entry.layers, entry.vocab) == shape and close and _built_alike(model, entry.module):
+            return entry
     return None
 
 

@@ -102,30 +102,30 @@ def scan(
     return Flags(given, tuple(found.ignored), uncounted)
 
 
-def _read(flag: str, values: list[str], written: str, found: _Scan) -> None:
+def _read(flag: str, values: list[str], written: str, scan: _Scan) -> None:
     """Read one flag with its values."""
-    place = f"{found.name}: {written}"
+    place = f"{scan.name}: {written}"
     known = known_flags().get(flag)
     if flag in IMPLIED:
         other, value = IMPLIED[flag]
-        found.given[other] = value
+        scan.given[other] = value
     own = read_as(flag)
     read = known_flags().get(own)
     if read is not None and read.reads == SWITCH:
-        found.given[own] = True
+        scan.given[own] = True
         for value in values:
-            _refuse_hidden(value, place, found)
+            _refuse_hidden(value, place, scan)
         if known is not None and known.effect == "uncounted":
-            found.uncounted[written] = known.words
+            scan.uncounted[written] = known.words
     elif read is not None and read.reads:
-        value = _value(own, read, values, place, found)
-        found.given[own] = value
+        value = _value(own, read, values, place, scan)
+        scan.given[own] = value
         if read.usual and not set(_parts(own, value)) <= set(read.usual):
-            found.uncounted[f"{written} {value}"] = read.words
+            scan.uncounted[f"{written} {value}"] = read.words
     elif known is not None and known.effect == "refused":
-        found.problems.append(Problem(place, known.words, "leave the flag out, or describe the plan in a plan file"))
+        scan.problems.append(Problem(place, known.words, "leave the flag out, or describe the plan in a plan file"))
     else:
-        _pass_over(written, values, known, found)
+        _pass_over(written, values, known, scan)
 
 
 def _parts(flag: str, value: Any) -> list[Any]:
@@ -135,20 +135,20 @@ def _parts(flag: str, value: Any) -> list[Any]:
     return value.replace(",", " ").split() if flag == "--recompute-modules" else [value]
 
 
-def _pass_over(written: str, values: list[str], known: Known | None, found: _Scan) -> None:
+def _pass_over(written: str, values: list[str], known: Known | None, scan: _Scan) -> None:
     """Note a flag that is not read; variables of unknown content behind it may hold any other."""
     if known is None and (meant := slip_of(hyphenated(written), counting_flags())):
-        place, hint = f"{found.name}: {written}", f"did you mean {meant}?"
-        found.problems.append(Problem(place, "is no argument of Megatron-LM", hint))
+        place, hint = f"{scan.name}: {written}", f"did you mean {meant}?"
+        scan.problems.append(Problem(place, "is no argument of Megatron-LM", hint))
     elif known is None:
-        found.uncounted[written] = "not known here"
+        scan.uncounted[written] = "not known here"
     elif known.effect == "uncounted":
-        found.uncounted[written] = known.words
+        scan.uncounted[written] = known.words
     elif written not in IMPLIED:
-        found.ignored.append(written)
+        scan.ignored.append(written)
     taken = 1 if known is None else len(values) if known.values is None else known.values
     for value in values[taken:]:
-        _refuse_hidden(value, f"{found.name}: {written}", found)
+        _refuse_hidden(value, f"{scan.name}: {written}", scan)
 
 
 @cache
@@ -157,40 +157,40 @@ def counting_flags() -> tuple[str, ...]:
     return tuple(sorted(flag for flag, known in known_flags().items() if known.reads or known.effect or known.means))
 
 
-def _value(flag: str, known: Known, values: list[str], place: str, found: _Scan) -> Any:
+def _value(flag: str, known: Known, values: list[str], place: str, scan: _Scan) -> Any:
     """The value of a known flag, or None after naming what is wrong."""
     if not values:
-        found.problems.append(Problem(place, "has no value", "write it after the flag"))
+        scan.problems.append(Problem(place, "has no value", "write it after the flag"))
         return None
     if flag == "--rampup-batch-size":
         return " ".join(map(shown, values))
     if not is_known(values[0]):
         if flag not in LENGTHS and flag not in OF_THE_USER:
             message = f"its value is {shown(values[0])}, which the text does not assign"
-            found.problems.append(Problem(place, *explained(values[0], message, found.why)))
+            scan.problems.append(Problem(place, *explained(values[0], message, scan.why)))
         return shown(values[0]) if flag in OF_THE_USER else None
     for value in values[1:]:
-        _refuse_hidden(value, place, found)
+        _refuse_hidden(value, place, scan)
     text = " ".join(values) if flag == "--moe-layer-freq" else values[0]
     if flag == "--recompute-modules":
         return " ".join(values)
     if known.choices and text not in known.choices:
-        found.problems.append(
+        scan.problems.append(
             Problem(place, f"{quoted(text)} is not a value that can be read", suggestion(text, known.choices))
         )
         return None
     try:
         return value_of(known, text)
     except (ValueError, OverflowError):
-        found.problems.append(Problem(place, f"{quoted(text)} cannot be read", "write what Megatron-LM would accept"))
+        scan.problems.append(Problem(place, f"{quoted(text)} cannot be read", "write what Megatron-LM would accept"))
         return None
 
 
-def _refuse_hidden(word: str, place: str, found: _Scan) -> None:
+def _refuse_hidden(word: str, place: str, scan: _Scan) -> None:
     """A variable of unknown content, where arguments stand, may hold any of them."""
     if is_lone(word):
         message = f"{shown(word)} may hold arguments, but the text does not assign it"
-        found.problems.append(Problem(place, *explained(word, message, found.why)))
+        scan.problems.append(Problem(place, *explained(word, message, scan.why)))
 
 
 def explained(word: str, message: str, why: Mapping[str, str]) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from shardwright.errors import Problem, SpecError, bad
-from shardwright.exporters.megatron.dispatcher import dispatcher_of_plan
+from shardwright.exporters.megatron.export import dispatcher_of_plan
 from shardwright.importers.launches import Launch
 from shardwright.importers.megatron.flags import LENGTHS, Flags, scan
 from shardwright.importers.megatron.model import read_model
@@ -54,12 +54,12 @@ class Reading:
     uncounted: tuple[str, ...] = ()
 
 
-def training_of(found: tuple[Launch, ...], name: str) -> Launch:
+def training_of(launches: tuple[Launch, ...], name: str) -> Launch:
     """Return the launch of a script that trains: the only one that says anything of a plan. Raises SpecError for none,
     and for several that differ."""
-    training = [launch for launch in found if _decisive(launch)]
+    training = [launch for launch in launches if _decisive(launch)]
     if not training:
-        training = [launch for launch in found if any(word.startswith("--") for word in launch.arguments)][-1:]
+        training = [launch for launch in launches if any(word.startswith("--") for word in launch.arguments)][-1:]
     if not training:
         raise bad(name, NO_TRAINING, "give a launch of Megatron-LM, torchtitan, DeepSpeed, Accelerate or a Trainer")
     said = {tuple(scan(launch.arguments, name, []).given.items()) for launch in training}
@@ -160,9 +160,9 @@ def _model(flags: Flags, model: Model | None, name: str, problems: list[Problem]
         "--hidden-size": model.hidden,
         "--num-attention-heads": model.max_heads,
     }
-    for flag, own in stated.items():
-        if flag in flags.given and flags[flag] != own:
-            message = f"is {flags[flag]}, but the model {model.name} has {own}"
+    for flag, value in stated.items():
+        if flag in flags.given and flags[flag] != value:
+            message = f"is {flags[flag]}, but the model {model.name} has {value}"
             problems.append(Problem(f"{name}: {flag}", message, "name the model that the arguments are for"))
     return model
 
@@ -236,10 +236,10 @@ def hosts_of(script: ShellScript, launch: Launch, cluster: Cluster, name: str) -
             raise bad(name, f"names {run['gpu']}, which the cluster has not", f"it has {', '.join(sizes)}")
         types += [run["gpu"]] * (last + 1 - len(types))
     counts = script.arrays.get("GPUS", ())
-    each = launch.processes_per_node if isinstance(launch.processes_per_node, int) else None
+    per_node = launch.processes_per_node if isinstance(launch.processes_per_node, int) else None
     if len(counts) == len(types) and all(count.isdigit() for count in counts):
         return tuple(Host(gpu=gpu, gpus=int(count)) for gpu, count in zip(types, counts, strict=True))
-    return tuple(Host(gpu=gpu, gpus=each or sizes[gpu]) for gpu in types)
+    return tuple(Host(gpu=gpu, gpus=per_node or sizes[gpu]) for gpu in types)
 
 
 def on_hosts(plan: Plan, machines: Sequence[Host], name: str) -> Plan:

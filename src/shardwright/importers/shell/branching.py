@@ -46,13 +46,13 @@ def chain(walker: Walker, links: Sequence[tuple[str, Command]], state: ShellStat
 
 
 def either(
-    walker: Walker, one: Command, other: Command, state: ShellState, why: str, given: str | None = None
+    walker: Walker, first: Command, other: Command, state: ShellState, why: str, given: str | None = None
 ) -> Status:
     """Walk both of two branches, and keep what they agree on. One that ends the script is not the one taken."""
     states = (state.copy(), state.copy())
     ends: list[Ended | None] = []
     statuses: list[Status] = []
-    for branch, own in zip((one, other), states, strict=True):
+    for branch, own in zip((first, other), states, strict=True):
         try:
             statuses.append(walker.run(branch, own, given))
             ends.append(None)
@@ -188,14 +188,14 @@ def test(words: Sequence[str], state: ShellState) -> bool | None:
     return _binary(words[0], words[1], words[2], state) if len(words) == 3 else False
 
 
-def conjunction(one: bool | None, other: bool | None) -> bool | None:
+def conjunction(left: bool | None, right: bool | None) -> bool | None:
     """Return the conjunction of three-valued truths."""
-    return False if one is False or other is False else None if one is None or other is None else True
+    return False if left is False or right is False else None if left is None or right is None else True
 
 
-def disjunction(one: bool | None, other: bool | None) -> bool | None:
+def disjunction(left: bool | None, right: bool | None) -> bool | None:
     """Return the disjunction of three-valued truths."""
-    return True if one or other else None if one is None or other is None else False
+    return True if left or right else None if left is None or right is None else False
 
 
 def negated(truth: bool | None) -> bool | None:

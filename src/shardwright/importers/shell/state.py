@@ -160,11 +160,11 @@ def _own(value: T) -> T:
     return cast("T", dict(value)) if isinstance(value, dict) else value
 
 
-def merged(one: ShellState, other: ShellState, why: str) -> ShellState:
+def merged(left: ShellState, right: ShellState, why: str) -> ShellState:
     """Return what is known after either of two branches: what they disagree on is not. `why` says what decides."""
-    found = one.copy()
-    for name in sorted(set(one.variables) | set(other.variables)):
-        mine, theirs = one.variables.get(name), other.variables.get(name)
+    found = left.copy()
+    for name in sorted(set(left.variables) | set(right.variables)):
+        mine, theirs = left.variables.get(name), right.variables.get(name)
         if mine == theirs:
             continue
         found.reasons[name] = why
@@ -174,14 +174,14 @@ def merged(one: ShellState, other: ShellState, why: str) -> ShellState:
             found.variables[name] = _common_words(mine, theirs, name)
         else:
             found.variables[name] = unknown_variable(name)
-    found.exported |= other.exported
-    found.locals = None if one.locals is None else {**(other.locals or {}), **one.locals}
-    found.functions = {**other.functions, **one.functions}
-    found.files = {path: text for path, text in one.files.items() if other.files.get(path) == text}
-    found.assumed |= other.assumed
-    found.reasons |= {name: text for name, text in other.reasons.items() if name not in found.reasons}
-    found.started += [item for item in other.started if item not in found.started]
-    if one.output is not None and one.output != other.output:
+    found.exported |= right.exported
+    found.locals = None if left.locals is None else {**(right.locals or {}), **left.locals}
+    found.functions = {**right.functions, **left.functions}
+    found.files = {path: text for path, text in left.files.items() if right.files.get(path) == text}
+    found.assumed |= right.assumed
+    found.reasons |= {name: text for name, text in right.reasons.items() if name not in found.reasons}
+    found.started += [item for item in right.started if item not in found.started]
+    if left.output is not None and left.output != right.output:
         found.output = [unknown(f"what depends on {why}")]
     return found
 

@@ -69,16 +69,16 @@ def _raw(
         now = begin
         for ready in [*sorted({time for time, _ in booting if time < end}), end]:
             if ready > now:
-                there = sorted((m for own in kept.values() for m in own), key=lambda m: m.port)
-                dollars = float(sum(len(own) * price[place] for place, own in kept.items()))
+                there = sorted((m for machines in kept.values() for m in machines), key=lambda m: m.port)
+                dollars = float(sum(len(machines) * price[place] for place, machines in kept.items()))
                 yield PresenceSpan(
                     seconds=now, length=ready - now, machines=tuple(there), dollars_per_hour=dollars, lost=lost
                 )
                 now, lost = ready, 0
             for time, (zone, gpu) in [item for item in booting if item[0] <= now < end]:
-                own = next(serial)
-                name = f"{zone}/{gpu}/{own}"
-                kept[zone, gpu].append(Machine(name=name, host="", port=own, gpu=gpu, gpus=gpus[gpu], zone=zone))
+                number = next(serial)
+                name = f"{zone}/{gpu}/{number}"
+                kept[zone, gpu].append(Machine(name=name, host="", port=number, gpu=gpu, gpus=gpus[gpu], zone=zone))
                 booting.remove((time, (zone, gpu)))
 
 

@@ -86,12 +86,12 @@ def simulate(trace: Trace, plan: Plan, *, seed: int = 0, rates: Rates | None = N
     return [*outcomes, reference] if reference else outcomes
 
 
-def saving_of(plan: Plan, found: Sequence[PresenceSpan], rates: Rates) -> Saving:
+def saving_of(plan: Plan, spans: Sequence[PresenceSpan], rates: Rates) -> Saving:
     """Return how often a run on a trace should save. A snapshot stops training while a machine copies its part."""
     machines = sum(pool.nodes for pool in plan.cluster.pools)
     part = checkpoint_bytes(plan.model, plan.job) / machines
-    seconds = sum(span.length for span in found)
-    rate = max(sum(span.lost > 0 for span in found), 1) / seconds
+    seconds = sum(span.length for span in spans)
+    rate = max(sum(span.lost > 0 for span in spans), 1) / seconds
     stall = part / rates.memory
     interval = float(optimal_interval_seconds(np.array([rate]), np.array([stall]))[0])
     return Saving(
@@ -103,12 +103,12 @@ def saving_of(plan: Plan, found: Sequence[PresenceSpan], rates: Rates) -> Saving
 
 
 def replay(
-    strategy: Strategy, plan: Plan, found: Sequence[PresenceSpan], templates: Templates, rates: Rates, saving: Saving
+    strategy: Strategy, plan: Plan, spans: Sequence[PresenceSpan], templates: Templates, rates: Rates, saving: Saving
 ) -> TraceOutcome:
     """Return what comes of a strategy."""
     course = _Course(run=RunPlans(now=plan, seated=(), first=plan))
     before: tuple[Machine, ...] = ()
-    for number, span in enumerate(found):
+    for number, span in enumerate(spans):
         if span.machines != before or number == 0:
             came = len({m.name for m in span.machines} - {m.name for m in before})
             there = len(span.machines)
@@ -120,16 +120,16 @@ def replay(
             now = course.decide_at
             _decided(course, strategy, span.machines, now, templates, rates)
         _trained(course, now, end, saving)
-    prediction, end = plan.prediction, found[-1].seconds + found[-1].length
+    prediction, end = plan.prediction, spans[-1].seconds + spans[-1].length
     assert prediction is not None, "simulate asks for one"
     hours = {cause: course.seconds[cause] / SECONDS_PER_HOUR for cause in CAUSES}
     hours[USEFUL] = course.tokens / prediction.tokens_per_second / SECONDS_PER_HOUR
     return TraceOutcome(
         strategy=strategy.name,
         tokens=course.tokens,
-        dollars=course.egress + sum(span.dollars_per_hour * span.length for span in found) / SECONDS_PER_HOUR,
+        dollars=course.egress + sum(span.dollars_per_hour * span.length for span in spans) / SECONDS_PER_HOUR,
         hours=hours,
-        losses=sum(span.lost for span in found),
+        losses=sum(span.lost for span in spans),
         recoveries=course.recoveries,
         moved_bytes=dict(course.moved),
         rates=(*course.rates, (end, 0.0)),

@@ -260,9 +260,9 @@ def _plan(grid: Grid, need: dict[str, Bools], held: dict[str, Bools], names: lis
 
 def _by_source(plan: TransferPlan) -> dict[str, float]:
     t = plan.transfers
-    own = t.local & (t.tier == MEMORY)
+    in_memory = t.local & (t.tier == MEMORY)
     cloud = t.tier == len(TIERS) - 1
-    kinds = {"own memory": own, "peers' memory": ~own & ~cloud, "cloud": cloud}
+    kinds = {"own memory": in_memory, "peers' memory": ~in_memory & ~cloud, "cloud": cloud}
     return {name: float(t.size_bytes[chosen].sum()) for name, chosen in kinds.items()}
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from shardwright.reports.section import Section, Table
 from shardwright.reports.text.layout import WIDTH, labelled, table, wrapped
 from shardwright.units import format_bytes, format_seconds
-from shardwright.validation.groups import ErrorGroup, Macro
-from shardwright.validation.metrics import Fits
+from shardwright.validation.metrics import ErrorGroup, Fits, Macro
 from shardwright.validation.outcome import Outcome
 from shardwright.validation.summary import Summary, Worst
 from shardwright.validation.validate import Validation

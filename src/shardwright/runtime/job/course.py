@@ -21,9 +21,8 @@ from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.state.holdings import parameter_shapes, state_kinds
 from shardwright.runtime.state.pieces import CutShape
 from shardwright.runtime.state.recipe import Recipe
-from shardwright.runtime.storage.manifest import Course, Manifest, hash_of
+from shardwright.runtime.storage.manifest import Course, Manifest, hash_of, model_hash
 from shardwright.runtime.storage.mixture import Mixture
-from shardwright.runtime.storage.model_hash import model_hash
 from shardwright.runtime.storage.steps import newest_manifest
 from shardwright.runtime.storage.weight_files import adapters_fingerprint, weights_fingerprint
 

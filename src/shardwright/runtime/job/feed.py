@@ -1,19 +1,32 @@
-"""The samples of a rank, read one step ahead by a thread of their own, into memory that a GPU copies from by itself."""
+"""The samples of a rank, read one step ahead by a thread of their own, into memory that a GPU copies from by itself.
+
+Those that it does not train on are always the same, whatever seed and plan. Of models that see all of a sequence some
+tokens are hidden (BERT, arXiv 1810.04805 §3.1): which, and as what, depends on the seed and the number of the sample
+alone, so that every plan trains alike.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from shardwright.runtime.job.masked_tokens import hidden_tokens
+from shardwright.runtime.job.inputs import held_out_samples
+from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.step.engine import Engine
+from shardwright.runtime.step.evaluation import evaluate
 from shardwright.runtime.step.pipeline import Batch
 from shardwright.runtime.storage.mixture import Mixture
+
+SHARE = 0.15  # of a sample's tokens; of these 8 in 10 become the mask, 1 in 10 any token, and 1 in 10 stays
+MASKED, RANDOM = 0.8, 0.9
+NO_TARGET = -1
 
 
 class Feed:
@@ -59,3 +72,46 @@ def _batch(rows: Callable[[], torch.Tensor], place: Place, device: torch.device)
         return seen, targets
 
     return batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """So many global batches of held-out data, and after how many steps each they are due (0: after the last)."""
+
+    feed: Feed
+    batches: int
+    every: int
+
+    def due(self, done: int, last: int) -> bool:
+        return done == last or bool(self.every and done % self.every == 0)
+
+    def loss(self, engine: Engine, note: Callable[[str], None]) -> float:
+        """Return the mean loss over their tokens. Every rank must call it."""
+        losses = [evaluate(engine, self.feed.batch(number), note) for number in range(self.batches)]
+        return sum(losses) / len(losses)
+
+
+def held_out(engine: Engine, settings: Settings) -> HeldOut | None:
+    """Return the held-out data of a run, no sample twice."""
+    plan = engine.layout.plan
+    mixture = held_out_samples(settings, plan.job, plan.model.vocab)
+    if mixture is None:
+        return None
+    batches = min(settings.evaluate_batches, mixture.parts[0].count // plan.job.global_batch)
+    return HeldOut(feed=Feed(engine, mixture), batches=batches, every=settings.evaluate_every)
+
+
+def hidden_tokens(
+    rows: NDArray[np.int64], first: int, seed: int, mask: int, vocab: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return what a model sees of samples [count, length] that begin with the `first`, and what it is to find there,
+    `NO_TARGET` at tokens that are not hidden. As many are hidden in every sample."""
+    seen, targets = rows.copy(), np.full_like(rows, NO_TARGET)
+    count = max(round(SHARE * rows.shape[1]), 1)
+    for row, (tokens, wanted) in enumerate(zip(seen, targets, strict=True)):
+        generator = np.random.default_rng((seed, first + row))
+        places = generator.permutation(rows.shape[1])[:count]
+        wanted[places] = tokens[places]
+        lot, others = generator.random(count), generator.integers(vocab, size=count)
+        tokens[places] = np.where(lot < MASKED, mask, np.where(lot < RANDOM, others, tokens[places]))
+    return seen, targets

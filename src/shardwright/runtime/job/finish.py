@@ -21,14 +21,12 @@ from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.worker import peak_memory_bytes
 from shardwright.runtime.step.engine import DTYPES, Engine
 from shardwright.runtime.step.pipeline import Event
-from shardwright.runtime.storage.adapter_files import save_adapters
 from shardwright.runtime.storage.checkpoint import open_checkpoint, problems_of_all, save_checkpoint
 from shardwright.runtime.storage.manifest import Course
 from shardwright.runtime.storage.steps import checkpoints
-from shardwright.runtime.storage.weights import save_weights, write_config, write_index
-from shardwright.runtime.timing.layer_profile import Measured, medians, profile_document
+from shardwright.runtime.storage.weights import save_adapters, save_weights, write_config, write_index
+from shardwright.runtime.timing.layer_profile import Measured, StageTime, Stopwatch, medians, profile_document
 from shardwright.runtime.timing.step_trace import trace_of_ranks
-from shardwright.runtime.timing.stopwatch import StageTime, Stopwatch
 from shardwright.runtime.timing.summary import RankSummary, summary_document
 from shardwright.spec.model import Model
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from types import FrameType
 
 from shardwright.errors import bad
+from shardwright.runtime.job.ending import BAD_INPUT, TOLD, leave, stop_signals, terminals
 from shardwright.runtime.job.settings import Device
-from shardwright.runtime.job.status import BAD_INPUT, TOLD
-from shardwright.runtime.job.stop_request import leave, stop_signals, terminals
 from shardwright.runtime.layout.places import Place
 
 LAUNCHED = "SHARDWRIGHT_LAUNCHED"  # the process id of `launch` in the environment of those that it started

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 
 from shardwright.cost.compute.flops import job_flops
 from shardwright.runtime.job import metrics
-from shardwright.runtime.job.feed import Feed
+from shardwright.runtime.job.ending import DivergedError
+from shardwright.runtime.job.feed import Feed, HeldOut
 from shardwright.runtime.job.finish import Record, write_measurements
-from shardwright.runtime.job.held_out import HeldOut
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.start import StartingPoint
-from shardwright.runtime.job.status import DivergedError
 from shardwright.runtime.job.watchdog import SAVING
 from shardwright.runtime.job.worker import peak_memory_bytes
 from shardwright.runtime.layout.groups import Layout
@@ -21,8 +20,8 @@ from shardwright.runtime.step.engine import Engine, StepPhases, StepResult, trai
 from shardwright.runtime.step.pipeline import Event
 from shardwright.runtime.storage.manifest import step_of
 from shardwright.runtime.storage.steps import checkpoints
+from shardwright.runtime.timing.layer_profile import Stopwatch, clock, stage_time
 from shardwright.runtime.timing.step_trace import rank_document, spans, traced
-from shardwright.runtime.timing.stopwatch import Stopwatch, clock, stage_time
 
 WARM_UP_STEPS = 1
 

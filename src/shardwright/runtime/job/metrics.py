@@ -1,12 +1,29 @@
-"""The metrics of a run as CSV, one row a step, flushed as they come; a resumed run goes on in the same file."""
+"""The metrics of a run: as CSV, one row a step, flushed as they come, in the same file where training goes on; and to
+TensorBoard and Weights & Biases, by their own packages. What fails there ends no run.
+"""
 
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, fields
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from shardwright.errors import bad
+from shardwright.files import write_atomically
+from shardwright.plans.plan import Plan
+from shardwright.runtime.job.settings import Settings
+
+FOLDER, RUN_ID = "tensorboard", "wandb-id"
+FLUSH_SECONDS = 10  # a rank that is killed loses the points since
+Tracker = tuple[Callable[[int, Mapping[str, float]], object], Callable[[], object]]
+"""Takes the figures of a step; ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +70,103 @@ def append(path: Path, row: Row) -> None:
     values = [getattr(row, name) for name in COLUMNS]
     with path.open("a", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerow(["" if value is None else value for value in values])
+
+
+def require_trackers(settings: Settings) -> None:
+    """Raise SpecError where metrics are to go to a package that is missing."""
+    wanted = {"tensorboard": settings.tensorboard, "wandb": bool(settings.wandb)}
+    for package in (name for name, there in wanted.items() if there and find_spec(name) is None):
+        raise bad(f"`{package}=`", f"needs the package {package}", f"pip install {package}, or leave the option out")
+
+
+def about(plan: Plan, settings: Settings) -> dict[str, Any]:
+    """Return what a run is, for those who compare several."""
+    job = plan.job
+    facts = {"model": plan.model.name, "global_batch": job.global_batch, "seq_len": job.seq_len}
+    machines = {"cluster": plan.cluster.name, "gpus": plan.gpus, "precision": settings.precision, "seed": settings.seed}
+    return {**facts, **machines, **asdict(settings.recipe)}
+
+
+def new_id() -> str:
+    """Return a name that no other run has."""
+    return uuid.uuid4().hex
+
+
+def kept_id(out: Path) -> str:
+    """Return the name of a run at Weights & Biases as its folder has it, "" where it has none yet."""
+    path = out / RUN_ID
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
+
+
+def keep_id(out: Path, name: str) -> None:
+    """Have the folder of a run know its name at Weights & Biases."""
+    write_atomically(out / RUN_ID, name + "\n")
+
+
+@contextmanager
+def tracked(settings: Settings, told: Mapping[str, Any]) -> Iterator[Callable[[Row], None]]:
+    """Give a function that sends steps to the trackers of a run, of which `told` says what it is. They are opened by
+    the first step, on the rank that has steps to tell. One that fails is named, and left out from then on."""
+    opening: dict[str, Callable[[int], Tracker]] = {}
+    if settings.tensorboard:
+        opening["TensorBoard"] = partial(_tensorboard, settings)
+    if settings.wandb:
+        opening["Weights & Biases"] = partial(_wandb, settings, told)
+    trackers: dict[str, Tracker] = {}
+
+    def send(name: str, step: int, figures: Mapping[str, float]) -> None:
+        if name not in trackers:
+            trackers[name] = opening[name](step)
+        trackers[name][0](step, figures)
+
+    def report(row: Row) -> None:
+        figures = {name: float(value) for name, value in asdict(row).items() if value is not None and name != "step"}
+        for name in list(opening):
+            if not _done(name, partial(send, name, row.step, figures)):
+                del opening[name]
+
+    try:
+        yield report
+    finally:
+        for name, (_, end) in trackers.items():
+            _done(name, end)
+
+
+def _done(name: str, call: Callable[[], object]) -> bool:
+    """Return whether a call could be done; a tracker may raise whatever its service does."""
+    try:
+        call()
+    except Exception as error:
+        print(f"\nwarning: {name} gets no more metrics: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+def _tensorboard(settings: Settings, step: int) -> Tracker:
+    """Return a writer for a folder beside the metrics; what a run that was given up wrote from `step` on is hidden."""
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+    writer: Any = SummaryWriter(str(settings.out / FOLDER), purge_step=step, flush_secs=FLUSH_SECONDS)
+
+    def write(step: int, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            writer.add_scalar(name, value, step)
+
+    return write, writer.close
+
+
+def _wandb(settings: Settings, told: Mapping[str, Any], step: int) -> Tracker:
+    """Return a writer for a run of a project: the same one whenever training goes on in its folder."""
+    import wandb
+
+    if not kept_id(settings.out):
+        keep_id(settings.out, new_id())
+    run: Any = wandb.init(
+        project=settings.wandb,
+        id=kept_id(settings.out),
+        resume="allow",
+        name=settings.out.resolve().name,
+        dir=str(settings.out),
+        config=dict(told),
+    )
+    return lambda step, figures: run.log(dict(figures), step=step), run.finish

@@ -97,12 +97,12 @@ def _other(plan: Plan, report: DeviceReport) -> str:
     return OTHER if described else report.gpu or report.device
 
 
-def _alike(one: Seat, other: Seat) -> bool:
-    return one.gpu == other.gpu and len(one.members) == len(other.members)
+def _alike(left: Seat, right: Seat) -> bool:
+    return left.gpu == right.gpu and len(left.members) == len(right.members)
 
 
-def _mismatch(wanted: Sequence[Seat], found: Sequence[Seat]) -> SpecError:
-    there = "; ".join(f"{seat.machine} has {len(seat.members)} x {seat.gpu}" for seat in found)
+def _mismatch(wanted: Sequence[Seat], seats: Sequence[Seat]) -> SpecError:
+    there = "; ".join(f"{seat.machine} has {len(seat.members)} x {seat.gpu}" for seat in seats)
     planned = "; ".join(_planned(list(run)) for _, run in groupby(wanted, lambda seat: (seat.gpu, len(seat.members))))
     hint = f"start it on machines as planned, in any order: {planned}; or plan for what is there"
     return bad("train", f"the GPUs are not those of the plan: {there}", hint)

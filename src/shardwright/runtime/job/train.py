@@ -12,20 +12,17 @@ import torch.distributed as dist
 
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
-from shardwright.runtime.job import metrics, status
+from shardwright.runtime.job import ending, metrics
 from shardwright.runtime.job.course import course_of
-from shardwright.runtime.job.faults import fault_of, lost_others
-from shardwright.runtime.job.feed import Feed
+from shardwright.runtime.job.ending import StopRequest
+from shardwright.runtime.job.feed import Feed, held_out
 from shardwright.runtime.job.finish import METRICS, STOP_REQUEST, Record, end_training
-from shardwright.runtime.job.held_out import held_out
 from shardwright.runtime.job.inputs import require_fresh, samples_of
 from shardwright.runtime.job.loop import Run, run_steps
-from shardwright.runtime.job.meeting import meet
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.start import StartingPoint, begin_training, compile_layers
-from shardwright.runtime.job.stop_request import StopRequest
-from shardwright.runtime.job.watchdog import SAVING, Watch
-from shardwright.runtime.job.worker import Worker, join
+from shardwright.runtime.job.watchdog import SAVING, Watch, fault_of, lost_others
+from shardwright.runtime.job.worker import Worker, join, meet
 from shardwright.runtime.layout.groups import Layout, layout_of
 from shardwright.runtime.storage.checkpoint import prune, save_checkpoint
 from shardwright.runtime.storage.manifest import Course
@@ -39,7 +36,7 @@ def train(plan: Plan, settings: Settings, report: Report = lambda _row, _steps: 
 
     `report` is called on rank 0 after every step. A run that was asked to stop writes a checkpoint and returns with
     state "stopped"; what could not be written is listed under "unsaved". Raises SpecError for input that cannot be
-    used, DivergedError on rank 0, and SystemExit with one of the statuses of `status` where another rank tells why.
+    used, DivergedError on rank 0, and SystemExit with one of the statuses of `ending` where another rank tells why.
     """
     require_fresh(settings)
     layout = layout_of(plan)
@@ -57,21 +54,21 @@ def train(plan: Plan, settings: Settings, report: Report = lambda _row, _steps: 
     except SpecError as error:
         watch.stop()
         if not _speaks(store, layout.world_size):
-            raise SystemExit(status.BAD_INPUT) from error
+            raise SystemExit(ending.BAD_INPUT) from error
         raise
-    except status.DivergedError as error:  # as all ranks find
+    except ending.DivergedError as error:  # as all ranks find
         watch.stop()
         if worker.rank:
-            raise SystemExit(status.DIVERGED) from error
+            raise SystemExit(ending.DIVERGED) from error
         raise
     except Exception as error:
         if not lost_others(error):
             traceback.print_exc()
             watch.accuse(fault_of(error))
-            raise SystemExit(status.VERDICT) from None
+            raise SystemExit(ending.VERDICT) from None
         print(f"{layout.places[worker.rank].name} cannot go on: {error}", file=sys.stderr, flush=True)
         if watch.blame(stopping.asked) or stopping.asked():
-            raise SystemExit(status.VERDICT) from error
+            raise SystemExit(ending.VERDICT) from error
         raise
     watch.stop()
     dist.destroy_process_group()

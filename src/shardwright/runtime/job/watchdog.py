@@ -4,28 +4,43 @@ A thread of every rank puts a sign of life into the rendezvous store, with what 
 that of the next rank. A rank without signs for longer than the patience is dead (or its machine is). Rank 0 reads all
 signs: of ranks that stand still for twice the patience, those that only wait for others are innocent as long as one of
 them does not; where all wait, the one that has come least far is named. Whoever finds one leaves a verdict in the
-store, which ends all ranks. So does a store that is gone, or does not answer.
+store, which ends all ranks. So does a store that is gone, or does not answer. Of an error that ends a rank's own work
+it is told here as well whether the rank is at fault, or one that it waited for.
 """
 
 from __future__ import annotations
 
 import json
+import linecache
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pickle import UnpicklingError
+from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
-from shardwright.runtime.job import status
-from shardwright.runtime.job.standing import stands_in_a_wait
+import torch
+import torch.distributed as dist
+
+from shardwright.runtime.job import ending
 
 VERDICT = "watch/verdict"
 WAITING, SAVING, STARTING = "waiting", "saving", "starting"
 STUCK = 2.0  # times the patience
 INTERVAL_SECONDS, INTERVAL_SECONDS_A_RANK, FAREWELL_SECONDS = 0.1, 0.002, 3.0  # the store serves all ranks
+
+MESSAGE_CHARACTERS = 400
+BACKENDS = ("gloo", "nccl")
+LOST = (RuntimeError, UnpicklingError, EOFError)
+
+COLLECTIVES = "distributed_c10d.py"
+FOR_OTHERS = (".wait(", "wait_tensor")
+FOR_DEVICE = (".synchronize(", ".tolist(", ".item(")  # which may be waiting for others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,10 +182,53 @@ class Watch:
     def _end(self) -> None:
         """End the process, which may be blocked in a communication that no signal handler interrupts."""
         time.sleep(4 * self._interval + 0.5)  # others read the verdict too
-        os._exit(status.VERDICT)
+        os._exit(ending.VERDICT)
 
     def _leave(self, why: str) -> None:
         """End the process unless the run is at its regular end, when the store goes too."""
         if not self._over.wait(FAREWELL_SECONDS):
             print(f"\nerror: {self._names[self._rank]}: {why}", file=sys.stderr, flush=True)
-            os._exit(status.ORPHANED)
+            os._exit(ending.ORPHANED)
+
+
+def lost_others(error: BaseException) -> bool:
+    """Return whether an error says that other ranks are lost: torch.distributed raises its own errors, and gloo plain
+    RuntimeErrors out of a collective or a wait for one; what an aborted collective leaves of an object cannot be read.
+    Memory that is full and a device that fails are faults of this rank, wherever they show."""
+    if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or not isinstance(error, LOST):
+        return False
+    if isinstance(error, dist.DistError) or any(map(waits_for_others, _places(error))):
+        return True
+    return any(name in str(error).lower() for name in BACKENDS)  # out of the backward pass, which is no frame
+
+
+def fault_of(error: BaseException) -> str:
+    """Return what went wrong, in words and with the line where it did."""
+    lines = str(error).strip().splitlines() or [""]
+    *_, (path, line) = [("", 0), *_places(error)]
+    return f"{type(error).__name__}: {lines[0][:MESSAGE_CHARACTERS]} ({path.rpartition('/')[2]}:{line})"
+
+
+def _places(error: BaseException) -> Iterator[tuple[str, int]]:
+    """Yield file and line of each frame that an error came through, the innermost last."""
+    return ((frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__))
+
+
+def stands_in_a_wait(thread: int) -> bool:
+    """Return whether a thread is in a collective of torch.distributed, or on a line that waits."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if _waits(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def waits_for_others(place: tuple[str, int]) -> bool:
+    """Return whether a line of a file is in a collective of torch.distributed, or waits for one."""
+    return place[0].endswith(COLLECTIVES) or any(call in linecache.getline(*place) for call in FOR_OTHERS)
+
+
+def _waits(frame: FrameType) -> bool:
+    place = (frame.f_code.co_filename, frame.f_lineno or 0)  # between two lines it has none
+    return waits_for_others(place) or any(call in linecache.getline(*place) for call in FOR_DEVICE)

@@ -1,4 +1,4 @@
-"""The devices and processes of a run: what torchrun says of this process, and joining with the others."""
+"""The devices and processes of a run: what torchrun says of this process, joining the others, waiting for them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any
 
 import torch
@@ -19,14 +20,16 @@ import torch.distributed as dist
 from shardwright.discovery.discover import answer
 from shardwright.discovery.sources import nvlink_gb_per_second
 from shardwright.errors import SpecError, bad
+from shardwright.runtime.job.ending import BAD_INPUT
 from shardwright.runtime.job.seats import DeviceReport, seats
 from shardwright.runtime.job.settings import Settings
-from shardwright.runtime.job.status import BAD_INPUT
 from shardwright.runtime.layout.groups import Layout
 from shardwright.spec.catalog.gpus import known_gpu
 from shardwright.units import GIGA
 
 KIBIBYTE, FAREWELL_SECONDS = 1024, 5.0
+
+POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,3 +121,12 @@ def peak_memory_bytes(device: torch.device) -> int:
         return int(torch.cuda.max_memory_allocated(device))
     unit = 1 if sys.platform == "darwin" else KIBIBYTE
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def meet(store: Any, where: str, ranks: int, seconds: float = inf) -> int:
+    """Wait until all ranks are there, or for so many seconds; return as which of them this one came, from 1."""
+    place: int = store.add(where, 1)
+    end = time.monotonic() + seconds
+    while store.add(where, 0) < ranks and time.monotonic() < end:
+        time.sleep(POLL_SECONDS)
+    return place

@@ -171,8 +171,8 @@ def _holders(members: Sequence[Place]) -> tuple[tuple[int, ...], ...]:
     shards = lcm(*(place.tensor_parallel for place in members))
     holders: list[set[int]] = [set() for _ in range(shards)]
     for place in members:
-        each = shards // place.tensor_parallel
-        for shard in range(place.tensor_rank * each, (place.tensor_rank + 1) * each):
+        columns = shards // place.tensor_parallel
+        for shard in range(place.tensor_rank * columns, (place.tensor_rank + 1) * columns):
             holders[shard].add(place.rank)
     return tuple(tuple(sorted(ranks)) for ranks in holders)
 

@@ -4,20 +4,15 @@
 * `blocks`: attention and feed-forward blocks
 * `gated`: the inner part of feed-forward blocks
 * `experts`: mixtures of experts
-* `grouped`: products of rows with the matrix of their expert
-* `context`: context parallelism
-* `context_attention`: attention under it, which keeps its own part of keys and values
-* `products`: products with the matrices of a layer, and what they keep
+* `context`: context parallelism, and attention under it
+* `products`: products with the matrices of a layer and with adapters beside them, and what they keep
 * `fp8`: the same in 8 bits
-* `low_rank`: the same with adapters beside them
 * `parallel`: communication inside a stage, with its gradient
 * `loss`: cross-entropy over a split vocabulary
 * `rotary`: rotary positions
-* `masks`: attention, its windows and documents
-* `scores`: scores of attention: scales, caps, ALiBi, sinks
+* `attention`: its windows, documents and scores
 * `regions`: layers compiled
-* `parameters`: names, shapes and cuts of parameters
-* `adapters`: which of them are trained, and those of adapters
+* `parameters`: names, shapes and cuts of parameters, and which are trained
 * `initial`: initial values
 * `names`: Hugging Face's names
 * `fused`: tensors of files that hold several parameters

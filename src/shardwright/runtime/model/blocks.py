@@ -13,17 +13,14 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from shardwright.runtime.model.context import ContextGroup
-from shardwright.runtime.model.context_attention import attention_in_parts, recomputed_attention_in_parts
+from shardwright.runtime.model.attention import Documents, Scoring, attention_of, scoring_of
+from shardwright.runtime.model.context import ContextGroup, attention_in_parts, recomputed_attention_in_parts
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.experts import Apart, called, experts
 from shardwright.runtime.model.gated import Activation, Weights, inner, inside
-from shardwright.runtime.model.low_rank import entered, left, made_here
-from shardwright.runtime.model.masks import Documents, attention_of
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter, mean_over
-from shardwright.runtime.model.products import Products
+from shardwright.runtime.model.products import Products, entered, left, made_here
 from shardwright.runtime.model.rotary import Table, rotated
-from shardwright.runtime.model.scores import Scoring, scoring_of
 from shardwright.spec.model import Attention, Layer, Model
 
 ACTIVATIONS: Mapping[str, Activation] = {

@@ -13,12 +13,12 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from shardwright.plans.plan import Recompute
+from shardwright.runtime.model.attention import Documents
 from shardwright.runtime.model.blocks import ACTIVATIONS, layer_forward, norm
 from shardwright.runtime.model.context import WHOLE, ContextGroup
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.gated import Weights, inside
 from shardwright.runtime.model.loss import summed_loss
-from shardwright.runtime.model.masks import Documents
 from shardwright.runtime.model.parallel import ALONE, ExpertGroup, TensorGroup, leave, own_positions
 from shardwright.runtime.model.products import PLAIN, Products, enter_linear
 from shardwright.runtime.model.rotary import Rotations, rotations

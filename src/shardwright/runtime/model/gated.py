@@ -7,9 +7,8 @@ from typing import Any, cast
 
 import torch
 
-from shardwright.runtime.model.low_rank import entered, left
 from shardwright.runtime.model.parallel import TensorGroup
-from shardwright.runtime.model.products import WHOLE, Products
+from shardwright.runtime.model.products import WHOLE, Products, entered, left
 from shardwright.spec.model import ForwardPass
 
 Weights = Mapping[str, torch.Tensor]

@@ -82,8 +82,8 @@ def own_positions(length: int, tensor: TensorGroup) -> tuple[int, int]:
     """Return [start, stop) of the positions that this rank holds between layers."""
     if not tensor.sharded:
         return 0, length
-    each = length // tensor.size
-    return tensor.rank * each, (tensor.rank + 1) * each
+    length_here = length // tensor.size
+    return tensor.rank * length_here, (tensor.rank + 1) * length_here
 
 
 def all_reduced(x: torch.Tensor, tensor: TensorGroup, *, maximum: bool = False) -> torch.Tensor:

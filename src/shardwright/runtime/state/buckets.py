@@ -16,8 +16,7 @@ from math import prod
 from shardwright.plans.shares import cuts
 from shardwright.runtime.layout.groups import Layout, vocabulary
 from shardwright.runtime.layout.places import Place
-from shardwright.runtime.model.adapters import frozen_parameters, trained_parameters
-from shardwright.runtime.model.parameters import ModelParameter, Summed
+from shardwright.runtime.model.parameters import ModelParameter, Summed, frozen_parameters, trained_parameters
 from shardwright.spec.adapter import Adapter
 from shardwright.spec.model import Model
 
@@ -94,8 +93,8 @@ class Bucket:
     @property
     def parts(self) -> tuple[tuple[int, int], ...]:
         """[start, stop) of the part of each of the ranks."""
-        each = self.elements // len(self.ranks)
-        return tuple(pairwise(self.bounds or range(0, self.elements + 1, each)))
+        elements_each = self.elements // len(self.ranks)
+        return tuple(pairwise(self.bounds or range(0, self.elements + 1, elements_each)))
 
 
 def buckets_of(layout: Layout, place: Place) -> tuple[Bucket, ...]:

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwright.runtime.layout.groups import Layout, vocabulary
-from shardwright.runtime.model.adapters import trained_parameters
-from shardwright.runtime.model.parameters import ModelParameter
+from shardwright.runtime.model.parameters import ModelParameter, trained_parameters
 from shardwright.runtime.state.buckets import Bucket
 from shardwright.runtime.state.pieces import WEIGHT, CutShape, StatePiece
 from shardwright.runtime.state.recipe import MOMENTS, Method, rule

@@ -91,9 +91,9 @@ def adamw_8bit(update: Update) -> None:
     for slot, gradient in zip(update.slots, update.gradients, strict=True):
         first, second = cast("Blocks", slot.moments["first"]), cast("Blocks", slot.moments["second"])
         for start in range(0, first.elements, CHUNK_ELEMENTS):
-            own = slice(start, min(start + CHUNK_ELEMENTS, first.elements))
+            chunk = slice(start, min(start + CHUNK_ELEMENTS, first.elements))
             step(
-                slot.master[own], gradient[own], first.part(own), second.part(own), books, figures,
+                slot.master[chunk], gradient[chunk], first.part(chunk), second.part(chunk), books, figures,
                 update.verdict.divisor, update.verdict.left_out,
             )  # fmt: skip
 

@@ -173,7 +173,7 @@ def _exchanged(out: list[list[torch.Tensor]], received: list[int], group: Any, h
     if group is None:
         return sent
     came = torch.empty(sum(received), dtype=how.dtype, device=how.device)
-    dist.all_to_all_single(came, sent, received, [sum(t.numel() for t in each) for each in out], group=group)
+    dist.all_to_all_single(came, sent, received, [sum(t.numel() for t in tensors) for tensors in out], group=group)
     return came
 
 

@@ -56,8 +56,8 @@ def update(
             muon(some, [item for item in steps if item[0][0] in here])
         else:
             METHODS[method](some)
-    own = [(slot.buffer.weights.part(slot.start, slot.stop), slot.master) for slot in slots]
-    apart = [(part, master) for part, master in own if part.data_ptr() != master.data_ptr()]
+    weights = [(slot.buffer.weights.part(slot.start, slot.stop), slot.master) for slot in slots]
+    apart = [(part, master) for part, master in weights if part.data_ptr() != master.data_ptr()]
     if apart:
         torch._foreach_copy_([part for part, _ in apart], [master for _, master in apart])
 

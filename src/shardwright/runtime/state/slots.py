@@ -37,12 +37,6 @@ class Slot:
         """The kinds of state: the weights and the names of the moments."""
         return (WEIGHT, *self.moments)
 
-    @property
-    def moment_bytes(self) -> int:
-        """What the moments take of memory."""
-        kept = self.moments.values()
-        return sum(m.codes.nbytes + m.scales.nbytes if isinstance(m, Blocks) else m.nbytes for m in kept)
-
     def read(self, kind: str, start: int, stop: int) -> torch.Tensor:
         """Return elements [start, stop) of the bucket, which must be in the slot, of one kind of state in fp32."""
         kept = self.master if kind == WEIGHT else self.moments[kind]

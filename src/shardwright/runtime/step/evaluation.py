@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from shardwright.runtime.model.attention import documents_of
 from shardwright.runtime.model.chunk import loss_of, unit_forward
-from shardwright.runtime.model.masks import documents_of
 from shardwright.runtime.step.engine import Engine, mean_loss
 from shardwright.runtime.step.pipeline import Batch, run_forward
 

@@ -16,8 +16,8 @@ import torch
 
 from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, Operation
 from shardwright.plans.plan import Recompute
+from shardwright.runtime.model.attention import Documents, documents_of
 from shardwright.runtime.model.chunk import Chunk, loss_of, unit_forward
-from shardwright.runtime.model.masks import Documents, documents_of
 from shardwright.runtime.step.pipeline import Batch, Event, RankPipeline
 from shardwright.runtime.step.sync import GradientSync
 from shardwright.runtime.step.timestamps import moment

@@ -15,8 +15,8 @@ from shardwright.cost.pipeline.schedule import FORWARD, Operation, Order, interl
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
+from shardwright.runtime.model.attention import documents_of
 from shardwright.runtime.model.chunk import Chunk, Observer, forward
-from shardwright.runtime.model.masks import documents_of
 from shardwright.runtime.step.channels import Channels, Incoming, Outgoing, make_channels, post, send, taken
 from shardwright.runtime.step.sync import GradientSync
 from shardwright.runtime.step.timestamps import Moment, moment

@@ -33,6 +33,7 @@ from shardwright.runtime.storage.manifest import (
     Index,
     Manifest,
     by_parameter,
+    model_hash,
     read_part,
     remove_part,
     step_folder,
@@ -42,7 +43,6 @@ from shardwright.runtime.storage.manifest import (
     write_manifest,
     write_part,
 )
-from shardwright.runtime.storage.model_hash import model_hash
 from shardwright.runtime.storage.piece_files import Fetch, Values, assemble, read_piece, write_pieces
 from shardwright.runtime.storage.steps import checkpoints, manifest_of, newest_checkpoint
 
@@ -159,9 +159,9 @@ def restore(engine: Engine, checkpoint: Checkpoint | None, problem: str = "") ->
         for buffer in engine.store.buffers:
             _share(engine, buffer)
     for slot in engine.slots:
-        own = slot.buffer.weights.part(slot.start, slot.stop)
-        if own.data_ptr() != slot.master.data_ptr():
-            own.copy_(slot.master)
+        weights = slot.buffer.weights.part(slot.start, slot.stop)
+        if weights.data_ptr() != slot.master.data_ptr():
+            weights.copy_(slot.master)
     if engine.sharded:
         gather_weights(engine.store, engine.place.rank, engine.groups)
     engine.store.publish()

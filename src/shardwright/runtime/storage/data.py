@@ -60,11 +60,11 @@ class TokenFile:
     @cached_property
     def spread(self) -> list[tuple[int, NDArray[Any]]]:
         """1,024 blocks of 4 KiB spread over the file, with where each starts: all of a file that has no more."""
-        each = SPREAD_BYTES // self.tokens.itemsize
-        last = max(len(self.tokens) - each, 0)
-        count = min(SPREAD_BLOCKS, -(-len(self.tokens) // each))
+        tokens_at_once = SPREAD_BYTES // self.tokens.itemsize
+        last = max(len(self.tokens) - tokens_at_once, 0)
+        count = min(SPREAD_BLOCKS, -(-len(self.tokens) // tokens_at_once))
         starts = [last * number // max(count - 1, 1) for number in range(count)]
-        blocks = self.read([(start, min(start + each, len(self.tokens))) for start in starts])
+        blocks = self.read([(start, min(start + tokens_at_once, len(self.tokens))) for start in starts])
         return list(zip(starts, blocks, strict=True))
 
 
@@ -164,11 +164,13 @@ def require_known(file: TokenFile, vocab: int) -> None:
         for start, found in file.spread:
             _require_below(found, vocab, file.path, start)
         return
-    each = BLOCK_BYTES // tokens.itemsize
-    blocks = -(-len(tokens) // each)
+    tokens_at_once = BLOCK_BYTES // tokens.itemsize
+    blocks = -(-len(tokens) // tokens_at_once)
     step = max(blocks * BLOCK_BYTES // MOST_SCANNED_BYTES, 1)
     for block in range(0, blocks, step):
-        _require_below(tokens[block * each : (block + 1) * each], vocab, file.path, block * each)
+        _require_below(
+            tokens[block * tokens_at_once : (block + 1) * tokens_at_once], vocab, file.path, block * tokens_at_once
+        )
 
 
 def _require_below(tokens: NDArray[Any], vocab: int, path: Location, first: int) -> None:
@@ -190,9 +192,9 @@ def document_tokens(file: TokenFile, seq_len: int) -> float:
     """Return the length of a token's document on average, Σ L² / Σ L, where samples of `seq_len` tokens cut documents.
     Raises SpecError where the file does not say what ends one."""
     end, squares = document_end(file), 0.0
-    each = max(SCANNED_TOKENS // seq_len, 1) * seq_len
-    for begin in range(0, len(file.tokens), each):
-        part = np.asarray(file.tokens[begin : begin + each])
+    tokens_at_once = max(SCANNED_TOKENS // seq_len, 1) * seq_len
+    for begin in range(0, len(file.tokens), tokens_at_once):
+        part = np.asarray(file.tokens[begin : begin + tokens_at_once])
         ends = np.flatnonzero(part == end) + 1
         cuts = np.unique(np.concatenate([ends, np.arange(0, len(part), seq_len), [len(part)]]))
         squares += float(np.square(np.diff(cuts), dtype=np.float64).sum())

@@ -23,7 +23,6 @@ import torch
 from shardwright.errors import bad
 from shardwright.runtime.model.parameters import ModelParameter
 from shardwright.runtime.state.pieces import CutShape, StatePiece
-from shardwright.runtime.storage.adapter_files import save_adapters
 from shardwright.runtime.storage.checkpoint import open_checkpoint
 from shardwright.runtime.storage.manifest import (
     manifest_text,
@@ -34,8 +33,14 @@ from shardwright.runtime.storage.manifest import (
 )
 from shardwright.runtime.storage.megatron_weights import save_megatron
 from shardwright.runtime.storage.piece_files import assemble, write_pieces
-from shardwright.runtime.storage.tensor_files import open_tensors, save_tensors
-from shardwright.runtime.storage.weights import save_weights, write_config, write_index
+from shardwright.runtime.storage.weights import (
+    open_tensors,
+    save_adapters,
+    save_tensors,
+    save_weights,
+    write_config,
+    write_index,
+)
 from shardwright.spec.adapter import Adapter
 from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface_config import config_of_model

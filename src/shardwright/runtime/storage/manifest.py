@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import xxhash
 from shardwright.errors import SpecError, bad
 from shardwright.files import write_atomically
 from shardwright.runtime.state.pieces import DTYPES, CutShape, StatePiece, StoredPiece, require_held
+from shardwright.spec.model import Model
 
 MANIFEST, VERSION = "manifest.json", 2
 STEP_FOLDER = re.compile(r"step-(\d{8,})")
@@ -205,3 +206,22 @@ def _canonical(document: Any) -> str:
 
 def _changed(where: str) -> SpecError:
     return bad(where, "is cut off or was changed after it was written", "take an older checkpoint")
+
+
+def model_hash(model: Model) -> str:
+    """Return the hash of a model. Fields that have their default value do not count, so that a field which a later
+    release adds leaves the hash as it is."""
+    return hash_of(json.dumps(_described(replace(model, name="")), sort_keys=True).encode())
+
+
+def _described(value: Any) -> Any:
+    if is_dataclass(value):
+        found = {item.name: getattr(value, item.name) for item in fields(value) if _told(value, item)}
+        return {name: _described(item) for name, item in found.items()}
+    if isinstance(value, list | tuple):
+        return [_described(item) for item in value]
+    return value
+
+
+def _told(value: Any, item: Any) -> bool:
+    return item.default is MISSING or getattr(value, item.name) != item.default

@@ -1,4 +1,5 @@
-"""Training data of one or several token files: which sample of which file the n-th sample of training is.
+"""Training data of one or several token files: which sample of which file the n-th sample of training is, and how other
+data are told apart without reading all of them. Needs no PyTorch.
 
 Of every `BLOCK` samples each file has its share, to the nearest whole number, in an order that the seed and the number
 of the block decide. So any sample is found without those before it, whatever the plan, and a run goes on at the sample
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 
 from shardwright.errors import bad
 from shardwright.runtime.storage.data import Location, Samples, TokenFile, document_end, make_samples, open_tokens
-from shardwright.runtime.storage.fingerprint import fingerprint
 
 BLOCK = 10_000
 
@@ -45,8 +45,8 @@ class Mixture:
         found = [self._where(number) for number in range(first, first + count)]
         rows = np.empty((count, self.parts[0].seq_len + 1), dtype=np.int64)
         for file in {file for file, _ in found}:
-            own = [row for row, (other, _) in enumerate(found) if other == file]
-            rows[own] = self.parts[file].rows([found[row][1] for row in own])
+            numbers = [row for row, (other, _) in enumerate(found) if other == file]
+            rows[numbers] = self.parts[file].rows([found[row][1] for row in numbers])
         return rows
 
     def _where(self, number: int) -> tuple[int, int]:
@@ -124,3 +124,11 @@ def _order(seed: int, block: int, quotas: tuple[int, ...]) -> tuple[NDArray[np.i
     ranks = np.empty(BLOCK, np.intp)
     ranks[np.argsort(files, kind="stable")] = np.concatenate([np.arange(quota) for quota in quotas])
     return files, ranks
+
+
+def fingerprint(file: TokenFile) -> str:
+    """Return a hash of the number of tokens and of blocks that are spread over them."""
+    content = xxhash.xxh3_128(f"{file.tokens.dtype.name} {len(file.tokens)}".encode())
+    for _, block in file.spread:
+        content.update(np.ascontiguousarray(block).data.cast("B"))
+    return content.hexdigest()

@@ -1,7 +1,6 @@
 """What a run measured.
 
-* `stopwatch`: times of units and passes
-* `layer_profile`: the layer profile of a run
+* `layer_profile`: times of units, and the layer profile of a run
 * `step_trace`: a step as spans, operators among them
 * `summary`: measured beside predicted
 """

@@ -12,8 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from shardwright.cost.pipeline.schedule import FORWARD
-from shardwright.exporters.perfetto.measured import DEVICE, HOST, MeasuredSpan, RankTrace
-from shardwright.exporters.perfetto.trace import measured_trace
+from shardwright.exporters.perfetto import DEVICE, HOST, MeasuredSpan, RankTrace, measured_trace
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.step.engine import StepResult
 from shardwright.runtime.step.pipeline import Event
@@ -55,7 +54,9 @@ def spans(trace: StepTrace, events: Sequence[Event], result: StepResult, data_se
     for event in events:
         _, virtual_stage, micro_batch = event.operation
         name = "forward" if event.operation.kind == FORWARD else "backward"
-        asked, began, ended = (seconds_between(trace.began, each) for each in (event.asked, event.began, event.ended))
+        asked, began, ended = (
+            seconds_between(trace.began, moment) for moment in (event.asked, event.began, event.ended)
+        )
         if began > asked:
             found.append(MeasuredSpan(name="wait for a message", kind="wait", begin=asked, end=began))
         found.append(
@@ -100,9 +101,9 @@ def _operators(events: Sequence[Any]) -> list[MeasuredSpan]:
     ]
 
 
-def rank_document(trace: StepTrace, found: Sequence[MeasuredSpan]) -> dict[str, Any]:
+def rank_document(trace: StepTrace, spans: Sequence[MeasuredSpan]) -> dict[str, Any]:
     """Return what rank 0 needs of a rank to join the traces of all."""
-    return {"wall_seconds": trace.wall_seconds, "spans": [each.row() for each in found]}
+    return {"wall_seconds": trace.wall_seconds, "spans": [span.row() for span in spans]}
 
 
 def trace_of_ranks(layout: Layout, documents: Sequence[Mapping[str, Any]]) -> str:

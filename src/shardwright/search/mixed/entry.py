@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,8 +16,8 @@ from shardwright.plans.check import check
 from shardwright.plans.findings import DeeperPipelines, Offload, Uncovered
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse
-from shardwright.search.mixed.branch_and_bound.fastest import FoundByTime, search_degrees
-from shardwright.search.mixed.branch_and_bound.run import QUICK, Effort, MixedProblem, effort_for
+from shardwright.search.mixed.branch_and_bound.fastest import search_degrees
+from shardwright.search.mixed.branch_and_bound.run import QUICK, Effort, MixedProblem, MixedResult, effort_for
 from shardwright.search.mixed.drafts.draft import costed, fitting_seconds
 from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
 from shardwright.search.mixed.offload import that_may_gain
@@ -30,9 +29,6 @@ from shardwright.search.space.axes import Space
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
-
-if TYPE_CHECKING:
-    from shardwright.search.mixed.dollars.cheapest import FoundByMoney
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +109,7 @@ def mixed_search(
         effort=effort or effort_for(cluster),
         enough=enough,
     )
-    found: FoundByTime | FoundByMoney
+    found: MixedResult
     if by_dollars(contexts[0].job):
         from shardwright.search.mixed.dollars.cheapest import search  # which a search for time does without
         from shardwright.search.mixed.dollars.machines import bill_of
@@ -125,7 +121,7 @@ def mixed_search(
         plans, bound = [plan for _, plan in found.plans[:top]], found.bound
     else:
         found = search_degrees(problem, incumbent, allowed)
-        plans, bound = [priced(plan) for _, plan in found.plans[:top]], found.lower_bound_seconds
+        plans, bound = [priced(plan) for _, plan in found.plans[:top]], found.bound
         bound = max(bound, least) if np.isfinite(least) else bound
     return MixedOutcome(
         plans=(*plans, *rivals),

@@ -99,11 +99,11 @@ def mesh_search(
     runs them, with the seconds or dollars that none of their space beats. `incumbent` and `gap` are as in
     `mixed_search`."""
     space, filters = narrowed(contexts, space, filters)
-    each = unruled(settings(contexts, space, filters.axes), contexts, filters)
+    usable = unruled(settings(contexts, space, filters.axes), contexts, filters)
     run = _Run(worth_of(contexts), contexts, cluster, space, filters, incumbent)
     chosen, _ = that_may_gain(
         contexts,
-        [setting for setting in each if setting.symmetric],
+        [setting for setting in usable if setting.symmetric],
         space,
         cluster.site_links,
         longest=run.worth.longest(incumbent),
@@ -118,7 +118,7 @@ def mesh_search(
         if plan is not None and run.allowed(plan):
             _keep(run, plan, fitting_seconds(contexts, plan, run.known))
     found = instances(chosen, found_tables, contexts[0].job.global_batch, space)
-    longest = HOPELESS * max((each.quick for each in found), default=np.inf)
+    longest = HOPELESS * max((instance.quick for instance in found), default=np.inf)
     ways = list(_scouted(run, found, gap, longest))
     bound = least_bound(
         [(least, _Open(way)) for least, way in sorted(ways, key=lambda pair: pair[0])],
@@ -139,7 +139,7 @@ def mesh_search(
             *in_no_setting(space),
             *OF_MIXED_PLANS,
             NotCovered.STRADDLED_STAGES,
-            *depth_limits(max((each.depth for each in found), default=0), len(contexts[0].model.layers)),
+            *depth_limits(max((instance.depth for instance in found), default=0), len(contexts[0].model.layers)),
         ),
     )
 
@@ -150,15 +150,15 @@ def _some(types: int) -> Iterator[tuple[int, ...]]:
         yield from combinations(range(types), size)
 
 
-def _scouted(run: _Run, found: Sequence[Instance], gap: float, longest: float) -> Iterator[tuple[float, Candidate]]:
+def _scouted(run: _Run, instances: Sequence[Instance], gap: float, longest: float) -> Iterator[tuple[float, Candidate]]:
     """Yield all candidates that may take less than `longest` seconds, with what no plan of each is below. Plans are
     made of the best one of a setting and a number of copies at once, where it looks better than those before, so that
     the next ones are held against good plans."""
     looked = np.inf
-    for each in found:
-        for copies in numbers_of_copies(each, run.space):
+    for instance in instances:
+        for copies in numbers_of_copies(instance, run.space):
             most = min(longest, run.worth.longest(run.incumbent))
-            ways = [(run.worth.least(way), way) for way in candidates(each, run.space, most, copies)]
+            ways = [(run.worth.least(way), way) for way in candidates(instance, run.space, most, copies)]
             least, best = min(ways, key=lambda pair: pair[0], default=(np.inf, None))
             if best is not None and least < min(looked, run.incumbent / (1.0 + gap)):
                 looked = least
@@ -199,10 +199,10 @@ def _keep(run: _Run, plan: Plan, seconds: float | None) -> None:
 
 def _drafts(way: Candidate) -> Iterator[Draft]:
     """Yield the best draft of a composition with each recomputation, the same in all stages."""
-    each = way.instance
-    for mode in each.modes:
-        workshop = workshop_of(each, (mode,))
-        draft = workshop.draft([(way.counts, way.copies, each.total // way.copies)], each.total)
+    instance = way.instance
+    for mode in instance.modes:
+        workshop = workshop_of(instance, (mode,))
+        draft = workshop.draft([(way.counts, way.copies, instance.total // way.copies)], instance.total)
         if draft is not None:
             yield _recomputing_alike(draft)
 

@@ -57,20 +57,22 @@ def remaining(previous: Plan, task: ReplanTask) -> tuple[Plan, Mixed] | None:
 def _more(plan: Plan, task: ReplanTask) -> tuple[Replica, ...]:
     """Return replicas on the machines that have none, as many equal ones as can be: of all types together or, if that
     does not fit, of one."""
-    units, each, workshop = task.by.instance.table.units, task.by.instance, task.by.workshop
+    units, instance, workshop = task.by.instance.table.units, task.by.instance, task.by.workshop
     names = [context.pool.gpu.name for context in task.contexts]
     used = np.array([plan.gpus_by_type[name] // tp for name, tp in zip(names, task.setting.tp, strict=True)])
     spare = np.maximum(units - used, 0)
     kinds = np.flatnonzero(spare)
-    for own in [spare, *(spare * (np.arange(len(spare)) == kind) for kind in kinds if len(kinds) > 1)]:
-        whole = gcd(*own.tolist())
+    for spared in [spare, *(spare * (np.arange(len(spare)) == kind) for kind in kinds if len(kinds) > 1)]:
+        whole = gcd(*spared.tolist())
         for number in (number for number in range(whole, 0, -1) if whole % number == 0):
             copies = plan.data_parallel + number
-            size = max(int(each.total * (own / each.layers.seconds).sum() / number / each.speeds.sum()), 1)
-            if copies > each.total or own.sum() // number > each.depth:
+            size = max(
+                int(instance.total * (spared / instance.layers.seconds).sum() / number / instance.speeds.sum()), 1
+            )
+            if copies > instance.total or spared.sum() // number > instance.depth:
                 continue
             around = workshop.around(copies, kinds)[0]
-            line = workshop.line(tuple((own // number).tolist()), size, around)
+            line = workshop.line(tuple((spared // number).tolist()), size, around)
             if line is not None:
                 draft = Draft(setting=task.setting, replicas=((line, number, size),), seconds=line.seconds)
                 return plan_of(task.contexts, task.cluster, draft, rank_order=plan.rank_order).replicas
@@ -173,13 +175,13 @@ def quick_plan(task: ReplanTask, incumbent: float, hints: Sequence[tuple[int, ..
             best.append((plan, found))
         return found.seconds
 
-    each = task.by.instance
-    region, counts = each.roots(Space())[0], each.compositions(Space())
+    instance = task.by.instance
+    region, counts = instance.roots(Space())[0], instance.compositions(Space())
     hinted = [counts[(counts == np.array(hint)).all(axis=1)] for hint in hints]
-    chosen = np.concatenate([counts[each.samples(counts)], *hinted])
-    columns = ColumnPool(each, region, chosen, incumbent, ordered=False)
-    if each.quickest(region) < incumbent and columns.limit(incumbent) >= each.total:
-        low, _ = shortest(columns.limit, each.total, each.quick, incumbent)
+    chosen = np.concatenate([counts[instance.samples(counts)], *hinted])
+    columns = ColumnPool(instance, region, chosen, incumbent, ordered=False)
+    if instance.quickest(region) < incumbent and columns.limit(incumbent) >= instance.total:
+        low, _ = shortest(columns.limit, instance.total, instance.quick, incumbent)
         if low * (1.0 + GAP) < incumbent:
             attempt(task.by, region, low, columns, offer, limit, GAP)
     return best[-1] if best else None

@@ -50,10 +50,10 @@ def shared_rows(options: Sequence[GpuOptions], state: Floats, *, relaxed: bool =
     the batch. `relaxed`: times and bytes may be smaller than the true ones, for a bound.
     """
     batch = options[0].context.job.global_batch
-    room = [_room(own, state[:, place], _largest(state, relaxed=relaxed)) for place, own in enumerate(options)]
-    tables = [_monotone(own, relaxed=relaxed) for own in options]
+    room = [_room(gpu, state[:, place], _largest(state, relaxed=relaxed)) for place, gpu in enumerate(options)]
+    tables = [_monotone(gpu, relaxed=relaxed) for gpu in options]
     times = distinct(np.concatenate([table[np.isfinite(table)] for table in tables]))
-    counts = np.array([own.count for own in options])
+    counts = np.array([gpu.count for gpu in options])
 
     def taken(limit: Floats) -> tuple[Ints, Ints]:
         found = [_taken(*each, limit) for each in zip(options, tables, room, strict=True)]
@@ -75,14 +75,14 @@ def shared_rows(options: Sequence[GpuOptions], state: Floats, *, relaxed: bool =
     return RowCounts(rows=rows, option=option, seconds=np.where(possible, times[place], np.inf), possible=possible)
 
 
-def iteration_seconds(options: Sequence[GpuOptions], everyone: Everyone, found: RowCounts, state: Floats) -> Floats:
+def iteration_seconds(options: Sequence[GpuOptions], everyone: Everyone, rows_held: RowCounts, state: Floats) -> Floats:
     """Return the seconds of an iteration with such rows and shares of the state, [N]; infinite where impossible."""
     seconds = np.full(len(state), np.inf)
-    (chosen,) = np.nonzero(found.possible)
+    (chosen,) = np.nonzero(rows_held.possible)
     if not len(chosen):
         return seconds
-    rows, option, part = found.rows[chosen], found.option[chosen], state[chosen]
-    kinds = [(own.context, own.units, own.way(option[:, place], rows[:, place])) for place, own in enumerate(options)]
+    rows, option, part = rows_held.rows[chosen], rows_held.option[chosen], state[chosen]
+    kinds = [(gpu.context, gpu.units, gpu.way(option[:, place], rows[:, place])) for place, gpu in enumerate(options)]
     moved = moved_seconds(
         everyone, options[0].context.model, options[0].context.job, options[0].units.parameters, part.max(axis=1)
     )
@@ -95,8 +95,8 @@ def after_seconds(options: Sequence[GpuOptions], everyone: Everyone, state: Floa
     """Return the seconds of the update and of the gradient norm, [N]."""
     largest = state.max(axis=1)
     updates = [
-        updating_seconds(own.context, own.units, everyone, state[:, place], largest)
-        for place, own in enumerate(options)
+        updating_seconds(gpu.context, gpu.units, everyone, state[:, place], largest)
+        for place, gpu in enumerate(options)
     ]
     return np.asarray(np.max(updates, axis=0) + everyone.norm_seconds)
 
@@ -105,25 +105,25 @@ def _largest(state: Floats, *, relaxed: bool) -> Floats:
     return np.zeros(len(state)) if relaxed else np.asarray(state.max(axis=1))
 
 
-def _room(own: GpuOptions, state: Floats, largest: Floats) -> Ints:
+def _room(gpu: GpuOptions, state: Floats, largest: Floats) -> Ints:
     """Return the most rows that fit in each way, [N, O]."""
-    padded = padded_bytes(own.context.model, own.context.job, own.units, largest, own.gpus)
-    return most_rows(own, state, padded)
+    padded = padded_bytes(gpu.context.model, gpu.context.job, gpu.units, largest, gpu.gpus)
+    return most_rows(gpu, state, padded)
 
 
-def _monotone(own: GpuOptions, *, relaxed: bool) -> Floats:
+def _monotone(gpu: GpuOptions, *, relaxed: bool) -> Floats:
     """Return times that do not fall with the rows, [O, R]: no less than the true ones or, relaxed, no more. Rows that
     are not legal have the times of more rows that are."""
-    least = np.minimum.accumulate(own.seconds[:, ::-1], axis=1)[:, ::-1]
+    least = np.minimum.accumulate(gpu.seconds[:, ::-1], axis=1)[:, ::-1]
     if relaxed:
         return least
-    return np.maximum.accumulate(np.where(np.isfinite(own.seconds), own.seconds, least), axis=1)
+    return np.maximum.accumulate(np.where(np.isfinite(gpu.seconds), gpu.seconds, least), axis=1)
 
 
-def _taken(own: GpuOptions, table: Floats, most: Ints, limit: Floats) -> tuple[Ints, Ints]:
+def _taken(gpu: GpuOptions, table: Floats, most: Ints, limit: Floats) -> tuple[Ints, Ints]:
     """Return the most legal rows within a time and the memory, and the first way to take as many in least time, [N]."""
     in_time = np.stack([np.searchsorted(each, limit, side="right") for each in table], axis=1)
-    rows = own.legal_rows[np.arange(len(table)), np.minimum(in_time, most)]
+    rows = gpu.legal_rows[np.arange(len(table)), np.minimum(in_time, most)]
     best = rows.max(axis=1)
     needed = table[:, np.maximum(best, 1) - 1].T
     return best, np.where(rows >= best[:, None], needed, np.inf).argmin(axis=1)
@@ -132,7 +132,7 @@ def _taken(own: GpuOptions, table: Floats, most: Ints, limit: Floats) -> tuple[I
 def bound_seconds(options: Sequence[GpuOptions], everyone: Everyone, steps: int) -> float:
     """Return what no shares of the state and rows of all GPUs of `options` (made for bounds) beat; infinite where
     nothing fits."""
-    counts = [own.count for own in options]
+    counts = [gpu.count for gpu in options]
     state = shares_of(_corners(grid(len(options), steps)), steps, counts)
     work = shared_rows(options, state, relaxed=True).seconds
     even = np.maximum(state.max(axis=1), 1.0 / everyone.gpus)
@@ -161,8 +161,8 @@ def _least_passes(options: Sequence[GpuOptions]) -> tuple[Floats, Floats]:
     found = []
     for name in ("forward", "backward"):
         rates = [
-            own.count / np.min(getattr(own.units, name) / own.units.sizes[:, None], axis=0).clip(1e-30)
-            for own in options
+            gpu.count / np.min(getattr(gpu.units, name) / gpu.units.sizes[:, None], axis=0).clip(1e-30)
+            for gpu in options
         ]
         found.append((batch / np.sum(rates, axis=0))[None])
     return found[0], found[1]

@@ -93,14 +93,18 @@ def uneven_fsdp(
         if not plans or bound <= enough:
             best, count = _best(options, everyone, cluster)
             candidates, costed = candidates + count, costed + count
-            plans += [each for each in best if allowed(each.plan)]
+            plans += [candidate for candidate in best if allowed(candidate.plan)]
         else:
             candidates += len(grid(len(options), steps_for(len(options))))
         bounds.append(bound)
-    plans.sort(key=lambda each: each.seconds)
-    even = min(evens, key=lambda each: each.seconds).plan if evens else None
+    plans.sort(key=lambda candidate: candidate.seconds)
+    even = min(evens, key=lambda candidate: candidate.seconds).plan if evens else None
     return UnevenResult(
-        plans=tuple(each.plan for each in plans), even=even, bound=min(bounds), candidates=candidates, costed=costed
+        plans=tuple(candidate.plan for candidate in plans),
+        even=even,
+        bound=min(bounds),
+        candidates=candidates,
+        costed=costed,
     )
 
 
@@ -117,7 +121,7 @@ def _groups(
         everyone: Everyone | None = None
         for waves in (waves for waves in WAVES if waves * gpus <= batch):
             every = [gpu_options(context, space, gpus, waves, flash=True) for context in chosen]
-            options = [own for own in every if own is not None and len(own.seconds)]
+            options = [gpu for gpu in every if gpu is not None and len(gpu.seconds)]
             if len(options) < len(chosen):
                 break
             everyone = everyone or _everyone(options, cluster)
@@ -138,11 +142,11 @@ def _sets(contexts: Sequence[Context], fewest: int) -> Iterator[Sequence[Context
 def _everyone(options: Sequence[GpuOptions], cluster: Cluster) -> Everyone:
     """Return all GPUs as one group, from a plan over them: where they stand does not depend on shares."""
     ones = np.full(len(options), options[0].fewest_rows)
-    total = sum(own.count for own in options)
+    total = sum(gpu.count for gpu in options)
     small = replace(options[0].context.job, global_batch=total * options[0].fewest_rows)
     shares = Shares(rows=ones, option=0 * ones, state=(1,) * len(options), parts=total)
-    least = [replace(own, context=replace(own.context, job=small)) for own in options]
-    contexts = {own.context.pool.gpu.name: own.context for own in options}
+    least = [replace(gpu, context=replace(gpu.context, job=small)) for gpu in options]
+    contexts = {gpu.context.pool.gpu.name: gpu.context for gpu in options}
     plan = plan_of(least, cluster, shares, flash=True)
     assert plan is not None, "the batch was made for it"
     return everyone_of(plan, contexts)
@@ -150,7 +154,7 @@ def _everyone(options: Sequence[GpuOptions], cluster: Cluster) -> Everyone:
 
 def _best(options: Sequence[GpuOptions], everyone: Everyone, cluster: Cluster) -> tuple[list[_Best], int]:
     """Return the plan of the best shares, none where nothing fits, and how many shares of the state were costed."""
-    counts = [own.count for own in options]
+    counts = [gpu.count for gpu in options]
     total, steps = sum(counts), steps_for(len(options))
     coarse = [(point, steps) for point in grid(len(options), steps)]
     tried = [(np.array(counts), total), *coarse]  # even shares first, which need no buffers
@@ -178,7 +182,7 @@ def _best(options: Sequence[GpuOptions], everyone: Everyone, cluster: Cluster) -
 def _costed(
     options: Sequence[GpuOptions], everyone: Everyone, tried: Sequence[tuple[Ints, int]]
 ) -> tuple[Floats, RowCounts]:
-    counts = [own.count for own in options]
+    counts = [gpu.count for gpu in options]
     state = np.concatenate([shares_of(point[None], steps, counts) for point, steps in tried])
     rows = shared_rows(options, state)
     return iteration_seconds(options, everyone, rows, state), rows
@@ -187,11 +191,11 @@ def _costed(
 def _bound(options: Sequence[GpuOptions], everyone: Everyone, steps: int) -> float:
     """Return what no shares on these machines beat: seconds, or dollars of an iteration where these are minimised. The
     finer the `steps` of the state, the nearer."""
-    lean = [replace(own, held=own.needed) for own in options]
+    lean = [replace(gpu, held=gpu.needed) for gpu in options]
     seconds = bound_seconds(lean, everyone, steps)
     if options[0].context.job.objective == "time":
         return seconds
-    rates = [dollars_per_hour(own.context.pool, np.array([own.count])) for own in options]
+    rates = [dollars_per_hour(gpu.context.pool, np.array([gpu.count])) for gpu in options]
     known = [float(rate[0]) for rate in rates if rate is not None]
     return seconds * sum(known) / SECONDS_PER_HOUR if len(known) == len(rates) else np.inf
 
@@ -199,18 +203,18 @@ def _bound(options: Sequence[GpuOptions], everyone: Everyone, steps: int) -> flo
 def _even(options: Sequence[GpuOptions], everyone: Everyone, cluster: Cluster) -> list[_Best]:
     """Return the best plan in which all GPUs have equal shares and run them in the same way, none where none fits;
     first types take the rows that are left over."""
-    counts = np.array([own.count for own in options])
+    counts = np.array([gpu.count for gpu in options])
     total, job = int(counts.sum()), options[0].context.job
     each, over = divmod(job.global_batch, total)
-    ways = min(len(own.seconds) for own in options)
+    ways = min(len(gpu.seconds) for gpu in options)
     more = np.clip(over - (np.cumsum(counts) - counts), 0, counts)
     rows = np.tile(each + (more > 0), (ways, 1))
     option = np.tile(np.arange(ways)[:, None], (1, len(options)))
     state = np.full(rows.shape, 1.0 / total)
     fits = [
-        np.isfinite(own.seconds[np.arange(ways), rows[:, place] - 1])
-        & (own.held[np.arange(ways), rows[:, place] - 1] <= own.room - own.state_bytes / total)
-        for place, own in enumerate(options)
+        np.isfinite(gpu.seconds[np.arange(ways), rows[:, place] - 1])
+        & (gpu.held[np.arange(ways), rows[:, place] - 1] <= gpu.room - gpu.state_bytes / total)
+        for place, gpu in enumerate(options)
     ]
     possible = np.all(fits, axis=0)
     found = RowCounts(rows=rows, option=option, seconds=np.zeros(ways), possible=possible)

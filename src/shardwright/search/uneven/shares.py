@@ -40,8 +40,8 @@ def plan_of(
     if kinds is None:
         return None
     replicas = [
-        _replica(own, int(shares.option[place]), rows, count, shares.state[place])
-        for place, own in enumerate(options)
+        _replica(gpu, int(shares.option[place]), rows, count, shares.state[place])
+        for place, gpu in enumerate(options)
         for rows, count in kinds[place]
     ]
     context = options[0].context
@@ -62,7 +62,7 @@ def plan_of(
 
 def _exact(options: Sequence[GpuOptions], shares: Shares) -> list[list[tuple[int, int]]] | None:
     """Return, for each type, pairs of rows and how many GPUs take so many: their sum is the batch."""
-    rows, counts = shares.rows.copy(), np.array([own.count for own in options])
+    rows, counts = shares.rows.copy(), np.array([gpu.count for gpu in options])
     fewer = np.zeros_like(rows)
     lower = _lower(options, shares, rows)
     surplus = int(rows @ counts) - options[0].context.job.global_batch
@@ -71,7 +71,7 @@ def _exact(options: Sequence[GpuOptions], shares: Shares) -> list[list[tuple[int
         open_to = (lower > 0) & (fewer == 0) & (steps <= surplus)
         if not open_to.any():
             return None
-        times = [own.seconds[way, row - 1] for own, way, row in zip(options, shares.option, rows, strict=True)]
+        times = [gpu.seconds[way, row - 1] for gpu, way, row in zip(options, shares.option, rows, strict=True)]
         place = int(np.where(open_to, times, -1.0).argmax())
         taken = min(surplus // int(steps[place]), int(counts[place]))
         surplus -= taken * int(steps[place])
@@ -89,18 +89,18 @@ def _exact(options: Sequence[GpuOptions], shares: Shares) -> list[list[tuple[int
 def _lower(options: Sequence[GpuOptions], shares: Shares, rows: Ints) -> Ints:
     """Return the most legal rows below those of each type, 0 where there are none."""
     pairs = zip(options, shares.option, rows, strict=True)
-    return np.array([own.legal_rows[way, row - 1] for own, way, row in pairs])
+    return np.array([gpu.legal_rows[way, row - 1] for gpu, way, row in pairs])
 
 
-def _replica(own: GpuOptions, option: int, rows: int, count: int, state: int) -> Replica:
-    way = own.way(np.array([option]), np.array([rows]))
+def _replica(gpu: GpuOptions, option: int, rows: int, count: int, state: int) -> Replica:
+    way = gpu.way(np.array([option]), np.array([rows]))
     stage = Stage(
-        gpu=own.context.pool.gpu.name,
+        gpu=gpu.context.pool.gpu.name,
         tensor_parallel=1,
         context_parallel=1,
         expert_parallel=1,
         expert_tensor_parallel=1,
-        layers=((0, own.context.layer_count),),
+        layers=((0, gpu.context.layer_count),),
         recompute=recompute_of(int(way.recompute[0]), int(way.recompute_layers[0])),
     )
     return Replica(count=count, micro_batches=int(way.micro_batches[0]), stages=(stage,), rows=rows, state=state)

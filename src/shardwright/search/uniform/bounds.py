@@ -15,7 +15,7 @@ import numpy as np
 from shardwright.arrays import Floats, Ints, bits_of, packed
 from shardwright.cost.context import Context, LayerRows, ShardIndex
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.iteration.footprint import P2P_BUFFERS, HeldParameters, micro_batches
+from shardwright.cost.iteration.footprint import HeldParameters, floor_bytes, micro_batches, most_room
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.iteration.step import (
     BUCKET_SHARE,
@@ -29,10 +29,11 @@ from shardwright.cost.iteration.step import (
     reduction_tails,
     tied_embedding_seconds,
 )
-from shardwright.cost.memory.sizes import head_bytes, least_state_bytes, reserved_bytes, room_for_tensors, trained_share
+from shardwright.cost.memory.sizes import trained_share
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, exposed_seconds, rack_seconds, transfer_seconds
 from shardwright.cost.pipeline.in_flight import in_flight
-from shardwright.cost.stage.terms import AGAIN, LEAN, WHOLE
+from shardwright.cost.stage.relaxed import fewest_repeated
+from shardwright.cost.stage.terms import WHOLE
 from shardwright.cost.strategies import UNSHARDED, ZERO1, Layouts, Strategies
 from shardwright.search.space.expand import Axes, layer_variants
 
@@ -186,30 +187,17 @@ def _layers_to_recompute(context: Context, rows: Strategies, shards: LayerRows, 
     if context.alike_after > 0:
         return np.zeros(len(rows), dtype=np.int64)
     table, row = shards.table, shards.row
-    kept, lean, inputs = (table.kept[row, state, 2] - table.kept[row, state, 1] for state in (WHOLE, LEAN, AGAIN))
-    gain = np.maximum(kept - inputs, 1.0)
-    capacity = room_for_tensors(context.job, context.memory_limit_bytes)
-    room = capacity - table.live[row, WHOLE] - P2P_BUFFERS * table.boundary[row] * (rows.pp > 1)
-    found = np.zeros(len(rows), dtype=np.int64)
-    count = micro_batches(context, rows)
-    dense, expert = _sum(table.dense, row, 1, 2), _sum(table.expert, row, 1, 2)
-    embedding = _sum(table.dense, row, 0, 1)
-    groups, everything = data_parallel(context, rows), rows.pp == 1
-    state_dense = least_state_bytes(context.model, context.job, groups.dense.size, everything, gradients=False)
-    state_expert = least_state_bytes(context.model, context.job, groups.expert.size, everything, gradients=False)
-    on_first = split.first + (rows.vpp - 1) * split.share + split.on_first
-    for rank, layers, extra in ((0, on_first, embedding), (1, split.share, 0.0)):
+    kept = table.kept[row, :, 2] - table.kept[row, :, 1]
+    dense, expert, embedding = _sum(table.dense, row, 1, 2), _sum(table.expert, row, 1, 2), _sum(table.dense, row, 0, 1)
+    count, fewest = micro_batches(context, rows), np.zeros(len(rows), dtype=np.int64)
+    held = np.stack([split.first + (rows.vpp - 1) * split.share + split.on_first, split.share])
+    rooms = most_room(context, rows, shards, dense * held + np.stack([embedding, 0.0 * embedding]), expert * held)
+    for rank, room in enumerate(rooms):
         flying = in_flight(rows.pp, rows.vpp, count, rank)
         live = _live_layers(rows, split, flying) if rank == 0 else flying * split.share
-        held = state_dense * (dense * layers + extra) + state_expert * expert * layers
-        free = room - held
-        short = kept * live - free
-        need = np.ceil((short + table.group[row]) / (np.maximum(flying, 1.0) * gain))
-        lost = (short > 0) & (lean * live > free)
-        exists = rows.pp > 2 if rank else np.ones(len(rows), dtype=bool)
-        exists = exists & ((rows.vpp == 1) | (rank == 0))
-        found = np.maximum(found, np.where(lost & exists, np.clip(need, 1, None), 0).astype(np.int64))
-    return found
+        exists = (rows.vpp == 1) & (rows.pp > 2) | (rank == 0)
+        fewest = np.maximum(fewest, np.where(exists, fewest_repeated(kept, table.group[row], live, flying, room), 0))
+    return fewest
 
 
 def _live_layers(rows: Strategies, split: _Split, flying: Ints) -> Ints:
@@ -230,9 +218,9 @@ def _tail(context: Context, rows: Strategies, shards: LayerRows, split: _Split) 
 
     def on_rank(running: Floats, pick: np.ufunc) -> Floats:
         # The layers of later virtual stages lie anywhere in the model; of unequal layers the cheapest bound counts.
-        each = running[:, 1:2] if context.alike_after == 0 else running[:, 1:-2]
+        before = running[:, 1:2] if context.alike_after == 0 else running[:, 1:-2]
         after = running[:, 2:3] if context.alike_after == 0 else running[:, 2:-1]
-        per_layer = pick.reduce(after - each, axis=1)[row]
+        per_layer = pick.reduce(after - before, axis=1)[row]
         return np.asarray((_sum(running, row, 0, top) + more * per_layer)[:, None])
 
     dense, expert = on_rank(table.dense, np.minimum), on_rank(table.expert, np.minimum)
@@ -266,8 +254,8 @@ def _fully_sharded(context: Context, rows: Strategies, times: StageTimes, dense:
     """Return the least that ZeRO-2 adds on a rank (ZeRO-3 adds more): a reduce-scatter in each micro-batch."""
     width = trained_share(context.model, context.job) * widths_of(context.job).gradient_reduction
     once = both_gather_seconds(context.links, data_parallel(context, rows), dense, expert, width)[:, 0]
-    each = exposed_seconds(once, BUCKET_SHARE * times.backward[:, 0, 0])
-    return np.asarray(micro_batches(context, rows) * each)
+    exposed = exposed_seconds(once, BUCKET_SHARE * times.backward[:, 0, 0])
+    return np.asarray(micro_batches(context, rows) * exposed)
 
 
 def distinct_shards(rows: Layouts) -> Layouts:
@@ -327,19 +315,7 @@ def filling_seconds(context: Context, how: Axes, rows: Layouts, count: Ints, wor
 
 
 def memory_floor(context: Context, how: Axes, rows: Layouts, index: ShardIndex) -> Floats:
-    """Return bytes that every strategy of each layout needs on its fullest GPU, [N]: the mean rank's states under the
-    most sharding and offload with one layer's gradients, or the last rank's logits."""
-    table, job = index.table, context.job
-    dense = _least(context, how, rows, index, table.dense[:, -1]) / rows.pp
-    if context.model.tied_embeddings:
-        dense = dense - context.model.token_table_parameters / rows.tp * (rows.pp == 1)
-    ranks = rows.dp * rows.cp
-    held = dense * least_state_bytes(context.model, job, ranks, rows.pp == 1)
-    if table.expert.any():
-        copies = rows.tp * ranks // (rows.ep * rows.etp)
-        expert = _least(context, how, rows, index, table.expert[:, -1]) / rows.pp
-        held = held + expert * least_state_bytes(context.model, job, copies, rows.pp == 1)
-    working = _least(context, how, rows, index, table.live[:, WHOLE])
-    logits = head_bytes(context.model, job, rows.micro_batch, rows.cp, rows.tp)
-    tensors = np.maximum(held + working, logits)
-    return np.asarray(tensors + reserved_bytes(job, tensors))
+    """Return bytes that every strategy of each layout needs on its fullest GPU, [N]."""
+    table = index.table
+    dense, expert = (_least(context, how, rows, index, sums[:, -1]) for sums in (table.dense, table.expert))
+    return floor_bytes(context, rows, dense, expert, _least(context, how, rows, index, table.live[:, WHOLE]))

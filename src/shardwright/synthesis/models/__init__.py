@@ -3,5 +3,4 @@
 * `tape`: operators with their gradients, recorded forward and then in reverse
 * `transformers`: BERT, GPT-2, Llama, ViT, with experts or without
 * `described`: what the catalogue describes: decoders built as Llama, as GPT, as Mixtral or as Qwen-MoE are
-* `vgg`: VGG-19 and stacks of fully connected layers
 """

@@ -1,6 +1,4 @@
-"""The operators that models are made of, each with its gradient: recorded forward, and then their gradients in reverse
-order.
-"""
+"""The operators that models are made of: recorded forward, and their gradients in reverse order."""
 
 from __future__ import annotations
 
@@ -379,16 +377,3 @@ class Tape(Recorder):
             self.give(b, Ref(dx.node, 2))
 
         return self.back(made, rule)
-
-    def max_pool(self, x: Ref) -> Ref:
-        batch, channels, *image = self.shape(x)
-        out = (batch, channels, *(size // 2 for size in image))
-        made = self.record("max_pool2d_with_indices", (x, (2, 2), (2, 2)), Value(out, self.dtype), Value(out, "int64"))
-        args = (x, (2, 2), (2, 2), (0, 0), (1, 1), False, Ref(made.node, 1))
-        name = "max_pool2d_with_indices_backward"
-        return self.back(made, lambda g: self.give(x, self.op(name, (g, *args), self.shape(x))))
-
-    def adaptive_pool(self, x: Ref, size: int) -> Ref:
-        made = self.op("_adaptive_avg_pool2d", (x, (size, size)), (*self.shape(x)[:2], size, size))
-        name = "_adaptive_avg_pool2d_backward"
-        return self.back(made, lambda g: self.give(x, self.op(name, (g, x), self.shape(x))))

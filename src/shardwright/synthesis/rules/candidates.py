@@ -56,7 +56,7 @@ class _Field:
 def choices(graph: Graph, ranks: int = 2) -> Choices:
     """Return the rules among which the search chooses, for each node of `graph`. Rows of inputs aside, nothing is cut
     into fewer units than there are `ranks`: most ranks would idle."""
-    values = {Ref(node.name, number): one for node in graph.nodes for number, one in enumerate(node.outputs)}
+    values = {Ref(node.name, number): value for node in graph.nodes for number, value in enumerate(node.outputs)}
     signatures, readers = {}, defaultdict(list)
     for node in graph.nodes:
         made = signature(node, tuple(values[ref] for ref in node.inputs))
@@ -68,17 +68,17 @@ def choices(graph: Graph, ranks: int = 2) -> Choices:
     kept = _useful(_families(where, graph, ranks), where)
     cuts: dict[str, list[tuple[Cut, str]]] = defaultdict(list)
     for family in kept:
-        for name, cut in sorted(family.cuts, key=lambda one: (one[0], one[1].axis, one[1].outer, one[1].units)):
+        for name, cut in sorted(family.cuts, key=lambda pair: (pair[0], pair[1].axis, pair[1].outer, pair[1].units)):
             cuts[name].append((cut, family.ratio))
     rules = {node.name: _rules(node, signatures.get(node.name), cuts[node.name]) for node in graph.nodes}
     return Choices(rules=rules, unknown=tuple(node.name for node in graph.nodes if node.name not in signatures))
 
 
-def _rules(node: Node, one: Signature | None, cuts: list[tuple[Cut, str]]) -> tuple[OperatorRule, ...]:
+def _rules(node: Node, signature: Signature | None, cuts: list[tuple[Cut, str]]) -> tuple[OperatorRule, ...]:
     whole = replicated(node)
-    if one is None:
+    if signature is None:
         return (whole,)
-    return (whole, *(cut_rule(one, cut, ratio) for cut, ratio in cuts), *linear_rules(one))
+    return (whole, *(cut_rule(signature, cut, ratio) for cut, ratio in cuts), *linear_rules(signature))
 
 
 def _families(where: _Field, graph: Graph, ranks: int) -> list[Family]:
@@ -86,10 +86,10 @@ def _families(where: _Field, graph: Graph, ranks: int) -> list[Family]:
     inputs = {ref.node for ref in graph.inputs.values()}
     found: list[Family] = []
     done: set[tuple[str, Cut]] = set()
-    for name, one in where.signatures.items():
-        axes = [(axis, max(2, ranks), FEATURES) for axis in sorted(one.anchors)]
+    for name, of_node in where.signatures.items():
+        axes = [(axis, max(2, ranks), FEATURES) for axis in sorted(of_node.anchors)]
         for axis, least, ratio in axes + [("0", 2, COMPUTE)] * (name in inputs):
-            seed = (name, Cut(axis, one.sizes.get(axis, 1)))
+            seed = (name, Cut(axis, of_node.sizes.get(axis, 1)))
             if seed[1].units >= least and seed not in done:
                 family = _follow(seed, where, ratio)
                 done |= family.cuts
@@ -103,14 +103,14 @@ def _follow(seed: tuple[str, Cut], where: _Field, ratio: str) -> Family:
     waiting = [seed]
     while waiting:
         name, cut = waiting.pop()
-        one = where.signatures.get(name)
-        if one is None or (name, cut) in family.cuts or not one.allows(cut):
+        of_node = where.signatures.get(name)
+        if of_node is None or (name, cut) in family.cuts or not of_node.allows(cut):
             continue
         family.cuts.add((name, cut))
         node = where.nodes[name]
         refs = [*node.inputs, *(Ref(name, number) for number in range(len(node.outputs)))]
-        for ref, dims in zip(refs, (*one.inputs, *one.outputs), strict=True):
-            held = placed(dims, one.sizes, cut)
+        for ref, dims in zip(refs, (*of_node.inputs, *of_node.outputs), strict=True):
+            held = placed(dims, of_node.sizes, cut)
             if held is not None and (ref, held) not in family.tensors:
                 family.tensors.add((ref, held))
                 waiting += _touching(ref, held, where)
@@ -121,13 +121,13 @@ def _touching(ref: Ref, held: Sharded, where: _Field) -> list[tuple[str, Cut]]:
     """Return the cuts of all operators that make or read `ref` which shard it as `held`."""
     found = []
     for name in dict.fromkeys((ref.node, *where.readers[ref])):
-        one = where.signatures.get(name)
-        if one is None:
+        of_node = where.signatures.get(name)
+        if of_node is None:
             continue
-        places = [one.inputs[number] for number, read in enumerate(where.nodes[name].inputs) if read == ref]
-        places += [one.outputs[ref.output]] if name == ref.node else []
+        places = [of_node.inputs[number] for number, read in enumerate(where.nodes[name].inputs) if read == ref]
+        places += [of_node.outputs[ref.output]] if name == ref.node else []
         for dims in places:
-            cut = seen(dims, one.sizes, held)
+            cut = seen(dims, of_node.sizes, held)
             if cut is not None:
                 found.append((name, cut))
     return found

@@ -1,8 +1,8 @@
-"""Rows for operators that work along given dimensions: reductions, slices, concatenations, indexing, sorting.
+"""Rows for operators that act along given dimensions (reductions, slices, concatenations, indexing, sorting) or regroup
+dimensions (views).
 
-A dimension along which elements are chosen or compared stays whole; all others may be cut.
-
-Views give a tensor another shape and move no element of its parts.
+A dimension along which elements are chosen or compared stays whole; all others may be cut. A view moves no element of
+its parts.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ def along(node: Node, operands: tuple[Value, ...], *, position: int = 1, linear:
     whole = {dimension(node, position, len(operands[0].shape), -1)}
     rank = len(operands[0].shape)
     return Signature(
-        inputs=tuple(plain(one, whole if len(one.shape) == rank else range(len(one.shape))) for one in operands),
-        outputs=tuple(plain(one, whole) for one in node.outputs),
+        inputs=tuple(
+            plain(operand, whole if len(operand.shape) == rank else range(len(operand.shape))) for operand in operands
+        ),
+        outputs=tuple(plain(operand, whole) for operand in node.outputs),
         sizes=sizes_of(operands[0]),
         linear=ALL if linear else (),
     )
@@ -66,8 +68,8 @@ def extreme(node: Node, operands: tuple[Value, ...], *, position: int = 1) -> Si
     gone = {int(dim) % rank for dim in listed} if listed else set(range(rank))  # type: ignore[arg-type]
     names = plain(operands[0], gone)
     results = tuple(
-        names if len(one.shape) == rank else tuple(name for number, name in enumerate(names) if number not in gone)
-        for one in node.outputs
+        names if len(output.shape) == rank else tuple(name for number, name in enumerate(names) if number not in gone)
+        for output in node.outputs
     )
     return Signature(inputs=(names,), outputs=results, sizes=sizes_of(operands[0]))
 
@@ -92,7 +94,7 @@ def sliced(node: Node, operands: tuple[Value, ...]) -> Signature:
 
 def _stretch(node: Node, long: Value, short: Value, dim: int) -> int:
     """Return the length of the slice if it is one of several equal stretches side by side, else 0."""
-    numbers = [one for one in node.args if isinstance(one, int)]
+    numbers = [argument for argument in node.args if isinstance(argument, int)]
     if len(numbers) < 3 or (len(numbers) > 3 and numbers[3] != 1):
         return 0
     length = short.shape[dim]
@@ -101,12 +103,12 @@ def _stretch(node: Node, long: Value, short: Value, dim: int) -> int:
 
 def selected(node: Node, operands: tuple[Value, ...]) -> Signature:
     """Return the signature of `select` and `unbind`, which drop a dimension, and of their gradients, which bring it."""
-    wide = max(operands[0], node.outputs[0], key=lambda one: len(one.shape))
+    wide = max(operands[0], node.outputs[0], key=lambda output: len(output.shape))
     position = {"select_backward": 2}.get(node.op, 1)
     gone = dimension(node, position, len(wide.shape))
     names = plain(wide, {gone})
     less = tuple(name for number, name in enumerate(names) if number != gone)
-    many = tuple(names if len(one.shape) == len(wide.shape) else less for one in node.outputs)
+    many = tuple(names if len(output.shape) == len(wide.shape) else less for output in node.outputs)
     return Signature(inputs=(names if operands[0] is wide else less,), outputs=many, sizes=sizes_of(wide), linear=ALL)
 
 
@@ -199,12 +201,12 @@ def gathered(node: Node, operands: tuple[Value, ...]) -> Signature:
     dim = dimension(node, 1, len(operands[0].shape))
     scatters = node.op.startswith("scatter")
     shape = operands[0].shape
-    whole = {dim, *(n for one in operands for n, size in enumerate(one.shape) if size != shape[n])}
+    whole = {dim, *(n for operand in operands for n, size in enumerate(operand.shape) if size != shape[n])}
     index: Dims = plain(operands[1], whole)
     if not scatters and operands[1].shape[dim] > 1:
         index = (*index[:dim], ("i",), *index[dim + 1 :])
     result = plain(node.outputs[0], whole) if scatters else index
-    others = tuple(plain(one, whole) for one in operands[2:])
+    others = tuple(plain(operand, whole) for operand in operands[2:])
     sizes = sizes_of(operands[0]) | {"i": operands[1].shape[dim]}
     return Signature(inputs=(plain(operands[0], whole), index, *others), outputs=(result,), sizes=sizes)
 
@@ -291,7 +293,7 @@ def view(node: Node, operands: tuple[Value, ...]) -> Signature:
     outputs: list[list[str]] = [[] for _ in new]
     sizes: dict[str, int] = {}
     for some, others in groups(old, new):
-        for size in factors([old[one] for one in some], [new[one] for one in others]):
+        for size in factors([old[dim] for dim in some], [new[dim] for dim in others]):
             name = f"{len(sizes)}"
             sizes[name] = size
             _place(inputs, some, old, name, sizes)
@@ -306,9 +308,9 @@ def view(node: Node, operands: tuple[Value, ...]) -> Signature:
 
 def _place(dims: list[list[str]], some: list[int], shape: tuple[int, ...], name: str, sizes: dict[str, int]) -> None:
     """Put the axis `name` into the first dimension of `some` that is not full yet."""
-    for one in some:
-        if math.prod(sizes[there] for there in dims[one]) < shape[one]:
-            dims[one].append(name)
+    for dim in some:
+        if math.prod(sizes[there] for there in dims[dim]) < shape[dim]:
+            dims[dim].append(name)
             return
 
 

@@ -1,9 +1,7 @@
-"""The table of rules: a row for each operator.
+"""The table of rules: a row for each operator, those that work element by element or make tensors from nothing too.
 
 The notation is that of `signature`. `RuleRow.text` is enough where the dimensions of an operator are the same whatever
 its arguments; other rows name the function that makes the signature from the node.
-
-Operators that work element by element, with broadcasting, and those that make tensors from nothing have theirs here.
 """
 
 from __future__ import annotations

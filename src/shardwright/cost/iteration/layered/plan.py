@@ -56,11 +56,11 @@ def wave_seconds(
     return pass_seconds(slots(forward, backward, *moved), overlap=overlap)
 
 
-def layered_breakdown(plan: Plan, found: Mixed, contexts: Contexts) -> TimeBreakdown:
+def layered_breakdown(plan: Plan, iteration: Mixed, contexts: Contexts) -> TimeBreakdown:
     """Return where the time goes, seen from the GPU that computes most. Waiting for other GPUs at a unit counts as
     data-parallel communication, of which it is part."""
-    slowest = slowest_replica(found)
-    replica, times = plan.replicas[slowest], found.replicas[slowest]
+    slowest = slowest_replica(iteration)
+    replica, times = plan.replicas[slowest], iteration.replicas[slowest]
     software = _context(replica, contexts).software
     count = replica.micro_batches
     forward, backward, again = (
@@ -77,16 +77,16 @@ def layered_breakdown(plan: Plan, found: Mixed, contexts: Contexts) -> TimeBreak
         pipeline_seconds=0.0,
         bubble_seconds=0.0,
         data_parallel_seconds=max(times.busy_seconds - forward - backward, 0.0),
-        optimizer_seconds=max(float(each.optimizer.max()) for each in found.replicas)
-        + found.norm_seconds
+        optimizer_seconds=max(float(each.optimizer.max()) for each in iteration.replicas)
+        + iteration.norm_seconds
         - software.step_seconds,
         framework_seconds=2.0 * launching + software.step_seconds,
     )
 
 
-def slowest_replica(found: Mixed) -> int:
+def slowest_replica(iteration: Mixed) -> int:
     """Return the replica whose GPUs compute longest."""
-    return int(np.argmax([replica.pipeline_seconds for replica in found.replicas]))
+    return int(np.argmax([replica.pipeline_seconds for replica in iteration.replicas]))
 
 
 def _context(replica: Replica, contexts: Contexts) -> Context:
@@ -110,7 +110,7 @@ def _shares(plan: Plan, replica: Replica) -> RowShares:
 
 
 def _replica_time(
-    replica: Replica, taken: Passes, seconds: float, optimizer: Floats, found: Footprint, order: UnitPasses
+    replica: Replica, taken: Passes, seconds: float, optimizer: Floats, footprint: Footprint, order: UnitPasses
 ) -> ReplicaTime:
     """Return the times of a replica: of its own passes, and of what it waits for and cannot hide."""
     each = {field.name: getattr(taken, field.name).sum() / replica.micro_batches for field in fields(Passes)}
@@ -125,6 +125,6 @@ def _replica_time(
         gathers=np.zeros(1),
         optimizer=optimizer,
         tied_seconds=0.0,
-        memory=found,
+        memory=footprint,
         units=order,
     )

@@ -47,17 +47,17 @@ def slots(forward: Floats, backward: Floats, gather: Floats, scatter: Floats) ->
     )
 
 
-def slot_seconds(found: Slots, *, overlap: bool = True) -> Floats:
+def slot_seconds(slots: Slots, *, overlap: bool = True) -> Floats:
     """Return the seconds of each slot, φ(C, x), [N, 2 U - 1]."""
-    hidden = found.traffic
+    hidden = slots.traffic
     if overlap:
-        hidden = exposed_seconds(found.traffic, found.compute)
-    return np.asarray(found.compute + hidden)
+        hidden = exposed_seconds(slots.traffic, slots.compute)
+    return np.asarray(slots.compute + hidden)
 
 
-def pass_seconds(found: Slots, *, overlap: bool = True) -> Floats:
+def pass_seconds(slots: Slots, *, overlap: bool = True) -> Floats:
     """Return the seconds of all passes, [N]."""
-    return np.asarray(slot_seconds(found, overlap=overlap).sum(axis=1) + found.alone)
+    return np.asarray(slot_seconds(slots, overlap=overlap).sum(axis=1) + slots.alone)
 
 
 def unit_passes(
@@ -79,14 +79,14 @@ def unit_passes(
     return tuple(UnitPasses(*(np.concatenate(parts) for parts in zip(*kind, strict=True))) for kind in columns)
 
 
-def _wave(own: Passes, starts: Floats, wave: int) -> tuple[Floats, ...]:
+def _wave(passes: Passes, starts: Floats, wave: int) -> tuple[Floats, ...]:
     """Return unit, wave, whether it is a backward pass, start, end and what is computed again, for each pass in order:
     forward up to the head, whose backward pass follows at once, and back."""
-    units = own.forward.shape[1]
+    units = passes.forward.shape[1]
     up, down = np.arange(units), np.arange(units)[::-1]
     unit, backward = np.concatenate([up, down]), np.repeat([False, True], units)
     begin = np.concatenate([starts[:units], starts[units - 1 :]])
-    begin[units] += own.forward[0, -1]
-    seconds = np.concatenate([own.forward[0], own.backward[0, ::-1]])
-    again = np.concatenate([np.zeros(units), own.recompute[0, ::-1]])
+    begin[units] += passes.forward[0, -1]
+    seconds = np.concatenate([passes.forward[0], passes.backward[0, ::-1]])
+    again = np.concatenate([np.zeros(units), passes.recompute[0, ::-1]])
     return unit, np.full(2 * units, wave), backward, begin, begin + seconds, again

@@ -47,8 +47,8 @@ class RowShares(Columns):
     @property
     def rows_at_once(self) -> Ints:
         """The rows of the largest wave, the first, [N]."""
-        each, more = np.divmod(self.rows, self.micro_batches)
-        return np.asarray(each * (self.micro_batches // self.waves) + -(-more // self.waves))
+        fewest, more = np.divmod(self.rows, self.micro_batches)
+        return np.asarray(fewest * (self.micro_batches // self.waves) + -(-more // self.waves))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +175,9 @@ def padded_bytes(model: Model, job: Job, units: Units, largest_state: Floats, gp
     """Return the bytes of the buffers through which a unit's weights and gradients go, of `gpus` parts of the largest
     size and of this GPU's own, which is padded too; where all parts are equal, of its own part of the gradients."""
     parts = np.where(largest_state * gpus > 1.0 + EQUAL, gpus + 1.0, 0.0)
-    each = largest_state * float(units.parameters.max())
+    per_gpu = largest_state * float(units.parameters.max())
     weight, gradient = copied_bytes(model, job)
-    return np.asarray(each * (parts * weight + np.maximum(parts, 1.0) * gradient))
+    return np.asarray(per_gpu * (parts * weight + np.maximum(parts, 1.0) * gradient))
 
 
 def gathered_parameters(units: Units) -> float:

@@ -19,7 +19,7 @@ from weakref import WeakSet
 from shardwright.recovery.leadership import Standing, leader_of
 from shardwright.recovery.quorum import Address
 from shardwright.runtime.job.course import identity_of
-from shardwright.runtime.job.stop_request import leave, stop_signals, terminals
+from shardwright.runtime.job.ending import leave, stop_signals, terminals
 from shardwright.runtime.recovery.change.coordinator import Coordinator
 from shardwright.runtime.recovery.fleet.membership import ask_standings, standing_data
 from shardwright.runtime.recovery.keeper.coordinator_requests import CoordinatorRequests

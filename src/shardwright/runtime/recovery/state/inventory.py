@@ -17,8 +17,6 @@ Shapes = Mapping[str, CutShape]
 Kinds = Mapping[str, tuple[str, ...]]
 """The kinds of state of every parameter."""
 Rows = list[list[Any]]
-FEWEST_KEPT = 2
-"""So many of the newest steps a disk and the cloud keep at least: while one is written, the one before is whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,7 @@
 """The process of a GPU, which outlives generations (PyTorch).
 
-* `link`: its thread to the keeper
+* `link`: its thread to the keeper, and what the machine records of its steps
 * `rendezvous`: process groups torn down and built again
 * `snapshot`: state to the keeper and back, and when
-* `reporting`: what a machine records of its steps
 * `training`: a rank in one generation: its state, and its training on a thread of its own
 * `process`: the orders that it takes"""

@@ -19,8 +19,7 @@ from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.recovery.run import Report, Settlement, reaches
 from shardwright.runtime.recovery.wire import Message
 from shardwright.runtime.recovery.worker import rendezvous
-from shardwright.runtime.recovery.worker.link import KeeperLink
-from shardwright.runtime.recovery.worker.reporting import keep_log
+from shardwright.runtime.recovery.worker.link import KeeperLink, keep_log
 from shardwright.runtime.recovery.worker.snapshot import parts_of
 from shardwright.runtime.recovery.worker.training import UNWIND_SECONDS, RankState, Training, line_of
 from shardwright.runtime.step.engine import Vote

@@ -119,11 +119,11 @@ class Figures(Columns):
 
 def figures(table: Table, layers: Layers, copies: int) -> Figures:
     """Return the figures of every type in a pipeline, where `copies` replicas share the optimizer state."""
-    each, more = table.kept_bytes(copies)
+    per_parameter, more = table.kept_bytes(copies)
     move = least_move_seconds(table)
     return Figures(
         layer=layers.least,
-        state=(layers.dense + layers.expert) * each,
+        state=(layers.dense + layers.expert) * per_parameter,
         room=table.rooms(staged=True),
         beside=table.beside(last=False),
         last_beside=table.beside(last=True),
@@ -131,9 +131,9 @@ def figures(table: Table, layers: Layers, copies: int) -> Figures:
         move=move,
         first_seconds=layers.first_seconds,
         last_seconds=layers.last_seconds,
-        first_held=each * layers.first_parameters + more * layers.first_ends,
+        first_held=per_parameter * layers.first_parameters + more * layers.first_ends,
         first_bytes=layers.first_bytes,
-        last_held=each * layers.last_parameters + more * layers.last_ends + layers.last_bytes,
+        last_held=per_parameter * layers.last_parameters + more * layers.last_ends + layers.last_bytes,
     )
 
 

@@ -64,7 +64,7 @@ class Compositions(Columns):
 def alone(table: Table, layers: Layers, region: Region) -> Compositions:
     """Return the compositions of a single stage, which pass one micro-batch after the other."""
     types, copies = np.flatnonzero(table.units > 0), region.most
-    each, more = table.kept_bytes(copies)
+    per_parameter, more = table.kept_bytes(copies)
     total = layers.total
     parameters = (
         total * (layers.dense + layers.expert)
@@ -72,7 +72,7 @@ def alone(table: Table, layers: Layers, region: Region) -> Compositions:
         + layers.last_parameters
         - table.tied_parameters
     )
-    state = each * parameters + more * (layers.first_ends + layers.last_ends - table.tied_parameters)
+    state = per_parameter * parameters + more * (layers.first_ends + layers.last_ends - table.tied_parameters)
     room = table.rooms(staged=False) - state - layers.first_bytes - layers.last_bytes
     seconds = total * layers.alone_seconds + layers.first_seconds + layers.last_seconds + 2.0 * table.each
     again = least_repeated(layers.least, region.modes, total, room, table.beside(last=True))
@@ -98,21 +98,21 @@ def alone(table: Table, layers: Layers, region: Region) -> Compositions:
 
 
 def columns(
-    table: Table, layers: Layers, found: Capacity, counts: Ints, region: Region, *, few: bool, ordered: bool = True
+    table: Table, layers: Layers, capacity: Capacity, counts: Ints, region: Region, *, few: bool, ordered: bool = True
 ) -> Compositions:
     """Return what bounds the time of each composition `counts` [N, G] of two stages or more; without those that
     cannot hold the model. `ordered` looks at each order of the types, which takes longer."""
     arranged = every_order(counts) if ordered and few_orders(counts) else any_order(counts)
-    rows, high = _least_places(found, arranged, layers.total - 1e-6)
+    rows, high = _least_places(capacity, arranged, layers.total - 1e-6)
     # The capacity suffices at entry `high` and not at the one before, so that one bounds the bottleneck.
     shape = (-1, len(counts))
-    places = np.full(len(arranged.counts), len(found.seconds))
+    places = np.full(len(arranged.counts), len(capacity.seconds))
     places[rows] = high
-    possible = np.flatnonzero(places.reshape(shape).min(axis=0) < len(found.seconds))
+    possible = np.flatnonzero(places.reshape(shape).min(axis=0) < len(capacity.seconds))
     counts, places = picked(counts, possible), places.reshape(shape)[:, possible]
     arranged = arranged.take((np.arange(len(places))[:, None] * shape[1] + possible).ravel())
     least_place = places.min(axis=0)
-    least = found.seconds[np.maximum(least_place - 1, 0)]
+    least = capacity.seconds[np.maximum(least_place - 1, 0)]
     needs = travel(table, layers, region)
     always, parted = after(table, layers, counts, region), parted_seconds(table, layers, region)
     # At levels of the bottleneck: its least on a level counts with the least work and tail up to the next level.
@@ -120,18 +120,18 @@ def columns(
     crossing = _crossing_seconds(table, region)
     beyond = max(crossing - float(table.far.max()), 0.0)  # what the work does not count as a message between types
     begin = np.maximum(least * levels[:, None], crossing)
-    end = np.searchsorted(found.seconds, least * np.append(LEVELS, np.inf)[:, None])
-    end = np.clip(end, least_place, len(found.seconds) - 1)
+    end = np.searchsorted(capacity.seconds, least * np.append(LEVELS, np.inf)[:, None])
+    end = np.clip(end, least_place, len(capacity.seconds) - 1)
     # An order that holds too little within a level is no way to do it there.
     order, level, row = np.nonzero(places[:, None, :] <= end)
     each, place, tau = arranged.take(order * len(counts) + row), end[level, row], begin[level, row]
-    held = held_of(found, each, place)
-    each_work = least_work(table, layers, found, each, place) + 2.0 * region.crossings * beyond
+    held = held_of(capacity, each, place)
+    each_work = least_work(table, layers, capacity, each, place) + 2.0 * region.crossings * beyond
     hidden = np.minimum(np.maximum(each.stages * tau - each_work, 0.0), 0.5 * (each.stages - 1) * tau)
     if each.known:
-        hidden = np.minimum(hidden, most_hidden(table, layers, found, each, place, held, tau, region.modes))
-    tail = least_tail(needs, each, held, found.seconds[place], layers)
-    alone_late = np.where(each.counts > 0, parted, np.inf).min(axis=1) - (each.stages - 1) * found.seconds[place]
+        hidden = np.minimum(hidden, most_hidden(table, layers, capacity, each, place, held, tau, region.modes))
+    tail = least_tail(needs, each, held, capacity.seconds[place], layers)
+    alone_late = np.where(each.counts > 0, parted, np.inf).min(axis=1) - (each.stages - 1) * capacity.seconds[place]
     tail = np.maximum(tail, alone_late) + _least_tied(table, each)
     work, first, later = (np.full(begin.shape, np.inf) for _ in range(3))
     for kept, values in ((work, each_work), (first, each_work - hidden), (later, tail)):
@@ -150,29 +150,29 @@ def columns(
     )
 
 
-def _least_places(found: Capacity, arranged: Arrangement, needed: float) -> tuple[Ints, Ints]:
+def _least_places(capacity: Capacity, arranged: Arrangement, needed: float) -> tuple[Ints, Ints]:
     """Return the rows of the compositions that can hold `needed` layers, and the first time at which they can."""
-    last = np.full(len(arranged.counts), len(found.seconds) - 1)
-    rows = np.flatnonzero(_layers(found, arranged, last) >= needed)
+    last = np.full(len(arranged.counts), len(capacity.seconds) - 1)
+    rows = np.flatnonzero(_layers(capacity, arranged, last) >= needed)
     arranged, last = arranged.take(rows), last[rows]
-    return rows, least_enough(0 * last, last, lambda place: _layers(found, arranged, place) >= needed)
+    return rows, least_enough(0 * last, last, lambda place: _layers(capacity, arranged, place) >= needed)
 
 
-def _layers(found: Capacity, arranged: Arrangement, place: Ints) -> Floats:
+def _layers(capacity: Capacity, arranged: Arrangement, place: Ints) -> Floats:
     if arranged.known:
-        return np.asarray(held_of(found, arranged, place).sum(axis=1))
-    return layers_held(found, arranged.counts, place)
+        return np.asarray(held_of(capacity, arranged, place).sum(axis=1))
+    return layers_held(capacity, arranged.counts, place)
 
 
 def after(table: Table, layers: Layers, counts: Ints, region: Region) -> Floats:
     """Return the seconds after the pipeline that no split avoids, [N]: the optimizer step, a tied embedding, and what
     the framework does. A weight of a layer may take longer than one of the ends."""
-    each = (layers.dense + layers.expert).min()
+    per_layer = (layers.dense + layers.expert).min()
     end = np.maximum(table.updates(region.most), 1e-300)
-    updates = end + layers.orthogonal / region.most / each
+    updates = end + layers.orthogonal / region.most / per_layer
     speed = weighed(counts, 1.0 / updates)
     ends = layers.first_parameters + layers.last_parameters - table.tied_parameters * (counts.sum(axis=1) == 1)[:, None]
-    parameters = layers.total * each + ends.min(axis=1) * (end / updates).min()
+    parameters = layers.total * per_layer + ends.min(axis=1) * (end / updates).min()
     once = np.where(counts > 0, table.norm_seconds(counts.sum(axis=1) * region.fewest), 0.0).max(axis=1)
     least = parameters / speed + once + least_tied(table, counts) + agreement_delay(table, region)
     return np.asarray(least)
@@ -205,28 +205,28 @@ def _least_tied(table: Table, arranged: Arrangement) -> Floats:
     return np.asarray(np.where(arranged.begins | arranged.ends, seconds, 0.0).max(axis=1))
 
 
-def micro_batches(found: Compositions, seconds: float | Floats) -> Ints:
+def micro_batches(compositions: Compositions, seconds: float | Floats) -> Ints:
     """(P1) Return the most micro-batches that a replica of each composition finishes within `seconds` (or [N]), [N]."""
-    t = np.asarray(seconds)[..., None] - found.after
-    tau, work, stages = found.bottleneck, found.work, found.stages[:, None].astype(np.float64)
-    many = np.minimum(1.0 + (t - found.first) / tau, t / tau)
+    t = np.asarray(seconds)[..., None] - compositions.after
+    tau, work, stages = compositions.bottleneck, compositions.work, compositions.stages[:, None].astype(np.float64)
+    many = np.minimum(1.0 + (t - compositions.first) / tau, t / tau)
     many = np.minimum(many, 1.0 + stages * (t / work - 1.0))
-    few = np.minimum(1.0 + (t - work) / ((1.0 - found.share)[:, None] * tau), t / tau)
+    few = np.minimum(1.0 + (t - work) / ((1.0 - compositions.share)[:, None] * tau), t / tau)
     count = np.where(many >= stages + 1.0, many, np.minimum(few, stages))
     count = np.where(t >= work, count, 0.0)
-    single = found.stages == 1
+    single = compositions.stages == 1
     best = count.max(axis=1)
     best = np.where(single, (t / tau)[:, 0], best)
-    best = np.floor(np.minimum(np.maximum(best, 0.0), found.most) + 1e-9)
-    return np.asarray(np.where(best >= found.fewest, best, 0.0), dtype=np.int64)
+    best = np.floor(np.minimum(np.maximum(best, 0.0), compositions.most) + 1e-9)
+    return np.asarray(np.where(best >= compositions.fewest, best, 0.0), dtype=np.int64)
 
 
-def least_seconds(found: Compositions, wanted: Floats, low: float, high: float) -> Floats:
+def least_seconds(compositions: Compositions, wanted: Floats, low: float, high: float) -> Floats:
     """Return the seconds in which each composition may finish `wanted` [N] micro-batches, infinite beyond `high`."""
     least, most = np.full(len(wanted), low), np.full(len(wanted), high)
-    possible = micro_batches(found, most) >= wanted
+    possible = micro_batches(compositions, most) >= wanted
     for _ in range(STEPS if possible.any() else 0):
         middle = 0.5 * (least + most)
-        enough = micro_batches(found, middle) >= wanted
+        enough = micro_batches(compositions, middle) >= wanted
         least, most = np.where(enough, least, middle), np.where(enough, middle, most)
     return coarse(np.where(possible, most, np.inf))

@@ -18,16 +18,18 @@ CLOSE = 1e-6
 UNKNOWN = 1e6  # seconds of a message of which no more is known
 
 
-def held_of(found: Capacity, arranged: Arrangement, place: Ints) -> Floats:
+def held_of(capacity: Capacity, arranged: Arrangement, place: Ints) -> Floats:
     """Return the most layers that the stages of each type hold within the time at `place`, [N, G]: where the order is
     not known, with what is more in the first stage or the last."""
     counts, stages = arranged.counts, arranged.stages
     kinds = np.arange(counts.shape[1])[None, :]
     at, deep = place[:, None], stages[:, None]
     flight = deep - arranged.start if arranged.known else counts
-    held = found.summed[kinds, at, flight] - found.summed[kinds, at, flight - counts]
-    with_first = found.first[kinds, at, deep - 1] - found.inner[kinds, at, deep - 1 if arranged.known else counts - 1]
-    with_last = found.last[kinds, at] - found.inner[kinds, at, 0]
+    held = capacity.summed[kinds, at, flight] - capacity.summed[kinds, at, flight - counts]
+    with_first = (
+        capacity.first[kinds, at, deep - 1] - capacity.inner[kinds, at, deep - 1 if arranged.known else counts - 1]
+    )
+    with_last = capacity.last[kinds, at] - capacity.inner[kinds, at, 0]
     if arranged.known:
         held = held + np.where(arranged.begins, with_first, 0.0) + np.where(arranged.ends, with_last, 0.0)
     else:
@@ -35,19 +37,19 @@ def held_of(found: Capacity, arranged: Arrangement, place: Ints) -> Floats:
     return np.where(counts > 0, held, 0.0)
 
 
-def layers_held(found: Capacity, counts: Ints, place: Ints) -> Floats:
+def layers_held(capacity: Capacity, counts: Ints, place: Ints) -> Floats:
     """Return the most layers that compositions hold within the time at `place`, in whatever order of stages."""
     stages = counts.sum(axis=1)
     kinds, at, there = np.arange(counts.shape[1])[None, :], place[:, None], counts > 0
-    held = np.where(there, found.summed[kinds, at, counts], 0.0).sum(axis=1)
-    first = found.first[kinds, at, stages[:, None] - 1] - found.inner[kinds, at, counts - 1]
-    last = found.last[kinds, at] - found.inner[kinds, at, 0]
+    held = np.where(there, capacity.summed[kinds, at, counts], 0.0).sum(axis=1)
+    first = capacity.first[kinds, at, stages[:, None] - 1] - capacity.inner[kinds, at, counts - 1]
+    last = capacity.last[kinds, at] - capacity.inner[kinds, at, 0]
     for more in (first, last):
         held = held + np.where(there, more, -np.inf).max(axis=1)
     return np.asarray(held)
 
 
-def least_work(table: Table, layers: Layers, found: Capacity, arranged: Arrangement, place: Ints) -> Floats:
+def least_work(table: Table, layers: Layers, capacity: Capacity, arranged: Arrangement, place: Ints) -> Floats:
     """Return the least seconds of work of one micro-batch over all stages: a layer on each, the others on the fastest
     type as far as the bottleneck lets them, without recomputation as far as memory does."""
     counts, stages = arranged.counts, arranged.stages
@@ -61,13 +63,13 @@ def least_work(table: Table, layers: Layers, found: Capacity, arranged: Arrangem
     for segment in np.argsort(coarse(slopes), kind="stable"):
         kind = int(segment) % types
         count, end = counts[:, kind], flight[:, kind]
-        free = found.free[kind, place, end] - found.free[kind, place, end - count]
+        free = capacity.free[kind, place, end] - capacity.free[kind, place, end - count]
         room = free - one[:, kind]
         if segment >= types:
-            room = found.summed[kind, place, end] - found.summed[kind, place, end - count] - free
+            room = capacity.summed[kind, place, end] - capacity.summed[kind, place, end - count] - free
         else:
-            at_first = found.first[kind, place, stages - 1] - found.inner[kind, place, stages - 1]
-            at_last = found.last[kind, place] - found.inner[kind, place, 0]
+            at_first = capacity.first[kind, place, stages - 1] - capacity.inner[kind, place, stages - 1]
+            at_last = capacity.last[kind, place] - capacity.inner[kind, place, 0]
             for more in (at_first, at_last):
                 room = room + np.where((count > 0) & (more < -IMPOSSIBLE / 2), np.maximum(more, 0.0), 0.0)
         taken = np.minimum(left, np.maximum(room, 0.0))
@@ -106,7 +108,7 @@ def forward_share(table: Table, layers: Layers, counts: Ints) -> Floats:
 def most_hidden(
     table: Table,
     layers: Layers,
-    found: Capacity,
+    capacity: Capacity,
     arranged: Arrangement,
     place: Ints,
     held: Floats,
@@ -122,11 +124,11 @@ def most_hidden(
     counts, start = arranged.counts, arranged.start
     kinds, there, deep = np.arange(counts.shape[1])[None, :], counts > 0, arranged.stages[:, None]
     at = place[:, None]
-    largest = found.inner[kinds, at, np.where(there, deep - start - counts, 0)]
-    largest = np.maximum(largest, np.where(arranged.begins, found.first[kinds, at, deep - 1], 0.0))
-    largest = np.maximum(largest, np.where(arranged.ends, found.last[kinds, at], 0.0))
+    largest = capacity.inner[kinds, at, np.where(there, deep - start - counts, 0)]
+    largest = np.maximum(largest, np.where(arranged.begins, capacity.first[kinds, at, deep - 1], 0.0))
+    largest = np.maximum(largest, np.where(arranged.ends, capacity.last[kinds, at], 0.0))
     spare = np.maximum(held.sum(axis=1) - layers.total, 0.0)
-    slow = there & _slow_enough(table, layers, found, arranged, at, largest, bottleneck, modes)
+    slow = there & _slow_enough(table, layers, capacity, arranged, at, largest, bottleneck, modes)
     busy = held * layers.seconds + counts * (2.0 * table.each)
     most = np.full(len(counts), -np.inf)
     for kind in range(counts.shape[1]):
@@ -145,7 +147,7 @@ def most_hidden(
 def _slow_enough(
     table: Table,
     layers: Layers,
-    found: Capacity,
+    capacity: Capacity,
     arranged: Arrangement,
     at: Ints,
     largest: Floats,
@@ -157,8 +159,8 @@ def _slow_enough(
         return np.ones(largest.shape, dtype=bool)
     kinds, flight = np.arange(largest.shape[1])[None, :], arranged.stages[:, None] - arranged.start
     low = flight - arranged.counts
-    summed = found.summed[kinds, at, flight] - found.summed[kinds, at, low]
-    free = found.free[kinds, at, flight] - found.free[kinds, at, low]
+    summed = capacity.summed[kinds, at, flight] - capacity.summed[kinds, at, low]
+    free = capacity.free[kinds, at, flight] - capacity.free[kinds, at, low]
     ends = arranged.begins * layers.first_seconds + arranged.ends * layers.last_seconds
     moves = 2.0 * (table.each + table.longest_move)
     longest = largest * layers.seconds * layers.spread + ends * layers.spread + moves

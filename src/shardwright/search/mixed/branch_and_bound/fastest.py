@@ -25,6 +25,7 @@ from shardwright.search.mixed.branch_and_bound.run import (
     Effort,
     Incumbents,
     MixedProblem,
+    MixedResult,
     Run,
     attempted,
     has_few_units,
@@ -54,17 +55,6 @@ FINEST = 0.003  # least gap that this aims at
 LEAST_GAP = 2.5e-5  # below which a plan counts as the best
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundByTime:
-    """The best plans found, best first, with their seconds; the certificate; what was looked at."""
-
-    plans: tuple[tuple[float, Plan], ...]
-    lower_bound_seconds: float
-    candidates: int
-    costed: int
-    deepest: int
-
-
 @dataclass(frozen=True, slots=True)
 class _Part:
     """A region of an instance: `counts` are its compositions (None: all), `columns` those that prove its own bound
@@ -85,13 +75,13 @@ class _Part:
     whole: Bounded | None = None
 
 
-def search(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bool]) -> FoundByTime:
+def search(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bool]) -> MixedResult:
     """Return the best plans that are `allowed`, and the least time that no plan of the space can beat; `incumbent` are
     the seconds to beat."""
     problem = replace(problem, gap=max(problem.gap, LEAST_GAP))
     found = instances(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)
-    longest = min(incumbent, HOPELESS * max((each.quick for each in found), default=np.inf))
-    drafters = [drafter(each) for each in found]
+    longest = min(incumbent, HOPELESS * max((instance.quick for instance in found), default=np.inf))
+    drafters = [drafter(instance) for instance in found]
     run = Run(problem, Incumbents(problem.contexts, problem.cluster, problem.known, allowed, longest), drafters)
     for by, region in scouted(run, drafters, whole_setting):
         equal_replicas(by, region, run.incumbent, run.incumbents.offer)
@@ -108,12 +98,12 @@ def search(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bo
             _begin(run, by, whole)
             equal_replicas(by, whole.columns.region, run.incumbent, run.incumbents.offer)
         each_type_alone(run, drafters)
-    return FoundByTime(
+    return MixedResult(
         plans=tuple(sorted(run.incumbents.best.values(), key=lambda item: item[0])),
-        lower_bound_seconds=bound,
+        bound=bound,
         candidates=run.candidates,
         costed=run.incumbents.costed,
-        deepest=max((each.depth for each in found), default=0),
+        deepest=max((instance.depth for instance in found), default=0),
     )
 
 
@@ -234,7 +224,7 @@ def _excluded(run: Run, part: _Part, seconds: float) -> bool:
     return isinstance(found, Infeasible)
 
 
-def search_degrees(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bool]) -> FoundByTime:
+def search_degrees(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bool]) -> MixedResult:
     """Return what `search` finds in the settings of equal and of unequal degrees, and the bound of both."""
     found = search(_part(problem, symmetric=True), incumbent, allowed)
     rest = _part(problem, symmetric=False)
@@ -260,12 +250,12 @@ def _part(problem: MixedProblem, *, symmetric: bool) -> MixedProblem:
     )
 
 
-def _joined(one: FoundByTime, other: FoundByTime) -> FoundByTime:
-    plans = {(plan.replicas, plan.micro_batch): (seconds, plan) for seconds, plan in (*other.plans, *one.plans)}
-    return FoundByTime(
+def _joined(first: MixedResult, other: MixedResult) -> MixedResult:
+    plans = {(plan.replicas, plan.micro_batch): (seconds, plan) for seconds, plan in (*other.plans, *first.plans)}
+    return MixedResult(
         plans=tuple(sorted(plans.values(), key=lambda item: item[0])),
-        lower_bound_seconds=min(one.lower_bound_seconds, other.lower_bound_seconds),
-        candidates=one.candidates + other.candidates,
-        costed=one.costed + other.costed,
-        deepest=max(one.deepest, other.deepest),
+        bound=min(first.bound, other.bound),
+        candidates=first.candidates + other.candidates,
+        costed=first.costed + other.costed,
+        deepest=max(first.deepest, other.deepest),
     )

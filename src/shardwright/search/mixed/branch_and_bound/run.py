@@ -46,6 +46,18 @@ class MixedProblem:
     enough: float = np.inf
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedResult:
+    """The best plans, best first, with their values, seconds or those of an objective; `bound`, what no plan of the
+    space beats; what was looked at."""
+
+    plans: tuple[tuple[float, Plan], ...]
+    bound: float
+    candidates: int
+    costed: int
+    deepest: int
+
+
 @dataclass(slots=True)
 class Run:
     """How far a search has got: the best plans, what was counted, the gaps of the regions looked at in turn, and

@@ -34,18 +34,18 @@ def scouted(
     for place, by in enumerate(drafters):
         if stopped():
             break
-        each = by.instance
+        instance = by.instance
         counts: Ints | None = None
-        for region in regions(each, run.problem.space):
+        for region in regions(instance, run.problem.space):
             kind = (region.fewest, region.used)
             high = min(run.incumbent, LESS_GOOD * least.get(kind, np.inf))
-            if each.quickest(region) >= min(high, run.target):
+            if instance.quickest(region) >= min(high, run.target):
                 continue
-            counts = _sampled(run, each) if counts is None else counts
-            allowed = picked(counts, usable(each.table, counts, region))
-            columns = ColumnPool(each, region, allowed, run.incumbent, ordered=False)
-            if columns.limit(high) >= each.total:
-                seconds, _ = shortest(columns.limit, each.total, each.quick, high)
+            counts = _sampled(run, instance) if counts is None else counts
+            allowed = picked(counts, usable(instance.table, counts, region))
+            columns = ColumnPool(instance, region, allowed, run.incumbent, ordered=False)
+            if columns.limit(high) >= instance.total:
+                seconds, _ = shortest(columns.limit, instance.total, instance.quick, high)
                 least[kind] = min(seconds, least.get(kind, np.inf))
                 seen.append((seconds, place, region, columns))
     best: Counter[tuple[int, tuple[int, ...]]] = Counter()

@@ -105,7 +105,7 @@ def _least_of(node: TreeNode[Start], space: Space, cutoff: float, seconds: float
     return dollars
 
 
-def _listed(instance: Instance, region: Region, found: Compositions, counts: Ints) -> Compositions:
+def _listed(instance: Instance, region: Region, compositions: Compositions, counts: Ints) -> Compositions:
     """Return columns with those of more compositions: with as many micro-batches as stages or more, and with fewer."""
     table, layers = instance.table, instance.layers
     more = [
@@ -113,19 +113,24 @@ def _listed(instance: Instance, region: Region, found: Compositions, counts: Int
         for few in (False, True)
         if len(counts)
     ]
-    return Compositions.concatenated([found, *more])
+    return Compositions.concatenated([compositions, *more])
 
 
-def steady_micro_batches(found: Compositions, seconds: float, total: int) -> Floats:
+def steady_micro_batches(compositions: Compositions, seconds: float, total: int) -> Floats:
     """Return `seconds` times the most micro-batches a second that a replica of each composition does in this time or
     less, [N]: as many at a time as it can finish, and no more than `total`."""
-    tau, work, later, t = found.bottleneck, found.work, found.after, seconds - found.after
-    stages, most = found.stages[:, None].astype(np.float64), np.minimum(found.most, total)[:, None].astype(np.float64)
-    beside = (1.0 - found.share)[:, None] * tau
+    tau, work, later, t = compositions.bottleneck, compositions.work, compositions.after, seconds - compositions.after
+    stages, most = (
+        compositions.stages[:, None].astype(np.float64),
+        np.minimum(compositions.most, total)[:, None].astype(np.float64),
+    )
+    beside = (1.0 - compositions.share)[:, None] * tau
     with np.errstate(invalid="ignore"):
-        many = np.minimum(np.minimum(1.0 + (t - found.first) / tau, t / tau), 1.0 + stages * (t / work - 1.0))
+        many = np.minimum(np.minimum(1.0 + (t - compositions.first) / tau, t / tau), 1.0 + stages * (t / work - 1.0))
         many = np.floor(np.minimum(many, most) + CLOSE)
-        end = np.maximum(found.first + (many - 1.0) * tau, np.maximum(many * tau, work * (1.0 + (many - 1.0) / stages)))
+        end = np.maximum(
+            compositions.first + (many - 1.0) * tau, np.maximum(many * tau, work * (1.0 + (many - 1.0) / stages))
+        )
         few = np.floor(np.minimum(np.minimum(1.0 + (t - work) / beside, t / tau), np.minimum(stages, most)) + CLOSE)
         few_end = np.maximum(work + (few - 1.0) * beside, few * tau)
         rates = [
@@ -167,7 +172,7 @@ def groups(instance: Instance, space: Space, units: Ints, longest: Floats, share
 def screened(group: UnitGroup, units: Ints, longest: Floats) -> Bools:
     """(P10) Return which rows of a group may finish an iteration in time. `units` [K, G] and `longest` [K] are those of
     all rows."""
-    found = [_screened(each, units[group.rows], longest[group.rows]) for each in group.pools]
+    found = [_screened(pool, units[group.rows], longest[group.rows]) for pool in group.pools]
     return np.asarray(np.any(found, axis=0))
 
 

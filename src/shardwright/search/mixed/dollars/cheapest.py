@@ -21,7 +21,7 @@ from shardwright.arrays import Ints
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.instance import instances
-from shardwright.search.mixed.branch_and_bound.run import NO_PROOF, MixedProblem, spent_of
+from shardwright.search.mixed.branch_and_bound.run import NO_PROOF, MixedProblem, MixedResult, spent_of
 from shardwright.search.mixed.branch_and_bound.tree import (
     Branched,
     Pruned,
@@ -53,17 +53,6 @@ MOST_REGIONS = 24  # looked at for one setting on the same machines
 Part = tuple[Region, Ints]  # with the compositions that it may have
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundByMoney:
-    """The plans found, best first, with their values; what no plan of the space beats; what was looked at."""
-
-    plans: tuple[tuple[float, Plan], ...]
-    bound: float
-    candidates: int
-    costed: int
-    deepest: int
-
-
 @dataclass(frozen=True, slots=True)
 class _Part:
     """One box with the columns of its settings, by their place. `bounded` says whether it has a bound of its own."""
@@ -80,36 +69,40 @@ def search(
     allowed: Callable[[Plan], bool],
     costed: Callable[[Plan], Plan],
     value: Callable[[Plan], float | None],
-) -> FoundByMoney:
+) -> MixedResult:
     """Return the best plans that are `allowed`, and the least value that no plan of the space beats; `incumbent` is the
     value to beat. `costed` returns a plan with its prediction, `value` the value of such a plan, None where it does not
     keep the limits."""
     found = instances(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)
-    per_machine = np.array([each.table.units // bill.machines for each in found]).reshape(-1, len(bill.machines))
-    run = Ledger(problem, bill, allowed, costed, value, incumbent, [drafter(each) for each in found], per_machine)
+    per_machine = np.array([instance.table.units // bill.machines for instance in found]).reshape(
+        -1, len(bill.machines)
+    )
+    run = Ledger(
+        problem, bill, allowed, costed, value, incumbent, [drafter(instance) for instance in found], per_machine
+    )
     bound = _least_value(run, all_boxes(bill)) if found else np.inf
-    return FoundByMoney(
+    return MixedResult(
         plans=tuple(sorted(run.best.values(), key=lambda item: item[0])),
         bound=min(bound, run.cutoff),
         candidates=run.candidates,
         costed=run.costed,
-        deepest=max((each.depth for each in found), default=0),
+        deepest=max((instance.depth for instance in found), default=0),
     )
 
 
-def _least_value(run: Ledger, found: Boxes) -> float:
+def _least_value(run: Ledger, boxes: Boxes) -> float:
     """Make plans. Return the value that no plan beats: with each number of machines looked at where there are not too
     many of them."""
-    each_number = bool((found.low == found.high).all())
+    each_number = bool((boxes.low == boxes.high).all())
     if not each_number or not np.isfinite(run.incumbent):
-        _guess(run, found)
+        _guess(run, boxes)
     if not np.isfinite(run.incumbent):
-        values = found.slope * quick_seconds(run, found.high).min(axis=0)
+        values = boxes.slope * quick_seconds(run, boxes.high).min(axis=0)
         run.incumbent = VERY_LONG * float(values[np.isfinite(values)].max(initial=0.0))
     if each_number:
-        return _searched(run, _left(run, found))
+        return _searched(run, _left(run, boxes))
     if run.bill.job.objective == "cost":
-        return _in_money(run, found)
+        return _in_money(run, boxes)
     return by_time(run, run.problem, run.incumbent)
 
 
@@ -137,10 +130,10 @@ def _guess(run: Ledger, found: Boxes) -> None:
         wanted = float(np.sqrt(low * run.incumbent))
 
 
-def _made(run: Ledger, found: Boxes, row: int, places: Ints) -> None:
+def _made(run: Ledger, boxes: Boxes, row: int, places: Ints) -> None:
     """Make fast plans on the machines of a box and keep them."""
     drafters = ((run.drafters[place].instance, run.per_machine[place]) for place in places.tolist())
-    chosen = [each.on_units(found.high[row] * per_machine) for each, per_machine in drafters]
+    chosen = [each.on_units(boxes.high[row] * per_machine) for each, per_machine in drafters]
     chosen = [each for each in chosen if roots(each, run.problem.space)]
     problem = replace(
         run.problem,
@@ -149,27 +142,29 @@ def _made(run: Ledger, found: Boxes, row: int, places: Ints) -> None:
         effort=NO_PROOF,
     )
     quick = min((each.quick for each in chosen), default=0.0)
-    longest = min(run.incumbent / float(found.slope[row]), float(found.longest[row]), VERY_LONG * quick)
+    longest = min(run.incumbent / float(boxes.slope[row]), float(boxes.longest[row]), VERY_LONG * quick)
     by_time(run, problem, longest)
 
 
-def _left(run: Ledger, found: Boxes) -> list[tuple[float, _Part]]:
+def _left(run: Ledger, boxes: Boxes) -> list[tuple[float, _Part]]:
     """Return the boxes that may hold a better plan, with the programs of the settings that may have it."""
-    pools: list[dict[int, tuple[ColumnPool, ...]]] = [{} for _ in range(len(found))]
-    longest, quick = run.seconds(found), quick_seconds(run, found.high)
+    pools: list[dict[int, tuple[ColumnPool, ...]]] = [{} for _ in range(len(boxes))]
+    longest, quick = run.seconds(boxes), quick_seconds(run, boxes.high)
     for place, by in enumerate(run.drafters):
-        suited = ((found.high == 0) | (run.per_machine[place] > 0)).all(axis=1)
+        suited = ((boxes.high == 0) | (run.per_machine[place] > 0)).all(axis=1)
         rows = np.flatnonzero(suited & (quick[place] < longest))
         if not len(rows):
             continue
-        units = found.high[rows] * run.per_machine[place]
+        units = boxes.high[rows] * run.per_machine[place]
         for group in groups(by.instance, run.problem.space, units, longest[rows], share(run, place)):
-            run.candidates += sum(len(each.unlisted) + len(each.listed.counts) for each in group.pools)
+            run.candidates += sum(len(pool.unlisted) + len(pool.listed.counts) for pool in group.pools)
             for row in rows[group.rows[screened(group, units, longest[rows])]].tolist():
                 pools[row][place] = group.pools
-    bounds = coarse(np.where([bool(own) for own in pools], found.slope * quick.min(axis=0), np.inf))
+    bounds = coarse(
+        np.where([bool(pools_of_setting) for pools_of_setting in pools], boxes.slope * quick.min(axis=0), np.inf)
+    )
     return [
-        (float(bounds[row]), _Part(found.take(np.array([row])), pools[row]))
+        (float(bounds[row]), _Part(boxes.take(np.array([row])), pools[row]))
         for row in np.flatnonzero(np.isfinite(bounds)).tolist()
     ]
 
@@ -214,13 +209,13 @@ def _bounded(run: Ledger, node: TreeNode[_Part]) -> Step[_Part]:
     return Rebounded(bound, _Part(box, pools, bounded=True))
 
 
-def _in_money(run: Ledger, found: Boxes) -> float:
+def _in_money(run: Ledger, boxes: Boxes) -> float:
     """Return the dollars that no plan costs less than and keeps the limits, by parts of machines."""
     starts = []
     for by, per_machine in zip(run.drafters, run.per_machine, strict=True):
         per_unit = run.bill.dollars / np.maximum(per_machine, 1)
         starts += [Start(by.instance, region, per_unit) for region in roots(by.instance, run.problem.space)]
-    longest = min(float(found.longest.max()), run.cutoff / float(run.bill.dollars.min()))
+    longest = min(float(boxes.longest.max()), run.cutoff / float(run.bill.dollars.min()))
     return least_dollars(starts, run.problem.space, run.cutoff, longest, MONEY * run.problem.effort.regions)
 
 

@@ -43,18 +43,18 @@ class Ledger:
         """What a plan must beat to be better by more than the gap."""
         return self.incumbent / (1.0 + self.problem.gap)
 
-    def seconds(self, found: Boxes) -> Floats:
+    def seconds(self, boxes: Boxes) -> Floats:
         """Return within how many seconds a plan in each box is better by more than the gap and keeps the limits."""
-        return np.asarray(np.minimum(self.cutoff / found.slope, found.longest))
+        return np.asarray(np.minimum(self.cutoff / boxes.slope, boxes.longest))
 
 
 def quick_seconds(run: Ledger, machines: Ints) -> Floats:
     """Return seconds that no plan of a setting on so many machines [K, G] beats, [S, K]."""
     found = [by.instance for by in run.drafters]
-    speeds = np.array([each.speeds / np.maximum(each.table.units, 1) for each in found])
-    work = np.array([each.total * each.layers.total for each in found])
+    speeds = np.array([instance.speeds / np.maximum(instance.table.units, 1) for instance in found])
+    work = np.array([instance.total * instance.layers.total for instance in found])
     with np.errstate(divide="ignore"):
-        pace = [weighed(machines, each) for each in run.per_machine * speeds]
+        pace = [weighed(machines, rates) for rates in run.per_machine * speeds]
         return coarse(work[:, None] / np.array(pace).reshape(len(work), len(machines)))
 
 
@@ -80,7 +80,7 @@ def by_time(run: Ledger, problem: MixedProblem, longest: float) -> float:
     run.costed += result.costed
     for _, plan in result.plans[:KEPT]:
         keep(run, plan)
-    return result.lower_bound_seconds
+    return result.bound
 
 
 def offer(run: Ledger, draft: Draft, longest: float) -> float:

@@ -153,18 +153,18 @@ class Workshop:
         return shares([number for _, number, _ in chosen], [size for _, _, size in chosen], total, seconds)
 
 
-def seconds_together(table: Table, replicas: Replicas, found: Sequence[SplitTimes]) -> tuple[float, list[float]]:
-    """Return the seconds of an iteration of replicas with the stages `found`, and of them what each replica takes after
+def seconds_together(table: Table, replicas: Replicas, times: Sequence[SplitTimes]) -> tuple[float, list[float]]:
+    """Return the seconds of an iteration of replicas with the stages `times`, and of them what each replica takes after
     its pipeline, under the better rank order: the copies of a stage next to each other, or the stages of a copy."""
     copies = sum(count for _, count, _ in replicas)
     update, norm = 0.0, 0.0
-    for (line, _, _), each in zip(replicas, found, strict=True):
+    for (line, _, _), split in zip(replicas, times, strict=True):
         kinds = np.array(line.kinds)
-        update = max(update, float(update_seconds(table, kinds, each, copies)[0].max()))
+        update = max(update, float(update_seconds(table, kinds, split, copies)[0].max()))
         norm = max(norm, float(table.norm_seconds(len(kinds) * copies)[0, kinds].max()))
     orders = (False, True) if copies > 1 else (False,)
-    after = [_after(table, replicas, found, copies, outermost) for outermost in orders]
-    busy = [max(line.seconds + late for (line, _, _), late in zip(replicas, each, strict=True)) for each in after]
+    after = [_after(table, replicas, times, copies, outermost) for outermost in orders]
+    busy = [max(line.seconds + late for (line, _, _), late in zip(replicas, later, strict=True)) for later in after]
     best = coarse(np.array(busy)).argmin()
     return coarse(busy[best] + update + norm), after[best]
 
@@ -181,12 +181,12 @@ def shares_unequally(table: Table, lines: Sequence[Line]) -> bool:
     return bool((shared & unequal & (table.copied_bytes[kinds] > 0.0)).any())
 
 
-def _after(table: Table, replicas: Replicas, found: Sequence[SplitTimes], copies: int, outermost: bool) -> list[float]:
+def _after(table: Table, replicas: Replicas, times: Sequence[SplitTimes], copies: int, outermost: bool) -> list[float]:
     """Return the seconds that each replica cannot hide in its pipeline."""
     after = []
-    once = _once(table, replicas, [each.parameters[0] for each in found], copies, outermost)
-    for (line, _, _), each, seconds in zip(replicas, found, once, strict=True):
-        reduce, gather = tails(table, each, seconds[None, :])
+    once = _once(table, replicas, [split.parameters[0] for split in times], copies, outermost)
+    for (line, _, _), split, seconds in zip(replicas, times, once, strict=True):
+        reduce, gather = tails(table, split, seconds[None, :])
         tied = float(table.tied_between(np.array(line.kinds), len(line.kinds), 1 if outermost else copies))
         after.append(float(reduce.max()) + float(gather.max()) + tied)
     return after

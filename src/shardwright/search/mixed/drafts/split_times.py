@@ -12,18 +12,7 @@ from shardwright.cost.network.collectives import Group, gather_seconds
 from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.pipeline.schedule import one_f_one_b
 from shardwright.cost.pipeline.simulate import simulate
-from shardwright.cost.stage.exact import (
-    Ranges,
-    fewest_layers,
-    in_host_bytes,
-    kept_bytes,
-    leanest_group,
-    left_over,
-    live_bytes,
-    of_stages,
-    repeated_seconds,
-)
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
+from shardwright.cost.stage.exact import fitting_recomputation, left_over, of_stages
 from shardwright.search.mixed.tables.columns import Table
 
 
@@ -77,7 +66,7 @@ def lone_stages(
     """Return stages of whatever pipelines, [R] each: on types `kinds`, with layers `begin` to `end` and `flight`
     micro-batches in flight; `staged` says that each has neighbours."""
     of, last = of_stages(kinds, begin, end, table.layers)
-    each = table.each[kinds]
+    per_pass = table.each[kinds]
     host = (end - begin) * (table.host[kinds] if staged else 0.0)
     forward = launched_seconds(of.total(table.forward), host)
     parameters = of.total(table.dense) + of.total(table.expert)
@@ -88,12 +77,13 @@ def lone_stages(
     room = table.rooms(staged=staged)[kinds] - state * parameters - more * ends
     in_host, end_in_host = (of_type[kinds] for of_type in table.host_bytes(copies))
     host_room = table.host_room[kinds] - in_host * parameters - end_in_host * ends
-    again, code, count = _repeated(table, of, last, flight, room, host_room, modes)
+    logits = np.where(last, table.logit_bytes[kinds], 0.0)
+    again, code, count = fitting_recomputation(table, of, logits, flight, room, host_room, modes, alone=table.alone)
     fits = np.isfinite(again)
     again = np.where(fits, again, 0.0)
-    backward = launched_seconds(of.total(table.backward) + again, BACKWARD_LAUNCHES * host) + each
+    backward = launched_seconds(of.total(table.backward) + again, BACKWARD_LAUNCHES * host) + per_pass
     return SplitTimes(
-        forward=forward + each,
+        forward=forward + per_pass,
         backward=backward,
         own_backward=backward - again,
         recompute=code,
@@ -104,83 +94,44 @@ def lone_stages(
     )
 
 
-def _repeated(
-    table: Table, of: Ranges, last: Bools, flight: Ints, room: Floats, host_room: Floats, modes: tuple[int, ...]
-) -> tuple[Floats, Ints, Ints]:
-    """Return the least seconds that stages run again to stay within their `room` on the GPU and in its host, infinite
-    where they cannot, and the mode and number of layers that do it."""
-    seconds, code, count = np.full(len(room), np.inf), np.full(len(room), modes[0]), np.zeros(len(room), dtype=np.int64)
-    for mode in (mode for mode in (NONE, SELECTIVE, BLOCK, UNIFORM) if mode in modes):
-        rows = np.flatnonzero(seconds > 0.0)
-        if not len(rows):
-            break
-        part = of.take(rows)
-        number, needed = _leanest(table, part, last[rows], flight[rows], room[rows], mode)
-        again = repeated_seconds(table.forward, table.core, part, mode, number)
-        in_host = in_host_bytes(table.offloaded, part, mode, number) * flight[rows] if table.offloaded.any() else 0.0
-        again = np.where((needed <= room[rows]) & (in_host <= host_room[rows]), again, np.inf)
-        better = again < seconds[rows]
-        chosen = rows[better]
-        seconds[chosen], code[chosen], count[chosen] = again[better], mode, number[better]
-    return seconds, code, count
-
-
-def _leanest(table: Table, of: Ranges, last: Bools, flight: Ints, room: Floats, mode: int) -> tuple[Ints, Floats]:
-    """Return the number of layers with which stages under a mode stay within their `room` in least time, and the bytes
-    that they need then."""
-    longest, logits = of.length, np.where(last, table.logit_bytes[of.row], 0.0)
-
-    def needed(number: Ints) -> Floats:
-        beside = np.maximum(live_bytes(table.live, table.group, of.row, mode, number, longest), logits)
-        return np.asarray(kept_bytes(table.kept, of, mode, number) * flight + beside)
-
-    if mode == BLOCK:
-        number, _ = fewest_layers(longest, lambda number: needed(number) <= room)
-    elif mode == UNIFORM:
-        return leanest_group(longest[:, None], table.alone, needed)
-    else:
-        number = np.zeros_like(longest)
-    return number, needed(number)
-
-
-def pipeline_seconds(found: SplitTimes, moves: Floats, micro_batches: int) -> Floats:
+def pipeline_seconds(times: SplitTimes, moves: Floats, micro_batches: int) -> Floats:
     """Return the exact seconds of all micro-batches through each split, [N]; messages, [P - 1] or [N, P - 1],
     block their senders."""
-    depth = found.forward.shape[1]
+    depth = times.forward.shape[1]
     if depth == 1:
-        return np.asarray(micro_batches * (found.forward + found.backward)[:, 0])
+        return np.asarray(micro_batches * (times.forward + times.backward)[:, 0])
     order = one_f_one_b(depth, micro_batches)
-    waits = np.broadcast_to(moves, (len(found.forward), depth - 1))
-    return simulate(order, found.forward, found.backward, waits, blocking=True).makespan_seconds
+    waits = np.broadcast_to(moves, (len(times.forward), depth - 1))
+    return simulate(order, times.forward, times.backward, waits, blocking=True).makespan_seconds
 
 
-def update_seconds(table: Table, kinds: Ints, found: SplitTimes, copies: int) -> Floats:
+def update_seconds(table: Table, kinds: Ints, times: SplitTimes, copies: int) -> Floats:
     """Return the seconds of the optimizer step of each stage, [N, P]."""
-    return np.asarray(found.parameters * table.updates(copies)[kinds] + found.orthogonal / copies)
+    return np.asarray(times.parameters * table.updates(copies)[kinds] + times.orthogonal / copies)
 
 
-def after_seconds(table: Table, kinds: Ints, found: SplitTimes, copies: int, slowest: int | None) -> Floats:
+def after_seconds(table: Table, kinds: Ints, times: SplitTimes, copies: int, slowest: int | None) -> Floats:
     """Return an estimate of what gradients, weights and the optimizer add after the pipeline, [N], where the stages are
     on types `kinds`, [P] or [N, P]: the links of the type `slowest` join all copies of a stage (None: those of its own
     type), as many in a domain as can be."""
-    update = update_seconds(table, kinds, found, copies).max(axis=1)
+    update = update_seconds(table, kinds, times, copies).max(axis=1)
     update = update + table.tied_between(kinds, kinds.shape[-1])
     if copies == 1:
         return np.asarray(update)
-    once, places = np.zeros_like(found.parameters), np.broadcast_to(kinds, found.parameters.shape)
+    once, places = np.zeros_like(times.parameters), np.broadcast_to(kinds, times.parameters.shape)
     for kind in distinct(kinds):
         here = places == kind
-        part = found.parameters[here]
+        part = times.parameters[here]
         groups = Group(size=np.full(part.shape, copies), local=np.full(part.shape, min(int(table.local[kind]), copies)))
         once[here] = gather_seconds(table.links_seen(kind, () if slowest is None else (slowest,)), groups, part)
-    reduce, gather = tails(table, found, once)
+    reduce, gather = tails(table, times, once)
     return np.asarray(reduce.max(axis=1) + gather.max(axis=1) + update)
 
 
-def tails(table: Table, found: SplitTimes, once: Floats) -> tuple[Floats, Floats]:
+def tails(table: Table, times: SplitTimes, once: Floats) -> tuple[Floats, Floats]:
     """Return what reducing gradients and gathering weights leave after the pipeline at each stage, [N, P], where a byte
     of each of its parameters is gathered in `once` seconds [N, P]."""
     return (
-        left_over(table.reduced_bytes * once, found.own_backward, table.reduced_beside, found.own_backward),
-        left_over(table.gathered_bytes * once, found.forward, table.gathered_beside, found.forward),
+        left_over(table.reduced_bytes * once, times.own_backward, table.reduced_beside, times.own_backward),
+        left_over(table.gathered_bytes * once, times.forward, table.gathered_beside, times.forward),
     )

@@ -66,14 +66,14 @@ def stages_of(table: Table, line: Line, micro_batches: int, copies: int, modes: 
     return stages(table, kinds, starts, micro_batches=micro_batches, copies=copies, modes=modes)
 
 
-def retimed(table: Table, line: Line, found: SplitTimes, micro_batches: int, copies: int) -> Line | None:
+def retimed(table: Table, line: Line, times: SplitTimes, micro_batches: int, copies: int) -> Line | None:
     """Return a line, one of `copies` replicas, with another number of micro-batches, with which it has the stages
-    `found`, or None if these do not fit. What comes after the pipeline counts as before."""
-    if not found.fits[0]:
+    `times`, or None if these do not fit. What comes after the pipeline counts as before."""
+    if not times.fits[0]:
         return None
     kinds = np.array(line.kinds)
-    seconds = pipeline_seconds(found, moves_of(table, kinds, copies), micro_batches)
-    return _line(kinds, np.array(line.starts), found, 0, float(seconds[0]), line.after)
+    seconds = pipeline_seconds(times, moves_of(table, kinds, copies), micro_batches)
+    return _line(kinds, np.array(line.starts), times, 0, float(seconds[0]), line.after)
 
 
 def splits(
@@ -116,29 +116,29 @@ def _fitting(
     return FittingSplits(kinds=kinds[rows], starts=starts[rows], stages=some, seconds=seconds)
 
 
-def _joined(one: FittingSplits, other: FittingSplits | None) -> FittingSplits:
+def _joined(first: FittingSplits, other: FittingSplits | None) -> FittingSplits:
     if other is None:
-        return one
+        return first
     return FittingSplits(
-        kinds=np.concatenate([one.kinds, other.kinds]),
-        starts=np.concatenate([one.starts, other.starts]),
-        stages=SplitTimes.concatenated([one.stages, other.stages]),
-        seconds=np.concatenate([one.seconds, other.seconds]),
+        kinds=np.concatenate([first.kinds, other.kinds]),
+        starts=np.concatenate([first.starts, other.starts]),
+        stages=SplitTimes.concatenated([first.stages, other.stages]),
+        seconds=np.concatenate([first.seconds, other.seconds]),
     )
 
 
-def best_line(table: Table, found: FittingSplits | None, around: Surroundings) -> Line | None:
+def best_line(table: Table, fitting: FittingSplits | None, around: Surroundings) -> Line | None:
     """Return the best pipeline of all splits, or None if there are none."""
-    if found is None:
+    if fitting is None:
         return None
-    after = after_seconds(table, found.kinds, found.stages, around.copies, around.slowest)
-    place = int(coarse(found.seconds + after).argmin())
-    seconds = float(found.seconds[place])
-    return _line(found.kinds[place], found.starts[place], found.stages, place, seconds, float(after[place]))
+    after = after_seconds(table, fitting.kinds, fitting.stages, around.copies, around.slowest)
+    place = int(coarse(fitting.seconds + after).argmin())
+    seconds = float(fitting.seconds[place])
+    return _line(fitting.kinds[place], fitting.starts[place], fitting.stages, place, seconds, float(after[place]))
 
 
-def _line(kinds: Ints, starts: Ints, found: SplitTimes, place: int, seconds: float, after: float) -> Line:
-    recompute = zip(found.recompute[place].tolist(), found.recompute_layers[place].tolist(), strict=True)
+def _line(kinds: Ints, starts: Ints, times: SplitTimes, place: int, seconds: float, after: float) -> Line:
+    recompute = zip(times.recompute[place].tolist(), times.recompute_layers[place].tolist(), strict=True)
     return Line(
         kinds=tuple(kinds.tolist()),
         starts=tuple(starts.tolist()),
@@ -240,7 +240,7 @@ def _filled(
 def every_split(total: int, depth: int) -> Ints:
     """Return all splits of `total` layers, [N, P + 1]; none where there are more stages than layers."""
     cuts = combinations(range(1, total), depth - 1)
-    return np.array([(0, *each, total) for each in cuts], dtype=np.int64).reshape(-1, depth + 1)
+    return np.array([(0, *cut, total) for cut in cuts], dtype=np.int64).reshape(-1, depth + 1)
 
 
 def _reduced(caps: Ints, order: Ints, total: int) -> Ints:

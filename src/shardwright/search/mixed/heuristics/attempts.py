@@ -68,9 +68,9 @@ def attempt(
 
     Compositions that turned out slower than their bound count as that much slower when the program is solved again, so
     that the next solution is of others, or right about these."""
-    each = by.instance
+    instance = by.instance
     top = min(incumbent(), WIDEST * low)
-    if pool.limit(top) < each.total - CLOSE:
+    if pool.limit(top) < instance.total - CLOSE:
         top = incumbent()
     pool.widen(top, SOME)
     found, part = pool.within(top)
@@ -84,11 +84,11 @@ def attempt(
             return part.relaxed(micro_batches(found, seconds / slower)).value
 
         end = min(top, incumbent())
-        if reached(end) < each.total - CLOSE:
+        if reached(end) < instance.total - CLOSE:
             return
-        end = shortest(reached, each.total, low, end)[1]
+        end = shortest(reached, instance.total, low, end)[1]
         at = min(end * (1.0 + 0.3 * gap + PRECISION), incumbent()) / slower
-        choice = part.dive(micro_batches(found, at), each.total)
+        choice = part.dive(micro_batches(found, at), instance.total)
         if not len(choice.chosen):
             return
         draft = _draft(by, region, found, choice, micro_batches(found, at), at)
@@ -102,7 +102,7 @@ def attempt(
 def solve_within(by: Drafter, region: Region, pool: ColumnPool, cutoff: float) -> Solved[Draft] | Infeasible | Open:
     """Return the plan that the integer program makes of a region within `cutoff` seconds, if it has few enough
     compositions to prove anything. Those of solutions are looked at split by split before they count."""
-    each = by.instance
+    instance = by.instance
     if pool.excludes(cutoff):
         return Infeasible()
     for _ in range(TIGHTENED):
@@ -116,7 +116,7 @@ def solve_within(by: Drafter, region: Region, pool: ColumnPool, cutoff: float) -
         if not pool.widen(cutoff, SOME):
             return Open()
         sizes = pool.sizes(cutoff)
-        answer = pool.program.solve(sizes, each.total, asked_for(each.table, pool.listed.counts, region))
+        answer = pool.program.solve(sizes, instance.total, asked_for(instance.table, pool.listed.counts, region))
         if not isinstance(answer, Solved):
             return answer
         if not pool.tighten(answer.solution.chosen, cutoff):
@@ -127,26 +127,26 @@ def solve_within(by: Drafter, region: Region, pool: ColumnPool, cutoff: float) -
     return Open()
 
 
-def _slowness(by: Drafter, region: Region, found: Compositions) -> Floats:
+def _slowness(by: Drafter, region: Region, compositions: Compositions) -> Floats:
     """Return how much slower than their bound compositions turned out, [N]; those not tried yet as much as half of the
     others did."""
     known = {counts: ratio for (counts, where), ratio in by.slower.items() if where == region}
     tried = [ratio for ratio in known.values() if np.isfinite(ratio)]
-    slower = np.full(len(found.counts), float(np.median(tried)) if len(tried) >= ENOUGH else 1.0)
+    slower = np.full(len(compositions.counts), float(np.median(tried)) if len(tried) >= ENOUGH else 1.0)
     for counts, ratio in known.items():
-        slower[(found.counts == counts).all(axis=1)] = ratio
+        slower[(compositions.counts == counts).all(axis=1)] = ratio
     return slower
 
 
 def _draft(
-    by: Drafter, region: Region, found: Compositions, choice: Selection, sizes: Ints, seconds: Floats
+    by: Drafter, region: Region, compositions: Compositions, choice: Selection, sizes: Ints, seconds: Floats
 ) -> Draft | None:
     """Return the plan of a solution, if there is one, and remember how slow its compositions are."""
     if not len(choice.chosen):
         return None
     sizes = sizes[choice.chosen]
     chosen = [
-        (tuple(found.counts[row].tolist()), int(number), int(size))
+        (tuple(compositions.counts[row].tolist()), int(number), int(size))
         for row, number, size in zip(choice.chosen, choice.copies, sizes, strict=True)
     ]
     made = by.workshop.lines_of(chosen, by.instance.total)

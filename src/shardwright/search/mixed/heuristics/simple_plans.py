@@ -50,13 +50,13 @@ def side_by_side(
 
 def _guesses(by: Drafter, region: Region, space: Space, longest: float) -> list[_Guess]:
     """Return what a setting can do within `longest` seconds."""
-    each = by.instance
+    instance = by.instance
     found = _pure(by, region, space, longest)
     made = []
     for rows in (np.arange(len(found.stages)), np.flatnonzero(_shallowest(found))):
         of = found.take(rows)
-        copies = np.minimum(each.table.units[of.counts.argmax(axis=1)] // of.stages, each.total)
-        seconds = _shortest(of, copies, each.total, each.quickest(region), longest)
+        copies = np.minimum(instance.table.units[of.counts.argmax(axis=1)] // of.stages, instance.total)
+        seconds = _shortest(of, copies, instance.total, instance.quickest(region), longest)
         if seconds < longest:
             chosen = _best_of_each_type(of, copies, seconds)
             if region.fewest <= sum(number for _, number, _ in chosen) <= region.most:
@@ -66,65 +66,69 @@ def _guesses(by: Drafter, region: Region, space: Space, longest: float) -> list[
 
 def _pure(by: Drafter, region: Region, space: Space, longest: float) -> Compositions:
     """Return the pipelines of one type, of all depths that are allowed."""
-    each, units = by.instance, by.instance.table.units
-    depths = [np.arange(2, min(int(count), each.depth) + 1) for count in units]
+    instance, units = by.instance, by.instance.table.units
+    depths = [np.arange(2, min(int(count), instance.depth) + 1) for count in units]
     rows = np.concatenate([depth[:, None] * (np.arange(len(units)) == kind) for kind, depth in enumerate(depths)])
-    parts = [alone(each.table, each.layers, region)]
+    parts = [alone(instance.table, instance.layers, region)]
     if len(rows):
-        table = each.capacity(region, longest, few=False)
-        parts.append(columns(each.table, each.layers, table, rows, region, few=False))
-    found = that_fit(each, region, Compositions.concatenated(parts))
+        table = instance.capacity(region, longest, few=False)
+        parts.append(columns(instance.table, instance.layers, table, rows, region, few=False))
+    found = that_fit(instance, region, Compositions.concatenated(parts))
     return found.take(np.flatnonzero(np.isin(found.stages, space.allowed("pp", found.stages.tolist()))))
 
 
-def _shallowest(found: Compositions) -> Bools:
+def _shallowest(compositions: Compositions) -> Bools:
     """Return which rows have the fewest stages of their type."""
-    least = np.where(found.counts > 0, found.counts, np.iinfo(np.int64).max).min(axis=0, initial=np.iinfo(np.int64).max)
-    return np.asarray(found.stages == least[found.counts.argmax(axis=1)])
+    least = np.where(compositions.counts > 0, compositions.counts, np.iinfo(np.int64).max).min(
+        axis=0, initial=np.iinfo(np.int64).max
+    )
+    return np.asarray(compositions.stages == least[compositions.counts.argmax(axis=1)])
 
 
-def _finished(found: Compositions, copies: Ints, seconds: float) -> Ints:
+def _finished(compositions: Compositions, copies: Ints, seconds: float) -> Ints:
     """Return the micro-batches that all copies of the best composition of each type finish, [G]."""
-    done = np.zeros(found.counts.shape[1], dtype=np.int64)
-    np.maximum.at(done, found.counts.argmax(axis=1), copies * micro_batches(found, seconds))
+    done = np.zeros(compositions.counts.shape[1], dtype=np.int64)
+    np.maximum.at(done, compositions.counts.argmax(axis=1), copies * micro_batches(compositions, seconds))
     return done
 
 
-def _shortest(found: Compositions, copies: Ints, total: int, low: float, high: float) -> float:
+def _shortest(compositions: Compositions, copies: Ints, total: int, low: float, high: float) -> float:
     """Return the seconds in which the types together finish `total` micro-batches, infinite beyond `high`."""
-    if not len(found.stages) or _finished(found, copies, high).sum() < total:
+    if not len(compositions.stages) or _finished(compositions, copies, high).sum() < total:
         return np.inf
     for _ in range(STEPS):
         middle = 0.5 * (low + high)
-        low, high = (low, middle) if _finished(found, copies, middle).sum() >= total else (middle, high)
+        low, high = (low, middle) if _finished(compositions, copies, middle).sum() >= total else (middle, high)
     return coarse(high)
 
 
-def _best_of_each_type(found: Compositions, copies: Ints, seconds: float) -> tuple[Composition, ...]:
-    sizes = micro_batches(found, seconds)
-    kinds, done = found.counts.argmax(axis=1), sizes * copies
+def _best_of_each_type(compositions: Compositions, copies: Ints, seconds: float) -> tuple[Composition, ...]:
+    sizes = micro_batches(compositions, seconds)
+    kinds, done = compositions.counts.argmax(axis=1), sizes * copies
     best = [rows[done[rows].argmax()] for kind in distinct(kinds) for rows in [np.flatnonzero(kinds == kind)]]
-    return tuple((tuple(found.counts[row].tolist()), int(copies[row]), int(sizes[row])) for row in best if done[row])
+    return tuple(
+        (tuple(compositions.counts[row].tolist()), int(copies[row]), int(sizes[row])) for row in best if done[row]
+    )
 
 
 def equal_replicas(by: Drafter, region: Region, incumbent: float, offer: Callable[[Draft], float]) -> None:
     """Offer plans of a region with equal replicas on the units of a setting; what cannot be shared out stays idle:
     of all numbers of replicas those that take least by their bound, and less than `incumbent` seconds."""
-    each, units = by.instance, by.instance.table.units
-    numbers = np.arange(region.fewest, min(region.most, int(units.max()), each.total) + 1)
+    instance, units = by.instance, by.instance.table.units
+    numbers = np.arange(region.fewest, min(region.most, int(units.max()), instance.total) + 1)
     rows = units // numbers[:, None]
-    rows = rows[(rows.sum(axis=1) > 1) & (rows.sum(axis=1) <= each.depth)]
+    rows = rows[(rows.sum(axis=1) > 1) & (rows.sum(axis=1) <= instance.depth)]
     rows = distinct_rows(rows)
     if not len(rows):
         return
-    table = each.capacity(region, incumbent, few=False)
-    found = columns(each.table, each.layers, table, rows, region, few=False)
-    copies = np.where(found.counts > 0, units // np.maximum(found.counts, 1), each.total).min(axis=1)
-    seconds = least_seconds(found, -(-each.total // copies), each.quick, incumbent)
+    table = instance.capacity(region, incumbent, few=False)
+    found = columns(instance.table, instance.layers, table, rows, region, few=False)
+    copies = np.where(found.counts > 0, units // np.maximum(found.counts, 1), instance.total).min(axis=1)
+    seconds = least_seconds(found, -(-instance.total // copies), instance.quick, incumbent)
     for row in np.argsort(seconds, kind="stable")[:EQUAL_PLANS]:
         if seconds[row] < incumbent:
             number = int(copies[row])
-            chosen = [(tuple(found.counts[row].tolist()), number, max(each.total // number, 1))]
-            draft = by.workshop.draft(chosen, each.total)
+            chosen = [(tuple(found.counts[row].tolist()), number, max(instance.total // number, 1))]
+            draft = by.workshop.draft(chosen, instance.total)
             if draft is not None:
                 offer(draft)

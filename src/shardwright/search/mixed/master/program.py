@@ -174,9 +174,9 @@ class _Dual:
     optimum: Relaxed
 
 
-def _of_as_many(relaxation: Relaxation, value: Floats, limits: Limits, found: Relaxed) -> Relaxed:
-    """Return the optimum with no fewer replicas than the fewest, from that without, `found`, by the premium that bounds
-    it best: the bound is convex in it, so that tangents on both sides lead to the least."""
+def _of_as_many(relaxation: Relaxation, value: Floats, limits: Limits, relaxed: Relaxed) -> Relaxed:
+    """Return the optimum with no fewer replicas than the fewest, from that without, `relaxed`, by the premium that
+    bounds it best: the bound is convex in it, so that tangents on both sides lead to the least."""
     able = value > 0.0
 
     def at(premium: float, optimum: Relaxed) -> _Dual:
@@ -184,7 +184,7 @@ def _of_as_many(relaxation: Relaxation, value: Floats, limits: Limits, found: Re
         bound = optimum.value - premium * limits.fewest
         return _Dual(premium, bound, coarse(replicas - limits.fewest), optimum)
 
-    best = low = at(0.0, found)
+    best = low = at(0.0, relaxed)
     high: _Dual | None = None
     for _ in range(PREMIUMS):
         if low.slope >= -CLOSE or best.bound <= 0.0:

@@ -42,14 +42,14 @@ def needed(counts: Ints, prices: Floats, slack: float) -> Ints:
 def possible(
     table: Table,
     layers: Layers,
-    found: Capacity,
+    capacity: Capacity,
     counts: Ints,
     region: Region,
     micro_batches: Ints,
     seconds: float | Floats,
 ) -> Ints:
     """(P5) Return the compositions (rows of `counts` [N, G], of two stages or more) that may finish `micro_batches` [N]
-    within `seconds` (or [N]). Where these are no more than stages, `found` must hold for a single one in flight."""
+    within `seconds` (or [N]). Where these are no more than stages, `capacity` must hold for a single one in flight."""
     stages = counts.sum(axis=1).astype(np.float64)
     beside = 1.0 - forward_share(table, layers, counts)
     left = seconds - after(table, layers, counts, region)
@@ -60,22 +60,22 @@ def possible(
     rows = np.arange(len(counts))
     for last in (False, False, True):
         longest = longest_bottleneck(left[rows], work[rows], micro_batches[rows], stages[rows], beside[rows])
-        rows, longest = rows[longest >= found.seconds[0]], longest[longest >= found.seconds[0]]
+        rows, longest = rows[longest >= capacity.seconds[0]], longest[longest >= capacity.seconds[0]]
         if last:
             break
-        place = np.searchsorted(found.seconds, longest * (1.0 - SMALL))
-        place = np.minimum(place, len(found.seconds) - 1)
-        kept = layers_held(found, picked(counts, rows), place) >= layers.total - 1e-6
+        place = np.searchsorted(capacity.seconds, longest * (1.0 - SMALL))
+        place = np.minimum(place, len(capacity.seconds) - 1)
+        kept = layers_held(capacity, picked(counts, rows), place) >= layers.total - 1e-6
         rows = rows[kept]
         arranged = any_order(picked(counts, rows))
-        work[rows] = least_work(table, layers, found, arranged, place[kept])
-        held = held_of(found, arranged, place[kept])
-        tail = least_tail(needs, arranged, held, found.seconds[place[kept]], layers)
+        work[rows] = least_work(table, layers, capacity, arranged, place[kept])
+        held = held_of(capacity, arranged, place[kept])
+        tail = least_tail(needs, arranged, held, capacity.seconds[place[kept]], layers)
         left[rows] = np.minimum(left[rows], np.broadcast_to(seconds, left.shape)[rows] - tied[rows] - tail)
     if len(rows) and few_orders(picked(counts, rows)):
         arranged = every_order(picked(counts, rows))
-        place = np.minimum(np.searchsorted(found.seconds, longest * (1.0 - SMALL)), len(found.seconds) - 1)
-        held = held_of(found, arranged, np.tile(place, len(arranged.counts) // len(rows))).sum(axis=1)
+        place = np.minimum(np.searchsorted(capacity.seconds, longest * (1.0 - SMALL)), len(capacity.seconds) - 1)
+        held = held_of(capacity, arranged, np.tile(place, len(arranged.counts) // len(rows))).sum(axis=1)
         rows = rows[held.reshape(-1, len(rows)).max(axis=0) >= layers.total - 1e-6]
     return rows
 

@@ -72,7 +72,7 @@ def least_by_splits(
     table: Table,
     layers: Layers,
     region: Region,
-    found: Compositions,
+    compositions: Compositions,
     micro_batches: Ints,
     seconds: float,
     bottleneck: tuple[float, float] = ANY,
@@ -80,21 +80,21 @@ def least_by_splits(
     """(P6) Return seconds in which no split of each composition finishes `micro_batches` [N], of those whose longest
     stage takes `bottleneck` seconds (from, to): infinite where none does within `seconds`, zero where nothing is said.
     Of too many compositions the first ones are looked at."""
-    least = np.zeros(len(found.stages))
-    longest = longest_stage(found, micro_batches, seconds)
-    several = (found.stages > 1) & layers.whole
+    least = np.zeros(len(compositions.stages))
+    longest = longest_stage(compositions, micro_batches, seconds)
+    several = (compositions.stages > 1) & layers.whole
     least[several & (longest <= 0.0)] = np.inf
     rows = np.flatnonzero(several & (longest > 0.0))
-    orders = factorial(int((found.counts[rows] > 0).any(axis=0).sum())) if len(rows) else 0
+    orders = factorial(int((compositions.counts[rows] > 0).any(axis=0).sum())) if len(rows) else 0
     if not 0 < orders <= MOST_ORDERS:
         return least
-    fastest = np.where(found.counts[rows] > 0, layers.seconds, np.inf).min(axis=1)
+    fastest = np.where(compositions.counts[rows] > 0, layers.seconds, np.inf).min(axis=1)
     most = int(min((longest[rows] / fastest).max() * (1.0 + 1e-9) + 1e-9, table.layers - 1))
-    work = orders * np.cumsum(found.stages[rows]) * table.layers * most
+    work = orders * np.cumsum(compositions.stages[rows]) * table.layers * most
     rows = rows[work <= MOST_WORK]
     if not len(rows):
         return least
-    counts = found.counts[rows]
+    counts = compositions.counts[rows]
     lines = _orders(table, region, counts)
     of_each = micro_batches[rows][lines.owner]
     times = _pipeline_and_tail(table, layers, region, lines, of_each, max(most, 1), bottleneck)
@@ -105,11 +105,11 @@ def least_by_splits(
     return least
 
 
-def longest_stage(found: Compositions, micro_batches: Ints, seconds: float) -> Floats:
+def longest_stage(compositions: Compositions, micro_batches: Ints, seconds: float) -> Floats:
     """Return the longest bottleneck with which compositions finish `micro_batches` [N] within `seconds`, [N]: negative
     where there is none."""
-    left, stages = seconds - found.after.min(axis=1), found.stages.astype(np.float64)
-    return longest_bottleneck(left, found.work[:, -1], micro_batches, stages, 1.0 - found.share)
+    left, stages = seconds - compositions.after.min(axis=1), compositions.stages.astype(np.float64)
+    return longest_bottleneck(left, compositions.work[:, -1], micro_batches, stages, 1.0 - compositions.share)
 
 
 def _orders(table: Table, region: Region, counts: Ints) -> _Orders:

@@ -111,8 +111,8 @@ class Table:
 
     def kept_bytes(self, copies: int) -> tuple[Floats, Floats]:
         """Return the bytes of a parameter that `copies` hold, and how many more of one of the `ends`, [G] each."""
-        each = self.state_bytes + self.shared_bytes / copies
-        return each, self.ends_bytes / copies if self.shared_update else self.ends_bytes
+        per_parameter = self.state_bytes + self.shared_bytes / copies
+        return per_parameter, self.ends_bytes / copies if self.shared_update else self.ends_bytes
 
     def host_bytes(self, copies: int) -> tuple[Floats, Floats]:
         """Return the same in host memory, [G] each."""

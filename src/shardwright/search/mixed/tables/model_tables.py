@@ -12,7 +12,7 @@ import numpy as np
 from shardwright.arrays import Floats
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.iteration.footprint import P2P_BUFFERS
+from shardwright.cost.iteration.footprint import message_buffers
 from shardwright.cost.iteration.orthogonalisation import running_product_seconds
 from shardwright.cost.iteration.step import BUCKET_SHARE, message_bytes, optimizer_seconds, tied_bytes
 from shardwright.cost.memory.sizes import (
@@ -99,7 +99,7 @@ def _longest_move(contexts: Sequence[Context], setting: Setting, near: Floats, f
     two types may be slower than those of each type, or where unequal degrees send more than a rank's part."""
     whole = not setting.symmetric and not setting.sequence_parallel
     several = len({context.pool.site for context in contexts}) > 1
-    measured = any(one.source.between(one.pool, other.pool) for one, other in combinations(contexts, 2))
+    measured = any(first.source.between(first.pool, other.pool) for first, other in combinations(contexts, 2))
     if whole or several or measured or any(context.links.rack_gpus for context in contexts):
         return np.inf
     return float(np.maximum(near, far).max())
@@ -109,13 +109,15 @@ def _by_setting(context: Context, owns: Sequence[Setting]) -> dict[Setting, dict
     """Return the columns of one pool for each distinct one of `owns`, settings of its type alone."""
     distinct = list(dict.fromkeys(owns))
     columns = _columns(context, distinct)
-    return {own: {name: values[place] for name, values in columns.items()} for place, own in enumerate(distinct)}
+    return {
+        setting: {name: values[place] for name, values in columns.items()} for place, setting in enumerate(distinct)
+    }
 
 
 def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
     """Return all columns of one pool for settings of its type alone, [S] or [S, L + 3]."""
-    count, usable = len(owns), np.array([units(context, own) for own in owns])
-    known = np.array([timed(context, own) for own in owns])
+    count, usable = len(owns), np.array([units(context, setting) for setting in owns])
+    known = np.array([timed(context, setting) for setting in owns])
     rows = rows_of(owns, context.model, stages=2, copies=2)
     rows = rows.take(np.where(known, np.arange(count), int(np.argmax(known))))  # without times: no units, any figures
     model, job, pool, links, software = context.model, context.job, context.pool, context.links, context.software
@@ -145,7 +147,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "far": transfer_seconds(links, size, yes),
         "room_bytes": room_for_tensors(job, context.memory_limit_bytes) * ones,
         "fixed_bytes": single,
-        "staged_bytes": P2P_BUFFERS * table.boundary[row] + gathered - single,
+        "staged_bytes": message_buffers(table.boundary[row], True) + gathered - single,
         "live": table.live[row],
         "group": table.group[row],
         "logit_bytes": logits,
@@ -163,5 +165,5 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "tied_parameters": model.token_table_parameters / rows.tp,
         **({} if model.tied_embeddings else dict.fromkeys(("tied_near", "tied_far", "tied_parameters"), 0.0 * ones)),
         "units": usable,
-        "local": np.array([max(pool.domain_gpus // own.tp[0], 1) for own in owns]),
+        "local": np.array([max(pool.domain_gpus // setting.tp[0], 1) for setting in owns]),
     }

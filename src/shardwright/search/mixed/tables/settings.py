@@ -105,7 +105,7 @@ def _splits_experts(model: Model, space: Space, tp: tuple[int, ...]) -> bool:
 
 def _is_run(contexts: Sequence[Context], setting: Setting) -> bool:
     """Return whether some type can run a setting, and where it has several degrees, types of two of them."""
-    able = {own.tp for place, context in enumerate(contexts) if units(context, own := setting.on(place))}
+    able = {of_type.tp for place, context in enumerate(contexts) if units(context, of_type := setting.on(place))}
     return len(able) >= (1 if setting.symmetric else 2)
 
 
@@ -163,22 +163,22 @@ def unit_degrees(context: Context) -> list[int]:
     return [tp for tp in tensor_parallel_degrees(context) if context.pool.gpus_per_node % tp == 0]
 
 
-def units(context: Context, own: Setting) -> int:
+def units(context: Context, setting: Setting) -> int:
     """Return how many tensor-parallel groups the pool's GPUs form in a setting of its type alone; 0 where the degree
     or a switch does not suit it."""
-    able = (_fuses(context) or not own.flash) and (_hides(context) or not own.overlap_tp)
-    if not able or own.tp[0] not in unit_degrees(context) or not timed(context, own):
+    able = (_fuses(context) or not setting.flash) and (_hides(context) or not setting.overlap_tp)
+    if not able or setting.tp[0] not in unit_degrees(context) or not timed(context, setting):
         return 0
-    return context.pool.gpus // own.tp[0]
+    return context.pool.gpus // setting.tp[0]
 
 
-def timed(context: Context, own: Setting) -> bool:
+def timed(context: Context, setting: Setting) -> bool:
     """Return whether there are times of the setting: always, unless only some layers were measured."""
     experts = any(kind.moe is not None for kind in context.model.kinds)  # these need sequence parallelism
     source, one = context.source, np.ones(1, dtype=np.int64)
     choices = source.only.get("sequence_parallel", (0, 1))
-    known = source.knows(context.pool.gpu, own.tp[0] * one, one, one, own.micro_batch * one)
-    return bool(known[0]) and (own.tp[0] == 1 or experts or own.sequence_parallel in choices)
+    known = source.knows(context.pool.gpu, setting.tp[0] * one, one, one, setting.micro_batch * one)
+    return bool(known[0]) and (setting.tp[0] == 1 or experts or setting.sequence_parallel in choices)
 
 
 def rows_of(owns: Sequence[Setting], model: Model, *, stages: int, copies: int) -> Strategies:
@@ -186,7 +186,7 @@ def rows_of(owns: Sequence[Setting], model: Model, *, stages: int, copies: int) 
     copies."""
     experts = any(kind.moe is not None for kind in model.kinds)
     alike = {"pp": stages, "dp": copies, "first_layers": 1, "last_layers": 1}
-    return strategies([settled({**alike, **own.columns(experts=experts)}) for own in owns])
+    return strategies([settled({**alike, **setting.columns(experts=experts)}) for setting in owns])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,11 +226,14 @@ def sharings(space: Space, ruled: frozenset[str]) -> list[Sharing]:
     spoken = AXES & (ruled | set(space.pins))
     if not spoken:
         return [USUAL]
-    legal = [each for each in _legal(space, spoken) if each.within(space, 2)]
+    legal = [sharing for sharing in _legal(space, spoken) if sharing.within(space, 2)]
     if ruled & {"overlap_grad", "overlap_param"}:
         return legal
-    most = {(each.sharding, each.offload): each for each in sorted(legal, key=lambda each: sum(each.overlaps))}
-    best = [each for each in most.values() if all(each.overlaps)]
+    most = {
+        (sharing.sharding, sharing.offload): sharing
+        for sharing in sorted(legal, key=lambda sharing: sum(sharing.overlaps))
+    }
+    best = [sharing for sharing in most.values() if all(sharing.overlaps)]
     return best if best and "sharding" not in spoken else list(most.values())
 
 

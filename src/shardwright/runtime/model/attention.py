@@ -1,6 +1,6 @@
 """Attention: by a fused kernel, or to a part of the positions and with scores of another kind: to the last positions,
-or to those of the same document. On GPUs by FlexAttention (arXiv 2412.05496), whose kernels skip what a mask leaves
-out. Elsewhere a mask does.
+or to those of the same document, scaled, capped, with what is added to scores and takes part in their softmax. On GPUs
+by FlexAttention (arXiv 2412.05496), whose kernels skip what a mask leaves out. Elsewhere a mask does.
 
 FlexAttention is imported where it is used: with it comes the tracer of torch.compile, which takes two seconds.
 """
@@ -10,17 +10,73 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch.nn import functional
 
-from shardwright.runtime.model.scores import PLAIN, Scoring
+from shardwright.spec.model import Attention, Model, RotaryScaling
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
+
 KEPT_MASKS = 64  # as many shapes of attention as a model may have
+
+
+class Scoring(NamedTuple):
+    """How a query scores keys: times `scale` (None: 1 / sqrt(head_dim)), capped by c tanh(x / c), with `slopes` [heads]
+    times the position of the key added (ALiBi, arXiv 2108.12409). `sinks` [heads] are scores of nothing."""
+
+    causal: bool = True
+    scale: float | None = None
+    cap: float | None = None
+    slopes: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        return self.cap is None and self.slopes is None and self.sinks is None
+
+
+PLAIN = Scoring()
+
+
+def scoring_of(
+    model: Model,
+    attention: Attention,
+    scaling: RotaryScaling,
+    heads: int,
+    rank: int,
+    sinks: torch.Tensor | None,
+    device: torch.device,
+) -> Scoring:
+    """Return how the `heads` of a rank of a tensor-parallel group score."""
+    slopes = None
+    if model.position == "alibi":
+        slopes = alibi_slopes(attention.heads, device)[rank * heads : (rank + 1) * heads]
+    computed = model.computed
+    scale = computed.score_scale
+    if attention.latent is not None and scale is None:
+        scale = latent_scale(attention, scaling)
+    return Scoring(attention.causal, scale, computed.score_cap, slopes, sinks)
+
+
+def latent_scale(attention: Attention, scaling: RotaryScaling) -> float | None:
+    """Return the scale of scores of latent attention under YaRN, which multiplies them where it multiplies the rotation
+    of others."""
+    if scaling.kind == "default" or not scaling.mscale_all:
+        return None
+    return float(attention.head_dim**-0.5 * scaling.magnitude(scaling.mscale_all) ** 2)
+
+
+def alibi_slopes(heads: int, device: torch.device) -> torch.Tensor:
+    """Return the slope of each head: 2^(-8 i / n) for the n heads up to a power of two, and for further ones those that
+    lie between (arXiv 2108.12409 §3; transformers 5.23, BLOOM)."""
+    power = 1 << (heads.bit_length() - 1)
+    first = torch.arange(1, power + 1, device=device, dtype=torch.float32) * (-8.0 / power)
+    between = (2.0 * torch.arange(heads - power, device=device, dtype=torch.float32) + 1.0) * (-4.0 / power)
+    return torch.cat([first, between]).exp2()
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.errors import Problem, SpecError
-from shardwright.exporters.exported import Exported, run_script
-from shardwright.exporters.peft import peft_files, unnamed_targets
+from shardwright.exporters.exported import Exported, run_script, yaml_text
+from shardwright.exporters.hugging_face import (
+    mixed_precision,
+    peft_files,
+    trainer_arguments,
+    trainer_text,
+    unnamed_targets,
+)
 from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.support.refusals import refusals, several_types
-from shardwright.exporters.trainer_arguments import mixed_precision, trainer_arguments, trainer_text
-from shardwright.exporters.yaml_text import yaml_text
 from shardwright.plans.check import check
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan

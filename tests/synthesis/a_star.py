@@ -38,7 +38,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    these: Decisions
+    space: Decisions
     costs: Prices
     seconds: dict[tuple[int, Property, Property], tuple[float, int]]
     makes: dict[int, list[int]]
@@ -46,11 +46,11 @@ class _Field:
     last: list[int]
 
 
-def a_star(these: Decisions, costs: Prices, *, heuristic: bool = True, most: int = MOST) -> Found:
+def a_star(space: Decisions, costs: Prices, *, heuristic: bool = True, most: int = MOST) -> Found:
     """Return the choice that takes least, every conversion being waited for (`prices` without overlap)."""
-    field = _field(these, costs)
-    guide = relaxed(these, costs) if heuristic else None
-    count = len(these.decisions)
+    field = _field(space, costs)
+    guide = relaxed(space, costs) if heuristic else None
+    count = len(space.decisions)
     waiting: list[tuple[float, int, int, float, float, tuple[int, ...], dict[int, Seen]]] = []
     heapq.heappush(waiting, (0.0, 0, 0, 0.0, 0.0, (), {}))
     cheapest: dict[tuple[object, ...], float] = {}
@@ -63,7 +63,7 @@ def a_star(these: Decisions, costs: Prices, *, heuristic: bool = True, most: int
         if depth == count or expanded >= most:
             return Found(rules=np.array(rules), seconds=spent, expanded=expanded, finished=depth == count)
         expanded += 1
-        for rule in range(len(these.decisions[depth].rules)):
+        for rule in range(len(space.decisions[depth].rules)):
             step = _taken(field, guide, depth, rule, seen)
             if step is None:
                 continue
@@ -81,22 +81,22 @@ def a_star(these: Decisions, costs: Prices, *, heuristic: bool = True, most: int
     return Found(rules=np.zeros(0, dtype=np.int64), seconds=np.inf, expanded=expanded, finished=True)
 
 
-def _field(these: Decisions, costs: Prices) -> _Field:
+def _field(space: Decisions, costs: Prices) -> _Field:
     ways = costs.columns
     seconds: dict[tuple[int, Property, Property], tuple[float, int]] = {}
     for one, use in enumerate(ways.use.tolist()):
-        found = (float(costs.seconds[one]) * these.uses[use].weight, one)
+        found = (float(costs.seconds[one]) * space.uses[use].weight, one)
         key = (use, ways.source[one], ways.target[one])
         seconds[key] = min(seconds.get(key, found), found)
     makes: dict[int, list[int]] = {}
     reads: dict[int, list[tuple[int, int]]] = {}
     last = []
-    for number, use in enumerate(these.uses):
+    for number, use in enumerate(space.uses):
         makes.setdefault(use.decision, []).append(number)
         for which, reader in enumerate(use.readers):
             reads.setdefault(reader.decision, []).append((number, which))
         last.append(max(use.decision, *(reader.decision for reader in use.readers)))
-    return _Field(these, costs, seconds, makes, reads, last)
+    return _Field(space, costs, seconds, makes, reads, last)
 
 
 def _short(seconds: float) -> float:
@@ -113,8 +113,8 @@ def _taken(
 ) -> tuple[float, float, dict[int, Seen]] | None:
     """Return what one more rule costs, by how much it raises the bound, and what is seen after it; None if a conversion
     that it needs does not exist."""
-    these, costs = field.these, field.costs
-    one, row = these.decisions[decision], int(costs.columns.first[decision]) + rule
+    space, costs = field.space, field.costs
+    one, row = space.decisions[decision], int(costs.columns.first[decision]) + rule
     cost = one.weight * float(costs.compute[row].max() + costs.sends[row])
     more = 0.0 if guide is None else float(guide.rules[row])
     after = dict(seen)
@@ -122,7 +122,7 @@ def _taken(
     for number, _ in field.reads.get(decision, ()):
         touched[number] = None
     for number in touched:
-        use = these.uses[number]
+        use = space.uses[number]
         made, asked = seen.get(number, (None, frozenset()))
         before = asked if made is not None else frozenset()
         if use.decision == decision:
@@ -159,10 +159,10 @@ def _edges(
 def _ahead(field: _Field, guide: ProgramBound, depth: int, seen: dict[int, Seen]) -> float:
     """Return by how much the decisions next to those taken must raise the bound: for each, the least over its rules of
     what the rule, its edges to what is decided and conversions that it alone asks for add."""
-    these, costs = field.these, field.costs
+    space, costs = field.space, field.costs
     touched: dict[int, list[tuple[int, int, Seen]]] = {}
     for number, state in seen.items():
-        use = these.uses[number]
+        use = space.uses[number]
         if state[0] is not None:
             for which, reader in enumerate(use.readers):
                 if reader.decision >= depth:
@@ -175,7 +175,7 @@ def _ahead(field: _Field, guide: ProgramBound, depth: int, seen: dict[int, Seen]
         start = int(costs.columns.first[decision])
         total += min(
             float(guide.rules[start + rule]) + sum(_raised(field, guide, decision, rule, *edge) for edge in edges)
-            for rule in range(len(these.decisions[decision].rules))
+            for rule in range(len(space.decisions[decision].rules))
         )
     return total
 
@@ -184,9 +184,9 @@ def _raised(
     field: _Field, guide: ProgramBound, decision: int, rule: int, number: int, which: int, state: Seen
 ) -> float:
     """Return what one edge adds to the bound if `decision` takes `rule`."""
-    use, (made, asked) = field.these.uses[number], state
+    use, (made, asked) = field.space.uses[number], state
     if made is None:
-        made, target = field.these.decisions[decision].rules[rule].outputs[use.output], next(iter(asked))
+        made, target = field.space.decisions[decision].rules[rule].outputs[use.output], next(iter(asked))
     else:
         target = use.readers[which].asked[rule]
     added = guide.edges.get((number, which, made, target), np.inf)

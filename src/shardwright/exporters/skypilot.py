@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from functools import cache
 
 from shardwright.errors import Problem, SpecError, bad
-from shardwright.exporters.exported import Exported
+from shardwright.exporters.exported import Exported, yaml_text
 from shardwright.exporters.runner import MachineRange, Runner, runner_of
-from shardwright.exporters.yaml_text import yaml_text
 from shardwright.files import shipped_table
 from shardwright.plans.plan import Plan
 
@@ -25,7 +24,7 @@ RESTARTS = 3  # of a job whose own code failed, e.g. by a GPU that fell off the 
 @cache
 def gpu_names() -> dict[str, str]:
     """Return what SkyPilot calls each GPU of the catalogue that it can rent."""
-    return {row["gpu"]: row["skypilot"] for row in shipped_table("shardwright.exporters.skypilot", "gpu_names.csv")}
+    return {row["gpu"]: row["skypilot"] for row in shipped_table("shardwright.exporters", "skypilot_gpu_names.csv")}
 
 
 def export_task(plan: Plan) -> Exported:

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from shardwright.synthesis.graph import Graph
+from shardwright.synthesis.graph import Graph, Ref, Value
 from shardwright.synthesis.models.tape import Tape
 
 CHANNELS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512, 0)
 """Channels of the convolutions; 0 is a pooling."""
 
 
+class PoolingTape(Tape):
+    """A tape with the pools of a VGG."""
+
+    def max_pool(self, x: Ref) -> Ref:
+        batch, channels, *image = self.shape(x)
+        out = (batch, channels, *(size // 2 for size in image))
+        made = self.record("max_pool2d_with_indices", (x, (2, 2), (2, 2)), Value(out, self.dtype), Value(out, "int64"))
+        args = (x, (2, 2), (2, 2), (0, 0), (1, 1), False, Ref(made.node, 1))
+        name = "max_pool2d_with_indices_backward"
+        return self.back(made, lambda g: self.give(x, self.op(name, (g, *args), self.shape(x))))
+
+    def adaptive_pool(self, x: Ref, size: int) -> Ref:
+        made = self.op("_adaptive_avg_pool2d", (x, (size, size)), (*self.shape(x)[:2], size, size))
+        name = "_adaptive_avg_pool2d_backward"
+        return self.back(made, lambda g: self.give(x, self.op(name, (g, x), self.shape(x))))
+
+
 def vgg19(*, batch: int, image: int, classes: int = 1000, dropout: float = 0.5) -> Graph:
     """Return a step of VGG-19, torchvision's: whatever the image, the first fully connected layer reads 7 × 7."""
-    tape = Tape()
+    tape = PoolingTape()
     x = tape.leaf("input", "images", (batch, 3, image, image))
     labels = tape.leaf("input", "labels", (batch,), "int64")
     for number, channels in enumerate(CHANNELS):

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from shardwright.exporters.exported import Exported
+from shardwright.exporters.exported import Exported, yaml_text
 from shardwright.exporters.runner import MachineRange, Runner, runner_of
-from shardwright.exporters.yaml_text import yaml_text
 from shardwright.plans.plan import Plan
 
 VERSION = "jobset.x-k8s.io/v1alpha2"

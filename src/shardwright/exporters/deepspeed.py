@@ -11,11 +11,10 @@ from collections.abc import Iterator
 
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Exported, run_script, torchrun
-from shardwright.exporters.peft import peft_files, unnamed_targets
+from shardwright.exporters.hugging_face import peft_files, trainer_arguments, trainer_text, unnamed_targets
 from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.support.refusals import refusals, several_types
-from shardwright.exporters.trainer_arguments import trainer_arguments, trainer_text
-from shardwright.exporters.trainer_options import options_of
+from shardwright.exporters.support.traits import options_of
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 

@@ -1,4 +1,0 @@
-"""Plans for DeepSpeed.
-
-* `config`: a plan as a DeepSpeed configuration
-"""

@@ -1,4 +1,0 @@
-"""Kubernetes JobSets.
-
-* `jobset`: a plan as a JobSet
-"""

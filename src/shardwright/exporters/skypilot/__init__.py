@@ -1,4 +1,0 @@
-"""SkyPilot tasks and job groups.
-
-* `task`: a plan as YAML, with the files that it runs
-"""
