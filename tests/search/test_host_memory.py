@@ -10,6 +10,7 @@ from tests.nightly import nightly
 
 from shardwright import Ranking, evaluate, load_cluster, load_model, make_job, plan
 from shardwright.plans.findings import MoreHostMemory, Offload
+from shardwright.reports.text.plans import predicted
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 
@@ -34,7 +35,7 @@ def drawn(seed: int) -> tuple[str, Cluster, Job]:
 
 
 def seconds(ranking: Ranking) -> float:
-    return np.inf if ranking.infeasible else min(row.prediction.iteration_seconds for row in ranking.plans)
+    return np.inf if ranking.infeasible else min(predicted(made).iteration_seconds for made in ranking.plans)
 
 
 @pytest.mark.parametrize("seed", [*range(3), *nightly(range(3, 60))])
@@ -44,9 +45,9 @@ def test_plans_stay_within_the_host_and_more_of_it_is_never_slower(seed: int) ->
     for per_gpu in (1e9, 20e9, 40e9, 400e9):
         ranking = plan(model, with_host(cluster, per_gpu), job, top=3, indifference=0.0)
         for made in ranking.plans:
-            most = max(stage.in_host_bytes for row in made.prediction.memory for stage in row)
+            most = max(stage.in_host_bytes for row in predicted(made).memory for stage in row)
             assert most <= per_gpu
-            assert made.prediction.fit_probability >= 0.9
+            assert predicted(made).fit_probability >= 0.9
         now = seconds(ranking)
         if not any(isinstance(kind, Offload) for kind in ranking.search.not_covered):
             assert now <= before * (1.0 + 1e-2)  # plans over several types are optimal to the gap of 1 %
@@ -58,6 +59,7 @@ def test_without_a_plan_the_host_that_would_do_is_named_and_does() -> None:
     model, job = load_model("llama-2-7b"), make_job(global_batch=8, seq_len=2048)
     cluster = with_host(load_cluster("1x2xRTX4090"), 32e9)
     none = plan(model, cluster, job).infeasible
+    assert none is not None
     (needed,) = [remedy for remedy in none.remedies if isinstance(remedy, MoreHostMemory)]
     for factor, fits in ((1.0, True), (0.98, False)):
         there = replace(
@@ -72,4 +74,4 @@ def test_a_plan_for_a_roomier_host_does_not_fit_a_poorer_one() -> None:
     made = plan(model, with_host(cluster, 128e9), job).best
     assert made.optimizer.offload > 0.0
     poor = replace(made, cluster=with_host(cluster, 32e9), prediction=None)
-    assert evaluate(poor).plan.prediction.fit_probability == 0.0
+    assert predicted(evaluate(poor).plan).fit_probability == 0.0
