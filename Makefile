@@ -47,8 +47,8 @@ nightly: $(EXTRAS)
 golden: $(EXTRAS)
 	$(BIN)/python -m tests.golden_replay
 
-# Writes the generated pages and the outputs that README and docs show anew, and builds the site in dist/site; a link that
-# leads nowhere is an error.
+# Writes the generated pages and the outputs that README and docs show anew, and builds the site in dist/site, with search
+# and with the version and commit that it is of; a link that leads nowhere is an error.
 docs: $(EXTRAS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python docs/make_folder_map.py
@@ -56,7 +56,8 @@ docs: $(EXTRAS)
 	$(BIN)/python docs/make_model_families.py
 	$(BIN)/python docs/make_support.py
 	$(BIN)/python -m tests.docs.output
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	SITE_NAME="Shardwright $$($(BIN)/shardwright --version | cut -d' ' -f2-)" NO_MKDOCS_2_WARNING=1 \
+		$(BIN)/mkdocs build --quiet
 
 lint: $(EXTRAS)
 	$(BIN)/ruff check

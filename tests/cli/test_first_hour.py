@@ -22,7 +22,7 @@ COMMANDS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
         "fit llama-3.1-8b --gpu RTX3090",
         0,
         (
-            "90% or more: LoRA, 8-bit weights, QLoRA",
+            "90% or more: LoRA, 8-bit weights; QLoRA",
             "May fit or not: LoRA (86%)",
             "What would make the rest fit",
             "Next",
