@@ -11,8 +11,8 @@ BENCHMARKS := $(filter-out benchmarks/history.py benchmarks/profile_search.py be
 # Hundreds of tests start processes: these read compiled modules, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-train quick test nightly golden docs lint types format bench gpu history profile refit accuracy megatron targets \
-	schemas clean
+.PHONY: demo demo-train quick test nightly golden docs package lint types format bench gpu history profile refit accuracy \
+	megatron targets schemas clean
 
 # Llama-3.1-70B on 64 H100s and 128 A100s together.
 demo: $(INSTALLED)
@@ -39,8 +39,8 @@ quick: $(EXTRAS)
 test: $(EXTRAS)
 	$(PYTEST)
 
-# All tests, those that take many minutes too.
-nightly: $(EXTRAS)
+# All tests, those that take many minutes too, and the packages.
+nightly: $(EXTRAS) package
 	$(PYTEST) -m "nightly or not nightly"
 
 # Takes over what the library now answers to the problems of tests/golden_replay, and prints what changed.
@@ -58,6 +58,12 @@ docs: $(EXTRAS)
 	$(BIN)/python -m tests.docs.output
 	SITE_NAME="Shardwright $$($(BIN)/shardwright --version | cut -d' ' -f2-)" NO_MKDOCS_2_WARNING=1 \
 		$(BIN)/mkdocs build --quiet
+
+# Builds wheel and sdist in dist/package, checks both, and tries the wheel in a bare environment of every Python at hand,
+# with pipx and with uv.
+package: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[package]'
+	$(BIN)/python -m tools.package
 
 lint: $(EXTRAS)
 	$(BIN)/ruff check

@@ -125,7 +125,7 @@ def main() -> None:
     """Write the outputs in all pages anew."""
     for path in PAGES:
         before = path.read_text(encoding="utf-8")
-        answer = printed
+        answer: Callable[[Words], str] = printed
         if path in SESSIONS:
             with tempfile.TemporaryDirectory() as folder:
                 answer = worked_through(before, Path(folder), trains=True).__getitem__
