@@ -48,7 +48,8 @@ golden: $(EXTRAS)
 	$(BIN)/python -m tests.golden_replay
 
 # Writes the generated pages and the outputs that README and docs show anew, and builds the site in dist/site, with search
-# and with the version and commit that it is of; a link that leads nowhere is an error.
+# and with the version and commit that it is of; a link that leads nowhere is an error
+# (with --quiet mkdocs counts no warnings, and so knows no errors).
 docs: $(EXTRAS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python docs/make_folder_map.py
@@ -57,7 +58,7 @@ docs: $(EXTRAS)
 	$(BIN)/python docs/make_support.py
 	$(BIN)/python -m tests.docs.output
 	SITE_NAME="Shardwright $$($(BIN)/shardwright --version | cut -d' ' -f2-)" NO_MKDOCS_2_WARNING=1 \
-		$(BIN)/mkdocs build --quiet
+		$(BIN)/mkdocs build
 
 # Builds wheel and sdist in dist/package, checks both, and tries the wheel in a bare environment of every Python at hand,
 # with pipx and with uv.

@@ -49,6 +49,9 @@ def test_files_that_pages_link_to_are_there() -> None:
     links = [(path, link) for path in pages for link in LINK.findall(path.read_text(encoding="utf-8"))]
     assert len(links) > 100
     assert [f"{path.name}: {link}" for path, link in links if not (path.parent / link).exists()] == []
+    inside = [(path, (path.parent / link).resolve()) for path, link in links if path.parent != ROOT]
+    outward = [f"{path.name}: {target}" for path, target in inside if not target.is_relative_to(ROOT / "docs")]
+    assert outward == [], "the site has the pages of docs alone"
 
 
 def test_a_module_that_is_gone_is_found() -> None:
