@@ -11,8 +11,8 @@ BENCHMARKS := $(filter-out benchmarks/history.py benchmarks/profile_search.py be
 # Hundreds of tests start processes: these read compiled modules, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-train quick test nightly golden docs lint types format bench gpu history profile refit accuracy megatron targets \
-	schemas clean
+.PHONY: demo demo-train quick test nightly golden docs package lint types format bench gpu history profile refit accuracy \
+	megatron targets schemas clean
 
 # Llama-3.1-70B on 64 H100s and 128 A100s together.
 demo: $(INSTALLED)
@@ -39,16 +39,17 @@ quick: $(EXTRAS)
 test: $(EXTRAS)
 	$(PYTEST)
 
-# All tests, those that take many minutes too.
-nightly: $(EXTRAS)
+# All tests, those that take many minutes too, and the packages.
+nightly: $(EXTRAS) package
 	$(PYTEST) -m "nightly or not nightly"
 
 # Takes over what the library now answers to the problems of tests/golden_replay, and prints what changed.
 golden: $(EXTRAS)
 	$(BIN)/python -m tests.golden_replay
 
-# Writes the generated pages and the outputs that README and docs show anew, and builds the site in dist/site; a link that
-# leads nowhere is an error.
+# Writes the generated pages and the outputs that README and docs show anew, and builds the site in dist/site, with search
+# and with the version and commit that it is of; a link that leads nowhere is an error
+# (with --quiet mkdocs counts no warnings, and so knows no errors).
 docs: $(EXTRAS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python docs/make_folder_map.py
@@ -56,7 +57,14 @@ docs: $(EXTRAS)
 	$(BIN)/python docs/make_model_families.py
 	$(BIN)/python docs/make_support.py
 	$(BIN)/python -m tests.docs.output
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	SITE_NAME="Shardwright $$($(BIN)/shardwright --version | cut -d' ' -f2-)" NO_MKDOCS_2_WARNING=1 \
+		$(BIN)/mkdocs build
+
+# Builds wheel and sdist in dist/package, checks both, and tries the wheel in a bare environment of every Python at hand,
+# with pipx and with uv.
+package: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[package]'
+	$(BIN)/python -m tools.package
 
 lint: $(EXTRAS)
 	$(BIN)/ruff check

@@ -18,7 +18,7 @@ from shardwright.trainers.runs import family_answers, searched_trainers
 
 PAGE = Path(__file__).with_name("support.md")
 COUNTS = Path(__file__).parents[1] / "tests" / "spec" / "transformers_counts.json"
-LEAD = """# Who runs what
+LEAD = """# Which trainer runs which model
 
 Made by `docs/make_support.py` from `src/shardwright/exporters/support/data`. Exporters refuse what a row says no to,
 `plan --framework` searches within the limits, and `shardwright support` prints the rows, with `--json` each with

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from tools.package import COMMANDS, MINORS, answers, lacking, strays
 
 import shardwright
 
@@ -66,15 +67,55 @@ def test_the_workflow_runs_the_two_commands_of_the_readme() -> None:
     assert "    make demo" in readme and "    make test" in readme
 
 
+def test_a_release_publishes_what_was_checked_and_tried() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"))["jobs"]
+    runs = {name: [step.get("run", "") for step in job.get("steps", [])] for name, job in jobs.items()}
+    assert "make package" in runs["build"]
+    assert any(run.startswith("python -m tools.package --try") for run in runs["try"])
+    assert jobs["try"]["strategy"]["matrix"]["python"] == [f"3.{minor}" for minor in MINORS]
+    assert jobs["publish"]["needs"] == ["checks", "try"] and jobs["try"]["needs"] == "build"
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}  # trusted publishing: no secret
+    assert "build" not in " ".join(runs["publish"])
+
+
+def test_every_form_for_an_issue_asks_for_the_versions() -> None:
+    forms = list((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+    assert len(forms) >= 2
+    for form in forms:
+        fields = yaml.safe_load(form.read_text(encoding="utf-8"))["body"]
+        (versions,) = (field for field in fields if field["attributes"].get("label") == "Versions")
+        assert "shardwright --version --json" in versions["attributes"]["description"]
+        assert versions["validations"]["required"]
+
+
+def test_a_wheel_has_the_package_and_nothing_else() -> None:
+    package = {"shardwright/__init__.py", "shardwright/py.typed"}
+    whole = [*package, "shardwright/commit.txt", "shardwright-0.3.dist-info/METADATA"]
+    assert strays(whole, package) == []
+    assert strays([*whole, "tests/test_packaging.py"], package) == ["the wheel has tests/test_packaging.py"]
+    assert strays(whole[1:], package) == [f"the wheel lacks {whole[0]}"]
+
+
+def test_an_sdist_has_what_it_takes_to_build_from_it() -> None:
+    names = [f"shardwright-0.3/{name}" for name in ("README.md", "LICENSE", "PKG-INFO", "pyproject.toml")]
+    assert lacking(names) == ["the sdist lacks hatch_build.py", "the sdist lacks tests/test_packaging.py"]
+
+
+def test_commands_that_do_not_answer_as_they_should_end_the_trial(tmp_path: Path) -> None:
+    echo = [sys.executable, "-c", "import sys; print('Commands:' if sys.argv[1] == '--help' else '{}')"]
+    with pytest.raises(SystemExit, match=rf"shardwright {COMMANDS[1][0]}: exit 0"):
+        answers(echo, tmp_path)
+
+
 def test_the_readme_says_how_to_install_without_claiming_a_published_package() -> None:
     first_screen = "\n".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:40])
     assert "pip install ." in first_screen
     assert not re.search(r"pip install ['\"]?shardwright", first_screen)
 
 
-def test_planning_needs_no_optional_package() -> None:
+def test_planning_needs_no_optional_package_and_no_module_of_posix() -> None:
     optional = {Requirement(text).name for texts in PROJECT["optional-dependencies"].values() for text in texts}
-    modules = sorted({name.replace("-", "_") for name in optional})
+    modules = sorted({name.replace("-", "_") for name in optional} | {"fcntl", "grp", "pwd", "resource", "termios"})
     command = "plan --model gpt2 --cluster 1x2xL4 --global-batch 8 --seq-len 128 --json"
     program = f"import sys; sys.modules.update(dict.fromkeys({modules})); from shardwright.__main__ import main; main()"
     done = subprocess.run(

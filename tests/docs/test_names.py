@@ -1,4 +1,4 @@
-"""Modules that docstrings, comments and pages name are there."""
+"""Modules that docstrings, comments and pages name are there, and so are the files that pages link to."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ PACKAGE = Path(shardwright.__file__).parent
 ROOT = PACKAGE.parent.parent
 ROOMS = sorted(folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").exists())
 DOTTED = re.compile(rf"`((?:{'|'.join(ROOMS)})(?:\.[a-z_]+)+)(?:\.[A-Z]\w*)?`")
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
 FILES = re.compile(rf"`((?:{'|'.join(ROOMS)})/[\w/]+\.py)`")
 
 
@@ -40,6 +41,17 @@ def test_modules_that_are_named_are_there() -> None:
         if (names := missing(path.read_text(encoding="utf-8")))
     }
     assert gone == {}
+
+
+@pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="the pages are in a checkout")
+def test_files_that_pages_link_to_are_there() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    links = [(path, link) for path in pages for link in LINK.findall(path.read_text(encoding="utf-8"))]
+    assert len(links) > 100
+    assert [f"{path.name}: {link}" for path, link in links if not (path.parent / link).exists()] == []
+    inside = [(path, (path.parent / link).resolve()) for path, link in links if path.parent != ROOT]
+    outward = [f"{path.name}: {target}" for path, target in inside if not target.is_relative_to(ROOT / "docs")]
+    assert outward == [], "the site has the pages of docs alone"
 
 
 def test_a_module_that_is_gone_is_found() -> None:

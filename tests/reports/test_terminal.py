@@ -69,7 +69,7 @@ def test_no_cost_without_its_run_time() -> None:
     days, low, high, millions = (float(found[place]) for place in (1, 2, 3, 4))
     assert days > 165.6 and millions > 11.92, "failures make the run longer and dearer"
     assert low == pytest.approx(0.9 * days, abs=0.1) and high == pytest.approx(1.2 * days, abs=0.1)
-    assert f"all tokens take {days} days and ${millions} M, failures and restarts counted" in text
+    assert f"all tokens take {days} days and ${millions} M, including failures and restarts" in text
     without = text_of(tokens=None)
     assert "$ run" not in without
     assert "all tokens" not in without.casefold()

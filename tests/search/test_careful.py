@@ -56,12 +56,12 @@ def test_what_gains_more_than_the_indifference_comes_first_and_is_proved_the_bes
     assert found.best.optimizer.sharding == "zero2" and found.passed_over is None
     assert found.search.gap == 0.0 and found.search.indifference == indifference
     words = " ".join(first_screen(found).split())
-    assert "ZeRO-2 (6 of 3,332 published runs) is hardly tested, which widens the interval" in words
+    assert "hardly tested: ZeRO-2 (6 of 3,332 published runs), which widens the interval" in words
 
 
 @pytest.mark.parametrize("indifference", [-0.01, 0.11, float("nan")])
 def test_an_indifference_out_of_range_is_refused(indifference: float) -> None:
-    with pytest.raises(SpecError, match="a part from 0 to"):
+    with pytest.raises(SpecError, match="a fraction from 0 to"):
         ranked(indifference=indifference)
 
 

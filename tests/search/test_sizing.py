@@ -169,7 +169,7 @@ def test_what_sometimes_fits_is_said_as_such() -> None:
 def test_the_command_says_what_fits_and_what_to_type_next() -> None:
     outcome = run(["fit", "llama-3.1-8b", "--gpu", "RTX3090"])
     assert outcome.code == 0
-    assert "or more: LoRA, 8-bit weights, QLoRA." in outcome.out
+    assert "or more: LoRA, 8-bit weights; QLoRA." in outcome.out
     assert "What would make the rest fit" in outcome.out and "\nNext\n  " in outcome.out
     eight = run(["fit", "llama-3.1-8b", "--gpu", "H100-SXM", "--gpus", "8"])
     command = eight.out.split("\nNext\n  shardwright ")[1].split()

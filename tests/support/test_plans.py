@@ -29,7 +29,7 @@ def planned(model: str, *more: str) -> Any:
 def test_a_model_that_megatron_does_not_run_is_planned_for_who_does(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     done = run(["plan", "--model", "opt-350m", *SMALL, "--out", str(file)])
-    assert done.code == 0 and "priced as megatron" not in done.out
+    assert done.code == 0 and "priced for megatron" not in done.out
     assert "megatron does not run opt-350m" in done.err
     plan = shardwright.load_plan(file)
     assert runners(plan)
@@ -43,7 +43,7 @@ def test_a_framework_that_is_named_is_planned_for_with_the_sentence_on_top() -> 
     first = " ".join(done.out.split("\n\n")[0].split())
     assert first.startswith("no trainer for megatron that we know runs family gemma2")
     assert "these would run it: fsdp, deepspeed" in first
-    assert "priced as megatron" in done.out and "nobody that we know runs this plan" in " ".join(done.out.split())
+    assert "priced for megatron" in done.out and "nobody that we know runs this plan" in " ".join(done.out.split())
 
 
 def test_a_target_that_does_not_run_the_model_ends_in_no_plan() -> None:

@@ -61,8 +61,8 @@ def calibrate(
     ] = False,
     json: options.AsJson = False,
 ) -> None:
-    """Calibrate on runs of your own site: predictions move by what your machines and network do that no data sheet
-    says, and say how sure they are now. One run is enough to begin with; at most 50 count.
+    """Calibrate on your own runs: predictions follow what your machines and network do, and say how sure they are now.
+    One run is enough to begin with; at most 50 count.
 
     A run is its log and the plan or launch that it ran. Warm-up, evaluations, checkpoints, stalls and stragglers are
     left out. Give the file to plan, evaluate, shop and serve: --calibration site.json.

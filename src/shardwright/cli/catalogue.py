@@ -55,7 +55,7 @@ def models(
     accept_guess: AcceptGuess = False,
     json: options.AsJson = False,
 ) -> None:
-    """List model presets: parameters, shape, source; or how one model is understood, config.json included.
+    """List model presets (parameters, shape, source), or show how one model is understood, config.json included.
 
     Examples:
 

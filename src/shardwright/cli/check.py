@@ -15,7 +15,7 @@ def check(
     plan: options.PlanFile,
     json: options.AsJson = False,
 ) -> None:
-    """List everything that is wrong with a plan, exit 2 if anything is, or say which trainers run it.
+    """List everything that is wrong with a plan (exit 2), or say which trainers run it.
 
     Examples:
 

@@ -41,19 +41,19 @@ def diagnose(
     ] = None,
     env: Annotated[
         tuple[str, ...],
-        option("--env", metavar="NAME=VALUE", help="A variable that the script is run with; may be repeated."),
+        option("--env", metavar="NAME=VALUE", help="Variable for the script; may be repeated."),
     ] = (),
     seq_len: Annotated[
         int | None, option(metavar="N", help="Tokens of a sample, where the launch does not say (with --launch).")
     ] = None,
     accept_guess: AcceptGuess = False,
     measured: Annotated[
-        str | None, option(metavar="SECONDS", help="What a step takes, e.g. 15.6s, where nothing else tells.")
+        str | None, option(metavar="SECONDS", help="Measured time of a step, e.g. 15.6s, if no log has it.")
     ] = None,
     data: Annotated[
         Path | None, option(metavar="FILE.bin", help="The token file of the run, to count padding.")
     ] = None,
-    best: Annotated[bool, option(help="Search the best plan for the same machines, as the last row.")] = True,
+    best: Annotated[bool, option(help="Also search the best plan for the same machines.")] = True,
     profile: Profiles = (),
     calibration: Calibration = None,
     out: options.Out = None,
@@ -62,8 +62,8 @@ def diagnose(
     """Say why a training run is slow, or why it is out of memory: what a step should take beside what it takes, term by
     term, the causes with the seconds that each costs, the evidence, and the flag that mends it.
 
-    A step time alone is enough to begin with. What cannot be told from what is there is said, with the command that
-    records what would tell.
+    A step time alone is enough to begin with. The answer says what it cannot tell, and the command that records
+    what would tell.
 
     Examples:
 

@@ -17,7 +17,7 @@ def discover(
         option(
             "--from",
             metavar="NAME",
-            help="slurm, kubernetes or local (nvidia-smi of files); whoever knows GPUs, if not given.",
+            help="slurm, kubernetes or local (nvidia-smi of files); by default whichever knows GPUs.",
         ),
     ] = None,
     from_file: Annotated[
@@ -25,7 +25,7 @@ def discover(
         option(
             "--from-file",
             metavar="FILE",
-            help="recorded output: scontrol show node, sinfo, kubectl get nodes -o json, nvidia-smi -q -x, nvidia-smi "
+            help="Recorded output: scontrol show node, sinfo, kubectl get nodes -o json, nvidia-smi -q -x, nvidia-smi "
             "topo -m, ibstat; those of one machine are named HOST.… or written HOST=FILE. Repeatable.",
         ),
     ] = (),

@@ -46,7 +46,7 @@ def evaluate(
     ] = None,
     env: Annotated[
         tuple[str, ...],
-        option("--env", metavar="NAME=VALUE", help="A variable that the script is run with; may be repeated."),
+        option("--env", metavar="NAME=VALUE", help="Variable for the script; may be repeated."),
     ] = (),
     cluster: Annotated[
         str | None,
@@ -64,12 +64,12 @@ def evaluate(
     calibration: Calibration = None,
     settings: options.Pins = (),
     rules: Annotated[
-        Path | None, option(metavar="FILE", help="Rules that every better plan keeps (docs/rules.md).")
+        Path | None, option(metavar="FILE", help="Rules that better plans must keep (docs/rules.md).")
     ] = None,
     indifference: options.Indifference = "1%",
     measured: Annotated[
         str | None,
-        option(metavar="SECONDS", help="What a step of yours takes, e.g. 15.6s; scales the times of the ladder."),
+        option(metavar="SECONDS", help="Measured time of your step, e.g. 15.6s; scales the times of the ladder."),
     ] = None,
     out: Annotated[
         Path | None,

@@ -29,7 +29,7 @@ def export(
     ] = False,
     json: Annotated[bool, option("--json", help="Print arguments and script as one JSON document.")] = False,
 ) -> None:
-    """Write a plan as the configuration of a training framework. What it cannot express is refused by name.
+    """Write a plan as the configuration of a trainer. What the trainer cannot express is refused by name.
 
     Targets:
 

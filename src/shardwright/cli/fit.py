@@ -24,18 +24,18 @@ def fit(
     nodes: Annotated[int, option(metavar="N", help="Machines.")] = 1,
     cluster: Annotated[
         str | None,
-        option(metavar="CLUSTER", help="GPUs of several types in place of these three: 1x1xRTX4090+1x2xRTX3090."),
+        option(metavar="CLUSTER", help="GPUs of several types, instead of the three above: 1x1xRTX4090+1x2xRTX3090."),
     ] = None,
     seq_len: Annotated[
-        int | None, option(metavar="N", help="Tokens of one sample; usually 2048, or the model's most.")
+        int | None, option(metavar="N", help="Tokens of one sample; by default 2048, or the model's limit.")
     ] = None,
     micro_batch: Annotated[int, option(metavar="N", help="Samples that a GPU takes at a time.")] = 1,
     precision: Annotated[str, option(metavar="NAME", help="bf16, fp16 or fp32.")] = "bf16",
     optimizer: Optimizer = "adam",
     master_weights: options.MasterWeights = None,
-    framework: Annotated[str, option(metavar="NAME", help="Software that trains, as for `plan`.")] = "fsdp",
+    framework: Annotated[str, option(metavar="NAME", help="Trainer, as for `plan`.")] = "fsdp",
     adapter: Annotated[
-        str | None, option(metavar="FORM:RANK", help="Adapters of the ways that have some: lora:16, if not given.")
+        str | None, option(metavar="FORM:RANK", help="Adapters, for the ways that have them; by default lora:16.")
     ] = None,
     adapter_targets: options.AdapterTargets = None,
     accept_guess: AcceptGuess = False,

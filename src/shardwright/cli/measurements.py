@@ -35,7 +35,7 @@ Calibration = Annotated[
     Path | None,
     option(
         metavar="FILE",
-        help="What runs of your own site say, by `shardwright calibrate`: moves seconds and narrows their interval; "
+        help="Calibration on your own runs, by `shardwright calibrate`: moves seconds and narrows their interval; "
         "on top of --profile (docs/how-to-calibrate.md).",
     ),
 ]

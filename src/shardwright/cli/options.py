@@ -36,13 +36,13 @@ AdapterTargets = Annotated[
     str | None,
     option(
         metavar="NAME[+NAME]",
-        help="Beside which matrices: linear (all but experts, if not given), attention, all, or q_proj+v_proj and "
-        "their like.",
+        help="Matrices with adapters: linear (all but experts; the default), attention, all, or names such as "
+        "q_proj+v_proj.",
     ),
 ]
 MaskDocuments = Annotated[
     Path | None,
-    option(metavar="FILE.bin", help="Attention stays within documents as long as those of this token file."),
+    option(metavar="FILE.bin", help="Price attention that stays within documents as long as those of this token file."),
 ]
 Optimizer = Annotated[
     str,
@@ -53,39 +53,39 @@ Optimizer = Annotated[
     ),
 ]
 MasterWeights = Annotated[
-    str | None, option(metavar="NAME", help="none: no fp32 masters, the 16-bit weights are updated; fp32.")
+    str | None, option(metavar="NAME", help="fp32, or none: the optimizer updates the 16-bit weights themselves.")
 ]
 Framework = Annotated[
     str | None,
     option(
         metavar="NAME[,NAME]",
-        help="Software that runs the plan: megatron, torchtitan, fsdp, deepspeed, train (`shardwright train`, which "
-        "alone runs unequal replicas), several, or any that runs the model; megatron where it does, if not given.",
+        help="Trainer to plan for: megatron (the default where it runs the model), torchtitan, fsdp, deepspeed or "
+        "train (`shardwright train`, which alone runs unequal replicas); several; or any that runs the model.",
     ),
 ]
 OneFramework = Annotated[
     str,
     option(
         metavar="NAME",
-        help="Software that runs the plan, whose overheads count: megatron, torchtitan, fsdp, deepspeed, nanotron, "
+        help="Trainer whose overheads count: megatron, torchtitan, fsdp, deepspeed, nanotron, "
         "jax, eager or train (`shardwright train`, which alone runs unequal replicas).",
     ),
 ]
-Fit = Annotated[float, option(metavar="P", help="Probability with which a plan must fit in memory, 0.01 to 0.99.")]
+Fit = Annotated[float, option(metavar="P", help="Least probability that a plan fits in memory, 0.01 to 0.99.")]
 Sure = Annotated[
     float | None,
     option(
         metavar="P",
-        help="Probability with which deadline and budget must be kept, over 0 and under 1, e.g. 0.9; without it, as "
-        "expected.",
+        help="Least probability of keeping deadline and budget, over 0 and under 1, e.g. 0.9; without it, expected "
+        "values count.",
     ),
 ]
 Indifference = Annotated[
     str,
     option(
         metavar="PART",
-        help="How much more time or money than the best plan one may take that has fewer switches which hardly any "
-        "published run has: 0 to 10%; it comes first then.",
+        help="Put a plan with fewer switches that hardly any published run has before the best one, if it takes at "
+        "most this much more time or money: 0 to 10%.",
     ),
 ]
 Pins = Annotated[
@@ -94,14 +94,14 @@ Pins = Annotated[
         "--set",
         metavar="NAME=VALUE",
         help="Pin a parameter to one or more values: tp=8 or recompute=none,selective; may be repeated. "
-        "What is not pinned is searched.",
+        "The search covers the rest.",
     ),
 ]
 Prices = Annotated[
     Path | None,
-    option(metavar="FILE", help="Your own prices, before those that ship: CSV as in docs/how-to.md."),
+    option(metavar="FILE", help="CSV of your own prices, used before those that ship (docs/how-to.md)."),
 ]
 Out = Annotated[Path | None, option("--out", "-o", metavar="FILE", help="Write here instead of standard output.")]
-Details = Annotated[bool, option("--details", help="Print the whole report, not the first screen alone.")]
-AsJson = Annotated[bool, option("--json", help="Print one JSON document in place of the text.")]
+Details = Annotated[bool, option("--details", help="Print the whole report instead of one screen.")]
+AsJson = Annotated[bool, option("--json", help="Print one JSON document instead of text.")]
 PlanFile = Annotated[Path, argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")]

@@ -29,7 +29,7 @@ def plan(
     model: options.Model = None,
     accept_guess: options.AcceptGuess = False,
     seq_len: Annotated[
-        int | None, option(metavar="N", help="Tokens of one sample, e.g. 4096; of measured layers, by default.")
+        int | None, option(metavar="N", help="Tokens of one sample, e.g. 4096; by default those of measured layers.")
     ] = None,
     tokens: Annotated[
         str | None,
@@ -62,7 +62,7 @@ def plan(
         option(metavar="TIME", help="Longest run, e.g. 720 (hours) or 30d (needs --tokens)."),
     ] = None,
     sure: options.Sure = None,
-    top: Annotated[int, option(metavar="N", help="How many plans to show, each of another layout.")] = 3,
+    top: Annotated[int, option(metavar="N", help="Number of plans to show, each with another layout.")] = 3,
     fit: options.Fit = 0.9,
     settings: options.Pins = (),
     prices: options.Prices = None,
@@ -74,9 +74,7 @@ def plan(
     calibration: Calibration = None,
     gap: Annotated[
         str,
-        option(
-            metavar="PART", help="On several GPU types, how far above the proven bound the best plan may be, e.g. 1%."
-        ),
+        option(metavar="PART", help="On several GPU types, how near to the optimum a plan must be proved, e.g. 1%."),
     ] = "1%",
     indifference: options.Indifference = "1%",
     tp_per_type: Annotated[
@@ -99,7 +97,7 @@ def plan(
         bool,
         option(
             "--fewer",
-            help="With --json, also tell the same run on fewer of the machines, which `report` draws. Up to 24 smaller "
+            help="With --json, also plan the run on fewer of the machines, for `report` to draw. Up to 24 smaller "
             "clusters are planned: takes two to six times as long.",
         ),
     ] = False,
@@ -107,7 +105,7 @@ def plan(
         float | None,
         option(
             metavar="SECONDS",
-            help="Answer after so many seconds of search with the best plan so far and its gap; Ctrl-C does the same.",
+            help="Stop the search after this time, with the best plan so far and its proved gap; Ctrl-C does the same.",
         ),
     ] = None,
     exportable_to: Annotated[

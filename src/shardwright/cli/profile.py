@@ -26,16 +26,16 @@ CLEAR = "\r\033[K"
 def profile(
     out: Annotated[Path, option("--out", "-o", metavar="FILE", help="Write the profile here.")] = Path("profile.json"),
     device: Annotated[
-        str | None, option(metavar="NAME", help="cuda or cpu; the GPU if there is one, if not given.")
+        str | None, option(metavar="NAME", help="cuda or cpu; by default the GPU if there is one.")
     ] = None,
     gpu: Annotated[
         str | None,
         option(
             metavar="NAME",
-            help="What the GPU is in the catalogue (`shardwright gpus`), or what to call one it does not have.",
+            help="Name of the GPU in the catalogue (`shardwright gpus`), or a name for one that is not there.",
         ),
     ] = None,
-    minutes: Annotated[float, option(metavar="N", help="About how long to measure.")] = 3.0,
+    minutes: Annotated[float, option(metavar="N", help="Minutes to measure, about.")] = 3.0,
     links: Annotated[bool, option("--links/--no-links", help="Measure collectives as well.")] = True,
     restart: Annotated[
         bool,
@@ -45,9 +45,9 @@ def profile(
 ) -> None:
     """Measure this machine's devices and links, and plan with what they really do.
 
-    About thirty matrix products of training sizes, forward and both gradients, with attention, memory-bound operators
-    and collectives, take away most of what is uncertain about a GPU that nobody has measured before. It needs PyTorch;
-    the machine should do nothing else meanwhile. Interrupt it at any time: the same command goes on where it stopped.
+    It times about thirty matrix products of training sizes (forward and both gradients), attention, memory-bound
+    operators and collectives: most of what is uncertain about a GPU that nobody has measured. It needs PyTorch, and a
+    machine that does nothing else. Interrupt it at any time: the same command goes on where it stopped.
 
     Examples:
 

@@ -23,7 +23,7 @@ def recover(
     ] = None,
     json: options.AsJson = False,
 ) -> int:
-    """Show what would move from where if machines of an elastic run were lost now. Nothing is touched.
+    """Show what would move, and from where, if an elastic run lost machines now. It touches nothing.
 
     \b
       shardwright recover --dry-run --join 10.0.0.1:29400 --lose machine-2

@@ -14,20 +14,20 @@ LOOPBACK, PORT = "127.0.0.1", 8639
 
 
 def serve(
-    host: Annotated[str, option(metavar="ADDRESS", help="Where to listen; other machines reach no loopback.")] = (
-        LOOPBACK
-    ),
+    host: Annotated[
+        str, option(metavar="ADDRESS", help="Address to listen on; other machines cannot reach the default.")
+    ] = (LOOPBACK),
     port: Annotated[int, option(metavar="N", help="The port; 0 takes a free one.")] = PORT,
     calibration: Calibration = None,
     open_page: Annotated[bool, option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Serve a page on this machine on which you change the question by hand, and the plan follows.
+    """Serve a page on this machine: change the question by hand, and the plan follows.
 
     Choose model and GPUs, drag their numbers, the batch, deadline and budget; a first plan is there at once, and better
     as the search ends. The address of the page holds the question: copy it to share or keep it.
 
-    Programs ask the commands that do not train at /api/NAME, in JSON, with the parameters of the command line, and get
-    what --json prints; /openapi.json describes it.
+    Programs call every command that does not train at /api/NAME, in JSON, with the parameters of the command line, and
+    get what --json prints; /openapi.json describes it.
 
     Examples:
 

@@ -37,14 +37,14 @@ def shop(
         option(metavar="NAME", help="Only on-demand, spot or reserved; may be repeated."),
     ] = (),
     provider: Annotated[
-        str | None, option(metavar="NAME", help="Of the price table, only this provider, e.g. aws.")
+        str | None, option(metavar="NAME", help="Only this provider of the price table, e.g. aws.")
     ] = None,
     region: Annotated[
-        str | None, option(metavar="NAME", help="Of the price table, only this region, e.g. us-east-1.")
+        str | None, option(metavar="NAME", help="Only this region of the price table, e.g. us-east-1.")
     ] = None,
     max_gpus: Annotated[
         int | None,
-        option(metavar="N", help="Of the price table, most GPUs of one type; usually 1024, 64 on spot."),
+        option(metavar="N", help="Most GPUs of one type of the price table; by default 1024, 64 on spot."),
     ] = None,
     deadline: Annotated[
         str | None, option(metavar="TIME", help="Longest run: 30d, 720h or hours. Picks the cheapest in time.")
@@ -54,10 +54,10 @@ def shop(
     ] = None,
     sure: options.Sure = None,
     global_batch: Annotated[
-        int | None, option(metavar="N", help="Samples of one optimizer step; usually about 4 M tokens' worth.")
+        int | None, option(metavar="N", help="Samples of one optimizer step; by default about 4 M tokens.")
     ] = None,
     seq_len: Annotated[
-        int | None, option(metavar="N", help="Tokens of one sample; usually 4096, or the model's most.")
+        int | None, option(metavar="N", help="Tokens of one sample; by default 4096, or the model's limit.")
     ] = None,
     precision: options.Precision = None,
     optimizer: options.Optimizer = "adam",
@@ -67,8 +67,8 @@ def shop(
         int | None,
         option(
             metavar="N",
-            help="Mixes of two offers to search, the most promising; usually one, of all machines of two offers with "
-            "up to 256 GPUs together.",
+            help="Mixes of two offers to search, the most promising; by default one, of all machines of two offers "
+            "with up to 256 GPUs together.",
         ),
     ] = None,
     indifference: options.Indifference = "1%",

@@ -20,20 +20,22 @@ LEAST_DAYS, MOST_DAYS, MOST_ZONES = 0.01, 3650, 1000
 
 def simulate_spot(
     plan: options.PlanFile,
-    trace: Annotated[Path | None, option(metavar="TRACE.csv", help="What could be had when, at which price.")] = None,
+    trace: Annotated[
+        Path | None, option(metavar="TRACE.csv", help="Which machines could be had when, and their price.")
+    ] = None,
     market: Annotated[
         str, option(metavar="NAME", help="Make a trace instead: calm, batches (by zone) or capped (at 24 h).")
     ] = "",
     days: Annotated[float, option(metavar="N", help="Days of a trace that is made.")] = 7.0,
     zones: Annotated[int, option(metavar="N", help="Zones of a trace that is made.")] = 4,
-    seed: Annotated[int, option(metavar="N", help="Of a trace that is made, and of which machines go.")] = 0,
+    seed: Annotated[int, option(metavar="N", help="Seed of a trace that is made, and of which machines go.")] = 0,
     save_trace: Annotated[Path | None, option(metavar="FILE", help="Write the trace that was made here.")] = None,
     out: Annotated[Path | None, option("--out", "-o", metavar="FILE.svg", help="Write a picture here.")] = None,
     json: options.AsJson = False,
 ) -> int:
     """Replay over a plan which spot machines were there and what they cost: useful tokens, dollars, hours lost
-    to each cause. What is done about losses is decided by the code that decides in `train --elastic`, and compared
-    with reloading everything from the cloud, restarts without a new plan, and machines on demand.
+    to each cause. The code of `train --elastic` decides what to do about losses. Beside
+    it stand reloading everything from the cloud, restarts without a new plan, and machines on demand.
 
     \b
       shardwright simulate-spot plan.json --trace trace.csv -o spot.svg

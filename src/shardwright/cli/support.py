@@ -23,8 +23,8 @@ def support(
     accept_guess: options.AcceptGuess = False,
     json: options.AsJson = False,
 ) -> None:
-    """Say who runs what: which trainer runs which precision, optimizer, layer, degree, sharding, schedule and model, as
-    `plan` searches and `export` refuses. With a model: who runs it, and what the others lack; exit 3 if nobody does.
+    """Say which trainer runs which precision, optimizer, layer, degree, sharding, schedule and model, as `plan`
+    searches and `export` refuses. With a model, say who runs it and what the others lack; exit 3 if nobody does.
 
     Examples:
 

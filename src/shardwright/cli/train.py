@@ -22,7 +22,7 @@ def train(
         tuple[str, ...],
         option(
             metavar="FILE.bin[=W]",
-            help="A token file, as `shardwright tokens` makes it, or its URL. Several: of weight W each, or by size.",
+            help="Token file by `shardwright tokens`, or its URL. Several are mixed by their weights W, or by size.",
         ),
     ] = (),
     steps: Annotated[int, option(metavar="N", help="Train up to this step.")] = 100,
@@ -31,7 +31,7 @@ def train(
     ] = None,
     accept_change: Annotated[
         tuple[str, ...],
-        option(metavar="NAME", help=f"Resume though this differs: {', '.join(CHANGES)}. May be repeated."),
+        option(metavar="NAME", help=f"Resume although this differs: {', '.join(CHANGES)}. May be repeated."),
     ] = (),
     weights: Annotated[
         Path | None, option(metavar="DIR", help="Start from the Hugging Face weights in this folder.")
@@ -43,21 +43,17 @@ def train(
         Path | None,
         option(metavar="config.json", help="File to read the norm epsilon and the scaling of rotary positions from."),
     ] = None,
-    mask_documents: Annotated[
-        bool, option("--mask-documents", help="Attention stays within a document: up to its last token.")
-    ] = False,
-    device: Annotated[
-        str | None, option(metavar="NAME", help="cuda or cpu; GPUs if there are any, if not given.")
-    ] = None,
+    mask_documents: Annotated[bool, option("--mask-documents", help="Keep attention within each document.")] = False,
+    device: Annotated[str | None, option(metavar="NAME", help="cuda or cpu; by default GPUs if there are any.")] = None,
     precision: Annotated[
         str | None,
-        option(metavar="NAME", help="bf16, fp16, fp8 (with fp32 master weights) or fp32, if not the plan's."),
+        option(metavar="NAME", help="bf16, fp16, fp8 (with fp32 master weights) or fp32; by default the plan's."),
     ] = None,
     compile: Annotated[
-        bool | None, option("--compile/--no-compile", help="Compile layers; on GPUs, if not given.")
+        bool | None, option("--compile/--no-compile", help="Compile layers; by default on GPUs.")
     ] = None,
     patience: Annotated[
-        float, option(metavar="SECONDS", help="A rank silent or stuck for longer counts as lost.")
+        float, option(metavar="SECONDS", help="Count a rank as lost that is silent or stuck for longer.")
     ] = 120.0,
     dry_run: Annotated[
         bool, option("--dry-run", help="Show every rank's layers, groups, neighbours and memory; run nothing.")

@@ -22,16 +22,16 @@ class RecipeOptions:
     ] = None
     schedule: Annotated[
         str | None,
-        option(metavar="NAME", help=f"How it falls: {', '.join(SCHEDULES)}; {USUAL.schedule}. {TRAVELS}"),
+        option(metavar="NAME", help=f"How the rate falls: {', '.join(SCHEDULES)}; {USUAL.schedule}. {TRAVELS}"),
     ] = None
-    warmup: Annotated[int | None, option(metavar="N", help=f"Steps until it is reached; 0. {TRAVELS}")] = None
-    decay: Annotated[int | None, option(metavar="N", help=f"Step at which it is lowest; 0: never. {TRAVELS}")] = None
+    warmup: Annotated[int | None, option(metavar="N", help=f"Steps of warm-up; 0. {TRAVELS}")] = None
+    decay: Annotated[int | None, option(metavar="N", help=f"Step of the lowest rate; 0: never. {TRAVELS}")] = None
     decay_from: Annotated[
         int | None,
-        option(metavar="N", help=f"Step at which it begins to fall; wsd: in the last tenth. {TRAVELS}"),
+        option(metavar="N", help=f"Step at which the rate begins to fall; wsd: in the last tenth. {TRAVELS}"),
     ] = None
     final_fraction: Annotated[
-        float | None, option(metavar="X", help=f"What is left of it then; {USUAL.final_fraction:g}. {TRAVELS}")
+        float | None, option(metavar="X", help=f"Lowest rate over the highest; {USUAL.final_fraction:g}. {TRAVELS}")
     ] = None
     beta1: Annotated[float | None, option(metavar="X", help=f"Adam's; {USUAL.betas[0]:g}. {TRAVELS}")] = None
     beta2: Annotated[float | None, option(metavar="X", help=f"Adam's; {USUAL.betas[1]:g}. {TRAVELS}")] = None
@@ -42,12 +42,12 @@ class RecipeOptions:
     ] = None
     clip: Annotated[
         float | None,
-        option(metavar="X", help=f"Limit of the gradients' global norm; {USUAL.clip:g}; 0: none. {TRAVELS}"),
+        option(metavar="X", help=f"Clip gradients to this global norm; {USUAL.clip:g}; 0: off. {TRAVELS}"),
     ] = None
-    optimizer: Annotated[str | None, option(metavar="NAME", help=f"{', '.join(METHODS)}, if not the plan's.")] = None
-    seed: Annotated[
-        int | None, option(metavar="N", help=f"Of initial weights and the order of samples; 0. {TRAVELS}")
-    ] = None
+    optimizer: Annotated[str | None, option(metavar="NAME", help=f"{', '.join(METHODS)}; else the plan's.")] = None
+    seed: Annotated[int | None, option(metavar="N", help=f"Seed of initial weights and sample order; 0. {TRAVELS}")] = (
+        None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class OutputOptions:
         Path | None, option(metavar="DIR", help="Write Hugging Face weights, or adapters for PEFT, here at the end.")
     ] = None
     eval_data: Annotated[
-        str | None, option(metavar="FILE.bin", help="Held-out tokens, on which the loss is taken too.")
+        str | None, option(metavar="FILE.bin", help="Held-out tokens to take the loss on as well.")
     ] = None
     eval_every: Annotated[int, option(metavar="N", help="Steps between held-out losses; 0: at the end.")] = 0
     eval_batches: Annotated[int, option(metavar="N", help="Global batches of held-out tokens.")] = 8
@@ -72,15 +72,17 @@ class OutputOptions:
     ] = False
     wandb: Annotated[str, option(metavar="PROJECT", help="Send metrics to this project of Weights & Biases too.")] = ""
     logs: Annotated[
-        Path | None, option(metavar="DIR", help="Write what each rank prints into a file of its own too.")
+        Path | None, option(metavar="DIR", help="Also write the output of each rank to a file of its own.")
     ] = None
     profile: Annotated[
         Path | None, option(metavar="FILE", help="Write a layer profile of the first steps, to plan with.")
     ] = None
-    profile_steps: Annotated[int, option(metavar="N", help="Steps to measure for it.")] = 3
+    profile_steps: Annotated[int, option(metavar="N", help="Steps that --profile measures.")] = 3
     trace: Annotated[
         Path | None,
-        option(metavar="FILE.json", help="Write the second step, and the predicted one, for ui.perfetto.dev."),
+        option(
+            metavar="FILE.json", help="Write a trace of the second step beside the predicted one, for ui.perfetto.dev."
+        ),
     ] = None
 
 
@@ -88,31 +90,31 @@ class OutputOptions:
 class FleetOptions:
     """Machines that come and go: run the same command on each."""
 
-    elastic: Annotated[bool, option("--elastic", help="Outlive lost machines.")] = False
+    elastic: Annotated[bool, option("--elastic", help="Go on when machines go or come.")] = False
     listen: Annotated[str, option(metavar="HOST:PORT", help="Where the other machines reach this one.")] = (
         "127.0.0.1:29400"
     )
-    join: Annotated[str, option(metavar="HOST:PORT,…", help="Where others may be; the first begins.")] = ""
+    join: Annotated[str, option(metavar="HOST:PORT,…", help="Addresses of the machines; the first one begins.")] = ""
     secret_file: Annotated[
         Path | None,
         option(metavar="FILE", help="The run's secret, the same on all machines; else $SHARDWRIGHT_SECRET."),
     ] = None
-    name: Annotated[str, option(metavar="NAME", help="This machine's name; the host's.")] = ""
-    zone: Annotated[str, option(metavar="NAME", help="What may be lost as one.")] = ""
+    name: Annotated[str, option(metavar="NAME", help="Name of this machine; by default the host's.")] = ""
+    zone: Annotated[str, option(metavar="NAME", help="Machines of one zone may be lost together.")] = ""
     machine_gpu: Annotated[str, option(metavar="NAME", help="This machine's GPU type, where the plan has several.")] = (
         ""
     )
-    memory: Annotated[Path | None, option(metavar="DIR", help="Snapshots in memory; a folder in /dev/shm.")] = None
-    upload: Annotated[str, option(metavar="URL", help="Checkpoints go here too: s3://…, gs://…, file:///….")] = ""
-    etcd: Annotated[str, option(metavar="HOST:PORT,…", help="Who may go on is settled here, else in --upload.")] = ""
-    snapshot_every: Annotated[int, option(metavar="N", help="Steps lost at most, if a shard has no holder.")] = 10
+    memory: Annotated[Path | None, option(metavar="DIR", help="Folder of snapshots; by default in /dev/shm.")] = None
+    upload: Annotated[str, option(metavar="URL", help="Copy checkpoints here: s3://…, gs://…, file:///….")] = ""
+    etcd: Annotated[str, option(metavar="HOST:PORT,…", help="Settle here who may go on, else in --upload.")] = ""
+    snapshot_every: Annotated[int, option(metavar="N", help="Most steps lost where a shard has no holder.")] = 10
     silence: Annotated[
-        float, option(metavar="SECONDS", help="A machine silent for longer is lost, and a worker that is stopped.")
+        float, option(metavar="SECONDS", help="Count a machine, or a stopped worker, as lost after this silence.")
     ] = 5.0
-    wait: Annotated[float, option(metavar="SECONDS", help="Wait so long for machines that a plan needs.")] = 600.0
+    wait: Annotated[float, option(metavar="SECONDS", help="Longest wait for machines that a plan needs.")] = 600.0
     notices: Annotated[
         str,
-        option(metavar="CLOUD,…", help="Watch for the notice of aws, gcp or azure that it takes this machine."),
+        option(metavar="CLOUD,…", help="Watch for the preemption notice of aws, gcp or azure."),
     ] = ""
 
 

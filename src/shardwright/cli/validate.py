@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 def validate(
     runs: Annotated[
-        Path | None, argument(metavar="[RUNS.csv]", help="Runs, one a row; the published ones if not given.")
+        Path | None, argument(metavar="[RUNS.csv]", help="Runs, one a row; by default the published ones.")
     ] = None,
     failed: Annotated[
         Path | None,
         option(metavar="FILE", help="Runs that ran out of memory, in the same columns, to judge what fits."),
     ] = None,
     quality: Annotated[
-        str, option(metavar="LETTERS", help="Only runs of these qualities, e.g. AB; all if not given.")
+        str, option(metavar="LETTERS", help="Only runs of these qualities, e.g. AB; by default all.")
     ] = "",
     kind: Annotated[
         tuple[str, ...], option(metavar="NAME", help="Only runs of this kind, e.g. pretrain; may be repeated.")
@@ -35,9 +35,9 @@ def validate(
     markdown: Annotated[Path | None, option(metavar="FILE", help="Write the tables as a page.")] = None,
     json: options.AsJson = False,
 ) -> None:
-    """Predict training runs and compare with what was measured of them: run by run, by group, against simple rivals.
+    """Predict training runs and compare with what was measured: run by run, by group, against simple rivals.
 
-    Without a file, the published runs that ship with Shardwright. docs/how-to-validate.md has the columns of a file.
+    Without a file it takes the published runs that ship. docs/how-to-validate.md has the columns of a file.
 
     Examples:
 

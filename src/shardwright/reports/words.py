@@ -194,7 +194,7 @@ def _(finding: findings.Offload) -> str:
 
 @in_words.register
 def _(finding: findings.SeveralMakers) -> str:
-    return f"plans over GPUs of {' and '.join(finding.makers)}, which no library joins"
+    return f"GPUs of {' and '.join(finding.makers)} together, which no library joins"
 
 
 @in_words.register

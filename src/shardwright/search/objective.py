@@ -34,7 +34,7 @@ def require_sure(sure: float | None, job: Job) -> None:
 def require_indifference(part: float) -> None:
     """Raise SpecError where a part of the objective is not one that a better-proven plan may cost more."""
     if not 0.0 <= part <= MOST_INDIFFERENCE:
-        message = f"{part:g} is not a part from 0 to {MOST_INDIFFERENCE:g}"
+        message = f"{part:g} is not a fraction from 0 to {MOST_INDIFFERENCE:g}"
         raise bad("`indifference=`", message, "0.01 or 1% is the default")
 
 

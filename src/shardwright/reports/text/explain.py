@@ -278,7 +278,7 @@ def nearest_words(plan: Plan, other: Plan) -> str:
     if plan.prediction is not None:
         more = seconds / plan.prediction.iteration_seconds - 1.0
         than = "as long" if abs(more) < ALIKE else f"{abs(more):.1%} {'more' if more > 0 else 'less'}"
-        words += f", {than} (priced as {other.job.framework} runs it)"
+        words += f", {than} (priced for {other.job.framework})"
     return f"{words}: {gpu_words(other)}, {strategy.degrees_words(other)}"
 
 

@@ -58,13 +58,13 @@ def plan_answers(best: Plan, whole: str, idle: str = "") -> Iterator[tuple[str, 
 
 
 def runs_on(plan: Plan) -> str:
-    """Return which software runs a plan, and which one it is priced as."""
+    """Return which software runs a plan, and which one it is priced for."""
     if _ordinary(plan):
-        return f"priced as {plan.job.framework} runs it"
+        return f"priced for {plan.job.framework}"
     unequal = "shares" if plan.layered else "stages" if len(plan.replicas) == 1 else "replicas"
     if plan.job.framework == OWN:
-        return f"priced as `shardwright train` runs it, which alone runs unequal {unequal}"
-    return f"`shardwright train` alone runs unequal {unequal}; priced with the habits of {plan.job.framework}"
+        return f"priced for `shardwright train`, which alone runs unequal {unequal}"
+    return f"`shardwright train` alone runs unequal {unequal}; priced for {plan.job.framework}"
 
 
 def _ordinary(plan: Plan) -> bool:
@@ -112,7 +112,7 @@ def _sure(best: Plan) -> Iterator[str]:
         yield f"no published training run of the {gpu} exists, so the interval is wide"
     for switch in rare_in(best):
         if switch.axis != UNREPORTED:
-            yield f"{in_words(switch)} is hardly tested, which widens the interval"
+            yield f"hardly tested: {in_words(switch)}, which widens the interval"
     if prediction.evidence:
         run = prediction.evidence[0]
         far = " (far from this plan)" if run.distance > FAR else ""

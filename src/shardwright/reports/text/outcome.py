@@ -57,7 +57,7 @@ def money_words(prediction: Prediction) -> str:
     )
     if prediction.dollars_total is not None and run is not None:
         words += (
-            f"; all tokens take {run} and {format_dollars(prediction.dollars_total)}, failures and restarts counted"
+            f"; all tokens take {run} and {format_dollars(prediction.dollars_total)}, including failures and restarts"
         )
     return words
 

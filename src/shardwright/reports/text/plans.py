@@ -109,7 +109,7 @@ def run_words(plan: Plan, hours: float, dollars: float | None) -> str:
     if dollars is None:
         return f"{words}; no price known, so no cost (price_per_hour)"
     least, most = (format_dollars(end) for end in carried(prediction, dollars))
-    return f"{words} for {format_dollars(dollars)} ({least} to {most}), failures and restarts counted"
+    return f"{words} for {format_dollars(dollars)} ({least} to {most}), including failures and restarts"
 
 
 def plan_text(plan: Plan, title: str, width: int) -> str:

@@ -55,7 +55,7 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
 
 def _listed(sizes: Iterable[Size]) -> str:
     return (
-        ", ".join(size.way.name if size.fits else f"{size.way.name} ({size.fit_probability:.0%})" for size in sizes)
+        "; ".join(size.way.name if size.fits else f"{size.way.name} ({size.fit_probability:.0%})" for size in sizes)
         or "nothing"
     )
 
