@@ -10,7 +10,7 @@ from tools.refit import ratios
 from tools.refit.training import timed_cases
 
 from shardwright import Plan, load_cluster, load_model, make_job, plan
-from shardwright.cost.trust.comparison import ratio_interval, steps, unlikeness
+from shardwright.cost.trust.comparison import SHARED, ratio_interval, steps, unlikeness
 from shardwright.validation.case import Case
 from shardwright.validation.published import published_runs
 
@@ -41,15 +41,17 @@ def test_swapped_plans_have_the_inverse_and_a_plan_beside_itself_is_alike(plans:
     assert width(same) <= width((low, high))
 
 
-def test_plans_on_other_gpus_share_no_error(plans: tuple[Plan, ...]) -> None:
+def test_plans_on_other_gpus_share_half_of_their_errors_or_nothing(plans: tuple[Plan, ...]) -> None:
     mine = plans[0]
     assert mine.prediction is not None
-    other = replace(mine, model=replace(mine.model, name="another"))
-    low, high = mine.prediction.interval
-    assert np.log(width(ratio_interval(mine, other))) == pytest.approx(
-        2.0
-        * np.hypot(np.log(mine.prediction.iteration_seconds / low), np.log(high / mine.prediction.iteration_seconds))
-    )
+    seconds, (low, high) = mine.prediction.iteration_seconds, mine.prediction.interval
+    independent = 2.0 * np.hypot(np.log(seconds / low), np.log(high / seconds))
+    other_model = replace(mine, model=replace(mine.model, name="another"))
+    assert np.log(width(ratio_interval(mine, other_model))) == pytest.approx(independent)
+    replica = mine.replicas[0]
+    mixed = replace(replica, stages=(replace(replica.stages[0], gpu="L4"), *replica.stages))
+    other_gpus = replace(mine, replicas=(mixed,))
+    assert np.log(width(ratio_interval(mine, other_gpus))) == pytest.approx(independent * np.sqrt(1.0 - SHARED))
 
 
 def test_unlikeness_is_half_of_what_moves_and_half_of_the_ratio() -> None:

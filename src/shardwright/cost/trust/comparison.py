@@ -22,6 +22,8 @@ from shardwright.arrays import Floats
 from shardwright.files import shipped_table
 from shardwright.plans.plan import Plan, Prediction
 
+SHARED = 0.5  # correlation of the errors of plans that have a GPU type in common; chosen, 0.3 to 0.7
+
 
 def unlikeness(parts: Floats, others: Floats) -> Floats:
     """Return z for pairs of iterations given by the seconds of their parts, [N, T] each."""
@@ -39,13 +41,17 @@ def steps() -> tuple[Floats, Floats]:
 
 def ratio_interval(mine: Plan, other: Plan) -> tuple[float, float]:
     """Return the 80 % interval of the seconds of an iteration of `mine` over those of `other`, both with predictions.
-    Plans of another model or on other GPU types share nothing: the intervals of both count, as independent."""
+    Of plans of another model or on other GPU types the intervals of both count, half shared where a type is on both
+    sides, and as independent elsewhere."""
     ours, theirs = mine.prediction, other.prediction
     assert ours is not None and theirs is not None
     ratio = ours.iteration_seconds / theirs.iteration_seconds
-    if mine.model.name != other.model.name or mine.gpus_by_type.keys() != other.gpus_by_type.keys():
+    one_model = mine.model.name == other.model.name
+    if not one_model or mine.gpus_by_type.keys() != other.gpus_by_type.keys():
         (less, more), (theirs_less, theirs_more) = map(_log_ends, (ours, theirs))
-        return ratio * math.exp(-math.hypot(less, theirs_more)), ratio * math.exp(math.hypot(more, theirs_less))
+        left = math.sqrt(1.0 - SHARED * (one_model and bool(mine.gpus_by_type.keys() & other.gpus_by_type.keys())))
+        low, high = left * math.hypot(less, theirs_more), left * math.hypot(more, theirs_less)
+        return ratio * math.exp(-low), ratio * math.exp(high)
     parts, others = (np.array(astuple(prediction.time)) for prediction in (ours, theirs))
     starts, heights = steps()
     half = float(heights[np.searchsorted(starts, unlikeness(parts, others), side="right") - 1])
