@@ -239,11 +239,12 @@ def _least_in_a_domain(table: Table, replicas: Replicas, kinds: Ints, shared: Bo
 def shares(copies: Sequence[int], first: Sequence[int], total: int, seconds: TimeOf) -> list[tuple[int, int, int]]:
     """Return (kind, count, micro_batches) for `copies` replicas of each kind that take `total` together.
 
-    Starts from `first` micro-batches each, gives to the replica that would end first and takes from the one that ends
-    last. A kind falls in two groups where its replicas differ by one.
+    Starts from `first` micro-batches each, all of them at most, gives to the replica that would end first and takes
+    from the one that ends last. A kind falls in two groups where its replicas differ by one.
     """
     counts: dict[tuple[int, int], int] = {}
-    for kind, (count, size) in enumerate(zip(copies, first, strict=True)):
+    for kind, (count, most) in enumerate(zip(copies, first, strict=True)):
+        size = min(most, total)
         counts[(kind, size)] = counts.get((kind, size), 0) + count
     given = sum(count * size for (_, size), count in counts.items())
     while given < total:
