@@ -9,6 +9,7 @@ from shardwright.cost.trust.interval import carried
 from shardwright.plans.plan import Plan, Prediction, StageMemory
 from shardwright.reports.html.cluster_map import map_section
 from shardwright.reports.html.timeline import timeline_section
+from shardwright.reports.palette import MEMORY, TERMS, numbered
 from shardwright.reports.section import Chart, Figure, Section, Table
 from shardwright.reports.text import outcome
 from shardwright.reports.text.plans import predicted, settings_of
@@ -103,7 +104,13 @@ def time_section(plans: list[tuple[str, Plan]]) -> Section:
         chart=Chart(
             kind="bars",
             label=label,
-            data={"unit": "seconds", "rows": names, "kinds": list(terms.values()), "values": seconds},
+            data={
+                "unit": "seconds",
+                "rows": names,
+                "kinds": list(terms.values()),
+                "colours": [numbered(TERMS[field]) for field in terms],
+                "values": seconds,
+            },
         ),
         table=Table(columns=columns, rows=rows, words=("term",)),
     )
@@ -125,6 +132,7 @@ def memory_section(plan: Plan) -> Section:
             "unit": "bytes",
             "rows": [name for name, _ in stages],
             "kinds": kinds,
+            "colours": [numbered(MEMORY[kind]) for kind in kinds],
             "values": [[_term(memory, kind) for kind in kinds] for _, memory in stages],
             "limits": [memory.capacity_bytes for _, memory in stages],
             "limit_name": "capacity",
