@@ -8,14 +8,54 @@ from collections import Counter
 from functools import cache
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwright
-from shardwright.exporters.perfetto import HOST, MeasuredSpan, RankTrace, measured_events
+from shardwright.exporters.perfetto import HOST, MeasuredSpan, RankTrace, complete, measured_events, measured_trace
 from shardwright.plans.plan import Plan
 from shardwright.search.space.axes import parse_pins
+
+NUMBER, TEXT, TIME = (
+    {"type": "integer", "minimum": 0},
+    {"type": "string", "minLength": 1},
+    {"type": "number", "minimum": 0},
+)
+
+
+def _event(needed: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of an event that has the fields `needed` and may have `more`."""
+    return {"properties": {**needed, **more}, "required": [*needed], "additionalProperties": False}
+
+
+def _metadata(name: str, about: str, value: dict[str, Any], where: tuple[str, ...]) -> dict[str, Any]:
+    args = {"properties": {about: value}, "required": [about], "additionalProperties": False}
+    return _event({"ph": {"const": "M"}, "name": {"const": name}, "args": args} | dict.fromkeys(where, NUMBER), {})
+
+
+# The parts of the trace-event format that a trace may have: the object form, complete events and the metadata of names
+# and places; the fields and units are those of the document that `shardwright.exporters.perfetto` cites.
+COMPLETE = _event(
+    {"ph": {"const": "X"}, "name": TEXT, "cat": TEXT, "ts": TIME, "dur": TIME, "pid": NUMBER, "tid": NUMBER},
+    {"args": {"type": "object"}},
+)
+METADATA = [
+    _metadata(f"{what}_{kind}", about, value, where)
+    for what, where in (("process", ("pid",)), ("thread", ("pid", "tid")))
+    for kind, about, value in (("name", "name", TEXT), ("sort_index", "sort_index", NUMBER))
+]
+TRACE = {
+    "type": "object",
+    "properties": {
+        "displayTimeUnit": {"enum": ["ms", "ns"]},
+        "otherData": {"type": "object"},
+        "traceEvents": {"type": "array", "minItems": 1, "items": {"type": "object", "oneOf": [COMPLETE, *METADATA]}},
+    },
+    "required": ["traceEvents"],
+    "additionalProperties": False,
+}
 
 
 @cache
@@ -28,6 +68,42 @@ def plan() -> Plan:
 @cache
 def events() -> tuple[dict[str, Any], ...]:
     return tuple(json.loads(shardwright.export(plan(), "perfetto").main)["traceEvents"])
+
+
+def test_the_trace_is_one_of_the_format() -> None:
+    ranks = [
+        RankTrace(
+            rank=rank,
+            process=(0, 0),
+            name="stage 0",
+            wall_seconds=float(rank),
+            spans=[MeasuredSpan(name="x", kind="operator", begin=0.0, end=0.5, lane=HOST)],
+        )
+        for rank in range(2)
+    ]
+    jsonschema.validate(json.loads(shardwright.export(plan(), "perfetto").main), TRACE)
+    jsonschema.validate(json.loads(measured_trace(plan(), ranks)), TRACE)
+
+
+def test_an_event_without_a_field_is_not_of_the_format() -> None:
+    for field in ("ph", "name", "ts", "dur", "pid", "tid"):
+        event = {name: value for name, value in complete(0, 0, "x", "y", 0.0, 1.0, {}).items() if name != field}
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({"traceEvents": [event]}, TRACE)
+
+
+def test_events_of_a_thread_stand_inside_each_other_or_apart() -> None:
+    threads: dict[Any, list[tuple[float, float]]] = {}
+    for event in events():
+        if event["ph"] == "X":
+            threads.setdefault((event["pid"], event["tid"]), []).append((event["ts"], -event["ts"] - event["dur"]))
+    for spans in threads.values():
+        ends: list[float] = []
+        for start, end in sorted(spans):
+            while ends and ends[-1] <= start:
+                ends.pop()
+            assert not ends or -end <= ends[-1]
+            ends.append(-end)
 
 
 def test_every_pass_is_there_once() -> None:

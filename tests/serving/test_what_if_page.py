@@ -73,6 +73,24 @@ def test_a_drag_changes_question_address_and_answer(page: Page) -> None:
     assert page.run("document.querySelector('.group:last-child .nodes').value") == "4"
 
 
+def test_what_is_not_final_is_dimmed_and_buttons_wait_for_it(page: Page) -> None:
+    look = (
+        "[document.body.dataset.step, +getComputedStyle(document.querySelector('#key-figures')).opacity < 1,"
+        "['#keep', '#export', '[data-to]'].every((name) => document.querySelector(name).disabled),"
+        "document.querySelector('#progress').hidden, document.querySelector('#progress').value]"
+    )
+    page.run(
+        f"window.seen = []; new MutationObserver(() => document.body.dataset.step && seen.push({look}))"
+        ".observe(document.body, { attributes: true, attributeFilter: ['data-step'] })"
+    )
+    put(page, "#global_batch", "128")
+    page.wait("document.body.dataset.done?.includes('128')")
+    seen = page.run("window.seen")
+    assert seen[0] == ["first", True, True, False, 1]
+    assert ["best", False, False, True, 3] in seen
+    assert page.run(look)[1:] == [False, False, True, 3]
+
+
 def test_the_address_brings_the_question_back(page: Page, server: Server) -> None:
     put(page, "#global_batch", "128")
     page.wait("document.body.dataset.done?.includes('global_batch=128')")

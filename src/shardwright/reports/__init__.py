@@ -6,6 +6,7 @@
 * `documents/`: JSON
 * `svg/`: pictures
 * `section`: what a report is made of
+* `palette`: the colours of all charts
 * `accuracy`: a validation as a page of documentation
 * `words`: findings and assumptions in English
 """

@@ -23,6 +23,7 @@ from shardwright.plans.document import to_document
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.ranking import Ranking
 from shardwright.reports.documents.ranking import ranking_document
+from shardwright.reports.html.plan_sections import memory_section
 from shardwright.reports.html.report import report
 from shardwright.reports.text.explain import value
 from shardwright.search.planner import on_fewer, plan, predict
@@ -214,6 +215,33 @@ def test_what_is_no_result_is_one_message(tmp_path: Path, content: str, words: s
     (tmp_path / "x.json").write_text(content, encoding="utf-8")
     done = run(["report", str(tmp_path / "x.json"), "-o", str(tmp_path / "x.html")])
     assert done.code == 2 and words in done.err and not (tmp_path / "x.html").exists()
+
+
+def test_a_page_of_512_gpus_is_below_a_megabyte() -> None:
+    model, machines = shardwright.load_model("llama-2-70b"), shardwright.load_cluster("64x8xH100-SXM")
+    job, space = shardwright.make_job(global_batch=1024, seq_len=4096, tokens=1e12), parse_pins(["tp=8", "pp=4"])
+    found = shardwright.plan(model, machines, job, space=space, gap=0.5)
+    assert found.best.gpus == 512 and len(report(ranking_document(found)).encode()) < 1_000_000
+
+
+def test_memory_of_many_stages_is_that_of_the_fullest_of_each_gpu_type() -> None:
+    best = ranking().best
+    assert best.prediction is not None
+    stage, memory = best.replicas[0].stages[0], best.prediction.memory[0][0]
+    gpus = [("A100-SXM-40", "V100-SXM2")[place % 2] for place in range(30)]
+    needs = [replace(memory, weights_bytes=memory.weights_bytes * (1 + place * 7 % 30)) for place in range(30)]
+    replicas = (replace(best.replicas[0], stages=tuple(replace(stage, gpu=name) for name in gpus)),)
+    found = memory_section(
+        replace(best, replicas=replicas, prediction=replace(best.prediction, memory=(tuple(needs),)))
+    )
+    assert found.chart is not None and found.table is not None
+    for name, words, values in zip(gpus, found.chart.data["rows"], found.chart.data["values"], strict=False):
+        most = max(
+            (need for gpu, need in zip(gpus, needs, strict=True) if gpu == name), key=lambda need: need.total_bytes
+        )
+        assert words == f"{name}: stage {needs.index(most)}, of 15 stages" and sum(values) == most.total_bytes
+    assert len(found.chart.data["rows"]) == 2
+    assert [row[0].split(": ")[1] for row in found.table.rows] == sorted(gpus)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")

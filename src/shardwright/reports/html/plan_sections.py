@@ -9,14 +9,24 @@ from shardwright.cost.trust.interval import carried
 from shardwright.plans.plan import Plan, Prediction, StageMemory
 from shardwright.reports.html.cluster_map import map_section
 from shardwright.reports.html.timeline import timeline_section
+from shardwright.reports.palette import MEMORY, TERMS, numbered
 from shardwright.reports.section import Chart, Figure, Section, Table
 from shardwright.reports.text import outcome
 from shardwright.reports.text.plans import predicted, settings_of
 from shardwright.reports.text.site import effect_words
 from shardwright.reports.words import pools_assumed
 from shardwright.search.renting import choice_on_cluster
-from shardwright.units import SECONDS_PER_HOUR, clock, format_bytes, format_count, format_dollars, format_seconds
+from shardwright.units import (
+    SECONDS_PER_HOUR,
+    clock,
+    counted,
+    format_bytes,
+    format_count,
+    format_dollars,
+    format_seconds,
+)
 
+MOST_STAGES = 12  # in the chart of memory; of more, the fullest of each GPU type is drawn
 SMALLEST_SHARE = 0.0005  # of an iteration; a smaller term is not worth a row
 
 
@@ -103,7 +113,13 @@ def time_section(plans: list[tuple[str, Plan]]) -> Section:
         chart=Chart(
             kind="bars",
             label=label,
-            data={"unit": "seconds", "rows": names, "kinds": list(terms.values()), "values": seconds},
+            data={
+                "unit": "seconds",
+                "rows": names,
+                "kinds": list(terms.values()),
+                "colours": [numbered(TERMS[field]) for field in terms],
+                "values": seconds,
+            },
         ),
         table=Table(columns=columns, rows=rows, words=("term",)),
     )
@@ -117,16 +133,25 @@ def memory_section(plan: Plan) -> Section:
         for number, row in enumerate(prediction.memory)
         for place, memory in enumerate(row)
     ]
+    gpus = [stage.gpu for replica in plan.replicas for stage in replica.stages]
+    by_type = {
+        name: [row for row, gpu in zip(stages, gpus, strict=True) if gpu == name] for name in dict.fromkeys(gpus)
+    }
+    stages = [row for rows in by_type.values() for row in rows]
+    drawn, whose = stages, "each stage"
+    if len(stages) > MOST_STAGES:
+        drawn, whose = [_fullest_of(name, rows) for name, rows in by_type.items()], "the fullest stage of each GPU type"
     kinds = [name for name in outcome.MEMORY_TERMS if any(_term(memory, name) for _, memory in stages)]
     chart = Chart(
         kind="bars",
-        label="Peak memory of one GPU of each stage by kind, with its capacity; the table has the same figures.",
+        label=f"Peak memory of one GPU of {whose} by kind, with its capacity; the table has all stages.",
         data={
             "unit": "bytes",
-            "rows": [name for name, _ in stages],
+            "rows": [name for name, _ in drawn],
             "kinds": kinds,
-            "values": [[_term(memory, kind) for kind in kinds] for _, memory in stages],
-            "limits": [memory.capacity_bytes for _, memory in stages],
+            "colours": [numbered(MEMORY[kind]) for kind in kinds],
+            "values": [[_term(memory, kind) for kind in kinds] for _, memory in drawn],
+            "limits": [memory.capacity_bytes for _, memory in drawn],
             "limit_name": "capacity",
         },
     )
@@ -143,10 +168,16 @@ def memory_section(plan: Plan) -> Section:
     return Section(
         name="memory",
         title="Memory",
-        lead=f"Peak of one GPU of each stage. The plan fits with probability {prediction.fit_probability:.0%}.",
+        lead=f"Peak of one GPU of {whose}. The plan fits with probability {prediction.fit_probability:.0%}.",
         chart=chart,
         table=Table(columns=("stage", *kinds, "total", "capacity", "full"), rows=rows, words=("stage",)),
     )
+
+
+def _fullest_of(gpu: str, rows: list[tuple[str, StageMemory]]) -> tuple[str, StageMemory]:
+    """Return the stage of a GPU type that needs most, with words for all of them."""
+    name, memory = max(rows, key=lambda row: row[1].total_bytes)
+    return f"{gpu}: {name.rpartition(':')[0]}, of {counted(len(rows), 'stage')}", memory
 
 
 def _term(memory: StageMemory, name: str) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 
+from shardwright.reports.palette import style
 from shardwright.reports.section import Figure, Page, Section, Table
 
 ASSETS = files("shardwright.reports.html").joinpath("assets")
@@ -60,8 +61,9 @@ def charts_of(sections: Iterable[Section]) -> dict[str, object]:
 
 
 def asset(name: str) -> str:
-    """Return a style sheet or script that ships with the package."""
-    return ASSETS.joinpath(name).read_text(encoding="utf-8")
+    """Return a style sheet or script that ships with the package; that of all pages begins with the palette."""
+    text = ASSETS.joinpath(name).read_text(encoding="utf-8")
+    return style() + text if name == "page.css" else text
 
 
 def _data(name: str, value: object) -> str:

@@ -13,6 +13,7 @@ from shardwright.errors import bad
 from shardwright.plans.document import load_plan
 from shardwright.plans.plan import Plan
 from shardwright.reports.html.page_of import context_lines, plan_page
+from shardwright.reports.palette import BUBBLE, DONE, numbered
 from shardwright.reports.section import Chart, Figure, Page, Section, Table
 from shardwright.reports.text.mixed import gpu_words
 from shardwright.units import format_bytes, format_count, format_seconds
@@ -96,6 +97,7 @@ def _ranks(status: Mapping[str, Any]) -> Section:
                 "unit": "seconds",
                 "rows": [row[0] for row in rows],
                 "kinds": kinds,
+                "colours": [numbered(colour[1:]) for colour in (DONE["backward"], BUBBLE)],
                 "values": [[rank["busy_seconds"], rank["waiting_seconds"]] for rank in ranks],
             },
         ),

@@ -10,18 +10,17 @@ from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.iteration.mixed import Mixed, mixed_iteration
 from shardwright.cost.iteration.timeline import Kind, TimelineEvent, closing_events, pass_events
 from shardwright.plans.plan import Plan, Replica, Stage
+from shardwright.reports.palette import DONE, number_of
 from shardwright.reports.section import Chart, Section, Table
 from shardwright.units import counted, format_seconds
 
-ORDER: tuple[Kind, ...] = ("forward", "recompute", "backward", "communicate", "synchronise", "optimizer")
-KINDS = (
-    {"name": "forward", "colour": 0, "opacity": 0.55, "height": 0.72},
-    {"name": "recomputation", "colour": 7, "opacity": 1.0, "height": 0.48},
-    {"name": "backward", "colour": 0, "opacity": 1.0, "height": 0.72},
-    {"name": "communication inside the pass", "colour": 3, "opacity": 1.0, "height": 0.72},
-    {"name": "gradients and weights between replicas", "colour": 5, "opacity": 0.8, "height": 0.36},
-    {"name": "optimizer", "colour": 2, "opacity": 0.9, "height": 0.72},
-)
+ORDER = tuple(DONE)
+HEIGHTS: dict[Kind, float] = {"recompute": 0.48, "synchronise": 0.36}  # of a row; of others MOST
+MOST = 0.72
+KINDS = [
+    {"name": words, "colour": number_of(hue), "opacity": opacity, "height": HEIGHTS.get(kind, MOST)}
+    for kind, (words, hue, opacity) in DONE.items()
+]
 MICRO_BATCHES, CHUNKS, UNITS = ["micro-batch"], ["micro-batch", "virtual stage"], ["wave", "unit"]
 MOST_BARS = 24_000  # of a page; of longer pipelines the first and last micro-batches are drawn
 OF_STAGES = (

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from shardwright.cost.compute.efficiency import Efficiency
-from shardwright.cost.iteration.mixed import ReplicaTime, mixed_iteration, pipeline_timeline
+from shardwright.cost.iteration.mixed import mixed_iteration
+from shardwright.cost.iteration.timeline import Kind, TimelineEvent, closing_events, pass_events
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.pipeline.schedule import FORWARD
-from shardwright.cost.pipeline.simulate import Timeline
 from shardwright.errors import SpecError
 from shardwright.files import write_atomically
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, Replica, Stage
 from shardwright.plans.ranking import Ranking
+from shardwright.reports.palette import BUBBLE, DONE, on_paper
 from shardwright.reports.text.mixed import gpu_words
 from shardwright.units import counted, format_seconds
 
-COLOURS = (
-    ("#3b6fb6", "#9dbbe0"),
-    ("#dd8452", "#f2c9ae"),
-    ("#55a868", "#aed6b8"),
-    ("#8172b3", "#c6bfe0"),
-    ("#937860", "#d0c2b4"),
-    ("#c44e52", "#e7b0b2"),
-)  # of a GPU type: backward, forward
 LEFT, RIGHT, TOP, ROW, GAP, WIDTH = 350, 60, 70, 20, 16, 800
 NARROWEST = 0.35  # units of the picture; shorter passes are drawn together with their neighbours
-TICKS = 5
+TICKS = 6  # at most, beside that at 0
+MINUTES = 120.0  # seconds from which times have another unit, in which they are not round
+ROUND = (1.0, 2.0, 5.0, 10.0)
+THIN: Kind = "synchronise"  # goes on beside the passes, so that it is drawn below them
 
 
 def picture(plan: Plan, efficiency: Efficiency) -> str:
@@ -44,60 +40,60 @@ def picture(plan: Plan, efficiency: Efficiency) -> str:
         'font-family="sans-serif" font-size="11" fill="#333">',
         '<rect width="100%" height="100%" fill="white"/>',
         f'<text x="12" y="24" font-size="15">{escape(title)}</text>',
-        *_legend(plan),
+        *_legend(),
     ]
     y = float(TOP)
-    for replica, times in zip(plan.replicas, iteration.replicas, strict=True):
-        parts += _replica(plan, replica, times, y, scale)
+    for number, replica in enumerate(plan.replicas):
+        done = [*pass_events(plan, iteration, number), *closing_events(plan, iteration, number)]
+        parts += _replica(plan, replica, done, y, scale)
         y += ROW * len(replica.stages) + GAP
     parts += _axis(iteration.seconds, y, scale)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _legend(plan: Plan) -> list[str]:
+def _legend() -> list[str]:
     parts, x = [], 12.0
-    for name, (dark, light) in zip(plan.gpus_by_type, COLOURS, strict=False):
-        parts.append(f'<rect x="{x:.0f}" y="38" width="10" height="10" fill="{light}"/>')
-        parts.append(f'<rect x="{x + 10:.0f}" y="38" width="10" height="10" fill="{dark}"/>')
-        words = f"{name} forward, backward"
-        parts.append(f'<text x="{x + 25:.0f}" y="47">{escape(words)}</text>')
-        x += 45 + 6.0 * len(words)
+    for words, hue, opacity in (*DONE.values(), BUBBLE):
+        colour = f'fill="{on_paper(hue)}" fill-opacity="{opacity:g}"'
+        parts.append(f'<rect x="{x:.0f}" y="38" width="10" height="10" {colour}/>')
+        parts.append(f'<text x="{x + 15:.0f}" y="47">{escape(words)}</text>')
+        x += 33 + 6.0 * len(words)
     return parts
 
 
-def _replica(plan: Plan, replica: Replica, times: ReplicaTime, y: float, scale: float) -> list[str]:
-    when = pipeline_timeline(plan, replica, times)
-    colours = dict(zip(plan.gpus_by_type, COLOURS, strict=False))
+def _replica(plan: Plan, replica: Replica, done: list[TimelineEvent], y: float, scale: float) -> list[str]:
     batches = counted(replica.micro_batches, "micro-batch")
     words = f"{replica.count} × {f'{replica.rows} rows, ' if plan.layered else ''}{batches}"
     parts = [f'<text x="12" y="{y + 14:.0f}">{words}</text>']
+    _, hue, opacity = BUBBLE
+    empty = f'fill="{on_paper(hue)}" fill-opacity="{opacity:g}"'
     for place, stage in enumerate(replica.stages):
         top = y + ROW * place
         parts.append(f'<text x="{LEFT - 6}" y="{top + 14:.0f}" text-anchor="end">{escape(_name(stage))}</text>')
-        parts.append(f'<rect x="{LEFT}" y="{top:.0f}" width="{WIDTH}" height="{ROW - 3}" fill="#f4f4f4"/>')
-        parts += _passes(when, place, top, scale, colours[stage.gpu])
+        parts.append(f'<rect x="{LEFT}" y="{top:.0f}" width="{WIDTH}" height="{ROW - 3}" {empty}/>')
+        parts += _strokes([event for event in done if event.stage == place], top, scale)
     return parts
 
 
-def _passes(when: Timeline, rank: int, top: float, scale: float, colours: tuple[str, str]) -> list[str]:
-    """Return the passes of a stage as strokes, one path a colour; those in a row too short to tell apart are one."""
-    mine = when.rank == rank
-    starts, ends, kinds = when.start_seconds[mine] * scale, when.end_seconds[mine] * scale, when.kind[mine]
-    runs: list[tuple[float, float, int]] = []
-    for start, end, kind in zip(starts.tolist(), ends.tolist(), kinds.tolist(), strict=True):
+def _strokes(done: list[TimelineEvent], top: float, scale: float) -> list[str]:
+    """Return what a stage does as strokes, one path a kind; those in a row too short to tell apart are one."""
+    runs: list[tuple[float, float, Kind]] = []
+    for event in sorted(done, key=lambda event: event.start_seconds):
+        start, end, kind = event.start_seconds * scale, event.end_seconds * scale, event.kind
         touches = runs and start - runs[-1][1] < NARROWEST
         if touches and runs[-1][2] == kind and runs[-1][1] - runs[-1][0] < NARROWEST:
             runs[-1] = (runs[-1][0], end, kind)
-        else:
+        elif end > start:
             runs.append((start, end, kind))
-    middle = top + (ROW - 3) / 2
-    lines: dict[str, list[str]] = {}
+    lines: dict[Kind, list[str]] = {}
     for start, end, kind in runs:
+        middle = top + (ROW - 3) * (0.85 if kind == THIN else 0.5)
         width = max(end - start - 0.15, 0.2)
-        lines.setdefault(colours[1 if kind == FORWARD else 0], []).append(f"M{LEFT + start:.1f} {middle:g}h{width:.1f}")
+        lines.setdefault(kind, []).append(f"M{LEFT + start:.1f} {middle:g}h{width:.1f}")
     return [
-        f'<path stroke="{colour}" stroke-width="{ROW - 3}" d="{"".join(strokes)}"/>'
-        for colour, strokes in lines.items()
+        f'<path stroke="{on_paper(DONE[kind][1])}" stroke-opacity="{DONE[kind][2]:g}" '
+        f'stroke-width="{(ROW - 3) * (0.3 if kind == THIN else 1.0):g}" d="{"".join(strokes)}"/>'
+        for kind, strokes in lines.items()
     ]
 
 
@@ -108,12 +104,19 @@ def _name(stage: Stage) -> str:
 
 def _axis(seconds: float, y: float, scale: float) -> list[str]:
     parts = [f'<line x1="{LEFT}" y1="{y:.0f}" x2="{LEFT + WIDTH}" y2="{y:.0f}" stroke="#666"/>']
-    for tick in range(TICKS + 1):
-        at = seconds * tick / TICKS
-        x, label = LEFT + at * scale, format_seconds(at) if at else "0"
+    for at in ticks(seconds):
+        x, label = LEFT + at * scale, "0" if not at else format_seconds(at) if at < MINUTES else f"{at:,.0f} s"
         parts.append(f'<line x1="{x:.1f}" y1="{y:.0f}" x2="{x:.1f}" y2="{y + 5:.0f}" stroke="#666"/>')
         parts.append(f'<text x="{x:.1f}" y="{y + 18:.0f}" text-anchor="middle">{label}</text>')
     return parts
+
+
+def ticks(seconds: float) -> list[float]:
+    """Return 0 and the multiples up to `seconds` of the least round time, 1, 2 or 5 times a power of ten, of which
+    there are not too many."""
+    power = 10.0 ** math.floor(math.log10(seconds / TICKS))
+    step = next(factor * power for factor in ROUND if seconds / (factor * power) <= TICKS)
+    return [number * step for number in range(math.floor(seconds / step) + 1)]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

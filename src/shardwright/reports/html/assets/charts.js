@@ -4,6 +4,7 @@ window.shardwright = (() => {
   const style = () => getComputedStyle(document.documentElement);
   const colour = (name) => style().getPropertyValue(name).trim();
   const palette = () => [0, 1, 2, 3, 4, 5, 6, 7].map((i) => colour(`--c${i}`));
+  const painted = (pair) => (pair ? { itemStyle: { color: palette()[pair[0]], opacity: pair[1] } } : {});
   const narrow = () => window.innerWidth < 640;
   const margin = (names) => Math.min(16 + 7 * Math.max(...names.map((name) => name.length)), narrow() ? 96 : 260);
   const plain = (text) => text.replace(/[&<>]/g, (c) => ({ '&': '&amp;', '<': '&lt;', '>': '&gt;' })[c]);
@@ -44,7 +45,7 @@ window.shardwright = (() => {
     const show = units[data.unit];
     const left = margin(data.rows);
     const series = data.kinds.map((kind, k) => ({
-      name: kind, type: 'bar', stack: 'all', barMaxWidth: 26, data: data.values.map((row) => row[k]),
+      name: kind, type: 'bar', stack: 'all', barMaxWidth: 26, ...painted(data.colours?.[k]), data: data.values.map((row) => row[k]),
     }));
     if (data.limits) {
       series.push({

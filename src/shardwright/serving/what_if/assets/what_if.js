@@ -8,6 +8,7 @@
   let nowFigures = null; // of the last answer
   let charts = {};
   let running = null; // the question that is being answered: { stop, answered }
+  const LAST = 3; // steps of an answer: the first plan, fewer machines, the best plan
   let again = false; // it changed before its first answer
   let changed = performance.now();
 
@@ -95,7 +96,7 @@
     const mine = { stop: new AbortController(), answered: false };
     running = mine;
     again = false;
-    busy('planning…');
+    busy();
     try {
       for await (const answer of answers(asked, mine.stop.signal)) {
         if (running !== mine) return;
@@ -112,12 +113,22 @@
       mine.answered = true;
       told('', `No answer: ${error.message}. Is \`shardwright serve\` still running?`);
     } finally {
-      if (running === mine) { running = null; id('status').classList.remove('busy'); if (again) ask(); }
+      if (running === mine) { running = null; waits(LAST); id('status').classList.remove('busy'); if (again) ask(); }
     }
   }
 
-  function busy(words) {
-    id('status').textContent = words;
+  // Until the last answer is there, what is shown is dimmed and cannot be taken along.
+  function waits(step) {
+    const words = ['Looking for a first plan…', 'Pricing fewer machines…', 'Searching for better…'][step];
+    document.body.classList.toggle('waits', words !== undefined);
+    id('progress').hidden = words === undefined;
+    id('progress').value = step;
+    if (words) id('status').textContent = words;
+    for (const button of document.querySelectorAll('[data-to], #export, #keep')) button.disabled = words !== undefined;
+  }
+
+  function busy() {
+    waits(0);
     id('status').classList.add('busy');
     delete document.body.dataset.done;
     delete document.body.dataset.step;
@@ -127,6 +138,7 @@
     const shown = { first: first, best: best, front: sections, none: none, errors: errors, late: errors }[answer.step];
     if (answer.step !== 'front') told('', '', true);
     shown(answer);
+    waits(running?.ended ? LAST : { first: 1, front: 2, none: 2 }[answer.step] ?? LAST);
     document.body.dataset.step = answer.step;
   }
 
