@@ -27,9 +27,10 @@ demo-train: $(EXTRAS)
 	$(BIN)/shardwright train examples/train-mixed-cpu.json --data dist/corpus.bin --steps 200 \
 		--learning-rate 2e-3 --warmup 20 --out dist/demo-train
 
-# Tests run in two processes, each file in one of them: what a file's tests share is made once. Files come in the order of
-# their folders: xdist would put those of few tests last, which are the long ones.
-PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Tests run in three processes, as some wait for others' processes while two cores compute, and each file in one of them:
+# what a file's tests share is made once. Files come in the order of their folders: xdist would put those of few tests
+# last, which are the long ones.
+PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # What breaks first, in less than a minute: floors, the golden replay, plans and their texts.
 quick: $(EXTRAS)

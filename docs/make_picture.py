@@ -11,21 +11,9 @@ from pathlib import Path
 import shardwright
 from shardwright.files import write_atomically
 from shardwright.plans.plan import Plan
+from shardwright.reports import palette
 from shardwright.reports.text.outcome import TERMS
 
-COLOURS = (
-    "#3b6fb6",
-    "#6d9bd6",
-    "#c44e52",
-    "#dd8452",
-    "#937860",
-    "#da8bc3",
-    "#8c8c8c",
-    "#ccb974",
-    "#64b5cd",
-    "#55a868",
-    "#bcbd22",
-)
 LEFT, TOP, ROW, BAR, WIDTH = 420, 64, 34, 22, 560
 
 
@@ -63,11 +51,11 @@ def total(plan: Plan) -> float:
 def legend(rows: list[tuple[str, Plan]]) -> list[str]:
     """Return the names, in their colours, of the causes that take 1 % of a plan or more."""
     parts, x = [], 12.0
-    for colour, (term, name) in zip(COLOURS, TERMS.items(), strict=True):
+    for term, name in TERMS.items():
         if all(getattr(plan.prediction.time, term) < 0.01 * total(plan) for _, plan in rows if plan.prediction):
             continue
         short = name.removesuffix(" communication")
-        parts.append(f'<rect x="{x:.0f}" y="34" width="10" height="10" fill="{colour}"/>')
+        parts.append(f'<rect x="{x:.0f}" y="34" width="10" height="10" {fill(term)}/>')
         parts.append(f'<text x="{x + 14:.0f}" y="43" font-size="11">{escape(short)}</text>')
         x += 26 + 6.0 * len(short)
     return parts
@@ -77,12 +65,18 @@ def bar(name: str, plan: Plan, y: float, scale: float) -> list[str]:
     """Return one bar with its label and length."""
     assert plan.prediction is not None
     parts, x = [f'<text x="{LEFT - 8}" y="{y + 15}" text-anchor="end">{escape(name)}</text>'], float(LEFT)
-    for colour, term in zip(COLOURS, TERMS, strict=True):
+    for term in TERMS:
         width = getattr(plan.prediction.time, term) * scale
         if width > 0.2:
-            parts.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>')
+            parts.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}" {fill(term)}/>')
         x += width
     return [*parts, f'<text x="{x + 6:.1f}" y="{y + 15}">{total(plan):.1f} s</text>']
+
+
+def fill(term: str) -> str:
+    """Return the colour of a term, as all charts have it."""
+    hue, opacity = palette.TERMS[term]
+    return f'fill="{palette.on_paper(hue)}" fill-opacity="{opacity}"'
 
 
 if __name__ == "__main__":

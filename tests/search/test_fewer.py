@@ -32,7 +32,7 @@ def test_machines_of_one_type_are_searched_as_the_plan_was() -> None:
 
 
 def test_fast_links_join_no_more_machines_than_there_are() -> None:
-    model, job = load_model("llama-3.1-405b"), make_job(global_batch=32, seq_len=8192)
+    model, job = load_model("llama-2-70b"), make_job(global_batch=32, seq_len=4096)
     best = plan(model, load_cluster("9x4xGB200"), job, efficiency=Analytic(), top=1).best
     rows = {row.nodes: row for row in on_fewer(best, efficiency=Analytic())}
     other = plan(model, load_cluster("4x4xGB200"), job, efficiency=Analytic(), top=1).best
