@@ -8,7 +8,7 @@ name in a plan can end the script that holds it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
@@ -82,9 +82,10 @@ def figures_html(figures: Iterable[Figure]) -> str:
     return f'<dl class="figures">{cells}</dl>'
 
 
-def _contents(sections: Iterable[Section]) -> str:
+def _contents(sections: Sequence[Section]) -> str:
     links = "".join(f'<a href="#{escape(section.name)}">{escape(section.title)}</a>' for section in sections)
-    return f'<nav aria-label="Contents">{links}</nav>'
+    hatching = '<label class="hatching"><input type="checkbox" data-hatching> hatched charts</label>'
+    return f'<nav aria-label="Contents">{links}{hatching if any(section.chart for section in sections) else ""}</nav>'
 
 
 def section_html(section: Section) -> str:

@@ -36,13 +36,28 @@ window.shardwright = (() => {
   });
   const base = () => ({
     animation: false, color: palette(), textStyle: { fontFamily: 'inherit' },
-    aria: { enabled: true, label: { enabled: false }, decal: { show: true } },
-    legend: { type: 'scroll', top: 0, textStyle: { color: colour('--ink') }, inactiveColor: colour('--soft') },
+    aria: { enabled: true, label: { enabled: false }, decal: { show: hatched() } },
+    legend: { top: 0, textStyle: { color: colour('--ink') }, inactiveColor: colour('--soft') },
   });
+  const hatched = () => Boolean(document.querySelector('[data-hatching]')?.checked);
+
+  // What the legend of some names takes beyond its first line in a chart so wide: all of them are shown.
+  const ruler = document.createElement('canvas').getContext('2d');
+  function moreLegend(names, width) {
+    ruler.font = '12px sans-serif';
+    let lines = 1, used = 10;
+    for (const name of names) {
+      const wide = 40 + ruler.measureText(name).width;
+      if (used + wide > width && used > 10) { lines++; used = 10; }
+      used += wide;
+    }
+    return 24 * (lines - 1);
+  }
 
   // Stacked bars: rows of values by kind, with a mark at `limits` of each row.
-  function bars(data) {
+  function bars(data, width) {
     const show = units[data.unit];
+    const more = moreLegend([...data.kinds, ...(data.limits ? [data.limit_name] : [])], width);
     const left = margin(data.rows);
     const series = data.kinds.map((kind, k) => ({
       name: kind, type: 'bar', stack: 'all', barMaxWidth: 26, ...painted(data.colours?.[k]), data: data.values.map((row) => row[k]),
@@ -60,31 +75,33 @@ window.shardwright = (() => {
       });
     }
     return {
-      height: 80 + 34 * data.rows.length + (data.kinds.length > 5 ? 20 : 0),
+      height: 80 + 34 * data.rows.length + more,
       option: {
         ...base(),
-        grid: { left, right: 30, top: 44, bottom: 30 },
+        grid: { left, right: 30, top: 44 + more, bottom: 30 },
         tooltip: { ...tooltip((p) => {
           const value = Array.isArray(p.value) ? p.value[0] : p.value;
           return `${plain(data.rows[p.dataIndex])}<br>${p.marker} ${plain(p.seriesName)}: <b>${show(value)}</b>`;
         }), trigger: 'item' },
-        xAxis: { type: 'value', ...(data.unit === 'bytes' ? { interval: wholeGib(data) } : {}), ...axis({ axisLabel: { formatter: show } }) },
+        xAxis: { type: 'value', ...(data.unit === 'bytes' ? wholeGib(data) : {}), ...axis({ axisLabel: { formatter: show } }) },
         yAxis: { type: 'category', inverse: true, data: data.rows,
-          ...axis({ axisLabel: { color: colour('--ink'), width: left - 12, overflow: 'truncate', interval: 0 } }) },
+          ...axis({ axisLabel: { color: colour('--ink'), width: left - 12, overflow: 'break', lineHeight: 13, interval: 0, hideOverlap: false } }) },
         series,
       },
     };
   }
 
-  // The distance of ticks on an axis of bytes: a round number of GiB, about five to the longest bar.
+  // The ticks of an axis of bytes: a round number of GiB apart, about five to the longest bar, and one at the end.
   function wholeGib(data) {
     const longest = Math.max(...data.values.map((row) => row.reduce((sum, each) => sum + each, 0)), ...(data.limits ?? []));
     const wanted = longest / 2 ** 30 / 5, size = 10 ** Math.floor(Math.log10(wanted));
-    return 2 ** 30 * size * [1, 2, 5, 10].find((each) => each * size >= wanted);
+    const interval = 2 ** 30 * size * [1, 2, 5, 10].find((each) => each * size >= wanted);
+    return { interval, max: interval * Math.ceil(longest / interval) };
   }
 
   // Points of a front, one series a kind; the table below the chart lists them.
-  function points(data) {
+  function points(data, width) {
+    const more = moreLegend(data.series.map((each) => each.name), width);
     const [fx, fy] = [units[data.x.unit], units[data.y.unit]];
     const all = data.series.flatMap((each) => each.points);
     // Far apart, values are on a logarithmic axis, whose ends are no round numbers and stay unnamed.
@@ -97,10 +114,10 @@ window.shardwright = (() => {
     };
     const shapes = ['circle', 'rect', 'triangle', 'diamond', 'pin', 'arrow'];
     return {
-      height: narrow() ? 340 : 440,
+      height: (narrow() ? 340 : 440) + more,
       option: {
         ...base(),
-        grid: { left: 70, right: 30, top: 44, bottom: 50 },
+        grid: { left: 70, right: 30, top: 44 + more, bottom: 50 },
         tooltip: { ...tooltip((p) => `<b>${plain(p.data[2])}</b><br>${fx(p.data[0])}<br>${fy(p.data[1])}`), trigger: 'item' },
         xAxis: scaled(0, fx, data.x.name, { nameLocation: 'middle', nameGap: 30 }),
         yAxis: scaled(1, fy, data.y.name, {}),
@@ -116,10 +133,11 @@ window.shardwright = (() => {
   }
 
   // Bars in time, a row a stage. data.bars: [row, kind, start, end, micro-batch, chunk] in seconds.
-  function timeline(data) {
+  function timeline(data, width) {
     const left = margin(data.rows);
+    const more = moreLegend(data.kinds.map((kind) => kind.name), width);
     const colours = palette();
-    const height = 80 + 24 * data.rows.length;
+    const height = (narrow() ? 106 + 36 * data.rows.length : 80 + 24 * data.rows.length) + more;
     const series = data.kinds.map((kind, k) => ({
       name: kind.name, type: 'custom', clip: true, itemStyle: { color: colours[kind.colour], opacity: kind.opacity },
       encode: { x: [2, 3], y: 0 }, data: data.bars.filter((bar) => bar[1] === k), progressive: 4000,
@@ -139,7 +157,7 @@ window.shardwright = (() => {
       option: {
         ...base(),
         aria: { enabled: true, label: { enabled: false } },
-        grid: { left, right: 24, top: 40, bottom: 66 },
+        grid: { left, right: 24, top: 40 + more, bottom: 66 },
         dataZoom: [{ type: 'slider', bottom: 6, height: 22, labelFormatter: seconds, filterMode: 'weakFilter' },
           { type: 'inside', filterMode: 'weakFilter', zoomOnMouseWheel: 'ctrl' }],
         tooltip: { ...tooltip((p) => {
@@ -147,9 +165,9 @@ window.shardwright = (() => {
           const which = micro < 0 ? '' : `, ${data.pass.map((name, n) => `${name} ${[micro, chunk][n]}`).join(', ')}`;
           return `${plain(data.rows[row])}<br>${p.marker} ${plain(data.kinds[kind].name)}${which}<br><b>${seconds(end - start)}</b> from ${seconds(start)}`;
         }), trigger: 'item' },
-        xAxis: { type: 'value', min: 0, max: data.seconds, ...axis({ axisLabel: { formatter: (v) => (v ? seconds(v) : '0') } }) },
+        xAxis: { type: 'value', min: 0, max: data.seconds, ...axis({ axisLabel: { showMaxLabel: false, formatter: (v) => (v ? seconds(v) : '0') } }) },
         yAxis: { type: 'category', inverse: true, data: data.rows,
-          ...axis({ axisLabel: { color: colour('--ink'), width: left - 12, overflow: 'truncate', interval: 0 } }) },
+          ...axis({ axisLabel: { color: colour('--ink'), width: left - 12, overflow: 'break', lineHeight: 13, interval: 0, hideOverlap: false } }) },
         series,
       },
     };
@@ -220,7 +238,7 @@ window.shardwright = (() => {
       const data = charts[place.dataset.chart];
       if (!data) continue;
       if (data.kind === 'map') { place.replaceChildren(map(data)); continue; }
-      const { height, option } = kinds[data.kind](data);
+      const { height, option } = kinds[data.kind](data, place.clientWidth);
       place.style.height = `${height}px`;
       if (!drawn.has(place)) drawn.set(place, echarts.init(place, null, { renderer: 'canvas' }));
       else drawn.get(place).resize();
@@ -239,11 +257,12 @@ window.shardwright = (() => {
     URL.revokeObjectURL(link.href);
   }
 
-  // Calls `again` when the page has another width or other colours.
+  // Calls `again` when the page has another width or other colours, or charts are to be hatched.
   function onChange(again) {
     let waiting = 0;
     window.addEventListener('resize', () => { clearTimeout(waiting); waiting = setTimeout(again, 150); });
     matchMedia('(prefers-color-scheme: dark)').addEventListener('change', again);
+    document.querySelector('[data-hatching]')?.addEventListener('change', again);
   }
 
   return { draw, save, onChange, units };
