@@ -3,12 +3,14 @@ Megatron-LM's tools/checkpoint/loader_llama_mistral.py and Megatron-Bridge's `me
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from tests.cli.running import run
 from tests.runtime.families import Config, first_of_each
+from tests.runtime.storage.megatron_core import logits, megatron_core
 
 from shardwright.errors import SpecError
 from shardwright.runtime.storage.megatron_weights import megatron_tensors, save_megatron
@@ -144,3 +146,15 @@ def test_a_plan_is_needed_for_names_of_others() -> None:
     for names in ("megatron", "huggingface"):
         outcome = run(["checkpoint", "export", "run", "-o", "out", "--names", names])
         assert outcome.code == 2 and "add --plan PLAN" in outcome.err
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_megatron_core_has_the_logits_of_transformers_with_them(family: str, tmp_path: Path) -> None:
+    if find_spec("megatron") is None or find_spec("megatron.core") is None:
+        pytest.skip("Megatron-Core is not installed: pip install --no-deps megatron-core==0.16.1")
+    model, _, ours = weights(CONFIGS[family], tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    tokens = torch.randint(0, model.vocab, (2, 12), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), megatron_core(tmp_path):
+        found = logits(model, theirs.config, ours, tokens)[..., : model.vocab]
+        torch.testing.assert_close(found, theirs(tokens).logits, rtol=1e-4, atol=1e-5)
