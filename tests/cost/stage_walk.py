@@ -89,24 +89,29 @@ def _offloaded(of: _Layers, begin: int, end: int, again: Recompute) -> float:
 
 def walked_host_bytes(plan: Plan, replica: Replica, contexts: dict[str, Context]) -> list[float]:
     """Return the most that inputs of layers take in the host of each rank of a replica, where all of them go there."""
-    depth, chunks = len(replica.stages), plan.schedule.virtual_stages
-    order = interleaved(depth, chunks, replica.micro_batches)
     peaks = []
     for rank, stage in enumerate(replica.stages):
         of = _layers(plan, replica, stage, contexts[stage.gpu])
         size = [_offloaded(of, begin, end, stage.recompute) for begin, end in stage.layers]
-        live = np.cumsum(
-            [size[op.virtual_stage // depth] * (1 if op.kind == FORWARD else -1) for op in order.operations(rank)]
-        )
-        peaks.append(float(live.max()))
+        peaks.append(_most_at_once(plan, replica, rank, size))
     return peaks
+
+
+def _most_at_once(plan: Plan, replica: Replica, rank: int, size: list[float]) -> float:
+    """Return the most that a rank holds, where a forward pass of each of its virtual stages leaves `size` there until
+    the backward pass."""
+    depth = len(replica.stages)
+    order = interleaved(depth, plan.schedule.virtual_stages, replica.micro_batches)
+    live, most = 0.0, 0.0
+    for operation in order.operations(rank):
+        live += size[operation.virtual_stage // depth] * (1.0 if operation.kind == FORWARD else -1.0)
+        most = max(most, live)
+    return most
 
 
 def walked_bytes(plan: Plan, replica: Replica, contexts: dict[str, Context]) -> list[float]:
     """Return the most that activations, gradients of these and logits take on each rank of a replica."""
-    depth, chunks = len(replica.stages), plan.schedule.virtual_stages
-    order = interleaved(depth, chunks, replica.micro_batches)
-    peaks = []
+    depth, peaks = len(replica.stages), []
     for rank, stage in enumerate(replica.stages):
         of = _layers(plan, replica, stage, contexts[stage.gpu])
         size = [_kept(of, begin, end, stage.recompute) for begin, end in stage.layers]
@@ -115,13 +120,5 @@ def walked_bytes(plan: Plan, replica: Replica, contexts: dict[str, Context]) -> 
         beside = _working(of, stage.layers, stage.recompute)
         if rank == depth - 1:
             beside = max(beside, of.logits)
-        live, most = 0.0, 0.0
-        for operation in order.operations(rank):
-            chunk = operation.virtual_stage // depth
-            if operation.kind == FORWARD:
-                live += size[chunk]
-                most = max(most, live)
-            else:
-                live -= size[chunk]
-        peaks.append(most + beside)
+        peaks.append(_most_at_once(plan, replica, rank, size) + beside)
     return peaks

@@ -99,6 +99,11 @@ class Context:
         """What a plan may fill of each GPU."""
         return self.pool.memory_bytes * self.headroom
 
+    def holds(self, on_gpu: Array | float, in_host: Array | float) -> Bools:
+        """Return which stages stay within what a plan may fill of a GPU, and within its share of the machine's memory,
+        by the bytes that they take of both."""
+        return np.asarray((on_gpu <= self.memory_limit_bytes) & (in_host <= self.pool.host_memory_bytes_per_gpu))
+
     @property
     def layer_count(self) -> int:
         return len(self.model.layers)

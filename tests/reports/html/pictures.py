@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from itertools import product
 from pathlib import Path
 from urllib.parse import quote
 
@@ -23,7 +24,6 @@ from shardwright.reports.html.report import report
 from shardwright.reports.svg.timeline import draw
 
 KEPT = Path(__file__).parents[2] / "golden" / "pages"
-SCHEMES = ("light", "dark")
 SIZE, SCALE = (900, 2400), 0.4  # what is kept is small
 # Mean difference of two pictures over all pixels and channels, of 255, as a page in JavaScript.
 DIFFERENCE = """(async (one, other) => {
@@ -78,6 +78,9 @@ PAGES: dict[str, Callable[[Page, Path], AbstractContextManager[None]]] = {
 }
 
 
+LOOKS = (*product(("report", "serve"), ("light", "dark")), ("draw", "light"))  # draw is on white paper in both schemes
+
+
 def take(page: Page, name: str, scheme: str, folder: Path) -> bytes:
     """Return a picture of a page, with most of its charts."""
     page.colours(scheme)
@@ -98,9 +101,8 @@ def difference(page: Page, mine: bytes, theirs: bytes) -> float:
 def main() -> None:
     """Take the pictures that are kept anew."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, chromium(Path(folder)) as page:
-        for name in PAGES:
-            for scheme in SCHEMES:
-                (KEPT / f"{name}-{scheme}.png").write_bytes(take(page, name, scheme, Path(folder)))
+        for name, scheme in LOOKS:
+            (KEPT / f"{name}-{scheme}.png").write_bytes(take(page, name, scheme, Path(folder)))
 
 
 if __name__ == "__main__":

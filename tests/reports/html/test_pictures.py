@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.chromium import CHROMIUM, Page, chromium
-from tests.reports.html.pictures import KEPT, PAGES, SCALE, SCHEMES, SIZE, difference, ranking, take
+from tests.reports.html.pictures import KEPT, LOOKS, PAGES, SCALE, SIZE, difference, ranking, take
 
 from shardwright.reports.html.report import report
 
@@ -27,6 +27,12 @@ BEYOND = f"""JSON.stringify([...document.querySelectorAll('body *')].filter((ele
   return box.width && (box.right > {PHONE + 1} || box.left < -1);
 }}).map((element) => element.outerHTML.slice(0, 100)))"""
 
+# The options of all charts of a page.
+OPTIONS = (
+    "[...document.querySelectorAll('[data-chart]')].map((place) => echarts.getInstanceByDom(place)?.getOption())"
+    ".filter(Boolean)"
+)
+
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
@@ -34,8 +40,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         yield shown
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(("name", "scheme"), LOOKS)
 def test_pages_look_as_they_did(page: Page, tmp_path: Path, name: str, scheme: str) -> None:
     pen = f"Object.assign(document.createElement('canvas').getContext('2d'), {{font: '{FONT}'}})"
     if abs(page.run(f"{pen}.measureText('{SAMPLE}').width") - WIDTH) > 1.0:
@@ -61,6 +66,14 @@ def test_another_page_scheme_or_chart_is_seen(page: Page, tmp_path: Path) -> Non
         assert difference(page, light, changed) > ALIKE
 
 
+def test_charts_are_hatched_when_asked_for(page: Page, tmp_path: Path) -> None:
+    hatched = f"{OPTIONS}.map((option) => option.aria?.[0]?.decal?.show ?? option.aria?.decal?.show ?? false)"
+    with PAGES["report"](page, tmp_path):
+        assert not any(page.run(hatched))
+        page.run("document.querySelector('[data-hatching]').click()")
+        assert any(page.run(hatched))
+
+
 def test_nothing_is_clipped_on_a_phone_by_long_names(page: Page, tmp_path: Path) -> None:
     found = ranking()
     named = tuple(replace(plan, model=replace(plan.model, name="-".join(["long"] * 20))) for plan in found.plans)
@@ -70,11 +83,7 @@ def test_nothing_is_clipped_on_a_phone_by_long_names(page: Page, tmp_path: Path)
     page.wait("document.body.dataset.drawn")
     assert page.run("document.documentElement.scrollWidth") == PHONE
     assert json.loads(page.run(BEYOND)) == []
-    options = (
-        "[...document.querySelectorAll('[data-chart]')].map((place) => echarts.getInstanceByDom(place)?.getOption())"
-        ".filter(Boolean)"
-    )
-    assert page.run(f"{options}.every((option) => option.legend.every((legend) => legend.type !== 'scroll'))")
+    assert page.run(f"{OPTIONS}.every((option) => option.legend.every((legend) => legend.type !== 'scroll'))")
     assert page.run(
-        f"{options}.every((option) => option.yAxis.every((axis) => axis.axisLabel.overflow !== 'truncate'))"
+        f"{OPTIONS}.every((option) => option.yAxis.every((axis) => axis.axisLabel.overflow !== 'truncate'))"
     )

@@ -170,7 +170,7 @@ def _verdict(context: Context, rows: Strategies, timed: Timed) -> Verdict:
         rows=rows,
         seconds=_seconds(context, rows, index, timed),
         peak_bytes=peak,
-        fits=(peak <= context.memory_limit_bytes) & (in_host <= context.pool.host_memory_bytes_per_gpu),
+        fits=context.holds(peak, in_host),
         tensor_bytes=tensors[0],
         first_tensor_bytes=tensors[1],
         last_tensor_bytes=tensors[2],

@@ -259,17 +259,14 @@ def most_room(context: Context, rows: Strategies, shards: LayerRows, dense: Floa
 def fits(context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed) -> Bools:
     """Return whether every rank stays within the GPU's memory and its share of the machine's, [N]."""
     peak = footprint(context, rows, shards, starts, fixed)
-    return np.asarray((peak.total <= context.memory_limit_bytes).all(axis=1) & _in_host(context, peak.in_host))
-
-
-def _in_host(context: Context, taken: Floats) -> Bools:
-    return np.asarray((taken <= context.pool.host_memory_bytes_per_gpu).all(axis=1))
+    return np.asarray(context.holds(peak.total, peak.in_host).all(axis=1))
 
 
 def fewest_recomputed_layers(
     context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed
 ) -> tuple[Ints, Bools]:
-    """Return, for each row, the least --recompute-num-layers with which method `block` fits, and whether any does."""
+    """Return, for each row, the least --recompute-num-layers with which method `block` fits the GPU, and whether it
+    fits the host too, where more of them take more."""
 
     def on_gpu(count: Ints) -> Bools:
         peak = footprint(context, replace(rows, recompute_layers=count), shards, starts, fixed)
@@ -277,7 +274,7 @@ def fewest_recomputed_layers(
 
     count, able = fewest_layers(np.diff(starts, axis=1).max(axis=1), on_gpu)
     taken = host_bytes(context, replace(rows, recompute_layers=count), shards, starts, fixed)
-    return count, able & _in_host(context, taken)
+    return count, np.asarray(able & context.holds(0.0, taken).all(axis=1))
 
 
 def leanest_groups(
@@ -292,4 +289,4 @@ def leanest_groups(
 
     size, least = leanest_group(np.diff(starts, axis=1), bool(context.model.mtp_layers), fullest)
     taken = host_bytes(context, replace(rows, recompute_layers=size), shards, starts, fixed)
-    return size, (least <= context.memory_limit_bytes) & _in_host(context, taken)
+    return size, np.asarray(context.holds(least[:, None], taken).all(axis=1))

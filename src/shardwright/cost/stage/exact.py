@@ -186,7 +186,7 @@ def fitting_recomputation(
     their `room` on the GPU, beside the working set of a layer or the `logits`, and within that in its host, infinite
     where they cannot; and the mode of `modes` and the number of layers that do it. With `alone` a group is a layer."""
     seconds, count = np.full(len(room), np.inf), np.zeros(len(room), dtype=np.int64)
-    code = np.full(len(room), next(iter(modes)))
+    code, offloads = np.full(len(room), next(iter(modes))), bool(layers.offloaded.any())
     for mode in (mode for mode in (NONE, SELECTIVE, BLOCK, UNIFORM) if mode in modes):
         rows = np.flatnonzero(seconds > 0.0)
         if not len(rows):
@@ -194,7 +194,7 @@ def fitting_recomputation(
         part = stages.take(rows)
         number, needed = _leanest(layers, part, logits[rows], flight[rows], room[rows], mode, alone=alone)
         again = repeated_seconds(layers.forward, layers.core, part, mode, number)
-        in_host = in_host_bytes(layers.offloaded, part, mode, number) * flight[rows] if layers.offloaded.any() else 0.0
+        in_host = in_host_bytes(layers.offloaded, part, mode, number) * flight[rows] if offloads else 0.0
         again = np.where((needed <= room[rows]) & (in_host <= host_room[rows]), again, np.inf)
         better = again < seconds[rows]
         chosen = rows[better]

@@ -208,12 +208,10 @@ class StageShortage:
 def shortages(mine: Plan) -> list[StageShortage]:
     """Return each stage that needs more memory than its GPU has, the worst first and with its terms; then each that
     needs more of its machine's memory than its GPU's share."""
-    short = [
-        (replica, rank, stage)
-        for replica, row in enumerate(predicted(mine).memory)
-        for rank, stage in enumerate(row)
-        if stage.total_bytes > stage.capacity_bytes
+    stages = [
+        (replica, rank, stage) for replica, row in enumerate(predicted(mine).memory) for rank, stage in enumerate(row)
     ]
+    short = [entry for entry in stages if entry[2].total_bytes > entry[2].capacity_bytes]
     short.sort(key=lambda entry: entry[2].capacity_bytes - entry[2].total_bytes)
     several = len(mine.replicas) > 1
 
@@ -240,8 +238,7 @@ def shortages(mine: Plan) -> list[StageShortage]:
             words=f"a GPU of {name(replica, rank)} needs {format_bytes(stage.in_host_bytes)} of host memory; its share "
             f"of the machine's is {format_bytes(stage.host_capacity_bytes)}",
         )
-        for replica, row in enumerate(predicted(mine).memory)
-        for rank, stage in enumerate(row)
+        for replica, rank, stage in stages
         if not stage.fits_in_host
     ]
     return on_gpu + in_host

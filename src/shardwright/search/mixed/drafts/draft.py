@@ -18,6 +18,8 @@ from shardwright.search.mixed.drafts.splits import Line
 from shardwright.search.mixed.tables.settings import Setting
 from shardwright.spec.cluster import Cluster
 
+ROUNDING = 1.0 - 1e-9  # numeric: bytes that are above a limit by less are equal to it
+
 ORDERS: tuple[RankOrder, ...] = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
 
 
@@ -113,13 +115,9 @@ def fitting(contexts: Sequence[Context], plan: Plan, known: Known) -> Mixed | No
 def fits(contexts: Sequence[Context], plan: Plan, memory: Sequence[Footprint]) -> bool:
     """Return whether every stage of a plan stays within its GPU's memory and its share of the machine's; `memory` is
     that of each replica's stages."""
-    limits = {
-        context.pool.gpu.name: (context.memory_limit_bytes, context.pool.host_memory_bytes_per_gpu)
-        for context in contexts
-    }
+    of_type = {context.pool.gpu.name: context for context in contexts}
     return all(
-        float(taken) <= most * (1.0 + 1e-9)
+        bool(of_type[stage.gpu].holds(on_gpu * ROUNDING, in_host * ROUNDING))
         for replica, here in zip(plan.replicas, memory, strict=True)
-        for stage, *both in zip(replica.stages, here.total.ravel(), here.in_host.ravel(), strict=True)
-        for taken, most in zip(both, limits[stage.gpu], strict=True)
+        for stage, on_gpu, in_host in zip(replica.stages, here.total, here.in_host, strict=True)
     )
