@@ -1,17 +1,33 @@
-"""Published runs near a plan, and intervals that widen with their distance."""
+"""Published runs near a plan, what none of them has, and intervals that widen with it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.trust.evidence import DOUBLINGS, NAMES, Conditions, distances, nearest, published
-from shardwright.cost.trust.interval import Spread, interval_seconds, widened
+from shardwright.cost.trust.evidence import (
+    BEYOND,
+    DOUBLINGS,
+    FACTS,
+    LACKS,
+    NAMES,
+    Conditions,
+    ceiling,
+    distances,
+    lack,
+    lacking,
+    measured_like,
+    nearest,
+    published,
+    seen_in,
+    seen_in_published,
+)
+from shardwright.cost.trust.interval import CAUSES, interval_of, interval_seconds
 from shardwright.spec.catalog.frameworks import framework_names
 
 
@@ -20,7 +36,10 @@ def setting_like(index: int) -> Conditions:
     runs = published()
     names = dict(zip(NAMES, (str(name) for name in runs.names[index]), strict=True))
     sizes = dict(zip(DOUBLINGS, (float(2.0**size) for size in runs.sizes[index]), strict=True))
-    return Conditions(**names, **sizes, adapters=bool(runs.flags[index, 0]), experts=bool(runs.flags[index, 1]))
+    types = 2 if names.pop("kind") == "mixed" else 1
+    adapters, experts = (bool(flag) for flag in runs.flags[index])
+    parameters = float(runs.parameters[index])
+    return Conditions(**names, **sizes, parameters=parameters, adapters=adapters, experts=experts, gpu_types=types)
 
 
 rows = st.integers(0, len(published().seconds) - 1)
@@ -58,17 +77,69 @@ def test_evidence_is_sorted_and_every_run_comes_once(index):
     assert all(run.source and run.tokens_per_second > 0.0 and run.predicted_tokens_per_second > 0.0 for run in found)
 
 
-@given(
-    low=st.floats(0.0, 1.0),
-    high=st.floats(0.0, 1.0),
-    growth=st.floats(0.0, 2.0),
-    near=st.floats(0, 4),
-    more=st.floats(0, 4),
-)
-def test_intervals_widen_with_distance(low, high, growth, near, more):
-    spread = Spread(low=low, high=high, growth=growth)
-    (inner_low, inner_high), (outer_low, outer_high) = widened(spread, near), widened(spread, near + more)
-    assert outer_low <= inner_low <= 0.0 <= inner_high <= outer_high
+@given(index=rows)
+def test_the_published_runs_lack_nothing_of_a_run_that_is_one_of_them(index):
+    own = setting_like(index)
+    assert lacking(own, seen_in_published()) == ()
+    known = measured_like((own,))
+    assert known.runs >= known.at_scale >= 1 and known.lacking == () and known.kind == own.kind
+
+
+@given(index=rows)
+def test_no_run_is_above_the_record_of_its_class(index):
+    own = setting_like(index)
+    record = measured_like((own,)).record
+    assert record is None or record.mfu >= float(published().mfu[index])
+    assert record is None or 0.0 < record.mfu < 0.7
+
+
+@given(index=rows)
+def test_no_run_is_above_the_ceiling(index):
+    own = setting_like(index)
+    assert float(published().mfu[index]) < ceiling(own.architecture, own.precision) <= 1.0
+    assert ceiling("another", "bf16") == max(ceiling(name, "bf16") for name in ("Ampere", "Hopper", "Blackwell"))
+
+
+@given(index=rows, fact=st.sampled_from(sorted(FACTS)))
+def test_a_fact_that_no_run_has_is_named_and_widens_the_interval(index, fact):
+    """Each name of the fact is another one: then the fact is lacking, and so is every other that holds one of them."""
+    own = setting_like(index)
+    renamed = {name: "another" for name in FACTS[fact] if name in {field.name for field in fields(Conditions)}}
+    other = replace(own, **renamed, **({"gpu_types": 2, "adapters": True} if not renamed else {}))
+    missing = lacking(other, seen_in_published())
+    assert fact in missing
+    assert set(missing) >= {name for name, parts in FACTS.items() if set(parts) & set(renamed)}
+    narrow, wide = interval_seconds(1.0, own), interval_seconds(1.0, replace(other, framework=own.framework))
+    assert wide[0] <= narrow[0] and narrow[1] <= wide[1]
+
+
+@given(index=rows, left_out=st.integers(0, 10_000))
+def test_lacks_are_those_of_a_search_through_all_runs(index, left_out):
+    """By hand: a fact is lacking where no run that was seen has it, and a scale beyond the largest of the framework."""
+    runs, own = published(), setting_like(index)
+    seen = np.random.default_rng(left_out).random(len(runs.seconds)) < 0.02
+    gpus = 2.0 ** runs.sizes[:, list(DOUBLINGS).index("gpus")]
+    expected = {
+        fact
+        for fact, parts in FACTS.items()
+        if not any(
+            all(runs.names[run, NAMES.index(name)] == getattr(own, name) for name in parts)
+            for run in np.flatnonzero(seen)
+        )
+    }
+    same = seen & (runs.names[:, NAMES.index("framework")] == own.framework)
+    expected |= {"gpus"} if not same.any() or own.gpus > BEYOND * gpus[same].max() else set()
+    known = seen_in(runs.names[seen], gpus[seen])
+    assert set(lacking(own, known)) == expected
+    assert lack(own, known) == pytest.approx(sum(LACKS[fact] for fact in expected))
+
+
+@given(st.lists(st.floats(0.0, 4.0), min_size=4, max_size=4), st.sampled_from(CAUSES), st.floats(0.0, 4.0))
+def test_intervals_widen_with_every_cause(counts, cause, more):
+    present = dict(zip(CAUSES, counts, strict=True))
+    low, high = interval_of(1.0, "megatron", present)
+    wider = interval_of(1.0, "megatron", present | {cause: present[cause] + more})
+    assert 0.0 < wider[0] <= low <= 1.0 <= high <= wider[1]
 
 
 @pytest.mark.parametrize("framework", framework_names())
@@ -76,8 +147,7 @@ def test_every_framework_has_an_interval_around_the_prediction(framework):
     own = replace(setting_like(0), framework=framework)
     low, high = interval_seconds(2.0, own)
     assert 0.0 < low < 2.0 < high
-    far = replace(own, gpu="another", architecture="another", hidden=own.hidden * 64)
-    wide_low, wide_high = interval_seconds(2.0, far)
+    wide_low, wide_high = interval_seconds(2.0, replace(own, gpu="another", architecture="another", family="another"))
     assert wide_low < low and high < wide_high
 
 

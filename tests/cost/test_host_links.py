@@ -44,5 +44,5 @@ def test_a_7b_on_eight_3090s_is_no_faster_than_its_products() -> None:
     best = plan(load_model("llama-2-7b"), load_cluster("1x8xRTX3090"), job, top=1).best
     found = best.prediction
     assert found is not None and found.mfu < 0.6
-    assert found.interval[1] / found.interval[0] > 2.0
+    assert found.interval[1] / found.interval[0] > 1.6
     assert all(stage.tensor_parallel == 1 for replica in best.replicas for stage in replica.stages)

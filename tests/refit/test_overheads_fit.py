@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tools.refit.crossvalidate import PROTOCOLS, cross_validated, fold_of, groups, near_duplicates
-from tools.refit.evidence import evidence_table, packed, weighted_quantiles
+from tools.refit.evidence import evidence_table, packed
+from tools.refit.intervals import QUANTILE, Residuals, fitted_widths, held_out_ends, residuals, weighted_quantile
 from tools.refit.overheads import MOST_OF_A_SOURCE, USUAL, fitted, log_errors, thinned, usual
 from tools.refit.scores import change, read_scores, scores_csv, source_scores
 from tools.refit.training import timed_cases
@@ -98,14 +99,6 @@ def test_the_table_of_evidence_has_the_same_bytes_for_the_same_runs(cases):
     assert first == second
 
 
-def test_weighted_quantiles_are_those_of_repeated_values():
-    values, weights = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 1.0, 1.0, 7.0])
-    low, high = weighted_quantiles(values, weights)
-    repeated = np.repeat(values, weights.astype(int))
-    np.testing.assert_allclose((low, high), weighted_quantiles(repeated, np.ones(10)), atol=0.6)
-    assert low < 2.5 < high == 4.0
-
-
 def test_a_fit_goes_by_healthy_runs_and_by_so_many_of_a_source(cases):
     many = cases * 60
     kept = thinned(many)
@@ -141,3 +134,60 @@ def test_a_table_of_scores_is_read_as_it_was_written(cases, tmp_path):
     again = read_scores(tmp_path / "scores.csv")["in domain"]
     assert [(score.source, score.runs) for score in again] == [(score.source, score.runs) for score in scores]
     assert max(score.median_error for score in again) == 0.0
+
+
+def drawn_errors(cases: list[Case], seed: int) -> list[Residuals]:
+    """Return errors of two protocols with a deviation of .1, of .3 where experts are present, and nothing else."""
+    chance = np.random.default_rng(seed)
+    drawn = []
+    for site in (0.0, 1.0):
+        experts = chance.random(len(cases)) < 0.5
+        present = np.stack([np.ones(len(cases)), np.full(len(cases), site), np.zeros(len(cases)), experts], axis=1)
+        errors = chance.normal(size=len(cases)) * np.where(experts, 0.3, 0.1)
+        drawn.append(Residuals(errors=errors, present=present, known=np.ones(len(cases), dtype=bool)))
+    return drawn
+
+
+def test_intervals_find_what_widens_the_errors(cases):
+    many = cases * 40
+    low, high = fitted_widths(many, drawn_errors(many, 1), np.ones(len(many), dtype=bool))
+    quantile = 1.4758  # of a normal distribution, at .93
+    for width in (low, high):
+        alone = np.sqrt(width.squares @ [1.0, 0.0, 0.0, 0.0])
+        both = np.sqrt(width.squares @ [1.0, 0.0, 0.0, 1.0])
+        for end, deviation in ((alone, 0.1), (both, 0.3)):
+            assert end * np.mean(list(width.factors.values())) == pytest.approx(quantile * deviation, rel=0.35)
+        assert both > 2.0 * alone
+
+
+def test_ends_of_intervals_do_not_see_their_source(cases):
+    """Errors of a source ten times as large change the ends of others, not its own."""
+    drawn = drawn_errors(cases, 2)
+    mine = np.array([case.run.source == SOURCES[0] for case in cases])
+    spoiled = [replace(held, errors=np.where(mine, 10.0 * held.errors, held.errors)) for held in drawn]
+    before, after = (np.stack(held_out_ends(cases, protocols)) for protocols in (drawn, spoiled))
+    np.testing.assert_array_equal(before[:, mine], after[:, mine])
+    assert np.abs(before[:, ~mine] - after[:, ~mine]).max() > 0.01
+    assert (before[..., 0] <= 0.0).all() and (before[..., 1] >= 0.0).all()
+
+
+def test_residuals_say_what_was_left_out(cases):
+    """With a source left out its site is unknown; in domain it is known, and a framework of another source is."""
+    held = {row.protocol: residuals(cases, row) for row in cross_validated(cases, Analytic(), usual(cases))[:2]}
+    assert held["source left out"].present[:, 1].all()
+    assert not held["in domain"].present[:, 1].all()
+    frameworks = {
+        case.job.framework: {other.run.source for other in cases if other.job.framework == case.job.framework}
+        for case in cases
+    }
+    for case, known in zip(cases, held["source left out"].known, strict=True):
+        assert known == (len(frameworks[case.job.framework]) > 1)
+
+
+def test_weighted_quantiles_are_those_of_repeated_values():
+    values, weights = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 1.0, 1.0, 7.0])
+    repeated = np.repeat(values, weights.astype(int))
+    for share in (0.1, QUANTILE):
+        assert weighted_quantile(values, weights, share) == pytest.approx(
+            weighted_quantile(repeated, np.ones(10), share), abs=0.6
+        )

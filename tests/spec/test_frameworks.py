@@ -10,7 +10,7 @@ import pytest
 from shardwright.cost.frameworks.overheads import shipped
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import shipped_facts
-from shardwright.cost.trust.interval import interval_at
+from shardwright.cost.trust.interval import ANY, interval_of
 from shardwright.files import shipped_file
 from shardwright.spec.catalog import frameworks
 from shardwright.spec.job import Job
@@ -29,7 +29,7 @@ def with_a_new_row(monkeypatch):
     def clear() -> None:
         from shardwright.cost.trust import interval
 
-        for cache in (*CACHES, interval._spreads):
+        for cache in (*CACHES, interval._factors):
             cache.cache_clear()
 
     clear()
@@ -44,7 +44,7 @@ def test_one_row_makes_a_framework():
     assert make_job(global_batch=8, seq_len=1024, framework="newcomer").framework == "newcomer"
     assert shipped().frameworks["newcomer"] == shipped().frameworks["fsdp"]
     assert shipped_facts()["newcomer"].logit == 10.0
-    assert interval_at(1.0, "newcomer", 0.0) == interval_at(1.0, "fsdp", 0.0)
+    assert interval_of(1.0, "newcomer", {ANY: 1.0}) == interval_of(1.0, "fsdp", {ANY: 1.0})
     assert habits_of("newcomer") == habits_of("fsdp").__class__(
         **{name: getattr(habits_of("fsdp"), name) for name in habits_of("fsdp").__slots__} | {"framework": "newcomer"}
     )

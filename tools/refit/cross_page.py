@@ -23,7 +23,7 @@ INTRODUCTION = """Each calibration here is fitted without the runs that it predi
 duplicates (same source, model, GPU, strategy and micro-batch) in the same one. *Source left out*: all runs of a
 publication. *GPU type left out*, *512 GPUs and more left out*: as they say. Operators and collectives are measured
 alone and never see a training run. "Averaged" gives every source the same weight. The widths of the intervals
-are made without the runs as well; only how they grow with distance is common to all."""
+are made without the source of a run as well."""
 CURVE = """The learning curve: sources drawn at random (five draws each), error on the sources that were not drawn, in
 the linear picture of the fit."""
 

@@ -12,7 +12,7 @@ from tools.refit.overheads import linearised, solved, thinned, value
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.frameworks.overheads import Calibration, shipped
-from shardwright.cost.site.setting import family_of
+from shardwright.spec.model import family_of
 from shardwright.validation.case import Case
 from shardwright.validation.forecast import forecast_seconds
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 from tools.refit.crossvalidate import fold_of
-from tools.refit.evidence import weighted_quantiles
 from tools.refit.framework_table import figures_text, frameworks_csv
+from tools.refit.intervals import weighted_quantile
 from tools.refit.overheads import robust_move, source_weights
 from tools.refit.training import duplicates_left_out
 
@@ -167,8 +167,7 @@ def spreads(cases: Sequence[Case], errors: Floats, facts: Facts) -> dict[Framewo
 
 def _tail(size: Floats, weights: Floats) -> float:
     """Return the standard deviation of one side: a normal one has a tenth of its mass on that side beyond 1.28."""
-    _, ninth = weighted_quantiles(size, weights)
-    return ninth / NormalDist().inv_cdf(0.9)
+    return weighted_quantile(size, weights, 0.9) / NormalDist().inv_cdf(0.9)
 
 
 def fit_quality(ran: Sequence[Case], failed: Sequence[Case], facts: Facts) -> Fits:

@@ -1,8 +1,9 @@
-"""`python -m tools.refit overheads`."""
+"""`python -m tools.refit overheads`, and `intervals` for what of it holds around the constants that ship."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +36,6 @@ def overheads(
     from tools.refit.remembering import Remembering
     from tools.refit.training import shipped_files, timed_cases, trained
 
-    import shardwright
     from shardwright.cost.learned import default_efficiency
     from shardwright.errors import bad
     from shardwright.files import write_atomically
@@ -50,13 +50,41 @@ def overheads(
     efficiency = Remembering(default_efficiency())
     print(f"fitting to {len(cases):,} runs, several minutes", file=sys.stderr)
     training = trained(cases, efficiency)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-    for name, content in shipped_files(training).items():
-        path = Path(shardwright.__file__).parent / name if out is None else out / Path(name).name
-        write_atomically(path, content)
-        print(path)
+    _write(shipped_files(training), out)
     if page is not None:
         curve = learning_curve(cases, efficiency, training.calibration)
         write_atomically(page, (cross_page(cases, training, curve) + "\n").encode())
         print(page)
+
+
+def intervals(
+    out: Annotated[
+        Path | None,
+        option("--out", "-o", metavar="DIR", help="Where to write; default: the data of this package."),
+    ] = None,
+) -> None:
+    """Fit the width of intervals and the table of evidence to the published runs that ship, predicted by constants that
+    have not seen them; the constants that ship stay. Some minutes."""
+    from tools.refit.remembering import Remembering
+    from tools.refit.training import shipped_files, timed_cases, trained
+
+    from shardwright.cost.frameworks.overheads import shipped
+    from shardwright.cost.learned import default_efficiency
+    from shardwright.validation.published import published_runs
+
+    cases = timed_cases(published_runs())
+    print(f"predicting {len(cases):,} runs, some minutes", file=sys.stderr)
+    _write(shipped_files(trained(cases, Remembering(default_efficiency()), shipped())), out)
+
+
+def _write(files: Mapping[str, bytes], out: Path | None) -> None:
+    """Write files of the package, to the package itself or all to one folder."""
+    import shardwright
+    from shardwright.files import write_atomically
+
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        path = Path(shardwright.__file__).parent / name if out is None else out / Path(name).name
+        write_atomically(path, content)
+        print(path)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from tools.refit.crossvalidate import HeldOutPredictions, cross_validated
-from tools.refit.evidence import evidence_table, held_out_distances, held_out_widths, packed, spreads
+from tools.refit.evidence import evidence_table, packed
 from tools.refit.framework_table import figures_text, frameworks_csv
+from tools.refit.intervals import held_out_ends, residuals, spreads
 from tools.refit.overheads import CLOCK_NAMES, fitted
 
 from shardwright.arrays import Floats
@@ -27,15 +26,15 @@ QUALITIES = "AB"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """A calibration, the table of evidence and the spreads of intervals, with the held-out predictions behind them and
-    the distance of every case from what its prediction had seen, by protocol, [N], and the log errors at the ends of
-    its interval, made without it, [N, 2]."""
+    """A calibration, the table of evidence, the causes of intervals and the factors of frameworks on them, with the
+    held-out predictions behind them and, by protocol, the log errors at the ends of each case's interval, made without
+    its source, [N, 2]."""
 
     calibration: Calibration
     evidence: Published
-    spreads: Mapping[str, Spread]
+    causes: Mapping[str, Spread]
+    factors: Mapping[str, Spread]
     held_out: tuple[HeldOutPredictions, ...]
-    distances: tuple[Floats, ...]
     widths: tuple[Floats, ...]
 
 
@@ -66,25 +65,20 @@ def timed_cases(runs: Sequence[PublishedRun]) -> list[Case]:
     return cases
 
 
-def trained(cases: Sequence[Case], efficiency: Efficiency) -> Trained:
-    """Return the calibration that suits `cases` best, and how well ones that had not seen them predict them."""
-    calibration = fitted(cases, efficiency)
+def trained(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibration | None = None) -> Trained:
+    """Return the calibration that suits `cases` best, if none is given, and how well ones that had not seen them
+    predict them."""
+    calibration = fitted(cases, efficiency) if calibration is None else calibration
     held_out = cross_validated(cases, efficiency, calibration)
-    evidence = evidence_table(cases, held_out[0])
-    far = [held_out_distances(cases, evidence, held.protocol) for held in held_out]
-    weights = equal_sources(cases)
-    made = spreads(cases, held_out, far, weights)
-    growth = next(iter(made.values())).growth
+    protocols = [residuals(cases, held) for held in held_out]
+    causes, factors = spreads(cases, protocols)
     return Trained(
         calibration=calibration,
-        evidence=evidence,
-        spreads=made,
+        evidence=evidence_table(cases, held_out[0]),
+        causes=causes,
+        factors=factors,
         held_out=tuple(held_out),
-        distances=tuple(far),
-        widths=tuple(
-            held_out_widths(cases, held_out[0], far[0], distance, weights, growth, held.protocol)
-            for held, distance in zip(held_out, far, strict=True)
-        ),
+        widths=tuple(held_out_ends(cases, protocols)),
     )
 
 
@@ -92,35 +86,21 @@ def judged(cases: Sequence[Case], efficiency: Efficiency) -> dict[str, tuple[Flo
     """Return, by protocol, the seconds [N] of cases by constants that have not seen them, solved around those that
     ship, and the logarithms of the ends of their intervals, made without them, over the seconds [N, 2]."""
     held_out = cross_validated(cases, efficiency, shipped())
-    evidence = evidence_table(cases, held_out[0])
-    far = [held_out_distances(cases, evidence, held.protocol) for held in held_out]
-    weights = equal_sources(cases)
-    growth = next(iter(spreads(cases, held_out, far, weights).values())).growth
-    return {
-        held.protocol: (
-            held.seconds,
-            held_out_widths(cases, held_out[0], far[0], distance, weights, growth, held.protocol),
-        )
-        for held, distance in zip(held_out, far, strict=True)
-    }
-
-
-def equal_sources(cases: Sequence[Case]) -> Floats:
-    """Return weights under which all sources count alike, [N]."""
-    counts = Counter(case.run.source for case in cases)
-    return np.array([1.0 / counts[case.run.source] for case in cases])
+    ends = held_out_ends(cases, [residuals(cases, held) for held in held_out])
+    return {held.protocol: (held.seconds, width) for held, width in zip(held_out, ends, strict=True)}
 
 
 def shipped_files(training: Trained) -> dict[str, bytes]:
     """Return the files of the package that a fit makes anew, by their path in it."""
     frameworks = {
-        name: ({} if name == OWN else figures_text(software, 4)) | figures_text(training.spreads[name], 4)
+        name: ({} if name == OWN else figures_text(software, 4)) | figures_text(training.factors[name], 4)
         for name, software in training.calibration.frameworks.items()  # no run of our own is published
     }
     return {
         "spec/catalog/data/frameworks.csv": frameworks_csv(frameworks),
         "cost/frameworks/data/architectures.csv": _architectures(training.calibration),
         "cost/trust/data/evidence.npz": packed(training.evidence),
+        "cost/trust/data/causes.csv": _causes(training.causes),
     }
 
 
@@ -128,4 +108,11 @@ def _architectures(calibration: Calibration) -> bytes:
     lines = [",".join(("architecture", *CLOCK_NAMES))]
     for name, clocks in sorted(calibration.architectures.items()):
         lines.append(",".join((name, *figures_text(clocks, 4).values())))
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _causes(causes: Mapping[str, Spread]) -> bytes:
+    lines = [",".join(("cause", "low", "high"))]
+    for name, spread in causes.items():
+        lines.append(",".join((name, *figures_text(spread, 4).values())))
     return ("\n".join(lines) + "\n").encode()

@@ -22,7 +22,7 @@ from shardwright.cost.money import dollars_per_hour, egress_dollars, run_stretch
 from shardwright.cost.site.calibrated import narrowed, on_site
 from shardwright.cost.stage.exact import of_pipelines, per_rank
 from shardwright.cost.strategies import stage_starts
-from shardwright.cost.trust.evidence import conditions_of
+from shardwright.cost.trust.evidence import ceiling, conditions_of
 from shardwright.cost.trust.interval import doubted
 from shardwright.cost.trust.rarity import doubt
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory, TimeBreakdown
@@ -39,10 +39,10 @@ def predict(
     iteration: Mixed | None = None,
 ) -> Prediction:
     """Return the prediction for a legal plan of any shape. Its interval does not begin before the time of the model's
-    FLOPs at the peak of the GPUs that the plan uses. The calibration of a site in `efficiency` (`cost.site`) moves its
-    seconds. `known` keeps layer tables between calls, as in `mixed_iteration`, and `contexts` are those of its GPU
-    types; `iteration` is the plan's where it is known. Raises SpecError where a GPU cannot compute in the job's
-    precision."""
+    FLOPs at the highest utilisation that any run may have (`trust.evidence.ceiling`). The calibration of a site in
+    `efficiency` (`cost.site`) moves its seconds. `known` keeps layer tables between calls, as in `mixed_iteration`, and
+    `contexts` are those of its GPU types; `iteration` is the plan's where it is known. Raises SpecError where a GPU
+    cannot compute in the job's precision."""
     contexts = contexts or contexts_of(plan, efficiency)
     iteration = iteration or mixed_iteration(plan, efficiency, known=known, contexts=contexts)
     source = layer_source(efficiency)
@@ -65,17 +65,19 @@ def predict(
         hours = float(coarse(run_stretch(plan) * job.iterations * seconds / SECONDS_PER_HOUR))
     pools = [pool for pool in plan.cluster.pools if used[pool.gpu.name]]
     sites = len({pool.site for pool in pools})
-    settings = [conditions_of(plan.model, pool.gpu, plan.gpus, job, sites) for pool in pools]
-    interval, evidence = source.basis(seconds, settings)
+    types = len({pool.gpu.kind for pool in pools})
+    settings = [conditions_of(plan.model, pool.gpu, plan.gpus, job, gpu_types=types, sites=sites) for pool in pools]
+    interval, evidence, measured = source.basis(seconds, settings)
     low, high = doubted(narrowed(interval, seconds, site), seconds, doubt(plan))
     quickest = flops / sum(peaks[name] * count for name, count in used.items())
+    ceilings = [ceiling(setting.architecture, setting.precision) for setting in settings] if measured else [1.0]
     gpus = [gpu for row in memory for gpu in row]
     fit = min(fit_probability(gpu.total_bytes, gpu.capacity_bytes, job) for gpu in gpus)
     fit = fit if all(gpu.fits_in_host for gpu in gpus) else 0.0
     ideal = flops / sum(peaks.get(pool.gpu.name, 0.0) * pool.gpus for pool in plan.cluster.pools)
     return Prediction(
         iteration_seconds=seconds,
-        interval=(max(low, min(quickest, seconds)), high),
+        interval=(max(low, min(quickest / max(ceilings), seconds)), high),
         tokens_per_second=job.tokens_per_iteration / seconds,
         mfu=quickest / seconds,
         time=time,
@@ -87,6 +89,7 @@ def predict(
         ideal_seconds=ideal,
         busiest_stage=rank,
         evidence=evidence,
+        measured=measured,
         site=site,
     )
 

@@ -201,6 +201,38 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unmeasured:
+    """What a plan has and no published run: a fact (`cost.trust.evidence.LACKS`) and of what."""
+
+    fact: str
+    of: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """The highest MFU among `runs` published runs of one class: GPU architecture, precision, kind and size of model."""
+
+    mfu: float
+    runs: int
+    model: str
+    gpus: int
+    gpu: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """How far plans like this one were ever measured: published runs of the same kind of model with the same framework
+    on the same GPU, how many of them on half to twice as many GPUs, what of the plan no published run has, and the
+    record of its class (None: too few are known)."""
+
+    kind: str
+    runs: int
+    at_scale: int
+    lacking: tuple[Unmeasured, ...]
+    record: Record | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SiteEffect:
     """What a calibration on a site's own runs did to a prediction: it rests on `runs` of them, `same_kind` of these of
     the same kind and family of models; seconds are `factor` times what they were, and the logarithms of the interval's
@@ -219,7 +251,8 @@ class Prediction:
 
     `memory` has a row for each replica and an entry for each stage. `interval` is the 80 % interval of
     `iteration_seconds`; `fit_probability` the probability that every stage fits its GPU; `evidence` has the nearest
-    published runs. `ideal_seconds` are those of the model's FLOPs at the peak of all GPUs of the cluster (None in older
+    published runs, `measured` says how like it any is (None in older files, and where layers were measured).
+    `ideal_seconds` are those of the model's FLOPs at the peak of all GPUs of the cluster (None in older
     files), `lower_bound_seconds` what a search proved that no plan of its space beats (None where none did).
     `busiest_stage` is the stage that works most, of the replica that takes longest. Totals count failures and
     preemptions. `site` says what a calibration on own runs did (None: none was given); every figure has it in it.
@@ -239,6 +272,7 @@ class Prediction:
     lower_bound_seconds: float | None = None
     busiest_stage: int = 0
     evidence: tuple[Evidence, ...] = ()
+    measured: Measured | None = None
     site: SiteEffect | None = None
 
 

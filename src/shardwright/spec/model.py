@@ -15,6 +15,8 @@ Placement = Literal["before", "after", "both", "sum"]
 QueryKeyNorm = Literal["head", "projection", "each"]
 Scores = Literal["softmax", "sigmoid"]
 
+UNNAMED = ("megatron", "published", "yaml")  # numeric: families of models that are read from dimensions alone
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
@@ -465,3 +467,12 @@ class ForwardPass:
 
 
 PLAIN = ForwardPass()
+
+
+def family_of(model: Model) -> str:
+    """Return the family of a model. Dimensions alone, as of a launch, name none: their layers are those of Llama or of
+    GPT-2."""
+    if model.family not in UNNAMED:
+        return model.family
+    gated = all(layer.mlp is None or layer.mlp.gated for layer in model.layers)
+    return "llama" if gated and model.norm == "rmsnorm" else "gpt2"

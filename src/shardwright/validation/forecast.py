@@ -152,7 +152,8 @@ def comparable_bytes(run: PublishedRun, job: Job, verdict: Verdict, row: int) ->
 def conditions_of_case(case: Case) -> Conditions:
     """Return the setting of a case; mixed machines go by their first type."""
     gpus = case.plan.gpus if case.plan else case.pool.gpus
-    return conditions_of(case.model, case.pool.gpu, gpus, case.job)
+    types = len(case.plan.gpus_by_type) if case.plan else 1
+    return conditions_of(case.model, case.pool.gpu, gpus, case.job, gpu_types=types)
 
 
 def _levels(case: Case) -> tuple[int, ...]:

@@ -17,9 +17,9 @@ from shardwright.cost.compute.operators import Shard
 from shardwright.cost.frameworks.overheads import Overheads
 from shardwright.cost.layers.table import LayerTable, layer_table
 from shardwright.cost.network.collectives import Fabric
-from shardwright.cost.trust.evidence import Conditions, nearest, unpublished
-from shardwright.cost.trust.interval import interval_at
-from shardwright.plans.plan import Evidence
+from shardwright.cost.trust.evidence import Conditions, measured_like, nearest
+from shardwright.cost.trust.interval import interval_seconds
+from shardwright.plans.plan import Evidence, Measured
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -27,7 +27,7 @@ from shardwright.spec.model import Model
 if TYPE_CHECKING:
     from shardwright.cost.network.curves import LinkTimes
 
-Basis = tuple[tuple[float, float], tuple[Evidence, ...]]
+Basis = tuple[tuple[float, float], tuple[Evidence, ...], Measured | None]
 NO_LIMITS: Mapping[str, tuple[int | float, ...]] = MappingProxyType({})
 
 
@@ -67,7 +67,8 @@ class LayerSource(Protocol):
         ...
 
     def basis(self, seconds: float, settings: Sequence[Conditions]) -> Basis:
-        """Return the 80 % interval of a predicted time and the published runs that it rests on."""
+        """Return the 80 % interval of a predicted time, the published runs that it rests on, and how far the like was
+        measured (None where layers were)."""
         ...
 
 
@@ -111,11 +112,9 @@ class PredictedLayers:
         return peak_flops(gpu, job.precision)
 
     def basis(self, seconds: float, settings: Sequence[Conditions]) -> Basis:
-        """Return the widest of the intervals of `settings`, and the published runs nearest to any of them."""
+        """Return the widest of the intervals of `settings`, the published runs nearest to any of them, and how far the
+        like was measured."""
         known = [nearest(setting) for setting in settings]
-        intervals = [
-            interval_at(seconds, setting.framework, runs[0].distance, unseen=bool(unpublished([setting.gpu])))
-            for setting, runs in zip(settings, known, strict=True)
-        ]
+        intervals = [interval_seconds(seconds, setting) for setting in settings]
         interval = min(low for low, _ in intervals), max(high for _, high in intervals)
-        return interval, min(known, key=lambda runs: runs[0].distance)
+        return interval, min(known, key=lambda runs: runs[0].distance), measured_like(tuple(settings))

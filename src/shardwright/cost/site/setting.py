@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.plans.plan import Plan, TimeBreakdown
-from shardwright.spec.model import Model
+from shardwright.spec.model import family_of
 
 Kind = Literal["dense", "moe", "hybrid", "adapters"]
 Reach = Literal["machine", "machines", "sites"]
 REACHES: tuple[Reach, ...] = ("machine", "machines", "sites")  # boundaries that messages cross, nearest first
 RECOMPUTED = {"none": 0.0, "selective": 1.0, "full": 2.0}  # numeric: steps of a scale
-UNNAMED = ("megatron", "published", "yaml")  # numeric: families of models that are read from dimensions alone
 LINKS = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline", "data_parallel")
 COMPUTE = ("forward", "backward", "recompute", "optimizer")
 
@@ -82,15 +81,6 @@ def setting_of(plan: Plan, time: TimeBreakdown) -> Setting:
 
 def _seconds(time: TimeBreakdown, names: tuple[str, ...]) -> float:
     return float(sum(getattr(time, f"{name}_seconds") for name in names))
-
-
-def family_of(model: Model) -> str:
-    """Return the family of a model. Dimensions alone, as of a launch, name none: their layers are those of Llama or of
-    GPT-2."""
-    if model.family not in UNNAMED:
-        return model.family
-    gated = all(layer.mlp is None or layer.mlp.gated for layer in model.layers)
-    return "llama" if gated and model.norm == "rmsnorm" else "gpt2"
 
 
 def kind_of_model(plan: Plan) -> Kind:

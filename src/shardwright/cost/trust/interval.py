@@ -1,15 +1,13 @@
 """The 80 % interval of a predicted time, calibrated on published runs that the prediction had not seen.
 
-Errors of held-out predictions, log(measured / predicted), have a tenth and a ninetieth percentile for each framework;
-they grow with the distance d of a setting from the nearest published run (`cost.trust.evidence`):
+Errors of held-out predictions, log(measured / predicted), have independent causes, whose squares add up:
 
-    [T exp(-low (1 + growth d)), T exp(high (1 + growth d))]
+    [T exp(-f low), T exp(f high)],   low² = any² + site² + L lack² + E experts²,   high alike
 
-A GPU type of which no run is published has a further, independent error of `UNSEEN` (assumed: twice the error of a
-framework on GPUs that are published), added in squares.
-
-The catalogue's row of the framework has low and high, and the common growth;
-`python -m tools.refit overheads` makes them.
+any: what two runs of one site differ by; site: a site of which no run is known; L: how much of the setting no published
+run has (`cost.trust.evidence.lack`); E: 1 for a mixture of experts. f is the framework's own, from its runs, 1 without
+any. `data/causes.csv` has low and high of each cause, the catalogue's row of the framework has f;
+`python -m tools.refit intervals` makes them.
 """
 
 from __future__ import annotations
@@ -20,45 +18,49 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 
-from shardwright.cost.trust.evidence import Conditions, distances, published, unpublished
+from shardwright.cost.trust.evidence import Conditions, lack, seen_in_published
+from shardwright.files import shipped_table
 from shardwright.plans.plan import Prediction
 from shardwright.spec.catalog.frameworks import figures, framework_rows
 
-UNSEEN = 0.35  # log error of a tenth of the runs on a GPU without a published run; chosen, 0.2 to 0.5
-FARTHEST = 4.0  # beyond, nothing is like it, and the interval stays; chosen, 3 to 6
+ANY, SITE, LACK, EXPERTS = "any", "site", "lack", "experts"
+CAUSES = (ANY, SITE, LACK, EXPERTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Log errors at distance 0, as numbers above 0, and how they grow per unit of distance."""
+    """Two numbers above 0 for the lower and the upper end of an interval: log errors of a cause, or the factors of a
+    framework on them."""
 
     low: float
     high: float
-    growth: float
 
 
 @lru_cache
-def _spreads() -> dict[str, Spread]:
+def _causes() -> dict[str, Spread]:
+    rows = shipped_table("shardwright.cost.trust", "causes.csv")
+    return {row["cause"]: Spread(low=float(row["low"]), high=float(row["high"])) for row in rows}
+
+
+@lru_cache
+def _factors() -> dict[str, Spread]:
     return {name: figures(Spread, row) for name, row in framework_rows().items()}
 
 
-def widened(spread: Spread, distance: float) -> tuple[float, float]:
-    """Return the log errors at `distance` that one run in ten falls below, and one in ten exceeds."""
-    wider = 1.0 + spread.growth * min(distance, FARTHEST)
-    return -spread.low * wider, spread.high * wider
-
-
 def interval_seconds(seconds: float, setting: Conditions) -> tuple[float, float]:
-    """Return the 80 % interval of the measured time of a job predicted to take `seconds`."""
-    distance = float(distances(setting, published()).min())
-    return interval_at(seconds, setting.framework, distance, unseen=bool(unpublished([setting.gpu])))
+    """Return the 80 % interval of the measured time of a job predicted to take `seconds`, at a site of which nothing is
+    known."""
+    missing = lack(setting, seen_in_published())
+    present = {ANY: 1.0, SITE: 1.0, LACK: missing, EXPERTS: float(setting.experts)}
+    return interval_of(seconds, setting.framework, present)
 
 
-def interval_at(seconds: float, framework: str, distance: float, *, unseen: bool = False) -> tuple[float, float]:
-    """Return the 80 % interval where the nearest published run is at `distance`, and the GPU `unseen` in any."""
-    low, high = widened(_spreads()[framework], distance)
-    more = UNSEEN if unseen else 0.0
-    return seconds * math.exp(-math.hypot(low, more)), seconds * math.exp(math.hypot(high, more))
+def interval_of(seconds: float, framework: str, present: Mapping[str, float]) -> tuple[float, float]:
+    """Return the 80 % interval where so much of each cause is `present`."""
+    causes, factor = _causes(), _factors()[framework]
+    low = math.sqrt(sum(count * causes[cause].low ** 2 for cause, count in present.items()))
+    high = math.sqrt(sum(count * causes[cause].high ** 2 for cause, count in present.items()))
+    return seconds * math.exp(-factor.low * low), seconds * math.exp(factor.high * high)
 
 
 def doubted(interval: tuple[float, float], seconds: float, doubt: float) -> tuple[float, float]:

@@ -193,6 +193,9 @@ def trust_section(prediction: Prediction) -> Section:
     """Return the interval and the published runs that the prediction is based on."""
     low, high = (clock(end, like=prediction.iteration_seconds) for end in prediction.interval)
     lead = f"In 80 of 100 cases an iteration takes {low} to {high}."
+    if prediction.measured is not None:
+        measured = outcome.measured_words(prediction.measured)
+        lead += f" {measured[0].upper()}{measured[1:]}."
     if not prediction.evidence:
         return Section(name="trust", title="How sure", lead=f"{lead} No published run is near this plan.")
     rows = tuple(

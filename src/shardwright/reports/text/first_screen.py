@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from shardwright.cost.trust.evidence import unpublished
 from shardwright.cost.trust.rarity import UNREPORTED, rare_in
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
@@ -49,6 +48,7 @@ def plan_answers(best: Plan, whole: str, idle: str = "") -> Iterator[tuple[str, 
     """Return what there is to say of a plan alone, `whole` the words of its whole run, `idle` of the GPUs without."""
     yield "run", f"{mixed.gpu_words(best)}: {strategy.degrees_words(best)}; {runs_on(best)}"
     yield from (("idle", words) for words in [idle] if words)
+    yield from (("measured", outcome.measured_words(known)) for known in [predicted(best).measured] if known)
     yield "speed", _speed(best)
     yield from (("whole run", words) for words in [whole] if words)
     yield from (("price", words) for words in ["; ".join(_prices(best))] if words)
@@ -108,8 +108,12 @@ def _memory(best: Plan) -> str:
 def _sure(best: Plan) -> Iterator[str]:
     prediction = predicted(best)
     yield from (words for words in [effect_words(prediction.site)] if words)
-    for gpu in unpublished(best.gpus_by_type):
-        yield f"no published training run of the {gpu} exists, so the interval is wide"
+    record = prediction.measured.record if prediction.measured else None
+    if record is not None and prediction.mfu > record.mfu:
+        yield (
+            f"MFU {prediction.mfu:.1%} is above the record of its class: {record.mfu:.1%}, {record.model} on "
+            f"{record.gpus} {record.gpu}, the best of {record.runs:,} published runs"
+        )
     for switch in rare_in(best):
         if switch.axis != UNREPORTED:
             yield f"hardly tested: {in_words(switch)}, which widens the interval"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.plans.plan import Prediction, StageMemory
+from shardwright.plans.plan import Measured, Prediction, StageMemory
 from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_dollars, format_seconds
 
 TERMS = {
@@ -21,6 +21,23 @@ TERMS = {
 COMPUTE = ("forward_seconds", "backward_seconds")
 MEMORY_TERMS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "context")
 BILLION = 1e9
+KINDS = {
+    "dense": "dense models",
+    "experts": "mixtures of experts",
+    "adapters": "adapters",
+    "mixed": "several GPU types",
+}
+UNMEASURED = {
+    "framework": "`{0}` as its framework",
+    "framework_architecture": "{0} on {1} GPUs",
+    "framework_kind": "{kind} with {0}",
+    "gpu": "the {0}",
+    "family_kind": "{kind} of the {0} family",
+    "precision_architecture": "{0} on {1} GPUs",
+    "gpus": "{0} on more than {1} GPUs",
+    "sites": "{0} sites",
+}
+"""What no published run has, by `plan.Unmeasured.fact`."""
 
 
 def fullest(prediction: Prediction) -> StageMemory:
@@ -35,6 +52,23 @@ def host_words(prediction: Prediction) -> str:
         return ""
     share = f"{format_bytes(most.host_capacity_bytes)} a GPU" if most.host_capacity_bytes else "an unknown part"
     return f"{format_bytes(most.in_host_bytes)} of {share} in host memory"
+
+
+def measured_words(measured: Measured) -> str:
+    """Return whether anything like a plan was ever measured, as published runs have it."""
+    kind = KINDS[measured.kind]
+    runs = f"{measured.runs:,} published runs have {kind} with this framework on this GPU"
+    if measured.runs:
+        runs += f", {measured.at_scale:,} of them on half to twice as many GPUs"
+    if not measured.lacking:
+        return runs
+    lacks = [UNMEASURED[missing.fact].format(*map(_part, missing.of), kind=kind) for missing in measured.lacking]
+    words = " or ".join([", ".join(lacks[:-1]), lacks[-1]] if len(lacks) > 1 else lacks)
+    return f"no published run has {words}" + (f"; {runs}" if measured.runs else "")
+
+
+def _part(value: str) -> str:
+    return f"{int(value):,}" if value.isdigit() else value
 
 
 def memory_terms(memory: StageMemory) -> str:

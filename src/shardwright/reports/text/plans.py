@@ -135,6 +135,7 @@ def plan_text(plan: Plan, title: str, width: int) -> str:
         labelled("interval", f"80% sure: {of(low)} to {of(high)} an iteration", width),
         *(labelled("site", words, width) for words in [effect_words(prediction.site)] if words),
         labelled("memory", f"fits with probability {prediction.fit_probability:.0%}", width),
+        *(labelled("measured", outcome.measured_words(known), width) for known in [prediction.measured] if known),
         *_evidence_lines(prediction, width),
         labelled("bottleneck", outcome.bottleneck(prediction), width),
         labelled("money", outcome.money_words(prediction), width),
