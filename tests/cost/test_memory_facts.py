@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -47,8 +48,7 @@ def test_the_least_state_is_a_floor_for_every_framework(framework, precision, le
     one, none = np.ones(1), np.zeros(1)
     for ranks in (1, 2, 64):
         for sharding in (ZERO1, ZERO2, ZERO3):
-            for working in (none, 0.3 * one):
-                offload = one * (sharding == ZERO1)
+            for working, offload in product((none, 0.3 * one), (none, 0.25 * one, one)):
                 found = state_bytes(MODEL, job, one, none, one * ranks, one, np.array([sharding]), offload, working)
                 least = least_state_bytes(MODEL, job, one * ranks, np.array([sharding > ZERO1]))
                 assert found.weights + found.gradients + found.optimizer >= least - 1e-12

@@ -10,7 +10,7 @@ from shardwright.arrays import Array, Floats, Ints
 from shardwright.cost.frameworks.optimizer import ends_width, paged_width, state_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
-from shardwright.cost.strategies import UNSHARDED, ZERO2, ZERO3
+from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3
 from shardwright.spec.adapter import FROZEN_BYTES, adapter_parameters
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -131,16 +131,17 @@ def trained_share(model: Model, job: Job) -> float:
 
 def least_state_bytes(model: Model, job: Job, ranks: Array, everything: Array, *, gradients: bool = True) -> Floats:
     """Return the least of weights, gradients and optimizer state, in bytes per parameter of which `ranks` GPUs hold
-    copies: weights and gradients, with the rest in host memory, or a part of all where `everything` may be sharded
-    (ZeRO-3). Without `gradients` those that come in place of activations do not count."""
-    one, none = np.ones(1), np.zeros(1)
-    whole = state_bytes(model, job, one, none, one, one, np.full(1, UNSHARDED), none, none)
-    kept = whole.weights + whole.gradients
-    whole_shard = job.precision == "fp32" or not job.masters
-    lean = 0.0 if whole_shard else 2.0 - memory_facts(job.framework).shard_weight
-    total = kept + whole.optimizer - (0.0 if gradients or not memory_facts(job.framework).freed else whole.gradients)
-    lean = lean * trained_share(model, job)
-    return np.where(everything, np.minimum(kept, (total - lean) / ranks), kept)
+    copies: weights and gradients, or a part of these where `everything` may be sharded (ZeRO-3), with the optimizer's
+    state in host memory. Without `gradients` those that come in place of activations do not count."""
+
+    def kept(sharding: int) -> Floats:
+        one, none = np.ones(1), np.zeros(1)
+        state = state_bytes(model, job, one, none, ranks, one, np.full(1, sharding), one, none)
+        late = 0.0 if gradients or not memory_facts(job.framework).freed else state.sharded_gradients
+        return np.asarray(state.weights + state.gradients - late)
+
+    whole = kept(ZERO1)
+    return np.where(everything, np.minimum(whole, kept(ZERO3)), whole)
 
 
 def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
