@@ -207,7 +207,7 @@ def candidate_counts(
     on_one = sum(part > 0 or told_to_shard(space) for part in fractions)
     alone = (plain + shardings * on_one) * options("overlap_grad", 0) * no_gather
     state = np.where(rows.dp * rows.cp > 1, unsharded + shardings * len(fractions) * overlapped, alone)
-    return order * sequence * flash * p2p * state * _split_counts(context, space, rows, choices)
+    return np.asarray(order * sequence * flash * p2p * state * _split_counts(context, space, rows, choices))
 
 
 def _split_counts(context: Context, space: Space, rows: Layouts, choices: Splits) -> Floats:
