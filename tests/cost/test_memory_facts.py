@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from shardwright.cost.strategies import ZERO1, ZERO2, ZERO3, boundaries, strateg
 from shardwright.spec.adapter import ATTENTION, Adapter
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.job import Job
+from shardwright.spec.options import Options
 
 FRAMEWORKS = framework_names()
 MODEL = llama(16, 2048, 32, 32, 8192, 131072)
@@ -47,8 +49,7 @@ def test_the_least_state_is_a_floor_for_every_framework(framework, precision, le
     one, none = np.ones(1), np.zeros(1)
     for ranks in (1, 2, 64):
         for sharding in (ZERO1, ZERO2, ZERO3):
-            for working in (none, 0.3 * one):
-                offload = one * (sharding == ZERO1)
+            for working, offload in product((none, 0.3 * one), (none, 0.25 * one, one)):
                 found = state_bytes(MODEL, job, one, none, one * ranks, one, np.array([sharding]), offload, working)
                 least = least_state_bytes(MODEL, job, one * ranks, np.array([sharding > ZERO1]))
                 assert found.weights + found.gradients + found.optimizer >= least - 1e-12
@@ -132,8 +133,33 @@ def test_tensors_of_ranks_are_below_the_process():
 @pytest.mark.parametrize(("sharding", "on_gpu"), [(ZERO2, 2.0), (ZERO3, 2.0 / 8)])
 def test_deepspeed_keeps_16_bit_weights_alone_on_the_gpu_where_state_is_offloaded(sharding, on_gpu):
     """And 16 bytes in host memory: its estimate_zero2_model_states_mem_needs (zero/stage_1_and_2.py) and estimate_zero3_…
-    (zero/stage3.py), which add half for buffers."""
+    (zero/stage3.py), which add half for buffers, of which the gradients of micro-batches in 16 bits are counted."""
     job, one, none = replace(JOB, framework="deepspeed"), np.ones(1), np.zeros(1)
     held = state_bytes(MODEL, job, one, none, 8 * one, one, np.array([sharding]), one, none)
     assert held.weights + held.gradients + held.optimizer == pytest.approx(on_gpu)
-    assert held.in_host == pytest.approx(16 / 8)
+    assert held.in_host == pytest.approx((16 + 2) / 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "in_host"),
+    [({}, 16.0), ({"options": Options(master_weights="none")}, 2 + 4 + 4), ({"precision": "fp32"}, 16.0)],
+)
+def test_fsdp2_keeps_only_gathered_layers_on_the_gpu_where_state_is_offloaded(changes, in_host):
+    """CPUOffloadPolicy: weights, gradients and both moments are in host memory, in fp32 unless there are no masters."""
+    job, one, none = replace(JOB, framework="fsdp", **changes), np.ones(1), np.zeros(1)
+    held = state_bytes(MODEL, job, one, none, 8 * one, one, np.array([ZERO3]), one, 0.1 * one)
+    kept = state_bytes(MODEL, job, one, none, 8 * one, one, np.array([ZERO3]), none, 0.1 * one)
+    assert held.gathered == kept.gathered > 0.0
+    assert held.weights + held.gradients + held.optimizer == pytest.approx(held.gathered)
+    assert held.in_host == pytest.approx(in_host / 8)
+    half = state_bytes(MODEL, job, one, none, 8 * one, one, np.array([ZERO3]), 0.5 * one, 0.1 * one)
+    assert half.weights == pytest.approx((held.weights + kept.weights) / 2)
+
+
+def test_frozen_weights_go_to_host_memory_with_those_of_fsdp2s_adapters():
+    job, one, none = replace(JOB, framework="fsdp", adapter=Adapter()), np.ones(1), np.zeros(1)
+    held, kept = (
+        state_bytes(MODEL, job, one, none, 8 * one, one, np.array([ZERO3]), part, none) for part in (one, none)
+    )
+    assert kept.weights == pytest.approx(2 / 8, rel=0.02) and held.weights == 0.0
+    assert held.in_host >= kept.weights

@@ -14,8 +14,9 @@ from tests.search.problems import Problem, problems, some_candidates
 
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.batch import evaluate, iteration
-from shardwright.cost.iteration.step import optimizer_seconds, stage_times, transfers
+from shardwright.cost.iteration.step import HOST_EFFICIENCY, optimizer_seconds, stage_times, transfers
 from shardwright.cost.money import dollars_per_hour
+from shardwright.cost.network.collectives import PCIE_EFFICIENCY
 from shardwright.cost.strategies import (
     BLOCK,
     DATA_OUTERMOST,
@@ -148,6 +149,41 @@ def test_offloading_half_of_the_state_is_faster_than_all_and_slower_than_none():
     assert (np.diff(update) > 0).all()
     assert update[2] == pytest.approx(2 * update[1])
     assert (np.diff(evaluate(where, rows).peak_bytes) < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("framework", "sharding", "up", "down", "summed"),
+    [  # bytes a parameter of a rank's eighth: weights for a pass, gradients after it, gradients added up on the host
+        ("megatron", ZERO3, 0.0, 0.0, 0.0),
+        ("deepspeed", ZERO2, 0.0, 2.0 + 2.0, 0.0),
+        ("deepspeed", ZERO3, 0.0, 2.0 + 2.0, 0.0),
+        ("fsdp", ZERO2, 0.0, 4.0, 12.0),
+        ("fsdp", ZERO3, 4.0, 4.0, 12.0),
+        ("torchtitan", ZERO3, 4.0, 4.0, 12.0),
+    ],
+)
+@pytest.mark.parametrize("batch", [8, 48])
+def test_what_follows_state_to_the_host_crosses_pcie_in_every_micro_batch(framework, sharding, up, down, summed, batch):
+    machines = pool(1, 8, gpu=gpu(pcie_bytes_per_second=1e9), host_memory_bytes_per_second=8e9)
+    where = context(llama(4, 2048, 16, 8, 8192, 32000), machines, replace(JOB, global_batch=batch, framework=framework))
+    rows = strategies([row(where, dp=8, sharding=sharding, offload=part) for part in (0.0, 1.0)])
+    parts, eighth = parts_of(where, rows)[0], where.model.parameters / 8
+    forward, backward = (np.diff(passes[:, 0, 0])[0] for passes in (parts.stages.forward, parts.stages.backward))
+    pcie, host = 1e9 * PCIE_EFFICIENCY, 8e9 / 8 * HOST_EFFICIENCY
+    assert forward == pytest.approx(eighth * up / pcie, abs=1e-12)
+    assert backward == pytest.approx(eighth * ((up + down) / pcie + (batch > 8) * summed / host), abs=1e-12)
+
+
+def test_fsdp2_hides_no_gradients_that_it_adds_up_on_the_host():
+    machines = pool(1, 8, gpu=gpu(pcie_bytes_per_second=1e9))
+    for batch, hidden in ((8, True), (16, False)):
+        where = context(
+            llama(4, 2048, 16, 8, 8192, 32000), machines, replace(JOB, global_batch=batch, framework="fsdp")
+        )
+        both = {"dp": 8, "sharding": ZERO3, "overlap_param": True, "offload": 1.0}
+        rows = strategies([row(where, **both, overlap_grad=beside) for beside in (False, True)])
+        before, after = parts_of(where, rows)[0].stages.backward[:, 0, 0]
+        assert (after < before) is np.bool_(hidden)
 
 
 def test_the_data_outermost_order_keeps_neighbouring_stages_close():

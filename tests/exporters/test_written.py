@@ -34,12 +34,14 @@ def plans() -> tuple[Plan, ...]:
     narrow = option_plans()["narrow state"]
     trainers = list(trainer_plans().values())
     offloaded = replace(trainer_plans()["offloaded"], optimizer=OptimizerPlan(sharding="zero3", offload=1.0))
+    larger = trainer_plans()["llama-2-70b zero3 tp 1 cp 1 bf16 kept"]
     split = uniform_plan(LLAMA_3_1_8B, nodes=1, job=JOB, micro_batch=1, tp=4, counts=(32,), sharding="zero2")
     small = replace(split, cluster=shardwright.load_cluster("2x4xH100-SXM"))
     fixed = [*PLANS.values(), *option_plans().values(), *torchtitan_plans().values(), *trainers[::3]]
     fixed += [
         trainer_plans()["offloaded"],
         offloaded,
+        replace(larger, optimizer=OptimizerPlan(sharding="zero3", offload=0.25)),
         *(replace(plan, sequence_parallel=False) for plan in (split, small)),
     ]
     fixed += [replace(narrow, job=replace(narrow.job, options=WIDTHS))]

@@ -244,7 +244,11 @@ def test_accelerate_from_slurm(tmp_path: Path) -> None:
     [
         ("ds.json", '{"zero_optimization": {"stage": 3}}', "train_micro_batch_size_per_gpu: is missing"),
         ("ds.json", '{"train_batch_size": 64, "zero_optimization": {"stage": 2}}', "does not describe the model"),
-        ("a.yaml", "distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: true}\n", "fsdp_offload_params"),
+        (
+            "a.yaml",
+            "distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: true, fsdp_reshard_after_forward: false}\n",
+            "fsdp_offload_params",
+        ),
         ("a.toml", "[parallelism\n", "is no TOML"),
         ("a.py", "def f(:\n", "is no Python"),
         ("a.py", "x = 1\n", "is no configuration of a trainer"),

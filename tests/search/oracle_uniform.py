@@ -119,7 +119,8 @@ def switches(context: Context, pins: Pins, layout: Layout) -> list[list[tuple]]:
 def rank_orders(context: Context, pins: Pins, layout: Layout) -> list[int]:
     """Where both orders place all ranks alike, they are one candidate, under whatever name the pins leave."""
     tp, cp, pp, dp, ep, etp, _, _ = layout
-    if (ep * etp != tp * cp) if any_experts(context) else cp > 1:
+    megatron = context.job.framework == "megatron"
+    if megatron and ((ep * etp != tp * cp) if any_experts(context) else cp > 1):
         return left(pins, "rank_order", [0])
     either = left(pins, "rank_order", [0, 1])
     return either[:1] if pp == 1 or dp == 1 else either
@@ -189,15 +190,15 @@ def states(pins: Pins, layout: Layout) -> list[tuple]:
     found = []
     offloads = pins.get("offload", (0.0, 0.25, 0.5, 0.75, 1.0))
     for sharding, grad, param in product((0, ZERO1, ZERO2, ZERO3), (0, 1), (0, 1)):
-        if dp * cp == 1 and (sharding > ZERO1 or grad or param):
+        if dp * cp == 1 and (grad or param):
             continue
         if (param and not (grad and sharding)) or (sharding > ZERO1 and pp > 1):
             continue
         pinned = {"sharding": sharding, "overlap_grad": grad, "overlap_param": param}
         if all(left(pins, axis, [value]) for axis, value in pinned.items()):
-            amounts = offloads if sharding == ZERO1 else left(pins, "offload", [0.0])
+            amounts = offloads if sharding else left(pins, "offload", [0.0])
             # Nothing to shard on one rank, but the state may lie in host memory, or pins want it so.
-            alone = sharding == ZERO1 and dp * cp == 1 and bool(left(pins, "sharding", [0]))
+            alone = sharding > 0 and dp * cp == 1 and bool(left(pins, "sharding", [0]))
             found += [(sharding, amount, grad, param) for amount in amounts if amount > 0 or not alone]
     return found
 

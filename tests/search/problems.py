@@ -100,6 +100,8 @@ def pools(draw: st.DrawFn) -> NodePool:
         intra_latency_seconds=draw(powers(-6, -4)),
         inter_bytes_per_second=draw(powers(9, 12)),
         inter_latency_seconds=draw(powers(-6, -3.5)),
+        host_memory_bytes=draw(st.sampled_from([1e12, 1e12, 3e9, 3e10])),
+        host_memory_bytes_per_second=draw(powers(10, 12)),
     )
 
 
@@ -111,6 +113,7 @@ def jobs(draw: st.DrawFn) -> Job:
         tokens=1e9,
         precision=draw(st.sampled_from(["bf16", "bf16", "bf16", "fp8", "fp32"])),
         optimizer=draw(st.sampled_from(["adam", "adam", "sgd", "muon"])),
+        framework=draw(st.sampled_from(["megatron", "megatron", "deepspeed", "fsdp"])),
         objective=draw(st.sampled_from(["time", "time", "cost"])),
     )
 
@@ -179,7 +182,7 @@ def limited(problem: Problem, verdict: Verdict) -> Context:
     where, peaks = problem.context, verdict.peak_bytes
     capacity = _between(peaks, problem.memory)
     where = replace(where, pool=replace(where.pool, memory_bytes=capacity))
-    fitting = np.flatnonzero(peaks <= capacity)
+    fitting = np.flatnonzero(verdict.fits & (peaks <= capacity))
     if problem.limit is None or not len(fitting) or where.job.iterations is None:
         return where
     hours = verdict.seconds * where.job.iterations / 3600 * longer(where, verdict)
@@ -205,7 +208,7 @@ def solved(problem: Problem) -> tuple[Context, Verdict]:
     verdict = evaluate(free, oracle.candidates(free, problem.pins))
     where = limited(problem, verdict)
     job, seconds = where.job, verdict.seconds
-    fits = verdict.peak_bytes <= where.pool.memory_bytes
+    fits = verdict.fits & (verdict.peak_bytes <= where.pool.memory_bytes)
     hours = seconds * (job.iterations or 0.0) / 3600 * longer(where, verdict)
     if job.deadline_hours is not None:
         fits &= hours <= job.deadline_hours

@@ -30,7 +30,7 @@ def assert_optimal(problem: Problem, where: Context, allowed: Bools, rows: Strat
         return
     verdict = evaluate(free, rows.take(chosen))
     tight = limited(replace(problem, context=where, limit=None), verdict)
-    fits = verdict.peak_bytes <= tight.pool.memory_bytes
+    fits = verdict.fits & (verdict.peak_bytes <= tight.pool.memory_bytes)
     cost = values(tight, verdict)[fits]
     objective = Objective(model=tight.model, job=tight.job, pool=tight.pool)
     found = search(tight, Space(pins=problem.pins), Filters(), objective, top=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.errors import Problem, SpecError
-from shardwright.exporters.exported import Exported, run_script, yaml_text
+from shardwright.exporters.exported import Exported, limit, run_script, yaml_text
 from shardwright.exporters.hugging_face import (
     mixed_precision,
     peft_files,
@@ -25,6 +25,7 @@ from shardwright.plans.plan import Plan
 
 TARGET = "accelerate"
 VERSION = trainers()[TARGET].version
+ON_THE_GPU = frozenset({"adam8bit", "paged_adam", "paged_adam8bit", "lion"})  # bitsandbytes/functional.py: is_on_gpu
 
 
 def export_config(plan: Plan) -> Exported:
@@ -52,6 +53,9 @@ def unsupported(plan: Plan) -> Iterator[Problem]:
     if not plan.uniform:
         return
     yield from unnamed_targets(plan)
+    if plan.optimizer.offload > 0 and plan.job.optimizer in ON_THE_GPU:
+        message = f"is not there for {plan.job.optimizer}, which bitsandbytes updates on the GPU"
+        yield limit("optimizer.offload", message, "offload=0")
     stage, sizes = plan.replicas[0].stages[0], machine_sizes(plan)
     group = stage.tensor_parallel * stage.context_parallel
     if len(set(sizes)) > 1 and plan.gpus % (len(sizes) * group):
@@ -81,7 +85,7 @@ def config(plan: Plan) -> dict[str, object]:
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
             "fsdp_cpu_ram_efficient_loading": True,
-            "fsdp_offload_params": False,
+            "fsdp_offload_params": plan.optimizer.offload > 0,
             "fsdp_activation_checkpointing": False,  # the Trainer's own, training_arguments.json
         }
         found["parallelism_config"] = {

@@ -7,6 +7,7 @@ Fields: https://www.deepspeed.ai/docs/config-json. A pipeline is not in DeepSpee
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 
 from shardwright.errors import Problem, SpecError
@@ -21,6 +22,7 @@ from shardwright.plans.plan import Plan
 TARGET = "deepspeed"
 VERSION = trainers()[TARGET].version
 FILE = "ds_config.json"
+SUB_GROUPS = 32  # of a rank, of which a part is offloaded to 3 %
 STAGE = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 
 
@@ -55,6 +57,8 @@ def config(plan: Plan) -> dict[str, object]:
     zero: dict[str, object] = {"stage": STAGE[plan.optimizer.sharding], "overlap_comm": plan.overlap.grad_reduce}
     if plan.optimizer.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True, "ratio": plan.optimizer.offload}
+    if 0 < plan.optimizer.offload < 1:
+        zero["sub_group_size"] = _sub_group_size(plan)
     found: dict[str, object] = {
         "train_batch_size": plan.job.global_batch,
         "train_micro_batch_size_per_gpu": plan.micro_batch,
@@ -68,6 +72,13 @@ def config(plan: Plan) -> dict[str, object]:
     if reduced := options_of(plan).get("grad_reduce"):
         found |= {"communication_data_type": reduced, "data_types": {"grad_accum_dtype": reduced}}
     return found
+
+
+def _sub_group_size(plan: Plan) -> int:
+    """Return the parameters of a rank that are updated at once. Of these groups a whole number is offloaded, and of
+    the usual size, a billion, a rank may have one (deepspeed/runtime/zero/stage3.py: `subgroup_to_device`)."""
+    tensor_parallel = plan.replicas[0].stages[0].tensor_parallel
+    return math.ceil(plan.model.parameters / (tensor_parallel * plan.data_parallel * SUB_GROUPS))
 
 
 def _script(plan: Plan) -> str:

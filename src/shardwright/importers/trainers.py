@@ -99,6 +99,11 @@ def sharding_words(stage: int) -> list[str]:
     return [*strategy, "--overlap-grad-reduce", "--overlap-param-gather"]
 
 
+def offload_words(part: object) -> list[str]:
+    """Return the arguments of a part of the optimizer's state in host memory."""
+    return ["--optimizer-cpu-offload", "--optimizer-offload-fraction", str(part)]
+
+
 def batch_words(micro: int, total: int) -> list[str]:
     """Return micro-batch and global batch as arguments."""
     return ["--micro-batch-size", str(micro), "--global-batch-size", str(total)]
@@ -112,7 +117,7 @@ def deepspeed_settings(config: TrainerFields, trainer: TrainerFields, gpus: int)
     precision, notes = _deepspeed_precision(config, trainer)
     devices = {path[-2]: value for path, value in config.values.items() if path[-1] == "device"}
     if devices.get("offload_optimizer") == "cpu":
-        words += ["--optimizer-cpu-offload", "--optimizer-offload-fraction", str(config.first("ratio") or 1.0)]
+        words += offload_words(config.first("ratio") or 1.0)
     if devices.get("offload_param") == "cpu":
         config.report("offload_param", "is offloaded to cpu, which is not described", "use none")
     words += ["--grad-reduce-in-bf16"] if config.first("communication_data_type") == "bf16" else []
@@ -168,7 +173,7 @@ def accelerate_settings(fields: TrainerFields, gpus: int) -> TrainerSettings:
     micro, steps = fields.whole("per_device_train_batch_size", 1), fields.whole("gradient_accumulation_steps", 1)
     if fields.first("per_device_train_batch_size") is None:
         fields.report("per_device_train_batch_size", "is missing", "give the launch script, whose arguments have it")
-    words = [*sharding_words(_fsdp_stage(fields) if sharded else 0)]
+    words = [*_fsdp_words(fields)] if sharded else [*sharding_words(0)]
     words += batch_words(micro, micro * steps * max(gpus // (tensor * context), 1))
     words += ["--tensor-model-parallel-size", str(tensor), "--context-parallel-size", str(context)]
     precision, notes = _precision(fields)
@@ -195,9 +200,9 @@ def _degrees(fields: TrainerFields, gpus: int) -> tuple[int, int]:
     return tensor, context
 
 
-def _fsdp_stage(fields: TrainerFields) -> int:
-    """Return the stage of ZeRO that FSDP's strategy is: the Trainer's words (`full_shard auto_wrap`) go before
-    Accelerate's."""
+def _fsdp_words(fields: TrainerFields) -> list[str]:
+    """Return the arguments of what FSDP shards and offloads. Its strategy is a stage of ZeRO: the Trainer's words
+    (`full_shard auto_wrap`) go before Accelerate's."""
     words = fields.first("fsdp")
     words = " ".join(map(str, words)) if isinstance(words, list) else str(words or "")
     named = [word for word in words.split() if word not in ("auto_wrap", "offload")]
@@ -206,9 +211,12 @@ def _fsdp_stage(fields: TrainerFields) -> int:
     strategy = str(next(iter(named), None) or fields.first("fsdp_sharding_strategy") or again or "FULL_SHARD").upper()
     if strategy not in STRATEGIES:
         fields.report("fsdp_sharding_strategy", f"{strategy} is not described", "use FULL_SHARD or SHARD_GRAD_OP")
-    if fields.first("fsdp_offload_params") is True or "offload" in words.split():
-        fields.report("fsdp_offload_params", "offload of weights is not described", "write false")
-    return 2 if reshard is False and STRATEGIES.get(strategy) == 3 else STRATEGIES.get(strategy, 0)
+    stage = STRATEGIES.get(strategy, 0)
+    stage = 2 if reshard is False and stage == 3 else stage
+    offloads = fields.first("fsdp_offload_params") is True or "offload" in words.split()
+    if offloads and stage < 3:
+        fields.report("fsdp_offload_params", "offload of weights that are not sharded is not described", "write false")
+    return [*sharding_words(stage), *(offload_words(1.0) if offloads else ())]
 
 
 def _precision(fields: TrainerFields) -> tuple[tuple[str, ...], tuple[str, ...]]:

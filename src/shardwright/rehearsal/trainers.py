@@ -94,6 +94,8 @@ def _fsdp_limits(plan: Plan) -> Iterable[Problem]:
     if plan.optimizer.sharding not in ("zero2", "zero3"):
         message = f"{plan.optimizer.sharding} is DistributedDataParallel, which is not rehearsed yet"
         yield Problem("optimizer.sharding", message, "plan with sharding=zero2,zero3")
+    if plan.optimizer.offload > 0.0:
+        yield Problem("optimizer.offload", "state in host memory is not rehearsed yet", "plan with offload=0")
 
 
 def _of_megatron(plan: Plan) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, pin_words, searched
 from shardwright.search.space.layouts import candidate_counts, layouts, splits
+from shardwright.search.space.parameters import AXIS_OF
 from shardwright.search.uniform.completion import feasible
 from shardwright.search.uniform.search import search
 from shardwright.spec.job import Job
@@ -66,8 +67,7 @@ def explain(
     ):
         return _too_dear(contexts, space, filters, mixed)
     if filters.rules and _possible(contexts, space, Filters()):
-        names = tuple(rule.name for rule in filters.rules)
-        return NoPlan(reason=RulesDropAll(names), remedies=(Change.RELAXED_RULES,))
+        return _ruled_out(contexts, space, filters)
     if space.pins and _possible(contexts, Space(), filters):
         return _pinned(contexts, space, filters)
     return _memory(contexts, space)
@@ -116,11 +116,31 @@ def _without(space: Space, axis: str) -> Space:
     return replace(space, pins={name: values for name, values in space.pins.items() if name != axis})
 
 
+def _ruled_out(contexts: Sequence[Context], space: Space, filters: Filters) -> NoPlan:
+    """The rules, a trainer's or the user's, drop what fits: of rules that speak of a pinned axis, those that do so
+    alone are named, and the pins that would leave a plan."""
+    barring = [
+        rule.name
+        for rule in filters.rules
+        if {AXIS_OF.get(name) for name in rule.variables} & set(space.pins)
+        and _possible(contexts, space, Filters(rules=tuple(other for other in filters.rules if other is not rule)))
+    ]
+    names = tuple(barring) or tuple(rule.name for rule in filters.rules)
+    freed = tuple(_unpinned(contexts, space, filters))
+    return NoPlan(reason=RulesDropAll(names), remedies=freed or (Change.RELAXED_RULES,))
+
+
 def _pinned(contexts: Sequence[Context], space: Space, filters: Filters) -> NoPlan:
+    freed = tuple(_unpinned(contexts, space, filters))
+    return NoPlan(reason=PinsTooTight(), remedies=freed or (Change.FEWER_PINS,))
+
+
+def _unpinned(contexts: Sequence[Context], space: Space, filters: Filters) -> Iterator[Unpin]:
+    """Yield the axes of which any, left free, gives a plan."""
     timed = [replace(context, job=replace(context.job, objective="time")) for context in contexts]
-    least = {axis: _least(timed, _without(space, axis), filters) for axis in space.pins}
-    remedies = tuple(Unpin(axis, seconds) for axis, seconds in least.items() if seconds is not None)
-    return NoPlan(reason=PinsTooTight(), remedies=remedies or (Change.FEWER_PINS,))
+    for axis in space.pins:
+        if (seconds := _least(timed, _without(space, axis), filters)) is not None:
+            yield Unpin(axis, seconds)
 
 
 def _too_dear(

@@ -55,11 +55,6 @@ class TrainingWay:
         """What is trained, in one word: full, or the form of the adapters."""
         return "full" if self.adapter is None else self.adapter.form
 
-    @property
-    def planned(self) -> bool:
-        """Whether the planner searches it: state in host memory beside sharded weights is left out."""
-        return self.sharding != "zero3" or not self.offload
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Floats, Ints
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.frameworks.optimizer import paged_width, update_width
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, UPDATE_EFFICIENCY, launched_seconds
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.layers.table import LayerTable
+from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import trained_share
 from shardwright.cost.network.collectives import (
     Fabric,
@@ -48,6 +49,7 @@ from shardwright.spec.model import Model
 
 BUCKET_SHARE = 0.9  # of a pass that gradient buckets can travel beside, the last one cannot; chosen, 0.75 to 1
 HOST_STATE_BYTES = 28.0  # what an update moves in host memory: UPDATE_BYTES without the norm; documented
+HOST_SUM_BYTES = 12.0  # of host memory, to add a gradient to another, both in fp32; documented
 HOST_EFFICIENCY = 0.6  # of the host memory's bandwidth, in updates by its processors; chosen, 0.4 to 0.8
 
 
@@ -107,7 +109,8 @@ def sharded_weight_seconds(
     context: Context, rows: Strategies, table: LayerTable, stages: Ranges, forward: Floats, backward: Floats
 ) -> tuple[Floats, Floats]:
     """Return what ZeRO-2 and ZeRO-3 add to each pass of each micro-batch, [N, V]: ZeRO-2 reduce-scatters the
-    gradients in every backward pass, ZeRO-3 also gathers the weights in both."""
+    gradients in every backward pass, ZeRO-3 also gathers the weights in both. What follows state to host memory travels
+    with them."""
     if not (rows.sharding >= ZERO2).any():
         zero = np.zeros_like(forward)
         return zero, zero
@@ -117,6 +120,13 @@ def sharded_weight_seconds(
     scatter = widths.gradient_reduction * trained * once * (rows.sharding >= ZERO2)[:, None]
     gather = widths.weight_gather * once * (rows.sharding == ZERO3)[:, None]
     overlap_forward, overlap_backward = rows.overlap_param[:, None], rows.overlap_grad[:, None]
+    facts = memory_facts(context.job.framework)
+    if facts.gradients_follow and rows.offload.any():
+        kept = stages.total(table.dense) / groups.dense.size[:, None]
+        kept = kept + stages.total(table.expert) / groups.expert.size[:, None]
+        down, up = _host_trips(context, rows, kept)
+        scatter, gather = scatter + down, gather + up
+        overlap_backward = overlap_backward & ~_waits_for_host(context, rows)[:, None]
     seconds_forward = np.where(overlap_forward, exposed_seconds(gather, BUCKET_SHARE * forward), gather)
     together = gather + scatter
     seconds_backward = np.where(
@@ -129,6 +139,35 @@ def sharded_weight_seconds(
         ),
     )
     return seconds_forward, seconds_backward
+
+
+def _host_trips(context: Context, rows: Strategies, kept: Floats) -> tuple[Floats, Floats]:
+    """Return what a backward pass adds for gradients that go to host memory, and any pass for weights that come from
+    there, [N, V], where a rank keeps `kept` parameters of a stage.
+
+    DeepSpeed adds micro-batches up on the GPU: the sum comes and goes, in 16 bits unless told otherwise (runtime/zero/
+    stage3.py `partition_grads`, runtime/engine.py `get_data_types` of 0.19.8). FSDP2 sends gradients and fetches
+    shards in the type of the optimizer's weights, and adds up on the host (torch/distributed/fsdp/_fully_shard:
+    `foreach_reduce`, `all_gather_inputs`)."""
+    job, gpu, facts = context.job, context.pool.gpu, memory_facts(context.job.framework)
+    widths, trained = widths_of(job), trained_share(context.model, job)
+    there = rows.offload[:, None] * kept
+    if not facts.weights_follow:
+        width = 4.0 if job.precision == "fp32" or job.options.grad_reduce == "fp32" else 2.0
+        return to_host_seconds(gpu, (rows.sharding >= ZERO2)[:, None] * 2.0 * width * trained * there), 0.0 * there
+    master = 4.0 if job.masters else widths.weight_gather
+    width = trained * master + (1.0 - trained) * widths.weight_gather
+    added = _waits_for_host(context, rows)[:, None] * HOST_SUM_BYTES * trained * there / host_rate(context)
+    down = to_host_seconds(gpu, (rows.sharding >= ZERO2)[:, None] * widths.gradient_reduction * trained * there)
+    return down + added, to_host_seconds(gpu, (rows.sharding == ZERO3)[:, None] * width * there)
+
+
+def _waits_for_host(context: Context, rows: Strategies) -> Bools:
+    """Return which rows add up the gradients of several micro-batches in host memory, which holds up backward passes,
+    [N]."""
+    several = context.job.global_batch > rows.dp * rows.micro_batch
+    follows = memory_facts(context.job.framework).weights_follow
+    return np.asarray(follows & several & (rows.offload > 0) & (rows.sharding >= ZERO2))
 
 
 def both_gather_seconds(links: Fabric, groups: DataParallel, dense: Floats, expert: Floats, width: float) -> Floats:
@@ -196,7 +235,8 @@ def exposed_tails(
 
 def optimizer_seconds(context: Context, rows: Strategies, dense: Floats, expert: Floats) -> Floats:
     """Return the time of the optimizer step on each rank, [N, P]: bandwidth-bound on the GPU, and for the part in
-    host memory the slower of PCIe traffic and the host's memory. The two parts run side by side."""
+    host memory the slower of PCIe traffic and the host's memory, or the latter alone where gradients and weights are
+    there already. The two parts run side by side."""
     pool = context.pool
     groups = data_parallel(context, rows)
     held = dense / groups.dense.size[:, None] + expert / groups.expert.size[:, None]
@@ -208,9 +248,15 @@ def optimizer_seconds(context: Context, rows: Strategies, dense: Floats, expert:
         on_gpu = on_gpu + to_host_seconds(pool.gpu, 2.0 * paged * share * held)
     widths, trained = widths_of(context.job), trained_share(context.model, context.job) * held * offload
     passed = widths.gradient_reduction + widths.weight_gather
-    moved = to_host_seconds(pool.gpu, trained * passed)
-    host = pool.host_memory_bytes_per_second * HOST_EFFICIENCY / pool.gpus_per_node
-    return np.maximum(on_gpu, np.maximum(moved, trained * HOST_STATE_BYTES / host))
+    there = (rows.sharding == ZERO3)[:, None] & memory_facts(context.job.framework).weights_follow
+    moved = np.where(there, 0.0, to_host_seconds(pool.gpu, trained * passed))
+    return np.maximum(on_gpu, np.maximum(moved, trained * HOST_STATE_BYTES / host_rate(context)))
+
+
+def host_rate(context: Context) -> float:
+    """Return the bytes a second that updates on the host move for one GPU."""
+    pool = context.pool
+    return pool.host_memory_bytes_per_second * HOST_EFFICIENCY / pool.gpus_per_node
 
 
 def update_seconds(context: Context, elements: Floats) -> Floats:

@@ -31,7 +31,10 @@ class MemoryFacts:
     the gradient of a weight and of its copy in the type of its buffer, before it is added there. `freed`: whether
     gradients end with the update, so that under ZeRO-2 and 3 a step of one micro-batch has them in place of
     activations, and weights of two layers are gathered in place of the head's. `gradients_follow`: whether under ZeRO-2
-    and 3 gradients go to host memory with the state that is there (DeepSpeed). `rotated`: whether queries, keys and
+    and 3 gradients go to host memory with the state that is there, in every micro-batch (DeepSpeed, FSDP2);
+    `weights_follow`: whether under ZeRO-3 weights do, too, and come back for every pass (FSDP2's `CPUOffloadPolicy`).
+    `host_beside`: bytes in host memory beside the state there: the gradient that its update reads, and under DeepSpeed
+    16-bit gradients that micro-batches are added to (weights under ZeRO-1). `rotated`: whether queries, keys and
     values are views of one projection, which stays whole beside queries and keys after their rotary embedding.
     `expert_output`: whether what experts give is kept, as it is weighed after them. `dispatched`: copies of the tokens
     of all experts that live on their way there and back (permuted, received, given, sorted back). `hidden_copies`,
@@ -50,6 +53,8 @@ class MemoryFacts:
     unmerged: float
     freed: bool
     gradients_follow: bool
+    weights_follow: bool
+    host_beside: float
     rotated: bool
     expert_output: bool
     dispatched: float

@@ -10,14 +10,11 @@ from shardwright.arrays import Array, Floats, Ints
 from shardwright.cost.frameworks.optimizer import ends_width, paged_width, state_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
-from shardwright.cost.strategies import UNSHARDED, ZERO2, ZERO3
+from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3
 from shardwright.spec.adapter import FROZEN_BYTES, adapter_parameters
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
-# Beside state in host memory, the gradient that its update reads: `cpu_copy_map_grad` of Megatron-Core (optimizer/
-# cpu_offloading/hybrid_optimizer.py), the 16 bytes a parameter of DeepSpeed's estimate_zero2_model_states_mem_needs.
-HOST_GRADIENT_BYTES = 4.0  # documented
 CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi minus reserved on A100 and H100; measured
 
 
@@ -25,8 +22,8 @@ CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi mi
 class StateBytes:
     """Weights, gradients and optimizer state of one GPU, arrays of any broadcast shape. Of weights and gradients,
     `gathered` are those of layers that are gathered for their passes; the rest of sharded gradients is
-    `sharded_gradients`. `in_host` are the bytes of host memory: offloaded state with its gradients, and state that is
-    paged."""
+    `sharded_gradients`. `in_host` are the bytes of host memory: offloaded state with its gradients and what else
+    follows it, and state that is paged."""
 
     weights: Floats
     gradients: Floats
@@ -55,8 +52,9 @@ def state_bytes(
     Mixed precision keeps 2-byte weights, the gradients of `MemoryFacts` (4 bytes in Megatron-LM, which accumulates in
     fp32) or of the job's options, and the state of `frameworks.optimizer`. ZeRO-1 shards the state over the
     data-parallel ranks, ZeRO-2 the gradients as well, ZeRO-3 the weights too, of which `working` parameters are
-    gathered at a time. `offload` is the fraction of the state in host memory. `ends` are the dense parameters of
-    embedding and output projection, which stay with Adam under Muon and in 16 bits beside quantised layers.
+    gathered at a time. `offload` is the fraction of the state in host memory, with what follows it there
+    (`MemoryFacts`). `ends` are the dense parameters of embedding and output projection, which stay with Adam under Muon
+    and in 16 bits beside quantised layers.
 
     Frozen weights have no gradients and no state, and so no master weight either: of these a rank keeps its shard as
     they are. `replicated` are the weights of adapters that a GPU has beyond its part of all.
@@ -69,17 +67,16 @@ def state_bytes(
     held, kept = dense + expert, dense / dense_ranks + expert / expert_ranks
     open_at_once = np.minimum(working, held - kept)
     total, sharded, gathered = share * held + replicated, share * kept + replicated / dense_ranks, share * open_at_once
-    weights = np.where(sharding == ZERO3, own_shard * sharded + weight * gathered, weight * total)
+    whole, shard, opened = weight * total, own_shard * sharded, weight * gathered
     if job.adapters:
         wider = max(weight_bytes(job) - frozen, 0.0) * ends
-        weights = weights + np.where(
-            sharding == ZERO3, frozen * (kept + open_at_once) + wider / dense_ranks, frozen * held + wider
-        )
+        whole = whole + frozen * held + wider
+        shard, opened = shard + frozen * kept + wider / dense_ranks, opened + frozen * open_at_once
+    away = offload * shard * (sharding == ZERO3) * facts.weights_follow
+    weights = np.where(sharding == ZERO3, shard - away + opened, whole)
     on_gpu = 1.0 - offload if facts.gradients_follow else 1.0
     gradients = np.where(sharding >= ZERO2, on_gpu * gradient * sharded + passing * gathered, gradient * total)
-    on_their_way = weight * gathered * (sharding == ZERO3) + passing * gathered * (sharding >= ZERO2)
-    if job.adapters:
-        on_their_way = on_their_way + frozen * open_at_once * (sharding == ZERO3)
+    on_their_way = opened * (sharding == ZERO3) + passing * gathered * (sharding >= ZERO2)
     apart = share * ends_width(job)
     updated = np.where(sharding == UNSHARDED, total, sharded)
     optimizer = state * updated + np.where(sharding == UNSHARDED, apart * ends, apart * ends / dense_ranks)
@@ -89,7 +86,7 @@ def state_bytes(
         optimizer=optimizer * (1.0 - offload),
         gathered=on_their_way,
         sharded_gradients=on_gpu * gradient * sharded * (sharding >= ZERO2),
-        in_host=offload * (optimizer + HOST_GRADIENT_BYTES * updated) + paged_width(job) * updated,
+        in_host=offload * (optimizer + facts.host_beside * updated) + away + paged_width(job) * updated,
     )
 
 
@@ -131,16 +128,17 @@ def trained_share(model: Model, job: Job) -> float:
 
 def least_state_bytes(model: Model, job: Job, ranks: Array, everything: Array, *, gradients: bool = True) -> Floats:
     """Return the least of weights, gradients and optimizer state, in bytes per parameter of which `ranks` GPUs hold
-    copies: weights and gradients, with the rest in host memory, or a part of all where `everything` may be sharded
-    (ZeRO-3). Without `gradients` those that come in place of activations do not count."""
-    one, none = np.ones(1), np.zeros(1)
-    whole = state_bytes(model, job, one, none, one, one, np.full(1, UNSHARDED), none, none)
-    kept = whole.weights + whole.gradients
-    whole_shard = job.precision == "fp32" or not job.masters
-    lean = 0.0 if whole_shard else 2.0 - memory_facts(job.framework).shard_weight
-    total = kept + whole.optimizer - (0.0 if gradients or not memory_facts(job.framework).freed else whole.gradients)
-    lean = lean * trained_share(model, job)
-    return np.where(everything, np.minimum(kept, (total - lean) / ranks), kept)
+    copies: weights and gradients, or a part of these where `everything` may be sharded (ZeRO-3), with the optimizer's
+    state in host memory. Without `gradients` those that come in place of activations do not count."""
+
+    def kept(sharding: int) -> Floats:
+        one, none = np.ones(1), np.zeros(1)
+        state = state_bytes(model, job, one, none, ranks, one, np.full(1, sharding), one, none)
+        late = 0.0 if gradients or not memory_facts(job.framework).freed else state.sharded_gradients
+        return np.asarray(state.weights + state.gradients - late)
+
+    whole = kept(ZERO1)
+    return np.where(everything, np.minimum(whole, kept(ZERO3)), whole)
 
 
 def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:

@@ -84,13 +84,11 @@ def _advice(size: Size, gpus: int) -> str:
 
 
 def next_command(sizing: Sizing, source: str) -> str:
-    """Return what to type next: plan on these GPUs the first way that fits and is planned, full training before
-    adapters, else on the fewest that do; nothing where no number of GPUs does."""
-    pool, job, cluster = sizing.pool, sizing.job, sizing.cluster
-    planned = [size for size in sizing.sizes if size.way.planned]
-    here = next((size for size in planned if size.fits), None)
+    """Return what to type next: plan on these GPUs the first way that fits, full training before adapters, else on the
+    fewest that do; nothing where no number of GPUs does."""
+    pool, job, cluster, here = sizing.pool, sizing.job, sizing.cluster, sizing.first
     chosen = here or min(
-        (size for size in planned if size.fewest_gpus), key=lambda size: size.fewest_gpus or 0, default=None
+        (size for size in sizing.sizes if size.fewest_gpus), key=lambda size: size.fewest_gpus or 0, default=None
     )
     if chosen is None:
         return ""
@@ -102,7 +100,9 @@ def next_command(sizing: Sizing, source: str) -> str:
     batch = max(job.global_batch, count)
     asked = [(name, getattr(job, name)) for name, usual in USUAL.items() if getattr(job, name) != usual]
     if chosen.way.adapter is not None:
-        asked += [("adapter", chosen.way.adapter.name), ("framework", job.framework)]
+        asked.append(("adapter", chosen.way.adapter.name))
+    if chosen.way.adapter is not None or (chosen.way.sharding == "zero3" and chosen.way.offload):
+        asked.append(("framework", job.framework))
     return (
         f"shardwright plan --model {source} --cluster {machines} --global-batch {batch} "
         f"--seq-len {job.seq_len}{''.join(f' --{name} {value}' for name, value in asked)}"

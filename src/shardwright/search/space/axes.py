@@ -119,9 +119,10 @@ def within(space: Space, rows: Strategies) -> Bools:
     return kept
 
 
-def offload_fractions(space: Space) -> tuple[Value, ...]:
-    """Return the fractions of the optimizer state to try in host memory; pinned ones replace the usual."""
-    return space.pins.get("offload", OFFLOADS)
+def offload_fractions(space: Space, *, sharded: bool) -> tuple[Value, ...]:
+    """Return the fractions of the optimizer state to try in host memory; pinned ones replace the usual. State that is
+    not sharded stays on the GPU."""
+    return space.pins.get("offload", OFFLOADS) if sharded else space.allowed("offload", (0.0,))
 
 
 def told_to_shard(space: Space) -> bool:

@@ -120,14 +120,13 @@ def arrangements(
 def states(how: Axes, rows: ExpandedRows) -> ExpandedRows:
     """Return `rows` with every sharding, offload and overlap of data-parallel communication."""
     given = rows.strategies
-    ranks, alone = given.dp * given.cp > 1, given.pp == 1
-    on_one = {ZERO1} if told_to_shard(how.space) else set()
+    ranks, alone, on_one = given.dp * given.cp > 1, given.pp == 1, told_to_shard(how.space)
     parts = [(np.zeros(0, dtype=np.int64), (UNSHARDED, 0.0, False, False))]
     for sharding in how.values("sharding", UNSHARDED, ZERO1, ZERO2, ZERO3):
-        for offload in offload_fractions(how.space) if sharding == ZERO1 else how.space.allowed("offload", (0.0,)):
+        for offload in offload_fractions(how.space, sharded=sharding != UNSHARDED):
             legal = np.ones(len(given), dtype=bool)
             if sharding != UNSHARDED:
-                legal = (ranks | (offload > 0) | (sharding in on_one)) & (alone if sharding in (ZERO2, ZERO3) else True)
+                legal = (ranks | (offload > 0) | on_one) & (alone if sharding in (ZERO2, ZERO3) else True)
             for grad, param in _gradient_overlaps(how, sharded=sharding != UNSHARDED):
                 able = legal & (ranks if grad else (~ranks if "overlap_grad" not in how.explicit else True))
                 parts.append((np.flatnonzero(able), (int(sharding), float(offload), bool(grad), bool(param))))

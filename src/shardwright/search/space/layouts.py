@@ -198,18 +198,16 @@ def candidate_counts(
         options("overlap_pp", 0),
     )
     plain = options("sharding", 0) * options("offload", 0)
-    offload = len(offload_fractions(space))
+    fractions = offload_fractions(space, sharded=True)
     no_gather, gather = options("overlap_param", 0), options("overlap_param", 1)
     grads = options("overlap_grad", 0, 1)
     overlapped = options("overlap_grad", 0) * no_gather + options("overlap_grad", 1) * (no_gather + gather)
     unsharded = plain * grads * no_gather
-    sharded = options("sharding", 1) * offload * overlapped
-    fully = options("sharding", 2, 3) * options("offload", 0) * overlapped
-    in_host = options("sharding", 1) * sum(part > 0 or told_to_shard(space) for part in offload_fractions(space))
-    alone = (plain + in_host) * options("overlap_grad", 0) * no_gather
-    ranks = rows.dp * rows.cp > 1
-    state = np.where(ranks, unsharded + sharded + fully * (rows.pp == 1), alone)
-    return order * sequence * flash * p2p * state * _split_counts(context, space, rows, choices)
+    shardings = options("sharding", 1) + options("sharding", 2, 3) * (rows.pp == 1)
+    on_one = sum(part > 0 or told_to_shard(space) for part in fractions)
+    alone = (plain + shardings * on_one) * options("overlap_grad", 0) * no_gather
+    state = np.where(rows.dp * rows.cp > 1, unsharded + shardings * len(fractions) * overlapped, alone)
+    return np.asarray(order * sequence * flash * p2p * state * _split_counts(context, space, rows, choices))
 
 
 def _split_counts(context: Context, space: Space, rows: Layouts, choices: Splits) -> Floats:

@@ -34,7 +34,7 @@ from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, exposed_secon
 from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.stage.relaxed import fewest_repeated
 from shardwright.cost.stage.terms import WHOLE
-from shardwright.cost.strategies import UNSHARDED, ZERO1, Layouts, Strategies
+from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO3, Layouts, Strategies
 from shardwright.search.space.expand import Axes, layer_variants
 
 
@@ -240,7 +240,8 @@ def _tail(context: Context, rows: Strategies, shards: LayerRows, split: _Split) 
         given = replace(rows, sharding=code, overlap_grad=overlap, overlap_param=overlap & (sharding == ZERO1))
         reduce, gather = reduction_tails(context, given, times, dense, expert)
         on_gpu = optimizer_seconds(context, given, dense, expert)[:, 0]
-        in_host = optimizer_seconds(context, replace(given, offload=np.ones(len(rows))), dense, expert)[:, 0]
+        least_moved = replace(given, offload=np.ones(len(rows)), sharding=np.full(len(rows), ZERO3))
+        in_host = optimizer_seconds(context, least_moved, dense, expert)[:, 0]
         update = on_gpu if sharding == UNSHARDED else on_gpu * in_host / np.maximum(on_gpu + in_host, 1e-300)
         update = update + orthogonalisation_seconds(context, given, held)[:, 0]
         least = np.minimum(least, (reduce + gather)[:, 0] + update)
