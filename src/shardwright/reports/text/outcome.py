@@ -61,7 +61,7 @@ def measured_words(measured: Measured) -> str:
     if measured.runs:
         runs += f", {measured.at_scale:,} of them on half to twice as many GPUs"
     if not measured.lacking:
-        return runs
+        return runs if measured.runs else f"no published run has {kind} with this framework on this GPU"
     lacks = [UNMEASURED[missing.fact].format(*map(_part, missing.of), kind=kind) for missing in measured.lacking]
     words = " or ".join([", ".join(lacks[:-1]), lacks[-1]] if len(lacks) > 1 else lacks)
     return f"no published run has {words}" + (f"; {runs}" if measured.runs else "")
