@@ -12,7 +12,7 @@ BENCHMARKS := $(filter-out benchmarks/history.py benchmarks/profile_search.py be
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo demo-train quick test nightly golden docs package lint types format bench gpu history profile refit accuracy \
-	megatron targets schemas clean
+	cards megatron targets schemas clean
 
 # Llama-3.1-70B on 64 H100s and 128 A100s together.
 demo: $(INSTALLED)
@@ -103,6 +103,12 @@ refit: $(EXTRAS)
 # Errors of published runs by constants that have not seen them, beside the release before and the aims (docs/accuracy.md).
 accuracy: $(EXTRAS)
 	$(BIN)/python -m tools.refit accuracy --page docs/cross-validation.md
+
+# Predicts the landmarks of docs/cards anew; ON is the day, CAUSE why predictions moved, where they did.
+ON ?= $(if $(SOURCE_DATE_EPOCH),,$(shell date -u +%F))
+CAUSE ?=
+cards: $(EXTRAS)
+	$(BIN)/python -m tools.refit cards --on "$(ON)" --cause "$(CAUSE)"
 
 # Runs exports through Megatron-LM's own parser, validation and configuration builder (downloads both).
 megatron: $(INSTALLED)

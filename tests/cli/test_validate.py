@@ -112,3 +112,18 @@ def test_bad_files_are_one_message_and_exit_2(rows, tmp_path: Path) -> None:
         ([unmeasured, "--plot", str(tmp_path / "plot.svg")], "no run has both"),
     ):
         assert message in refused(run(["validate", *arguments]))
+
+
+def test_rows_are_chosen_by_id_and_a_slip_is_named() -> None:
+    outcome = run(["validate", "--row", "7393f612b3", "--row", "22bbc994b3", "--json"])
+    assert outcome.code == 0, outcome.err
+    ran, failed = json.loads(outcome.out)["runs"]
+    assert (ran["row_id"], ran["failed"]) == ("7393f612b3", False)
+    assert (failed["row_id"], failed["failed"]) == ("22bbc994b3", True)
+    assert "did you mean 7393f612b3?" in refused(run(["validate", "--row", "7393f612b"]))
+
+
+def test_a_row_of_a_file_is_predicted_as_among_the_others() -> None:
+    everything = json.loads(run(["validate", str(KNOWN), "--json"]).out)["runs"]
+    alone = json.loads(run(["validate", str(KNOWN), "--row", everything[1]["row_id"], "--json"]).out)["runs"]
+    assert alone == everything[1:2]

@@ -12,6 +12,7 @@ from shardwright.errors import SpecError
 BAD_INPUT = 2
 COMMANDS = {
     "accuracy": ("tools.refit.accuracy_command:accuracy", "Held-out predictions beside the release before."),
+    "cards": ("tools.refit.cards:cards", "Landmarks among published runs, predicted anew."),
     "operators": ("tools.refit.operators_command:operators", "Speed of operators and collectives."),
     "memory": ("tools.refit.memory_command:memory", "Memory that frameworks keep, from training runs."),
     "ratios": ("tools.refit.ratios:ratios", "How sure comparisons of two plans are, from sweeps of training runs."),

@@ -29,6 +29,7 @@ def validate(
     kind: Annotated[
         tuple[str, ...], option(metavar="NAME", help="Only runs of this kind, e.g. pretrain; may be repeated.")
     ] = (),
+    row: Annotated[tuple[str, ...], option(metavar="ID", help="Only the run of this row_id; may be repeated.")] = (),
     plot: Annotated[
         Path | None, option(metavar="FILE.svg", help="Write predicted against measured as a picture.")
     ] = None,
@@ -45,6 +46,7 @@ def validate(
       shardwright validate
       shardwright validate runs.csv --failed failed.csv
       shardwright validate runs.csv --quality AB --kind pretrain --json
+      shardwright validate --row 7393f612b3 --json
       shardwright validate runs.csv --markdown accuracy.md --plot accuracy.svg
     """
     from shardwright.validation.validate import validate as compare
@@ -52,7 +54,7 @@ def validate(
     require_writable(plot, [runs, failed], json=json, option="--plot")
     require_writable(markdown, [runs, failed, plot], json=json, option="--markdown")
     with progress("predicting the runs"):
-        validation = compare(runs, failed=failed, quality=quality.upper(), kinds=kind)
+        validation = compare(runs, failed=failed, quality=quality.upper(), kinds=kind, rows=row)
     _write_files(validation, plot, markdown)
     if json:
         from shardwright.reports.documents.validation import validation_document

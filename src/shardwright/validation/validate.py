@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.learned import default_efficiency
-from shardwright.errors import Problem, SpecError, bad
+from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.validation.case import CONTRADICTS
 from shardwright.validation.outcome import Outcome, outcomes
 from shardwright.validation.published import published_failed_runs, published_runs
@@ -34,14 +34,16 @@ def validate(
     failed: Path | str | Sequence[PublishedRun] | None = None,
     quality: str = "",
     kinds: Collection[str] = (),
+    rows: Collection[str] = (),
     efficiency: Efficiency | None = None,
 ) -> Validation:
     """Return the validation of `runs`, a file of them or themselves; without, that of the published runs that ship with
     the package. `failed` are runs known not to fit in memory.
 
-    `quality` (letters, e.g. "AB") and `kinds` choose among runs that have one. Raises SpecError for a file that cannot
-    be used, and for runs that contradict themselves (`said.contradictions`), naming each; a run that cannot be
-    predicted is no error but an outcome with a reason.
+    `quality` (letters, e.g. "AB") and `kinds` choose among runs that have one, `rows` are the row_ids of runs to take
+    alone. Raises SpecError for a file that cannot be used, for a row_id that no run has, and for runs that contradict
+    themselves (`said.contradictions`), naming each; a run that cannot be predicted is no error but an outcome with a
+    reason.
     """
     unknown = sorted(set(quality) - set(QUALITIES))
     if unknown:
@@ -51,10 +53,15 @@ def validate(
         failed = published_failed_runs() if failed is None else failed
     else:
         name, ran = str(runs) if isinstance(runs, Path | str) else f"{len(runs)} runs", _read(runs)
+    failing = () if failed is None else _read(failed)
+    if rows:
+        known = {run.row_id for run in (*ran, *failing)}
+        if missing := sorted(set(rows) - known):
+            raise bad(f"row {missing[0]}", "is the row_id of no run", suggestion(missing[0], known))
+        ran, failing = (tuple(run for run in table if run.row_id in rows) for table in (ran, failing))
     model = default_efficiency() if efficiency is None else efficiency
     compared = outcomes(ran, model, quality=quality, kinds=kinds)
-    if failed is not None:
-        compared += outcomes(_read(failed), model, failed=True, quality=quality, kinds=kinds)
+    compared += outcomes(failing, model, failed=True, quality=quality, kinds=kinds)
     problems = [
         Problem(f"run {outcome.run.row_id}", outcome.skipped.words, "mend the row, or give it quality C")
         for outcome in compared
