@@ -10,10 +10,11 @@ import yaml
 from shardwright.errors import Problem
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.units import format_seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Exported:
     """Files by name, the main one first, for release `version` of a target. `document` is what `export --json` prints
     beside target and version."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,6 +15,7 @@ from shardwright.cost.trust.rarity import rare_count_of_gpus
 from shardwright.plans.plan import Plan
 from shardwright.plans.trainer_options import beyond_own
 from shardwright.progress import stopped
+from shardwright.records import record
 from shardwright.search.mixed.branch_and_bound.run import NO_PROOF, Effort
 from shardwright.search.mixed.drafts.draft import costed
 from shardwright.search.mixed.entry import (
@@ -48,7 +49,7 @@ HARDLY = 1.1  # times the best plan so far: a plan on one type that is nearly as
 MOST_UNEVEN = 3  # plans of uneven FSDP that are costed in full
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class OneType:
     """What the machines of one type reach: rules of thumb, the best rows, and the seconds of the former."""
 
@@ -77,7 +78,7 @@ def search_type(
     return OneType(context, tried, found, elapsed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Asked:
     """What searches over several types are asked: on which machines, within which pins and rules, how far above the
     bound the best plan may be, how far above the best one a plan is as good, with which probability plans must fit in
@@ -94,7 +95,7 @@ class Asked:
     effort: Effort | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Pipelines:
     """What pipelines whose replicas may be unequal reach, and the seconds that this took."""
 
@@ -237,7 +238,7 @@ def looks_at_unequal(able: Sequence[Context], space: Space, filters: Filters) ->
     return in_question and not lacking(able, space, filters, one_mesh=False)
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Uneven:
     """What uneven FSDP reaches, its plans costed, and the seconds that this took."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.money import dollars_per_hour, pool_stretch
 from shardwright.errors import bad
+from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
@@ -54,7 +54,7 @@ def to_beat(preferences: Iterable[Preference], number: int, within: float) -> fl
     return value if beyond or not rare else within
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Objective:
     """Minimise seconds or dollars of an iteration on one pool, within a deadline and a budget for the whole job.
     Dollars and limits are those to expect, lost work and restarts after failures and preemptions counted."""

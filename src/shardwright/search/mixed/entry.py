@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,6 +15,7 @@ from shardwright.plans.abilities import makers
 from shardwright.plans.check import check
 from shardwright.plans.findings import DeeperPipelines, Offload, Uncovered
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.search.mixed.branch_and_bound.fastest import search_degrees
 from shardwright.search.mixed.branch_and_bound.run import QUICK, Effort, MixedProblem, MixedResult, effort_for
@@ -31,7 +32,7 @@ from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MixedOutcome:
     """Costed plans, best first; the uniform plan over all machines, if one fits; what no plan of the space beats:
     seconds, or dollars of an iteration, whichever the job minimises."""
