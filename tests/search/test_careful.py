@@ -15,10 +15,11 @@ from shardwright.plans.ranking import Ranking
 from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.text.first_screen import first_screen
 from shardwright.reports.text.terminal import ranking_text
-from shardwright.search.kinds import Pipelines
-from shardwright.search.mixed.entry import MixedOutcome, affordable_value
+from shardwright.search.mixed.entry import MixedOutcome
+from shardwright.search.objective import affordable_value
 from shardwright.search.planner import plan
 from shardwright.search.ranked import best_of, passed_over
+from shardwright.search.several import Pipelines
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job

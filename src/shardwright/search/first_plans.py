@@ -18,7 +18,7 @@ from shardwright.cost.memory.facts import headroom
 from shardwright.cost.strategies import ZERO3, Strategies
 from shardwright.plans.plan import Plan
 from shardwright.records import record
-from shardwright.search.mixed.entry import affordable_value
+from shardwright.search.objective import affordable_value
 from shardwright.search.ranked import costed_plan
 from shardwright.search.replan import Kept, replan
 from shardwright.search.uniform.baselines import rows_tried

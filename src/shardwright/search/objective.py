@@ -9,6 +9,7 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.money import dollars_per_hour, pool_stretch
 from shardwright.errors import bad
+from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import NodePool
@@ -52,6 +53,21 @@ def to_beat(preferences: Iterable[Preference], number: int, within: float) -> fl
         return np.inf
     beyond, rare, value = ordered[number - 1]
     return value if beyond or not rare else within
+
+
+def affordable_value(plan: Plan) -> float | None:
+    """Return what the job minimises for a costed plan, or None where it misses the deadline or the budget. Raises
+    SpecError where that needs a price that is not known."""
+    found, job, dollars = plan.prediction, plan.job, plan.iteration_dollars
+    assert found is not None, "only costed plans have a value"
+    hours, total = found.hours_total, found.dollars_total
+    if job.deadline_hours is not None and hours is not None and hours > job.deadline_hours:
+        return None
+    if job.budget_dollars is not None and total is not None and total > job.budget_dollars:
+        return None
+    if job.objective == "time":
+        return coarse(found.iteration_seconds)
+    return None if dollars is None else coarse(dollars)
 
 
 @record

@@ -21,8 +21,8 @@ from shardwright.search.mixed.branch_and_bound.run import MixedProblem, MixedRes
 from shardwright.search.mixed.dollars.bounds import Start, fast_enough, least_dollars, roots, steady_micro_batches
 from shardwright.search.mixed.dollars.cheapest import search
 from shardwright.search.mixed.dollars.machines import all_boxes, bill_of, boxes
-from shardwright.search.mixed.entry import affordable_value
 from shardwright.search.mixed.tables.region import Region
+from shardwright.search.objective import affordable_value
 from shardwright.spec.cluster import Price
 from shardwright.units import SECONDS_PER_HOUR
 

@@ -36,7 +36,7 @@ from shardwright.search.mixed.branch_and_bound.tree import (
     least_bound,
 )
 from shardwright.search.mixed.drafts.draft import Draft, costed, fitting_seconds, under_each_order
-from shardwright.search.mixed.entry import MixedOutcome, affordable_value, best_uniform, by_dollars, depth_limits
+from shardwright.search.mixed.entry import MixedOutcome, best_uniform, by_dollars, depth_limits
 from shardwright.search.mixed.heuristics.attempts import workshop_of
 from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
 from shardwright.search.mixed.offload import that_may_gain
@@ -45,6 +45,7 @@ from shardwright.search.mixed.subproblem.exact import ANY, least_by_splits
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.region import Region, sites_of
 from shardwright.search.mixed.tables.settings import OF_MIXED_PLANS, in_no_setting, settings
+from shardwright.search.objective import affordable_value
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, divisors
 from shardwright.spec.cluster import Cluster

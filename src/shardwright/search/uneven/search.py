@@ -52,6 +52,7 @@ class UnevenResult:
 
     plans: tuple[Plan, ...]
     even: Plan | None
+    even_rule: str
     bound: float
     candidates: int
     costed: int
@@ -103,6 +104,7 @@ def uneven_fsdp(
     return UnevenResult(
         plans=tuple(candidate.plan for candidate in plans),
         even=even,
+        even_rule=EVEN_RULE,
         bound=min(bounds),
         candidates=candidates,
         costed=costed,
