@@ -9,7 +9,6 @@ import sys
 from typing import Any
 
 import pytest
-
 from tests.cli.running import run
 
 from shardwright.cli.tools import DOCUMENTS
