@@ -28,9 +28,12 @@ TOKENS = 1e9
 
 def cluster(*, dear: float = 30.0, counts: tuple[int, int] = (3, 2)) -> Cluster:
     """Return machines of which the fast ones cost `dear` dollars an hour."""
-    slow, fast = ({"count": count, "gpus": 4} for count in counts)
-    slow |= {"gpu": "A100-SXM-80", "price_per_hour": 8.0}
-    return build_cluster({"nodes": [slow, {**fast, "gpu": "H100-SXM", "price_per_hour": dear}]}, "c")
+    prices = {"A100-SXM-80": 8.0, "H100-SXM": dear}
+    nodes = [
+        {"count": count, "gpu": gpu, "gpus": 4, "price_per_hour": price}
+        for count, (gpu, price) in zip(counts, prices.items(), strict=True)
+    ]
+    return build_cluster({"nodes": nodes}, "c")
 
 
 def planned(machines: Cluster, **limits: object) -> Ranking:
