@@ -49,8 +49,8 @@ def _made(plain: type[Any], *, kw_only: bool, slots: bool, eq: bool) -> type[Any
 
 def _init(cls: type[Any]) -> Callable[..., None]:
     """Return the method that takes the fields, sets them, and calls `__post_init__` if there is one."""
-    names: dict[str, Any] = {"_set": object.__setattr__, "_missing": MISSING}
-    first, by_name, lines = ["self"], ["*"], []
+    names: dict[str, Any] = {"_object": object, "_missing": MISSING}
+    first, by_name, lines = ["self"], ["*"], ["_set = _object.__setattr__"]  # looked up within, or Dynamo takes another
     for item in fields(cls):
         name, value = item.name, item.name
         if item.default_factory is not MISSING:
@@ -63,7 +63,7 @@ def _init(cls: type[Any]) -> Callable[..., None]:
     if hasattr(cls, "__post_init__"):
         lines.append("self.__post_init__()")
     parameters = first + (by_name if len(by_name) > 1 else [])
-    exec(f"def __init__({', '.join(parameters)}):\n " + "\n ".join(lines or ["pass"]), names)
+    exec(f"def __init__({', '.join(parameters)}):\n " + "\n ".join(lines), names)
     init: Callable[..., None] = names["__init__"]
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__annotations__ = {item.name: item.type for item in fields(cls) if item.init} | {"return": None}
