@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from shardwright.plans.ranking import Ranking
 from shardwright.reports.text.mixed import gpu_words
-from shardwright.search.mixed.entry import affordable_value
+from shardwright.search.objective import affordable_value
 from shardwright.search.planner import plan
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job

@@ -1,4 +1,5 @@
-"""What the command line takes to start, in seconds of processor time: the least of several runs.
+"""What the command line takes to start, in seconds of processor time: the least of several runs, beside what Python and
+the libraries that planning needs take alone; and what a frozen class takes to be made.
 
     python -m benchmarks.start_up [REPEATS]
 
@@ -11,23 +12,47 @@ import json
 import resource
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from shardwright.records import record
 
 JOB = ["--model", "llama-3.1-8b", "--cluster", "1x8xH100-SXM", "--global-batch", "64", "--seq-len", "4096"]
-PLAN = ["plan", *JOB, "--json"]
-COMMANDS = {"--help": ["--help"], "plan --help": ["plan", "--help"], "plan": PLAN}
+PROGRAMS = {
+    "python": ["-c", ""],
+    "numpy, click": ["-c", "import numpy, click"],
+    "--help": ["-m", "shardwright", "--help"],
+    "plan --help": ["-m", "shardwright", "plan", "--help"],
+    "plan": ["-m", "shardwright", "plan", *JOB, "--json"],
+}
+CLASSES = 50
 
 
 def measured(words: list[str]) -> tuple[float, str]:
-    """Return the processor time of one run of the command line, and what it printed."""
+    """Return the processor time of one run of Python, and what it printed."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-m", "shardwright", *words], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
 
 
+def making(decorator: Callable[[type[Any]], type[Any]]) -> float:
+    """Return the seconds that a class of six fields takes to be made a frozen dataclass."""
+    fields = dict.fromkeys(("gpus", "name", "layers", "seconds", "memory", "rule"), "int")
+    plain = {"__module__": __name__, "__doc__": "A class.", "__annotations__": fields}
+    classes = [type("Stage", (), dict(plain)) for _ in range(CLASSES)]
+    begin = time.process_time()
+    for cls in classes:
+        decorator(cls)
+    return (time.process_time() - begin) / CLASSES
+
+
 def main() -> None:
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    for name, words in COMMANDS.items():
+    for name, words in PROGRAMS.items():
         runs = [measured(words) for _ in range(repeats)]
         seconds = min(seconds for seconds, _ in runs)
         beside = ""
@@ -35,6 +60,10 @@ def main() -> None:
             least = min(seconds - json.loads(text)["search"]["seconds"] for seconds, text in runs)
             beside = f", {least:.2f} s beside its search"
         print(f"{name:12} {seconds:.3f} s{beside}")
+    frozen = partial(dataclass, frozen=True, slots=True, kw_only=True)
+    standard, ours = (min(making(way) for _ in range(repeats)) for way in (frozen, record))
+    times = standard / ours
+    print(f"a class      {ours * 1e3:.2f} ms, by dataclass {standard * 1e3:.2f} ms: {times:.1f} times as long")
 
 
 if __name__ == "__main__":

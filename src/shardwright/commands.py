@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from types import NoneType
@@ -23,11 +23,13 @@ import click
 from click.core import ParameterSource
 from click.exceptions import NoSuchCommand
 
+from shardwright.records import record
+
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
 Complete = Callable[[str], list[str]]  # the words that begin like that
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class CommandParameter:
     """What an annotation says of a parameter of a command, beside its type."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -11,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
+from shardwright.records import record
 
 SETTINGS: Mapping[str, bool | int] = MappingProxyType({"output_flag": False, "threads": 1, "random_seed": 0})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Coefficients:
     """A sparse matrix, row by row or column by column: line i has the `values` from `starts[i]` to `starts[i + 1]`, at
     these `places` across."""

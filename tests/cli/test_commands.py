@@ -55,17 +55,8 @@ def test_json_is_one_document_with_the_promised_keys() -> None:
 
 
 def test_infeasible_is_exit_3_with_a_reason_and_remedies() -> None:
-    arguments = [
-        "plan",
-        "--model",
-        "llama-2-70b",
-        "--cluster",
-        "1x8xA100-SXM-40",
-        "--global-batch",
-        "8",
-        "--seq-len",
-        "4096",
-    ]
+    job = ["--global-batch", "8", "--seq-len", "4096"]
+    arguments = ["plan", "--model", "llama-2-13b", "--cluster", "1x2xA100-SXM-40", *job]
     outcome = run(arguments)
     assert outcome.code == 3
     assert "would do" in outcome.out

@@ -35,7 +35,7 @@ class _Layers:
 
 def _layers(plan: Plan, replica: Replica, stage: Stage, where: Context) -> _Layers:
     row = strategies([stage_row(plan, replica, stage)])
-    shard = Shard(**{name: getattr(row, name) for name in Shard.__slots__})
+    shard = Shard(**{name: getattr(row, name) for name in Shard.__dataclass_fields__})
     count: Activations = layer_activation_bytes(plan.model, shard, plan.job)
 
     def of_layers(kinds: list[np.ndarray]) -> list[float]:

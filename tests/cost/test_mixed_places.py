@@ -103,7 +103,7 @@ def slowly(plan: Plan, own: Stage, parameters: float) -> float:
     links = contexts[own.gpu].links
     slowest = Fabric(
         **{
-            **{name: getattr(links, name) for name in Fabric.__slots__},
+            **{name: getattr(links, name) for name in Fabric.__dataclass_fields__},
             "intra_bytes_per_second": min(fabric.intra_bytes_per_second * share for fabric, share in everyone),
             "inter_bytes_per_second": min(fabric.inter_bytes_per_second * share for fabric, share in everyone),
             "inter_latency_seconds": max(fabric.inter_latency_seconds for fabric, _ in everyone),

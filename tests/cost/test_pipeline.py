@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cost.orders import gpipe, order_of_work
+from tests.nightly import nightly
 
 from shardwright.cost.pipeline.schedule import Order, interleaved, one_f_one_b
 from shardwright.cost.pipeline.simulate import folded, simulate, timeline
@@ -143,7 +144,9 @@ def test_nearly_equal_stages_are_not_taken_for_periodic_too_soon(difference):
         np.testing.assert_allclose(skipped.finish_seconds, every_step.finish_seconds, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 1), (1, 60), (4, 1), (4, 3), (4, 8), (8, 300), (64, 2048)])
+@pytest.mark.parametrize(
+    ("ranks", "micro_batches"), [(1, 1), (1, 60), (4, 1), (4, 3), (4, 8), (8, 300), *nightly([(64, 2048)])]
+)
 def test_equal_stages_of_1f1b_have_a_closed_form(ranks, micro_batches):
     forward, backward = np.array([0.3, 1.0, 5.0]), np.array([0.7, 2.0, 0.1])
     times = np.tile(forward[:, None], ranks), np.tile(backward[:, None], ranks), np.zeros((3, ranks - 1))

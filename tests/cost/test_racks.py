@@ -79,7 +79,7 @@ def test_racks_that_let_everything_through_change_nothing() -> None:
 
 
 def test_narrower_racks_are_never_faster_and_a_layout_knows_them() -> None:
-    times = [seconds(rack_gbps) for rack_gbps in (800, 200, 50, 10)]
+    times = [seconds(rack_gbps) for rack_gbps in (800, 50, 10)]
     assert times == sorted(times)
     assert times[-1] > times[0]
     forced = seconds(10, ("pp=1", "tp=4", "dp=8"))

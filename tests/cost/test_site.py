@@ -137,7 +137,7 @@ def test_runs_inside_one_machine_say_nothing_of_two() -> None:
 
 
 def document_of(setting: Setting) -> dict[str, object]:
-    names = Setting.__slots__
+    names = Setting.__dataclass_fields__
     return {
         "setting": {name: getattr(setting, name) for name in names},
         "measured_seconds": 1.2,

@@ -193,4 +193,4 @@ def test_logits():
 def test_no_flag_makes_anything_wider_than_16_bits_but_gradients():
     for job in (BF16, FP16, FP8, STORED, ADAPTED, TITAN):
         found = widths_of(job)
-        assert max(getattr(found, name) for name in found.__slots__ if name != "gradient_reduction") == 2.0
+        assert max(getattr(found, name) for name in found.__dataclass_fields__ if name != "gradient_reduction") == 2.0

@@ -19,13 +19,10 @@ from tests.nightly import nightly
 ROOT = Path(__file__).parents[2]
 FEW = (
     "mixed:two types, a small model",
-    "mixed:three types",
     "mixed:rules",
     "money:least dollars on two types",
-    "money:least time on two types within a budget",
     "money:rentals, with deadline and budget",
     "own:measured layers, two types",
-    "own:machines go and come",
     "special:optimizer without moments",
     "special:memory is short, optimizer offloaded",
     "uniform:Llama-2-70B on 256 A800s",

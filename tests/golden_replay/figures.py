@@ -124,17 +124,17 @@ def _prediction_figures(found: Prediction) -> Iterator[Figure]:
 
 
 def _time_figures(time: TimeBreakdown) -> Iterator[Figure]:
-    for name in TimeBreakdown.__slots__:
+    for name in TimeBreakdown.__dataclass_fields__:
         yield name.removesuffix("_seconds").replace("_", " "), f"{number(round(getattr(time, name), 12))} s"
 
 
 def _memory_words(stage: StageMemory) -> str:
-    names = [name for name in StageMemory.__slots__ if stage.in_host_bytes or "host" not in name]
+    names = [name for name in StageMemory.__dataclass_fields__ if stage.in_host_bytes or "host" not in name]
     return " ".join(f"{name.removesuffix('_bytes')} {getattr(stage, name):.0f}" for name in names)
 
 
 def _strategy(plan: Plan) -> Iterator[Figure]:
-    on = [name for name in type(plan.overlap).__slots__ if getattr(plan.overlap, name)]
+    on = [name for name in type(plan.overlap).__dataclass_fields__ if getattr(plan.overlap, name)]
     switches = [
         f"{plan.schedule.kind} {plan.schedule.waves or plan.schedule.virtual_stages}",
         f"sharding {plan.optimizer.sharding}",

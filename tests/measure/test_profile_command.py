@@ -26,7 +26,7 @@ from shardwright.cost.measured.machine import base_seconds, profiled
 from shardwright.errors import SpecError
 from shardwright.measure.collectives import measured
 from shardwright.measure.device import MeasuredDevice, cluster_fragment, find_device
-from shardwright.measure.operators import CALLS, gemm_calls, memory_calls
+from shardwright.measure.operators import CALLS, ShapeSettings, gemm_calls, memory_calls, operator_rows
 from shardwright.measure.run import MeasureProgress, measure, partial_path
 from shardwright.measure.timing import Call, sustained, timing
 from shardwright.spec.read.cluster import build_cluster, load_cluster
@@ -87,6 +87,17 @@ def test_a_profile_of_another_machine_is_refused(profile_file: Path) -> None:
     assert "is of this cpu" in refused(run(arguments))
 
 
+@pytest.fixture
+def one_row_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run measure one shape of each kind, direction and type of number."""
+
+    def rows(device: MeasuredDevice, settings: ShapeSettings) -> tuple[OperatorTime, ...]:
+        return tuple({(row.kind, row.direction, row.dtype): row for row in operator_rows(device, settings)}.values())
+
+    monkeypatch.setattr("shardwright.measure.run.operator_rows", rows)
+
+
+@pytest.mark.usefixtures("one_row_of_each")
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     out, device = tmp_path / "p.json", find_device("cpu", None)
 
@@ -133,6 +144,7 @@ CANNOT = {
 }
 
 
+@pytest.mark.usefixtures("one_row_of_each")
 def test_rows_that_the_device_cannot_run_are_left_out_with_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

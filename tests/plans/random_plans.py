@@ -157,11 +157,11 @@ def uniform_plans(draw: Any) -> Plan:
 
 
 def time_breakdowns() -> st.SearchStrategy[TimeBreakdown]:
-    return st.builds(TimeBreakdown, **dict.fromkeys(TimeBreakdown.__slots__, POSITIVE))
+    return st.builds(TimeBreakdown, **dict.fromkeys(TimeBreakdown.__dataclass_fields__, POSITIVE))
 
 
 def stage_memories() -> st.SearchStrategy[StageMemory]:
-    return st.builds(StageMemory, **dict.fromkeys(StageMemory.__slots__, POSITIVE))
+    return st.builds(StageMemory, **dict.fromkeys(StageMemory.__dataclass_fields__, POSITIVE))
 
 
 def predictions() -> st.SearchStrategy[Prediction]:

@@ -8,7 +8,7 @@ import shardwright
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 from shardwright.search.first_plans import first_plans
-from shardwright.search.mixed.entry import affordable_value
+from shardwright.search.objective import affordable_value
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model

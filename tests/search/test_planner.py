@@ -149,7 +149,7 @@ def test_a_stricter_fit_leaves_more_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "machine", "seq_len"), [("llama-2-70b", "8xA100-SXM-40", 4096), ("llama-3.1-405b", "4xGB200", 131072)]
+    ("name", "machine", "seq_len"), [("llama-2-13b", "2xA100-SXM-40", 4096), ("llama-3.1-70b", "4xGB200", 131072)]
 )
 def test_too_small_a_cluster_says_what_would_do(name: str, machine: str, seq_len: int) -> None:
     """Also where more machines are joined by faster links than the few that there are."""
@@ -216,15 +216,18 @@ def test_cheapest_within_a_deadline_and_fastest_within_a_budget(ranking: Ranking
     assert seconds(enough) == pytest.approx(seconds(ranking.best))
 
 
-SMALL_FIRST = "1x2xT4+2x8xV100-SXM2"  # the first type cannot hold the model, the second can
+SMALL_MODEL, SMALL_FIRST = (
+    load_model("gpt2-xl"),
+    "1x1xT4+1x4xV100-SXM2",
+)  # the first type cannot hold the model, the second can
 
 
 @pytest.mark.parametrize(
     ("limits", "remedy"), [({"budget_dollars": 1.0}, Cheapest), ({"deadline_hours": 0.01}, Fastest)]
 )
 def test_limits_are_told_where_only_the_second_type_holds_the_model(limits: dict[str, float], remedy: type) -> None:
-    job = make_job(global_batch=64, seq_len=4096, tokens="1B", precision="fp16", **limits)  # type: ignore[arg-type]
-    result = plan(MODEL, load_cluster(SMALL_FIRST), job)
+    job = make_job(global_batch=16, seq_len=1024, tokens="1B", precision="fp16", **limits)  # type: ignore[arg-type]
+    result = plan(SMALL_MODEL, load_cluster(SMALL_FIRST), job)
     assert result.infeasible is not None
     assert isinstance(result.infeasible.reason, LimitsNotKept)
     assert isinstance(result.infeasible.remedies[0], remedy)
@@ -232,8 +235,8 @@ def test_limits_are_told_where_only_the_second_type_holds_the_model(limits: dict
 
 
 def test_rules_are_named_where_only_the_second_type_holds_the_model() -> None:
-    job = make_job(global_batch=64, seq_len=4096, precision="fp16")
-    result = plan(MODEL, load_cluster(SMALL_FIRST), job, rules=parse_rules("all: $tp >= 1", "rules.txt"))
+    job = make_job(global_batch=16, seq_len=1024, precision="fp16")
+    result = plan(SMALL_MODEL, load_cluster(SMALL_FIRST), job, rules=parse_rules("all: $tp >= 1", "rules.txt"))
     assert result.infeasible is not None
     assert result.infeasible.reason == RulesDropAll(("all",))
 

@@ -15,7 +15,8 @@ from shardwright.plans.ranking import Ranking
 
 COUNTED = (*range(162), *range(290, 367))  # looked at with the search as it was when the seeds were committed
 FLOOR = 213  # of these had a plan that somebody runs; 8 more were of adapters, which `train` was asked for and has not
-ONCE_BELOW = (93, 224, 248, 278)  # groups that leave GPUs idle, empty stages, rank orders, ZeRO-3 in a pipeline
+ONCE_BELOW = (93, 224)  # groups that leave GPUs idle, empty stages
+LARGE_ONCE_BELOW = (248, 278)  # rank orders, ZeRO-3 in a pipeline
 QUICK_MOVES, MOVES = 40, 600
 
 
@@ -48,7 +49,7 @@ def test_answers_hold(seed: int) -> None:
     assert broken(seed, QUICK_MOVES, laws=1) == []
 
 
-@pytest.mark.parametrize("seed", ONCE_BELOW)
+@pytest.mark.parametrize("seed", [*ONCE_BELOW, *nightly(LARGE_ONCE_BELOW)])
 def test_certificates_name_what_was_once_below_them(seed: int) -> None:
     assert broken(seed, MOVES, laws=0) == []
 

@@ -9,10 +9,6 @@ import sys
 from typing import Any
 
 import pytest
-
-pytest.importorskip("mcp")
-
-from mcp import ClientSession, StdioServerParameters, stdio_client
 from tests.cli.running import run
 
 from shardwright.cli.tools import DOCUMENTS
@@ -45,6 +41,8 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
 
 async def asked() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the tools, and the result of each call, from one server."""
+    from mcp import ClientSession, StdioServerParameters, stdio_client  # takes seconds
+
     parameters = StdioServerParameters(command=sys.executable, args=["-m", "shardwright", "mcp"], env=dict(os.environ))
     async with stdio_client(parameters) as (reading, writing), ClientSession(reading, writing) as session:
         await session.initialize()
@@ -56,6 +54,7 @@ async def asked() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_an_assistant_has_the_commands_and_their_documents() -> None:
+    pytest.importorskip("mcp")
     tools, results = asyncio.run(asked())
     assert list(tools) == list(DOCUMENTS)
     assert all(tool.description and tool.input_schema["properties"] for tool in tools.values())

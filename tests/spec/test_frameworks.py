@@ -46,7 +46,8 @@ def test_one_row_makes_a_framework():
     assert shipped_facts()["newcomer"].logit == 10.0
     assert interval_of(1.0, "newcomer", {ANY: 1.0}) == interval_of(1.0, "fsdp", {ANY: 1.0})
     assert habits_of("newcomer") == habits_of("fsdp").__class__(
-        **{name: getattr(habits_of("fsdp"), name) for name in habits_of("fsdp").__slots__} | {"framework": "newcomer"}
+        **{name: getattr(habits_of("fsdp"), name) for name in habits_of("fsdp").__dataclass_fields__}
+        | {"framework": "newcomer"}
     )
     assert widths_of(Job(global_batch=8, seq_len=1024, framework="newcomer")).pipeline == 2.0
 

@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from tests.spmd.draws import drawn
 from torch import Tensor, nn
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.common_modules import module_db
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from shardwright.errors import SpecError
@@ -124,6 +122,8 @@ class Case(nn.Module):
 
 def operators() -> list[Entry]:
     """Return every operator of PyTorch's database."""
+    from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
+
     return [
         Entry(
             name=op.name + (f" ({op.variant_test_name})" if op.variant_test_name else ""),
@@ -144,6 +144,8 @@ def _samples_of(op: Any) -> Iterator[Case]:
 
 def modules() -> list[Entry]:
     """Return every module of PyTorch's database, ready for training."""
+    from torch.testing._internal.common_modules import module_db
+
     return [
         Entry(name=info.name, differentiable=True, samples=lambda info=info: _samples_of_module(info))
         for info in module_db

@@ -49,7 +49,7 @@ def packed(runs: Published) -> bytes:
     """Return the table as the bytes of an .npz file, the same for the same table."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in Published.__slots__:
+        for name in Published.__dataclass_fields__:
             values = getattr(runs, name)
             content = io.BytesIO()
             np.save(content, values.astype(np.float32) if values.dtype == np.float64 else values)

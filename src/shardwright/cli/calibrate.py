@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +12,7 @@ from shardwright.cli.measurements import Profiles
 from shardwright.cli.output import note, progress, terminal_width, write, write_json
 from shardwright.commands import argument, option
 from shardwright.errors import bad
+from shardwright.records import record
 
 if TYPE_CHECKING:
     from shardwright.cost.calibrate import Measured
@@ -103,7 +103,7 @@ def calibrate(
         write(calibration_text(calibration, read.states, out, terminal_width()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Read:
     """What the files of runs hold: plans with what they took, good states by name, and what to know of the reading."""
 

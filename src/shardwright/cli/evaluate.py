@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +15,7 @@ from shardwright.cli.options import AcceptGuess
 from shardwright.cli.output import json_text, progress, terminal_width, write
 from shardwright.commands import argument, option
 from shardwright.errors import Problem, SpecError, bad
+from shardwright.records import record
 
 if TYPE_CHECKING:
     from shardwright.cost.compute.efficiency import Efficiency
@@ -128,7 +128,7 @@ def evaluate(
         raise Exit(2)
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Requirements:
     """What a better plan must keep, which plans are as good, and the user's own seconds of a step."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from shardwright.commands import option
 from shardwright.errors import bad
+from shardwright.records import record
 
 if TYPE_CHECKING:
     from shardwright.cost.compute.efficiency import Efficiency
@@ -41,7 +41,7 @@ Calibration = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Measurements:
     """What the given files hold."""
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from shardwright.commands import option
+from shardwright.records import record
 from shardwright.runtime.state.recipe import METHODS, SCHEDULES, Recipe
 
 USUAL, TRAVELS = Recipe(), "As before when resumed."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RecipeOptions:
     """How weights are updated."""
 
@@ -50,7 +51,7 @@ class RecipeOptions:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OutputOptions:
     """What is kept and measured."""
 
@@ -86,7 +87,7 @@ class OutputOptions:
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FleetOptions:
     """Machines that come and go: run the same command on each."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 from shardwright.cost.compute.efficiency import Efficiency
@@ -14,12 +14,13 @@ from shardwright.cost.site.process import NOISE
 from shardwright.cost.site.setting import setting_of
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 
 MOST_BAD = 0.5  # of the steps of a run, which may straggle or stall; chosen, 0.3 to 0.6
 FARTHEST = 2.4  # times the prediction or a part of it, beyond which a run stalls or is not its plan; chosen, 2 to 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Measured:
     """What a plan took on the site: seconds of an iteration in its good state, the standard deviation of their
     logarithm (0: not known), the part of its steps that straggled or stalled, and the name of the run for messages."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from shardwright.cost.layers.source import LayerSource, layer_source
 from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.strategies import Strategies
+from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
@@ -36,7 +37,7 @@ class Sharding(Protocol):
     def micro_batch(self) -> Ints: ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class Context:
     """One model on machines of one type. `headroom` is the part of a GPU's memory that a plan may fill."""
 
@@ -109,7 +110,7 @@ class Context:
         return len(self.model.layers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LayerRows:
     """The layer table of a set of strategies, and each strategy's row in it, [N]."""
 
@@ -125,7 +126,7 @@ def sharding_of(rows: Strategies) -> list[Array]:
     return [getattr(rows, name) for name in SHARD]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ShardIndex:
     """A layer table with the sorted codes of its rows, of so many `bits` a column."""
 

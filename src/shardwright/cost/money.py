@@ -17,7 +17,6 @@ minimum over τ; `young_interval_seconds` (Young 1974, Communications of the ACM
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -29,6 +28,7 @@ from shardwright.cost.iteration.links import tied_bytes_between
 from shardwright.cost.layers.table import head_weights
 from shardwright.cost.memory.sizes import trained_share
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.rounding import coarse, weighed
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
@@ -93,7 +93,7 @@ def _gradients(plan: Plan, sites: dict[str, str], price: Price) -> Iterator[floa
         yield moved * weights * sum(price(start, other) for start, other in pairwise(ring))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Exposure:
     """What a run is up against, arrays of one shape [N]: interruptions an hour of all machines together, seconds that
     a checkpoint stops training for, and seconds from an interruption to the next useful step."""
@@ -103,7 +103,7 @@ class Exposure:
     recovery_seconds: Floats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Stretch:
     """What comes of it, [N]: by what the run gets longer, and the best seconds of work between two checkpoints
     (infinite where nothing interrupts)."""

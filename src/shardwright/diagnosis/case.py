@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from shardwright.errors import bad
 from shardwright.files import shipped_table
 from shardwright.plans.placement import placement_of
 from shardwright.plans.plan import Plan, Prediction
+from shardwright.records import record
 from shardwright.runs.run import MeasuredRun
 from shardwright.runs.state import GoodState
 from shardwright.traces.figures import RankFigures
@@ -36,7 +36,7 @@ MOST_SAMPLES = 4_096  # that are looked at, evenly spread
 LONGEST_RUN = 2  # of one token at the end of a sample, which a text may have
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class Case:
     """A plan, what a step of it took, and what else was recorded.
 
@@ -116,7 +116,7 @@ def median(values: Sequence[float]) -> float:
     return float(np.median(values)) if len(values) else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sign:
     """A line that tells a cause: where it stands, how many like it there are, and what it means."""
 
@@ -162,7 +162,7 @@ def _words() -> tuple[str, ...]:
     return tuple(dict.fromkeys(row["word"] for row in shipped_table("shardwright.diagnosis", "signs.csv")))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Padding:
     """The share of tokens that are padding, the token that pads, and how many samples say so."""
 

@@ -11,7 +11,7 @@ A new cause is a function here, a row of `CAUSES`, and its words in `data/causes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from shardwright.cost.iteration.lanes import contexts_of
@@ -31,6 +31,7 @@ from shardwright.diagnosis.terms import (
     with_job,
 )
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.search.space.axes import Space, virtual_stages
 from shardwright.search.space.layouts import even_split
 from shardwright.spec.job import Precision
@@ -45,7 +46,7 @@ MORE_SAMPLES = 8  # times the global batch, where no other change fills a pipeli
 NEAR = 0.15  # log distance of what a cause explains to what was measured; chosen, 0.1 to 0.25
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Finding:
     """A cause in a case: the seconds of a step that it takes, those that mending it saves, and the evidence in words.
     `plan` is the plan that mends it, where the plan is the cause; `detail` tells kinds of a cause apart."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -20,6 +19,7 @@ from shardwright.diagnosis.words import record_of
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.runs.read import read_run
 from shardwright.runs.run import MeasuredRun, RunSetting
 from shardwright.runs.state import FAST, GOOD, WARM_UP, good_state
@@ -33,7 +33,7 @@ PARAMETERS_APART = 0.1  # of the model, by which log and launch may count parame
 MOST_RECORDS = 3
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class Diagnosis:
     """Why a run is slow. `terms` are expected beside measured; `findings` the causes, what saves most first, those that
     are only possible last. `unexplained_seconds` are what a step takes beyond what is expected and no cause that was

@@ -4,7 +4,7 @@ that would make it fit."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from shardwright.cost.strategies import row_of, stage_starts
 from shardwright.diagnosis.case import Case
 from shardwright.plans.findings import Remedy
 from shardwright.plans.plan import StageMemory
+from shardwright.records import record
 from shardwright.search.infeasible import remedies
 from shardwright.units import GIBIBYTE, format_bytes
 
@@ -20,7 +21,7 @@ FRAGMENTED = 0.08  # of the GPU's memory, reserved and not used, from which on i
 OTHERS_BYTES = 2.0 * GIBIBYTE  # beyond what the driver takes itself
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MemoryAccount:
     """The memory of a GPU of a stage: the account of the plan, what was there as far as it is told, and single changes
     that would make room. `needed_bytes` are those that the process wanted in all, pieces between tensors with them, and

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from shardwright.errors import SpecError
 from shardwright.plans.abilities import framework_problems
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.traces.figures import Collective, RankFigures
@@ -38,7 +39,7 @@ GROUP_WORDS = (
 FIT = 0.9  # probability with which a change must fit, as of plans
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Term:
     """Seconds of a step that go to one thing: as expected, as measured (None where nothing tells), and how much more of
     it something else hides."""
@@ -203,7 +204,7 @@ def with_pools(case: Case, change: Callable[[NodePool], NodePool]) -> Plan:
     return costed(replace(case.plan, cluster=cluster, prediction=None), case.efficiency)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WorseLinks:
     """Links worse than described: in words what they are, and the plan on them."""
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -12,6 +11,7 @@ from shardwright.diagnosis.causes import Finding
 from shardwright.exporters.megatron.export import difference
 from shardwright.files import shipped_file
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.reports.text.explain import changes
 from shardwright.reports.text.strategy import SETTINGS
 from shardwright.spec.text.reading import parse_yaml
@@ -19,7 +19,7 @@ from shardwright.spec.text.reading import parse_yaml
 NAMES = {"jax": "any", "eager": "fsdp", "megatron-2021": "megatron", "nanotron": "any"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Advice:
     """A cause in words: what it is, what mends it, which settings of the plan change, and what to write."""
 
@@ -29,7 +29,7 @@ class Advice:
     flags: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RecordAdvice:
     """What would tell more, and the command that records it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from shardwright.discovery.document import (
@@ -21,6 +21,7 @@ from shardwright.discovery.document import (
 from shardwright.discovery.recorded import LISTINGS, recorded_nodes
 from shardwright.discovery.sources import kubernetes_nodes, local_nodes, slurm_nodes
 from shardwright.errors import bad, suggestion
+from shardwright.records import record
 
 PATIENCE_SECONDS = 30.0
 SOURCES: Mapping[str, tuple[str, Callable[[Ask], tuple[Node, ...]]]] = {
@@ -30,7 +31,7 @@ SOURCES: Mapping[str, tuple[str, Callable[[Ask], tuple[Node, ...]]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Discovery:
     """What machines there are: groups of machines, who said so, the cluster file, what could not be seen, which nodes
     and parts of GPUs are left out and why, and what had to be assumed or is contradicted."""

@@ -6,8 +6,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from shardwright.records import record
 from shardwright.spec.catalog.gpus import MEBIBYTE, gpus, known_gpu, sold_memory_bytes
 from shardwright.spec.cluster import Gpu
 from shardwright.units import GIBIBYTE, GIGA
@@ -92,7 +93,7 @@ PARTS = re.compile(r"\dg\.\d+gb", re.IGNORECASE)  # in names of MIG's parts of a
 Ask = Callable[[Sequence[str]], str | None]  # a command's standard output; None where it is missing or fails
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MachineGroup:
     """`count` equal machines. `gpu` is the name that its source gives. None and () stand for what could not be seen:
     memory of a GPU in MiB, of the host in GiB, NVLink of one GPU in GB/s (0: none), network cards in Gbit/s each."""
@@ -106,7 +107,7 @@ class MachineGroup:
     network_gbps: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Node:
     """One machine, or its GPUs of one type. `gone` says why it takes no new work, "" where it does; `notes` what had to
     be decided."""

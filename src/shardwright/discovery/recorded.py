@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 from shardwright.discovery.document import OF_PARTS, MachineGroup, Node, known
 from shardwright.discovery.sources import nodes_of_kubectl, nodes_of_scontrol, nodes_of_sinfo, states_of_sinfo
 from shardwright.errors import bad
+from shardwright.records import record
 from shardwright.spec.text.reading import read_text
 
 LARGEST_BYTES = 200_000_000  # a listing of some thousand nodes of Kubernetes
@@ -50,7 +51,7 @@ class Recorded:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Details:
     """What the files of one machine say: GPUs by type, NVLinks of one GPU, rates of network cards in Gbit/s."""
 

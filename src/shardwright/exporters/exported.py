@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import yaml
-
 from shardwright.errors import Problem
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.units import format_seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Exported:
     """Files by name, the main one first, for release `version` of a target. `document` is what `export --json` prints
     beside target and version."""
@@ -69,17 +68,15 @@ def plan_words(plan: Plan) -> str:
     return words
 
 
-class _Dumper(yaml.SafeDumper):
-    pass
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
-
-
 def yaml_text(document: Mapping[str, object]) -> str:
-    """Return a document as YAML."""
-    return str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110))
+    """Return a document as YAML; text of several lines as blocks."""
+    import yaml  # which planning does without
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    Dumper.add_representer(str, block)
+    return str(yaml.dump(document, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110))

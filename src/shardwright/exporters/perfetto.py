@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Literal
 
 from shardwright.cost.compute.efficiency import Efficiency
@@ -21,6 +21,7 @@ from shardwright.errors import SpecError
 from shardwright.exporters.exported import Exported
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 
 PASS = ("micro_batch", "virtual_stage", "unit", "wave")  # the first that an event has is in its name
 NAMES = {"communicate": "communication inside the pass", "synchronise": "gradients and weights between replicas"}
@@ -77,7 +78,7 @@ def _events(events: Iterable[TimelineEvent]) -> Iterator[dict[str, object]]:
         yield complete(event.replica, event.stage, name, event.kind, start, length, of_pass)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MeasuredSpan:
     """Something that a rank did, in seconds from the beginning of the step there: what its schedule did, or an operator
     on a thread of the host or a stream of the device."""
@@ -95,7 +96,7 @@ class MeasuredSpan:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RankTrace:
     """The spans of a rank in a step that began at `wall_seconds` of its machine's clock; `process` is the copy of a
     replica that it works for, `name` its stage."""

@@ -7,11 +7,11 @@ the trainer's own example, there to be replaced.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from shardwright.errors import bad, suggestion
 from shardwright.exporters.exported import yaml_text
 from shardwright.exporters.hugging_face import adapter_config
+from shardwright.records import record
 from shardwright.search.sizing import Size, Sizing, TrainingWay
 from shardwright.spec.adapter import LINEAR, Adapter
 from shardwright.spec.job import Job
@@ -29,7 +29,7 @@ FSDP = {
 }  # huggingface.co/docs/accelerate/package_reference/fsdp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Task:
     """What a recipe says: a way to train a model, called `source`, in micro-batches of `samples`."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import accumulate, groupby
 
 from shardwright.errors import SpecError
@@ -21,6 +20,7 @@ from shardwright.plans.document import dumps
 from shardwright.plans.mesh import hosts
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.spec.catalog.gpus import gpus as catalogue
 from shardwright.spec.cluster import Gpu, NodePool, kind_of
 
@@ -28,7 +28,7 @@ DATA, OUT = ("DATA", "token file of `shardwright tokens`"), ("OUT", "folder for 
 PACKAGE = ("SHARDWRIGHT", "what pip installs: a wheel or a checkout of shardwright")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MachineRange:
     """Machines of one GPU type of `vendor`: `count` from number `first` on, of which each gives `gpus` to the plan."""
 
@@ -44,7 +44,7 @@ class MachineRange:
         return kind_of(self.gpu)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Runner:
     """Files that every machine has, the environment that is the user's to set (name, meaning), and the machines."""
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 
 from shardwright.errors import Problem, bad, suggestion
 from shardwright.exporters.exported import Exported
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 
 COMMENTED = (".sh", ".py", ".yaml")
 LAUNCHERS = ("torchrun", "slurm")
 Limits = Callable[[Plan], Iterable[Problem]]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Target:
     """A target: the module and the function that write its files, imported when they are asked for; of a trainer the
     framework that it is, as `frameworks.csv` names it, and the module whose `unsupported` says what it cannot run."""

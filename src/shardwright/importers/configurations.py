@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from shardwright.importers.torchtitan import (
     torchtune_settings,
 )
 from shardwright.importers.trainers import TrainerFields, TrainerSettings, accelerate_settings, deepspeed_settings
+from shardwright.records import record
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -223,7 +224,7 @@ def _named_model(module: PythonValues) -> str | None:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Question:
     """What the user says: a file, by its name and folder, and what stands beside it. `files` are those that the script
     writes, `why` says of its variables why they are not known; `problems` are what was found wrong so far, `uncounted`

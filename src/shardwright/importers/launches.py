@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from shardwright.importers.shell.read import ShellScript
 from shardwright.importers.shell.state import Started
 from shardwright.importers.shell.unknown import is_known, shown
+from shardwright.records import record
 from shardwright.spec.cluster import Cluster
 
 Count = int | str | None  # as it is written where it is said and not known
@@ -45,7 +46,7 @@ TASK_NODES = ("-N", "--nodes")
 TASKS_EACH = ("--ntasks-per-node", "--npernode", "-ppn", "-npernode", "--tasks-per-node")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Launch:
     """One start of a program. Counts are None where they are not said, or not known. `options` are the launcher's own,
     by long names with hyphens. `alone` says that nothing around it starts it more than once."""

@@ -7,13 +7,13 @@ recipe that it is another name of, and what it sets beside `COMMON`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from shardwright.errors import bad, suggestion
 from shardwright.files import shipped_table
 from shardwright.importers.python_values import COMPUTED, Path, PythonValues
 from shardwright.importers.settings import BRIDGE_COMMON, literal
+from shardwright.records import record
 
 NEMO = "nemo.collections.llm"
 BRIDGE_RECIPES = "megatron.bridge.recipes"
@@ -57,7 +57,7 @@ SECTIONS: Mapping[Path, Path] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Recipe:
     """A recipe's model and settings, by the paths that Megatron-Bridge's configuration has."""
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, cast
@@ -38,6 +37,7 @@ from shardwright.importers.megatron.flags import (
 )
 from shardwright.importers.python_values import COMPUTED, Path
 from shardwright.importers.shell.unknown import is_known, shown
+from shardwright.records import record
 
 TABLES = ("bridge",)
 NAMED_FIELD = re.compile(r"\$\{([\w.]+)\}")
@@ -251,7 +251,7 @@ def literal(text: str) -> Any:
     return plain
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Key:
     """A row of a table, for one of its keys."""
 
@@ -266,7 +266,7 @@ class Key:
         return text in NOTHING or text in map(_plain, self.usual) or (not self.usual and value in (False, 0))
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Accounted:
     """The fields of a configuration that are read, by the names under which they are, and what is not counted."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from shardwright.errors import Problem
 from shardwright.importers.python_values import COMPUTED, Path
 from shardwright.importers.settings import first
+from shardwright.records import record
 
 STRATEGIES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "TRUE": 3, "1": 3, "2": 2, "3": 0}
 STRATEGY_OF_STAGE = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
@@ -41,7 +41,7 @@ OTHER_UPDATES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class TrainerSettings:
     """A configuration as arguments of Megatron-LM, with what is not modelled, the framework whose overheads count, the
     name of the model where it has one, and what had to be assumed."""
@@ -53,7 +53,7 @@ class TrainerSettings:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class TrainerFields:
     """Fields of a configuration by path, its name, and the problems found while it is read."""
 

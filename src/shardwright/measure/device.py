@@ -7,12 +7,13 @@ from __future__ import annotations
 import os
 import platform
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.discovery.discover import answer
 from shardwright.errors import bad
+from shardwright.records import record
 from shardwright.spec.catalog.gpus import known_gpu
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.read.custom_gpu import description, stand_in
@@ -29,7 +30,7 @@ UNMEASURED_BYTES_PER_SECOND = 1e11
 LARGE_BYTES = 2**22
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MeasuredDevice:
     """`count` equal devices of one machine. A CPU counts as `CPU_PROCESSES` devices of `threads` threads each.
 

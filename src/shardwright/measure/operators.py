@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from shardwright.measure.device import MeasuredDevice, torch_device
 from shardwright.measure.timing import Call
+from shardwright.records import record
 from shardwright.spec.read.machine_profile import Collective, CollectiveTime, Dtype, OperatorTime
 
 MOST_COPIES = 8
@@ -228,7 +229,7 @@ CALLS: Mapping[str, Callable[[OperatorTime, MeasuredDevice], list[Call]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ShapeSettings:
     """Seconds for each row, and the speed from which sizes follow."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from shardwright.errors import bad
@@ -23,6 +23,7 @@ from shardwright.measure.operators import (
     row_count,
 )
 from shardwright.measure.timing import sustained
+from shardwright.records import record
 from shardwright.spec.read.machine_profile import (
     CollectiveTime,
     MachineProfile,
@@ -38,7 +39,7 @@ CANNOT_RUN = (RuntimeError, ValueError, TypeError, AttributeError)
 Row = OperatorTime | CollectiveTime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MeasureProgress:
     """`done` of `total` rows are measured; `row` is the last of them. If it cannot be measured, it has no seconds, and
     `problem` says why."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
 
 from shardwright.measure.device import MeasuredDevice, synchronize
+from shardwright.records import record
 
 Call = Callable[[], object]
 BATCH_SECONDS = 5e-3
@@ -21,7 +21,7 @@ FEWEST_BATCHES, MOST_REPEATS = 3, 100_000
 WARM_UP_SHARE = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Timing:
     """Median seconds of one call, and the distance between the quartiles as a part of it."""
 

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
+
+from shardwright.records import record
 
 
 class Cause(Enum):
@@ -23,7 +24,7 @@ class Cause(Enum):
     NOT_NEEDED = "not needed"  # a composition of a mixed plan, ruled out by its bound or never asked for
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Rejection:
     """Why candidates fell out, with the name of the user's rule where one dropped them."""
 
@@ -36,7 +37,7 @@ def ordered(counts: Mapping[Rejection, int]) -> tuple[tuple[Rejection, int], ...
     return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0].cause.value, item[0].rule)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RareSwitch:
     """What only `runs` of `of` published runs have: values of an axis of the space from `least` to `most`."""
 
@@ -70,14 +71,14 @@ class NotCovered(Enum):
     OTHER_MIXES = "three offers, or one GPU type on several markets"
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class DeeperPipelines:
     """Not covered: pipelines of more than so many stages."""
 
     stages: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Offload:
     """Not covered: pipelines over several GPU types, or of unequal replicas, with optimizer state in host memory. They
     take that part less time than the best plan at most; None where nothing is known of them."""
@@ -98,7 +99,7 @@ class Lack(Enum):
     TRAINER_OPTION = "an option of another trainer"
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Lacking:
     """A pin, a rule or an option, as it is `written`, that asks for what plans that mix GPU types lack."""
 
@@ -114,7 +115,7 @@ class Mixing(Enum):
     UNEQUAL = "unequal pipelines"
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class MixedPlans:
     """Not covered: those plans that mix GPU types, as what is asked for they are `lacking`."""
 
@@ -122,21 +123,21 @@ class MixedPlans:
     of: Mixing = Mixing.ANY
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class SeveralMakers:
     """Not covered: plans over GPUs of several makers, which no library joins."""
 
     makers: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class UnequalReplicas:
     """Not covered: unequal replicas on one GPU type that have any of some kinds."""
 
     of: tuple[NotCovered, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class UnableGpus:
     """Not covered: GPU types that do not compute in the job's precision."""
 
@@ -144,14 +145,14 @@ class UnableGpus:
     gpus: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class PlacesApart:
     """Not covered: mixes of offers at pairs of places that no link joins; empty where a place has no name."""
 
     pairs: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class MixesLeft:
     """Not covered: so many mixes of two offers, the best of which, (GPUs, offer) each, could reach `gain` times as far
     as the front."""
@@ -174,7 +175,7 @@ Uncovered = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class JobLimits:
     """The deadline and the budget of a job, None where it has none."""
 
@@ -182,7 +183,7 @@ class JobLimits:
     budget_dollars: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class NotSure:
     """Nothing keeps the limits with probability `sure`. The best odds that there are, with the expected hours and
     dollars of what has them, None where no price is known."""
@@ -194,7 +195,7 @@ class NotSure:
     dollars: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class NoLegalLayout:
     """No layout on the machines is legal, with these pins as the user writes them."""
 
@@ -204,26 +205,26 @@ class NoLegalLayout:
     pins: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class LimitsNotKept:
     """Plans fit in memory, but none that was found keeps the limits."""
 
     limits: JobLimits
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class RulesDropAll:
     """The user's rules drop every plan that fits."""
 
     rules: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class PinsTooTight:
     """Nothing fits with what is pinned."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Need:
     """The leanest plan on so many GPUs of a type needs more memory than one of them has."""
 
@@ -233,35 +234,35 @@ class Need:
     memory_bytes: float
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class TooLittleMemory:
     """Nothing fits in memory: what each type would need, where any memory would do."""
 
     needs: tuple[Need, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class NoOfferKeeps:
     """No offer keeps the limits."""
 
     limits: JobLimits
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class NeverEnds:
     """Runs on the offers of these GPUs are interrupted too often to ever end."""
 
     gpus: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class NoLegalOffer:
     """No layout on the offers of these GPUs is legal."""
 
     gpus: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class OffersTooSmall:
     """No number of machines on offer has the memory for the model."""
 
@@ -269,7 +270,7 @@ class OffersTooSmall:
     gpus: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class NoTrainer:
     """No trainer among `frameworks` runs models of `family` as the job asks: `lacks` has why, a trainer each with what
     it lacks. `able` names frameworks whose trainers would run it."""
@@ -280,12 +281,12 @@ class NoTrainer:
     able: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Stopped:
     """The search was stopped before it had a plan."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class NothingAsFast:
     """No plan takes at most so many seconds an iteration."""
 
@@ -324,7 +325,7 @@ class Change(Enum):
     OFFLOADED_OPTIMIZER = "the optimizer's state in host memory"
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Unpin:
     """Leave an axis free: there are legal layouts then or, where `seconds` are given, a plan that takes these."""
 
@@ -332,7 +333,7 @@ class Unpin:
     seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Fastest:
     """The fastest found takes `hours`, for `dollars` where these are known, against a deadline."""
 
@@ -341,7 +342,7 @@ class Fastest:
     dollars: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Cheapest:
     """The cheapest found costs `dollars`, in `hours` where these are known, against a budget."""
 
@@ -350,7 +351,7 @@ class Cheapest:
     hours: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class CheapestInTime:
     """Within the deadline the cheapest costs `dollars`, against a budget."""
 
@@ -359,7 +360,7 @@ class CheapestInTime:
     budget_dollars: float
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class FastestInBudget:
     """Within the budget the fastest takes `hours`, against a deadline."""
 
@@ -368,7 +369,7 @@ class FastestInBudget:
     deadline_hours: float
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class MoreMachines:
     """So many machines would do."""
 
@@ -377,14 +378,14 @@ class MoreMachines:
     gpu: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class MoreMemory:
     """GPUs with so much memory would do."""
 
     memory_bytes: float
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class MoreHostMemory:
     """Machines with so much memory would do, with state of the optimizer in it."""
 
@@ -392,21 +393,21 @@ class MoreHostMemory:
     gpu: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class ShorterSequence:
     """A sequence of so many tokens fits."""
 
     seq_len: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class BlockRecomputation:
     """A plan fits with full recomputation of so many layers of each virtual stage."""
 
     layers: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class SmallerMicroBatch:
     """A plan fits with so large a micro-batch."""
 
@@ -440,7 +441,7 @@ class Failure(Enum):
     MISSES_LIMITS = "does not keep the limits"
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Shortage:
     """The leanest plan of a rule of thumb needs GPUs of more memory to fit as surely as is asked."""
 

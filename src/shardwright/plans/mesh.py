@@ -3,16 +3,15 @@ numbered by the plan's rank order. Machines of several GPU types take part where
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from shardwright.arrays import Ints, distinct
 from shardwright.plans.placement import STAGES_TOGETHER, machine_numbers, placement_of
 from shardwright.plans.plan import DEGREES, Plan, Recompute, Replica, Stage
+from shardwright.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Host:
     """A machine that gives `gpus` of its GPUs to a plan."""
 

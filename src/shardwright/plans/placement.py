@@ -15,18 +15,18 @@ Ranks are numbered by where they stand: GPU types in the order of the cluster, w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.arrays import Ints
 from shardwright.plans.plan import Plan, RankOrder
+from shardwright.records import record
 
 COPIES_TOGETHER: RankOrder = "tp-cp-ep-dp-pp"
 STAGES_TOGETHER: RankOrder = "tp-cp-ep-pp-dp"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Placement:
     """The GPUs of a plan, G in all: stage after stage over all replicas (S stages), in a stage copy after copy, in a
     copy by context-parallel rank, then by tensor-parallel rank.

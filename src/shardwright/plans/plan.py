@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
+from shardwright.records import record
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -21,7 +22,7 @@ PLAN_VERSION = 2
 DEGREES = ("tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel")  # of a stage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Recompute:
     """Activation recomputation of a stage, in Megatron-LM's terms.
 
@@ -34,7 +35,7 @@ class Recompute:
     layers: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Stage:
     """A group of `tensor_parallel * context_parallel` GPUs that holds ranges of layers.
 
@@ -59,7 +60,7 @@ class Stage:
         return sum(end - start for start, end in self.layers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Replica:
     """`count` equal data-parallel copies of the model, each a pipeline that takes `micro_batches` a step.
 
@@ -91,7 +92,7 @@ class Replica:
         return tuple(self.sizes(micro_batch)[wave::waves] for wave in range(waves))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Schedule:
     """The order of passes. Of pipelines: `1f1b` with one virtual stage per rank, `interleaved` with more. `layered`
     has none: all GPUs take all micro-batches of a wave through a layer before the next layer, so that each layer's
@@ -103,7 +104,7 @@ class Schedule:
     waves: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OptimizerPlan:
     """What data-parallel ranks shard (`zero1` is Megatron's distributed optimizer, `zero2` adds gradients, `zero3`
     adds weights: FSDP) and the fraction of the optimizer state that lives in host memory. In a layered plan the shards
@@ -118,7 +119,7 @@ class OptimizerPlan:
         return self.sharding != "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Overlap:
     """Which communication runs beside computation."""
 
@@ -128,7 +129,7 @@ class Overlap:
     pipeline: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TimeBreakdown:
     """Where the seconds of one iteration go, on the stage that decides it. Communication counts only as far as
     computation does not hide it. `framework_seconds` is what the software itself takes for each pass and each step.
@@ -148,10 +149,10 @@ class TimeBreakdown:
 
     @property
     def total_seconds(self) -> float:
-        return float(sum(getattr(self, name) for name in self.__slots__))
+        return float(sum(getattr(self, name) for name in self.__dataclass_fields__))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StageMemory:
     """Peak memory in bytes of one GPU of a stage, term by term, and the GPU's capacity; and what it takes of its
     machine's memory (offloaded or paged state, offloaded activations), of which it has the part
@@ -175,10 +176,10 @@ class StageMemory:
     @property
     def total_bytes(self) -> float:
         beside = ("capacity_bytes", "in_host_bytes", "host_capacity_bytes")
-        return float(sum(getattr(self, name) for name in self.__slots__ if name not in beside))
+        return float(sum(getattr(self, name) for name in self.__dataclass_fields__ if name not in beside))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Evidence:
     """A published run near a prediction: what ran, what it reached (tokens per second of all GPUs) and what was
     predicted for it without having seen it, how far the run is from the plan (`cost.trust.evidence`; 0 the same
@@ -200,7 +201,7 @@ class Evidence:
         return self.predicted_tokens_per_second / self.tokens_per_second - 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Unmeasured:
     """What a plan has and no published run: a fact (`cost.trust.evidence.LACKS`) and of what."""
 
@@ -208,7 +209,7 @@ class Unmeasured:
     of: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Record:
     """The highest MFU among `runs` published runs of one class: GPU architecture, precision, kind and size of model."""
 
@@ -219,7 +220,7 @@ class Record:
     gpu: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Measured:
     """How far plans like this one were ever measured: published runs of the same kind of model with the same framework
     on the same GPU, how many of them on half to twice as many GPUs, what of the plan no published run has, and the
@@ -232,7 +233,7 @@ class Measured:
     record: Record | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SiteEffect:
     """What a calibration on a site's own runs did to a prediction: it rests on `runs` of them, `same_kind` of these of
     the same kind and family of models; seconds are `factor` times what they were, and the logarithms of the interval's
@@ -245,7 +246,7 @@ class SiteEffect:
     unsaid: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Prediction:
     """What the cost model says of a plan. Money is None where a price is unknown, totals where no tokens are given.
 
@@ -276,7 +277,7 @@ class Prediction:
     site: SiteEffect | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class Plan:
     """A complete parallel strategy for `model` on GPUs of `cluster`, with its prediction once it has been costed."""
 

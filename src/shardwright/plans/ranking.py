@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from shardwright.plans.document import save
 from shardwright.plans.findings import Failure, NoTrainer, RareSwitch, Reason, Rejection, Remedy, Shortage, Uncovered
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.units import GIBIBYTE, SECONDS_PER_HOUR, format_dollars, format_seconds
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Cell = str | int | float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Baseline:
     """A plan that an expert would try, and the rule of thumb behind it. `plan` is None where the rule gives no plan
     that fits; `failure` says why."""
@@ -30,7 +30,7 @@ class Baseline:
     failure: Failure | Shortage | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SearchReport:
     """How the search went. `candidates` is the size of the declared space; every candidate is in exactly one count
     of `rejected`, or was costed (`costed`). `phases` are seconds by name, in order. `not_covered` names kinds of plans
@@ -51,7 +51,7 @@ class SearchReport:
     indifference: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class NoPlan:
     """Why no plan exists, and changes that would give one, nearest first."""
 
@@ -59,7 +59,7 @@ class NoPlan:
     remedies: tuple[Remedy, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Nearby:
     """What the best plan for another batch or on other numbers of GPUs reaches: `tokens_per_second` of all GPUs, and a
     `gain` in tokens per second and GPU. `shares` are the micro-batches of unequal replicas, empty where these are
@@ -72,7 +72,7 @@ class Nearby:
     shares: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Fewer:
     """The same run on `nodes` machines of each group of the cluster: the GPUs that its plan uses, seconds of an
     iteration, and hours and dollars of the whole run, interruptions counted, where they are known."""
@@ -84,7 +84,7 @@ class Fewer:
     dollars: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GpuShare:
     """What each of `count` GPUs of a type has of an SPMD program: of the rows of the batch, of what is cut otherwise
     (features, heads, classes), and of stored state that is gathered for use."""
@@ -96,7 +96,7 @@ class GpuShare:
     state: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SpmdProgram:
     """The fastest SPMD program found: the batch goes in `steps` parts whose gradients add up. No program at these
     shares takes less than `bound_seconds`. `sent` counts collectives of a step by method, `memory_bytes` is what the
@@ -110,14 +110,14 @@ class SpmdProgram:
     memory_bytes: float
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class NoProgram:
     """Why no SPMD program was found, in words."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PassedOver:
     """A plan of less time or money than the first one, by a part `saving` within the search's `indifference`, that does
     not come first for what it has of rare `switches`; `pins` ask for it, as `axis=value`."""
@@ -128,7 +128,7 @@ class PassedOver:
     pins: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Ranking:
     """Plans, best first (none if `infeasible` is set), with the baselines they were compared to. Where plans of several
     kinds span GPU types, `kinds` has the best of each; `nearby` is what `planner.with_nearby` found to pay, `fewer` the
@@ -180,7 +180,7 @@ class Ranking:
         return re.sub("(?<=[a-z])[A-Z]", r" \g<0>", type(self.infeasible.reason).__name__).lower() + " (`.infeasible`)"
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Origin:
     """Where a plan came from: `notes` on how it was read, and what of it moves time or memory without being priced."""
 
@@ -188,7 +188,7 @@ class Origin:
     uncounted: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Evaluation:
     """A user's own plan with its prediction, and the best plans for the same model, machines and job. `remedies` are
     single changes with which a plan fits that does not."""

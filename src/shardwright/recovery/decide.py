@@ -18,13 +18,13 @@ The rates and prices are those that plans are chosen by, so what happens in a ru
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import expm1, inf
 
+from shardwright.records import record
 from shardwright.units import SECONDS_PER_HOUR
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Phase:
     """From `begin_seconds` on: a pause, then so many tokens a second; how often an hour a machine in use is lost, and
     what is trained after the first such loss and another pause."""
@@ -37,7 +37,7 @@ class Phase:
     then_pause_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RecoveryOption:
     """A way to go on: what it is, in words, what it costs, and its phases in order of time."""
 
@@ -46,7 +46,7 @@ class RecoveryOption:
     phases: tuple[Phase, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RecoveryDecision:
     """The way chosen, by its number, and why, in a line for the log."""
 

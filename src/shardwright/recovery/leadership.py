@@ -20,12 +20,12 @@ that lead for a moment, as their views differ, cost time and nothing else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from shardwright.records import record
 from shardwright.recovery.quorum import Address, Generation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Standing:
     """What a machine says of itself: where it listens, the generation that it was in last (number 0: none), and where
     its coordinator is, which may be itself; None while it looks for one."""

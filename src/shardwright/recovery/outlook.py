@@ -14,11 +14,11 @@ while some are missing, where `PATIENCE_HOURS` more without any are assumed:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 
+from shardwright.records import record
 from shardwright.recovery.transfer import Bandwidths
 from shardwright.spec.offers import SPOT_PREEMPTIONS_PER_HOUR
 from shardwright.units import SECONDS_PER_HOUR
@@ -28,7 +28,7 @@ HORIZON_SECONDS = 3600.0
 PATIENCE_HOURS = 0.25
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FleetChange:
     """At `seconds`, `lost` machines were lost and `came` came, after which there were `machines`."""
 
@@ -38,7 +38,7 @@ class FleetChange:
     came: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Outlook:
     """What is expected: losses of a machine an hour, machines that come an hour where some are missing, and for how
     long a decision shall be a good one."""
@@ -71,7 +71,7 @@ def outlook_of(changes: Sequence[FleetChange], wanted: int, now_seconds: float) 
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Rates:
     """Bytes per second of a machine's parts: its link in either direction, its memory, its disk, and the way from the
     object store."""

@@ -10,12 +10,13 @@ torchft's quorum, which needs a server that outlives all replicas.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+
+from shardwright.records import record
 
 Address = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Machine:
     """A machine of a run: its name, where its keeper listens, its GPUs, and the zone that may be lost as one."""
 
@@ -31,7 +32,7 @@ class Machine:
         return self.host, self.port
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Generation:
     """The machines that train together until one is lost or comes. The first of them coordinates; where it is lost,
     the first that is left."""
@@ -44,7 +45,7 @@ class Generation:
         return tuple(machine.name for machine in self.machines)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Quorum:
     """Whether those present are most of a generation, or half with its first machine; the count in words."""
 
@@ -63,7 +64,7 @@ def quorum(before: Generation, present: Collection[str]) -> Quorum:
     return Quorum(majority=False, reason=f"{words}: no majority")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Claim:
     """What a group tells the arbiter: who coordinates it, all its machines, and whether they are a majority."""
 

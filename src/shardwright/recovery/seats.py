@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from shardwright.arrays import Floats
 from shardwright.plans.placement import Placement, placement_of, slots
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.recovery.quorum import Machine
 from shardwright.spec.cluster import Cluster
 
@@ -17,7 +18,7 @@ Copy = tuple[int, int]
 """A copy of the model: the number of its replica in the plan, and its own among the equal ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RankSeat:
     """Where a rank runs: the machine and the number of its GPU there."""
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.recovery.decide import Phase, RecoveryDecision, RecoveryOption, decide
 from shardwright.recovery.outlook import Outlook
 from shardwright.recovery.quorum import Machine
@@ -30,7 +31,7 @@ Rank = tuple[str, int]
 """A machine and its GPU."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Pace:
     """The median seconds that a rank computed in a step of a window, and its work in words: those of equal words shall
     take as long."""

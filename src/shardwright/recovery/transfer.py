@@ -8,11 +8,10 @@ reached but for rounding to whole grains. Links are shared fluidly: a plan takes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from shardwright.arrays import Bools, Columns, Floats, Ints
+from shardwright.records import record
 from shardwright.recovery.transfer_program import OpenNeeds, solve
 
 MEMORY, DISK, CLOUD = 0, 1, 2
@@ -23,7 +22,7 @@ GRAIN_BYTES = 65_536
 """Ranges of a shard begin at multiples of this."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Bandwidths:
     """Bytes per second of each of M machines, [M]: from and to other machines, copying memory, reading its disk, and
     from the cloud; and what all machines together get from the cloud."""
@@ -40,7 +39,7 @@ class Bandwidths:
         return len(self.up)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Holdings(Columns):
     """Who holds which shard, [H]: its number, the machine, and the tier, memory or disk."""
 
@@ -49,7 +48,7 @@ class Holdings(Columns):
     tier: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Needs(Columns):
     """Which machine needs which shard, [K]; each pair once."""
 
@@ -57,7 +56,7 @@ class Needs(Columns):
     machine: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Transfers(Columns):
     """Ranges of bytes [start, stop) of shards from a tier of a source to a target, [T], sorted by target and shard."""
 
@@ -78,7 +77,7 @@ class Transfers(Columns):
         return np.equal(self.source, self.target)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TransferPlan:
     """What moves; `lost` are the numbers of needs that nothing can meet. No plan in which each machine reads what it
     needs from those that hold it now takes less than `bound_seconds`."""
@@ -189,7 +188,7 @@ def _chosen(
     return found.take(found.size_bytes > 0), solution.bound_seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _Line:
     """Needs and sources laid side by side along a line, shard after shard: each need is as long as the part of it that
     others send, each source as the copies that it sends. Where they overlap, the source serves the need."""

@@ -13,15 +13,14 @@ A copy that a holding "sends" to its own machine only eases (2) and (4), so the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.highs import by_columns, highs, status
+from shardwright.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OpenNeeds:
     """Needs [K] that are not met from memory, with whether the machine has the shard on its disk; sources [H] of their
     shards, in the order of the shards; the shards' bytes [N]."""
@@ -35,7 +34,7 @@ class OpenNeeds:
     source_on_disk: Bools
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TransferSolution:
     """The copies that each source sends [H], the part of each need from its own disk [K], and the least seconds."""
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 from shardwright.cost.money import checkpoint_bytes
 from shardwright.errors import SpecError
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, Replica
+from shardwright.records import record
 from shardwright.recovery.decide import Phase, RecoveryOption, decide
 from shardwright.recovery.outlook import Outlook, Rates
 from shardwright.recovery.quorum import Machine
@@ -35,7 +36,7 @@ Templates = dict[Counts, Plan | None]
 """New plans by the machines of each GPU type, as far as they were made: the same from loss to loss, and made ahead."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunPlans:
     """A run as far as decisions go: the plan now, the machines it was seated on, in its order, and its first plan."""
 
@@ -44,7 +45,7 @@ class RunPlans:
     first: Plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class NextPlan:
     """The plan to go on with, None to wait, and why in a line. Who waits decides anew when something changes, and after
     `again_seconds`: the longer nothing comes, the less is expected."""

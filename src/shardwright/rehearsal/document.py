@@ -5,7 +5,6 @@ as a JSON document.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from shardwright.cost.compute.flops import layer_flops_per_token, score_flops_per_token
@@ -15,6 +14,7 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.sizes import gradient_bytes, trained_share, weight_bytes
 from shardwright.cost.predict import predict
 from shardwright.plans.plan import Plan, StageMemory
+from shardwright.records import record
 from shardwright.runtime.layout.places import Place
 from shardwright.spec.adapter import adapted
 
@@ -24,7 +24,7 @@ PASSING = ("activations", "buffers", "temporaries")
 PASSING_TERMS = ("activations_bytes", "logits_bytes", "buffers_bytes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RankRehearsal:
     """What the step of one rank took (`figures`, as `inside.meter` and the runner have them), and what was expected."""
 
@@ -53,7 +53,7 @@ class RankRehearsal:
         return float(sum(shim["bytes"] for shim in self.figures["shims"].values()) / self.tensor_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Rehearsal:
     """A plan rehearsed in a trainer, rank by rank."""
 
@@ -136,7 +136,7 @@ def _rank_document(rank: RankRehearsal) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Expected:
     """Bytes of a rank's memory by term, FLOPs that it computes in a step, and bytes that it sends or takes by (type,
     purpose), where the account has a figure."""

@@ -5,7 +5,6 @@ configurations of transformers 5 among it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from shardwright.errors import Problem, SpecError, bad
@@ -14,6 +13,7 @@ from shardwright.exporters.megatron.limits import unsupported as megatron_limits
 from shardwright.plans.check import check
 from shardwright.plans.document import to_document
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.layout.places import Place
 from shardwright.spec.model import Model
@@ -23,7 +23,7 @@ NOT_YET = ("torchtitan", "deepspeed", "nanotron", "jax", "trl")
 HINT = "rehearse a dense model of the families llama, mistral, qwen2 or qwen3"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Trainer:
     """A trainer: what it is, what of a legal plan it cannot run, and what it is asked of a plan beside the rank."""
 

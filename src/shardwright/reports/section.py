@@ -8,13 +8,14 @@ chart has one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from shardwright.records import record
 
 ChartKind = Literal["bars", "map", "points", "timeline"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Chart:
     """`data` is JSON for the drawing function of `kind`; `label` tells a screen reader what the chart shows."""
 
@@ -23,7 +24,7 @@ class Chart:
     data: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Table:
     """Cells as text; the columns named in `words` are flush left, the others right. On a page an `open` table is always
     shown, another one on demand below its chart; on a terminal those named in `spare` go where there is no room."""
@@ -35,7 +36,7 @@ class Table:
     open: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Section:
     """A part of a report. `name` is its anchor; `points` are a list below the lead, `code` is shown to be copied."""
 
@@ -48,7 +49,7 @@ class Section:
     code: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Figure:
     """A key figure at the head of a page."""
 
@@ -57,7 +58,7 @@ class Figure:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Page:
     """A page: its title, the answer in a sentence, key figures, sections, and files to save from it by name."""
 

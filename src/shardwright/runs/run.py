@@ -12,12 +12,13 @@ from typing import Literal
 import numpy as np
 
 from shardwright.arrays import Columns, Floats, Ints
+from shardwright.records import record
 
 EventKind = Literal["evaluation", "checkpoint", "restart", "out_of_memory", "skipped"]
 NAN = float("nan")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Steps(Columns):
     """The measured steps of a run, one row for each line that reports some, [N].
 
@@ -40,7 +41,7 @@ class Steps(Columns):
     line: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Event:
     """Something between steps that a file tells: what, in which line, after which step, and its seconds if it says."""
 
@@ -50,7 +51,7 @@ class Event:
     seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Timer:
     """A timer that the trainer itself prints (of Megatron-LM `forward-backward`, of DeepSpeed `bwd_allreduce`): median
     over its lines of the seconds of the fastest and the slowest rank, the same where one rank reports."""
@@ -61,7 +62,7 @@ class Timer:
     lines: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunSetting:
     """What the file of a run says of its setting; None and "" where it does not. `arguments` are all settings that the
     trainer prints, under its own names, and `lines` says where each named field stands."""
@@ -81,7 +82,7 @@ class RunSetting:
     lines: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MeasuredRun:
     """A run as its file tells it. `trainer` is who wrote the file (`trainers.TRAINERS`, "mlperf", "table" or
     "tensorboard"); `notes` say in words what was taken how."""

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.arrays import Array, Bools, Floats
 from shardwright.errors import bad
+from shardwright.records import record
 from shardwright.runs.run import MeasuredRun, Steps
 
 GOOD, WARM_UP, EVALUATION, CHECKPOINT, PERIODIC, STRAGGLER, STALL, FAST = (
@@ -43,7 +43,7 @@ LONG_ROWS = 3  # times the usual steps of a row, which more do not weigh: they h
 REGULAR = 4  # slow steps at one distance that are called periodic; chosen, 3 to 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LeftOut:
     """Steps that are not of the good state for one reason, and the seconds that they took beyond it."""
 
@@ -51,7 +51,7 @@ class LeftOut:
     extra_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GoodState:
     """The good state of a run. `seconds` is the median of an iteration, between the tenth and the ninetieth percentile
     `low_seconds` and `high_seconds`; `spread` the robust standard deviation of its logarithm; `steps` how many

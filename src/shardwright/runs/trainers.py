@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from shardwright.records import record
 from shardwright.units import GIBIBYTE
 
 MEBIBYTE, MILLI = 2.0**20, 1e-3
@@ -15,7 +15,7 @@ NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Dialect:
     """How a trainer reports a step. `mark` is what its lines, and no others, hold; `figures` are patterns with one
     group, and what their unit is in ours; of `needs` a line must have one each. `mean` as in `run.Rows`. A dialect

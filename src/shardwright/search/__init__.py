@@ -2,7 +2,8 @@
 rest. Start reading at `planner`.
 
 * `planner`: one call from a description to ranked plans, and from a plan to its evaluation
-* `kinds`: one search for each kind of plan
+* `kinds`: the search on machines of one type
+* `several`: those over machines of several types, one for each kind of plan
 * `sure`: plans that keep limits with a probability
 * `ranked`: the best plans of all searches in one order, and what the best is shown beside
 * `account`: how many candidates all searches had, and what became of them

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import ZERO2, ZERO3
@@ -19,11 +20,13 @@ from shardwright.plans.findings import (
     ordered,
 )
 from shardwright.plans.ranking import SearchReport
-from shardwright.search.kinds import OneType, Pipelines, Uneven, looks_at_unequal
-from shardwright.search.mixed.entry import largest_pools, of_each_maker
+from shardwright.search.kinds import OneType, largest_pools, looks_at_unequal, of_each_maker
 from shardwright.search.mixed.restrictions import lacking
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, idling_degrees
+
+if TYPE_CHECKING:
+    from shardwright.search.several import Pipelines, Uneven
 
 
 def left_out(

@@ -7,7 +7,6 @@ Nothing here is proved; `planner.plan` finds plans that are as good or better, a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +17,8 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.facts import headroom
 from shardwright.cost.strategies import ZERO3, Strategies
 from shardwright.plans.plan import Plan
-from shardwright.search.mixed.entry import affordable_value
+from shardwright.records import record
+from shardwright.search.objective import affordable_value
 from shardwright.search.ranked import costed_plan
 from shardwright.search.replan import Kept, replan
 from shardwright.search.uniform.baselines import rows_tried
@@ -52,7 +52,7 @@ def first_plans(
             yield plan
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Start:
     """A row of a rule of thumb and the lower bound of its seconds."""
 

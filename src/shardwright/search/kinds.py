@@ -1,54 +1,34 @@
-"""One search for each kind of plan: on the machines of one type; pipelines of unequal replicas; uneven FSDP."""
+"""The search on the machines of one type, and what searches over several of them are asked (`several`)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardwright.cost.context import Context
-from shardwright.cost.strategies import NONE
 from shardwright.cost.trust.rarity import rare_count_of_gpus
-from shardwright.plans.plan import Plan
-from shardwright.plans.trainer_options import beyond_own
-from shardwright.progress import stopped
-from shardwright.search.mixed.branch_and_bound.run import NO_PROOF, Effort
-from shardwright.search.mixed.drafts.draft import costed
-from shardwright.search.mixed.entry import (
-    MixedOutcome,
-    affordable_value,
-    by_dollars,
-    joined,
-    largest_pools,
-    mixed_search,
-    of_each_maker,
-    run_by_train,
-    with_state_in_host,
-)
-from shardwright.search.mixed.offload import in_host
-from shardwright.search.mixed.one_mesh import mesh_search
-from shardwright.search.mixed.restrictions import dropped, lacking, narrowed
-from shardwright.search.objective import Objective, Preference, to_beat
+from shardwright.plans.abilities import makers
+from shardwright.records import record
+from shardwright.search.mixed.restrictions import lacking
+from shardwright.search.objective import Objective, Preference
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, searched
-from shardwright.search.uneven.search import UnevenResult, away, uneven_fsdp
 from shardwright.search.uniform.baselines import Tried, baselines
 from shardwright.search.uniform.best import Entry, preferred
 from shardwright.search.uniform.search import UniformResult, search
 from shardwright.spec.catalog.frameworks import MEGATRON, OWN
 from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
 
-WORTH = 0.02  # part of the time that optimizer state in host memory must be able to gain to be looked at; by judgment
+if TYPE_CHECKING:
+    from shardwright.search.mixed.branch_and_bound.run import Effort
+
 EXPORTABLE = (MEGATRON,)  # it runs every uniform plan, and those over several types that are one mesh of ranks
-HARDLY = 1.1  # times the best plan so far: a plan on one type that is nearly as good; chosen
-MOST_UNEVEN = 3  # plans of uneven FSDP that are costed in full
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class OneType:
     """What the machines of one type reach: rules of thumb, the best rows, and the seconds of the former."""
 
@@ -77,7 +57,7 @@ def search_type(
     return OneType(context, tried, found, elapsed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Asked:
     """What searches over several types are asked: on which machines, within which pins and rules, how far above the
     bound the best plan may be, how far above the best one a plan is as good, with which probability plans must fit in
@@ -94,140 +74,26 @@ class Asked:
     effort: Effort | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Pipelines:
-    """What pipelines whose replicas may be unequal reach, and the seconds that this took."""
-
-    outcome: MixedOutcome
-    seconds: float
-
-
-def search_pipelines(results: Sequence[OneType], asked: Asked, top: int, *, one_mesh: bool) -> Pipelines | None:
-    """Return what pipelines reach over machines of several types, and those of unequal replicas on machines of one, or
-    those alone that `one_mesh` of ranks can run. None where there are none in the space.
-
-    Where the best plan leaves some types idle and may not be the best, what it uses is searched by itself: the fewer
-    types, the further a search gets."""
-    contexts = largest_pools([result.context for result in results])
-    begin = time.perf_counter()
-    by_time = contexts[0].job.objective == "time"
-    incumbent = min(_to_beat_on_one_type(results, asked), asked.longest if by_time else np.inf)
-    searched = partial(_searched, results, asked, top, one_mesh=one_mesh)
-    every = searched(contexts, incumbent)
-    if every is None:
-        return None
-    fewer, looked_at = _in_use(every, contexts, incumbent, asked.gap), len(contexts)
-    while 1 < len(fewer) < looked_at and not stopped():
-        looked_at = len(fewer)
-        again = searched(fewer, min([incumbent, *_values(every)]))
-        every = every if again is None else replace(joined([every, again]), bound=every.bound)
-        fewer = _in_use(every, contexts, incumbent, asked.gap)
-    if len(of_each_maker(contexts)) > 1:
-        every = replace(every, uniform=None)
-    return Pipelines(every, time.perf_counter() - begin)
-
-
-def _searched(
-    results: Sequence[OneType], asked: Asked, top: int, contexts: Sequence[Context], incumbent: float, *, one_mesh: bool
-) -> MixedOutcome | None:
-    """Return what all searches find on the machines of `contexts`: first without optimizer state in host memory, then,
-    where memory may be short, with parts of it there. Dollars are searched for the latter only where there is no other
-    plan."""
-    plain = _in_turn(results, asked, top, contexts, incumbent, one_mesh=one_mesh)
-    space = in_host(asked.space, asked.filters)
-    if plain is None or space is None:
-        return plain
-    best = min([incumbent, *_values(plain)])
-    needless = by_dollars(contexts[0].job) or not _short_of_memory(results, contexts, plain, incumbent)
-    measured = any("offload" in context.source.only for context in contexts)  # which say nothing of it
-    if measured or stopped() or (needless and np.isfinite(best)):
-        return with_state_in_host(plain, None, best)
-    beside = replace(asked, space=space, gap=max(asked.gap, WORTH), effort=NO_PROOF)
-    more = _in_turn(results, beside, top, contexts, best, one_mesh=one_mesh)
-    better = min(_values(more), default=np.inf) if more else np.inf
-    if more and better < best:
-        proven = _in_turn(results, replace(asked, space=space), top, contexts, better, one_mesh=one_mesh)
-        more = replace(joined([more, proven]), bound=proven.bound) if proven else more
-    return with_state_in_host(plain, more, best)
-
-
-def _short_of_memory(
-    results: Sequence[OneType], contexts: Sequence[Context], plain: MixedOutcome, incumbent: float
-) -> bool:
-    """Return whether more memory may help the best plan so far, which leaves types idle or recomputes, or is hardly
-    better than a plan on one type that keeps state in host memory."""
-    value, best = min(_valued(plain), key=lambda item: item[0], default=(np.inf, None))
-    alone = [least for result in results if (least := result.found.least) is not None]
-    if best is not None and value < incumbent:
-        stages = (stage for replica in best.replicas for stage in replica.stages)
-        idle = len(best.gpus_by_type) < len(contexts)
-        rivalled = any(row.offload[0] > 0 and least <= HARDLY * value for least, row in alone)
-        return idle or rivalled or any(stage.recompute.granularity != "none" for stage in stages)
-    return len(contexts) > 1 or any(row.offload[0] > 0 or row.recompute[0] != NONE for _, row in alone)
-
-
-def _in_turn(
-    results: Sequence[OneType], asked: Asked, top: int, contexts: Sequence[Context], incumbent: float, *, one_mesh: bool
-) -> MixedOutcome | None:
-    """Return what all searches find on the machines of `contexts`, each with the plans of the last to beat."""
-    outcomes: list[MixedOutcome] = []
-    for search_all, able in _searches(contexts, asked, least_value(results), one_mesh=one_mesh):
-        outcome = search_all(
-            able, asked.cluster, asked.space, asked.filters, gap=asked.gap, incumbent=incumbent, top=top
-        )
-        outcomes.append(outcome)
-        incumbent = min([incumbent, *_values(outcome)])
-    return joined(outcomes) if outcomes else None
-
-
 def least_value(results: Sequence[OneType]) -> float:
     """Return the least that the plans on machines of one type reach, infinite where there are none."""
     return min((found[0] for result in results if (found := result.found.least) is not None), default=np.inf)
 
 
-def _to_beat_on_one_type(results: Sequence[OneType], asked: Asked) -> float:
-    """Return the value below which plans over several types, which are rare, come first or are told of. Where what they
-    would come before has rare switches as well, it is so much above the least that this is proven in full."""
-    least = least_value(results)
-    within = least * (1.0 + asked.indifference)
-    first = [key for result in results for key, _ in preferred(result.found.in_question, within)[:1]]
-    _, rare, value = min(first, default=(True, 0, np.inf))
-    return max(to_beat(first, 1, within), least * (1.0 + asked.gap)) if rare else value
+def largest_pools(contexts: Sequence[Context]) -> list[Context]:
+    """Return one context for each GPU type, that of its largest pool: a stage of a plan names its type alone."""
+    best: dict[str, Context] = {}
+    for context in contexts:
+        name = context.pool.gpu.name
+        if name not in best or context.pool.gpus > best[name].pool.gpus:
+            best[name] = context
+    return list(best.values())
 
 
-def _values(outcome: MixedOutcome) -> list[float]:
-    return [value for value, _ in _valued(outcome)]
-
-
-def _valued(outcome: MixedOutcome) -> list[tuple[float, Plan]]:
-    return [(value, plan) for plan in outcome.plans if (value := affordable_value(plan)) is not None]
-
-
-def _in_use(outcome: MixedOutcome, contexts: Sequence[Context], incumbent: float, gap: float) -> list[Context]:
-    """Return the machines that the best plan found is on; nothing where it is not better than `incumbent`, or nothing
-    is by more than the gap."""
-    value, best = min(_valued(outcome), key=lambda item: item[0], default=(np.inf, None))
-    if best is None or value >= incumbent or outcome.bound * (1.0 + gap) >= value:
-        return []
-    return [context for context in contexts if context.pool.gpu.name in best.gpus_by_type]
-
-
-def _searches(
-    contexts: Sequence[Context], asked: Asked, enough: float, *, one_mesh: bool
-) -> Iterator[tuple[Callable[..., MixedOutcome], Sequence[Context]]]:
-    """Yield the searches for pipelines, each with the machines that it is over: for meshes of ranks, which Megatron-LM
-    runs as well; for unequal replicas, which `shardwright train` alone runs, on one type where it runs the job."""
-    framework = contexts[0].job.framework
-    for able in of_each_maker(contexts):
-        several = len(able) > 1
-        if (
-            several
-            and (one_mesh or framework in EXPORTABLE)
-            and not lacking(able, asked.space, asked.filters, one_mesh=True)
-        ):
-            yield mesh_search, able
-        if not one_mesh and looks_at_unequal(able, asked.space, asked.filters):
-            yield partial(mixed_search, fit=asked.fit, enough=enough, effort=asked.effort), able
+def of_each_maker(contexts: Sequence[Context]) -> list[list[Context]]:
+    """Return the contexts that one plan may have together, by the makers of their GPUs."""
+    there = makers(context.pool.gpu for context in contexts)
+    joined = [[context for context in contexts if makers([context.pool.gpu]) in ((), (maker,))] for maker in there]
+    return joined or [list(contexts)]
 
 
 def looks_at_unequal(able: Sequence[Context], space: Space, filters: Filters) -> bool:
@@ -235,45 +101,3 @@ def looks_at_unequal(able: Sequence[Context], space: Space, filters: Filters) ->
     which on one type is in question where it runs the job."""
     in_question = len(able) > 1 or able[0].job.framework == OWN
     return in_question and not lacking(able, space, filters, one_mesh=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Uneven:
-    """What uneven FSDP reaches, its plans costed, and the seconds that this took."""
-
-    outcome: UnevenResult
-    seconds: float
-
-
-def search_uneven(results: Sequence[OneType], asked: Asked, enough: float) -> Uneven | None:
-    """Return what uneven FSDP over machines of several types reaches, or None where there is none in the space. What
-    cannot be below `enough`, in what the job minimises, is looked at no further than for one plan."""
-    contexts = [result.context for result in results]
-    space, filters = narrowed(contexts, asked.space, asked.filters)
-    types = {context.pool.gpu.name for context in contexts}
-    if len(types) < 2 or away(space) or beyond_own(contexts[0].job):
-        return None
-    begin = time.perf_counter()
-    contexts = run_by_train(contexts, asked.fit)
-    found = uneven_fsdp(
-        largest_pools(contexts), asked.cluster, space, lambda plan: not dropped(plan, contexts, filters), enough=enough
-    )
-    plans = tuple(costed(contexts, plan) for plan in found.plans[:MOST_UNEVEN])
-    outcome = replace(found, plans=plans, even=None if found.even is None else costed(contexts, found.even))
-    return Uneven(outcome, time.perf_counter() - begin)
-
-
-def without_limits(results: Sequence[OneType], asked: Asked, job: Job, incumbent: float) -> Plan | None:
-    """Return the best mixed plan for another job, if one is better than `incumbent`."""
-    contexts = largest_pools([replace(result.context, job=job) for result in results])
-    best, spaces = None, (asked.space, in_host(asked.space, asked.filters))
-    for space in spaces:
-        if best is None and space is not None:
-            within = replace(asked, space=space)
-            for search_all, able in _searches(contexts, within, np.inf, one_mesh=False):
-                plans = search_all(
-                    able, asked.cluster, space, asked.filters, gap=asked.gap, incumbent=incumbent, top=1
-                ).plans
-                for plan in plans[:1]:
-                    best, incumbent = plan, min(incumbent, affordable_value(plan) or np.inf)
-    return best

@@ -7,7 +7,7 @@ distributed optimizer, less recomputation. Every step keeps the pins and rules o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -38,6 +38,7 @@ from shardwright.cost.strategies import (
 from shardwright.plans.abilities import framework_problems
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, divisors, expert_degrees, virtual_stages, within
 from shardwright.search.space.layouts import even_split
@@ -46,7 +47,7 @@ LEAST_GAIN = 0.003  # of the time; a smaller one is no step
 MOST_STEPS = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Improvement:
     """One change and the plan after it, with its prediction. `free` says whether the change costs nothing."""
 
@@ -85,7 +86,7 @@ def ladder(
     return tuple(steps)
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Climb:
     context: Context
     space: Space

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.money import dollars_per_hour, pool_stretch
 from shardwright.errors import bad
+from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
@@ -54,7 +55,22 @@ def to_beat(preferences: Iterable[Preference], number: int, within: float) -> fl
     return value if beyond or not rare else within
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def affordable_value(plan: Plan) -> float | None:
+    """Return what the job minimises for a costed plan, or None where it misses the deadline or the budget. Raises
+    SpecError where that needs a price that is not known."""
+    found, job, dollars = plan.prediction, plan.job, plan.iteration_dollars
+    assert found is not None, "only costed plans have a value"
+    hours, total = found.hours_total, found.dollars_total
+    if job.deadline_hours is not None and hours is not None and hours > job.deadline_hours:
+        return None
+    if job.budget_dollars is not None and total is not None and total > job.budget_dollars:
+        return None
+    if job.objective == "time":
+        return coarse(found.iteration_seconds)
+    return None if dollars is None else coarse(dollars)
+
+
+@record
 class Objective:
     """Minimise seconds or dollars of an iteration on one pool, within a deadline and a budget for the whole job.
     Dollars and limits are those to expect, lost work and restarts after failures and preemptions counted."""

@@ -26,15 +26,7 @@ from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import stopped, within
 from shardwright.search.account import left_out, report_of
 from shardwright.search.infeasible import explain
-from shardwright.search.kinds import (
-    EXPORTABLE,
-    Asked,
-    OneType,
-    search_pipelines,
-    search_type,
-    search_uneven,
-    without_limits,
-)
+from shardwright.search.kinds import EXPORTABLE, Asked, OneType, search_type
 from shardwright.search.nearby import fewer_machines, nearby
 from shardwright.search.objective import INDIFFERENCE, require_indifference
 from shardwright.search.ranked import (
@@ -47,7 +39,6 @@ from shardwright.search.ranked import (
     value_to_beat,
     with_bound,
 )
-from shardwright.search.replan import Kept, replan
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, as_options_need, jobs_of
 from shardwright.spec.catalog.frameworks import OWN
@@ -56,7 +47,9 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
 if TYPE_CHECKING:
+    from shardwright.search.replan import Kept
     from shardwright.search.rules.rules import Rule
+    from shardwright.search.several import Pipelines, Uneven
     from shardwright.synthesis.graph import Graph
     from shardwright.synthesis.program import Program
 
@@ -142,21 +135,17 @@ def _plan(
     for number, context in enumerate(able):
         with within(alone * number / len(able), alone * (number + 1) / len(able)):
             results.append(search_type(context, space, filters, top, indifference, longest))
+    over_several = Asked(
+        cluster=cluster,
+        space=space,
+        filters=filters,
+        gap=gap,
+        indifference=indifference,
+        fit=fit,
+        longest=longest,
+    )
     with within(alone, 1.0):
-        one_mesh = exportable_to is not None
-        over_several = Asked(
-            cluster=cluster,
-            space=space,
-            filters=filters,
-            gap=gap,
-            indifference=indifference,
-            fit=fit,
-            longest=longest,
-        )
-        joins = exportable_to is None or exportable_to in EXPORTABLE
-        mixed = search_pipelines(results, over_several, top, one_mesh=one_mesh) if joins else None
-    enough = value_to_beat(results, top, mixed, indifference)
-    uneven = None if exportable_to else search_uneven(results, over_several, enough)
+        mixed, uneven = _beyond_one_type(results, over_several, top, exportable_to)
     values, plans = best_plans(results, cluster, top, mixed, uneven, indifference)
     bounds = [*([mixed.outcome.bound] if mixed else []), *([uneven.outcome.bound] if uneven else [])]
     bounds += [least[0] for result in results if (least := result.found.least) is not None]
@@ -173,7 +162,7 @@ def _plan(
         infeasible = NoPlan(reason=Stopped() if interrupted else NothingAsFast(longest), remedies=())
     elif not plans:
         contexts = [result.context for result in results]
-        freed = partial(without_limits, results, over_several) if mixed else _no_plan
+        freed = partial(_without_limits, results, over_several) if mixed else _no_plan
         infeasible = explain(contexts, asked, filters, report, freed)
     kinds = () if uneven is None else tuple(best_of_kinds(mixed, uneven))
     return Ranking(
@@ -184,6 +173,29 @@ def _plan(
         kinds=kinds,
         passed_over=passed_over(results, cluster, mixed, uneven, values[0], plans[0]) if plans else None,
     )
+
+
+def _beyond_one_type(
+    results: Sequence[OneType], asked: Asked, top: int, exportable_to: str | None
+) -> tuple[Pipelines | None, Uneven | None]:
+    """Return what pipelines and what uneven FSDP over several types reach; on one type, where `train` runs the job,
+    pipelines of unequal replicas. None where there are no such plans."""
+    if len(results) == 1 and results[0].context.job.framework != OWN:
+        return None, None
+    from shardwright.search.several import search_pipelines, search_uneven  # with what one type does without
+
+    one_mesh = exportable_to is not None
+    joins = exportable_to is None or exportable_to in EXPORTABLE
+    mixed = search_pipelines(results, asked, top, one_mesh=one_mesh) if joins else None
+    enough = value_to_beat(results, top, mixed, asked.indifference)
+    return mixed, None if one_mesh else search_uneven(results, asked, enough)
+
+
+def _without_limits(results: Sequence[OneType], asked: Asked, job: Job, incumbent: float) -> Plan | None:
+    """Return the best mixed plan for another job, if one is better than `incumbent`."""
+    from shardwright.search.several import without_limits
+
+    return without_limits(results, asked, job, incumbent)
 
 
 def _on_site(ranking: Ranking, efficiency: Calibrated) -> Ranking:
@@ -252,6 +264,8 @@ def on_fewer(
     `train` runs is planned anew at once (`replan.replan`)."""
     efficiency = anchored(efficiency, best)
     if best.job.framework == OWN:
+        from shardwright.search.replan import replan  # with the mixed search, too
+
         kept: Kept = {}
         return fewer_machines(best, partial(replan, best, kept=kept, fit=fit, efficiency=efficiency))
     space, filters = as_options_need(space or Space(), best.job), Filters(rules=tuple(rules))
@@ -269,7 +283,7 @@ def on_fewer(
     def found(cluster: Cluster) -> Plan | None:
         results = [alone(context) for context in _contexts(best.model, cluster, best.job, fit, efficiency)]
         asked = Asked(cluster=cluster, space=alike, filters=filters, gap=GAP, indifference=indifference, fit=fit)
-        mixed = search_pipelines(results, asked, 1, one_mesh=True)
+        mixed, _ = _beyond_one_type(results, asked, 1, EXPORTABLE[0])
         _, plans = best_plans(results, cluster, 1, mixed, None, indifference)
         return plans[0] if plans else None
 

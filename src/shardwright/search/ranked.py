@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,12 +17,13 @@ from shardwright.plans.findings import Failure, Rejection, ordered
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, PassedOver, Ranking, SearchReport
 from shardwright.search.account import gap_of
-from shardwright.search.kinds import OneType, Pipelines, Uneven, least_value
-from shardwright.search.mixed.entry import affordable_value
-from shardwright.search.objective import Preference, preference, to_beat
+from shardwright.search.kinds import OneType, least_value
+from shardwright.search.objective import Preference, affordable_value, preference, to_beat
 from shardwright.search.space.axes import pin_words
-from shardwright.search.uneven.search import EVEN_RULE
 from shardwright.spec.cluster import Cluster, NodePool
+
+if TYPE_CHECKING:
+    from shardwright.search.several import Pipelines, Uneven
 
 PIPELINES, UNEVEN = "pipelines over several types", "uneven FSDP over several types"
 
@@ -204,8 +206,8 @@ def _together(reports: Sequence[SearchReport]) -> SearchReport:
 
 def best_of_kinds(mixed: Pipelines | None, uneven: Uneven) -> Iterator[Baseline]:
     """Yield the best plan of each kind over machines of several types, and FSDP as it is without shares."""
-    pipelines = () if mixed is None else mixed.outcome.plans
-    for kind, plans in ((PIPELINES, pipelines), (UNEVEN, uneven.outcome.plans), (EVEN_RULE, (uneven.outcome.even,))):
+    pipelines, fsdp = () if mixed is None else mixed.outcome.plans, uneven.outcome
+    for kind, plans in ((PIPELINES, pipelines), (UNEVEN, fsdp.plans), (fsdp.even_rule, (fsdp.even,))):
         plan = next((plan for plan in plans if plan is not None), None)
         yield Baseline(rule=kind, plan=plan, failure=Failure.DOES_NOT_FIT if plan is None else None)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.money import MOST_STRETCH, Exposure, egress_dollars, stretch, together, young_interval_seconds
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
@@ -19,7 +20,7 @@ from shardwright.spec.offers import Offer, Terms, preemptions_per_hour
 from shardwright.units import MEGA, SECONDS_PER_HOUR
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Rental:
     """So many machines of one offer."""
 
@@ -31,7 +32,7 @@ class Rental:
         return self.machines * self.offer.pool.gpus_per_node
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FrontPoint:
     """One point of the front: what is rented, the plan for it, and what the whole run is expected to come to.
 
@@ -119,7 +120,7 @@ def choice_of(plan: Plan, rentals: tuple[Rental, ...], terms: Terms) -> FrontPoi
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Tariff:
     """Arrays over numbers of machines, [K]: `slopes` [K, 3] are the expected hours, dollars and preemptions of the
     whole run for each second that an iteration takes, infinite where it never ends."""

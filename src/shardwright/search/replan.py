@@ -26,9 +26,9 @@ from shardwright.cost.strategies import UNSHARDED, ZERO1
 from shardwright.plans.abilities import makers
 from shardwright.plans.plan import Plan, Stage
 from shardwright.plans.trainer_options import as_own
+from shardwright.search.kinds import largest_pools, of_each_maker
 from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.drafts.draft import costed
-from shardwright.search.mixed.entry import largest_pools, of_each_maker
 from shardwright.search.mixed.heuristics.attempts import drafter
 from shardwright.search.mixed.replanning import ReplanTask, quick_plan, remaining
 from shardwright.search.mixed.tables.model_tables import tables

@@ -8,7 +8,7 @@ as much, and the one with the least memory decides.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from shardwright.plans.abilities import fused_attention_runs
 from shardwright.plans.check import position_problems
 from shardwright.plans.plan import Sharding
 from shardwright.plans.plan import StageMemory as Memory
+from shardwright.records import record
 from shardwright.spec.adapter import Adapter
 from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import Cluster, NodePool
@@ -39,7 +40,7 @@ LONGEST = 1 << 20  # tokens that are tried where a model says no longest sequenc
 TRIED = 32  # sizes that are costed at once
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TrainingWay:
     """A way to train. `offload` is the part of the optimizer state in host memory; with sharding "zero1" and "zero3"
     GPUs share the state, with "zero3" gradients and weights too. All but plain training recompute activations."""
@@ -56,7 +57,7 @@ class TrainingWay:
         return "full" if self.adapter is None else self.adapter.form
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Size:
     """The memory of one GPU under a way, in bytes, the probability that it fits, and how far that goes: the longest
     sequence, one at a time on each GPU, the largest micro-batch of the sequences asked for, the fewest GPUs, and where
@@ -81,7 +82,7 @@ class Size:
         return HOPELESS < self.fit_probability < SURE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sizing:
     """All ways to train `model` on the GPUs of `cluster`, so many sequences at a time on each. `pool` is that of the
     GPU with the least memory."""
@@ -154,7 +155,7 @@ def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
     return Sizing(model=model, cluster=cluster, pool=least, job=job, sizes=sizes)
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Account:
     """The memory of data-parallel plans of a model on `count` GPUs of a pool."""
 

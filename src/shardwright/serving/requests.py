@@ -7,12 +7,12 @@ reaches the file system. Every request carries all that it needs; the same reque
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.plans.ranking import Ranking
+from shardwright.records import record
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -33,7 +33,7 @@ REQUEST_SIZES = ("global_batch", "seq_len")
 REQUEST_LIMITS = ("budget_dollars", "deadline_hours")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PlanRequest:
     """What to plan: a preset, a cluster in its short form, batch, and limits on the whole run."""
 

@@ -5,10 +5,11 @@ and an OpenAPI document of all (https://spec.openapis.org/oas/v3.1.1).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from types import MappingProxyType
 from typing import Any
 
+from shardwright.records import record
 from shardwright.reports.documents.schemas import document_schema
 from shardwright.serving.answers import Answer
 from shardwright.serving.requests import REQUEST_SIZES, REQUEST_TEXTS, PlanRequest
@@ -29,7 +30,7 @@ ERRORS: Schema = {
 JSON_LINES = "application/x-ndjson"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Tool:
     """Something that can be asked for: its parameters as a JSON schema, and the name of the document that answers, as
     `shardwright schema` knows it."""
@@ -46,7 +47,7 @@ class Tool:
         return document_schema(self.document)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Toolbox:
     """Tools, and a module's function that answers: `ask(name, arguments, folder)` runs a tool in a folder and returns
     `{"document": …}` or `{"errors": […]}`."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 from shardwright.errors import bad, suggestion
+from shardwright.records import record
 from shardwright.spec.mixers import Mixer
 from shardwright.spec.model import Attention, Layer, Model
 
@@ -35,7 +35,7 @@ NF4_BYTES = (4.0 + 8.0 / 64 + 32.0 / (64 * 256)) / 8.0
 FROZEN_BYTES: dict[Frozen, float] = {"16-bit": 2.0, "nf4": NF4_BYTES, "int8": 1.0}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Adapter:
     """Adapters of `rank` beside the `targets`, in the order of `TARGETS`, by the names that Llama's matrices have in
     transformers; those of other families mean theirs of the same purpose, and `experts` the routed experts'. `alpha` is

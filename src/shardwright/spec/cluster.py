@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
+from shardwright.records import record
 
-@dataclass(frozen=True, slots=True)
+
+@record(kw_only=False)
 class Assumption:
     """What a description left open, `about` in a word or two, and in `words` what was taken instead and why."""
 
@@ -31,7 +33,7 @@ def kind_of(name: str) -> str:
 LARGEST_CHASSIS_DOMAIN = 16  # GPUs that links join inside one machine at most
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Gpu:
     """One accelerator as its datasheet has it. Rates are dense (no sparsity), per second, decimal.
 
@@ -80,7 +82,7 @@ class Gpu:
         return dict(self.peak_flops).get(precision)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Price:
     """US dollars per hour of one machine, with the source and date (or "user") of the figure, and who sells it where:
     the machine of one provider, empty where the user says the price."""
@@ -92,7 +94,7 @@ class Price:
     seller: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class NodePool:
     """`nodes` equal machines of `gpus_per_node` GPUs at one site.
 
@@ -146,7 +148,7 @@ class NodePool:
         return replace(self, nodes=nodes, domain_gpus=max(domain, self.gpus_per_node))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SiteLink:
     """The connection between two sites: bytes per second in one direction, one-way latency, price of traffic."""
 
@@ -156,7 +158,7 @@ class SiteLink:
     egress_dollars_per_gigabyte: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class Cluster:
     """Pools of machines and, where they stand at several sites, the links between those."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
+from shardwright.records import record
 from shardwright.spec.adapter import Adapter
 from shardwright.spec.catalog.frameworks import framework_rows
 from shardwright.spec.cluster import Gpu
@@ -23,7 +23,7 @@ Objective = Literal["time", "cost"]
 FLEX = (8.0, 11.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Job:
     """One training run. Sizes are in samples and tokens; `tokens` is None where only the step time is wanted.
 

@@ -14,9 +14,11 @@ It is another thing than a machine profile, which has operators of no model in p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
+
+from shardwright.records import record
 
 Scope = Literal["intra_node", "inter_node"]
 TIMES = ("forward_seconds", "backward_seconds")
@@ -25,7 +27,7 @@ NOISE = 0.03  # of a measured time
 Column = tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LayerTimes:
     """One GPU type, tensor-parallel degree and micro-batch size: figures of every position on one GPU.
 
@@ -46,7 +48,7 @@ class LayerTimes:
     output_bytes: Column = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LinkCurve:
     """Seconds of one message of each size from a GPU of type `source` to one of type `target`, in one machine (with
     `ranks` GPUs of it talking) or between machines."""
@@ -59,7 +61,7 @@ class LinkCurve:
     ranks: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class LayerProfile:
     """Measured times of one model, all entries with the same positions. `sequence_parallel` says how entries with
     tensor parallelism ran; `precision` is "" where the file does not say."""

@@ -7,14 +7,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from shardwright.records import record
 
 DELTA_CHUNK = 64  # documented: fla/ops/gated_delta_rule/chunk.py and fla/ops/kda/chunk.py
 RWKV_CHUNK = 64  # documented: fla/ops/rwkv7/chunk.py
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Product:
     """A matrix of `inputs` × `outputs` weights that every token is multiplied by. Tensor parallelism cuts its `columns`
     (outputs), its `rows` (inputs), or with `whole` every rank has all of it."""
@@ -29,7 +30,7 @@ class Product:
         return self.inputs * self.outputs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ChunkProduct:
     """A product (rows × inner)(inner × columns) of the chunked scan, `heads` of them for every chunk of tokens."""
 
@@ -39,7 +40,7 @@ class ChunkProduct:
     heads: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Work:
     """One token's work in a mixer.
 
@@ -84,7 +85,7 @@ class Work:
         return 2.0 * (self.matrix_weights + self.convolution + self.recurrence) + self.scan_flops
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Mamba:
     """Mamba-1: a selective state space for each channel (arXiv 2312.00752 §3; state-spaces/mamba: mamba_simple.py).
 
@@ -139,7 +140,7 @@ class Mamba:
         return f"Mamba of {self.inner:,} channels, state {self.state}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Mamba2:
     """Mamba-2, the state-space dual: heads with a scalar decay, computed in chunks (arXiv 2405.21060 §6).
 
@@ -209,7 +210,7 @@ class Mamba2:
         return f"Mamba-2 of {self.heads} heads of {self.head_dim}, state {self.state}, {self.groups} groups"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GatedDelta:
     """The gated delta rule: heads whose state forgets and is corrected by what it predicts of a key (arXiv 2412.06464);
     with a decay for each channel it is Kimi delta attention (arXiv 2510.26692).
@@ -297,7 +298,7 @@ def _gate(hidden: int, width: int, rank: int | None) -> tuple[Product, ...]:
     return Product(inputs=hidden, outputs=rank, cut="whole"), Product(inputs=rank, outputs=width)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Lightning:
     """Lightning attention: linear attention with a fixed decay for each head, in blocks (arXiv 2401.04658).
 
@@ -350,7 +351,7 @@ class Lightning:
         return f"lightning attention of {self.heads} heads of {self.head_dim}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Rwkv7:
     """RWKV-7: a generalised delta rule with decays, rates and removal keys for each channel (arXiv 2503.14456 §4).
 
@@ -412,7 +413,7 @@ class Rwkv7:
         return f"RWKV-7 of {self.heads} heads of {self.head_dim}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ShortConvolution:
     """A short convolution between two gates, the operator of LFM2 (arXiv 2511.23404 §2).
 
@@ -456,7 +457,7 @@ class ShortConvolution:
         return f"short convolution of width {self.width}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GatedRecurrence:
     """The real-gated linear recurrence of Griffin and RecurrentGemma (arXiv 2402.19427 §2.4).
 

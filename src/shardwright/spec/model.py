@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from shardwright.records import record
 from shardwright.spec.mixers import Mixer
 
 Norm = Literal["rmsnorm", "layernorm"]
@@ -18,7 +18,7 @@ Scores = Literal["softmax", "sigmoid"]
 UNNAMED = ("megatron", "published", "yaml")  # numeric: families of models that are read from dimensions alone
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LatentAttention:
     """The low-rank projections of multi-head latent attention (MLA, DeepSeek-V2, arXiv 2405.04434 §2.1).
 
@@ -32,7 +32,7 @@ class LatentAttention:
     rope_head_dim: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SparseAttention:
     """Attention over the `top_k` keys that an indexer picks for each query (DeepSeek-V3.2, arXiv 2512.02556 §2.1): its
     `heads` of `head_dim` score every key. A layer with no heads takes what the indexer of a layer before it picked."""
@@ -54,7 +54,7 @@ class SparseAttention:
         return self.heads * per_head + (hidden * self.head_dim if self.heads else 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Attention:
     """Self-attention of one layer. With `latent` set, `head_dim` is `nope_head_dim + rope_head_dim`. A `gate` of the
     input multiplies the result, `element` by element or `head` by head."""
@@ -113,7 +113,7 @@ class Attention:
         return count + self.out_width * hidden + (hidden if self.out_bias else 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Mlp:
     """A dense feed-forward block of inner width `width`; `gated` has three matrices (SwiGLU, GeGLU), else two."""
 
@@ -126,7 +126,7 @@ class Mlp:
         return hidden * up + self.width * hidden + (up + hidden if self.bias else 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Moe:
     """A mixture of experts: `experts` of inner width `expert_width`, `top_k` of them for each token.
 
@@ -167,7 +167,7 @@ class Moe:
 FAST_TURNS, SLOW_TURNS = 32.0, 1.0  # YaRN's, where a config says none (arXiv 2309.00071 §3.2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RotaryScaling:
     """How the frequencies of rotary positions are stretched: by `factor` (linear), or as in Llama 3.1: long waves by
     `factor`, short ones not, those between smoothly. Source: huggingface/transformers@v5.23:modeling_rope_utils.py.
@@ -207,7 +207,7 @@ class RotaryScaling:
         return 1.0 if self.factor <= 1.0 else 0.1 * mscale * math.log(self.factor) + 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Layer:
     """One kind of block: what mixes tokens, and a feed-forward block.
 
@@ -255,7 +255,7 @@ class Layer:
         return count + (self.mixer.work(hidden).parameters if self.mixer else 0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class Model:
     """A model of language. `layers` has one entry per block, in order; equal layers are equal objects.
 
@@ -417,7 +417,7 @@ def uniform_layers(layer: Layer, count: int) -> tuple[Layer, ...]:
     return (layer,) * count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ForwardPass:
     """The forward pass of a model beside its sizes. What has its default is as in Llama.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from shardwright.records import record
 from shardwright.spec.cluster import Assumption, NodePool, SiteLink
 
 Market = Literal["on-demand", "spot", "reserved"]
@@ -29,7 +29,7 @@ def preemptions_per_hour(pool: NodePool) -> float:
     return SPOT_PREEMPTIONS_PER_HOUR if pool.spot else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Offer:
     """Equal machines on one market. `pool` is all of them that can be had, with their price; `preemptions_per_hour` is
     how often the provider takes one machine back, 0 but for spot; `assumed` what nobody stated of it."""
@@ -59,7 +59,7 @@ class Offer:
         return " ".join(word for word in (self.pool.gpu.name, self.market, self.provider, self.region) if word)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Terms:
     """What holds for a run on any offer: failures of hardware and software, the bandwidth with which one machine
     writes and reads checkpoints, and the seconds from an interruption until the checkpoint is read again."""
@@ -69,7 +69,7 @@ class Terms:
     restart_seconds: float = RESTART_SECONDS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Offers:
     """Everything that can be rented; `assumed` is what nobody stated of the terms."""
 

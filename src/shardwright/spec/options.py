@@ -6,8 +6,10 @@ that is None is the framework's own, and is priced as the published runs of that
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from shardwright.records import record
 
 Module = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
 MODULES: tuple[Module, ...] = get_args(Module)
@@ -23,7 +25,7 @@ WIDTH = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # bytes of an eleme
 STATE = ("main_grads", "main_params", "exp_avg", "exp_avg_sq")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Options:
     """`recompute_modules` are what selective recomputation runs again, in the order of `MODULES`. `grad_reduce` is the
     type in which gradients are accumulated and reduced. The four of `STATE` are those of the precision-aware optimizer,

@@ -12,7 +12,6 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from shardwright.errors import bad
+from shardwright.records import record
 from shardwright.spmd.document import Synthesized
 from shardwright.spmd.kernels import Draw, dropout
 from shardwright.spmd.shards import RankPlace, cut
@@ -36,7 +36,7 @@ Results = dict[str, tuple[Tensor, Property]]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Difference:
     """How far what a rank has of a result is from its part of eager's, as norms: of the difference, of the whole."""
 

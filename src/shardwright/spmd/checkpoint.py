@@ -14,7 +14,6 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from shardwright.errors import SpecError, bad
 from shardwright.files import write_atomically
+from shardwright.records import record
 from shardwright.spec.text.reading import read_text
 from shardwright.spmd.shards import by_units, cut, from_units
 from shardwright.spmd.training import SpmdStep
@@ -36,7 +36,7 @@ WEIGHT, REST = "weight", "rest"
 Settings = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Manifest:
     """What a checkpoint holds: the step that comes next, what the run was told, how each parameter and buffer is
     distributed over so many `ranks` in units of `sizes`, and by parameter what the optimizer keeps beside tensors."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from shardwright.errors import SpecError, bad
 from shardwright.files import write_atomically
+from shardwright.records import record
 from shardwright.spec.text.reading import read_text
 from shardwright.synthesis import graph as graphs
 from shardwright.synthesis import program as programs
@@ -32,7 +32,7 @@ IMPORTS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Synthesized:
     """A step's graph, the program for it, and for each name of the module's state dict the name in the graph."""
 

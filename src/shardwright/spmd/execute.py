@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.errors import bad
+from shardwright.records import record
 from shardwright.spmd import kernels
 from shardwright.spmd.fabric import RankFabric
 from shardwright.spmd.shards import RankPlace, convert_all, cut, positions
@@ -31,7 +31,7 @@ aten = torch.ops.aten
 Results = tuple[Tensor, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Executable:
     """A program with its schedule: what does not change from step to step."""
 
@@ -87,7 +87,7 @@ def execute(code: Executable, leaves: Mapping[str, Tensor], site: Site, leave: C
                     del held[key]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Site:
     """Where an operator runs: the rank's place, its device, and the seed of the training step."""
 
@@ -97,7 +97,7 @@ class Site:
     seed: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Call:
     """One operator on one rank: the node, its step, the global values of its inputs, and where it runs."""
 

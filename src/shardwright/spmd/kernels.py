@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from shardwright.records import record
 
 # Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014: SplitMix64. PyTorch has no unsigned
 # 64-bit product, but the signed one wraps in the same way.
@@ -20,7 +21,7 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133
 _WORD = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Draw:
     """Which numbers a dropout draws: those of step `seed` and of operator `number`, at the global `indices`.
 

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from shardwright.records import record
 from shardwright.synthesis.graph import Argument, Graph, Node, Ref, RepeatedBlock
 
 _LEAVES = {"parameter", "buffer"}
 LEAST_OPERATORS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Run:
     """`count` stretches of `period` operators each, the first at `start`."""
 

@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shardwright.errors import SpecError, bad
+from shardwright.records import record
 from shardwright.spmd import checkpoint
 from shardwright.spmd.document import Synthesized
 from shardwright.spmd.task import Task
@@ -25,7 +26,7 @@ from shardwright.spmd.training import SpmdStep, whole_state
 BAD_INPUT = 2  # the exit status that the command line gives the rank that tells
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Progress:
     """One step of a run, as all ranks know it."""
 
@@ -34,7 +35,7 @@ class Progress:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RankMemory:
     """What one rank held: bytes of its shards of parameters, and the most bytes on its GPU (0 on a CPU)."""
 
@@ -42,7 +43,7 @@ class RankMemory:
     peak_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Course:
     """What a run goes by from step to step. Of a step, `accumulate` batches go one after the other, and the mean of
     their gradients counts; their norm over all ranks is at most `clip` (0: as it is). `rate(step)`, from 0, is what is
@@ -53,7 +54,7 @@ class Course:
     rate: Callable[[int], float] = lambda _: 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Checkpoints:
     """Where checkpoints go, after every so many steps (0: at the end alone) and how many stay (0: all); `resume` is a
     folder of them, or one, to go on from, `settings` what they say the run was told."""

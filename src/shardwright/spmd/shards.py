@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from shardwright.records import record
 from shardwright.spmd.fabric import Finish, RankFabric
 from shardwright.synthesis.program import Communication
 from shardwright.synthesis.properties import Partial, Property, Replicated, Sharded, Sizes, local_shape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RankPlace:
     """One rank among the units that all ranks hold."""
 

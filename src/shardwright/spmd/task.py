@@ -8,7 +8,6 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shardwright.errors import bad
+from shardwright.records import record
 from shardwright.spmd.document import Synthesized
 from shardwright.spmd.trace import Loss
 from shardwright.synthesis.graph import Graph, Value
@@ -32,7 +32,7 @@ def _adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class Task:
     """A training run, as `shardwright spmd` is given it.
 

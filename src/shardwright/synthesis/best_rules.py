@@ -4,11 +4,12 @@ and bound only where those are further from the bound than asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
+from shardwright.records import record
 from shardwright.synthesis.choice import Choice, Hint, chosen, columns_of
 from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.integer_program import (
@@ -206,7 +207,7 @@ def _branched(
     return replace(best, bound_seconds=min(bound, best.seconds.total), nodes=nodes), values
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ProgramBound:
     """The linear relaxation: a lower bound of the time, and by how much each column adds to it if it is taken."""
 

@@ -9,19 +9,20 @@ parameters) queue for the network, which serves the others first and is never id
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
+from shardwright.records import record
 from shardwright.synthesis.decisions import BLOCKING, DEFERRED, EARLY, Decisions
 from shardwright.synthesis.integer_program import IntegerProgram, TimeRow, spans
 from shardwright.synthesis.machines import OVERLAP_SLOWDOWN
 from shardwright.synthesis.prices import Prices
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Hint:
     """What a search leaves to the next at other shares: the rows of time that mattered, and the basis it ended with."""
 
@@ -29,7 +30,7 @@ class Hint:
     basis: Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Choice:
     """A rule for each decision [decisions], the conversions made [C], the time of the step, and a lower bound of the
     time of any choice at these shares. `nodes` of the branch and bound were visited."""
@@ -125,7 +126,7 @@ def events(space: Decisions, costs: Prices, rules: Ints, sent: Floats) -> Events
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Events:
     """What happens at each node of the step, in order, as columns: seconds of computation [N, D], and of what is sent
     within it or right after it [N]. Early ones belong to the node that needs them. `weights` [N] says how often a
@@ -139,7 +140,7 @@ class Events:
     loss: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StepSeconds:
     """Seconds of a step: in all, of computation on the slowest device, of what is sent and waited for, and of what
     could not be hidden at the end."""
@@ -151,7 +152,7 @@ class StepSeconds:
     deferred: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _Pass:
     """When a pass ends: seconds that each class has waited [D], when the network has sent what is early or blocking and
     when all (`urgent`, `used`), had it begun with the pass, and when what is queued (`busy`), early ones aside."""

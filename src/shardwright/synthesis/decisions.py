@@ -15,6 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
+from shardwright.records import record
 from shardwright.synthesis.graph import Graph, Node, Ref, Value, words
 from shardwright.synthesis.machines import possible
 from shardwright.synthesis.properties import REPLICATED, STATE, Property, Sharded
@@ -28,7 +29,7 @@ END = "end"
 BLOCKING, DEFERRED, EARLY = 0, 1, 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ParameterState:
     """What is held all the time for each byte of a parameter: itself and the optimizer's moments, and, where the
     gradients of several batches are added up, their sum. A gradient as such is held from when it is made to the end, or
@@ -58,7 +59,7 @@ class Decision:
     weight: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Reader:
     """A decision that reads a tensor, and the property that each of its rules asks for. `at_end`: nothing computes with
     it (a gradient meets its parameter, the loss is told), so that it can wait for the end of the step."""
@@ -87,7 +88,7 @@ class Use:
     weight: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@record(eq=False)
 class Decisions:
     """`order` has the decision (or -1) of each node of the short graph, `weights` how often it occurs; the backward
     pass begins with node `loss`. `views` has the rules of nodes that decide nothing. Parameters that are gathered for
@@ -115,7 +116,7 @@ class Decisions:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Root:
     """The tensor behind views, and the property in which it must be for the view to be in another."""
 
@@ -286,7 +287,7 @@ def _by_pass(graph: Graph, reads: _Reads, order: Mapping[str, int]) -> Iterator[
             yield ref, readers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@record(eq=False)
 class DecisionColumns:
     """Rules [R]: `decision` and `rule` name them, and those of a decision start at `first`; `cut` is the place among
     `cuts` of how its work is cut, `held` of how its first result is, -1 for neither.

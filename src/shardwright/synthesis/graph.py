@@ -28,6 +28,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from shardwright.errors import bad
+from shardwright.records import record
 
 GRAPH_VERSION = 1
 ITEM_BYTES = {
@@ -36,7 +37,7 @@ ITEM_BYTES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Value:
     """A tensor: its global shape and the name of its element type ("float32")."""
 
@@ -63,7 +64,7 @@ class Ref:
 Argument: TypeAlias = "Ref | complex | float | bool | str | tuple[Argument, ...] | None"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class Node:
     """One operator on whole tensors, and the tensors that it returns."""
 
@@ -79,7 +80,7 @@ class Node:
         return tuple(_references((*self.args, *self.kwargs.values())))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RepeatedBlock:
     """A block that occurs several times: the names of the nodes of each occurrence, forward and backward together, in
     the order of execution. The nodes at one position of all occurrences do the same to tensors of the same shapes."""
@@ -91,7 +92,7 @@ class RepeatedBlock:
         return len(self.occurrences)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Graph:
     """A training step: `nodes` in an order of execution, the tensors that go in and those that come out.
 

@@ -22,7 +22,6 @@ reader asks for it; what `memory` counts beside is taken from the limit as the s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product
 from typing import NamedTuple, TypeAlias
@@ -30,6 +29,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
+from shardwright.records import record
 from shardwright.synthesis.decisions import BLOCKING, DEFERRED, EARLY, DecisionColumns, Decisions
 from shardwright.synthesis.linear import LinearRows
 from shardwright.synthesis.machines import OVERLAP_SLOWDOWN
@@ -52,7 +52,7 @@ class TimeRow(NamedTuple):
     device: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class IntegerProgram:
     """Rows and costs, and what rows of time are made of: for columns x and y, by node of the short graph, how often
     they occur before it [N + 1, columns]. `once` [N] marks the nodes that occur once: inside a stretch that stands for
@@ -105,7 +105,7 @@ def integer_program(space: Decisions, costs: Prices) -> IntegerProgram:
     return program
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Rules:
     """What does not hang on shares: rows 1 to 3, the columns e, and what is how often before each node."""
 

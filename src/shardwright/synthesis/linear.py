@@ -10,6 +10,7 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.highs import Coefficients, highs, status
+from shardwright.records import record
 
 INFINITY = float("inf")
 SETTINGS = {
@@ -22,7 +23,7 @@ SETTINGS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Solution:
     """`values` of the columns, `prices` the dual value of each row and `reduced_costs`
     of each column (linear programs alone), the `objective` and a lower
@@ -66,7 +67,7 @@ class LinearRows:
         return self.add(dict(zip(some.tolist(), row[some].tolist(), strict=True)), low, high)
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Part:
     """A program over some `columns` of another, all others being held."""
 

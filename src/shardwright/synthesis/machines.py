@@ -9,18 +9,19 @@ buffer and what comes out of one (an all-reduce, once). Shares are those of the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
+from shardwright.records import record
 from shardwright.synthesis.properties import Partial, Property, Replicated, Sharded
 
 OVERLAP_SLOWDOWN = 1e-3  # of what is sent while devices compute, as time lost; keeps equal times from being ties
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Device:
     """One kind of GPU: what it reaches in training, not its peak. `memory_bytes` is what parameters, their state and
     activations may take, `operator_seconds` what an operator takes besides, however small it is, `launch_seconds` what
@@ -34,7 +35,7 @@ class Device:
     launch_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DeviceMachine:
     """`gpus` devices and the link between each and the others of the machine, one direction."""
 
@@ -44,7 +45,7 @@ class DeviceMachine:
     link_latency_seconds: float = 5e-6
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class Machines:
     """Machines joined by a network; a machine's network card is shared by its GPUs. Ranks are numbered machine by
     machine. `call_seconds` is the start of one more message of a grouped call."""
@@ -112,7 +113,7 @@ class Machines:
         return (1.0 / self.ranks,) * self.ranks
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Sent:
     """A method, its seconds, and how many of them do not depend on the size."""
 

@@ -21,6 +21,7 @@ from typing import TypeAlias
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
+from shardwright.records import record
 from shardwright.synthesis.decisions import Decisions, ParameterState
 from shardwright.synthesis.extract import by_fastest, needed, steps_of
 from shardwright.synthesis.graph import FREE, Graph, Node, Ref, Value, words
@@ -39,7 +40,7 @@ UPDATE = 2.0  # temporaries of the size of a parameter, of the Adams where they 
 SCORE_BYTES = 16.0 + RANDOM_BYTES  # a score of attention with dropout, which no fused kernel computes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Held:
     """Bytes at each of M moments: `whole` [M] on every rank, `part` [M, cuts] to be shared by a cut, and `padded`
     [M, cuts] in buffers of one largest part for each rank. `node` [M] is the operator that runs, by its place."""
@@ -167,7 +168,7 @@ def _levels(each: Floats, runs: Ints) -> tuple[Floats, Ints]:
     return np.concatenate(levels), np.concatenate(moments)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Leaf:
     """What is there before the step: a parameter, a buffer or an input of `size` bytes, `count` of its kind."""
 
@@ -177,7 +178,7 @@ class Leaf:
     parameter: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Buffer:
     """Memory of `size` bytes, whole or shared as `made` says, or of a largest part for each rank."""
 

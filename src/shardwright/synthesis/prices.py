@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 
 import numpy as np
 
 from shardwright.arrays import Bools, Floats
+from shardwright.records import record
 from shardwright.synthesis.decisions import END, Decision, DecisionColumns, Decisions, columns
 from shardwright.synthesis.graph import FREE, flops, product, traffic_bytes
 from shardwright.synthesis.machines import Machines, Sent, conversion, reduce_flat, reduce_hierarchical
 from shardwright.synthesis.properties import COMPUTE, Sharded, Sizes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RankShares:
     """The share of each rank by ratio, and where they are rounded, the units of each by ratio and number of units. A
     ratio that is not there is that of the rows."""
@@ -38,7 +39,7 @@ class RankShares:
         return np.array([row[ranks].max() for _, ranks in net.classes])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Prices:
     """What rules cost at `shares` on `net`: `compute` are seconds by rule and class of devices [R, D], `sends` of what
     is sent inside an operator [R], `state` bytes of parameters, of what an optimizer keeps of them and of gradients,

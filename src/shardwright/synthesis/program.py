@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from shardwright.errors import SpecError, bad
+from shardwright.records import record
 from shardwright.synthesis.graph import Graph, Ref
 from shardwright.synthesis.properties import Property, Sizes, document, from_document
 
@@ -30,7 +31,7 @@ METHODS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Step:
     """How one node runs: `rule` names the row of the table of rules, `inputs` are the properties of `node.inputs` in
     that order, `outputs` those of its results."""
@@ -40,7 +41,7 @@ class Step:
     outputs: tuple[Property, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Communication:
     """A conversion of `tensor` from the property in which it is made to another. `deferred`: nothing in the step
     computes with it; `early`: it may start as soon as the pass does, and is made for the forward and again for the
@@ -55,7 +56,7 @@ class Communication:
     kept: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Program:
     """What each of `ranks` ranks does. `steps` has every node of the graph by name; `shares` the exact ratios by name,
     `sizes` the units of each rank by ratio and number of units. A gradient ends in the property of its parameter, the

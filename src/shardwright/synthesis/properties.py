@@ -10,15 +10,16 @@ number of units alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from shardwright.records import record
 
 COMPUTE = "compute"  # the ratio of work: rows of the batch
 FEATURES = "features"  # the ratio of work that is cut otherwise: by features, heads, classes, experts
 STATE = "state"  # the ratio of parameters, gradients and optimizer state that are gathered for use
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Replicated:
     """Every rank holds the whole tensor."""
 
@@ -26,7 +27,7 @@ class Replicated:
         return "replicated"
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Partial:
     """The tensor is the sum of what the ranks hold."""
 
@@ -34,7 +35,7 @@ class Partial:
         return "partial sum"
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Sharded:
     """Dimension `dim` is cut between its `units`, in the proportions of `ratio`."""
 

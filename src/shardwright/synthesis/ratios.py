@@ -17,11 +17,10 @@ before. The shares found are priced anew, so a bad guess costs a step, not the t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
+from shardwright.records import record
 from shardwright.synthesis.choice import Choice
 from shardwright.synthesis.decisions import BLOCKING, DEFERRED, EARLY, Decisions
 from shardwright.synthesis.linear import LinearRows, solve
@@ -33,7 +32,7 @@ from shardwright.synthesis.properties import COMPUTE, FEATURES, STATE, Sharded
 POINTS = 12  # nodes k of row 4
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Layout:
     """Where the columns stand: shares of ratio r and class d at r · classes + d, then the largest of each ratio, then
     the largest exchange of each, then the stages, then T."""
@@ -63,7 +62,7 @@ class _Layout:
         return self.time + 1
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Affine:
     """What happens at each node of the short graph as a function of the columns: computation by class [N, D, ratios]
     and without a share [N, D]; what is sent, by kind [3, N, columns] and fixed [3, N]."""

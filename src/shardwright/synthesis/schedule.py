@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from shardwright.records import record
 from shardwright.synthesis.graph import Graph, Node, Ref
 from shardwright.synthesis.program import Communication, Program, Step
 from shardwright.synthesis.properties import REPLICATED, Partial, Property, Replicated, Sharded
@@ -33,25 +33,25 @@ Call: TypeAlias = list[tuple[str, Communication]]
 """What goes in one call, each with the node that reads it first or makes it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class ComputeNode:
     node: Node
     step: Step
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Send:
     """Several are sent in one call."""
 
     several: tuple[Communication, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Wait:
     several: tuple[Communication, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Leave:
     """What the step leaves under `names` is done, and nothing in the step reads it any more."""
 
@@ -59,7 +59,7 @@ class Leave:
     key: Key
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Forget:
     keys: tuple[Key, ...]
 
@@ -216,7 +216,7 @@ def joined(source: Property, target: Property) -> bool:
     return gathered or (isinstance(source, Partial) and not isinstance(target, Partial))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CallSizes:
     """The bytes of all leaves that a stretch of nodes is the first in its pass to read, of all gradients that it makes,
     and of the largest parameter."""

@@ -7,14 +7,15 @@ occurrence that is gone reads the middle one (forward) or the last (backward).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from shardwright.records import record
 from shardwright.synthesis.graph import Argument, Graph, Node, Ref, RepeatedBlock
 
 KEPT = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Short:
     """`graph` is the short graph; `weight` says how often each of its nodes occurs, `tie` the name of the node that
     decides for it (itself where it does not repeat)."""

@@ -8,7 +8,7 @@ candidate. Then shares become whole units, and the program is priced with those.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ import numpy as np
 from shardwright.cost.frameworks.overheads import launched_seconds
 from shardwright.errors import bad
 from shardwright.progress import tell, within
+from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.synthesis.baselines import Rules, data_parallel, everything, fsdp, hap
 from shardwright.synthesis.best_rules import best, relaxed
@@ -45,7 +46,7 @@ Position: TypeAlias = tuple[tuple[Any, ...], ...]
 """Shares, told apart to 1e-6."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Synthesis:
     """A choice of rules at exact shares, those shares rounded, and the choice priced with them."""
 
@@ -211,7 +212,7 @@ def _units(shares: tuple[float, ...], units: int) -> tuple[int, ...]:
     return tuple(int(amount) for amount in rounded(np.asarray(shares), units))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ProgramProblem:
     """What to choose, for which machines, how close to the bound, whether what can wait is hidden, and among which
     rules."""

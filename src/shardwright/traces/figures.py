@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, lru_cache
 
 import numpy as np
 
 from shardwright.arrays import Array, Bools, Floats, Ints
 from shardwright.files import shipped_table
+from shardwright.records import record
 
 DRAWN = 400  # parts of a step that a timeline tells apart
 NOTHING: Floats = np.zeros((0, 2))
@@ -23,7 +24,7 @@ COMPUTE, COPY = "compute", "copy"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast", "other_collective")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Spans:
     """Work of a device, [N] each: begin and end in seconds, the code of its kind in `kinds`, of its group in `groups`
     (name and ranks of a collective's process group, where they are said), and whether the update launched it."""
@@ -37,7 +38,7 @@ class Spans:
     groups: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Activity:
     """What a rank did in `steps` steps from `begin` to `end`; `counted` says whether the trace marks its steps.
 
@@ -59,7 +60,7 @@ class Activity:
     on_gpu: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Collective:
     """A kind of communication of one process group in a step: how often, how long in all, and how much of that ran
     beside computing and how much did not. `group` is empty and `ranks` 0 where the trace does not say."""
@@ -73,7 +74,7 @@ class Collective:
     exposed_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RankFigures:
     """The step of a rank. Computing, exposed communication, copies, data and idle time add up to `step_seconds`.
 

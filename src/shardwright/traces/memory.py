@@ -11,12 +11,12 @@ import pickletools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 from shardwright.errors import SpecError, bad
+from shardwright.records import record
 from shardwright.units import GIBIBYTE
 
 LARGEST_BYTES = 2_000_000_000
@@ -53,7 +53,7 @@ DEVICE = re.compile(r"GPU (\d+)")
 RANK = re.compile(r"\[?rank ?(\d+)\]?", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Allocation:
     """Bytes of live tensors that one place of the program made, and how many they are."""
 
@@ -62,7 +62,7 @@ class Allocation:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MemorySnapshot:
     """Memory of the devices of a process: what the allocator reserved, what tensors have of it, and what lies between.
 
@@ -216,7 +216,7 @@ def _places(block: Mapping[str, Any]) -> Iterator[str]:
     yield from words or [str(frame.get("name")) for frame in frames[:HERE]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OutOfMemory:
     """What was wanted and what there was, in bytes; None where the message does not say."""
 

@@ -8,12 +8,12 @@ import gzip
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shardwright.errors import bad
 from shardwright.progress import within
+from shardwright.records import record
 from shardwright.traces import kineto, nsight
 from shardwright.traces.figures import Collective, RankFigures, figures
 from shardwright.traces.kineto import GZIP
@@ -26,7 +26,7 @@ STATUS, METRICS, PLAN = "status.json", "metrics.csv", "plan.json"
 ANEW = "train again with this version, which measures it"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Records:
     """What files hold: figures of ranks by trace, snapshots of memory, and the files that are neither."""
 
@@ -87,7 +87,7 @@ def kind_of_file(path: Path) -> str:
     return "other"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TrainFolder:
     """What `train` measured: figures of each rank, and the mean seconds of a step in which it stood still to save."""
 

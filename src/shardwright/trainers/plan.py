@@ -8,7 +8,7 @@ frameworks each is a search of its own, and the best plan says which it is price
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +27,7 @@ from shardwright.exporters.targets import TRAINERS
 from shardwright.plans.findings import NoTrainer
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, NoPlan, Ranking, SearchReport
+from shardwright.records import record
 from shardwright.search.infeasible import remedies
 from shardwright.search.objective import INDIFFERENCE, require_sure
 from shardwright.search.planner import plan as search
@@ -50,7 +51,7 @@ NO_PLAN_OF_THESE = "runs none of the plans found"
 NOT_SEARCHED = SearchReport(candidates=0, costed=0, seconds=0.0, rejected=(), phases=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Question:
     """What plans are searched for, whatever the framework; `asked` are further arguments of `planner.plan`."""
 

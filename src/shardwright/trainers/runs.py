@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from shardwright.errors import Problem, SpecError, bad, suggestion
@@ -14,6 +14,7 @@ from shardwright.exporters.targets import export as files_for
 from shardwright.plans.check import check
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
+from shardwright.records import record
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.spec.catalog.frameworks import OWN, framework_names
 from shardwright.spec.cluster import Cluster, NodePool
@@ -86,7 +87,7 @@ def _least_plan(model: Model, cluster: Cluster, pool: NodePool, job: Job) -> Pla
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ModelAnswer:
     """Whether a trainer runs a model, and why not."""
 
@@ -94,7 +95,7 @@ class ModelAnswer:
     refusals: tuple[Problem, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FamilyAnswer:
     """Whether a trainer runs models of a family: `limit` where it runs some of those that it was asked about. `words`
     are why not."""
@@ -105,7 +106,7 @@ class FamilyAnswer:
     words: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Support:
     """Who runs what, of the trainers named: facts and families, or what each lacks to train a model in bf16 with
     Adam."""

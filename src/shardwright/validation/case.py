@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from shardwright.cost.compute.efficiency import computes, peak_flops
@@ -11,6 +11,7 @@ from shardwright.cost.compute.flops import job_flops
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, ZERO3, Row, settled
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.spec.catalog.machines import machines
 from shardwright.spec.cluster import Assumption, NodePool
 from shardwright.spec.job import Job
@@ -41,7 +42,7 @@ CONTRADICTS = "contradicts_itself"  # a run that is skipped for this is an error
 RECOMPUTE = {"none": NONE, "selective": SELECTIVE, "full": UNIFORM}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class Case:
     """A run ready to be costed. `row` is one row of `Strategies`; `guesses` are what was not published.
     `open_recompute`: recomputation is not published, so it is the least that fits. `others` are what the row may be as

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import cast
 
 from shardwright.files import shipped_table
+from shardwright.records import record
 from shardwright.spec.adapter import ATTENTION, LINEAR, Adapter
 from shardwright.spec.catalog.frameworks import MEGATRON, figures, framework_rows
 from shardwright.spec.cluster import Assumption
@@ -29,7 +30,7 @@ RATE_SLACK = 0.03  # by which a rate times a time may differ from the tokens of 
 MEMORY_SLACK = 1.02  # of GB over GiB and of rounding
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Skip:
     """Why a run is not predicted: the kind of the reason, and the reason in words."""
 
@@ -130,7 +131,7 @@ def first_and_last(layers: int, stages: int, head: float) -> tuple[int, int]:
     return first, max(layers - before_last, 0) if head else layers // stages
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Habits:
     """Defaults of a framework: whether attention is fused, what is overlapped and sharded, whether stages of a
     pipeline are balanced by their weights, whether users recompute activations as soon as memory is short (else they
@@ -169,7 +170,7 @@ def habits_of(framework: Framework) -> Habits:
     return figures(Habits, framework_rows()[framework])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Default:
     """What is taken of a column, and what else it may have been ("": nothing else)."""
 

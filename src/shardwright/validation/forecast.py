@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from shardwright.cost.strategies import NONE, SELECTIVE, UNIFORM, Row, strategie
 from shardwright.cost.trust.evidence import Conditions, conditions_of
 from shardwright.cost.trust.interval import interval_seconds
 from shardwright.progress import tell
+from shardwright.records import record
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -33,7 +34,7 @@ OPEN_LEVELS = (NONE, SELECTIVE, UNIFORM)  # where it is not published
 SLACK = 1.6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Forecast:
     """Columns over cases, [N]: seconds of an iteration and the ends of their 80 % interval, peak bytes of the fullest
     GPU, the probability that they fit, and the recomputation assumed (a level of `cost.strategies`).

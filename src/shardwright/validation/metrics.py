@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import pairwise
 
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints, places_by_value
+from shardwright.records import record
 
 SMALLEST_SWEEP = 4
 NAMELESS = "not stated"
@@ -60,7 +61,7 @@ def scale_of(gpus: float, limits: tuple[int, ...]) -> str:
 SURELY_NOT, SURELY = 0.1, 0.9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Fits:
     """The area under the ROC curve, the share of runs that ran although their probability is below 0.1, and of those
     that failed although theirs is above 0.9; None where there are no such runs."""
@@ -85,7 +86,7 @@ def fits_of(probability: Floats, failed: Bools) -> Fits:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ErrorGroup:
     """Errors of the runs of one group: median and mean of |predicted / measured - 1|, quantiles of measured over
     predicted, the share of runs inside the 80 % interval, and Kendall's tau averaged over `sweeps` of strategies."""
@@ -102,7 +103,7 @@ class ErrorGroup:
     sweeps: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Macro:
     """Averages over sources, each with the same weight, of what `ErrorGroup` has of each; tau over the sources that
     have sweeps. `name` says which way of predicting."""
@@ -115,7 +116,7 @@ class Macro:
     tau: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Pairs:
     """Columns [N] of predicted and measured figures; numbers of sweeps and of the strategies in them; whether a
     measurement is inside its interval."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from shardwright.cost.compute.efficiency import Efficiency, computes
+from shardwright.records import record
 from shardwright.spec.cluster import Assumption
 from shardwright.units import GIBIBYTE, GIGA
 from shardwright.validation.case import RECOMPUTATION, Case, case_of
@@ -23,7 +23,7 @@ MEMORY_DEFINITIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunPrediction:
     """What is predicted of a run: seconds of an iteration and the ends of their 80 % interval, peak bytes of the
     kind that the run publishes (of the whole process on the fullest GPU where it publishes none), the probability that
@@ -37,7 +37,7 @@ class RunPrediction:
     recompute: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Outcome:
     """A run with its prediction, or with the reason why there is none.
 

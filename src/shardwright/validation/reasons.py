@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.records import record
 from shardwright.validation.case import NETWORK, RECOMPUTATION, SHARDING
 from shardwright.validation.outcome import Outcome
 
@@ -20,7 +20,7 @@ OUTLIER_FACTOR = 1.25
 MOST_REASONS = 4
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Reason:
     """A likely reason of an error: its kind, and the reason in words."""
 

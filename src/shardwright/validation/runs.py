@@ -9,11 +9,12 @@ import hashlib
 import io
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 
 from shardwright.errors import bad
+from shardwright.records import record
 from shardwright.spec.job import FP8_RECIPES
 from shardwright.spec.text.reading import read_text
 
@@ -51,7 +52,7 @@ PHRASES: tuple[tuple[str, str], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PublishedRun:
     """One published run. None and "" mean: not published. Sizes of the model are those of its configuration;
     `measured_iter_time_s` are seconds, `measured_mem_gb` GiB or GB as `mem_kind` says, `network_gbps` Gbit/s of one
@@ -235,7 +236,7 @@ def _number(cell: str, place: str) -> float:
     return value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Notes:
     """What notes say. None and "" mean: nothing of it. `special` are bytes per second and watts of a GPU unlike the
     catalogue's, `block_layers` the layers of a stage that run again, `machines` counts with their types, `boundaries`

@@ -6,11 +6,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
+from shardwright.records import record
 from shardwright.validation.case import Case, ideal_seconds
 from shardwright.validation.facts import Skip
 from shardwright.validation.metrics import (
@@ -35,7 +36,7 @@ WORST, WORST_OF_A_SOURCE = 30, 5
 ROOFLINE_EFFICIENCY = 0.5  # of the dense peak
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Worst:
     """A run with one of the largest errors, measured over predicted, what it is, and the likely reasons."""
 
@@ -45,7 +46,7 @@ class Worst:
     reasons: tuple[Reason, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Summary:
     """What a validation found. `overall` and the groups of `by` (by dimension; most runs first) are over measured,
     predicted runs without duplicates; `macro` has Shardwright first, then its rivals; `memory` is by kind of

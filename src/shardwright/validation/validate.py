@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.learned import default_efficiency
 from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.records import record
 from shardwright.validation.case import CONTRADICTS
 from shardwright.validation.outcome import Outcome, outcomes
 from shardwright.validation.published import published_failed_runs, published_runs
@@ -19,7 +19,7 @@ QUALITIES = "ABC"
 PUBLISHED = "The published runs that ship with Shardwright"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Validation:
     """The outcome of every run, failed ones last, and the summary. `name` says where the runs are from."""
 

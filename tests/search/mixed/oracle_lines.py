@@ -42,7 +42,7 @@ class Lines:
         return line_of(self.kinds[row], self.starts[row], self.found, row)
 
     def take(self, rows: np.ndarray) -> Lines:
-        parts = {name: getattr(self, name)[rows] for name in self.__slots__ if name != "found"}
+        parts = {name: getattr(self, name)[rows] for name in self.__dataclass_fields__ if name != "found"}
         return Lines(found=self.found.take(rows), **parts)
 
     @property
@@ -85,9 +85,13 @@ def lines(shop: Shop, counts: Counts, micro_batches: int, copies: int, limit: fl
     if not parts:
         return None
     whole = {
-        name: np.concatenate([getattr(part, name) for part in parts]) for name in Lines.__slots__ if name != "found"
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in Lines.__dataclass_fields__
+        if name != "found"
     }
-    found = {name: np.concatenate([getattr(part.found, name) for part in parts]) for name in SplitTimes.__slots__}
+    found = {
+        name: np.concatenate([getattr(part.found, name) for part in parts]) for name in SplitTimes.__dataclass_fields__
+    }
     return Lines(found=SplitTimes(**found), **whole)
 
 

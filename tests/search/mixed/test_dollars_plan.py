@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from functools import cache
 
 import pytest
-from tests.cli.running import run
 from tests.nightly import nightly
 
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.plans.document import dumps
+from shardwright.plans.findings import Cheapest
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
+from shardwright.reports.documents.ranking import ranking_document
+from shardwright.reports.text.terminal import ranking_text
+from shardwright.reports.words import in_words
+from shardwright.search.objective import INDIFFERENCE
 from shardwright.search.planner import plan
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import build_cluster
@@ -24,10 +26,14 @@ GAP = 0.03
 TOKENS = 1e9
 
 
-def cluster(*, dear: float = 30.0) -> Cluster:
+def cluster(*, dear: float = 30.0, counts: tuple[int, int] = (3, 2)) -> Cluster:
     """Return machines of which the fast ones cost `dear` dollars an hour."""
-    cheap = {"count": 3, "gpu": "A100-SXM-80", "gpus": 4, "price_per_hour": 8.0}
-    return build_cluster({"nodes": [cheap, {"count": 2, "gpu": "H100-SXM", "gpus": 4, "price_per_hour": dear}]}, "c")
+    prices = {"A100-SXM-80": 8.0, "H100-SXM": dear}
+    nodes = [
+        {"count": count, "gpu": gpu, "gpus": 4, "price_per_hour": price}
+        for count, (gpu, price) in zip(counts, prices.items(), strict=True)
+    ]
+    return build_cluster({"nodes": nodes}, "c")
 
 
 def planned(machines: Cluster, **limits: object) -> Ranking:
@@ -97,38 +103,20 @@ def test_equal_input_gives_equal_plans():
     assert one.search.lower_bound_dollars == two.search.lower_bound_dollars
 
 
-@pytest.fixture
-def command(tmp_path) -> Sequence[str]:
-    file = tmp_path / "cluster.yaml"
-    entries = [("A100-SXM-80", 3, 8.0), ("H100-SXM", 2, 30.0)]
-    rows = [f"  - {{count: {n}, gpu: {gpu}, gpus: 4, price_per_hour: {price}}}" for gpu, n, price in entries]
-    file.write_text("\n".join(["nodes:", *rows, ""]), encoding="utf-8")
-    return [
-        "plan",
-        "--model",
-        "llama-2-7b",
-        "--cluster",
-        str(file),
-        "--global-batch",
-        "64",
-        "--seq-len",
-        "2048",
-        "--tokens",
-        "1B",
-    ]
-
-
-def test_the_report_says_what_no_plan_costs_less_than(command):
-    outcome = run([*command, "--objective", "cost", "--gap", "3%", "--details"])
-    assert outcome.code == 0
-    text = " ".join(outcome.out.split())
+def test_the_report_says_what_no_plan_costs_less_than():
+    found = solved(cluster(), objective="cost")
+    text = " ".join(ranking_text(found).split())
     assert "no strategy of the declared space costs less than $" in text
     assert "for all tokens; the plan is" in text
-    search = json.loads(run([*command, "--objective", "cost", "--gap", "3%", "--json"]).out)["search"]
-    assert search["lower_bound_dollars"] > 0.0 and search["gap"] <= 0.03 * (1 + 1e-9)
+    search = ranking_document(found)["search"]
+    assert isinstance(search, dict)
+    assert search["lower_bound_dollars"] > 0.0 and search["gap"] <= GAP * (1 + 1e-9)
 
 
-def test_a_budget_that_nothing_keeps_is_answered_with_the_cheapest_possible(command):
-    outcome = run([*command, "--objective", "cost", "--budget", "1"])
-    assert outcome.code == 3
-    assert "the cheapest found is $" in outcome.out
+def test_a_budget_that_nothing_keeps_is_answered_with_the_cheapest_possible():
+    small = cluster(counts=(1, 1))
+    nothing, cheapest = (planned(small, objective="cost", **limits) for limits in ({"budget_dollars": 1.0}, {}))
+    assert nothing.plans == () and nothing.infeasible is not None
+    (least,) = [remedy.dollars for remedy in nothing.infeasible.remedies if isinstance(remedy, Cheapest)]
+    assert least == pytest.approx(dollars(cheapest), rel=GAP + INDIFFERENCE)
+    assert any(in_words(remedy).startswith("the cheapest found is $") for remedy in nothing.infeasible.remedies)

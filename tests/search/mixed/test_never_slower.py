@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.nightly import nightly
 
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.plans.check import check
@@ -26,7 +27,7 @@ def solved(seed: int):
     return plan(model, cluster, job, efficiency=Analytic(), gap=0.05)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4, 6, 7])
+@pytest.mark.parametrize("seed", [1, 2, 7, *nightly([3, 4, 6])])
 def test_no_plain_plan_is_faster(seed):
     result = solved(seed)
     rivals = [entry.plan.prediction for entry in result.baselines if entry.plan is not None]

@@ -6,7 +6,6 @@ a roofline with a saturated efficiency per architecture, tiles, and a launch tim
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +14,7 @@ from shardwright.arrays import Floats
 from shardwright.cost.compute.operator_table import ATTENTION, BACKWARD, GEMM, OperatorTable
 from shardwright.cost.network.collectives import Fabric, fabric
 from shardwright.errors import bad
+from shardwright.records import record
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import Job
 
@@ -31,7 +31,7 @@ class Efficiency(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Saturated:
     """Fractions of the dense peak that large operators reach in training, where power and clocks are sustained."""
 
@@ -71,7 +71,7 @@ INTRA_LINK_EFFICIENCY = 0.78  # bus bandwidth over link rate, 8 × A100 and H100
 INTER_LINK_EFFICIENCY = 0.80  # the same between machines: coreweave/nccl-tests README, 64 × H100; measured
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Analytic:
     """Physics alone: max(FLOPs / (peak · η), bytes / (bandwidth · η)) plus a kernel's launch."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 
 from shardwright.arrays import Array, Bools, Floats, Ints
+from shardwright.records import record
 
 GEMM, ATTENTION, MEMORY = range(3)
 FORWARD, BACKWARD = range(2)
@@ -15,7 +16,7 @@ POINTWISE, NORM, SOFTMAX, LOOKUP = range(4)
 SIZES = ("m", "n", "k", "groups", "flops", "bytes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Operator:
     """One operator for every row of a `Shard`. A GEMM is `groups` products (m × k)(k × n); a `share` of the
     work belongs to the `modules`, bits of `operators.MODULE_BITS`; `low_precision` marks the GEMMs that run in fp8
@@ -37,7 +38,7 @@ class Operator:
     form: int = POINTWISE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OperatorTable:
     """Operators as columns: sizes are [operators, M], kinds and flags [operators, 1]."""
 

@@ -11,7 +11,7 @@ else (pytorch/torchtitan: activation checkpointing, mode "selective", option "op
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from shardwright.cost.compute.operator_table import (
     Operator,
     OperatorTable,
 )
+from shardwright.records import record
 from shardwright.spec.adapter import FROZEN_BYTES, Adapter, Matrix, adapted, matrices
 from shardwright.spec.catalog.frameworks import experts_in_fp8, framework_rows
 from shardwright.spec.job import Job
@@ -63,7 +64,7 @@ CORE, ACTIVATION, NORMS, UP, MLP, MOE, SHARED = MODULE_BITS.values()
 KEPT_PRODUCTS = 0.5  # documented
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Shard:
     """How one GPU holds a layer, as columns [M]: parallel degrees, micro-batch and the switches that change what a
     layer computes or sends."""

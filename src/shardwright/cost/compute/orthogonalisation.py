@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.records import record
 from shardwright.spec.model import Attention, Layer, Mlp, Model
 
 STEPS = 5  # documented
@@ -18,7 +18,7 @@ def orthogonalisation_flops(rows: int, columns: int) -> float:
     return STEPS * (4.0 * short * short * long + 2.0 * short**3)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Work:
     """FLOPs for each weight of the matrices of a model's layers on average, of experts and of all others, and those of
     the matrix that has most."""

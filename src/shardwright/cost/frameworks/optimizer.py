@@ -8,17 +8,18 @@ bits that the bf16 weight lacks (optimizer_config.py 192, distrib_optimizer.py 1
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 
 from shardwright.files import shipped_table
+from shardwright.records import record
 from shardwright.spec.job import Job
 from shardwright.spec.options import WIDTH
 
 COPY_BYTES = 4.0  # an fp32 copy of a gradient; documented
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OptimizerWidths:
     """Bytes a trained parameter of one optimizer, a row of `data/optimizers.csv`.
 

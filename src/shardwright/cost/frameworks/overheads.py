@@ -10,7 +10,7 @@ catalogue's row of a framework and `data/architectures.csv` hold the parameters,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from shardwright.arrays import Array, Floats
 from shardwright.cost.compute.operator_table import ATTENTION, GEMM, OperatorTable
 from shardwright.files import shipped_table
+from shardwright.records import record
 from shardwright.spec.catalog.frameworks import figures, framework_rows
 from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import Gpu
@@ -38,7 +39,7 @@ UPDATE_EFFICIENCY = 0.75  # of the memory's bandwidth; chosen, 0.6 to 0.9
 POWER_EXPONENT = 0.5  # chosen, 0.33 to 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Overheads:
     """Multiples of what operators and links alone would take, and seconds that they do not have.
 
@@ -68,7 +69,7 @@ class Overheads:
     straggling: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Clocks:
     """Multiples of an architecture's operator times in training, which runs at the clocks of hours, not of bursts."""
 
@@ -77,7 +78,7 @@ class Clocks:
     attention: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Calibration:
     """The overheads of every framework and the clocks of every architecture."""
 

@@ -6,14 +6,15 @@ A row of the table names a traffic, a precision and a framework (`*` for any) an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 
 from shardwright.files import shipped_table
+from shardwright.records import record
 from shardwright.spec.job import FP8_RECIPES, Job
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Widths:
     """Bytes of an element.
 

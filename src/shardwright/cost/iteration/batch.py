@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,9 +25,10 @@ from shardwright.cost.pipeline.bound import interleaved_lower_bound, lower_bound
 from shardwright.cost.pipeline.schedule import interleaved
 from shardwright.cost.pipeline.simulate import folded, simulate
 from shardwright.cost.strategies import Strategies, boundaries
+from shardwright.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Iteration:
     """Everything of an iteration but the pipeline's own time. Seconds [N], but for `stages` and `transfers`.
 
@@ -125,7 +126,7 @@ def _flat(values: Floats) -> Floats:
     return values.reshape(len(values), -1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Verdict:
     """Columns [N]: seconds of an iteration, peak bytes of the fullest GPU, and whether that is within its memory; of
     tensors alone the peak of the fullest GPU, and of those of the first and the last pipeline rank."""

@@ -6,7 +6,7 @@ the larger of one layer's working set and (on the last rank) the logits. Arrays 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -37,13 +37,14 @@ from shardwright.cost.stage.exact import (
 )
 from shardwright.cost.stage.terms import WHOLE
 from shardwright.cost.strategies import ZERO2, Layouts, Strategies
+from shardwright.records import record
 
 # Activations and gradients that a rank sends and receives at a time: the four tensors of `_communicate` in
 # megatron/core/pipeline_parallel/p2p_communication.py.
 P2P_BUFFERS = 4  # documented
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Footprint:
     """Bytes of one GPU of each pipeline rank, [N, P], term by term, and those of host memory that it takes."""
 
@@ -67,7 +68,7 @@ class Footprint:
         return np.asarray(sum(getattr(self, field.name) for field in fields(self) if field.name not in beside))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Fixed(Columns):
     """The terms that recomputation does not change, [N, P] in bytes, and the micro-batches of each pipeline, [N].
     `logits` is whole here; in a `Footprint` it is what they need beyond the working set they alternate with. So do
@@ -85,7 +86,7 @@ class Fixed(Columns):
     micro_batches: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class HeldParameters:
     """Parameters that one GPU of each rank holds before data-parallel sharding, [N, P]; `ends` are those of `dense` in
     embedding and output projection, `replicated` those of adapters beyond the rank's part of all of the model's."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -13,12 +13,13 @@ from shardwright.cost.context import Context, LayerRows, layer_rows, sharding_of
 from shardwright.cost.frameworks.overheads import Calibration
 from shardwright.cost.strategies import Strategies, stage_row, stage_starts, strategies
 from shardwright.plans.plan import Plan, Stage
+from shardwright.records import record
 from shardwright.spec.job import Job, dispatcher_of
 
 Known = dict[tuple[object, ...], LayerRows]  # layer tables by GPU type and sharding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Lanes:
     """Stages of one GPU type, pipeline depth P and sharding, N of them unlike each other or in unlike replicas.
 
@@ -37,7 +38,7 @@ class Lanes:
     rank: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Lane:
     """A stage as if its whole pipeline were like it: the context of its machines, the row of its degrees."""
 
@@ -46,7 +47,7 @@ class Lane:
     shards: LayerRows
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Members:
     """What lanes are made of, while the stages of a plan are gone through."""
 

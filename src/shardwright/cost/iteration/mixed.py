@@ -13,7 +13,7 @@ plan has data outermost). Uneven FSDP has no pipelines; its account is in `layer
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import pairwise
 
 import numpy as np
@@ -54,9 +54,10 @@ from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN
 from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, Order, interleaved
 from shardwright.cost.pipeline.simulate import Timeline, simulate, timeline
 from shardwright.plans.plan import Plan, Replica
+from shardwright.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _Stages:
     """All stages of a plan in order: seconds of a pass [S, v], parameters [S], their optimizer step, message bytes,
     seconds for a tied embedding if the stage is at an end and the other end is of the same type or another, and memory,

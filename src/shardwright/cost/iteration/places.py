@@ -8,7 +8,6 @@ stage that shares some of its layers so counts with all of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -16,9 +15,10 @@ import numpy as np
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.plans.placement import Placement, placement_of
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Places:
     """All stages of a plan, replica by replica, as columns [S]: `kind` is the place of its GPU type in `types`, `count`
     the copies of the stage, `size` the GPUs of one. `begin` and `end` [S, v] are the layers of its virtual stages,

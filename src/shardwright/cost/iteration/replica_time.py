@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.iteration.footprint import Footprint
 from shardwright.cost.iteration.lanes import Lanes
 from shardwright.cost.iteration.step import StageTimes
+from shardwright.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class UnitPasses:
     """Passes of a GPU under uneven FSDP in order, columns [E]: the unit (0 is the embedding), the wave, whether it is
     the backward pass, from when to when, and the seconds of it in which the forward pass is computed again."""
@@ -23,7 +22,7 @@ class UnitPasses:
     recompute_seconds: Floats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ReplicaTime:
     """One replica: stage times [1, v, P], as they are beside transfers and `undisturbed`, transfers [v * P - 1] and the
     simulated pipeline; tails [P] of gradients and weights, the optimizer step [P], and the memory of each stage [P].
@@ -51,7 +50,7 @@ class ReplicaTime:
         return self.pipeline_seconds + float(self.tails.max()) + float(self.gathers.max()) + self.tied_seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Mixed:
     """The iteration of a plan and its replicas' parts; `norm_seconds` are those of the global gradient norm. A layered
     plan has no lanes."""

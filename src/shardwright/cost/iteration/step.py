@@ -10,8 +10,6 @@ strategies with equal numbers of pipeline ranks P and virtual stages v; stage ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
@@ -44,6 +42,7 @@ from shardwright.cost.strategies import (
     ZERO3,
     Strategies,
 )
+from shardwright.records import record
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
@@ -53,7 +52,7 @@ HOST_SUM_BYTES = 12.0  # of host memory, to add a gradient to another, both in f
 HOST_EFFICIENCY = 0.6  # of the host memory's bandwidth, in updates by its processors; chosen, 0.4 to 0.8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StageTimes:
     """Seconds of one micro-batch, [N, v, P]: forward and backward as the schedule runs them (recomputation in the
     backward), and recomputation alone."""
@@ -63,7 +62,7 @@ class StageTimes:
     recompute: Floats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DataParallel:
     """Groups over which dense and expert parameters are replicated."""
 

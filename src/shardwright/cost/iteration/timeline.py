@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Literal
 
 import numpy as np
@@ -15,11 +15,12 @@ from shardwright.cost.iteration.replica_time import UnitPasses
 from shardwright.cost.pipeline.schedule import FORWARD
 from shardwright.cost.stage.exact import of_pipelines, per_rank
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 
 Kind = Literal["forward", "recompute", "backward", "communicate", "synchronise", "optimizer"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TimelineEvent:
     """Something that stage `stage` of replicas `replica` does, in seconds from the start of the iteration. A pass has a
     micro-batch and a virtual stage, under uneven FSDP a wave and a unit; other events have -1."""

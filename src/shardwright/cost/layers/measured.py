@@ -9,7 +9,7 @@ ones already. Only what was measured is planned: other degrees and micro-batches
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from shardwright.cost.stage.terms import AGAIN, LEAN, WHOLE
 from shardwright.cost.trust.evidence import Conditions
 from shardwright.cost.trust.interval import ANY, interval_of
 from shardwright.errors import Problem, SpecError, bad
+from shardwright.records import record
 from shardwright.spec.cluster import Cluster, Gpu, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.layer_profile import LayerProfile, LayerTimes, smoothed
@@ -41,7 +42,7 @@ MEASURED_PART = 0.65
 SETTING_BITS = 31  # of a degree and of a micro-batch in a key; numeric
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class MeasuredLayers:
     """`base`, with the layers and links of `profile` in place of its own."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from shardwright.cost.network.collectives import (
     group,
     reduce_seconds,
 )
+from shardwright.records import record
 from shardwright.spec.catalog.frameworks import framework_rows
 from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, Layer, Model, Moe
@@ -28,7 +29,7 @@ from shardwright.spec.options import Dispatcher
 TP_OVERLAP_SHARE = 0.8  # of a GEMM that chunks of its own communication can run beside; chosen, 0.5 to 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Seconds:
     """Exposed seconds of one layer for one micro-batch, [M], by cause; `core` is what selective recomputation
     repeats of those forward."""

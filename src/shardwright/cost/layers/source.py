@@ -4,7 +4,6 @@ and evidence, so that nobody else needs to know which of them a search has."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import singledispatch
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -20,6 +19,7 @@ from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.trust.evidence import Conditions, measured_like, nearest
 from shardwright.cost.trust.interval import interval_seconds
 from shardwright.plans.plan import Evidence, Measured
+from shardwright.records import record
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -78,7 +78,7 @@ def layer_source(efficiency: Efficiency) -> LayerSource:
     return PredictedLayers(efficiency=efficiency)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PredictedLayers:
     """Layers summed from the operators that `efficiency` times."""
 

@@ -7,7 +7,7 @@ user's own layer times fill the same table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -35,6 +35,7 @@ from shardwright.cost.layers.seconds import layer_seconds
 from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.cost.network.collectives import Fabric, exposed_offload_seconds
 from shardwright.cost.stage.terms import kept_by_state, live_by_state
+from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.job import Job, dispatcher_of
@@ -46,7 +47,7 @@ SECONDS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LayerTable(Columns):
     """Running sums over positions, each [M, layers + 3]: entry p is the sum over positions before p.
 

@@ -8,13 +8,13 @@ another.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.arrays import Array, Floats
 from shardwright.cost.compute.operator_table import BACKWARD
 from shardwright.cost.learned.machine import FP8_BLOCK, VECTOR, Facts, generation, method_code, power_share
+from shardwright.records import record
 
 # The constants of this file shape the physics under the trees, which are fitted to what it leaves: another value means
 # fitting anew (`python -m tools.refit operators`), and what it moves is the error of that fit.
@@ -32,7 +32,7 @@ MEMORY_KERNEL_SECONDS = 3e-6  # the same of what only moves memory; chosen: see 
 ALIGNED = 256  # numeric
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Shapes:
     """Operators of one family as columns [R], as in `cost.compute.operator_table.OperatorTable`."""
 
@@ -46,7 +46,7 @@ class Shapes:
     direction: Array
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class FeatureColumns:
     """The `seconds` that physics gives, of which `compute` are bound by arithmetic [R], and the columns [R, F]."""
 

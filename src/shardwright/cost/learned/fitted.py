@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,11 +13,12 @@ from shardwright.arrays import Floats
 from shardwright.cost.learned.machine import Facts
 from shardwright.cost.learned.offsets import Cells, Offsets, offset, offsets_arrays, offsets_from
 from shardwright.files import shipped_file
+from shardwright.records import record
 
 GEMM, ATTENTION, MEMORY = FAMILIES = ("gemm", "attention", "memory")
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Fitted:
     """One family: log(physics / time) = forest(columns) + offset(GPU), kept within `limits`."""
 
@@ -69,7 +69,7 @@ def shipped(family: str) -> Fitted:
 CHUNK = 1 << 14  # comparisons at a time: they and their indices stay in cache; numeric
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Forest:
     """T trees of one depth D, each a full binary tree in level order: node i has the children 2i + 1 (the column is
     below the threshold) and 2i + 2. `feature` and `threshold` are [T, 2^D - 1], `leaf` is [T, 2^D]. Branches that end

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -15,6 +14,7 @@ from shardwright.cost.learned.fitted import expected_offset, log_efficiency, shi
 from shardwright.cost.learned.links import fit_of, link_fabric, shipped_links, shipped_network
 from shardwright.cost.learned.machine import Facts, facts, in_training, sustained
 from shardwright.cost.network.collectives import Fabric
+from shardwright.records import record
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import Job
 
@@ -24,7 +24,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 _HASHED = ("kind", "direction", "low_precision", "form", "m", "n", "k", "groups", "flops", "bytes")
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class OperatorClass:
     """Operators of one family and kind on one machine."""
 
@@ -33,7 +33,7 @@ class OperatorClass:
     machine: Facts
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Learned:
     """Times of operators by gradient-boosted trees over shapes and an offset for each GPU; links by kind."""
 

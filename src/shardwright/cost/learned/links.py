@@ -8,12 +8,13 @@ has the one of networks. Both are fitted by `python -m tools.refit operators`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from math import inf
 
 from shardwright.cost.network.collectives import Fabric
 from shardwright.files import shipped_table
+from shardwright.records import record
 from shardwright.spec.cluster import Gpu, NodePool
 
 SWITCH, MESH, PCIE = KINDS = ("switch", "mesh", "pcie")
@@ -33,7 +34,7 @@ HOST_GPUS = ("RTX3090", "RTX4090", "RTX5090", "L40S", "L40", "L4", "A40", "A10",
 HOST_RATES = ((2, 19e9), (4, 4.7e9), (8, 1.4e9))  # measured, as said above
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LinkFit:
     """What collectives make of one kind of link; `efficiency` is the share of the data sheet's bandwidth that long
     rings reach, the others are those of `Fabric`."""
@@ -47,7 +48,7 @@ class LinkFit:
     ramp_slowdown: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class NetworkFit:
     """What collectives make of a network: the share of its bandwidth, its latencies over those of the catalogue, and
     the bytes for each machine at which its rings are filled."""

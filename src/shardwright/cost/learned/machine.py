@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from shardwright.errors import bad
+from shardwright.records import record
 from shardwright.spec.cluster import Gpu
 from shardwright.units import TERA
 
@@ -54,7 +55,7 @@ EXPONENTIALS_PER_CLOCK, DOUBLE_EXPONENTIALS = 16.0, "10.3"  # datasheet
 SMALLEST_CACHE_BYTES = 1e6  # numeric
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Facts:
     """One GPU computing in one arithmetic. `element_bytes` is the size of an operand, `watts_per_teraflops` the power
     limit over the dense peak of that arithmetic (of 16-bit arithmetic for fp8), `method` whose way of measuring counts.

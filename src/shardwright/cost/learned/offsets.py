@@ -8,13 +8,13 @@ borrowed from those that resemble it, and the variance says how far that may be 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.arrays import Floats
+from shardwright.records import record
 from shardwright.rounding import weighed
 
 FIELDS = ("gpu", "architecture", "vendor", "kind", "method")
@@ -36,7 +36,7 @@ EFFECTS = (
 POWER_LENGTH = 2.0  # chosen: see above
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Cells:
     """Descriptions of cells: `names` [C, 5] in the order of `FIELDS`, `log_watts` [C]."""
 
@@ -44,7 +44,7 @@ class Cells:
     log_watts: Floats
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Offsets:
     """The process given the measured cells: `variances` of the effects [E], `weights` [C] and `inverse` [C, C] of the
     cells' covariance; `mean` is that of all offsets, `shape_deviation` what remains between shapes of a GPU that the

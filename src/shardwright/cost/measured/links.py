@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from shardwright.cost.network.collectives import SECONDS, Fabric, Group, transfer_seconds
+from shardwright.records import record
 from shardwright.spec.read.machine_profile import CollectiveTime
 
 GRID, ROUNDS = 41, 4  # numeric
 WIDEST = np.log(1e4)  # how far a link may be from the base model's, either way; numeric
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FittedLink:
     """Latency of one step in seconds, and bytes per second in one direction."""
 

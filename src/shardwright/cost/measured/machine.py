@@ -10,7 +10,6 @@ the bandwidth that explain the measured collectives best.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import cast
 
@@ -23,6 +22,7 @@ from shardwright.cost.measured.links import FittedLink, measured_link, with_link
 from shardwright.cost.measured.operators import KINDS, job_of, table_of
 from shardwright.cost.network.collectives import Fabric
 from shardwright.errors import bad
+from shardwright.records import record
 from shardwright.spec.cluster import Cluster, Gpu, NodePool
 from shardwright.spec.job import Job, Precision
 from shardwright.spec.read.machine_profile import MachineProfile, OperatorTime
@@ -43,7 +43,7 @@ PRIOR_ROWS = 2.0  # without a deviation, added to each group so that few rows sa
 SHORTEST_SECONDS = 1e-12  # numeric
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OperatorCorrection:
     """The correction of the operators of one kind, precision and part: `curve` over the base model's time to the power
     of 1 - `blend` times the roofline's to the power of `blend`."""
@@ -59,7 +59,7 @@ class OperatorCorrection:
         return self.curve.corrected(blended(base, roofline, self.blend))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Correction:
     """What the profiles of one type of GPU say of it."""
 
@@ -79,7 +79,7 @@ class Correction:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Profiled:
     """`base`, with the corrections of the GPUs that were measured; the others it leaves alone."""
 
@@ -223,7 +223,7 @@ def _parts(operators: OperatorTable) -> Ints:
     return np.where(operators.kind[:, 0] == MEMORY, of_memory, of_product)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Curve:
     """What to add to the logarithm of a predicted time: `shifts` at the predicted log-times `knots`, lines between, and
     constants beyond. The corrected time never falls where the predicted one rises."""

@@ -4,7 +4,7 @@ it is corrected by the profile, and after."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,13 +13,14 @@ from shardwright.cost.compute.efficiency import Efficiency, roofline_seconds
 from shardwright.cost.measured.links import FittedLink
 from shardwright.cost.measured.machine import Profiled, base_seconds, correction, of_one_precision
 from shardwright.cost.measured.operators import table_of
+from shardwright.records import record
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.read.machine_profile import MachineProfile, OperatorTime
 
 FOLDS = 5  # chosen: each fold is fitted without a fifth of the rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FamilySummary:
     """The rows of one kind and precision. `achieved` is the median part of the speed that dense peak and memory
     bandwidth allow, `best` the largest. `ratio` is the median of measured over predicted time, `error` the median of
@@ -35,7 +36,7 @@ class FamilySummary:
     corrected_error: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LinkSummary:
     """A link as the model has it and as it was measured."""
 

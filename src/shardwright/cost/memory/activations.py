@@ -7,8 +7,6 @@ sbh(10 + 24/t + 5as/(ht)), with sequence parallelism sbh/t (34 + 5as/h).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from shardwright.arrays import Floats
@@ -30,6 +28,7 @@ from shardwright.cost.compute.operators import (
 )
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
+from shardwright.records import record
 from shardwright.spec.adapter import Target, matrices
 from shardwright.spec.catalog.frameworks import experts_in_fp8
 from shardwright.spec.job import Job
@@ -39,7 +38,7 @@ from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
 SINGLE = 4.0  # documented: bytes of an element of 32 bits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Activations:
     """Bytes of one micro-batch, lists over positions (embedding, kinds of layers, head) of [M]. `core` is what
     selective recomputation frees, `again` what of it lives beside the gradients while it runs again, where its modules

@@ -13,15 +13,15 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 
+from shardwright.records import record
 from shardwright.spec.catalog.frameworks import figures, framework_rows
 from shardwright.spec.job import Framework, Job
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MemoryFacts:
     """Figures of one framework.
 

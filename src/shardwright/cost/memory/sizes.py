@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from shardwright.arrays import Array, Floats, Ints
@@ -11,6 +9,7 @@ from shardwright.cost.frameworks.optimizer import ends_width, paged_width, state
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3
+from shardwright.records import record
 from shardwright.spec.adapter import FROZEN_BYTES, adapter_parameters
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -18,7 +17,7 @@ from shardwright.spec.model import Model
 CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi minus reserved on A100 and H100; measured
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StateBytes:
     """Weights, gradients and optimizer state of one GPU, arrays of any broadcast shape. Of weights and gradients,
     `gathered` are those of layers that are gathered for their passes; the rest of sharded gradients is

@@ -12,11 +12,11 @@ all ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.arrays import Array, Floats, Ints
+from shardwright.records import record
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.options import Dispatcher
 
@@ -24,7 +24,7 @@ OVERLAP_SLOWDOWN = 0.15  # of hidden communication, that the computation beside 
 PCIE_EFFICIENCY = 0.8  # of the link's rate, to and from host memory; chosen, 0.6 to 0.9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MessageTimes:
     """Ascending sizes in bytes and the seconds of a message of each, which never fall."""
 
@@ -38,7 +38,7 @@ class MessageTimes:
         return np.asarray(np.interp(size_bytes, self.bytes, self.seconds) * beyond)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Fabric:
     """The links of one pool of machines as collectives see them. Bandwidths are per GPU, one direction, after
     protocol efficiency; latencies are of one step.
@@ -72,7 +72,7 @@ class Fabric:
     rack_bytes_per_second: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Group:
     """Groups as columns [N]: `size` ranks, `stride` ranks apart, of which `local` share a NVLink domain. Groups without
     a stride stay in their rack."""

@@ -6,18 +6,19 @@ gives each of its g GPUs, all of which send at once, the pace of n / g of the me
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from shardwright.cost.network.collectives import Fabric, MessageTimes
+from shardwright.records import record
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.layer_profile import LayerProfile, LinkCurve
 
 LEAST_START = 0.1  # of the time of the smallest message, before it moves; chosen, 0 to 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LinkTimes:
     """A measured link as one GPU finds it: the times of messages, and the latency and the bandwidth (bytes per second)
     that large ones reach."""

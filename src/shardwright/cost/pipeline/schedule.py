@@ -17,7 +17,7 @@ Source of the orders: NVIDIA/Megatron-LM@00611e6:megatron/core/pipeline_parallel
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ import numpy as np
 
 from shardwright.arrays import Ints
 from shardwright.errors import bad
+from shardwright.records import record
 
 FORWARD, BACKWARD = 0, 1  # numeric
 
@@ -41,7 +42,7 @@ class Operation(NamedTuple):
     micro_batch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Repeat:
     """Rows `start` to `stop` of a grid run `times` times in all, each time with micro-batches `stride` later.
 
@@ -55,7 +56,7 @@ class Repeat:
     unit: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@record(eq=False)
 class Order:
     """An order of work as a grid of rows by ranks.
 

@@ -17,12 +17,12 @@ Blocking is the asynchronous case with longer operations and no transfers (`fold
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.pipeline.schedule import Order, Repeat
+from shardwright.records import record
 
 # The least number of states that are looked through for the present state, only earlier in time.
 _LEAST_PAST = 8
@@ -30,7 +30,7 @@ _LEAST_PAST = 8
 _NOISE = 8 * float(np.finfo(np.float64).eps)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@record(eq=False)
 class PipelineTime:
     """Seconds of one pass of all micro-batches through the pipeline, for N candidates.
 
@@ -44,7 +44,7 @@ class PipelineTime:
     busy_seconds: Floats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@record(eq=False)
 class Timeline:
     """All operations of one candidate, rank by rank and in time; equally long arrays."""
 

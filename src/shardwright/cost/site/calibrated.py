@@ -8,7 +8,7 @@ moved by its own, those that nobody has run would seem fast for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Efficiency
@@ -19,11 +19,12 @@ from shardwright.cost.site.calibration import SiteCalibration, effect_of
 from shardwright.cost.site.setting import Setting, setting_of
 from shardwright.errors import bad
 from shardwright.plans.plan import Plan, SiteEffect, TimeBreakdown
+from shardwright.records import record
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import Job
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class Calibrated:
     """`base`, with what `site` says of whole plans: of the setting `anchor` for all of them, of each its own where
     there is none."""

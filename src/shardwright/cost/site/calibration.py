@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -13,12 +12,13 @@ from shardwright.arrays import Floats
 from shardwright.cost.site.process import NOISE, posterior, prior_variance
 from shardwright.cost.site.setting import REACHES, Kind, Setting
 from shardwright.plans.plan import SiteEffect
+from shardwright.records import record
 
 MOST_RUNS = 50  # of a calibration, so that every plan is moved in microseconds; chosen, 30 to 100
 KINDS: tuple[Kind, ...] = ("dense", "moe", "hybrid", "adapters")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SiteRun:
     """A configuration that ran: its setting, what an iteration took and what is predicted for it without this site, and
     the standard deviation of log(measured / predicted). `twins` counts runs of the same configuration, of which the
@@ -36,7 +36,7 @@ class SiteRun:
         return math.log(self.measured_seconds / self.predicted_seconds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SiteCalibration:
     """The runs of a site. `profiles` are the GPUs whose measured profile their predictions had in them."""
 

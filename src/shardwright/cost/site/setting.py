@@ -4,10 +4,10 @@ how it is split. Nothing of it names the model."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.plans.plan import Plan, TimeBreakdown
+from shardwright.records import record
 from shardwright.spec.model import family_of
 
 Kind = Literal["dense", "moe", "hybrid", "adapters"]
@@ -18,7 +18,7 @@ LINKS = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline", "
 COMPUTE = ("forward", "backward", "recompute", "optimizer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Setting:
     """One plan as a point. `compute`, `host` and `links` are parts of its predicted time without bubbles; `recompute`
     is 0 for none, 1 for selective, 2 for full. `gpu_types` are kinds of GPUs, joined by +; `reach` is the farthest

@@ -10,7 +10,6 @@ Running sums [M, L + 3] go over the positions of a model: the embedding 0, layer
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -19,9 +18,10 @@ from shardwright.arrays import Array, Bools, Columns, Floats, Ints, distinct, le
 from shardwright.cost.network.collectives import exposed_seconds
 from shardwright.cost.stage.terms import AGAIN, FIRST, GROUPED, LEAN, REST, STATES
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
+from shardwright.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Ranges(Columns):
     """Stages in an array of any shape: the row of each in layer tables, its positions from `low` to `high`, and those
     of its layers alone, `begin` to `end`."""

@@ -12,19 +12,19 @@ lives under a mode, t are the seconds, s the state bytes and a the activation by
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.arrays import Array, Columns, Floats, Ints
 from shardwright.cost.stage.terms import AGAIN, LEAN, MODES, WHOLE
 from shardwright.cost.strategies import BLOCK, NONE
+from shardwright.records import record
 
 BYTE = 1.0  # numeric: that recomputation of a layer saves at least: a price without end is no number
 SLACK = 1e-9  # numeric: part of a room that rounding may take
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LeastLayer(Columns):
     """The least figures of any layer of R stages: seconds [R], those that run again and bytes kept, by state [R, 3]."""
 

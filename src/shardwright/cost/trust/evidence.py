@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from shardwright.arrays import Array, Floats
 from shardwright.files import shipped_file
 from shardwright.plans.plan import Evidence, Measured, Record, Unmeasured
+from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import Gpu, kind_of
 from shardwright.spec.job import Job
@@ -61,7 +61,7 @@ GAIN = 1.25  # over the highest published MFU, by which releases of one benchmar
 BEYOND = 1.4  # times the most GPUs that a framework was seen on is another scale; chosen, 1.2 to 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Conditions:
     """What of a training run decides how well its time is known: no strategy, only the task and the machines."""
 
@@ -89,7 +89,7 @@ class Conditions:
         return "adapters" if self.adapters else "experts" if self.experts else "dense"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Published:
     """Published runs as columns [N]. `sizes` are logarithms to base 2, [N, 5]; `seconds` measured, `log_error` is
     log(measured / predicted) of a prediction that had not seen the run; `mfu` the model's FLOPs over those of its GPUs'
@@ -134,7 +134,7 @@ def published() -> Published:
     """Return the runs that ship with the package."""
     content = shipped_file("shardwright.cost.trust", "evidence.npz")
     with np.load(io.BytesIO(content)) as arrays:
-        return Published(**{name: arrays[name] for name in Published.__slots__})
+        return Published(**{name: arrays[name] for name in Published.__dataclass_fields__})
 
 
 def unpublished(gpus: Iterable[str]) -> tuple[str, ...]:
@@ -160,7 +160,7 @@ def distances(setting: Conditions, runs: Published) -> Floats:
     return coarse(np.sqrt(square))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Seen:
     """What some runs have: the values of each of `FACTS`, and the most GPUs that each framework was on."""
 

@@ -14,20 +14,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 
 from shardwright.cost.trust.evidence import Conditions, lack, seen_in_published
 from shardwright.files import shipped_table
 from shardwright.plans.plan import Prediction
+from shardwright.records import record
 from shardwright.spec.catalog.frameworks import figures, framework_rows
 
 ANY, SITE, LACK, EXPERTS = "any", "site", "lack", "experts"
 CAUSES = (ANY, SITE, LACK, EXPERTS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Spread:
     """Two numbers above 0 for the lower and the upper end of an interval: log errors of a cause, or the factors of a
     framework on them."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from shardwright.errors import SpecError
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
@@ -38,6 +37,7 @@ from shardwright.plans.check import check
 from shardwright.plans.mesh import Host, hosts, one_recompute
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.spec.job import dispatcher_of
 from shardwright.spec.options import STATE, Dispatcher
 
@@ -54,7 +54,7 @@ BLACKWELL = 10.0  # its compute capability
 SILENT = frozenset(("--ckpt-format", "--log-throughput", "--log-interval", "--padded-vocab-size"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ArgumentGroup:
     """Arguments that belong together, each a flag with its values, and what a reader should know of them."""
 
@@ -63,7 +63,7 @@ class ArgumentGroup:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MegatronExport:
     """The launch of a plan with Megatron-LM of release `version`, on `hosts` in the order of their ranks: its script
     `program`.
@@ -320,7 +320,7 @@ def dispatcher_arguments(plan: Plan) -> Arguments:
     return (*arguments, ("--moe-flex-dispatcher-backend", flex_backend(plan)), *exact)
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class ArgumentDifference:
     """Arguments to write, which replace those of the same name, and arguments to leave out."""
 

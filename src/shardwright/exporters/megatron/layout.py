@@ -11,14 +11,15 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from shardwright.records import record
 
 LONGEST_LAYOUT = 100_000
 REPEATED_GROUP = re.compile(r"\(([^()]+)\)\*(\d{1,5})")
 REPEATED_LETTER = re.compile(r"([EtmL|])\*(\d{1,5})")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class EvenSplit:
     """What Megatron splits layers by where no layout string is given. `first` and `last` are layers of the first and
     last pipeline rank; `embedding` and `loss` say whether those count as a layer."""

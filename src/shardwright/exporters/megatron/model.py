@@ -14,10 +14,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from shardwright.exporters.support.traits import SILU, SQUARED_RELU, gated
+from shardwright.records import record
 from shardwright.spec.mixers import GatedDelta, Mamba2
 from shardwright.spec.model import FAST_TURNS, SLOW_TURNS, Attention, Layer, Model, Moe, RotaryScaling
 
@@ -201,7 +202,7 @@ def _group_arguments(moe: Moe) -> Arguments:
     return groups if scaling is None else (*groups, ("--moe-router-topk-scaling-factor", repr(scaling)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Yarn:
     """The numbers of YaRN by the names of Megatron-Core's configuration. The defaults are those that latent attention
     has in Megatron-LM, which takes the first three as arguments there."""

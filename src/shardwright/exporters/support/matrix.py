@@ -9,12 +9,13 @@ of the search begins with `--set`; `only` may also be what the job's adapters ar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Literal, cast
 
 from shardwright.exporters.support.traits import names
 from shardwright.files import shipped_table
+from shardwright.records import record
 from shardwright.search.rules.rules import Rule, parse_rules
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -23,7 +24,7 @@ PACKAGE = "shardwright.exporters.support"
 Runs = Literal["yes", "no", "limit"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Trainer:
     """A trainer that plans are exported to or that is ours: its `framework` is what plans for it are priced as (empty
     where no search is for it), `title` and `version` what the facts are of."""
@@ -34,7 +35,7 @@ class Trainer:
     version: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Fact:
     """A row of the matrix, of one target."""
 

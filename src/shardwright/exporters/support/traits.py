@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.spec.mixers import GatedDelta, GatedRecurrence, Lightning, Mamba, Mamba2, Rwkv7, ShortConvolution
 from shardwright.spec.model import Layer, Model
 from shardwright.spec.options import said
@@ -27,7 +28,7 @@ MIXER_TRAITS: Mapping[type, str] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Trait:
     """A trait, the place in a plan file that says it, and it in words."""
 

@@ -8,16 +8,16 @@ others, so what a model has of its own is named.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 
 from shardwright.files import shipped_table
+from shardwright.records import record
 from shardwright.spec.model import FAST_TURNS, SLOW_TURNS, Layer, Model
 
 TOLERANCE = 1e-6  # of the parameters: torchtitan keeps the bias of a router as a buffer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Registered:
     """A model of the registry: `torchtitan.models.<module>.model_registry(flavor)`. `constants` are by their place in a
     `Model`, `rotary_scaling.factor`, None where the registry has none such."""

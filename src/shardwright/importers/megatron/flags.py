@@ -26,6 +26,7 @@ from typing import Any, Literal, cast
 from shardwright.errors import Problem, slip_of, suggestion
 from shardwright.files import shipped_table
 from shardwright.importers.shell.unknown import is_known, is_lone, shown, unknowns, variable_of
+from shardwright.records import record
 from shardwright.spec.text.fields import shown as quoted
 
 # Switches that say what another argument says with a value.
@@ -46,7 +47,7 @@ PATTERN_TERM = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d{1,5}))?")
 MOST_PATTERN = 100_000
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Flags:
     """What a command line says: values and switches by flag; `ignored` are flags that move nothing, `uncounted` those
     that move time or memory without being modelled, with what they change."""
@@ -206,7 +207,7 @@ def explained(word: str, message: str, why: Mapping[str, str]) -> tuple[str, str
     return message, "write the value itself"
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Known:
     """A row of the table. `values` is None for any number."""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 
 from shardwright.errors import Problem, SpecError, bad
@@ -20,6 +20,7 @@ from shardwright.importers.shell.unknown import shown
 from shardwright.plans.check import check
 from shardwright.plans.mesh import Host, hosts
 from shardwright.plans.plan import Plan, Replica
+from shardwright.records import record
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -43,7 +44,7 @@ RUN = re.compile(r"(?P<first>\d{1,6})(?: to (?P<last>\d{1,6}))? (?P<gpu>\S+)")
 EXAMPLE = "# Machines by NODE_RANK: 0 to 3 H100-SXM; 4 to 11 A100-SXM-80."
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Reading:
     """A plan read from what a user runs. `notes` are what had to be assumed, `ignored` flags that move nothing,
     `uncounted` flags that move time or memory and are not modelled."""

@@ -10,7 +10,6 @@ sources or runs as scripts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from shardwright.errors import bad
@@ -23,12 +22,13 @@ from shardwright.importers.shell.state import DEEPEST, Ended, Exit, ShellState, 
 from shardwright.importers.shell.unknown import purged, shown, unknown
 from shardwright.importers.shell.words import NotReadError, ShellSyntaxError
 from shardwright.importers.shell.wrappers import sbatch, slurm_variables
+from shardwright.records import record
 
 LARGEST_FILE = 1_000_000
 MOST_STEPS = 100_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ShellScript:
     """What a script starts, in order. `assumed` are variables that it does not set, with the defaults taken instead;
     `arrays` the elements of every array and variable, `reasons` why a variable is not known, `files` what the script

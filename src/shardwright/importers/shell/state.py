@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar, cast
 
 from shardwright.importers.shell.syntax import Command
 from shardwright.importers.shell.unknown import unknown, unknown_variable
+from shardwright.records import record
 
 T = TypeVar("T")
 Value = str | dict[str, str]  # an array has its subscripts as text
@@ -37,7 +38,7 @@ class TooMuchError(ValueError):
     """The script grows beyond all reason."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Started:
     """A command that the script starts: its words, with what is unknown marked, the variables that it is given, and
     the program (`srun`, `mpirun`) that starts it on other machines, as words."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardwright.importers.shell.words import Reference, ShellWord
+from shardwright.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Assignment:
     """`name=value`, `name+=value`, `name[index]=value`, `name=(values)`."""
 
@@ -17,7 +16,7 @@ class Assignment:
     append: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Redirect:
     """`> file` and the like. `body` is the text of a here-document or a here-string."""
 
@@ -26,7 +25,7 @@ class Redirect:
     body: ShellWord | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Simple:
     assignments: tuple[Assignment, ...]
     words: tuple[ShellWord | Assignment, ...]
@@ -34,25 +33,25 @@ class Simple:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Pipeline:
     commands: tuple[Command, ...]
     negated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Chain:
     """Pipelines joined by `&&` and `||`; the first has the empty operator."""
 
     links: tuple[tuple[str, Command], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Sequence:
     commands: tuple[Command, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class If:
     """Conditions with what is done; the else branch has an empty condition."""
 
@@ -60,21 +59,21 @@ class If:
     otherwise: Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class While:
     condition: Sequence
     body: Sequence
     until: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class For:
     name: str
     words: tuple[ShellWord, ...] | None  # None: the positional arguments
     body: Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class CountedFor:
     """`for ((begin; condition; step))`."""
 
@@ -84,19 +83,19 @@ class CountedFor:
     body: Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class ShellCase:
     subject: ShellWord
     branches: tuple[tuple[tuple[ShellWord, ...], Sequence, str], ...]  # patterns, what is done, how it ends
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Function:
     name: str
     body: Command
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class ShellGroup:
     """`{ …; }`, or with `subshell` `( … )`."""
 
@@ -105,14 +104,14 @@ class ShellGroup:
     subshell: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Condition:
     """`[[ … ]]`: operands and operators in order; operators are strings."""
 
     words: tuple[ShellWord | str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Compute:
     """`(( … ))`."""
 

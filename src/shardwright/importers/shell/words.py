@@ -5,8 +5,9 @@ quotes and brackets close, with all that may stand inside of them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from itertools import groupby
+
+from shardwright.records import record
 
 SPECIAL = "@*#?$!-"
 REFERENCE = re.compile(r"(?P<prefix>[#!]?)(?P<name>[A-Za-z_]\w*|\d+|[@*#?$!-])", re.S)
@@ -19,7 +20,7 @@ DEEPEST = 50
 TOKEN = re.compile(r";;&|;;|;&|&&|\|\||\|&|<<<|<<|>>|[;&|<>()\n]|[^\s;&|<>()]+")
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Text:
     """Literal text. What is quoted is neither split nor matched as a pattern."""
 
@@ -27,7 +28,7 @@ class Text:
     quoted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Reference:
     """`${name}` in any of its forms: `prefix` is `#` (length), `!` (indirect) or nothing, `operator` what follows the
     name, `operand` what follows that, `index` the subscript of an array."""
@@ -40,7 +41,7 @@ class Reference:
     quoted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class ShellArithmetic:
     """`$((…))`."""
 
@@ -48,7 +49,7 @@ class ShellArithmetic:
     quoted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Substitution:
     """`$(…)`: the output of a script, whose text this is."""
 
@@ -56,7 +57,7 @@ class Substitution:
     quoted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class ShellWord:
     """The parts of a word, in order."""
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from shardwright.importers.shell.unknown import is_known
+from shardwright.records import record
 
 LAUNCHING = re.compile(
     r"torchrun|torchrun-hpc|python\d?(?:\.\d+)?|deepspeed|accelerate|accelerate-launch|megatron|bash|sh|zsh|composer|nemo|tune"
@@ -29,7 +29,7 @@ OPTION = re.compile(r"(--[\w-]+|-[A-Za-z])(?:[= \t]*)(\S*)")
 SHORT = {"-N": "--nodes", "-n": "--ntasks", "-c": "--cpus-per-task", "-G": "--gpus", "-J": "--job-name"}
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Unwrapped:
     """The program that is started in the end, the words around it, and variables that they set."""
 
@@ -38,7 +38,7 @@ class Unwrapped:
     environment: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Script:
     """A script that another shell runs."""
 

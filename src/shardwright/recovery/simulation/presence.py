@@ -4,13 +4,14 @@ kept until they go. A machine that can be had joins after it has booted."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
 
 from shardwright.errors import bad
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.recovery.quorum import Machine
 from shardwright.recovery.simulation.traces import Place, Trace
 
@@ -18,7 +19,7 @@ BOOT_SECONDS = 180.0
 """From the order of a machine until its keeper joins; assumed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PresenceSpan:
     """From `seconds` on, for `length` seconds, a run has these machines, at so many dollars an hour. `lost` of those
     before are gone."""

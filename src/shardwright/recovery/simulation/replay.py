@@ -26,6 +26,7 @@ from shardwright.cost.money import (
 )
 from shardwright.errors import bad
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.recovery.outlook import FleetChange, Rates, outlook_of
 from shardwright.recovery.quorum import Machine
 from shardwright.recovery.simulation.presence import PresenceSpan, spans
@@ -40,7 +41,7 @@ CAUSES = (USEFUL, "fewer machines", "waiting", "re-forming", "moving state", "wo
 ON_DEMAND = "on demand only"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Saving:
     """The part of the time that snapshots stop training for, the seconds between two snapshots and two uploads, and
     those that an upload takes."""
@@ -220,7 +221,7 @@ def _paused(course: _Course, seconds: float) -> float:
     return seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TraceOutcome:
     """One strategy on one trace. `hours` has all of them by cause: an hour of useful work is one at the first plan's
     speed, and what a slower plan trains less is lost to fewer machines. `rates` are the tokens per second from which

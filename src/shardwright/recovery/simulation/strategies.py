@@ -15,7 +15,6 @@ any of these ends, so that a machine has a cell whole or not at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.money import checkpoint_bytes
 from shardwright.plans.placement import placement_of
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.recovery.outlook import Outlook, Rates, bandwidths_of
 from shardwright.recovery.quorum import Machine
 from shardwright.recovery.seats import fits, seated, seats, stand_ins
@@ -36,7 +36,7 @@ RESTART_SECONDS = 33.0
 Box = tuple[int, int, float, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Situation:
     """A run with its machines before, those that are there now, what is expected of them, and how fast bytes move."""
 
@@ -52,7 +52,7 @@ class Situation:
         return self.run.seated[: sum(pool.nodes for pool in self.run.now.cluster.pools)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Recovered:
     """How a run goes on: the machines in the order of their seats, from which point, after how long, having moved which
     bytes."""
@@ -64,7 +64,7 @@ class Recovered:
     moved_bytes: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Strategy:
     """`decide` returns the plan to go on with, None to wait; `recover` how the run comes there."""
 
@@ -154,7 +154,7 @@ def boxes(plan: Plan, machines: Sequence[Machine]) -> dict[str, list[Box]]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Grid:
     """Cuts of the layers and of the share, and the bytes of each cell between them, flat."""
 
@@ -182,7 +182,7 @@ def grid_of(plan: Plan, *held: dict[str, list[Box]]) -> Grid:
     return Grid(layers=layers, shares=shares, bytes=(whole * weights).ravel())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Survival:
     """The state of a plan after machines were lost: whether all of it is in the memory of the machines left as it is
     now, and if not, whether in their snapshots and copies."""
@@ -191,7 +191,7 @@ class Survival:
     in_snapshots: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Move:
     """What a recovery moves: seconds, and bytes by the kind of source."""
 

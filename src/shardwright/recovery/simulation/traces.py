@@ -26,7 +26,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import exp, inf, log
 from pathlib import Path
 from statistics import NormalDist
@@ -37,6 +36,7 @@ from shardwright.arrays import Floats, Ints
 from shardwright.errors import bad
 from shardwright.files import write_atomically
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.spec.text.reading import read_text
 from shardwright.units import SECONDS_PER_HOUR
 
@@ -52,7 +52,7 @@ CAP_HOURS = 24.0
 BATHTUB_A, EARLY_HOURS, LATE_HOURS = 0.45, 1.0, 0.8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Trace:
     """At `seconds` [T], the last of them the end, `machines` [T, P] of each of P places could be had, at `dollars`
     [T, P] a machine and hour."""
@@ -123,7 +123,7 @@ def _row(where: str, row: Mapping[str, str | None]) -> tuple[float, Place, tuple
     return time, (row["zone"] or "", row["gpu"] or ""), (int(machines), dollars)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Market:
     """A kind of market: which part of the machines that are there is lost an hour, and whether their lifetimes are
     capped beside."""

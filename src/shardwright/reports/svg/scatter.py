@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 
+from shardwright.records import record
 from shardwright.units import format_seconds
 
 Point = tuple[float, float]
@@ -17,7 +17,7 @@ DOT = 4
 MARGIN = 0.08  # decades around the outermost points
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Frame:
     """The square of the plot: the same range of seconds on both axes."""
 

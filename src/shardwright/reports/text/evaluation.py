@@ -4,12 +4,12 @@ there, a change at a time."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from shardwright.errors import Problem
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, Origin
+from shardwright.records import record
 from shardwright.reports.text import outcome
 from shardwright.reports.text.explain import changes, gaps, reasons, shortages, verdict
 from shardwright.reports.text.layout import WIDTH, labelled, listed, table, wrapped
@@ -91,7 +91,7 @@ def _comparison(mine: Plan, best: Plan, width: int) -> str:
 INDENT = " " * 26
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Rung:
     """A step with the arguments that make it: to write, and to leave out (none where no arguments are known)."""
 

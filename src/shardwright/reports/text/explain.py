@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.cost.trust.comparison import ratio_interval
 from shardwright.cost.trust.rarity import rare_beside
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, PassedOver
+from shardwright.records import record
 from shardwright.reports.text import outcome, strategy
 from shardwright.reports.text.layout import labelled
 from shardwright.reports.text.mixed import gpu_words
@@ -48,7 +48,7 @@ CAUSES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Gap:
     """One term of the time of two plans."""
 
@@ -154,7 +154,7 @@ def saving(mine: Plan, best: Plan) -> str:
     return f"{less:.0%} less time ({value(mine) / value(best):.2f}× as fast, 80% sure: {low:.2f} to {high:.2f}{doubt})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Verdict:
     """How a plan stands against the best: a kind, the same in `words`, how far a plan of the space may be better at
     most (`room`, a part of time or money) where that is known, and the 80 % interval of its time over that of a
@@ -193,7 +193,7 @@ def _best_words(best: Plan | None) -> str:
     return f"the best plan takes {clock(seconds, like=seconds)} an iteration"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StageShortage:
     """A stage that needs more memory than its GPU has: the places of its kind of replica and of its pipeline rank,
     and the same in `words`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,8 +13,10 @@ from shardwright.cost.site.calibration import KINDS, SiteCalibration, SiteRun, e
 from shardwright.cost.site.setting import REACHES
 from shardwright.plans.plan import SiteEffect
 from shardwright.reports.text.layout import WIDTH, labelled, table
-from shardwright.runs.state import GoodState
 from shardwright.units import clock, format_seconds
+
+if TYPE_CHECKING:
+    from shardwright.runs.state import GoodState
 
 HEADER = ("run", "GPUs", "predicted", "measured", "off", "after others", "after all")
 LEGEND = "off: measured over predicted. after others: what stays once the other runs move it; after all: this one too."

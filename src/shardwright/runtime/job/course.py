@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any, Literal
 
 from shardwright.errors import Problem, SpecError
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.runtime.job.inputs import details_for, held_out_samples, samples_of
 from shardwright.runtime.job.settings import CHANGES, Settings
 from shardwright.runtime.layout.groups import layout_of
@@ -31,7 +32,7 @@ SAME_STATE = {"adamw", "adamw8bit"}  # in checkpoints, which have all moments in
 Change = Literal["fixed", "asked", "free"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Difference:
     """What is another one in this run than in the checkpoint, and whether it may be."""
 
@@ -44,7 +45,7 @@ class Difference:
         return f"{self.name} {self.before} -> {self.now}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunIdentity:
     """A run of several machines: its name, a hash of all that its state depends on beside the step; the hash of its
     model, its course, the step at which it begins and the sample that step 0 would begin with; what its ranks do

@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shardwright.records import record
 from shardwright.runtime.job.inputs import held_out_samples
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.layout.places import Place
@@ -74,7 +74,7 @@ def _batch(rows: Callable[[], torch.Tensor], place: Place, device: torch.device)
     return batch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class HeldOut:
     """So many global batches of held-out data, and after how many steps each they are due (0: after the last)."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from shardwright.cost.compute.flops import job_flops
+from shardwright.records import record
 from shardwright.runtime.job import metrics
 from shardwright.runtime.job.ending import DivergedError
 from shardwright.runtime.job.feed import Feed, HeldOut
@@ -26,7 +27,7 @@ from shardwright.runtime.timing.step_trace import rank_document, spans, traced
 WARM_UP_STEPS = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Run:
     """A rank of a run that has begun: what it trains, from where on which data, and on which others its loss is taken.
 
@@ -53,7 +54,7 @@ class Run:
         return self.start.engine
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Trained:
     """How far a rank has come, whether that is because it was asked to stop, and what it measured."""
 

@@ -9,7 +9,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from shardwright.errors import bad
 from shardwright.files import write_atomically
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.runtime.job.settings import Settings
 
 FOLDER, RUN_ID = "tensorboard", "wandb-id"
@@ -26,7 +27,7 @@ Tracker = tuple[Callable[[int, Mapping[str, float]], object], Callable[[], objec
 """Takes the figures of a step; ends."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Row:
     """One step, counted from 1. `mfu` is None where the peak of the devices is not known, `held_out_loss` where it was
     not taken then."""

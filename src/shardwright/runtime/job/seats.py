@@ -9,13 +9,13 @@ same from the same reports.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from math import inf
 
 from shardwright.errors import SpecError, bad
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout
 from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import Gpu, kind_of
@@ -26,7 +26,7 @@ ENOUGH_LINK = 0.5  # a port that is down slows a machine, and does not make it a
 OTHER = "another GPU"  # of which the catalogue knows nothing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DeviceReport:
     """What one process has: its machine, what its device calls itself, the catalogue's name for it (None: unknown), its
     memory, and its NVLink in one direction (0: none, None: unknown). A CPU stands for any GPU."""
@@ -39,7 +39,7 @@ class DeviceReport:
     cpu: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Seat:
     """GPUs of one type of one machine: `members` are places of the plan, or processes."""
 

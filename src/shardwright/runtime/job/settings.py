@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from shardwright.records import record
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.spec.job import Precision
 
@@ -17,7 +17,7 @@ Device = Literal["cpu", "cuda"]
 CHANGES = ("data", "seed", "global_batch", "seq_len", "precision", "mask_documents")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Settings:
     """`steps` counts from the beginning of training, not from a resumption. `checkpoint_every` 0 writes one at the end
     alone, `keep` 0 keeps all. `resume` is a folder of checkpoints, of whose course `accept_change` names what may be

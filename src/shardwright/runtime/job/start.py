@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import torch
 
 from shardwright.errors import Problem, SpecError
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.runtime.job.course import origin_of, require_same_course
 from shardwright.runtime.job.inputs import details_for, samples_of
 from shardwright.runtime.job.settings import Settings
@@ -32,7 +33,7 @@ from shardwright.runtime.storage.steps import resumable, set_aside
 from shardwright.runtime.storage.weights import from_folder, open_adapters, open_weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StartingPoint:
     """Where a rank begins: its engine, the next step, and the sample that step 0 would begin with: not 0 where the
     global batch is another one than before."""

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pickle import UnpicklingError
 from traceback import walk_tb
 from types import FrameType
@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shardwright.records import record
 from shardwright.runtime.job import ending
 
 VERDICT = "watch/verdict"
@@ -43,7 +44,7 @@ FOR_OTHERS = (".wait(", "wait_tensor")
 FOR_DEVICE = (".synchronize(", ".tolist(", ".item(")  # which may be waiting for others
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sign:
     """A sign of life: how many came before, the step, what the rank does, for how many seconds already, and whether it
     waits for others."""

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import inf
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from shardwright.discovery.discover import answer
 from shardwright.discovery.sources import nvlink_gb_per_second
 from shardwright.errors import SpecError, bad
+from shardwright.records import record
 from shardwright.runtime.job.ending import BAD_INPUT
 from shardwright.runtime.job.seats import DeviceReport, seats
 from shardwright.runtime.job.settings import Settings
@@ -32,7 +33,7 @@ KIBIBYTE, FAREWELL_SECONDS = 1024, 5.0
 POLL_SECONDS = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Worker:
     """One process of the run."""
 

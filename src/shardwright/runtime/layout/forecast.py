@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.learned import default_efficiency
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 
 SAME = 0.01  # predictions that differ by less are of one cost model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StageForecast:
     """Seconds of a step in which a rank of a stage computes, and the part of its pipeline's time in which it waits."""
 

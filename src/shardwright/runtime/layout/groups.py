@@ -10,12 +10,12 @@ holders of the embedding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, pairwise
 from math import lcm
 from typing import Literal
 
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.runtime.layout.places import Place, places_of
 
 Purpose = Literal[
@@ -32,7 +32,7 @@ Pipelines = Mapping[tuple[int, int, int], tuple[tuple[int, ...], ...]]
 """Maps (replica, copy, context-parallel rank) to the ranks of each stage, these in tensor-parallel order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Communicator:
     """A process group: what it is for, and its ranks."""
 
@@ -40,7 +40,7 @@ class Communicator:
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Unit:
     """The shards of a unit and who holds each: `holders[shard]` are ranks in ascending order, and so are
     `experts[block][part]` of its experts, where the model has any."""
@@ -54,7 +54,7 @@ class Unit:
         return len(self.holders)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class Layout:
     """A plan as ranks and groups."""
 

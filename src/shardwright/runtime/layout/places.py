@@ -7,14 +7,14 @@ Which GPU a rank stands on, and so its number, is `plans.placement`'s.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 
 from shardwright.plans.placement import placement_of
 from shardwright.plans.plan import Plan, Replica
+from shardwright.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Place:
     """One rank: copy `copy` of replica `replica`, stage `stage` of `depth`, context-parallel rank `context_rank` of
     `context_parallel`, tensor-parallel rank `tensor_rank` of `tensor_parallel`. `chunks` has the units of each virtual

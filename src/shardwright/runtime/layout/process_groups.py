@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 
+from shardwright.records import record
 from shardwright.runtime.layout.groups import Communicator, Layout, Purpose
 
 MEETING_LIMIT = datetime.timedelta(days=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ProcessGroups:
     """The groups of one rank. Groups of a single rank do not exist: `find` returns None for them. At `meeting`, a group
     of all over gloo, ranks wait for what may take long; None: the default group."""

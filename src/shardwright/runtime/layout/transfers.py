@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from shardwright.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Transfer:
     """One message: from rank to rank, `part` [start, stop) of the sender's sequence positions, to be put at `into` of
     the receiver's."""

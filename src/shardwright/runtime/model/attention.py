@@ -8,13 +8,14 @@ FlexAttention is imported where it is used: with it comes the tracer of torch.co
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch.nn import functional
 
+from shardwright.records import record
 from shardwright.spec.model import Attention, Model, RotaryScaling
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def alibi_slopes(heads: int, device: torch.device) -> torch.Tensor:
     return torch.cat([first, between]).exp2()
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@record(eq=False)
 class Documents:
     """The document of each position of a micro-batch, `numbers` [micro_batch, sequence], and the block masks that all
     its layers share."""

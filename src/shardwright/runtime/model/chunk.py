@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Protocol
 
@@ -13,6 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from shardwright.plans.plan import Recompute
+from shardwright.records import record
 from shardwright.runtime.model.attention import Documents
 from shardwright.runtime.model.blocks import ACTIVATIONS, layer_forward, norm
 from shardwright.runtime.model.context import WHOLE, ContextGroup
@@ -38,7 +38,7 @@ class Way(Protocol):
     def leaves(self, unit: int, x: torch.Tensor) -> None: ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class Chunk:
     """A run of units with this rank's parts of their parameters, by full name. `positions` are those of this rank's
     part of a sequence, `table` has their rotation. `way` brings the weights of each unit, where they are not there.

@@ -20,12 +20,13 @@ from typing import Any, cast
 import torch
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
+from shardwright.records import record
 from shardwright.runtime.model.parallel import gather_into, reduce_scatter_into
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ContextGroup:
     """The ranks that share sequences: their process group, and the parts of the sequence in its order; `part` is this
     rank's own."""

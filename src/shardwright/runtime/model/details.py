@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from shardwright.errors import Problem, SpecError, bad
+from shardwright.records import record
 from shardwright.runtime.model.rotary import KINDS
 from shardwright.spec.model import Model, RotaryScaling
 from shardwright.spec.read.huggingface import model_of_config
@@ -28,7 +29,7 @@ TOLD = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Details:
     """The numbers of a forward pass beside the sizes. `renormalise`: the weights of a token's experts sum to 1."""
 

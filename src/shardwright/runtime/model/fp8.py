@@ -10,20 +10,20 @@ for the backward pass; weights are brought to 8 bits in each pass. Sums are in f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any, cast
 
 import torch
 from torch.nn import functional
 
+from shardwright.records import record
 from shardwright.runtime.model.parallel import TensorGroup, all_reduced, collecting, summed, summing
 from shardwright.runtime.model.products import WHOLE, Matrix, Products
 
 SMALLEST = 1e-12  # of a tensor's largest value, so that zeros have a scale
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Scaled:
     """The tensor `values` * `scale`, of which `values` are in 8 bits."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
+from shardwright.records import record
 from shardwright.runtime.model.parameters import ModelParameter
 from shardwright.spec.model import Attention, Model
 
@@ -29,7 +29,7 @@ PARTS = ("query", "key", "value")
 WHOLE = slice(None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TensorSource:
     """A tensor of a file that holds a parameter: in it, viewed in the shape `view` (None: as it is), at `index`,
     `turned` where that is the transpose. `shape` is that of the tensor, None: that of the parameter."""

@@ -7,9 +7,10 @@ says where the layers are, what each block of a layer is called, and in which te
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 
+from shardwright.records import record
 from shardwright.runtime.model.fused import Form, TensorSource, source_in
 from shardwright.runtime.model.parameters import ModelParameter
 from shardwright.spec.model import Model
@@ -17,7 +18,7 @@ from shardwright.spec.model import Model
 Words = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Names:
     """The names of a family: the folder of its layers, of blocks in a layer ({}: the number of an expert), of what is
     beside layers, and the forms of tensors that hold other than one parameter as it is."""

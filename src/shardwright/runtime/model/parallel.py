@@ -10,11 +10,12 @@ return what ends them: products stand in between, as Megatron-LM does it in the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
+
+from shardwright.records import record
 
 gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -22,7 +23,7 @@ collectives = torch.ops._c10d_functional  # their end is an operator too, which 
 Arrival: TypeAlias = Callable[[], torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TensorGroup:
     """The tensor-parallel ranks of a stage: this rank's number, their count, the process group (None for one rank)."""
 
@@ -37,7 +38,7 @@ class TensorGroup:
         return self.sequence and self.size > 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ExpertGroup:
     """The ranks that share the experts of a layer: `size` of them, of which this one has `rank`-th equal part.
 

@@ -13,9 +13,10 @@ every rank; where each has some columns, A has these columns and B is whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+from shardwright.records import record
 from shardwright.spec.adapter import Adapter, Target
 from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe
 
@@ -43,7 +44,7 @@ TARGETS: Mapping[str, Target] = {
 DOWN, UP, LENGTHS = "lora_a", "lora_b", "lengths"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ModelParameter:
     """One parameter of the whole model.
 

@@ -11,13 +11,13 @@ of its rank under sequence parallelism, as norms do.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any, cast
 
 import torch
 from torch.nn import functional
 
+from shardwright.records import record
 from shardwright.runtime.model.parallel import TensorGroup, all_reduced, collected, collecting, enter, leave, summing
 from shardwright.runtime.model.parameters import DOWN, LENGTHS, UP
 
@@ -28,7 +28,7 @@ Matrix = tuple[torch.Tensor, torch.Tensor | None]
 Weights = Mapping[str, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class AdapterProducts:
     """By what the products of adapters are multiplied, and which ranks hold the parts of their matrices."""
 
@@ -36,7 +36,7 @@ class AdapterProducts:
     tensor: TensorGroup = WHOLE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Products:
     """How layers are multiplied. `enter` takes this rank's positions of a tensor group and returns the products of all
     positions with matrices of which each rank has some rows; `leave` multiplies by one of which each has some columns,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
+from shardwright.records import record
 from shardwright.spec.model import FAST_TURNS, SLOW_TURNS, Model, RotaryScaling
 
 KINDS = ("default", "linear", "llama3", "yarn", "longrope")
@@ -14,7 +14,7 @@ UNSCALED = RotaryScaling()
 Table = tuple[torch.Tensor, torch.Tensor] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Rotations:
     """The rotation of positions in layers of full attention and in those with a window; None in a model without."""
 

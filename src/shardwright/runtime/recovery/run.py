@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.recovery.outlook import Outlook, Rates
 from shardwright.recovery.quorum import Generation, Machine
 from shardwright.recovery.ways import Templates
@@ -26,7 +27,7 @@ SIGNAL_SECONDS = 30.0
 """So long a machine has after SIGTERM where nothing else is said."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Service:
     """A metadata service: its cloud, and where it is."""
 
@@ -34,7 +35,7 @@ class Service:
     url: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class KeeperOptions:
     """`machine` as others reach it; `join` where they may be, its own address first on the one that begins. Snapshots
     are taken every `snapshot_every` steps into `memory`, written to `disk` and to the URL `upload` where these are
@@ -67,7 +68,7 @@ class KeeperOptions:
         return self.machine.host, self.machine.port
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GenerationBase:
     """The generation before with its plan and the machines in the order of its seats, what is expected of machines, and
     new plans that were made before. `minority_since` is when (monotonic) this machine was first in a minority of it."""
@@ -88,7 +89,7 @@ class GenerationPromise:
     newest: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Report:
     """Where a rank was when it was halted: `step` steps are in its state; it `voted` in the one after these. `vote` is
     the outcome of step number `vote_step`, the last that it knows, None where it knows none."""
@@ -99,7 +100,7 @@ class Report:
     vote: tuple[float, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Settlement:
     """The steps in the state of all survivors once those that are behind have updated by `vote`; -1 for no survivor."""
 

@@ -27,6 +27,8 @@ from itertools import count
 from secrets import token_bytes
 from typing import Any, TypeVar
 
+from shardwright.records import record
+
 Message = dict[str, Any]
 Payload = bytes | bytearray | memoryview
 Reply = tuple[Message, Payload]
@@ -323,7 +325,7 @@ def _run(call: Callable[[], Result], future: Future[Result]) -> None:
         future.set_result(result)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class BackgroundTasks:
     """BackgroundTasks of one kind; `what` is said where one fails."""
 

@@ -8,16 +8,17 @@ quantised changes nothing: state may go through fp32, as in checkpoints, without
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
+
+from shardwright.records import record
 
 BLOCK = 256
 SMALLEST = 1e-30  # scale; blocks of less are zero
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Blocks:
     """A flat row of values in 8 bits: `codes` [n] in uint8 with n a multiple of `BLOCK`, `scales` [n / BLOCK] in fp32;
     the first `elements` values count. `signed` says whether they may be below zero."""

@@ -9,11 +9,12 @@ have buckets of their own, which no collective sums.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby, pairwise
 from math import prod
 
 from shardwright.plans.shares import cuts
+from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout, vocabulary
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.model.parameters import ModelParameter, Summed, frozen_parameters, trained_parameters
@@ -26,7 +27,7 @@ ALIGNMENT_ELEMENTS = 256  # of matrices and of the parts of ranks: blocks of 8-b
 UnitParameters = Callable[[Model, Adapter | None, int, int], tuple[ModelParameter, ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Piece:
     """A part of a parameter in a bucket, at `offset`. Along the parameter's cut dimension it is [start, stop) of the
     whole and begins at `local` of what the rank holds. `counted` is true in one bucket of those that have it."""
@@ -49,7 +50,7 @@ class Piece:
         return self.parameter.summed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Segment:
     """Elements [start, stop) of a bucket that are treated alike: whether they are matrices of layers (`hidden`), decay,
     and count for norms. What no piece has in between stays zero."""
@@ -61,7 +62,7 @@ class Segment:
     counted: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Bucket:
     """One flat buffer: `ranks` hold it, `elements` is a multiple of their number. It has the `shard`-th of `shards` of
     what it holds of the units: of their experts in a `block`, else (None) of all but experts. `alone` says whether the

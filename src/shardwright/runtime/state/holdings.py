@@ -7,8 +7,8 @@ the plan shards.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout, vocabulary
 from shardwright.runtime.model.parameters import ModelParameter, trained_parameters
 from shardwright.runtime.state.buckets import Bucket
@@ -16,7 +16,7 @@ from shardwright.runtime.state.pieces import WEIGHT, CutShape, StatePiece
 from shardwright.runtime.state.recipe import MOMENTS, Method, rule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Holding:
     """A piece of state, and at which element of its bucket it begins. `counted` is false where another tensor-parallel
     rank has the same and writes it."""

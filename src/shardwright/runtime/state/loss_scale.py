@@ -4,13 +4,15 @@ up."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from shardwright.records import record
 
 FIRST, GROWTH_STEPS, LEAST = 2.0**16, 2_000, 1.0
 MOST_IN_A_ROW = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LossScale:
     """What the loss is multiplied by, the good steps since that changed, the steps left out since the beginning, and in
     a row, those not counted after which a `dynamic` scale could still be halved."""

@@ -9,10 +9,10 @@ the plan.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from shardwright.cost.compute.orthogonalisation import orthogonalisation_flops
+from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.state.buckets import Bucket, buckets_of
@@ -24,7 +24,7 @@ Family = tuple[tuple[int, ...], int | None]
 """The units and the block of experts that a bucket has a shard of."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Fragment:
     """What a rank holds of a matrix: a piece of it, in a bucket."""
 
@@ -33,7 +33,7 @@ class Fragment:
     holding: Holding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Matrix:
     """A matrix of a layer, and the rank that orthogonalises it."""
 
@@ -44,7 +44,7 @@ class Matrix:
     targets: tuple[Fragment, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Exchange:
     """The matrices that the same `ranks` hold."""
 

@@ -7,12 +7,12 @@ all as it was where the device finds that the step is to be left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
 import torch
 
+from shardwright.records import record
 from shardwright.runtime.state.blocks import BLOCK, Blocks, code_book, dequantised, quantised
 from shardwright.runtime.state.recipe import Method, Recipe
 from shardwright.runtime.state.slots import Slot
@@ -20,7 +20,7 @@ from shardwright.runtime.state.slots import Slot
 CHUNK_ELEMENTS = 1 << 22  # whose 8-bit moments are in fp32 at a time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StepVerdict:
     """What becomes of a step's gradients, decided on the device: they are divided by `divisor`; where `left_out` is 1,
     not 0, nothing is updated. Both are single numbers in fp32."""
@@ -32,7 +32,7 @@ class StepVerdict:
         return StepVerdict(divisor=self.divisor.to(device), left_out=self.left_out.to(device))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Update:
     """Slots on one device that one method updates, with the same decay, their gradients there, and the step's figures:
     learning rate, and how many `updates` there were before."""

@@ -7,7 +7,6 @@ owners of the matrices (`matrices`), who orthogonalise these whole and send the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright.cost.compute.orthogonalisation import STEPS
+from shardwright.records import record
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.state.matrices import UPDATE, Exchange, Fragment
 from shardwright.runtime.state.methods import Update
@@ -35,7 +35,7 @@ Part = tuple[int, StatePiece]
 """A piece of one of the matrices that a rank owns, by its number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Route:
     """An exchange as one rank sees it, each a list by the other's place in the group: what it sends to owners and gets
     back of its slots, and of the matrices that it owns the `parts` that come and those that go back, `results`."""
@@ -48,7 +48,7 @@ class Route:
     results: list[list[Part]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Orthogonaliser:
     """The routes of a rank. Matrices travel and are orthogonalised in `dtype`: bf16, or fp32 where the run computes in
     that."""

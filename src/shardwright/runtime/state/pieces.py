@@ -18,12 +18,13 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from shardwright.errors import bad
+from shardwright.records import record
 
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "uint8": np.dtype("u1")}
 WEIGHT = "weight"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CutShape:
     """The shape of a whole parameter, without padding, and the dimension that cuts go along (0 if it is never cut)."""
 
@@ -62,7 +63,7 @@ class StatePiece:
         return f"{self.kind} of {self.parameter}[{self.start}:{self.stop}] elements {self.low}:{self.high}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StoredPiece:
     """A piece in a file, from byte `offset` on. `hash` is the xxh3-128 of its bytes in hexadecimal, "" if unknown."""
 
@@ -74,7 +75,7 @@ class StoredPiece:
     hash: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PieceOverlap:
     """`count` runs of `length` elements that two pieces share: the first at `source` and `target` elements from the
     beginning of either, each next one `source_step` and `target_step` further on."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from shardwright.records import record
 from shardwright.spec.job import Optimizer
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ MOMENTS: dict[Method, tuple[str, ...]] = {
 STABLE = 0.9  # of the steps that warm-up, stable and decay phase take together, those before the decay
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Recipe:
     """How weights are updated. The rate rises linearly for `warmup_steps`, stays until step `decay_from`, and falls to
     `final_fraction` of itself at `decay_steps` (never, where that is 0): as a cosine, or linearly. `wsd` (warm-up,

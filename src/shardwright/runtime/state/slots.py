@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
+from shardwright.records import record
 from shardwright.runtime.state.blocks import Blocks, zeros
 from shardwright.runtime.state.buckets import Segment
 from shardwright.runtime.state.offload import in_host
@@ -14,7 +13,7 @@ from shardwright.runtime.state.recipe import MOMENTS, Recipe
 from shardwright.runtime.state.store import Buffer, Store
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@record(eq=False)
 class Slot:
     """The optimizer's part of a segment of a buffer: elements [start, stop) of the bucket, their fp32 weights and
     moments. It is updated where these are: on the device, or in host memory.

@@ -6,12 +6,12 @@ Under ZeRO-2 a rank keeps its own part of the summed gradients of a bucket, unde
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 
+from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.model.parameters import ModelParameter
@@ -19,7 +19,7 @@ from shardwright.runtime.state.buckets import Bucket, Piece, buckets_of, frozen_
 from shardwright.runtime.state.sharding import kept_apart
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FlatView:
     """A parameter as a view of a flat buffer, from element `offset` on."""
 
@@ -28,7 +28,7 @@ class FlatView:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Flat:
     """All elements of a bucket, of which the rank keeps those from `start` on: `kept`. Where that is a part, the memory
     of the `whole` is there only from `open` to `close`."""
@@ -71,7 +71,7 @@ class Flat:
             self.whole.untyped_storage().resize_(0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@record(eq=False)
 class Buffer:
     """A bucket with its memory: `weights` in the precision of the computation, `gradients` in fp32, none where they are
     frozen."""
@@ -81,7 +81,7 @@ class Buffer:
     gradients: Flat
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Store:
     """The parameters of one rank by name, with the buffers behind them: those that are trained, in the order of their
     synchronisation, and `frozen` ones.

@@ -9,13 +9,13 @@ is bound to the group).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, Operation
+from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout, Purpose
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
@@ -25,7 +25,7 @@ Outgoing = tuple[Any, torch.Tensor]
 """A send under way, and what it sends, which must live until it is done."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Link:
     """One way of messages of a rank: its process group and the parts that it receives or sends."""
 
@@ -33,7 +33,7 @@ class Link:
     parts: tuple[Transfer, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Channels:
     """All ways of messages of a rank. `links` maps (kind, "in" or "out", wraps around) to a link, `stages` counts
     virtual stages; `shape` is that of an activation at this rank's positions."""
@@ -46,7 +46,7 @@ class Channels:
     device: torch.device
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Incoming:
     """A message on its way, and the receives of its parts."""
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
+from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout, expert_group
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
@@ -63,7 +64,7 @@ class Engine:
     loss_scale: LossScale
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StepResult:
     """What a step gave: mean loss over the tokens of the global batch, gradient norm before clipping (where one of
     them is not finite, the step was left out), whether any rank was asked to stop, and the seconds of the passes, of

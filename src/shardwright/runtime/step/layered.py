@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 import torch
 
 from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, Operation
 from shardwright.plans.plan import Recompute
+from shardwright.records import record
 from shardwright.runtime.model.attention import Documents, documents_of
 from shardwright.runtime.model.chunk import Chunk, loss_of, unit_forward
 from shardwright.runtime.step.pipeline import Batch, Event, RankPipeline
@@ -27,7 +28,7 @@ Kept = tuple[torch.Tensor, torch.Tensor | None]
 """Input and output of a unit for a micro-batch; no output where it runs again before its backward pass."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class _Walk:
     """The way of a wave through the units, shown to whoever measures or waits for it."""
 

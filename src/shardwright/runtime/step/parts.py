@@ -7,16 +7,16 @@ of unequal parts, and a ring takes as long for the longest anyway.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from shardwright.records import record
 from shardwright.runtime.model.parallel import gather_into, reduce_scatter_into
 from shardwright.runtime.state.buckets import Bucket
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Gather:
     """Parts on their way into `whole`: through `padded`, where they are unequal."""
 
@@ -34,7 +34,7 @@ class Gather:
                 self.whole[start:stop].copy_(part)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Scatter:
     """A sum over the holders on its way; `wait` returns this rank's part of it."""
 

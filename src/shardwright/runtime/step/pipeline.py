@@ -7,11 +7,11 @@ before the operation ahead of it runs, so messages travel while a rank computes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from shardwright.cost.pipeline.schedule import FORWARD, Operation, Order, interleaved
+from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
@@ -25,7 +25,7 @@ Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 """Returns tokens and targets [micro_batch, sequence] of a micro-batch of this rank's copy, at all positions."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class RankPipeline:
     """A rank's part in the pipeline of its copy. Gradients are multiplied by `scale`, beside that of the loss."""
 
@@ -37,7 +37,7 @@ class RankPipeline:
     scale: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Event:
     """An operation, and when it ran: the moments (`moments.moment`) when its input was awaited, was there, and when it
     was done."""

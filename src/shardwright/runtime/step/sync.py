@@ -9,12 +9,12 @@ when its backward pass leaves the units of the bucket, and the whole is freed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
@@ -23,7 +23,7 @@ from shardwright.runtime.state.store import Buffer, Store, local_part
 from shardwright.runtime.step.parts import Scatter, start_scatter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Leaving:
     """The gradients of a micro-batch on their way to the ranks that keep them."""
 

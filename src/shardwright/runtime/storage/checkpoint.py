@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright.errors import SpecError, bad
+from shardwright.records import record
 from shardwright.runtime.model.parallel import gather_into
 from shardwright.runtime.state.holdings import holdings_of, parameter_shapes
 from shardwright.runtime.state.loss_scale import LossScale
@@ -49,7 +50,7 @@ from shardwright.runtime.storage.steps import checkpoints, manifest_of, newest_c
 MOST_NAMED = 3  # problems of as many ranks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Saved:
     """The folder of a step, and why it is not there ("" if it is)."""
 
@@ -57,7 +58,7 @@ class Saved:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Checkpoint:
     """An open checkpoint: its manifest, its pieces by parameter, and how the values of one are fetched."""
 

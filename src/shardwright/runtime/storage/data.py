@@ -13,7 +13,6 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from shardwright.errors import bad
 from shardwright.files import write_atomically
+from shardwright.records import record
 from shardwright.runtime.storage.remote import RemoteTokens, content, size
 
 BYTES = "bytes"
@@ -36,7 +36,7 @@ Location = Path | str
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class TokenFile:
     """An open token file. `vocab` is one more than the largest number a token may have, `end` the token that ends a
     text, None where it has none."""
@@ -68,7 +68,7 @@ class TokenFile:
         return list(zip(starts, blocks, strict=True))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class Samples:
     """The samples of a token file: sequences of `seq_len` tokens, which overlap by the one that is only a target."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import xxhash
 
 from shardwright.errors import SpecError, bad
 from shardwright.files import write_atomically
+from shardwright.records import record
 from shardwright.runtime.state.pieces import DTYPES, CutShape, StatePiece, StoredPiece, require_held
 from shardwright.spec.model import Model
 
@@ -28,7 +29,7 @@ Index = Mapping[tuple[str, str], Sequence[StoredPiece]]
 """Stored pieces by kind and parameter."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Course:
     """What a manifest says of its run beside the state: what it was told, which data it has read how far, and its
     seeds; all of it JSON data."""
@@ -38,7 +39,7 @@ class Course:
     random: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Manifest:
     """State after `step` steps. `model` is the hash of what the weights are of (`model_hash`), `settings` what the run
     was told, `data` how far it has read what, `random` the seeds, `loss_scale` that of fp16; JSON data all of them."""

@@ -9,7 +9,6 @@ where it stopped.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,12 +17,13 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardwright.errors import bad
+from shardwright.records import record
 from shardwright.runtime.storage.data import Location, Samples, TokenFile, document_end, make_samples, open_tokens
 
 BLOCK = 10_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Source:
     """A token file that a run is told of, and its weight beside the others; None: the number of its tokens."""
 
@@ -31,7 +31,7 @@ class Source:
     weight: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class Mixture:
     """Samples of several files: of every `BLOCK` of them so many of each as `quotas` says."""
 

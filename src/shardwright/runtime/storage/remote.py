@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.errors import bad
+from shardwright.records import record
 
 RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RemoteTokens:
     """The `count` tokens of a file. Slices are read as they are asked for; steps are not."""
 

@@ -13,7 +13,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from safetensors.torch import save_file
 
 from shardwright.errors import bad
 from shardwright.files import write_atomically
+from shardwright.records import record
 from shardwright.runtime.model.fused import TensorSource
 from shardwright.runtime.model.initial import Initial
 from shardwright.runtime.model.names import form_of, source_of
@@ -40,7 +40,7 @@ OTHERS = ("use_rslora", "alpha_pattern", "rank_pattern", "modules_to_save", "tar
 """What must be in a folder as in the plan, and what must not be there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class HuggingFaceWeights:
     """The tensors of a folder by name, each with its file."""
 
@@ -136,7 +136,7 @@ def _tensors(
             yield name, tensors.pop(name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class AdapterFile:
     """The adapters of a folder."""
 
@@ -218,7 +218,7 @@ def peft_name(model: Model, parameter: ModelParameter) -> str:
     return f"base_model.model.{_module(model, parameter.beside)}.{suffix}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TensorFile:
     """An open file: its tensors' names and its metadata; tensors are read when asked for."""
 

@@ -16,6 +16,7 @@ import torch
 
 from shardwright.cost.pipeline.schedule import BACKWARD
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.runtime.model.parameters import unit_parameters
 from shardwright.runtime.step.pipeline import Event
 from shardwright.runtime.step.timestamps import seconds_between
@@ -78,7 +79,7 @@ def _share(times: dict[int, list[float]], below: int, unit: int, seconds: float)
         times.setdefault(number, []).append(seconds / (unit - below))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StageTime:
     """Of one rank in one step: seconds of computing, of waiting for messages, and from first to last operation."""
 
@@ -96,7 +97,7 @@ def stage_time(events: Sequence[Event]) -> StageTime:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Measured:
     """Median seconds of the units of one rank, of which `recomputed` ran forward again in the backward pass, and
     seconds of the update for each weight that the rank updates."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from shardwright.records import record
 from shardwright.runtime.layout.forecast import StageForecast, stage_forecasts
 from shardwright.runtime.layout.groups import Layout
 from shardwright.units import format_bytes, format_seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RankSummary:
     """Of one rank: medians over the steps of computing, of waiting for messages, of the passes as a whole, of waiting
     for samples and for gradient sums, and of the update; how far computing differs from step to step (the 90th

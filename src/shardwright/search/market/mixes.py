@@ -7,7 +7,6 @@ the best plan of its own kind; a mix whose point at that speed the front already
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations, product
 
 import numpy as np
@@ -16,6 +15,7 @@ from shardwright.arrays import Floats
 from shardwright.cost.money import MOST_STRETCH, stretch
 from shardwright.plans.abilities import makers
 from shardwright.plans.findings import PlacesApart
+from shardwright.records import record
 from shardwright.search.market.result import Front, Point
 from shardwright.search.market.sweep import Find, Sweep
 from shardwright.search.renting import Rental, exposure
@@ -29,7 +29,7 @@ SHARES = (1.0, 0.5, 0.25)  # of all machines of an offer
 LEAST_GAIN = 1.03  # how far beyond the front a mix must reach at best
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Mix:
     """Machines of two offers, and by what factor they reach beyond the front at best."""
 

@@ -23,6 +23,7 @@ from shardwright.plans.findings import (
     Uncovered,
 )
 from shardwright.plans.ranking import NoPlan
+from shardwright.records import record
 from shardwright.search.renting import FrontPoint
 from shardwright.spec.offers import Offers
 
@@ -30,7 +31,7 @@ MOST_LINES = 20  # of a front, where it is printed in a notebook
 USUALLY_SURE = 0.8  # with which a pick keeps the limits where some choice does and nobody says how sure to be; chosen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SizeStep:
     """What the next larger or smaller choice on the same offer changes: GPUs more, and the part by which the run gets
     faster and dearer (negative: slower, cheaper)."""
@@ -41,7 +42,7 @@ class SizeStep:
     dearer: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Picks:
     """Places in the front that answer a question; None where no limit was given, or none keeps it. `on_demand_in_time`
     is the cheapest within the deadline whose machines nobody takes back."""
@@ -52,7 +53,7 @@ class Picks:
     fastest_in_budget: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ShopReport:
     """How the search went: numbers of machines of all offers, layouts on them, plans simulated, mixes searched, and
     seconds by phase; `not_covered` names what was not looked at."""
@@ -66,7 +67,7 @@ class ShopReport:
     not_covered: tuple[Uncovered, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Shopping:
     """The front, fastest first, none of its choices dominates another in hours, dollars and preemptions; `steps` has
     what each changes against the next on the same offer. `infeasible` says why nothing keeps the limits, with
@@ -92,7 +93,7 @@ class Shopping:
         return "\n".join([*lines, *([f"… {left} more"] if left > 0 else [])]) or "no choice"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Limits:
     """The deadline and the budget of a run, None where it has none, and how sure it must be to keep them (None: as
     expected, but `USUALLY_SURE` where some choice is)."""

@@ -22,6 +22,7 @@ from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.strategies import Layouts, Strategies
 from shardwright.cost.trust.rarity import rare_counts
 from shardwright.progress import tell
+from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.search.market.result import Front
 from shardwright.search.renting import Tariff
@@ -36,7 +37,7 @@ LAYOUT_BATCH, ARRANGEMENT_BATCH, SIMULATION_BATCH = 2048, 256, 16  # rows at a t
 PROBES, PROBE_LAYOUTS, PROBE_ROWS = 6, 64, 12  # numbers of machines looked at first, and what is tried of each
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Find:
     """A plan on the front: a strategy on so many machines of an offer, and what its seconds weigh."""
 

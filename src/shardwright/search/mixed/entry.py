@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,11 +11,10 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.memory.facts import headroom
-from shardwright.plans.abilities import makers
 from shardwright.plans.check import check
 from shardwright.plans.findings import DeeperPipelines, Offload, Uncovered
 from shardwright.plans.plan import Plan
-from shardwright.rounding import coarse
+from shardwright.records import record
 from shardwright.search.mixed.branch_and_bound.fastest import search_degrees
 from shardwright.search.mixed.branch_and_bound.run import QUICK, Effort, MixedProblem, MixedResult, effort_for
 from shardwright.search.mixed.drafts.draft import costed, fitting_seconds
@@ -24,6 +23,7 @@ from shardwright.search.mixed.offload import that_may_gain
 from shardwright.search.mixed.restrictions import dropped, keeps_pins, narrowed, unruled
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import not_covered, settings
+from shardwright.search.objective import affordable_value
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space
 from shardwright.spec.catalog.frameworks import OWN
@@ -31,7 +31,7 @@ from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MixedOutcome:
     """Costed plans, best first; the uniform plan over all machines, if one fits; what no plan of the space beats:
     seconds, or dollars of an iteration, whichever the job minimises."""
@@ -145,23 +145,6 @@ def run_by_train(contexts: Sequence[Context], fit: float) -> list[Context]:
     return [replace(context, job=job, headroom=headroom(fit, job)) for context in contexts]
 
 
-def largest_pools(contexts: Sequence[Context]) -> list[Context]:
-    """Return one context for each GPU type, that of its largest pool: a stage of a plan names its type alone."""
-    best: dict[str, Context] = {}
-    for context in contexts:
-        name = context.pool.gpu.name
-        if name not in best or context.pool.gpus > best[name].pool.gpus:
-            best[name] = context
-    return list(best.values())
-
-
-def of_each_maker(contexts: Sequence[Context]) -> list[list[Context]]:
-    """Return the contexts that one plan may have together, by the makers of their GPUs."""
-    there = makers(context.pool.gpu for context in contexts)
-    joined = [[context for context in contexts if makers([context.pool.gpu]) in ((), (maker,))] for maker in there]
-    return joined or [list(contexts)]
-
-
 def joined(outcomes: Sequence[MixedOutcome]) -> MixedOutcome:
     """Return the outcome of several searches together."""
     return MixedOutcome(
@@ -186,21 +169,6 @@ def with_state_in_host(plain: MixedOutcome, more: MixedOutcome | None, best: flo
     if gains or more.bound >= plain.bound:
         return both
     return replace(both, bound=plain.bound, not_covered=(*both.not_covered, Offload(1.0 - more.bound / best)))
-
-
-def affordable_value(plan: Plan) -> float | None:
-    """Return what the job minimises for a costed plan, or None where it misses the deadline or the budget. Raises
-    SpecError where that needs a price that is not known."""
-    found, job, dollars = plan.prediction, plan.job, plan.iteration_dollars
-    assert found is not None, "only costed plans have a value"
-    hours, total = found.hours_total, found.dollars_total
-    if job.deadline_hours is not None and hours is not None and hours > job.deadline_hours:
-        return None
-    if job.budget_dollars is not None and total is not None and total > job.budget_dollars:
-        return None
-    if job.objective == "time":
-        return coarse(found.iteration_seconds)
-    return None if dollars is None else coarse(dollars)
 
 
 def depth_limits(deepest: int, layers: int) -> tuple[DeeperPipelines, ...]:

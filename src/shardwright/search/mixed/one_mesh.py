@@ -22,6 +22,7 @@ from shardwright.errors import bad
 from shardwright.plans.findings import NotCovered
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import Compositions, columns, least_seconds
 from shardwright.search.mixed.bounds.instance import HOPELESS, Instance, instances
@@ -35,7 +36,7 @@ from shardwright.search.mixed.branch_and_bound.tree import (
     least_bound,
 )
 from shardwright.search.mixed.drafts.draft import Draft, costed, fitting_seconds, under_each_order
-from shardwright.search.mixed.entry import MixedOutcome, affordable_value, best_uniform, by_dollars, depth_limits
+from shardwright.search.mixed.entry import MixedOutcome, best_uniform, by_dollars, depth_limits
 from shardwright.search.mixed.heuristics.attempts import workshop_of
 from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
 from shardwright.search.mixed.offload import that_may_gain
@@ -44,6 +45,7 @@ from shardwright.search.mixed.subproblem.exact import ANY, least_by_splits
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.region import Region, sites_of
 from shardwright.search.mixed.tables.settings import OF_MIXED_PLANS, in_no_setting, settings
+from shardwright.search.objective import affordable_value
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, divisors
 from shardwright.spec.cluster import Cluster
@@ -56,7 +58,7 @@ HALVED = 48  # ranges that are halved, at most
 NARROW = 1.005  # a range is not halved any more whose longest stages are so many times its shortest ones, at most
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Open:
     """A candidate of which no plans were made yet; `bounded` by all of its splits, or by the inequalities alone."""
 
@@ -217,7 +219,7 @@ def _recomputing_alike(draft: Draft) -> Draft:
     return replace(draft, replicas=replicas)
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Worth:
     """What the job minimises. `machine_gpus` and `per_second`, dollars of a machine, are of each type, [G]; without
     prices (None) seconds count."""
@@ -268,7 +270,7 @@ def worth_of(contexts: Sequence[Context]) -> Worth:
     return Worth(job, machine_gpus, np.array(prices) / SECONDS_PER_HOUR)
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Candidate:
     """`copies` replicas with `counts` stages of each type, which take `seconds` or more."""
 
@@ -351,7 +353,7 @@ def _region(instance: Instance, copies: int) -> Region:
     return Region(fewest=copies, most=copies, modes=instance.modes, link=np.inf, used=())
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Range:
     """The splits of a candidate whose longest stage takes `shortest` to `longest` seconds: zero and infinity where that
     excludes none."""

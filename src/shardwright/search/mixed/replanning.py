@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import gcd
 
 import numpy as np
@@ -14,6 +14,7 @@ from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.iteration.mixed import Mixed, mixed_iteration, pipeline_seconds
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, RankOrder, Replica
+from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.search.mixed.drafts.draft import Draft, fitting, plan_of
 from shardwright.search.mixed.drafts.realise import shares
@@ -135,7 +136,7 @@ def _gpus(replica: Replica) -> Counter[str]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ReplanTask:
     """What is looked for: plans of one setting, its instance, on a cluster, with a context for each GPU type."""
 

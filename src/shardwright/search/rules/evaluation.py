@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
 from shardwright.arrays import Array, Bools, Floats
+from shardwright.records import record
 from shardwright.search.rules.tree import (
     Arithmetic,
     Compare,
@@ -31,7 +31,7 @@ from shardwright.search.rules.tree import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Column:
     """The values of a variable for many candidates, in any shape that broadcasts with those of other columns.
 

@@ -6,7 +6,7 @@ A search that keeps pins keeps the rules that pins stand for (`rules_as_pins`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from shardwright.cost.strategies import (
     strategies,
 )
 from shardwright.plans.findings import Cause, Rejection
+from shardwright.records import record
 from shardwright.search.rules.evaluation import Column
 from shardwright.search.space.axes import OFFLOADS, Space, Value
 from shardwright.search.space.parameters import AXES, AXIS_OF, BEYOND_LAYOUT
@@ -40,7 +41,7 @@ NODES = "num_nodes"  # follows from the number of GPUs but for machines in part:
 UNSAID = ("recompute_layers",)  # a rule of which drops what has no such value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Filters:
     """Rules that drop candidates."""
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from shardwright.errors import suggestion
+from shardwright.records import record
 from shardwright.search.rules.check import CANONICAL
 from shardwright.search.rules.tree import (
     Arithmetic,
@@ -81,7 +81,7 @@ _REMEDIES = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Token:
     """`symbol` is the operator that a token stands for, or empty; `kind` and `text` are as written."""
 

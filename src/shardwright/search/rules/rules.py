@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from shardwright.arrays import Bools
 from shardwright.errors import Problem, SpecError, bad
+from shardwright.records import record
 from shardwright.search.rules.check import SCHEMA, faults, schema_with_gpus
 from shardwright.search.rules.evaluation import Column, holds
 from shardwright.search.rules.parser import parse_expression
@@ -26,7 +26,7 @@ MAX_PROBLEMS = 20  # told at once
 _OPENING = re.compile(r"\s*(?:(?P<name>[A-Za-z][\w ./-]*):)?\s*", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Rule:
     """A condition on candidates. `text` is the expression as written, and the name where none is given.
 

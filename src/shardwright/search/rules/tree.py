@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardwright.errors import Problem
+from shardwright.records import record
 
 EXCERPT_CHARACTERS = 100
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Span:
     """Half-open range of characters in the text of a rule, counted from 0."""
 
@@ -17,13 +16,13 @@ class Span:
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Number:
     value: float
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Truth:
     """The literal True or False."""
 
@@ -31,7 +30,7 @@ class Truth:
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Word:
     """A bare word or a string: the name of a choice, as `selective`."""
 
@@ -39,14 +38,14 @@ class Word:
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Nothing:
     """The literal None: not set."""
 
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Variable:
     """A parameter by its canonical name."""
 
@@ -54,19 +53,19 @@ class Variable:
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Negative:
     operand: Expression
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Not:
     operand: Expression
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Arithmetic:
     """Operators of one precedence, applied from left to right: `first`, then each operator with its operand."""
 
@@ -75,7 +74,7 @@ class Arithmetic:
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Compare:
     operator: str
     left: Expression
@@ -83,7 +82,7 @@ class Compare:
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Within:
     """Whether `item` equals one of `choices`."""
 
@@ -92,7 +91,7 @@ class Within:
     span: Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Logic:
     """`operands` joined by `&&` or `||`."""
 
@@ -138,7 +137,7 @@ class RuleError(Exception):
         self.hint = hint
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Location:
     """Where a rule stands: file, line (from 1), its text, and the column (from 0) at which the expression begins."""
 

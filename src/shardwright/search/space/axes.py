@@ -8,7 +8,7 @@ sequence parallelism, FlashAttention, overlaps, layer split, recomputation, shar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import product
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +20,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.strategies import UNSHARDED, ZERO1, Strategies
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.plans.abilities import flash_attention_runs, tensor_parallel_overlaps
+from shardwright.records import record
 from shardwright.search.space.parameters import AXES, SYNONYMS
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import NodePool
@@ -38,7 +39,7 @@ Choice = str | tuple[str, ...] | None
 Choices = Mapping[str, tuple[Choice, ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Space:
     """What is searched: the values allowed for the pinned axes (all legal values for the others). With `tp_per_type`,
     GPU types of one plan may differ in their tensor-parallel degree. `options` are those of the trainer to choose

@@ -12,7 +12,7 @@ recomputed layers, so the least that fits is best. All are tried of what the use
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from shardwright.cost.strategies import (
     Strategies,
     columns,
 )
+from shardwright.records import record
 from shardwright.search.space.axes import Space, Value, offload_fractions, told_to_shard
 from shardwright.search.space.layouts import Splits, most_recomputed_layers, rank_orders, recompute_counts
 
@@ -46,7 +47,7 @@ OVERLAPS = ("overlap_tp", "overlap_pp", "overlap_grad", "overlap_param")
 SOLVED_AXES = (*OVERLAPS, "recompute", "recompute_layers")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Axes:
     """How to expand: the space, which of `SOLVED_AXES` must be enumerated all the same, and whether rank orders that
     place all ranks alike are told apart."""
@@ -61,7 +62,7 @@ class Axes:
         return allowed if axis not in OVERLAPS or axis in self.explicit else allowed[-1:]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ExpandedRows(Columns):
     """Strategies with, for each, the index of its layout and of its split."""
 
@@ -235,7 +236,7 @@ def completions(
     return *_joined(rows, parts), rejected
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Group:
     """Rows of one pipeline shape with what their memory depends on."""
 

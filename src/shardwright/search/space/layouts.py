@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints, distinct
 from shardwright.cost.compute.flops import layer_flops_per_token
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, Layouts
+from shardwright.records import record
 from shardwright.search.space.axes import (
     Space,
     Value,
@@ -25,7 +24,7 @@ from shardwright.search.space.axes import (
 from shardwright.spec.catalog.frameworks import MEGATRON
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Splits:
     """Layer splits by the number of virtual stages V: rows `offset[V] : offset[V] + count[V]` of `first` and `last`;
     `longest` is the largest number of layers on a virtual stage."""

@@ -8,13 +8,13 @@ the strategy, an option of the trainer, or what is given (model, job, machines).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, cast, get_args
 
 from shardwright.cost.strategies import RANK_ORDERS, RECOMPUTE, SHARDING
 from shardwright.files import shipped_table
 from shardwright.plans.plan import Granularity, Method
+from shardwright.records import record
 from shardwright.spec.options import VALUES
 
 Kind = Literal["number", "switch", "word"]
@@ -31,7 +31,7 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
 _SWITCH = MappingProxyType({"false": 0, "off": 0, "no": 0, "true": 1, "on": 1, "yes": 1})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Parameter:
     """A row. A `word` takes one of `words` (any word, where there are none); a `switch` is True or False.
 

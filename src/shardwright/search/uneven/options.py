@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -23,6 +22,7 @@ from shardwright.cost.iteration.layered.shares import (
 )
 from shardwright.cost.memory.sizes import room_for_tensors
 from shardwright.cost.strategies import BLOCK, NONE, UNIFORM
+from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.search.space.axes import Space
 
@@ -30,7 +30,7 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32)  # chosen: larger ones are hardly more effi
 PARTIAL = (0.25, 0.5, 0.75)  # of the layers that run again, beside none and all of them; chosen
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(slots=False)
 class GpuOptions:
     """The GPUs of one type, `count` of `gpus` in all, which take from 1 to R rows each in one of O ways: seconds of all
     passes and bytes beside the state [O, R]. `needed` are those of the bytes that any plan needs, for bounds. `room` is

@@ -17,7 +17,6 @@ least; the bound is the least over all cells.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,12 +26,13 @@ from shardwright.cost.iteration.layered.plan import wave_seconds
 from shardwright.cost.iteration.layered.seconds import Slots, slots
 from shardwright.cost.iteration.layered.shares import padded_bytes
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, exposed_seconds
+from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.search.uneven.options import GpuOptions, most_rows
 from shardwright.search.uneven.shares import grid, shares_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RowCounts(Columns):
     """For each of N shares of the state: the most rows of a GPU of each type and the way it runs them [N, G], the
     seconds of the passes of the slowest GPU, and whether the batch can be shared so at all [N]."""

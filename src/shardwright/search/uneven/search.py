@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -15,6 +15,7 @@ from shardwright.cost.money import dollars_per_hour
 from shardwright.cost.strategies import ZERO3
 from shardwright.plans.abilities import makers
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.search.space.axes import Space
 from shardwright.search.uneven.options import GpuOptions, gpu_options
 from shardwright.search.uneven.rows import RowCounts, bound_seconds, iteration_seconds, shared_rows
@@ -43,7 +44,7 @@ SEARCHED = ("micro_batch", "recompute", "recompute_layers", "gpus", "dp")
 EVEN_RULE = "FSDP with even shares over all machines"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class UnevenResult:
     """Plans of the best shares on each set of GPU types and number of waves, best first by their own seconds; the plan
     with even shares, if one fits; what no shares beat, in what the job minimises; and how many shares of the state were
@@ -51,12 +52,13 @@ class UnevenResult:
 
     plans: tuple[Plan, ...]
     even: Plan | None
+    even_rule: str
     bound: float
     candidates: int
     costed: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Best:
     seconds: float
     plan: Plan
@@ -102,6 +104,7 @@ def uneven_fsdp(
     return UnevenResult(
         plans=tuple(candidate.plan for candidate in plans),
         even=even,
+        even_rule=EVEN_RULE,
         bound=min(bounds),
         candidates=candidates,
         costed=costed,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import lcm
 
@@ -12,6 +11,7 @@ import numpy as np
 from shardwright.arrays import Floats, Ints, distinct_rows
 from shardwright.cost.strategies import recompute_of
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Replica, Schedule, Stage
+from shardwright.records import record
 from shardwright.search.uneven.options import GpuOptions
 from shardwright.spec.cluster import Cluster
 
@@ -20,7 +20,7 @@ FEWEST_STEPS = 10
 FINER = 5  # by which the grid is refined around its best points; chosen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Shares:
     """For each GPU type: the most rows of a GPU, the way that it runs them, and the parts of the state that each of its
     GPUs keeps, [G] each; `parts` in all."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from shardwright.cost.iteration.batch import Verdict, evaluate
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, ZERO1, ZERO3, Row, Strategies, settled, strategies
 from shardwright.plans.abilities import flash_attention_runs
 from shardwright.plans.findings import Failure, Shortage
+from shardwright.records import record
 from shardwright.search.space.axes import Space, divisors, tensor_parallel_degrees, virtual_stages
 from shardwright.search.space.layouts import even_split
 
@@ -20,7 +20,7 @@ MICRO_BATCHES = (1, 2, 4, 8)
 BESIDE = dict.fromkeys(("overlap_pp", "overlap_grad", "overlap_param"), True)  # what runs beside computation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Tried:
     """A rule of thumb with the row it leads to, or None and why it leads to none."""
 

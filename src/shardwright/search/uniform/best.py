@@ -10,13 +10,14 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.strategies import COLUMNS, Strategies
 from shardwright.cost.trust.rarity import rare_counts
+from shardwright.records import record
 from shardwright.search.objective import Preference, preference, to_beat
 from shardwright.search.space.expand import ExpandedRows
 
 Key = tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Entry:
     """A row with its layout, its value, its number of rare switches (`cost.trust.rarity`), and what orders it among
     rows with as many."""

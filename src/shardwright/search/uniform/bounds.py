@@ -8,7 +8,7 @@ bounds of those ranks count whose layers are alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -35,10 +35,11 @@ from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.stage.relaxed import fewest_repeated
 from shardwright.cost.stage.terms import WHOLE
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO3, Layouts, Strategies
+from shardwright.records import record
 from shardwright.search.space.expand import Axes, layer_variants
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Split:
     """How the layers fall on the virtual stages, [N]: those between first and last have `share` layers, the last
     `extra` of them one more; `on_first`, `on_last`, `on_next` are the larger ones of ranks 0, P - 1 and P - 2."""

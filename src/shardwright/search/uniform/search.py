@@ -24,6 +24,7 @@ from shardwright.cost.iteration.batch import Verdict, bound_seconds, iteration, 
 from shardwright.cost.strategies import Layouts, Strategies
 from shardwright.plans.findings import Cause, Rejection, ordered
 from shardwright.progress import stopped, tell, tell_best
+from shardwright.records import record
 from shardwright.search.objective import INDIFFERENCE, Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, within
@@ -50,7 +51,7 @@ class Tally:
             self.dropped[reason] = self.dropped.get(reason, 0.0) + float(count)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class UniformResult:
     """What the search of one pool returns: rows with value, best first (`objective.preference`); the row of least value
     whatever its rare switches; the least value that rows may have which a stopped search left `unseen` (infinite: there
@@ -66,7 +67,7 @@ class UniformResult:
     phases: tuple[tuple[str, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Search:
     context: Context
     how: Axes

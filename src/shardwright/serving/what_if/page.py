@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache, partial
 from html import escape
 from importlib.resources import files
@@ -11,6 +10,7 @@ from types import MappingProxyType
 from typing import get_args
 
 from shardwright.exporters.targets import TARGETS
+from shardwright.records import record
 from shardwright.reports.html.render import asset
 from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.job import Objective, Precision
@@ -22,7 +22,7 @@ USUAL_LENGTHS = tuple(1 << power for power in range(9, 18))
 OBJECTIVES: Mapping[Objective, str] = MappingProxyType({"time": "time", "cost": "dollars"})
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class File:
     """Something that the server has: its type and what makes its bytes."""
 

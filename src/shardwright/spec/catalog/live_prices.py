@@ -11,12 +11,12 @@ import logging
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shardwright.errors import SpecError, bad
 from shardwright.files import write_atomically
+from shardwright.records import record
 from shardwright.spec.catalog.gpus import resolve_gpu, sold_memory_bytes
 from shardwright.spec.catalog.prices import CHEAPEST_GPU_HOUR, DEAREST_GPU_HOUR, PRICE_COLUMNS, MachinePrice
 from shardwright.spec.cluster import Price
@@ -33,7 +33,7 @@ class UnreachableError(Exception):
     """No catalogue could be fetched."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FetchedPrices:
     """Prices by provider, region and machine, and how many catalogue items were left out."""
 

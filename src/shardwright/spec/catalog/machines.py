@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
 from shardwright.errors import bad, suggestion
 from shardwright.files import shipped_table
+from shardwright.records import record
 from shardwright.spec.catalog.gpus import CATALOG
 from shardwright.spec.catalog.prices import prices
 from shardwright.spec.text.fields import shown
@@ -17,7 +17,7 @@ from shardwright.units import GIBIBYTE, GIGA
 GBIT_BYTES = GIGA / 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LinkKind:
     """A generation of links. `scope` is intra (one GPU's total), inter (one network port) or site (between sites).
 
@@ -34,7 +34,7 @@ class LinkKind:
     note: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MachineType:
     """A machine that is sold or rented as one. None stands for what its source does not say.
 

@@ -10,13 +10,13 @@ have (`with_network`): who sells a GPU cheaper without the network does not sell
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from shardwright.records import record
 from shardwright.spec.catalog.machines import machines
 from shardwright.spec.catalog.prices import MachinePrice
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TypicalPrice:
     """US dollars an hour for one machine, the row that it is the price of, and the least and most that a provider asks,
     each with the provider's name."""

@@ -7,12 +7,12 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.files import shipped_table
+from shardwright.records import record
 from shardwright.spec.catalog.gpus import CATALOG, find_gpu, resolve_gpu
 from shardwright.spec.cluster import Price
 from shardwright.spec.text.fields import shown
@@ -28,7 +28,7 @@ PRICE_COLUMNS = (
 # fmt: on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MachinePrice:
     """What one machine of a provider costs in one region."""
 

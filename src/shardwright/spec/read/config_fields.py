@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from shardwright.errors import Problem
+from shardwright.records import record
 from shardwright.spec.text.fields import Section, shown
 
 MOST_SIZE, MOST_WIDTH, MOST_LAYERS = 100_000_000, 1_000_000, 10_000
@@ -98,7 +99,7 @@ BESIDE = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class ConfigFields:
     """One config with the problems and assumptions found while it is read.
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
 from shardwright.errors import bad
 from shardwright.files import shipped_file
+from shardwright.records import record
 from shardwright.spec.model import Norm, Position
 from shardwright.spec.read.config_fields import ConfigFields
 
@@ -27,7 +28,7 @@ Windows = Literal["all", "later", "none", "listed"] | int
 list, or all but every n-th (where negative, all but the first and every n-th after it)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ModelFamily:
     """The traits of a `model_type`.
 

@@ -8,17 +8,18 @@ logits and gradients with its class. What a config says of the forward pass that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from shardwright.records import record
 from shardwright.spec.model import PLAIN, ForwardPass, Layer
 from shardwright.spec.read.config_fields import BESIDE, READ, ConfigFields
 from shardwright.spec.read.families import ModelFamily
 from shardwright.spec.text.fields import shown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Described:
     """What is known of a model when its forward pass is read."""
 

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.files import write_atomically
+from shardwright.records import record
 from shardwright.spec.catalog.gpus import resolve_gpu
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.read.custom_gpu import custom_gpu, description
@@ -47,7 +48,7 @@ SIZES: Mapping[str, tuple[str, ...]] = {
 LARGEST = 10**15
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OperatorTime:
     """One measured operator. A "gemm" is `groups` products (m × k)(k × n); "attention" is causal, over `tokens` tokens
     in sequences of `seq`; "memory" moves `bytes`. Sizes that do not belong to the kind are 0. `seconds` is the median
@@ -71,7 +72,7 @@ class OperatorTime:
     bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CollectiveTime:
     """One measured collective. `bytes` is the full buffer: the output of an all-gather, the input of a reduce-scatter,
     what a rank sends in all of an all-to-all, the message of a send. With scope "inter_node" every rank is on another
@@ -85,7 +86,7 @@ class CollectiveTime:
     scope: Scope = "intra_node"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MachineProfile:
     """What was measured on one machine with `count` GPUs (or, on a CPU, processes of `threads` threads each).
 

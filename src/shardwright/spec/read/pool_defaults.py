@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from shardwright.records import record
 from shardwright.spec.catalog.gpus import gpus, sold_memory_bytes
 from shardwright.spec.catalog.machines import GBIT_BYTES, MachineType, links
 from shardwright.spec.catalog.price_rule import typical_price, with_network
@@ -17,7 +17,7 @@ NETWORK = "network"  # what an assumption about it is called
 SLOWEST_FABRIC_GBPS = 100.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Default:
     """A value and where it was taken from (None where the user or the machine type says it)."""
 
@@ -25,7 +25,7 @@ class Default:
     assumed: Assumption | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PriceGuess:
     """A price, if one is known, and where it is from (None where the user says it)."""
 

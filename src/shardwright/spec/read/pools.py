@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from shardwright.errors import SpecError
+from shardwright.records import record
 from shardwright.spec.catalog.gpus import resolve_gpu
 from shardwright.spec.catalog.machines import GBIT_BYTES, MachineType, find_machine, links
 from shardwright.spec.catalog.prices import DEAREST_GPU_HOUR, MachinePrice
@@ -30,7 +31,7 @@ MEASURES = ("_gbps", "_gb_per_second", "_latency_us", "host_memory_gb")
 NO_GPUS: Mapping[str, Gpu] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _Hardware:
     """What a group of machines is made of."""
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import cast
 
 from shardwright.errors import Problem, suggestion
+from shardwright.records import record
 
 SMALLEST, LARGEST = 1e-12, 1e15
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Section:
     """One mapping of a document: its place (`cluster.yaml: nodes[1]`), its fields, and the shared list of problems.
 

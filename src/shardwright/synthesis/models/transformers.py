@@ -5,14 +5,14 @@ capacity.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from shardwright.records import record
 from shardwright.synthesis.graph import Graph, Ref, Value
 from shardwright.synthesis.models.tape import Tape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Transformer:
     """Dimensions of a transformer. Every `experts_every`th layer has `experts`, if there are any.
 
@@ -175,7 +175,7 @@ def _mlp(tape: Tape, x: Ref, name: str, dims: Transformer) -> Ref:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WithCapacity:
     """`count` experts of inner `width`, one a token, each with slots for `factor` times its part of a sequence."""
 
@@ -184,7 +184,7 @@ class WithCapacity:
     factor: float = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Dropless:
     """`count` gated experts of inner `width`, `chosen` a token, that drop no token (Mixtral, Qwen-MoE). The weights of
     those chosen are made to sum to one if `normalised`. Every token visits the shared expert of `shared_width`, if

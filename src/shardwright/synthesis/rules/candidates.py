@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shardwright.records import record
 from shardwright.synthesis.graph import Graph, Node, Ref
 from shardwright.synthesis.properties import COMPUTE, FEATURES, Sharded
 from shardwright.synthesis.rules.signature import (
@@ -36,7 +37,7 @@ class Family:
     tensors: set[tuple[Ref, Sharded]] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Choices:
     """The rules of each node by name, the first of them "replicated", and the nodes whose operator has no row."""
 
@@ -44,7 +45,7 @@ class Choices:
     unknown: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Field:
     """A graph with signatures, and who reads each tensor."""
 

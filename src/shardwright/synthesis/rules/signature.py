@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
+from shardwright.records import record
 from shardwright.synthesis.graph import Node, Value
 from shardwright.synthesis.properties import COMPUTE, PARTIAL, REPLICATED, Property, Sharded
 
@@ -27,7 +28,7 @@ Dims: TypeAlias = tuple[tuple[str, ...], ...]
 """The axes of each dimension of a tensor; none for a dimension that stays whole."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Signature:
     """The axes of operands and results, and their lengths. `anchors` are the axes from which the search for cuts
     starts: those along which real work is done. Axes `within` only make up a dimension; they are never cut. `straight`
@@ -50,7 +51,7 @@ class Signature:
         return cut.axis not in self.within and (cut.outer == 1 or cut.axis not in self.straight) and whole_units
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Cut:
     """A cut of an axis into `units`, `outer` of them over again."""
 
@@ -59,7 +60,7 @@ class Cut:
     outer: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OperatorRule:
     """One way to run an operator. `cut` is the sharding that divides the work, None if every rank does all of it;
     `sends` are the bytes of each all-reduce inside the operator."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TypeAlias
 
+from shardwright.records import record
 from shardwright.synthesis.graph import Node, Ref, Value, words
 from shardwright.synthesis.properties import REPLICATED
 from shardwright.synthesis.rules import selections
@@ -77,7 +78,7 @@ MADE = words(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RuleRow:
     """What the table says of an operator. `anchors` are axes along which work is done; `linear` the operands (by
     number) in which it is linear together; `unlike` the results that are whole rather than a partial sum when an axis

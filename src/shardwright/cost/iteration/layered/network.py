@@ -6,8 +6,6 @@ the largest keeps a share s, moves n·s·P. With equal shares that is P.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from shardwright.arrays import Floats
@@ -21,11 +19,12 @@ from shardwright.cost.iteration.step import norm_seconds, update_seconds
 from shardwright.cost.memory.sizes import trained_share
 from shardwright.cost.network.collectives import Fabric, Group, gather_seconds
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Everyone:
     """All GPUs of a plan as one group: its links as each GPU type finds them, what each collective waits for links
     between sites, and the seconds of the gradient norm."""

@@ -13,7 +13,6 @@ The head's forward and backward passes are one. Without overlap φ(C, x) = C + x
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,9 +20,10 @@ from shardwright.arrays import Floats
 from shardwright.cost.iteration.layered.shares import Passes
 from shardwright.cost.iteration.replica_time import UnitPasses
 from shardwright.cost.network.collectives import exposed_seconds
+from shardwright.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Slots:
     """The slots of an iteration in order: forward passes of all units but the head, those of the head both ways, and
     backward passes. Seconds of computing and of the communication beside it, [N, 2 U - 1] each, and of what nothing

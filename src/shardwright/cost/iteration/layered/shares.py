@@ -11,7 +11,6 @@ of the head, which goes forward and backward at once, one micro-batch. Memory of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,13 +21,14 @@ from shardwright.cost.memory.sizes import copied_bytes, logit_bytes, reserved_by
 from shardwright.cost.stage.exact import live_bytes
 from shardwright.cost.stage.terms import AGAIN, REST
 from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, ZERO3, Strategies, strategies
+from shardwright.records import record
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
 EQUAL = 1e-9  # numeric: shares that differ by less are equal but for rounding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RowShares(Columns):
     """Rows of the batch on one GPU, the micro-batches that they go in, a multiple of the waves, and recomputation
     (codes of `cost.strategies`), columns [N]."""
@@ -51,7 +51,7 @@ class RowShares(Columns):
         return np.asarray(fewest * (self.micro_batches // self.waves) + -(-more // self.waves))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Passes:
     """Seconds of each unit's passes of one GPU, [N, U]: `backward` has what it computes again, which is `recompute`.
     The head's passes are in `forward` and `backward` of the last unit."""
@@ -185,7 +185,7 @@ def gathered_parameters(units: Units) -> float:
     return float((units.parameters[:-1] + units.parameters[1:]).max())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Units:
     """For micro-batches of each of `sizes` [M], ascending: forward and backward seconds of each unit and, of these,
     those of core attention [M, U]; bytes that a unit keeps for its backward pass, by state [M, 3, U]; what lives

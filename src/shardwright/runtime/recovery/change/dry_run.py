@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from shardwright.errors import bad
 from shardwright.plans.document import from_document
+from shardwright.records import record
 from shardwright.recovery.outlook import Outlook, Rates, bandwidths_of
 from shardwright.recovery.quorum import Machine
 from shardwright.recovery.seats import seats
@@ -22,7 +22,7 @@ from shardwright.runtime.state.recipe import METHOD_OF
 ASK_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DryRun:
     """What a recovery would do: the machines left, the plan decided on, the step it goes on at, the bytes from each
     kind of source, and the seconds of moving with their lower bound."""

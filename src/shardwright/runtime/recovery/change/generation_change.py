@@ -20,6 +20,7 @@ from typing import Any
 from shardwright.errors import SpecError
 from shardwright.plans.document import to_document
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.recovery.outlook import bandwidths_of
 from shardwright.recovery.quorum import Generation, Machine, next_generation
 from shardwright.recovery.seats import RankSeat, fits, seats
@@ -81,7 +82,7 @@ class BehindError(BeginAgainError):
         self.promised = promised
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Ready:
     """Where the next generation starts: its base, who sits where, after which step, with which loss scale, and whether
     the state of that is kept: at the beginning there is none."""
@@ -93,7 +94,7 @@ class Ready:
     scale: Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GenerationChange:
     """What every change of a run needs beside its base."""
 

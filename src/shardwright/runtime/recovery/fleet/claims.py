@@ -10,11 +10,12 @@ import time
 import urllib.request
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol
 
 from shardwright.errors import SpecError
+from shardwright.records import record
 from shardwright.recovery.quorum import Claim, Generation, Quorum, gives_way, quorum
 from shardwright.runtime.recovery.wire import answered, refuses
 
@@ -41,7 +42,7 @@ class MinorityError(Exception):
     """Others may be going on without these machines."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class QuorumCheck:
     """What a coordinator on machine `me` of the run named `run` needs to find out. Where no store of claims decides, a
     minority waits `wait_seconds`."""
@@ -116,7 +117,7 @@ async def _gone(before: Generation, names: Collection[str]) -> set[str]:
 ANSWER_SECONDS = 3.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Etcd:
     """The members of an etcd cluster; any of them answers for all. Calls block, and raise OSError where none does."""
 

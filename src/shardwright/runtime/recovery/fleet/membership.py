@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any
 
+from shardwright.records import record
 from shardwright.recovery.leadership import Standing
 from shardwright.recovery.quorum import Address, Generation, Machine
 from shardwright.recovery.seats import fits
@@ -22,7 +23,7 @@ class BeginAgainError(Exception):
     """A recovery must begin anew; the message says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Member:
     """A machine that has joined, the connection to it, and whether its workers have started."""
 
@@ -31,7 +32,7 @@ class Member:
     ready: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Members:
     """Who is there, by name."""
 

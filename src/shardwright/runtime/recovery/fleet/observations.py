@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from shardwright.records import record
 from shardwright.recovery.outlook import FleetChange, Outlook, outlook_of
 from shardwright.recovery.slow import Pace, Rank, factors, slow_machines
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GenerationProgress:
     """How far the ranks of a generation are: how many there are, on which machines, which of these have which step, and
     which GPUs have finished."""
@@ -38,7 +39,7 @@ class GenerationProgress:
         return 0 < self.ranks <= len(self.finished) and self.held.get(last, set()) >= self.machines
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RankSpeeds:
     """How fast the ranks of one generation are, so many of them: the seconds that they say, gathered into windows."""
 
@@ -59,7 +60,7 @@ class RankSpeeds:
         return slow_machines(self.windows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FleetHistory:
     """The changes of a run since it first trained; machines that join before are no arrivals."""
 
@@ -80,7 +81,7 @@ class FleetHistory:
         return outlook_of(self.changes, wanted, time.monotonic())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RecoveryCause:
     """A cause in words, and when (monotonic) it was noticed."""
 
@@ -88,7 +89,7 @@ class RecoveryCause:
     noticed: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Causes:
     """The causes that wait for a recovery, in the order in which they were noticed."""
 

@@ -11,11 +11,12 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from math import inf
 from typing import Any
 from weakref import WeakSet
 
+from shardwright.records import record
 from shardwright.recovery.leadership import Standing, leader_of
 from shardwright.recovery.quorum import Address
 from shardwright.runtime.job.course import identity_of
@@ -45,7 +46,7 @@ STANDING_FRACTION = 1 / 3
 """Fraction of `silence_seconds` in which a machine has to say how it stands."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Minority:
     """Since when (monotonic) this machine has been in a minority of a generation."""
 

@@ -16,11 +16,11 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 from shardwright.errors import bad
+from shardwright.records import record
 from shardwright.runtime.recovery.run import Service
 
 POLL_SECONDS, ANSWER_SECONDS = 2.0, 2.0
@@ -29,7 +29,7 @@ GCP_SECONDS = AZURE_SECONDS = 30.0
 AWS_SECONDS = 120.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Notice:
     """Who says that this machine is taken away, and in how many seconds."""
 

@@ -14,7 +14,7 @@ import uuid
 from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial, wraps
 from hashlib import md5
 from inspect import signature
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from shardwright.errors import SpecError, bad
+from shardwright.records import record
 from shardwright.recovery.transfer import CLOUD
 from shardwright.runtime.job.course import RunIdentity
 from shardwright.runtime.recovery.run import KeeperOptions
@@ -299,7 +300,7 @@ def _md5(contents: Iterable[Content]) -> bytes:
     return hashing.digest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Uploads:
     """The parts of steps that have come, by step and the generation that wrote it, and machine; and the manifests that
     are being written."""

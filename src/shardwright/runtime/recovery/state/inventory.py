@@ -4,10 +4,10 @@ somewhere. No PyTorch."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from shardwright.records import record
 from shardwright.recovery.transfer import CLOUD, DISK, MEMORY
 from shardwright.runtime.state.pieces import CutShape, StatePiece, StoredPiece, overlaps
 
@@ -19,7 +19,7 @@ Kinds = Mapping[str, tuple[str, ...]]
 Rows = list[list[Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class HeldPiece:
     """A piece of the state after `step` steps, in a tier of a machine ("" for the cloud). It was written by ranks of
     generation `generation`, and those of one generation fit together."""
@@ -35,7 +35,7 @@ class HeldPiece:
         return self.stored.piece, self.stored.hash
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SurvivingState:
     """A step of which everything survives: each piece of it, without overlap, with all who hold it."""
 

@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from shardwright.errors import SpecError, bad
 from shardwright.files import write_atomically
+from shardwright.records import record
 from shardwright.recovery.transfer import DISK, MEMORY
 from shardwright.runtime.recovery.state.inventory import HeldPiece, held_of, held_row
 from shardwright.runtime.state.pieces import DTYPES, StatePiece, StoredPiece
@@ -30,7 +31,7 @@ from shardwright.runtime.storage.piece_files import Values, read_piece, stored_p
 INDEX = "index.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Snapshot:
     """What a file holds: pieces of the state after `step` steps, written under `generation`. `origin` is the machine
     that it is a copy of, "" for the machine's own; `scale` is that of the loss in fp16."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.recovery.quorum import Machine
 from shardwright.recovery.seats import RankSeat, seated, seats, stand_ins
 from shardwright.recovery.transfer import (
@@ -121,7 +122,7 @@ def _touched(
     return tuple(touched)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Movement:
     """A plan of transfers, with what its numbers stand for: shards and machines."""
 
@@ -232,7 +233,7 @@ AT_A_TIME = 8
 RANGE_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PieceSource:
     """Bytes [start, stop) of a piece, in a file of a tier of a machine, where the piece begins at `offset`. `address`
     is that of its keeper, None for this machine and for the cloud."""
@@ -246,7 +247,7 @@ class PieceSource:
     stop: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Wanted:
     """A piece as it shall lie in the file of fetched ones, and where its bytes come from."""
 
@@ -254,7 +255,7 @@ class Wanted:
     sources: tuple[PieceSource, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Fetched:
     """The pieces that arrived as they were written, and those that did not, with the machines that were to send them
     and why."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shardwright.records import record
 from shardwright.runtime.recovery.state.inventory import rows_of
 from shardwright.runtime.recovery.state.snapshots import laid_out, reserve
 from shardwright.runtime.recovery.state.transfers import held_pieces
@@ -32,7 +33,7 @@ from shardwright.runtime.storage.piece_files import LARGEST_PIECE_BYTES, Fetch, 
 FP32 = "float32"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WrittenPart:
     """A piece that this rank writes: of a slot, from element `start` of the bucket on."""
 

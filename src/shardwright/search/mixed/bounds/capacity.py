@@ -6,7 +6,7 @@ All figures are upper bounds, so that what the table says is impossible is impos
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from shardwright.arrays import Bools, Columns, Floats, Ints, distinct
 from shardwright.cost.stage import relaxed
 from shardwright.cost.stage.relaxed import SLACK, LeastLayer
 from shardwright.cost.stage.terms import AGAIN
+from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.search.mixed.tables.columns import Layers, Table
 
@@ -21,7 +22,7 @@ FINENESS = 0.01  # relative distance of the times tried, beside those at which a
 IMPOSSIBLE = -1e7  # layers of a stage that cannot hold one: no sum with it reaches the model's
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Capacity:
     """Layers within each of J times.
 
@@ -97,7 +98,7 @@ def _times(table: Table, layers: Layers, of: Figures, depth: int, longest: float
     return np.asarray(found[(found >= low) & (found <= high)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Figures(Columns):
     """A `layer` on each of R types or stages and its `state` bytes; bytes for all (`room`), of which some live `beside`
     under each mode [R, 4]; seconds that come with a stage, and with its ends; bytes that its ends add, once and for

@@ -18,12 +18,11 @@ with tau and W, so the least values of both give a bound for all splits. Derived
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from shardwright.arrays import Array, Columns, Floats, Ints, least_enough, picked
 from shardwright.cost.stage.relaxed import least_repeated
+from shardwright.records import record
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.capacity import Capacity
 from shardwright.search.mixed.bounds.travel import least_tail, parted_seconds, single_stage_seconds, travel
@@ -37,7 +36,7 @@ STEPS = 20  # of the bisection for the least time of a composition
 LEVELS = (1.005, 1.01, 1.02, 1.035, 1.05, 1.075, 1.1, 1.15, 1.25, 1.5)  # times the least bottleneck, looked at apart
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Compositions(Columns):
     """Compositions [N, G] with what bounds their time: stages P; for bottlenecks from the least one up, [N, levels],
     their seconds, the least work, the least that the first micro-batch adds to all others, and the least seconds after

@@ -12,19 +12,20 @@ every layer, and so no layer is reduced faster: a region is the plans whose slow
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, Fabric, Group, gather_seconds
+from shardwright.records import record
 from shardwright.search.mixed.tables.columns import Layers, Table
 from shardwright.search.mixed.tables.compositions import Arrangement
 from shardwright.search.mixed.tables.region import Region, ring_delay_between_sites, ring_pace_between_sites
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Traffic:
     """Bytes of a parameter that travel once an iteration, how many rings they pass, and the part of a pass to which
     they do not add where they travel beside it."""
@@ -87,7 +88,7 @@ def _least_gather(fabric: Fabric, pace: float, most: int, fewest: int, apart: bo
     return float(gather_seconds(links, groups, np.array(size_bytes)).min())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Travel:
     """What gradients and weights need on each type, [G]: `each` seconds of a layer beyond what its own passes hide,
     `first` and `last` what the embedding and the head add, `given` the seconds that any stage has."""

@@ -12,7 +12,7 @@ so these never lead to a slower plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from shardwright.arrays import Ints
 from shardwright.plans.plan import Plan
 from shardwright.progress import stopped, tell_best
+from shardwright.records import record
 from shardwright.search.mixed.bounds.instance import HOPELESS, instances
 from shardwright.search.mixed.branch_and_bound.run import (
     Effort,
@@ -55,7 +56,7 @@ FINEST = 0.003  # least gap that this aims at
 LEAST_GAP = 2.5e-5  # below which a plan counts as the best
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Part:
     """A region of an instance: `counts` are its compositions (None: all), `columns` those that prove its own bound
     (None: it has that of the region it is part of). `before` is the bound of the parent; `idle` says how many splits in

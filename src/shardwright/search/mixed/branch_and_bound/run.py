@@ -13,6 +13,7 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.drafts.draft import Draft, under_each_order
 from shardwright.search.mixed.heuristics.attempts import Drafter, attempt
@@ -30,7 +31,7 @@ SMALL = 128  # GPUs of which clusters are searched thoroughly
 NARROWED = 0.9
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class MixedProblem:
     """What is searched: a context for each GPU type, the cluster, the pins, and the settings with their tables. A bound
     above `enough` seconds is of no use: some plan takes no longer, whatever comes first for its doubts."""
@@ -46,7 +47,7 @@ class MixedProblem:
     enough: float = np.inf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MixedResult:
     """The best plans, best first, with their values, seconds or those of an objective; `bound`, what no plan of the
     space beats; what was looked at."""
@@ -135,7 +136,7 @@ class Incumbents:
         return best
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Effort:
     """Regions that a search looks at, at most; it ends where the last `patience` splits of regions did not narrow the
     gap by a tenth. A region is not split any more where the last `idle` splits that led to it did not raise its bound.

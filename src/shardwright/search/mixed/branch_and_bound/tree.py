@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from shardwright.progress import stopped, tell
+from shardwright.records import record
 
 Part = TypeVar("Part")
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class TreeNode(Generic[Part]):
     """A part of the plans that takes `bound` or more. `proven` is the least bound of all that is left of the tree."""
 
@@ -27,7 +27,7 @@ class TreeNode(Generic[Part]):
     proven: float
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Rebounded(Generic[Part]):
     """The node stays open with a bound of its own: another one may come first now."""
 
@@ -35,19 +35,19 @@ class Rebounded(Generic[Part]):
     part: Part
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Branched(Generic[Part]):
     """Parts with their bounds take the place of the node."""
 
     parts: Iterable[tuple[float, Part]]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Pruned:
     """Nothing in the node is below the cutoff."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Undecided:
     """The node is not looked into any further, so no more than its bound is proven."""
 

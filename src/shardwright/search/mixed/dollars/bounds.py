@@ -13,12 +13,13 @@ for all that is shorter: one program rules out many numbers of machines, each wi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints, distinct
 from shardwright.cost.stage.terms import WHOLE
+from shardwright.records import record
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import Compositions, alone, columns
 from shardwright.search.mixed.bounds.instance import Instance
@@ -37,7 +38,7 @@ STEP = 2e-3  # of the bound of a region, less than which does not count
 MOST_STEPS = 60
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Start:
     """A region of an instance with the dollars for a second of a unit, [G]."""
 
@@ -140,7 +141,7 @@ def steady_micro_batches(compositions: Compositions, seconds: float, total: int)
     return np.asarray(seconds * np.nan_to_num(np.maximum(*rates)).max(axis=1))
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class UnitGroup:
     """Numbers of units of like size and of the same types: the rows of them, and the programs of their regions."""
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from shardwright.arrays import Ints
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.branch_and_bound.run import NO_PROOF, MixedProblem, MixedResult, spent_of
@@ -53,7 +54,7 @@ MOST_REGIONS = 24  # looked at for one setting on the same machines
 Part = tuple[Region, Ints]  # with the compositions that it may have
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Part:
     """One box with the columns of its settings, by their place. `bounded` says whether it has a bound of its own."""
 

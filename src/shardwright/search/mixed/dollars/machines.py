@@ -10,13 +10,13 @@ taken back. Traffic between sites is left out, which only adds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.arrays import Columns, Floats, Ints
 from shardwright.cost.context import Context
 from shardwright.cost.money import Exposure, stretch, together
+from shardwright.records import record
 from shardwright.rounding import weighed
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -28,7 +28,7 @@ MOST_BOXES = 1_000  # to start with
 RATIOS = (1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)  # of the corners of a box, for each type
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Bill:
     """What counts for the value of a plan: the job's objective and limits; for each type [G] how many machines there
     are, their GPUs, the dollars for a second of one, and how often one is taken back an hour."""
@@ -41,7 +41,7 @@ class Bill:
     preemptions: Floats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Boxes(Columns):
     """From `low` to `high` machines of each type, [K, G]. A second of an iteration adds `slope` [K] or more to what is
     minimised; no iteration of more than `longest` [K] seconds keeps the limits."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.footprint import Footprint
@@ -13,6 +12,7 @@ from shardwright.cost.predict import predict
 from shardwright.cost.strategies import SHARDING, recompute_of
 from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, RankOrder, Recompute, Replica, Schedule, Stage
+from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.search.mixed.drafts.splits import Line
 from shardwright.search.mixed.tables.settings import Setting
@@ -23,7 +23,7 @@ ROUNDING = 1.0 - 1e-9  # numeric: bytes that are above a limit by less are equal
 ORDERS: tuple[RankOrder, ...] = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Draft:
     """A mixed plan in the search's own terms: replicas as (line, count, micro-batches)."""
 

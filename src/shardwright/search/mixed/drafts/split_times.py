@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from shardwright.arrays import Bools, Columns, Floats, Ints, distinct
@@ -13,10 +11,11 @@ from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.pipeline.schedule import one_f_one_b
 from shardwright.cost.pipeline.simulate import simulate
 from shardwright.cost.stage.exact import fitting_recomputation, left_over, of_stages
+from shardwright.records import record
 from shardwright.search.mixed.tables.columns import Table
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SplitTimes(Columns):
     """N splits of a pipeline of P stages, [N, P] each: seconds of a micro-batch (`own_backward` without recomputation),
     the recomputation (code and layers) that fits and is fastest, parameters held, seconds that Muon's products take one
@@ -48,7 +47,7 @@ def stages(
         copies=copies,
         modes=modes,
     )
-    columns = {name: getattr(found, name).reshape(shape) for name in SplitTimes.__slots__}
+    columns = {name: getattr(found, name).reshape(shape) for name in SplitTimes.__dataclass_fields__}
     return SplitTimes(**columns | {"fits": columns["fits"].all(axis=1)})
 
 

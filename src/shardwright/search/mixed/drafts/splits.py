@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations, permutations
 from math import comb
@@ -11,6 +11,7 @@ from math import comb
 import numpy as np
 
 from shardwright.arrays import Floats, Ints, distinct_rows, picked
+from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.capacity import Figures, figures, stage_layers
 from shardwright.search.mixed.bounds.travel import layers_in_tail, travel
@@ -27,7 +28,7 @@ ROUNDS, POINTS = 3, 48  # of the search for the least bottleneck
 FEW = 256  # splits that are all looked at
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Line:
     """One pipeline: types of its stages [P], where each starts [P + 1], recomputation, and what was found of it."""
 
@@ -38,7 +39,7 @@ class Line:
     after: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Surroundings:
     """What a pipeline is costed in: copies of the model, the recomputations and ends allowed, and the type whose links
     join copies of a stage (None: its own)."""
@@ -49,7 +50,7 @@ class Surroundings:
     slowest: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FittingSplits:
     """Layer splits of a composition that fit: types of the stages [N, P], starts [N, P + 1], stages, and the exact
     pipelines [N]."""

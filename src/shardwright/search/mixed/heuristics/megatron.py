@@ -7,7 +7,7 @@ pipeline ranks outermost. The rule of thumb that a mixed plan has to beat.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import groupby, islice, pairwise
 
@@ -18,6 +18,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
 from shardwright.plans.abilities import tensor_parallel_overlaps
 from shardwright.plans.plan import Plan
+from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.capacity import figures, stage_layers
 from shardwright.search.mixed.drafts.draft import Draft, plan_of
@@ -32,7 +33,7 @@ MOST = 4  # plans costed exactly
 MODES = (NONE, SELECTIVE, BLOCK)  # of recomputation, least first
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Guess:
     """`copies` pipelines of `depth` stages on so many `units` of each type, with `micro_batches` for each."""
 

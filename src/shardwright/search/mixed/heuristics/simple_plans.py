@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.arrays import Bools, Ints, distinct, distinct_rows
+from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.compositions import Compositions, alone, columns, least_seconds, micro_batches
 from shardwright.search.mixed.drafts.draft import Draft
@@ -22,7 +22,7 @@ STEPS = 20  # of the bisection for how long one takes
 EQUAL_PLANS = 3  # numbers of replicas that are made into plans
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Guess:
     """Compositions of one type each, and the seconds that they take at least."""
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from shardwright.records import record
 
 Solution = TypeVar("Solution", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Solved(Generic[Solution]):
     """A solution was found."""
 
     solution: Solution
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Infeasible:
     """It is proven that there is no solution."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Open:
     """No solution was found, and no proof that there is none."""

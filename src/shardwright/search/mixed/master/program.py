@@ -8,12 +8,13 @@ of M or more, so the integer program has only the few others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.highs import by_columns, highs, status
+from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.search.mixed.master.answer import Infeasible, Open, Solved
 from shardwright.search.mixed.master.relaxation import Relaxation, Relaxed, relaxation
@@ -25,7 +26,7 @@ CLOSE = 1e-6
 SETTINGS = {"mip_rel_gap": 0.0, "mip_abs_gap": 0.5, "mip_max_nodes": NODES}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Selection:
     """A solution: columns, how many `copies` of each, the micro-batches that they finish, `reached`, and how many
     columns they were chosen from."""
@@ -36,7 +37,7 @@ class Selection:
     tried: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Limits:
     """`units` of each type [G] that there are, of `degrees` GPUs each; from `fewest` to `most` replicas; if that is
     limited, from `fewest_gpus` to `most_gpus`."""
@@ -70,7 +71,7 @@ class Limits:
         return np.append(prices[:types] + prices[-1] * np.array(self.degrees), prices[types])
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class MasterProblem:
     """The program of compositions [N, G] within limits."""
 
@@ -163,7 +164,7 @@ class MasterProblem:
         return bound if np.isfinite(bound) else np.inf, copies
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Dual:
     """The relaxation with a premium for each replica, less that of the fewest: a bound, and how it changes with the
     premium, by how many more replicas than the fewest there are."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from shardwright.arrays import Ints, picked
+from shardwright.records import record
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import alone, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance
@@ -22,7 +23,7 @@ MOST_STEPS = 40  # in the search for it
 NARROW, FEW = 1.25, 16  # numbers of replicas, at most over at least, not split any more; a few are, to single ones
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Bounded:
     """A region's lower bound, with the columns that prove it."""
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.arrays import Array, Floats
+from shardwright.records import record
 from shardwright.rounding import DIGITS, weighed
 
 MOST_STEPS = 400
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Relaxed:
     """The optimum of a relaxation: its `value`, the `prices` [R] of the rows, `reduced_costs` [N] (what a column costs
     at these prices beyond its own value), and how much of each column the solution has, `amounts`. Where the method

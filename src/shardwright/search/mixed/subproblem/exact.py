@@ -28,7 +28,6 @@ below.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
 from math import comb, factorial
@@ -38,6 +37,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.network.collectives import exposed_seconds
+from shardwright.records import record
 from shardwright.search.mixed.bounds.capacity import figures, least_moves, stage_layers
 from shardwright.search.mixed.bounds.compositions import Compositions, after
 from shardwright.search.mixed.bounds.travel import byte_seconds
@@ -55,7 +55,7 @@ ANY = (0.0, np.inf)
 MOST_SPLITS = 2_000  # of each order of the types
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Orders:
     """R orders of compositions, deepest first: which composition each is of, `owner`, and its `depth` [R]; the types of
     its stages, the last one first, `kinds` [R, P]; the seconds of a message from each to the one before it in that

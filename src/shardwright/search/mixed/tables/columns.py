@@ -7,7 +7,7 @@ layer times can in its place.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,11 +20,12 @@ from shardwright.cost.network.collectives import Fabric, group, reduce_seconds
 from shardwright.cost.stage.exact import live_bytes
 from shardwright.cost.stage.relaxed import LeastLayer, again_by_state
 from shardwright.cost.stage.terms import MODES, WHOLE
+from shardwright.records import record
 
 UNLIKE = 0.02  # part by which the quickest layer may be below the mean for all to count as the quickest one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Table:
     """One setting on G types. Running sums over the positions (embedding, layers, head) are [G, L + 3]: entry p is
     the sum over positions before p.
@@ -191,7 +192,7 @@ def _agreement_seconds(fabrics: tuple[Fabric, ...], local: tuple[int, ...], most
     return np.array(found).T
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Layers:
     """A lower bound of the table in which all layers of a type are alike, [G] each, `kept` [G, 3] by state.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import permutations, product
 from math import comb, factorial
 
 import numpy as np
 
 from shardwright.arrays import Bools, Ints, picked
+from shardwright.records import record
 
 MOST = 6_000  # compositions of a setting
 MOST_ORDERED = 6_000  # compositions times orders of types, up to which each order is looked at
@@ -40,7 +40,7 @@ def compositions(units: Ints, depth: int, shortest: int = 2) -> Ints:
     return picked(rows, total >= shortest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Arrangement:
     """Compositions `counts` [N, G] with the positions `start` [N, G] at which their types begin, and which begin and
     end the pipeline, `begins` and `ends` [N, G]. Where the order is not `known`, each type begins as late as it can."""
@@ -93,7 +93,7 @@ def few_orders(counts: Ints) -> bool:
     return len(counts) * factorial(int(counts.any(axis=0).sum())) <= MOST_ORDERED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Ends:
     """Layers that the `first` and the `last` stage may have; nothing where any number will do."""
 

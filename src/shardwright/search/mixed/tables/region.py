@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 
 from shardwright.arrays import Array, Bools, Ints
+from shardwright.records import record
 from shardwright.search.mixed.tables.columns import Table
 
 UNLIKE_LINKS = 4.0  # times the slowest links the fastest are, from which on regions are split by them first of all
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Region:
     """A part of a setting's plans: `fewest` to `most` replicas, with the recomputations `modes`. No layer is reduced on
     links faster than `link`, every replica has a type with links as fast and one has none faster (infinite: not known).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import product
 
 import numpy as np
@@ -12,6 +12,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.strategies import UNSHARDED, ZERO1, Row, Strategies, settled, strategies
 from shardwright.plans.abilities import flash_attention_runs, tensor_parallel_overlaps
 from shardwright.plans.findings import NotCovered, Uncovered, UnequalReplicas
+from shardwright.records import record
 from shardwright.search.space.axes import OFFLOADS, Space, tensor_parallel_degrees
 from shardwright.spec.model import Model
 
@@ -20,7 +21,7 @@ OF_MIXED_PLANS = (NotCovered.SHARED_MICRO_BATCH, NotCovered.SPREAD_STAGES)
 AXES = frozenset({"sharding", "offload", "overlap_grad", "overlap_param"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Setting:
     """One choice of what all stages have in common, and of the tensor-parallel degree of each GPU type, `tp`. Sequence
     parallelism holds for stages of more than one rank. A type that cannot fuse attention (`flash`), or run
@@ -189,7 +190,7 @@ def rows_of(owns: Sequence[Setting], model: Model, *, stages: int, copies: int) 
     return strategies([settled({**alike, **setting.columns(experts=experts)}) for setting in owns])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sharing:
     """Values of the axes of these names, as replicas have them that are several (`of`)."""
 
