@@ -317,7 +317,9 @@ def filling_seconds(context: Context, how: Axes, rows: Layouts, count: Ints, wor
 
 
 def memory_floor(context: Context, how: Axes, rows: Layouts, index: ShardIndex) -> Floats:
-    """Return bytes that every strategy of each layout needs on its fullest GPU, [N]."""
+    """Return bytes that every strategy of each layout needs on its fullest GPU, [N]; infinite where it has none."""
     table = index.table
-    dense, expert = (_least(context, how, rows, index, sums[:, -1]) for sums in (table.dense, table.expert))
-    return floor_bytes(context, rows, dense, expert, _least(context, how, rows, index, table.live[:, WHOLE]))
+    columns = (table.dense[:, -1], table.expert[:, -1], table.live[:, WHOLE])
+    least = [_least(context, how, rows, index, column) for column in columns]
+    able = np.isfinite(least[0])
+    return np.where(able, floor_bytes(context, rows, *(np.where(able, column, 0.0) for column in least)), np.inf)
