@@ -82,7 +82,7 @@ def test_whether_the_like_was_measured_is_said_before_the_speed() -> None:
     known = plan(load_model("llama-3.1-8b"), load_cluster("1x8xH100-SXM"), task).best
     measured = known.prediction.measured if known.prediction else None
     assert measured is not None and not measured.lacking
-    assert measured_words(measured).startswith(f"{measured.runs:,} published runs have dense models")
+    assert measured_words(measured).startswith(f"{measured.runs:,} published runs of dense models")
     names = [
         line.split()[0] for line in first_screen(plan(known.model, known.cluster, task)).splitlines() if line[2:3] > " "
     ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from tools.refit.overheads import linearised, solved, thinned, value
+from tools.refit.processes import mapped
 
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.compute.efficiency import Efficiency
@@ -78,14 +79,19 @@ def cross_validated(
     fit = thinned(cases)
     seen = [cases[index] for index in fit]
     linear = linearised(seen, efficiency, centre)
-    held_out = []
-    for protocol in protocols:
-        seconds = np.full(len(cases), np.nan)
-        for left_out in groups(cases, protocol):
-            calibration = solved(seen, linear, np.flatnonzero(~np.isin(fit, left_out)))
-            seconds[left_out] = forecast_seconds([cases[index] for index in left_out], efficiency, calibration)
-        held_out.append(HeldOutPredictions(protocol=protocol, seconds=seconds))
-    return held_out
+    parts = [(place, left_out) for place, protocol in enumerate(protocols) for left_out in groups(cases, protocol)]
+
+    def predicted(part: tuple[int, Ints]) -> Floats:
+        calibration = solved(seen, linear, np.flatnonzero(~np.isin(fit, part[1])))
+        return forecast_seconds([cases[index] for index in part[1]], efficiency, calibration)
+
+    seconds = np.full((len(protocols), len(cases)), np.nan)
+    for (place, left_out), column in zip(parts, mapped(predicted, parts), strict=True):
+        seconds[place, left_out] = column
+    return [
+        HeldOutPredictions(protocol=protocol, seconds=column)
+        for protocol, column in zip(protocols, seconds, strict=True)
+    ]
 
 
 def unseen_source_seconds(cases: Sequence[Case], efficiency: Efficiency) -> Floats:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from tools.refit.crossvalidate import HeldOutPredictions, groups
+from tools.refit.processes import mapped
 from tools.refit.scores import healthy
 
 from shardwright.arrays import Bools, Floats, Ints
@@ -89,9 +90,10 @@ def held_out_ends(cases: Sequence[Case], protocols: Sequence[Residuals]) -> list
     sources = np.array([case.run.source for case in cases])
     frameworks = np.array([case.job.framework for case in cases])
     ends = [np.full((len(cases), 2), np.nan) for _ in protocols]
-    for source in sorted(set(sources.tolist())):
-        mine = sources == source
-        low, high = fitted_widths(cases, protocols, ~mine)
+    names = sorted(set(sources.tolist()))
+    widths = mapped(lambda name: fitted_widths(cases, protocols, sources != name), names)
+    for name, (low, high) in zip(names, widths, strict=True):
+        mine = sources == name
         for column, held in zip(ends, protocols, strict=True):
             column[mine, 0] = -low.ends(held, frameworks)[mine]
             column[mine, 1] = high.ends(held, frameworks)[mine]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
+from tools.refit.processes import mapped
 
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.compute.efficiency import Efficiency
@@ -140,10 +141,12 @@ def linearised(cases: Sequence[Case], efficiency: Efficiency, centre: Calibratio
     every run has one framework and (but for mixed machines) one architecture. Clocks act as frameworks do."""
     parameters = parameters_of(cases)
     errors = log_errors(cases, efficiency, centre)
-    by_name: dict[str, Floats] = {}
-    for name in FRAMEWORK_NAMES:
+
+    def slope(name: str) -> Floats:
         moved = multiplied(centre, {p: float(np.exp(STEP)) for p in parameters if not p.clock and p.name == name})
-        by_name[name] = (log_errors(cases, efficiency, moved) - errors) / STEP
+        return (log_errors(cases, efficiency, moved) - errors) / STEP
+
+    by_name = dict(zip(FRAMEWORK_NAMES, mapped(slope, FRAMEWORK_NAMES), strict=True))
     slopes = np.zeros((len(cases), len(parameters)))
     for column, parameter in enumerate(parameters):
         owners = [case.pool.gpu.architecture if parameter.clock else case.job.framework for case in cases]

@@ -57,9 +57,9 @@ def host_words(prediction: Prediction) -> str:
 def measured_words(measured: Measured) -> str:
     """Return whether anything like a plan was ever measured, as published runs have it."""
     kind = KINDS[measured.kind]
-    runs = f"{measured.runs:,} published runs have {kind} with this framework on this GPU"
-    if measured.runs:
-        runs += f", {measured.at_scale:,} of them on half to twice as many GPUs"
+    runs = (
+        f"{measured.runs:,} published runs of {kind} with this framework and GPU, {measured.at_scale:,} at this scale"
+    )
     if not measured.lacking:
         return runs if measured.runs else f"no published run has {kind} with this framework on this GPU"
     lacks = [UNMEASURED[missing.fact].format(*map(_part, missing.of), kind=kind) for missing in measured.lacking]
