@@ -121,7 +121,7 @@ FAULTS = {
     f"accelerate launch --config_file params.yaml train.py {TRAINER}": "offload_param: is offloaded to cpu",
     f"accelerate launch --config_file eight.yaml train.py {TRAINER}": "mixed_precision: is fp8",
     f"accelerate launch --config_file ulysses.yaml train.py {TRAINER}": "parallelism_config_sp_size",
-    f'torchrun train.py --fsdp "full_shard offload" {TRAINER}': "offload of weights is not described",
+    f'torchrun train.py --fsdp "shard_grad_op offload" {TRAINER}': "offload of weights that are not sharded",
     f'torchrun train.py --fsdp "hybrid_shard auto_wrap" {TRAINER}': "HYBRID_SHARD is not described",
     f"torchrun train.py {TRAINER} --use_peft --lora_r 16": "use_peft: trains adapters",
     f"deepspeed train.py --deepspeed auto.json {TRAINER} --lora_dim 128": "lora_dim: is 128: trains adapters",
