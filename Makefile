@@ -36,7 +36,7 @@ PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 quick: $(EXTRAS)
 	$(PYTEST) tests/test_architecture.py tests/golden_replay tests/plans tests/reports tests/docs
 
-# About half an hour on two cores.
+# Twenty minutes to half an hour on two cores.
 test: $(EXTRAS)
 	$(PYTEST)
 
