@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -191,6 +192,31 @@ def test_accelerate_is_refused_groups_that_its_machines_would_part() -> None:
     plan = replace(whole, cluster=cluster_of(2), job=job, replicas=replicas)
     with pytest.raises(SpecError, match="12 processes on 2 machines in groups of 4"):
         shardwright.export(plan, "accelerate")
+
+
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_the_mesh_of_accelerate_has_the_ranks_that_fsdp_shards_over(sharding: str) -> None:
+    """Of all degrees up to 4: what is exported has them in Accelerate's own mesh, and tensor parallelism alone, of which
+    it has none, is refused."""
+    mesh = pytest.importorskip("accelerate.parallelism_config").ParallelismConfig
+    whole = torchtitan_plans()["tp and fsdp"]
+    (stage,), written = whole.replicas[0].stages, 0
+    for dp, tp, cp in itertools.product((1, 2, 4), repeat=3):
+        stages = (replace(stage, tensor_parallel=tp, context_parallel=cp),)
+        replicas = (replace(whole.replicas[0], count=dp, micro_batches=1, stages=stages),)
+        job = replace(whole.job, global_batch=dp * whole.micro_batch)
+        optimizer = replace(whole.optimizer, sharding=sharding, offload=0.0)
+        plan = replace(whole, cluster=cluster_of(1), job=job, replicas=replicas, optimizer=optimizer)
+        plan = replace(plan, sequence_parallel=False)
+        theirs = mesh(dp_replicate_size=1, dp_shard_size=dp, tp_size=tp, cp_size=cp)
+        if not theirs.dp_shard_cp_dim_names and theirs.active_mesh_dims:
+            with pytest.raises(SpecError, match="no ranks to shard over"):
+                shardwright.export(plan, "accelerate")
+        elif dp * tp * cp <= 8:
+            config = yaml.safe_load(shardwright.export(plan, "accelerate").main)["parallelism_config"]
+            assert config["parallelism_config_dp_shard_size"] == dp and config["parallelism_config_tp_size"] == tp
+            written += 1
+    assert written > 8
 
 
 def test_a_job_set_asks_for_the_devices_of_their_maker(tmp_path: Path) -> None:
