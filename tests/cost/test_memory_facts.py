@@ -144,16 +144,22 @@ def test_deepspeed_keeps_16_bit_weights_alone_on_the_gpu_where_state_is_offloade
     ("changes", "in_host"),
     [({}, 16.0), ({"options": Options(master_weights="none")}, 2 + 4 + 4), ({"precision": "fp32"}, 16.0)],
 )
-def test_fsdp2_keeps_only_gathered_layers_on_the_gpu_where_state_is_offloaded(changes, in_host):
-    """CPUOffloadPolicy: weights, gradients and both moments are in host memory, in fp32 unless there are no masters."""
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_fsdp2_keeps_only_gathered_layers_on_the_gpu_where_state_is_offloaded(changes, in_host, ranks):
+    """CPUOffloadPolicy: weights, gradients and both moments are in host memory, in fp32 unless there are no masters. A
+    layer is fetched for its passes, by a single rank too, which has all of it on the GPU otherwise."""
     job, one, none = replace(JOB, framework="fsdp", **changes), np.ones(1), np.zeros(1)
-    held = state_bytes(MODEL, job, one, none, 8 * one, one, np.array([ZERO3]), one, 0.1 * one)
-    kept = state_bytes(MODEL, job, one, none, 8 * one, one, np.array([ZERO3]), none, 0.1 * one)
-    assert held.gathered == kept.gathered > 0.0
+    held, half, kept = (
+        state_bytes(MODEL, job, one, none, ranks * one, one, np.array([ZERO3]), part, 0.1 * one)
+        for part in (one, 0.5 * one, none)
+    )
+    several = state_bytes(MODEL, job, one, none, 8 * one, one, np.array([ZERO3]), one, 0.1 * one)
+    assert held.gathered == several.gathered > 0.0 and kept.gathered == (0.0 if ranks == 1 else held.gathered)
     assert held.weights + held.gradients + held.optimizer == pytest.approx(held.gathered)
-    assert held.in_host == pytest.approx(in_host / 8)
-    half = state_bytes(MODEL, job, one, none, 8 * one, one, np.array([ZERO3]), 0.5 * one, 0.1 * one)
-    assert half.weights == pytest.approx((held.weights + kept.weights) / 2)
+    assert held.in_host == pytest.approx(in_host / ranks)
+    shard = kept.weights - (held.weights if ranks > 1 else 0.0)
+    assert half.weights == pytest.approx(shard / 2 + held.weights)
+    assert half.in_host == pytest.approx(in_host / ranks / 2)
 
 
 def test_frozen_weights_go_to_host_memory_with_those_of_fsdp2s_adapters():

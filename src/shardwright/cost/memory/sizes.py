@@ -64,18 +64,19 @@ def state_bytes(
     passing = gradient if facts.shard_weight else min(gradient, weight)
     share, state = trained_share(model, job), state_width(job)
     held, kept = dense + expert, dense / dense_ranks + expert / expert_ranks
-    open_at_once = np.minimum(working, held - kept)
-    total, sharded, gathered = share * held + replicated, share * kept + replicated / dense_ranks, share * open_at_once
-    whole, shard, opened = weight * total, own_shard * sharded, weight * gathered
+    weights_away = offload * facts.weights_follow * (sharding == ZERO3)
+    gradients_away = offload * facts.gradients_follow * (sharding >= ZERO2)
+    open_at_once, reduced = (np.minimum(working, held - kept * (1.0 - part)) for part in (weights_away, gradients_away))
+    total, sharded = share * held + replicated, share * kept + replicated / dense_ranks
+    whole, shard, opened = weight * total, own_shard * sharded, weight * share * open_at_once
     if job.adapters:
         wider = max(weight_bytes(job) - frozen, 0.0) * ends
         whole = whole + frozen * held + wider
         shard, opened = shard + frozen * kept + wider / dense_ranks, opened + frozen * open_at_once
-    away = offload * shard * (sharding == ZERO3) * facts.weights_follow
-    weights = np.where(sharding == ZERO3, shard - away + opened, whole)
-    on_gpu = 1.0 - offload if facts.gradients_follow else 1.0
-    gradients = np.where(sharding >= ZERO2, on_gpu * gradient * sharded + passing * gathered, gradient * total)
-    on_their_way = opened * (sharding == ZERO3) + passing * gathered * (sharding >= ZERO2)
+    weights = np.where(sharding == ZERO3, (1.0 - weights_away) * shard + opened, whole)
+    staying, leaving = gradient * sharded * (1.0 - gradients_away), passing * share * reduced
+    gradients = np.where(sharding >= ZERO2, staying + leaving, gradient * total)
+    on_their_way = opened * (sharding == ZERO3) + leaving * (sharding >= ZERO2)
     apart = share * ends_width(job)
     updated = np.where(sharding == UNSHARDED, total, sharded)
     optimizer = state * updated + np.where(sharding == UNSHARDED, apart * ends, apart * ends / dense_ranks)
@@ -84,8 +85,8 @@ def state_bytes(
         gradients=gradients,
         optimizer=optimizer * (1.0 - offload),
         gathered=on_their_way,
-        sharded_gradients=on_gpu * gradient * sharded * (sharding >= ZERO2),
-        in_host=offload * (optimizer + facts.host_beside * updated) + away + paged_width(job) * updated,
+        sharded_gradients=staying * (sharding >= ZERO2),
+        in_host=offload * (optimizer + facts.host_beside * updated) + weights_away * shard + paged_width(job) * updated,
     )
 
 
@@ -131,8 +132,9 @@ def least_state_bytes(model: Model, job: Job, ranks: Array, everything: Array, *
     state in host memory. Without `gradients` those that come in place of activations do not count."""
 
     def kept(sharding: int) -> Floats:
-        one, none = np.ones(1), np.zeros(1)
-        state = state_bytes(model, job, one, none, ranks, one, np.full(1, sharding), one, none)
+        dense, expert, offload = np.ones(1), np.zeros(1), np.ones(1)
+        alone, working = np.ones(1), np.zeros(1)
+        state = state_bytes(model, job, dense, expert, ranks, alone, np.full(1, sharding), offload, working)
         late = 0.0 if gradients or not memory_facts(job.framework).freed else state.sharded_gradients
         return np.asarray(state.weights + state.gradients - late)
 
