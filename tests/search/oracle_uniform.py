@@ -112,7 +112,7 @@ def switches(context: Context, pins: Pins, layout: Layout) -> list[list[tuple]]:
             for split in splits(context, pins, layout)
             for recompute in recomputations(context, pins, layout, split)
         ],
-        states(pins, layout),
+        states(context, pins, layout),
     ]
 
 
@@ -184,7 +184,7 @@ def recomputations(context: Context, pins: Pins, layout: Layout, split: tuple[in
     return found
 
 
-def states(pins: Pins, layout: Layout) -> list[tuple]:
+def states(context: Context, pins: Pins, layout: Layout) -> list[tuple]:
     """(sharding, offload, overlap of gradient reduction, overlap of weight gathering)"""
     _, cp, pp, dp = layout[:4]
     found = []
@@ -192,6 +192,8 @@ def states(pins: Pins, layout: Layout) -> list[tuple]:
     for sharding, grad, param in product((0, ZERO1, ZERO2, ZERO3), (0, 1), (0, 1)):
         if dp * cp == 1 and (grad or param):
             continue
+        if dp * cp == 1 and sharding > ZERO1 and context.job.framework not in ("deepspeed", "fsdp"):
+            continue  # ZeRO-1 by another name
         if (param and not (grad and sharding)) or (sharding > ZERO1 and pp > 1):
             continue
         pinned = {"sharding": sharding, "overlap_grad": grad, "overlap_param": param}

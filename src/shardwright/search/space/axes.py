@@ -17,6 +17,7 @@ import numpy as np
 
 from shardwright.arrays import Bools, Ints, distinct
 from shardwright.cost.context import Context
+from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.strategies import UNSHARDED, ZERO1, Strategies
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.plans.abilities import flash_attention_runs, tensor_parallel_overlaps
@@ -130,6 +131,12 @@ def told_to_shard(space: Space) -> bool:
     """Return whether even a single rank has a distributed optimizer: nothing of it to shard, so else only with state in
     host memory."""
     return not space.allowed("sharding", (UNSHARDED,))
+
+
+def sharded_alone(context: Context, sharding: int) -> bool:
+    """Return whether a sharding may be of a single rank, for what it moves to host memory: ZeRO-1 for the state, ZeRO-2
+    and ZeRO-3 where the trainer's gradients follow, else they are ZeRO-1 by another name."""
+    return sharding == ZERO1 or memory_facts(context.job.framework).gradients_follow
 
 
 def searched(context: Context, space: Space) -> Space:

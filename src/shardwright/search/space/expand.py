@@ -40,7 +40,7 @@ from shardwright.cost.strategies import (
     columns,
 )
 from shardwright.records import record
-from shardwright.search.space.axes import Space, Value, offload_fractions, told_to_shard
+from shardwright.search.space.axes import Space, Value, offload_fractions, sharded_alone, told_to_shard
 from shardwright.search.space.layouts import Splits, most_recomputed_layers, rank_orders, recompute_counts
 
 OVERLAPS = ("overlap_tp", "overlap_pp", "overlap_grad", "overlap_param")
@@ -118,7 +118,7 @@ def arrangements(
     return ExpandedRows(strategies=rows, layout=index[source], split=split)
 
 
-def states(how: Axes, rows: ExpandedRows) -> ExpandedRows:
+def states(context: Context, how: Axes, rows: ExpandedRows) -> ExpandedRows:
     """Return `rows` with every sharding, offload and overlap of data-parallel communication."""
     given = rows.strategies
     ranks, alone, on_one = given.dp * given.cp > 1, given.pp == 1, told_to_shard(how.space)
@@ -127,7 +127,8 @@ def states(how: Axes, rows: ExpandedRows) -> ExpandedRows:
         for offload in offload_fractions(how.space, sharded=sharding != UNSHARDED):
             legal = np.ones(len(given), dtype=bool)
             if sharding != UNSHARDED:
-                legal = (ranks | (offload > 0) | on_one) & (alone if sharding in (ZERO2, ZERO3) else True)
+                lone = (offload > 0 or on_one) and sharded_alone(context, int(sharding))
+                legal = (ranks | lone) & (alone if sharding in (ZERO2, ZERO3) else True)
             for grad, param in _gradient_overlaps(how, sharded=sharding != UNSHARDED):
                 able = legal & (ranks if grad else (~ranks if "overlap_grad" not in how.explicit else True))
                 parts.append((np.flatnonzero(able), (int(sharding), float(offload), bool(grad), bool(param))))

@@ -7,7 +7,7 @@ import numpy as np
 from shardwright.arrays import Bools, Floats, Ints, distinct
 from shardwright.cost.compute.flops import layer_flops_per_token
 from shardwright.cost.context import Context
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, Layouts
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, ZERO3, Layouts
 from shardwright.records import record
 from shardwright.search.space.axes import (
     Space,
@@ -16,6 +16,7 @@ from shardwright.search.space.axes import (
     divisors,
     expert_degrees,
     offload_fractions,
+    sharded_alone,
     split_choices,
     tensor_parallel_degrees,
     told_to_shard,
@@ -204,7 +205,8 @@ def candidate_counts(
     unsharded = plain * grads * no_gather
     shardings = options("sharding", 1) + options("sharding", 2, 3) * (rows.pp == 1)
     on_one = sum(part > 0 or told_to_shard(space) for part in fractions)
-    alone = (plain + shardings * on_one) * options("overlap_grad", 0) * no_gather
+    lone = options("sharding", 1) + options("sharding", 2, 3) * (rows.pp == 1) * sharded_alone(context, ZERO3)
+    alone = (plain + lone * on_one) * options("overlap_grad", 0) * no_gather
     state = np.where(rows.dp * rows.cp > 1, unsharded + shardings * len(fractions) * overlapped, alone)
     return np.asarray(order * sequence * flash * p2p * state * _split_counts(context, space, rows, choices))
 

@@ -40,7 +40,7 @@ def completed(
 ) -> Iterator[tuple[ExpandedRows, Ints]]:
     """Yield, for each shape of the pipeline, the complete rows that fit and may be best, and how many candidates of
     each arrangement do not fit."""
-    for rows in shapes(states(how, arranged)):
+    for rows in shapes(states(context, how, arranged)):
         starts = starts_of(context, rows.strategies)
         full, _, lost = completions(context, how, rows, index.of(rows.strategies), starts)
         yield full, lost
