@@ -11,7 +11,7 @@ import pytest
 
 from shardwright.cost.trust.evidence import LACKS
 from shardwright.plans import findings
-from shardwright.plans.plan import Measured, Unmeasured
+from shardwright.plans.plan import Precedents, Unmeasured
 from shardwright.reports.text.first_screen import first_screen
 from shardwright.reports.text.outcome import UNMEASURED, measured_words
 from shardwright.reports.words import flagged, in_words
@@ -90,7 +90,7 @@ def test_whether_the_like_was_measured_is_said_before_the_speed() -> None:
     home = plan(load_model("qwen2.5-7b"), load_cluster("1x4xRTX3090"), task).best
     assert home.prediction is not None and home.prediction.measured is not None
     assert "no published run has the RTX3090" in measured_words(home.prediction.measured)
-    mixed = Measured(
+    mixed = Precedents(
         kind="mixed",
         runs=0,
         at_scale=0,

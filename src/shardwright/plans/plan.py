@@ -210,7 +210,7 @@ class Unmeasured:
 
 
 @record
-class Record:
+class MfuRecord:
     """The highest MFU among `runs` published runs of one class: GPU architecture, precision, kind and size of model."""
 
     mfu: float
@@ -221,7 +221,7 @@ class Record:
 
 
 @record
-class Measured:
+class Precedents:
     """How far plans like this one were ever measured: published runs of the same kind of model with the same framework
     on the same GPU, how many of them on half to twice as many GPUs, what of the plan no published run has, and the
     record of its class (None: too few are known)."""
@@ -230,7 +230,7 @@ class Measured:
     runs: int
     at_scale: int
     lacking: tuple[Unmeasured, ...]
-    record: Record | None
+    record: MfuRecord | None
 
 
 @record
@@ -253,8 +253,8 @@ class Prediction:
     `memory` has a row for each replica and an entry for each stage. `interval` is the 80 % interval of
     `iteration_seconds`; `fit_probability` the probability that every stage fits its GPU; `evidence` has the nearest
     published runs, `measured` says how like it any is (None in older files, and where layers were measured).
-    `ideal_seconds` are those of the model's FLOPs at the peak of all GPUs of the cluster (None in older
-    files), `lower_bound_seconds` what a search proved that no plan of its space beats (None where none did).
+    `ideal_seconds` are those of the model's FLOPs at the peak of all GPUs of the cluster (None in older files),
+    `lower_bound_seconds` what a search proved that no plan of its space beats (None where none did).
     `busiest_stage` is the stage that works most, of the replica that takes longest. Totals count failures and
     preemptions. `site` says what a calibration on own runs did (None: none was given); every figure has it in it.
     """
@@ -273,7 +273,7 @@ class Prediction:
     lower_bound_seconds: float | None = None
     busiest_stage: int = 0
     evidence: tuple[Evidence, ...] = ()
-    measured: Measured | None = None
+    measured: Precedents | None = None
     site: SiteEffect | None = None
 
 

@@ -58,15 +58,15 @@ def to_beat(preferences: Iterable[Preference], number: int, within: float) -> fl
 def affordable_value(plan: Plan) -> float | None:
     """Return what the job minimises for a costed plan, or None where it misses the deadline or the budget. Raises
     SpecError where that needs a price that is not known."""
-    found, job, dollars = plan.prediction, plan.job, plan.iteration_dollars
-    assert found is not None, "only costed plans have a value"
-    hours, total = found.hours_total, found.dollars_total
+    prediction, job, dollars = plan.prediction, plan.job, plan.iteration_dollars
+    assert prediction is not None, "only costed plans have a value"
+    hours, total = prediction.hours_total, prediction.dollars_total
     if job.deadline_hours is not None and hours is not None and hours > job.deadline_hours:
         return None
     if job.budget_dollars is not None and total is not None and total > job.budget_dollars:
         return None
     if job.objective == "time":
-        return coarse(found.iteration_seconds)
+        return coarse(prediction.iteration_seconds)
     return None if dollars is None else coarse(dollars)
 
 

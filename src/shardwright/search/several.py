@@ -197,11 +197,11 @@ def search_uneven(results: Sequence[OneType], asked: Asked, enough: float) -> Un
         return None
     begin = time.perf_counter()
     contexts = run_by_train(contexts, asked.fit)
-    found = uneven_fsdp(
+    reached = uneven_fsdp(
         largest_pools(contexts), asked.cluster, space, lambda plan: not dropped(plan, contexts, filters), enough=enough
     )
-    plans = tuple(costed(contexts, plan) for plan in found.plans[:MOST_UNEVEN])
-    outcome = replace(found, plans=plans, even=None if found.even is None else costed(contexts, found.even))
+    plans = tuple(costed(contexts, plan) for plan in reached.plans[:MOST_UNEVEN])
+    outcome = replace(reached, plans=plans, even=None if reached.even is None else costed(contexts, reached.even))
     return Uneven(outcome, time.perf_counter() - begin)
 
 

@@ -15,6 +15,7 @@ Placement = Literal["before", "after", "both", "sum"]
 QueryKeyNorm = Literal["head", "projection", "each"]
 Scores = Literal["softmax", "sigmoid"]
 
+Kind = Literal["dense", "moe", "hybrid", "adapters"]
 UNNAMED = ("megatron", "published", "yaml")  # numeric: families of models that are read from dimensions alone
 
 
@@ -467,6 +468,15 @@ class ForwardPass:
 
 
 PLAIN = ForwardPass()
+
+
+def training_kind(model: Model, *, adapters: bool) -> Kind:
+    """Return what kind of model is trained, adapters before all: what is frozen takes no gradients."""
+    if adapters:
+        return "adapters"
+    if any(layer.attention is None for layer in model.kinds):
+        return "hybrid"
+    return "moe" if any(layer.moe is not None for layer in model.kinds) else "dense"
 
 
 def family_of(model: Model) -> str:

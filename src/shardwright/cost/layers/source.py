@@ -16,9 +16,9 @@ from shardwright.cost.compute.operators import Shard
 from shardwright.cost.frameworks.overheads import Overheads
 from shardwright.cost.layers.table import LayerTable, layer_table
 from shardwright.cost.network.collectives import Fabric
-from shardwright.cost.trust.evidence import Conditions, measured_like, nearest
+from shardwright.cost.trust.evidence import Conditions, nearest, precedents
 from shardwright.cost.trust.interval import interval_seconds
-from shardwright.plans.plan import Evidence, Measured
+from shardwright.plans.plan import Evidence, Precedents
 from shardwright.records import record
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import Job
@@ -27,7 +27,7 @@ from shardwright.spec.model import Model
 if TYPE_CHECKING:
     from shardwright.cost.network.curves import LinkTimes
 
-Basis = tuple[tuple[float, float], tuple[Evidence, ...], Measured | None]
+Basis = tuple[tuple[float, float], tuple[Evidence, ...], Precedents | None]
 NO_LIMITS: Mapping[str, tuple[int | float, ...]] = MappingProxyType({})
 
 
@@ -117,4 +117,4 @@ class PredictedLayers:
         known = [nearest(setting) for setting in settings]
         intervals = [interval_seconds(seconds, setting) for setting in settings]
         interval = min(low for low, _ in intervals), max(high for _, high in intervals)
-        return interval, min(known, key=lambda runs: runs[0].distance), measured_like(tuple(settings))
+        return interval, min(known, key=lambda runs: runs[0].distance), precedents(tuple(settings))

@@ -10,9 +10,10 @@ import numpy as np
 
 from shardwright.arrays import Floats
 from shardwright.cost.site.process import NOISE, posterior, prior_variance
-from shardwright.cost.site.setting import REACHES, Kind, Setting
+from shardwright.cost.site.setting import REACHES, Setting
 from shardwright.plans.plan import SiteEffect
 from shardwright.records import record
+from shardwright.spec.model import Kind
 
 MOST_RUNS = 50  # of a calibration, so that every plan is moved in microseconds; chosen, 30 to 100
 KINDS: tuple[Kind, ...] = ("dense", "moe", "hybrid", "adapters")

@@ -8,9 +8,8 @@ from typing import Literal
 
 from shardwright.plans.plan import Plan, TimeBreakdown
 from shardwright.records import record
-from shardwright.spec.model import family_of
+from shardwright.spec.model import Kind, family_of, training_kind
 
-Kind = Literal["dense", "moe", "hybrid", "adapters"]
 Reach = Literal["machine", "machines", "sites"]
 REACHES: tuple[Reach, ...] = ("machine", "machines", "sites")  # boundaries that messages cross, nearest first
 RECOMPUTED = {"none": 0.0, "selective": 1.0, "full": 2.0}  # numeric: steps of a scale
@@ -63,7 +62,7 @@ def setting_of(plan: Plan, time: TimeBreakdown) -> Setting:
     total = sum(parts.values()) or 1.0
     levels = [RECOMPUTED[stage.recompute.granularity] for stage in replica.stages]
     return Setting(
-        kind=kind_of_model(plan),
+        kind=training_kind(plan.model, adapters=bool(plan.job.adapters)),
         family=family_of(plan.model),
         precision=plan.job.precision,
         framework=plan.job.framework,
@@ -81,15 +80,6 @@ def setting_of(plan: Plan, time: TimeBreakdown) -> Setting:
 
 def _seconds(time: TimeBreakdown, names: tuple[str, ...]) -> float:
     return float(sum(getattr(time, f"{name}_seconds") for name in names))
-
-
-def kind_of_model(plan: Plan) -> Kind:
-    """Return the kind of model that a plan trains, adapters before all: what is frozen takes no gradients."""
-    if plan.job.adapters:
-        return "adapters"
-    if any(getattr(layer, "attention", None) is None for layer in plan.model.layers):
-        return "hybrid"
-    return "moe" if any(layer.moe is not None for layer in plan.model.layers) else "dense"
 
 
 def _reach(plan: Plan) -> Reach:

@@ -16,12 +16,12 @@ import numpy as np
 
 from shardwright.arrays import Array, Floats
 from shardwright.files import shipped_file
-from shardwright.plans.plan import Evidence, Measured, Record, Unmeasured
+from shardwright.plans.plan import Evidence, MfuRecord, Precedents, Unmeasured
 from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import Gpu, kind_of
 from shardwright.spec.job import Job
-from shardwright.spec.model import Model, family_of
+from shardwright.spec.model import Model, family_of, training_kind
 
 NAMES = ("framework", "gpu", "architecture", "precision", "kind", "family")
 # Distance for another name, and how many doublings of a size are a distance of 1: they order the runs that are shown;
@@ -41,6 +41,7 @@ FACTS: Mapping[str, tuple[str, ...]] = {
 }
 """What a run and a setting may have in common, by the names that have to be the same."""
 SCALE, SITES = "gpus", "sites"  # facts that are no names
+MIXED = "mixed"  # the kind of run on several GPU types
 OF_FRAMEWORK = ("framework_architecture", "framework_kind", SCALE)  # lacking wherever the framework is
 # How much it weighs that no run has a fact; `tools.refit intervals` finds how intervals grow with the sum, so a factor
 # on all of them moves none; chosen, 0.5 to 2 times.
@@ -63,7 +64,8 @@ BEYOND = 1.4  # times the most GPUs that a framework was seen on is another scal
 
 @record
 class Conditions:
-    """What of a training run decides how well its time is known: no strategy, only the task and the machines."""
+    """What of a training run decides how well its time is known: no strategy, only the task and the machines. `kind` is
+    that of the model (`spec.model.training_kind`), or mixed where it is on several GPU types."""
 
     framework: str
     gpu: str
@@ -78,15 +80,8 @@ class Conditions:
     tokens_per_gpu: float
     parameters: float
     family: str
-    gpu_types: int = 1
+    kind: str
     sites: int = 1
-
-    @property
-    def kind(self) -> str:
-        """The kind of training run, the rarest first."""
-        if self.gpu_types > 1:
-            return "mixed"
-        return "adapters" if self.adapters else "experts" if self.experts else "dense"
 
 
 @record
@@ -107,6 +102,11 @@ class Published:
     mfu: Floats
     parameters: Floats
 
+    @property
+    def gpus(self) -> Floats:
+        """How many GPUs each was on, [N]."""
+        return np.asarray(2.0 ** self.sizes[:, list(DOUBLINGS).index("gpus")])
+
 
 def conditions_of(model: Model, gpu: Gpu, gpus: int, job: Job, *, gpu_types: int = 1, sites: int = 1) -> Conditions:
     """Return the setting of a job on `gpus` GPUs, one of so many types, at so many sites."""
@@ -124,7 +124,7 @@ def conditions_of(model: Model, gpu: Gpu, gpus: int, job: Job, *, gpu_types: int
         tokens_per_gpu=job.tokens_per_iteration / gpus,
         parameters=model.parameters,
         family=family_of(model),
-        gpu_types=gpu_types,
+        kind=MIXED if gpu_types > 1 else training_kind(model, adapters=bool(job.adapters)),
         sites=sites,
     )
 
@@ -182,16 +182,12 @@ def seen_in(names: Array, gpus: Floats) -> Seen:
 def seen_in_published() -> Seen:
     """Return what the published runs have."""
     runs = published()
-    return seen_in(runs.names, 2.0 ** runs.sizes[:, list(DOUBLINGS).index("gpus")])
+    return seen_in(runs.names, runs.gpus)
 
 
 def lacking(setting: Conditions, seen: Seen) -> tuple[str, ...]:
     """Return which of `LACKS` hold of a setting: what none of the runs that were seen has."""
-    lacks = [
-        fact
-        for fact, parts in FACTS.items()
-        if tuple(getattr(setting, part) for part in parts) not in seen.values[fact]
-    ]
+    lacks = [fact for fact in FACTS if _value(setting, fact) not in seen.values[fact]]
     if setting.gpus > BEYOND * seen.most_gpus.get(setting.framework, 0.0):
         lacks.append(SCALE)
     return (*lacks, SITES) if setting.sites > 1 else tuple(lacks)
@@ -207,7 +203,7 @@ def lack(setting: Conditions, seen: Seen) -> float:
 
 
 @lru_cache(maxsize=256)
-def measured_like(settings: tuple[Conditions, ...]) -> Measured:
+def precedents(settings: tuple[Conditions, ...]) -> Precedents:
     """Return how far plans on GPUs of these settings, one a type, were ever measured. What follows from a framework
     that no run is of is left out, and of several GPU types their model's family."""
     seen, runs = seen_in_published(), published()
@@ -218,13 +214,12 @@ def measured_like(settings: tuple[Conditions, ...]) -> Measured:
         unknown = "framework" in facts
         for fact in facts:
             implied = unknown and fact in OF_FRAMEWORK
-            if not implied and not (fact == "family_kind" and setting.gpu_types > 1):
+            if not implied and not (fact == "family_kind" and setting.kind == MIXED):
                 lacks[Unmeasured(fact=fact, of=_of(setting, fact, seen))] = None
         same = [runs.names[:, NAMES.index(name)] == getattr(setting, name) for name in ("framework", "gpu", "kind")]
         alike |= np.logical_and.reduce(same)
-    doublings = np.abs(runs.sizes[:, list(DOUBLINGS).index("gpus")] - math.log2(settings[0].gpus))
-    near = alike & (doublings <= 1.0)
-    return Measured(
+    near = alike & (np.abs(np.log2(runs.gpus / settings[0].gpus)) <= 1.0)
+    return Precedents(
         kind=settings[0].kind,
         runs=int(alike.sum()),
         at_scale=int(near.sum()),
@@ -233,7 +228,7 @@ def measured_like(settings: tuple[Conditions, ...]) -> Measured:
     )
 
 
-def _record(setting: Conditions, runs: Published) -> Record | None:
+def _record(setting: Conditions, runs: Published) -> MfuRecord | None:
     names = ("architecture", "precision", "kind")
     alike = [runs.names[:, NAMES.index(name)] == getattr(setting, name) for name in names]
     alike += [(runs.parameters >= size) == (setting.parameters >= size) for size in SIZES]
@@ -241,11 +236,11 @@ def _record(setting: Conditions, runs: Published) -> Record | None:
     if len(places) < LEAST_RUNS:
         return None
     best = int(places[runs.mfu[places].argmax()])
-    return Record(
+    return MfuRecord(
         mfu=float(runs.mfu[best]),
         runs=len(places),
         model=str(runs.model[best]),
-        gpus=round(2.0 ** float(runs.sizes[best, list(DOUBLINGS).index("gpus")])),
+        gpus=round(float(runs.gpus[best])),
         gpu=str(runs.names[best, NAMES.index("gpu")]),
     )
 
@@ -284,7 +279,7 @@ def nearest(setting: Conditions, count: int = 3) -> tuple[Evidence, ...]:
         chosen.append(
             Evidence(
                 model=str(runs.model[index]),
-                gpus=round(2.0 ** float(runs.sizes[index, 0])),
+                gpus=round(float(runs.gpus[index])),
                 gpu=str(runs.names[index, 1]),
                 framework=str(runs.names[index, 0]),
                 strategy=str(runs.strategy[index]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.plans.plan import Measured, Prediction, StageMemory
+from shardwright.plans.plan import Precedents, Prediction, StageMemory
 from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_dollars, format_seconds
 
 TERMS = {
@@ -21,9 +21,10 @@ TERMS = {
 COMPUTE = ("forward_seconds", "backward_seconds")
 MEMORY_TERMS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "context")
 BILLION = 1e9
-KINDS = {
+KIND_WORDS = {
     "dense": "dense models",
-    "experts": "mixtures of experts",
+    "moe": "mixtures of experts",
+    "hybrid": "hybrids",
     "adapters": "adapters",
     "mixed": "several GPU types",
 }
@@ -54,9 +55,9 @@ def host_words(prediction: Prediction) -> str:
     return f"{format_bytes(most.in_host_bytes)} of {share} in host memory"
 
 
-def measured_words(measured: Measured) -> str:
+def measured_words(measured: Precedents) -> str:
     """Return whether anything like a plan was ever measured, as published runs have it."""
-    kind = KINDS[measured.kind]
+    kind = KIND_WORDS[measured.kind]
     runs = (
         f"{measured.runs:,} published runs of {kind} with this framework and GPU, {measured.at_scale:,} at this scale"
     )

@@ -13,6 +13,7 @@ from shardwright.cost.site.calibration import KINDS, SiteCalibration, SiteRun, e
 from shardwright.cost.site.setting import REACHES
 from shardwright.plans.plan import SiteEffect
 from shardwright.reports.text.layout import WIDTH, labelled, table
+from shardwright.reports.text.outcome import KIND_WORDS
 from shardwright.units import clock, format_seconds
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 HEADER = ("run", "GPUs", "predicted", "measured", "off", "after others", "after all")
 LEGEND = "off: measured over predicted. after others: what stays once the other runs move it; after all: this one too."
-KIND_WORDS = {"dense": "dense models", "moe": "mixtures of experts", "hybrid": "hybrids", "adapters": "adapters"}
 BETWEEN = {"machines": "several machines", "sites": "several sites"}
 
 
