@@ -40,8 +40,9 @@ def every_finding() -> Iterator[object]:
 
 def sample(hint: object) -> object:
     """Return a value of a field's type."""
-    if isinstance(hint, types.UnionType):
-        return sample(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (types.UnionType, typing.Union, typing.Literal):
+        first = typing.get_args(hint)[0]
+        return first if typing.get_origin(hint) is typing.Literal else sample(first)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return next(iter(hint))
     if hint is findings.JobLimits:

@@ -18,7 +18,7 @@ from shardwright.reports.text.first_screen import first_screen
 from shardwright.reports.text.terminal import ranking_text
 from shardwright.search.mixed.entry import MixedOutcome
 from shardwright.search.objective import affordable_value
-from shardwright.search.planner import plan
+from shardwright.search.planner import plan, with_usual
 from shardwright.search.ranked import best_of, passed_over
 from shardwright.search.several import Pipelines
 from shardwright.search.space.axes import parse_pins
@@ -58,7 +58,7 @@ def test_what_gains_more_than_the_indifference_comes_first_and_is_proved_the_bes
     assert found.best.optimizer.sharding == "zero2" and found.passed_over is None
     assert found.search.gap == 0.0 and found.search.indifference == indifference
     words = " ".join(first_screen(found).split())
-    assert "hardly tested: ZeRO-2 (6 of 3,332 published runs), which widens the interval" in words
+    assert "hardly tested: ZeRO-2 (6 of 3,228 published runs), which widens the interval" in words
 
 
 @pytest.mark.parametrize("indifference", [-0.01, 0.11, float("nan")])
@@ -110,14 +110,41 @@ def test_offload_comes_first_where_nothing_fits_without_it() -> None:
 
 def test_every_report_names_what_was_passed_over() -> None:
     found = ranked()
-    words = "ZeRO-2 (6 of 3,332 published runs) would take"
+    words = "ZeRO-2 (6 of 3,228 published runs) would take"
     for text in (first_screen(found), ranking_text(found)):
         assert words in " ".join(text.split())
     document = ranking_document(found)["passed_over"]
     assert isinstance(document, dict)
     assert document["pins"] == ["sharding=zero2"]
     (switch,) = document["switches"]
-    assert (switch["kind"], switch["name"], switch["runs"], switch["of"]) == ("rare_switch", "ZeRO-2", 6, 3332)
+    assert (switch["kind"], switch["name"], switch["runs"], switch["of"]) == ("rare_switch", "ZeRO-2", 6, 3228)
+
+
+def on_a100s(*pins: str) -> Ranking:
+    cluster, job = load_cluster("4x8xA100-SXM-80"), make_job(global_batch=128, seq_len=4096)
+    return plan(load_model("llama-2-70b"), cluster, job, space=parse_pins(pins), efficiency=Analytic())
+
+
+def test_the_best_plan_without_rare_switches_stands_beside_one_that_has_some() -> None:
+    """No Ampere run of a dense model has tensor-parallel overlap, nor context parallelism; ZeRO-2 hardly any run."""
+    ranking = on_a100s()
+    assert [switch.name for switch in rare_in(ranking.best)] == ["tensor-parallel overlap"]
+    usual = with_usual(ranking, efficiency=Analytic()).usual
+    assert usual is not None and rare_in(usual.plan) == ()
+    pinned = on_a100s("overlap_tp=no", "cp=1", "sharding=none,zero1,zero3", "offload=0", "vpp=1,2,4,5,10")
+    assert seconds(usual.plan) == seconds(pinned.best)
+    assert usual.loss == pytest.approx(seconds(usual.plan) / seconds(ranking.best) - 1.0) and usual.loss > 0.01
+    assert usual.pins == ("overlap_tp=no",) and seconds(on_a100s(*usual.pins).best) == seconds(usual.plan)
+    text = " ".join(first_screen(replace(ranking, usual=usual)).split())
+    assert "tensor-parallel overlap (0 of 1,249 published runs of dense models on Ampere)" in text
+    assert f"takes {usual.loss:.1%} more time" in text and "--set overlap_tp=no asks for it" in text
+    document = ranking_document(replace(ranking, usual=usual))["usual"]
+    assert isinstance(document, dict) and document["pins"] == ["overlap_tp=no"]
+
+
+def test_nothing_stands_beside_a_plan_of_what_was_measured_or_of_several_types() -> None:
+    assert with_usual(ranked("sharding=zero1"), efficiency=Analytic()).usual is None
+    assert with_usual(over()).usual is None
 
 
 @cache
@@ -154,5 +181,5 @@ def test_a_plan_over_several_types_that_saves_little_is_named_with_its_pin() -> 
     assert passed_over([], mixed.cluster, searched, None, affordable_value(mixed) or 0.0, alone.best) is None
     text = " ".join(first_screen(replace(alone, passed_over=told)).split())
     assert "4 RTX3090: left idle, as a faster plan with them, named below, gains less than --indifference." in text
-    assert "several GPU types (23 of 3,332 published runs) and unreported GPU types (0 of 3,332" in text
+    assert "several GPU types (23 of 3,228 published runs) and unreported GPU types (0 of 3,228" in text
     assert "--set gpus=6 asks for it" in text

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from shardwright.cost.strategies import COLUMNS, strategies
+from shardwright.cost.trust.rarity import strategy_switches
 from shardwright.search.planner import plan
 from shardwright.search.uniform import search
 from shardwright.search.uniform.best import Best
@@ -23,7 +24,7 @@ def test_of_equal_rows_the_same_wins_in_whatever_order_they_come(seed):
     rows = strategies([{"first_layers": int(a), "last_layers": int(b)} for a, b in draw.integers(1, 4, (40, 2))])
     found = set()
     for _ in range(5):
-        best = Best(3, 0.01)
+        best = Best(3, 0.01, strategy_switches("Hopper", "dense"))
         for part in np.array_split(draw.permutation(40), draw.integers(1, 8)):
             best.offer(layouts[part], values[part], rows.take(part))
         found.add(

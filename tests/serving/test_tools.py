@@ -164,6 +164,19 @@ def test_serve_answers_as_its_openapi_document_says(server: Server, name: str) -
         assert all(problem["message"] for problem in document["errors"])
 
 
+@pytest.mark.parametrize(("change", "steps"), [({}, {"first", "front", "best"}), ({"seq_len": 0}, {"errors"})])
+def test_the_page_is_answered_as_the_openapi_document_says(
+    server: Server, change: dict[str, Any], steps: set[str]
+) -> None:
+    operation = described(server)["paths"]["/answer"]["post"]
+    (content,) = operation["responses"]["200"]["content"].values()
+    fields = {key: SMALL[key] for key in ("model", "cluster", "global_batch", "seq_len", "precision")} | change
+    lines = [json.loads(line) for line in ask(server, "/answer", fields).read().splitlines()]
+    assert {line["step"] for line in lines} == steps
+    for line in lines:
+        jsonschema.validate(line, content["schema"], cls=jsonschema.Draft202012Validator)
+
+
 def test_the_openapi_document_has_an_address_for_each_tool(server: Server) -> None:
     document = described(server)
     assert document["openapi"].startswith("3.1.") and document["info"]["version"] == shardwright.__version__

@@ -143,7 +143,7 @@ def plan(
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
     from shardwright.search.objective import MOST_INDIFFERENCE
-    from shardwright.search.planner import on_fewer, with_nearby, with_program
+    from shardwright.search.planner import on_fewer, with_nearby, with_program, with_usual
     from shardwright.search.space.axes import parse_pins
     from shardwright.spec.catalog.frameworks import OWN
     from shardwright.spec.catalog.prices import load_prices
@@ -206,6 +206,7 @@ def plan(
         if ranking.plans:
             kept_to = found_within(ranking, limits, exportable_to)
             ranking = with_nearby(ranking, space=space, fit=fit, efficiency=efficiency, **kept_to)
+            ranking = with_usual(ranking, space=space, fit=fit, efficiency=efficiency, **kept_to)
         if fewer and ranking.plans:
             smaller = on_fewer(
                 ranking.best, space=space, rules=kept_to["rules"], fit=fit, efficiency=efficiency, indifference=as_good

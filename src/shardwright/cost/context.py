@@ -17,11 +17,13 @@ from shardwright.cost.layers.source import LayerSource, layer_source
 from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.strategies import Strategies
+from shardwright.cost.trust.rarity import strategy_switches
+from shardwright.plans.findings import RareSwitch
 from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
-from shardwright.spec.model import Model
+from shardwright.spec.model import Model, training_kind
 
 
 class Sharding(Protocol):
@@ -53,6 +55,12 @@ class Context:
         """What the job's framework adds on this GPU (or `measured_overheads` in its place)."""
         known = self.measured_overheads or overheads(self.job.framework, self.pool.gpu)
         return self.source.overheads(self.pool.gpu, self.job, known)
+
+    @cached_property
+    def rare_switches(self) -> tuple[RareSwitch, ...]:
+        """What of strategies is rare for such a model on such GPUs."""
+        kind = training_kind(self.model, adapters=bool(self.job.adapters))
+        return strategy_switches(self.pool.gpu.architecture, kind)
 
     @cached_property
     def source(self) -> LayerSource:

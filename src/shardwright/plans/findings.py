@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 from shardwright.records import record
+from shardwright.spec.model import Kind
 
 
 class Cause(Enum):
@@ -39,7 +40,8 @@ def ordered(counts: Mapping[Rejection, int]) -> tuple[tuple[Rejection, int], ...
 
 @record
 class RareSwitch:
-    """What only `runs` of `of` published runs have: values of an axis of the space from `least` to `most`."""
+    """What only `runs` of `of` published runs have: values of an axis of the space from `least` to `most`. Of all runs,
+    or of those of a `model_kind` (`spec.model.Kind`) on an `architecture`."""
 
     name: str
     axis: str
@@ -47,6 +49,8 @@ class RareSwitch:
     most: float
     runs: int
     of: int
+    architecture: str | None = None
+    model_kind: Kind | None = None
 
 
 class NotCovered(Enum):

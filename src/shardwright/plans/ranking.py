@@ -129,12 +129,23 @@ class PassedOver:
 
 
 @record
+class Usual:
+    """The best plan without what hardly any published run has; it takes a part `loss` more time or money than the first
+    one, and `pins` ask for it, as `axis=value`."""
+
+    plan: Plan
+    loss: float
+    pins: tuple[str, ...]
+
+
+@record
 class Ranking:
     """Plans, best first (none if `infeasible` is set), with the baselines they were compared to. Where plans of several
     kinds span GPU types, `kinds` has the best of each; `nearby` is what `planner.with_nearby` found to pay, `fewer` the
     same run on fewer of the machines (`planner.on_fewer`; None where that was not asked), `program` what
     `planner.with_program` found. `passed_over` is the best of all where the first plan is as good and has fewer rare
-    switches. `trainers` names who runs each plan (`trainers.runs.runners`), where that was asked; of plans that nobody
+    switches; `usual` is the best without any (`planner.with_usual`), where the first plan on GPUs of one type has
+    some. `trainers` names who runs each plan (`trainers.runs.runners`), where that was asked; of plans that nobody
     runs `no_trainer` says why."""
 
     plans: tuple[Plan, ...]
@@ -146,6 +157,7 @@ class Ranking:
     fewer: tuple[Fewer, ...] | None = None
     program: SpmdProgram | NoProgram | None = None
     passed_over: PassedOver | None = None
+    usual: Usual | None = None
     trainers: tuple[tuple[str, ...], ...] = ()
     no_trainer: NoTrainer | None = None
 

@@ -18,6 +18,15 @@ from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_dollars, fo
 MOST_NAMED = 2  # pairs of places
 ARGUMENT = re.compile(r"`([a-z_]+)=([^`]*)`")
 
+KIND_WORDS = {
+    "dense": "dense models",
+    "moe": "mixtures of experts",
+    "hybrid": "hybrids",
+    "adapters": "adapters",
+    "mixed": "several GPU types",
+}
+"""Kinds of training runs, as `cost.trust.evidence.Conditions.kind` has them."""
+
 FIXED = {
     Cause.MEMORY: "memory",
     Cause.BOUND: "pruned by bound",
@@ -82,7 +91,6 @@ FIXED = {
 }
 # Sentences with the fields of a finding, {0}; how `_Words` writes them stands after the colon.
 SENTENCES = {
-    findings.RareSwitch: "{0.name} ({0.runs:,} of {0.of:,} published runs)",
     findings.DeeperPipelines: "pipelines of more than {0.stages} stages",
     findings.Lacking: "{0.of:finding} ({0.written})",
     findings.UnequalReplicas: "unequal replicas with {0.of:findings}",
@@ -178,6 +186,12 @@ _WORDS = _Words()
 @in_words.register
 def _(finding: Rejection) -> str:
     return f"rule {finding.rule}" if finding.cause is Cause.RULE else FIXED[finding.cause]
+
+
+@in_words.register
+def _(finding: findings.RareSwitch) -> str:
+    of_class = f" of {KIND_WORDS[finding.model_kind]} on {finding.architecture}" if finding.model_kind else ""
+    return f"{finding.name} ({finding.runs:,} of {finding.of:,} published runs{of_class})"
 
 
 @in_words.register

@@ -16,6 +16,7 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.facts import headroom
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.site.calibrated import Calibrated, anchored, without_site
+from shardwright.cost.trust.rarity import rare_in, strategy_switches
 from shardwright.errors import SpecError, bad, require
 from shardwright.plans.check import position_problems
 from shardwright.plans.findings import NothingAsFast, Stopped
@@ -36,15 +37,17 @@ from shardwright.search.ranked import (
     passed_over,
     several_types,
     shown_baselines,
+    usual_beside,
     value_to_beat,
     with_bound,
 )
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, as_options_need, jobs_of
+from shardwright.search.space.parameters import AXES
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
-from shardwright.spec.model import Model
+from shardwright.spec.model import Model, training_kind
 
 if TYPE_CHECKING:
     from shardwright.search.replan import Kept
@@ -248,6 +251,41 @@ def with_nearby(
         return faster.plans[0] if faster.plans else None
 
     return replace(ranking, nearby=nearby(ranking.best, best))
+
+
+def with_usual(
+    ranking: Ranking,
+    *,
+    space: Space | None = None,
+    rules: Sequence[Rule] = (),
+    fit: float = 0.9,
+    exportable_to: str | None = None,
+    efficiency: Efficiency | None = None,
+) -> Ranking:
+    """Return a ranking whose first plan, on GPUs of one type, has switches that hardly any published run has
+    (`cost.trust.rarity`) with the best plan on these that has none, found as its plans were (`plan`)."""
+    if not ranking.plans or ranking.search.interrupted or len(ranking.best.gpus_by_type) > 1:
+        return ranking
+    best = ranking.best
+    if not any(switch.axis in AXES for switch in rare_in(best)):
+        return ranking
+    from shardwright.search.rules.rules import rules_against  # a search without rules does without their parser
+
+    pools = tuple(pool for pool in best.cluster.pools if pool.gpu.name in best.gpus_by_type)
+    kind = training_kind(best.model, adapters=bool(best.job.adapters))
+    ranked = plan(
+        best.model,
+        replace(best.cluster, pools=pools),
+        best.job,
+        space=space,
+        rules=[*rules, *rules_against(strategy_switches(pools[0].gpu.architecture, kind))],
+        top=1,
+        fit=fit,
+        exportable_to=exportable_to,
+        efficiency=anchored(efficiency, best),
+        indifference=ranking.search.indifference,
+    )
+    return replace(ranking, usual=usual_beside(best, ranked.plans[0])) if ranked.plans else ranking
 
 
 def on_fewer(

@@ -15,7 +15,7 @@ from shardwright.cost.strategies import Strategies, plan_of_row, row_of
 from shardwright.cost.trust.rarity import TYPES, UNREPORTED, rare_beside, rare_in
 from shardwright.plans.findings import Failure, Rejection, ordered
 from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Baseline, PassedOver, Ranking, SearchReport
+from shardwright.plans.ranking import Baseline, PassedOver, Ranking, SearchReport, Usual
 from shardwright.search.account import gap_of
 from shardwright.search.kinds import OneType, least_value
 from shardwright.search.objective import Preference, affordable_value, preference, to_beat
@@ -103,6 +103,12 @@ def better_than(first: Plan, value: float, plan: Plan, least: float) -> PassedOv
         switches=switches,
         pins=tuple(_pin(switch.axis, plan) for switch in switches if switch.axis != UNREPORTED),
     )
+
+
+def usual_beside(first: Plan, usual: Plan) -> Usual:
+    """Return the best plan without rare switches beside the `first` one, which has some."""
+    pins = tuple(_pin(switch.axis, usual) for switch in rare_beside(first, usual))
+    return Usual(plan=usual, loss=_value(usual) / _value(first) - 1.0, pins=pins)
 
 
 def _pin(axis: str, plan: Plan) -> str:

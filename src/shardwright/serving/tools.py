@@ -70,7 +70,8 @@ def openapi(tools: Sequence[Tool], version: str, downloads: Sequence[str]) -> Sc
         f"{API}{tool.name}": _post(tool.name, tool.title, tool.parameters, {"application/json": tool.result})
         for tool in tools
     }
-    paths["/answer"] = _post("answer", "Plans for the page, better ones as they are there.", asked, {JSON_LINES: {}})
+    line = document_schema("answer")
+    paths["/answer"] = _post("answer", "Plans for the page, better ones as they are there.", asked, {JSON_LINES: line})
     paths["/download"] = _post(
         "download", "The best plan as a file.", downloaded, {"application/octet-stream": {"format": "binary"}}
     )

@@ -10,8 +10,7 @@ import pytest
 from tests.search.shop.samples import A100, A100_SPOT, GB200, H100, JOB, L40S, job, offers
 
 from shardwright.cost.compute.efficiency import Analytic
-from shardwright.cost.strategies import row_of
-from shardwright.cost.trust.rarity import rare_counts
+from shardwright.cost.trust.rarity import rare_in
 from shardwright.errors import SpecError
 from shardwright.plans.check import check
 from shardwright.plans.findings import (
@@ -25,7 +24,7 @@ from shardwright.plans.findings import (
 )
 from shardwright.search.market.result import Front, Point, Shopping
 from shardwright.search.market.shop import shop
-from shardwright.search.planner import plan, predict
+from shardwright.search.planner import plan, predict, with_usual
 from shardwright.search.renting import Rental, choice_of
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.cluster import Cluster
@@ -48,16 +47,19 @@ def found(entries: list[dict[str, Any]], **options: Any) -> Shopping:
 
 
 def listed(given: Offers) -> list[tuple[float, float, float]]:
-    """Return the front of the best plan on every number of machines of every offer, one search each: what has
-    rare switches weighs 1 % more, and of those what no other is as good as."""
+    """Return the front of the best plans on every number of machines of every offer, a search each: the fastest, which
+    weighs 1 % more where it has rare switches, and the fastest without; of those what no other is as good as."""
     weighed: Front[Point] = Front()
     for offer in given.offers:
         for machines in range(1, offer.pool.nodes + 1):
-            ranking = plan(MODEL, Cluster(pools=(offer.pool.resized(machines),)), JOB, top=1, efficiency=EFFICIENCY)
-            if ranking.plans:
-                rental = Rental(offer=offer, machines=machines)
-                point = choice_of(ranking.best, (rental,), given.terms).point
-                weight = 1.0 + 0.01 * bool(rare_counts(row_of(ranking.best))[0])
+            cluster, rental = Cluster(pools=(offer.pool.resized(machines),)), Rental(offer=offer, machines=machines)
+            ranking = with_usual(
+                plan(MODEL, cluster, JOB, top=1, efficiency=EFFICIENCY, indifference=0.0), efficiency=EFFICIENCY
+            )
+            usual = [ranking.usual.plan] if ranking.usual else []
+            for candidate in (*ranking.plans, *usual):
+                point = choice_of(candidate, (rental,), given.terms).point
+                weight = 1.0 + 0.01 * bool(rare_in(candidate))
                 weighed.offer((point[0] * weight, point[1] * weight, point[2] * weight), point)
     front: Front[None] = Front()
     for _, point in weighed.sorted():

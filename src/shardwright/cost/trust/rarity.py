@@ -1,14 +1,15 @@
 """What hardly any published run has: which strategies have how much of it, and how far their times are doubted.
 
 Of plans that are as good but for a little (`search.objective.preference`) the one with the fewest rare switches comes
-first. What c of n published runs have is as well tested as these are many: a time predicted with it has a further log
-error of
+first. Rare is what hardly any published run has, and what none has of the plan's kind of model on its architecture,
+where there are twenty: tensor-parallel overlap is common on Hopper, and no Ampere run has it. What c of n runs have is
+as well tested as these are many: a time predicted with it has a further log error of
 
-    d = 0.02 · log10(n / c)
+    d = 0.02 · log10(n / max(c, 1))
 
 upwards in one run of ten, 2 % for each factor of ten in rarity (chosen, not fitted), and the parts of several add up.
 It widens the interval (`cost.trust.interval`) and moves no prediction and no bound. A GPU type that nobody reports on
-is rare as well, but has a wider interval of its own.
+is rare as well, but has a wider interval of its own. `python -m tools.refit rare` counts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from shardwright.cost.trust.evidence import unpublished
 from shardwright.files import shipped_table
 from shardwright.plans.findings import RareSwitch
 from shardwright.plans.plan import Plan
+from shardwright.spec.model import Kind, training_kind
 
 TYPES, UNREPORTED = "gpu_types", "unreported_types"  # axes that are no columns of a strategy
 DECADE = 0.02  # log error for each factor of ten in rarity; chosen, 0.01 to 0.04
@@ -41,14 +43,27 @@ def rare_switches() -> tuple[RareSwitch, ...]:
             most=float(row["most"]),
             runs=int(row["runs"]),
             of=int(row["of"]),
+            architecture=row["architecture"] or None,
+            model_kind=row["model_kind"] or None,  # type: ignore[arg-type]
         )
         for row in shipped_table("shardwright.cost.trust", "rare_switches.csv")
     )
 
 
-def rare_counts(rows: Strategies) -> Ints:
-    """Return how many rare switches each strategy has, [N], whatever GPUs it is on."""
-    return np.asarray(np.sum([_has(rows, switch) for switch in _of_strategies()], axis=0))
+@cache
+def strategy_switches(architecture: str, model_kind: Kind) -> tuple[RareSwitch, ...]:
+    """Return what strategies may have that is rare for a kind of model on an architecture."""
+    here = ((None, None), (architecture, model_kind))
+    return tuple(
+        switch
+        for switch in rare_switches()
+        if switch.axis not in (TYPES, UNREPORTED) and (switch.architecture, switch.model_kind) in here
+    )
+
+
+def rare_counts(rows: Strategies, switches: Collection[RareSwitch]) -> Ints:
+    """Return how many of `switches` each strategy has, [N]."""
+    return np.asarray(np.sum([_has(rows, switch) for switch in switches], axis=0))
 
 
 def rare_count_of_gpus(kinds: Collection[str]) -> int:
@@ -58,25 +73,24 @@ def rare_count_of_gpus(kinds: Collection[str]) -> int:
 
 def doubt(plan: Plan) -> float:
     """Return the log error upwards of a plan's time for what it has of rare switches, those of its GPUs' own aside."""
-    return sum(DECADE * math.log10(switch.of / switch.runs) for switch in rare_in(plan) if switch.axis != UNREPORTED)
+    switches = (switch for switch in rare_in(plan) if switch.axis != UNREPORTED)
+    return sum(DECADE * math.log10(switch.of / max(switch.runs, 1)) for switch in switches)
 
 
 def rare_in(plan: Plan) -> tuple[RareSwitch, ...]:
-    """Return what a plan has of what is rare."""
-    row = row_of(plan)
-    gpus = _rare_gpus({pool.gpu.kind for pool in plan.cluster.pools if pool.gpu.name in plan.gpus_by_type})
-    return (*(switch for switch in _of_strategies() if _has(row, switch)[0]), *gpus)
+    """Return what a plan has of what is rare, on one of its architectures at least."""
+    row, kind = row_of(plan), training_kind(plan.model, adapters=bool(plan.job.adapters))
+    types = plan.gpus_by_type
+    used = [pool.gpu for pool in plan.cluster.pools if pool.gpu.name in types]
+    known = [switch for gpu in used for switch in strategy_switches(gpu.architecture, kind)]
+    present = {switch.name: switch for switch in known if _has(row, switch)[0]}
+    return (*present.values(), *_rare_gpus({gpu.kind for gpu in used}))
 
 
 def rare_beside(plan: Plan, other: Plan) -> tuple[RareSwitch, ...]:
     """Return what a plan has of what is rare, and `other` has not."""
-    both = rare_in(other)
-    return tuple(switch for switch in rare_in(plan) if switch not in both)
-
-
-def _of_strategies() -> list[RareSwitch]:
-    """Return what a strategy may have, whatever GPUs it is on."""
-    return [switch for switch in rare_switches() if switch.axis not in (TYPES, UNREPORTED)]
+    both = {switch.name for switch in rare_in(other)}
+    return tuple(switch for switch in rare_in(plan) if switch.name not in both)
 
 
 def _rare_gpus(kinds: Collection[str]) -> list[RareSwitch]:

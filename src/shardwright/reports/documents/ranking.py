@@ -8,7 +8,17 @@ from dataclasses import asdict
 from shardwright.errors import Problem
 from shardwright.plans.document import to_document
 from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Baseline, Evaluation, NoPlan, NoProgram, Origin, PassedOver, Ranking, SearchReport
+from shardwright.plans.ranking import (
+    Baseline,
+    Evaluation,
+    NoPlan,
+    NoProgram,
+    Origin,
+    PassedOver,
+    Ranking,
+    SearchReport,
+    Usual,
+)
 from shardwright.reports.documents.findings import Document, finding_document
 from shardwright.reports.text import outcome
 from shardwright.reports.text.evaluation import Rung
@@ -19,6 +29,7 @@ from shardwright.reports.text.explain import (
     passed_over_words,
     shortages,
     telling_gaps,
+    usual_words,
     verdict,
 )
 from shardwright.reports.text.plans import plan_chances, predicted, risk_document
@@ -53,6 +64,7 @@ def ranking_document(ranking: Ranking) -> Document:
     document["trainers"] = [list(names) for names in ranking.trainers]
     document["no_trainer"] = None if ranking.no_trainer is None else finding_document(ranking.no_trainer)
     document["passed_over"] = None if ranking.passed_over is None else _passed_over(ranking.passed_over)
+    document["usual"] = None if ranking.usual is None else _usual(ranking.usual)
     return document
 
 
@@ -71,6 +83,15 @@ def _passed_over(better: PassedOver) -> Document:
         "switches": [finding_document(switch) for switch in better.switches],
         "pins": list(better.pins),
         "words": passed_over_words(better),
+    }
+
+
+def _usual(usual: Usual) -> Document:
+    return {
+        "iteration_seconds": predicted(usual.plan).iteration_seconds,
+        "loss": usual.loss,
+        "pins": list(usual.pins),
+        "words": usual_words(usual),
     }
 
 

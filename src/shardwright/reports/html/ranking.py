@@ -31,7 +31,7 @@ def ranking_page(document: Mapping[str, Any], efficiency: Efficiency, *, command
     more = (
         *machines_front(plans[0], _fewer(plans[0], document.get("fewer", ()))),
         *_alternatives(plans, [*document["baselines"], *document.get("kinds", [])]),
-        *_search(plans[0], document["search"], document.get("passed_over")),
+        *_search(plans[0], document["search"], document.get("passed_over"), document.get("usual")),
     )
     trainers = tuple(document["trainers"][0]) if document.get("trainers") else None
     return plan_page(plans[0], efficiency, command=command, more=more, trainers=trainers)
@@ -104,7 +104,7 @@ def _short(plan: Plan) -> str:
     )
 
 
-def _search(best: Plan, report: Mapping[str, Any], passed_over: Mapping[str, Any] | None) -> Iterator[Section]:
+def _search(best: Plan, report: Mapping[str, Any], *cautions: Mapping[str, Any] | None) -> Iterator[Section]:
     rows = tuple(
         (entry["words"], f"{entry['count']:,}", MEANINGS.get(entry["kind"], ""))
         for entry in sorted(report["rejected"], key=lambda entry: -entry["count"])
@@ -117,8 +117,7 @@ def _search(best: Plan, report: Mapping[str, Any], passed_over: Mapping[str, Any
     if report["gap"] is not None:
         least = mixed.least_words(best, report.get("lower_bound_dollars"))
         points.append(f"Certificate: no plan of the space {least}; this one is within {report['gap']:.2%} of that.")
-    if passed_over and passed_over["words"]:
-        points.append(f"Caution: {passed_over['words']}.")
+    points += [f"Caution: {caution['words']}." for caution in cautions if caution and caution["words"]]
     if report["not_covered"]:
         points.append("Not covered: " + "; ".join(kind["words"] for kind in report["not_covered"]) + ".")
     yield Section(

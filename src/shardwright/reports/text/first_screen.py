@@ -11,7 +11,7 @@ from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby, Ranking
 from shardwright.reports.text import mixed, outcome, programs, strategy
-from shardwright.reports.text.explain import kinds_words, passed_over_words
+from shardwright.reports.text.explain import kinds_words, passed_over_words, usual_words
 from shardwright.reports.text.layout import WIDTH, labelled
 from shardwright.reports.text.plans import FAR, predicted, whole_run
 from shardwright.reports.text.site import effect_words
@@ -132,7 +132,7 @@ def _good(ranking: Ranking) -> Iterator[str]:
         near = "the best" if gap < 5e-5 else f"within {gap:.2%} of the best"
         early = "stopped early: " if ranking.search.interrupted else ""
         yield f"{early}proved {near} of {ranking.search.candidates:,} candidates"
-    yield from (words for words in [passed_over_words(ranking.passed_over)] if words)
+    yield from (words for words in [passed_over_words(ranking.passed_over), usual_words(ranking.usual)] if words)
 
 
 def _left_out(ranking: Ranking) -> Iterator[str]:

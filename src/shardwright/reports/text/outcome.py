@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardwright.plans.plan import Precedents, Prediction, StageMemory
+from shardwright.reports.words import KIND_WORDS
 from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_dollars, format_seconds
 
 TERMS = {
@@ -21,13 +22,6 @@ TERMS = {
 COMPUTE = ("forward_seconds", "backward_seconds")
 MEMORY_TERMS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "context")
 BILLION = 1e9
-KIND_WORDS = {
-    "dense": "dense models",
-    "moe": "mixtures of experts",
-    "hybrid": "hybrids",
-    "adapters": "adapters",
-    "mixed": "several GPU types",
-}
 UNMEASURED = {
     "framework": "`{0}` as its framework",
     "framework_architecture": "{0} on {1} GPUs",

@@ -13,7 +13,7 @@ from shardwright.cost.site.calibration import KINDS, SiteCalibration, SiteRun, e
 from shardwright.cost.site.setting import REACHES
 from shardwright.plans.plan import SiteEffect
 from shardwright.reports.text.layout import WIDTH, labelled, table
-from shardwright.reports.text.outcome import KIND_WORDS
+from shardwright.reports.words import KIND_WORDS
 from shardwright.units import clock, format_seconds
 
 if TYPE_CHECKING:

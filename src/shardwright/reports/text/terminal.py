@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Baseline, PassedOver, Ranking, SearchReport
+from shardwright.plans.ranking import Baseline, Ranking, SearchReport
 from shardwright.reports.text import mixed, programs, question, strategy
 from shardwright.reports.text.explain import (
     contrast,
@@ -15,6 +15,7 @@ from shardwright.reports.text.explain import (
     rare_words,
     saving,
     unit,
+    usual_words,
     value,
 )
 from shardwright.reports.text.layout import WIDTH, labelled, listed, wrapped
@@ -41,7 +42,7 @@ def ranking_text(ranking: Ranking, width: int = WIDTH) -> str:
         kinds_text(ranking.kinds, best, width),
         programs.program_text(ranking, width),
         certificate_text(best, ranking.search, width),
-        caution_text(ranking.passed_over, width),
+        caution_text(ranking, width),
         search_text(ranking.search, width),
         assumptions_text(best.model, best.cluster, width),
     ]
@@ -133,9 +134,9 @@ def certificate_text(best: Plan, report: SearchReport, width: int) -> str:
     return wrapped(f"Certificate: {words}", "", width) if words else ""
 
 
-def caution_text(better: PassedOver | None, width: int) -> str:
-    """Return what a better plan has that hardly any published run has, where there is one."""
-    words = passed_over_words(better)
+def caution_text(ranking: Ranking, width: int) -> str:
+    """Return what a better plan has that hardly any published run has, and what the best plan without such takes."""
+    words = "; ".join(part for part in (passed_over_words(ranking.passed_over), usual_words(ranking.usual)) if part)
     return wrapped(f"Caution: {words}.", "", width) if words else ""
 
 

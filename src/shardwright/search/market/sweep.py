@@ -240,7 +240,7 @@ def _seconds(run: Sweep, rows: ExpandedRows, *, exact: bool) -> Floats:
     shards = strained(run.index.of(given), run.strains[run.counts[rows.layout]])
     parts = iteration(run.context, given, shards, starts_of(run.context, given))
     seconds = (exact_seconds if exact else bound_seconds)(run.context, given, parts)
-    return coarse(seconds * (1.0 + run.indifference * (rare_counts(given) > 0)))
+    return coarse(seconds * (1.0 + run.indifference * (rare_counts(given, run.context.rare_switches) > 0)))
 
 
 def strained(shards: LayerRows, strain: Floats) -> LayerRows:

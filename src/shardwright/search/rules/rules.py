@@ -13,12 +13,13 @@ from pathlib import Path
 
 from shardwright.arrays import Bools
 from shardwright.errors import Problem, SpecError, bad
+from shardwright.plans.findings import RareSwitch
 from shardwright.records import record
 from shardwright.search.rules.check import SCHEMA, faults, schema_with_gpus
 from shardwright.search.rules.evaluation import Column, holds
 from shardwright.search.rules.parser import parse_expression
 from shardwright.search.rules.tree import Expression, Location, RuleError, Span, variables
-from shardwright.search.space.parameters import Parameter
+from shardwright.search.space.parameters import PARAMETERS, Parameter
 from shardwright.spec.text.reading import read_text
 
 MAX_CHARACTERS = 1_000_000  # of a file
@@ -85,6 +86,21 @@ def parse_rules(text: str, name: str) -> tuple[Rule, ...]:
     if problems:
         raise SpecError(*problems)
     return tuple(rules.values())
+
+
+def rules_against(switches: Iterable[RareSwitch]) -> tuple[Rule, ...]:
+    """Return rules that drop every candidate with one of these switches."""
+    parameters = {row.axis: row for row in reversed(PARAMETERS) if row.axis}
+    lines = []
+    for switch in switches:
+        parameter = parameters[switch.axis]
+        if parameter.kind == "switch":
+            lines.append(f"${parameter.name}")
+        elif parameter.kind == "word":
+            lines.append(f"${parameter.name} == {parameter.words[int(switch.least)]}")
+        else:
+            lines.append(f"${parameter.name} >= {switch.least!r} && ${parameter.name} <= {switch.most!r}")
+    return parse_rules("\n".join(lines), "rare switches")
 
 
 def _rule(file: str, number: int, line: str) -> Rule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.strategies import COLUMNS, Strategies
 from shardwright.cost.trust.rarity import rare_counts
+from shardwright.plans.findings import RareSwitch
 from shardwright.records import record
 from shardwright.search.objective import Preference, preference, to_beat
 from shardwright.search.space.expand import ExpandedRows
@@ -31,12 +32,13 @@ class Entry:
 
 @dataclass(slots=True)
 class Best:
-    """Keeps, for each layout and number of rare switches, the row of least value; `limit` layouts are wanted, in the
+    """Keeps, for each layout and number of rare `switches`, the row of least value; `limit` layouts are wanted, in the
     order of `objective.preference`, where values up to `indifference` above the least are as good. Of equal ones the
     evenest split wins, then the lower columns: a total order, so that nothing depends on which row came first."""
 
     limit: int
     indifference: float
+    switches: Collection[RareSwitch]
     entries: dict[tuple[int, int], Entry] = field(default_factory=dict)
     least: Entry | None = None  # the row of least value, however rare
     threshold: float = np.inf  # the value that a new layout may not exceed; infinite while fewer than `limit` are known
@@ -45,7 +47,7 @@ class Best:
         """Take in evaluated rows."""
         uneven = np.abs(rows.first_layers - rows.last_layers)
         rest = np.array([values, uneven, *(getattr(rows, name) for name in COLUMNS)], dtype=np.float64).T
-        rare, taken = rare_counts(rows), False
+        rare, taken = rare_counts(rows, self.switches), False
         for position, key in enumerate(map(tuple, rest.tolist())):
             place = int(layouts[position]), int(rare[position])
             known, value = self.entries.get(place), float(values[position])

@@ -117,7 +117,7 @@ def search(
     rows, counts = _kept(rows, counts, allowed)
     values = objective.values(bounds[allowed], rows.gpus)
     clock.append(("bound", time.perf_counter()))
-    best = Best(top, indifference)
+    best = Best(top, indifference, context.rare_switches)
     run = _Search(context, how, filters, objective, choices, index, best, tally)
     _begin(run, rows, start)
     unseen = _best_first(run, rows, values, counts)
