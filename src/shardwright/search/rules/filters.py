@@ -53,6 +53,21 @@ class Filters:
         named = {AXIS_OF[name] for rule in self.rules for name in rule.variables & BEYOND_LAYOUT}
         return frozenset(named | ({"recompute"} if "recompute_layers" in named else set()))
 
+    def narrowings(self, context: Context, space: Space) -> Iterator[tuple[Rejection, Space]]:
+        """Yield, for each rule that speaks of one axis alone, beyond the layout, the space with the pins that it and
+        those before it amount to: what they drop need not be enumerated. A rule against all that is not sharded is
+        none: such pins also shard what is on a single rank."""
+        for rule in self.rules:
+            axes = {AXIS_OF.get(name) for name in rule.variables}
+            (axis,) = axes if len(axes) == 1 and rule.variables <= BEYOND_LAYOUT else (None,)
+            values = None if axis is None or axis in UNSAID else _values(axis, space, {})
+            if axis is None or values is None:
+                continue
+            kept = tuple(_kept(context, rule, axis, values))
+            if len(kept) < len(values) and (axis != "sharding" or UNSHARDED in kept or not kept):
+                space = replace(space, pins={**space.pins, axis: kept})
+                yield Rejection(Cause.RULE, rule.name), space
+
     def layout_masks(self, context: Context, rows: Layouts) -> Iterator[tuple[Rejection, Bools]]:
         """Yield why and which rows are dropped: for want of measured times, and by each rule that speaks of the layout
         alone. The caller drops these rows before it asks for the next mask, which then has fewer."""

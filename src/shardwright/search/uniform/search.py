@@ -97,11 +97,16 @@ def search(
     good. `start` is what is known of some rows of the space: the better they are, the more the bounds drop."""
     clock = [("start", time.perf_counter())]
     rows = layouts(context, space)
-    choices, how = splits(context, space, rows.pp * rows.vpp), axes(space, filters.axes)
-    counts = candidate_counts(context, space, rows, choices, orders_apart=how.tells_orders_apart)
-    rows, counts = _kept(rows, counts, counts > 0)
+    choices, apart = splits(context, space, rows.pp * rows.vpp), axes(space, filters.axes).tells_orders_apart
+    counts = candidate_counts(context, space, rows, choices, orders_apart=apart)
     candidates = counts.sum()
     tally = Tally(dropped={})
+    for reason, narrower in filters.narrowings(context, space):
+        fewer = candidate_counts(context, narrower, rows, choices, orders_apart=apart)
+        tally.drop(reason, (counts - fewer).sum())
+        space, counts = narrower, fewer
+    how = axes(space, filters.axes)
+    rows, counts = _kept(rows, counts, counts > 0)
     for reason, mask in filters.layout_masks(context, rows):
         tally.drop(reason, counts[mask].sum())
         rows, counts = _kept(rows, counts, ~mask)
