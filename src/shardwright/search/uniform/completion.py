@@ -17,7 +17,7 @@ from shardwright.search.space.expand import Axes, ExpandedRows, arrangements, ax
 from shardwright.search.space.layouts import layouts, splits
 from shardwright.search.uniform.bounds import distinct_shards, memory_floor
 
-BATCH = 16  # layouts that are expanded in one go; chosen
+BATCH = 16  # layouts that are expanded first, twice as many next; chosen
 
 
 def worth_splitting(
@@ -74,8 +74,9 @@ def feasible(context: Context, space: Space, filters: Filters) -> Callable[[floa
     def fits(memory_bytes: float) -> bool:
         where = replace(context, pool=replace(context.pool, memory_bytes=memory_bytes))
         possible = order[: int((floor <= where.memory_limit_bytes).sum())]
-        for start in range(0, len(possible), BATCH):
-            lean = rows.take(possible[start : start + BATCH])
+        size = BATCH
+        while len(possible):
+            lean, possible, size = rows.take(possible[:size]), possible[size:], 2 * size
             arranged = arrangements(where, how, lean, choices, lambda variants, _: np.ones(len(variants), dtype=bool))
             for full, _ in completed(where, how, index, arranged):
                 for _, mask in filters.masks(where, full.strategies):
