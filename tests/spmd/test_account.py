@@ -44,7 +44,7 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "llama": lambda: language_model(LLAMA, batch=12, seq_len=32),
     "gpt with dropout": lambda: language_model(replace(SMALL, causal=True, dropout=0.1), batch=12, seq_len=32),
     "bert": lambda: language_model(replace(SMALL, pre_norm=False), batch=12, seq_len=32),
-    "wide": lambda: fully_connected(batch=64, widths=(512, 512, 512, 1000)),
+    "wide": lambda: fully_connected(batch=64, widths=(512, 512, 1000)),
     "vgg": lambda: convolutions(),
 }
 
