@@ -38,7 +38,7 @@ from shardwright.synthesis.rules.candidates import choices
 from shardwright.synthesis.synthesize import best_of
 
 RANKS = 3
-SMALL = Transformer(layers=3, hidden=128, heads=4, feed_forward=256, vocabulary=1024, dropout=0.0)
+SMALL = Transformer(layers=2, hidden=128, heads=4, feed_forward=256, vocabulary=1024, dropout=0.0)
 LLAMA = replace(SMALL, gated=True, kv_heads=2, activation="silu", causal=True, tied=False)
 GRAPHS: dict[str, Callable[[], Graph]] = {
     "llama": lambda: language_model(LLAMA, batch=12, seq_len=32),
