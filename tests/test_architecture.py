@@ -158,6 +158,7 @@ def test_a_flag_in_a_string_is_found() -> None:
         ("shardwright", HEAVY),
         ("shardwright.cli.app", (*HEAVY, "numpy", "yaml")),
         ("shardwright.trainers.plan", (*HEAVY, "yaml", "shardwright.search.several", "shardwright.search.mixed.entry")),
+        ("shardwright.runtime.recovery.keeper.keeper", HEAVY),
     ],
 )
 def test_import_stays_light(module: str, without: Sequence[str]) -> None:

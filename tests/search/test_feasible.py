@@ -1,5 +1,5 @@
-"""Whether anything fits: brute force over the whole declared space says the same, just below and just above the leanest
-strategy and at the median."""
+"""What fits: brute force over the whole declared space says the same, just below and just above the leanest strategy and at
+the median; what fits in less is among what fits in more."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from tests.search.problems import Problem, problems, solved
 
+from shardwright.arrays import Ints
 from shardwright.cost.iteration.batch import evaluate
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space
-from shardwright.search.uniform.completion import feasible
+from shardwright.search.uniform.completion import fitting_layouts
 
 
 @settings(max_examples=20, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(problem=problems(most=4000))
 def test_brute_force_says_the_same(problem: Problem) -> None:
     where, verdict = solved(problem)
-    fits = feasible(where, Space(pins=MappingProxyType(problem.pins)), Filters())
+    fitting = fitting_layouts(where, Space(pins=MappingProxyType(problem.pins)), Filters())
+
+    def those(memory_bytes: float, among: Ints | None = None) -> set[int]:
+        return {number for some in fitting(memory_bytes, among) for number in some.tolist()}
+
     roomy = evaluate(replace(where, pool=replace(where.pool, memory_bytes=1e15)), verdict.rows)
     peaks = roomy.peak_bytes[roomy.fits]  # of those that the host has room for
     if not len(peaks):
-        assert not fits(1e15)
+        assert not those(1e15)
         return
-    least, median = peaks.min(), np.median(peaks)
-    assert not fits(float(least) * (1.0 - 1e-9) / where.headroom)
-    assert fits(float(least) * (1.0 + 1e-9) / where.headroom)
-    assert fits(float(median) * (1.0 + 1e-9) / where.headroom)
+    least, median = peaks.min() / where.headroom, float(np.median(peaks)) / where.headroom
+    assert not those(float(least) * (1.0 - 1e-9))
+    leanest, many = those(float(least) * (1.0 + 1e-9)), those(median * (1.0 + 1e-9))
+    assert leanest and leanest == those(float(least) * (1.0 + 1e-9), np.array(sorted(many)))

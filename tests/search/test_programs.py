@@ -21,7 +21,7 @@ from shardwright.search.uneven.search import uneven_fsdp
 from shardwright.spec.job import Job
 from shardwright.synthesis.baselines import fsdp
 
-BOX = "1x2x4090 + 1x2x3090"
+BOX = "1x1x4090 + 1x1x3090"
 
 
 def job(batch: int, **fields: object) -> Job:
@@ -38,7 +38,7 @@ def test_a_program_is_found_beside_the_plans() -> None:
     found = ranking().program
     assert isinstance(found, SpmdProgram)
     assert 0 < found.bound_seconds <= found.iteration_seconds
-    assert [(one.gpu, one.count) for one in found.shares] == [("RTX4090", 2), ("RTX3090", 2)]
+    assert [(one.gpu, one.count) for one in found.shares] == [("RTX4090", 1), ("RTX3090", 1)]
     for name in ("rows", "features", "state"):
         assert sum(one.count * getattr(one, name) for one in found.shares) == pytest.approx(1.0)
     assert found.memory_bytes < 24e9 and found.sent
@@ -108,6 +108,6 @@ def test_words_say_who_wins_and_by_how_much() -> None:
         replace(answer, program=replace(program, iteration_seconds=prediction.iteration_seconds))
     )
     text = program_text(answer, 100)
-    assert "2 × RTX4090" in text and "of the state" in text
+    assert "1 × RTX4090" in text and "of the state" in text
     assert program_text(replace(answer, program=None), 100) == UNASKED
     assert program_words(replace(answer, program=NoProgram("so"))) == "no SPMD program: so"

@@ -26,7 +26,7 @@ ALL = 10_000  # more layouts than any problem has: nothing is pruned, and every 
 ROUNDED = 2.0**-36  # values are rounded to 36 binary digits
 
 
-@pytest.mark.parametrize("examples", [20, *nightly([1000])])
+@pytest.mark.parametrize("examples", [10, *nightly([1000])])
 def test_search_finds_the_best_strategy_of_the_best_layouts(examples: int):
     many = settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     many(given(problem=problems(most=10_000))(require_the_best))()

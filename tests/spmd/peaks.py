@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-LARGE_BYTES = 1 << 16
-
 
 class Peak(TorchDispatchMode):
-    """Counts the bytes of the memory that tensors made in this thread hold, and the most of them at one time. Large
-    memory is looked at again with every operator, for it may be given back and taken again while its tensor lives."""
+    """Counts the bytes of the memory that tensors made in this thread hold, and the most of them at one time; what is
+    given back and taken again while its tensor lives too (`UntypedStorage.resize_`)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = self.most = 0
         self.sizes: dict[int, int] = {}
-        self.large: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.resizing = patch.object(torch.UntypedStorage, "resize_", self._resized(torch.UntypedStorage.resize_))
+
+    def __enter__(self) -> Self:
+        self.resizing.start()
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self.resizing.stop()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for key, reference in list(self.large.items()):
-            storage = reference()
-            if storage is not None:
-                self._hold(key, storage.nbytes())
         result = function(*args, **(kwargs or {}))
         results = result if isinstance(result, tuple | list) else (result,)
         for tensor, returned in zip(results, function._schema.returns, strict=False):
@@ -36,12 +40,21 @@ class Peak(TorchDispatchMode):
                 self._count(tensor.untyped_storage())
         return result
 
+    def _resized(
+        self, resize: Callable[[torch.UntypedStorage, int], Any]
+    ) -> Callable[[torch.UntypedStorage, int], Any]:
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            if storage._cdata in self.sizes:
+                self._hold(storage._cdata, size)
+            return result
+
+        return resized
+
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         if key not in self.sizes:
             weakref.finalize(storage, self._forget, key)
-            if storage.nbytes() >= LARGE_BYTES:
-                self.large[key] = weakref.ref(storage)
             self._hold(key, storage.nbytes())
 
     def _hold(self, key: int, size: int) -> None:
@@ -51,4 +64,3 @@ class Peak(TorchDispatchMode):
 
     def _forget(self, key: int) -> None:
         self.now -= self.sizes.pop(key)
-        self.large.pop(key, None)

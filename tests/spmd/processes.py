@@ -8,8 +8,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -65,21 +67,47 @@ def train(job: Job, rank: int) -> Outcome:
     return Outcome(losses=losses, norms=norms, state=step.state_dict(), held_bytes=held)
 
 
-def run(work: Callable[[J, int], R], jobs: list[J], ranks: int) -> list[R]:
+ONE_THREAD = "gloo_of_one_thread"  # instead of two, which run collectives beside each other
+
+
+def _gloo_of_one_thread(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_default_device()]
+    options._threads, options._timeout = 1, timeout
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+@contextmanager
+def let_go() -> Iterator[None]:
+    """Have a wait for a collective end when gloo has also let go of its tensors, on `ONE_THREAD`. Left alone it does so
+    a moment later, when its thread comes to it: on a busy machine after the next operators. A thread that comes to a
+    barrier has let go of what was before."""
+    wait = dist.Work.wait
+
+    def waited(work: dist.Work, *args: Any) -> Any:
+        result = wait(work, *args)
+        wait(dist.barrier(async_op=True))
+        return result
+
+    with patch.object(dist.Work, "wait", waited):
+        yield
+
+
+def run(work: Callable[[J, int], R], jobs: list[J], ranks: int, backend: str = "gloo") -> list[R]:
     """Return what the first rank returns of each job, one after another in the same `ranks` processes."""
-    with processes(ranks) as do:
+    with processes(ranks, backend=backend) as do:
         return [do(work, job) for job in jobs]
 
 
 @contextmanager
-def processes(ranks: int, *, joined: bool = True) -> Iterator[Callable[[Callable[[J, int], R], J], R]]:
-    """Start `ranks` processes that stay, `joined` to one group or not; yield a function that has all of them do a job,
+def processes(ranks: int, *, backend: str | None = "gloo") -> Iterator[Callable[[Callable[[J, int], R], J], R]]:
+    """Start `ranks` processes that stay, joined to one group of `backend` if there is one; yield a function that has all of them do a job,
     and returns what the first returns. Raises `AssertionError` with the traceback of a rank that fails."""
     context = forked.context()
     with tempfile.TemporaryDirectory() as folder:
         ends = [context.Pipe() for _ in range(ranks)]
         running = [
-            context.Process(target=_serve, args=(rank, ranks if joined else 0, folder, theirs), daemon=True)
+            context.Process(target=_serve, args=(rank, ranks, backend, folder, theirs), daemon=True)
             for rank, (_, theirs) in enumerate(ends)
         ]
         for process in running:
@@ -117,11 +145,13 @@ def _answers(pipes: list[Connection]) -> list[Any]:
     return [found[rank] for rank in range(len(pipes))]
 
 
-def _serve(rank: int, ranks: int, folder: str, pipe: Connection) -> None:
+def _serve(rank: int, ranks: int, backend: str | None, folder: str, pipe: Connection) -> None:
     """Do what is asked for, one job after another, until the other end is gone."""
     torch.set_num_threads(1)
-    if ranks:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    if backend == ONE_THREAD:
+        dist.Backend.register_backend(ONE_THREAD, _gloo_of_one_thread, devices=["cpu"])
+    if backend is not None:
+        dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     while True:
         work, job = pickle.loads(pipe.recv_bytes())
         try:

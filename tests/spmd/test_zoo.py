@@ -64,7 +64,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Do]:
-    with processes(RANKS, joined=False) as do:
+    with processes(RANKS, backend=None) as do:
         yield do
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -41,7 +41,7 @@ from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, pin_words, searched
 from shardwright.search.space.layouts import candidate_counts, layouts, splits
 from shardwright.search.space.parameters import AXIS_OF
-from shardwright.search.uniform.completion import feasible
+from shardwright.search.uniform.completion import fitting_layouts
 from shardwright.search.uniform.search import search
 from shardwright.spec.job import Job
 from shardwright.units import SECONDS_PER_HOUR
@@ -228,23 +228,29 @@ def _fewest(context: Context, space: Space, factor: int) -> int:
 
 
 def _fits(context: Context, space: Space) -> bool:
-    return feasible(context, searched(context, space), Filters())(context.pool.memory_bytes)
+    fitting = fitting_layouts(context, searched(context, space), Filters())
+    return any(map(len, fitting(context.pool.memory_bytes, None)))
 
 
 def _least_memory(context: Context, space: Space) -> float | None:
     """Return the least memory with which a GPU of this kind would have a plan, to 1 %."""
-    fits = feasible(context, searched(context, space), Filters())
+    fitting = fitting_layouts(context, searched(context, space), Filters())
     low, high = context.pool.memory_bytes, context.pool.memory_bytes
     for _ in range(12):
         high *= 2.0
-        if fits(high):
+        if len(left := _numbers(fitting(high, None))):
             break
     else:
         return None
     while high > 1.01 * low:
         middle = (low * high) ** 0.5
-        low, high = (low, middle) if fits(middle) else (middle, high)
+        fewer = _numbers(fitting(middle, left))  # what does not fit in more does not fit in less
+        low, high, left = (low, middle, fewer) if len(fewer) else (middle, high, left)
     return high
+
+
+def _numbers(parts: Iterable[Ints]) -> Ints:
+    return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *parts]))
 
 
 def _least_host_memory(context: Context, space: Space) -> float | None:

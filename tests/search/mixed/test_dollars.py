@@ -28,6 +28,7 @@ from shardwright.spec.cluster import Price
 from shardwright.units import SECONDS_PER_HOUR
 
 CLOSE = 1.2  # times the optimum, on problems of few micro-batches, where nothing is hidden
+DAILY = range(5)
 
 
 @dataclass(frozen=True)
@@ -122,13 +123,13 @@ def against_enumeration(seed: int, *, most_gpus: int, most: int) -> None:
     assert in_money(problem, 1e3) <= cheapest.dollars * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", DAILY)
 def test_enumeration_does_not_beat_the_certificate(seed):
     against_enumeration(seed, most_gpus=4, most=400)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(10, 40))
+@pytest.mark.parametrize("seed", [seed for seed in range(40) if seed not in DAILY])
 def test_enumeration_of_more_clusters_does_not_beat_the_certificate(seed):
     against_enumeration(seed, most_gpus=4, most=400)
 

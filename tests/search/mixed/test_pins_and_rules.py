@@ -49,12 +49,12 @@ def test_the_best_plan_mixes_types() -> None:
 # Pins that plans which mix types obey, each with a rule that means the same, and how many times the free plan's seconds
 # they may cost.
 OBEYED = (
-    ("rank_order=tp-cp-ep-pp-dp", "$rank_order != 'tp-cp-ep-pp-dp'", 1.1),
     ("overlap_grad_reduce=off", "$overlap_grad_reduce", 1.2),
     ("sharding=none", "$use_distributed_optimizer", 1.3),
     ("vpp=1", "$virtual_stages > 1", 1.05),
 )
 OBEYED_TOO = (
+    ("rank_order=tp-cp-ep-pp-dp", "$rank_order != 'tp-cp-ep-pp-dp'", 1.1),
     ("overlap_param_gather=off", "$overlap_param_gather", 1.2),
     ("gpus=20", "$num_gpus != 20", 1.5),
     ("flash=off", "$use_flash_attn", 1.7),

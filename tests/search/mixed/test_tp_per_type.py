@@ -81,7 +81,7 @@ def mixes_degrees(plan: Plan) -> bool:
     return len({stage.tensor_parallel for replica in plan.replicas for stage in replica.stages}) > 1
 
 
-@pytest.mark.parametrize("seed", [*SOME[:5], *nightly(SOME[5:])])
+@pytest.mark.parametrize("seed", [1, 2, 4, *nightly(seed for seed in SOME if seed not in (1, 2, 4))])
 def test_enumeration_does_not_beat_the_certificate(seed):
     against_enumeration(problem_of(seed), SLOWEST)
 
@@ -204,6 +204,8 @@ def planned(folder: Path, *options: str) -> dict[str, Any]:
         "fp16",
         "--framework",
         "train",
+        "--gap",
+        "0.05",
     ]
     files = ["--cluster", str(folder / "cluster.yaml"), "--out", str(folder / "plan.json"), "--json"]
     outcome = run(["plan", *job, *files, *options])

@@ -7,7 +7,6 @@ from dataclasses import field
 
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.records import record
-from shardwright.runtime.model.rotary import KINDS
 from shardwright.spec.model import Model, RotaryScaling
 from shardwright.spec.read.huggingface import model_of_config
 from shardwright.spec.text.fields import shown
@@ -21,6 +20,7 @@ USUAL_EPSILON = dict.fromkeys(
     ),
     1e-6,
 ) | {"bert": 1e-12, "glm": 1.5625e-7, "glm4": 1.5625e-7, "helium": 1e-8}  # fmt: skip
+ROTARY_KINDS = ("default", "linear", "llama3", "yarn", "longrope")  # scalings that `rotary` computes
 FIXED_EPSILONS = {"olmo": 1e-5, "opt": 1e-5, "biogpt": 1e-5}  # whatever the config says
 # What a plan tells of the forward pass, and a config at hand may contradict.
 TOLD = (
@@ -72,8 +72,8 @@ HINT = "make the plan of this config.json"
 
 
 def _known(scaling: RotaryScaling | None, name: str) -> RotaryScaling:
-    if scaling is not None and scaling.kind not in KINDS:
-        raise bad(name, f"{shown(scaling.kind)} cannot be run", f"supported: {', '.join(KINDS)}")
+    if scaling is not None and scaling.kind not in ROTARY_KINDS:
+        raise bad(name, f"{shown(scaling.kind)} cannot be run", f"supported: {', '.join(ROTARY_KINDS)}")
     if scaling is not None and scaling.kind == "longrope" and not (scaling.short_factors and scaling.long_factors):
         raise bad(name, "longrope without its factors cannot be run", "give short_factor and long_factor")
     return scaling or RotaryScaling()

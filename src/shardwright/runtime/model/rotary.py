@@ -9,7 +9,6 @@ import torch
 from shardwright.records import record
 from shardwright.spec.model import FAST_TURNS, SLOW_TURNS, Model, RotaryScaling
 
-KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 UNSCALED = RotaryScaling()
 Table = tuple[torch.Tensor, torch.Tensor] | None
 

@@ -1,4 +1,4 @@
-"""From arrangements to complete strategies, a pipeline shape at a time; and whether any of them fits."""
+"""From arrangements to complete strategies, a pipeline shape at a time; and the layouts of which any fits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardwright.search.space.expand import Axes, ExpandedRows, arrangements, ax
 from shardwright.search.space.layouts import layouts, splits
 from shardwright.search.uniform.bounds import distinct_shards, memory_floor
 
-BATCH = 16  # layouts that are expanded in one go; chosen
+BATCH = 16  # layouts that are expanded first, twice as many next; chosen
 
 
 def worth_splitting(
@@ -59,29 +59,30 @@ def starts_of(context: Context, rows: Strategies) -> Ints:
     return boundaries(context.layer_count, stages, rows.first_layers, rows.last_layers)
 
 
-def feasible(context: Context, space: Space, filters: Filters) -> Callable[[float], bool]:
-    """Return the test whether any strategy of the space fits in GPUs of so many bytes of memory."""
+def fitting_layouts(context: Context, space: Space, filters: Filters) -> Callable[[float, Ints | None], Iterator[Ints]]:
+    """Return what yields, a few at a time, the numbers of the layouts of which a strategy fits in GPUs of so many bytes
+    of memory: of all layouts, or of those that are given."""
     rows = layouts(context, space)
     choices, how = splits(context, space, rows.pp * rows.vpp), axes(space, filters.axes)
     for _, mask in filters.layout_masks(context, rows):
         rows = rows.take(~mask)
     if not len(rows):
-        return lambda _: False
+        return lambda *_: iter(())
     index = shard_index(context, layer_variants(context, how, distinct_shards(rows))[0])
     floor = memory_floor(context, how, rows, index)
     order = np.argsort(floor, kind="stable")
 
-    def fits(memory_bytes: float) -> bool:
+    def fitting(memory_bytes: float, among: Ints | None) -> Iterator[Ints]:
         where = replace(context, pool=replace(context.pool, memory_bytes=memory_bytes))
-        possible = order[: int((floor <= where.memory_limit_bytes).sum())]
-        for start in range(0, len(possible), BATCH):
-            lean = rows.take(possible[start : start + BATCH])
+        possible = order if among is None else among
+        possible, size = possible[floor[possible] <= where.memory_limit_bytes], BATCH
+        while len(possible):
+            batch, possible, size = possible[:size], possible[size:], 2 * size
+            lean = rows.take(batch)
             arranged = arrangements(where, how, lean, choices, lambda variants, _: np.ones(len(variants), dtype=bool))
             for full, _ in completed(where, how, index, arranged):
                 for _, mask in filters.masks(where, full.strategies):
                     full = full.take(~mask)
-                if len(full.layout):
-                    return True
-        return False
+                yield batch[np.unique(full.layout)]
 
-    return fits
+    return fitting
