@@ -125,10 +125,19 @@ def _set(constant: Constant, value: float) -> None:
     """Set a constant where it is said and wherever it was imported."""
     assert constant.limits is not None
     before = getattr(importlib.import_module(f"shardwright.cost.{constant.module}"), constant.name)
-    wanted = {name: value * one for name, one in before.items()} if constant.limits[2] else type(before)(value)
+    wanted = multiplied(before, value) if constant.limits[2] else type(before)(value)
     for name, module in list(sys.modules.items()):
         if name.startswith("shardwright.") and getattr(module, constant.name, None) is before:
             setattr(module, constant.name, wanted)
+
+
+def multiplied(table: Any, factor: float) -> Any:
+    """Return a table of numbers, or of tables, with all of them `factor` times as large; words stay."""
+    if isinstance(table, dict):
+        return {name: multiplied(number, factor) for name, number in table.items()}
+    if isinstance(table, tuple):
+        return tuple(multiplied(number, factor) for number in table)
+    return table * factor if isinstance(table, int | float) else table
 
 
 if __name__ == "__main__":
