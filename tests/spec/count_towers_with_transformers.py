@@ -127,7 +127,8 @@ def main() -> None:
     import transformers
 
     lines = ",\n".join("  " + json.dumps(row) for row in rows())
-    OUT.write_text(f'{{"transformers": "{transformers.__version__}", "models": [\n{lines}\n]}}\n', encoding="utf-8")
+    head = f'"transformers": "{transformers.__version__}", "image": "{WIDTH}x{HEIGHT}"'
+    OUT.write_text(f'{{{head}, "models": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 if __name__ == "__main__":

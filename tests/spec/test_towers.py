@@ -21,9 +21,9 @@ from shardwright.spec.read.huggingface import model_of_config
 from shardwright.spec.read.huggingface_config import config_of_model
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
-from tests.spec.count_towers_with_transformers import HEIGHT, WIDTH
 
-ROWS = json.loads(Path(__file__).with_name("transformers_towers.json").read_text(encoding="utf-8"))["models"]
+DATA = json.loads(Path(__file__).with_name("transformers_towers.json").read_text(encoding="utf-8"))
+ROWS = DATA["models"]
 QWEN = "qwen2.5-vl-7b"
 
 
@@ -50,7 +50,7 @@ def test_parts_have_as_many_weights_as_in_transformers(row: dict[str, Any], form
 def test_an_image_has_as_many_flops_as_pytorch_counts(row: dict[str, Any]) -> None:
     tower = model_of_config(row["given"], "config.json").tower
     assert tower is not None
-    images = images_of(tower, job(image_size=None if tower.image else f"{WIDTH}x{HEIGHT}"))
+    images = images_of(tower, job(image_size=None if tower.image else DATA["image"]))
     assert sum(image_flops(tower, images)) == row["flops"]
 
 
