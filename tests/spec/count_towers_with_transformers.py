@@ -98,29 +98,63 @@ def rows() -> Iterator[dict[str, Any]]:
             "encoder": seen - projector,
             "projector": projector,
             "parameters": total(lambda name: True),
+            "kept": _kept_of_a_layer(model_type, given),
             "flops": _image_flops(AutoModelForImageTextToText.from_config(config, attn_implementation="eager")),
         }
 
 
+def _kept_of_a_layer(model_type: str, given: dict[str, Any]) -> int:
+    """Return the bytes in bf16 that one more layer of the encoder saves of an image for its backward pass."""
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    saved = []
+    for depth in (3, 4):
+        config = AutoConfig.for_model(model_type, **copy.deepcopy(given))
+        vision = config.vision_config
+        setattr(vision, "depth" if hasattr(vision, "depth") else "num_hidden_layers", depth)
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+        weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        there: dict[int, int] = {}
+        held: list[Any] = []
+
+        def pack(tensor: Any, there: dict[int, int] = there, held: list[Any] = held) -> Any:
+            held.append(tensor)
+            there[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            _see(model.train())
+        saved.append(sum(size for place, size in there.items() if place not in weights))
+    return saved[1] - saved[0]
+
+
 def _image_flops(model: Any) -> int:
-    """Return what PyTorch counts of an image through encoder and projector, scaled to their size where they have one."""
+    """Return what PyTorch counts of an image through encoder and projector."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        _see(model)
+    return int(counter.get_total_flops())
+
+
+def _see(model: Any) -> None:
+    """Take an image through encoder and projector, scaled to their size where they have one."""
+    import torch
 
     vision = model.config.vision_config
     fixed = vision.model_type in ("clip_vision_model", "siglip_vision_model")
     height, width = (vision.image_size,) * 2 if fixed else (HEIGHT, WIDTH)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        if "qwen" in vision.model_type:
-            square = vision.patch_size * vision.spatial_merge_size
-            sides = [round(side / square) * square // vision.patch_size for side in (height, width)]
-            numbers = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-            pixels = torch.zeros(sides[0] * sides[1], numbers)
-            model.model.visual(pixels, grid_thw=torch.tensor([[1, *sides]]))
-        else:
-            more = {} if fixed else {"image_sizes": torch.tensor([[height, width]])}
-            model.model.get_image_features(torch.zeros(1, 3, height, width), **more)
-    return int(counter.get_total_flops())
+    if "qwen" in vision.model_type:
+        square = vision.patch_size * vision.spatial_merge_size
+        sides = [round(side / square) * square // vision.patch_size for side in (height, width)]
+        numbers = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        pixels = torch.zeros(sides[0] * sides[1], numbers, dtype=model.dtype)
+        model.model.visual(pixels, grid_thw=torch.tensor([[1, *sides]]))
+    else:
+        more = {} if fixed else {"image_sizes": torch.tensor([[height, width]])}
+        model.model.get_image_features(torch.zeros(1, 3, height, width, dtype=model.dtype), **more)
 
 
 def main() -> None:

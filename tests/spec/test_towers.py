@@ -6,12 +6,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shardwright.cost.compute.flops import image_flops, job_flops
+from shardwright.cost.compute.operators import Shard
+from shardwright.cost.memory.activations import tower_kept_bytes
 from shardwright.errors import SpecError
 from shardwright.plans.check import position_problems
 from shardwright.spec.images import images_of, tower_parameters
@@ -24,6 +28,10 @@ from shardwright.spec.read.model import load_model
 
 DATA = json.loads(Path(__file__).with_name("transformers_towers.json").read_text(encoding="utf-8"))
 ROWS = DATA["models"]
+ONES, NO = np.ones(1, dtype=np.int64), np.zeros(1, dtype=bool)
+ONE = Shard(
+    tp=ONES, cp=ONES, ep=ONES, etp=ONES, micro_batch=ONES, sequence_parallel=NO, flash=~NO, overlap_tp=NO
+)  # fmt: skip
 QWEN = "qwen2.5-vl-7b"
 
 
@@ -52,6 +60,17 @@ def test_an_image_has_as_many_flops_as_pytorch_counts(row: dict[str, Any]) -> No
     assert tower is not None
     images = images_of(tower, job(image_size=None if tower.image else DATA["image"]))
     assert sum(image_flops(tower, images)) == row["flops"]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=label)
+def test_a_layer_keeps_as_much_as_pytorch_saves(row: dict[str, Any]) -> None:
+    tower = model_of_config(row["given"], "config.json").tower
+    assert tower is not None
+    asked = job(image_size=None if tower.image else DATA["image"])
+    more = replace(tower, depth=tower.depth + 1, whole=None)
+    fewer = replace(tower, whole=None)
+    kept, less = (float(tower_kept_bytes(depth, ONE, asked)[0][0]) for depth in (more, fewer))
+    assert kept - less == pytest.approx(row["kept"], rel=0.03)
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,9 @@ class Tower:
     which a matrix takes to the width `hidden`. `depth` equal layers follow; those in `whole` (from 0) attend over the
     whole image where the `layer` has a window. `image` is the side of images where the encoder takes one size alone. A
     square of `merge` × `merge` patches becomes one token, by `projectors` chains of the products of `projector`, with a
-    non-linearity before the last; `projector_vectors` counts the weights of norms beside them.
+    non-linearity before the last; `projector_vectors` counts the weights of norms beside them. A layer keeps
+    `copies` of its tokens for the backward pass beside what its products take: of queries and keys after their
+    rotation, where values keep all of one projection, and of what attention gives, where that goes image by image.
     """
 
     family: str
@@ -288,6 +290,7 @@ class Tower:
     first_norm: bool = False
     final_norm: bool = False
     activation: str = "gelu"
+    copies: int = 0
 
     @cached_property
     def encoder(self) -> Model:

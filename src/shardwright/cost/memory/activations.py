@@ -108,10 +108,23 @@ def tower_kept_bytes(tower: Tower, shard: Shard, job: Job) -> tuple[Floats, Floa
     if not job.trains("vision"):
         return beside, beside
     beside = beside + saved * positions * patch_inputs(tower)
+    modules = tower.depth * saved * positions * _module_copies(tower, job)
     layers = layer_activation_bytes(tower.encoder, encoder_shard(tower, shard, job), encoder_job(tower, job))
     places = [1 + kind for kind in tower.encoder.kind_of_layer]
     kept, inputs = (np.asarray(sum(figures[place] for place in places)) for figures in (layers.kept, layers.inputs))
-    return kept + beside, inputs + beside
+    return kept + modules + beside, inputs + beside
+
+
+def _module_copies(tower: Tower, job: Job) -> float:
+    """Return the elements of a position that a layer of transformers' towers keeps beyond the formulas: its copies, and
+    the sigmoid of a quick GELU. LayerNorm is one kernel, which has none of the copies of unfused norms."""
+    hidden, mlp = float(tower.hidden), tower.layer.mlp
+    copies = tower.copies * hidden
+    if tower.activation == "quick_gelu" and mlp is not None:
+        copies += mlp.width
+    if tower.norm == "layernorm":
+        copies -= memory_facts(job.framework).hidden_copies / 2.0 * hidden
+    return copies
 
 
 def _freed_of_modules(model: Model, layer: Layer, shard: Shard, job: Job, scores: Floats) -> Floats:

@@ -136,6 +136,7 @@ def _qwen_tower(
         merge=vision.size("spatial_merge_size") or 2,
         position="rope",
         activation=vision.text("hidden_act", default=activation),
+        copies=3,
         projector=(),
     )
 
