@@ -14,7 +14,7 @@ from shardwright.cost.memory.sizes import trained_parameters
 from shardwright.cost.strategies import BLOCK, NONE, UNIFORM, UNSHARDED, ZERO1, ZERO2, ZERO3, boundaries, strategies
 from shardwright.plans.document import dumps, from_document, to_document
 from shardwright.search.sizing import fit
-from shardwright.spec.adapter import FROZEN_BYTES
+from shardwright.spec.adapter import FROZEN_BYTES, Frozen
 from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job
@@ -74,10 +74,10 @@ def test_weights_of_a_tower_are_on_the_first_stage(
 
 
 @pytest.mark.parametrize(("form", "frozen"), [("lora:8", "16-bit"), ("lora8bit:8", "int8"), ("qlora:8", "nf4")])
-def test_beside_adapters_a_tower_is_frozen(form: str, frozen: str) -> None:
+def test_beside_adapters_a_tower_is_frozen(form: str, frozen: Frozen) -> None:
     assert SEEING.tower is not None
     row = {"sharding": UNSHARDED}
-    assert more("weights", row, adapter=form) == pytest.approx(FROZEN_BYTES.get(frozen, 2.0) * SEEING.tower.parameters)
+    assert more("weights", row, adapter=form) == pytest.approx(FROZEN_BYTES[frozen] * SEEING.tower.parameters)
     for term in ("gradients", "optimizer", "activations"):
         assert more(term, row, adapter=form) == 0.0
 

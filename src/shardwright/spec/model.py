@@ -562,9 +562,9 @@ def training_kind(model: Model, *, adapters: bool) -> Kind:
 
 
 def family_of(model: Model) -> str:
-    """Return the family of a model. Dimensions alone, as of a launch, name none: their layers are those of Llama or of
-    GPT-2."""
+    """Return the family of a model, by its text model and whether it sees images. Dimensions alone, as of a launch, name
+    none: their layers are those of Llama or of GPT-2."""
     if model.family not in UNNAMED:
-        return model.family
+        return model.family if model.tower is None else f"{model.family} vision"
     gated = all(layer.mlp is None or layer.mlp.gated for layer in model.layers)
     return "llama" if gated and model.norm == "rmsnorm" else "gpt2"
