@@ -562,8 +562,8 @@ def training_kind(model: Model, *, adapters: bool) -> Kind:
 
 
 def family_of(model: Model) -> str:
-    """Return the family of a model, by its text model and whether it sees images. Dimensions alone, as of a launch, name
-    none: their layers are those of Llama or of GPT-2."""
+    """Return the family of a model, by its text model and whether it sees images. Dimensions alone, as of a launch,
+    name none: their layers are those of Llama or of GPT-2."""
     if model.family not in UNNAMED:
         return model.family if model.tower is None else f"{model.family} vision"
     gated = all(layer.mlp is None or layer.mlp.gated for layer in model.layers)
