@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from shardwright.cost.compute.efficiency import Analytic
@@ -118,6 +119,28 @@ def test_layers_of_a_tower_run_again_where_all_layers_do() -> None:
     assert kept[BLOCK] == pytest.approx(kept[NONE])
     assert kept[UNIFORM] < 0.3 * kept[NONE]
     assert again(SEEING, UNIFORM, freeze="vision") == pytest.approx(again(TEXT, UNIFORM))
+
+
+def test_a_frozen_tower_is_gathered_forward_alone() -> None:
+    """Under ZeRO-3; from the host where FSDP2 keeps its shards there."""
+    passes = {
+        offload: [
+            account(model, row={"sharding": sharding, "offload": offload * (sharding == ZERO3)}, freeze=freeze)[0]
+            for model, freeze in ((SEEING, "vision+projector"), (TEXT, None))
+            for sharding in (ZERO3, ZERO1)
+        ]
+        for offload in (0.0, 1.0)
+    }
+    added = {
+        offload: float((seeing.forward - text.forward - (seeing1.forward - text1.forward))[0, 0, 0])
+        for offload, (seeing, seeing1, text, text1) in passes.items()
+    }
+    for seeing, seeing1, text, text1 in passes.values():
+        np.testing.assert_allclose(seeing.backward - text.backward, seeing1.backward - text1.backward, atol=1e-12)
+    assert SEEING.tower is not None
+    sent = 2.0 * SEEING.tower.parameters * (RANKS - 1) / RANKS
+    assert 1.0 < added[0.0] / (sent / CLUSTER.pools[0].intra_bytes_per_second) < 2.0  # links give less than they say
+    assert added[1.0] > added[0.0]
 
 
 def test_two_images_take_twice_as_long_as_one() -> None:

@@ -130,6 +130,8 @@ def sharded_weight_seconds(
     opened = gather
     if at_first.any():
         before = both_gather_seconds(context.links, groups, at_first, np.zeros_like(at_first), widths.weight_gather)
+        away = facts.weights_follow * rows.offload[:, None] * at_first / groups.dense.size[:, None]
+        before = before + to_host_seconds(context.pool.gpu, widths.weight_gather * away)
         opened = gather + before * (rows.sharding == ZERO3)[:, None]
     seconds_forward = np.where(overlap_forward, exposed_seconds(opened, BUCKET_SHARE * forward), opened)
     together = gather + scatter
