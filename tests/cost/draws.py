@@ -64,6 +64,18 @@ def some_job(pick: random.Random, model: Model, *, batch: int, gpus: Iterable[Gp
     )
 
 
+def with_tower(model: Model, job: Job, seed: int) -> tuple[Model, Job]:
+    """Return a model with a vision tower of few layers, and a job with images, parts of the tower frozen."""
+    pick = random.Random(f"tower {seed}")
+    name = pick.choice(("gemma-3-4b-vision", "qwen2.5-vl-3b", "qwen3-vl-4b"))
+    tower = load_model(name).tower
+    assert tower is not None
+    tower = replace(tower, depth=pick.randint(1, 9))
+    images, size = (1, None) if tower.image else (pick.randint(1, 2), (224, 112 * pick.randint(1, 4)))
+    freeze = pick.choice((None, ("vision",), ("projector",), ("vision", "projector")))
+    return replace(model, tower=tower), replace(job, images_per_sequence=images, image_size=size, freeze=freeze)
+
+
 def _adapter(pick: random.Random) -> Adapter:
     targets = pick.choice((LINEAR, ATTENTION, TARGETS))
     return Adapter(rank=pick.choice((8, 64)), dora=pick.random() < 0.3, targets=targets)
@@ -81,7 +93,8 @@ def _modules(pick: random.Random, model: Model) -> tuple[Module, ...]:
 
 
 def some_problem(seed: int) -> tuple[Context, Cluster, Strategies]:
-    """Return machines of one type with a model and a job, and a few strategies of one pipeline shape."""
+    """Return machines of one type with a model and a job, and a few strategies of one pipeline shape. Every third model
+    has a vision tower."""
     pick = random.Random(seed)
     model = some_model(pick, least=4, most=12)
     gpu = pick.choice(("H100-SXM", "A100-SXM-80", "A100-SXM-40"))
@@ -96,7 +109,8 @@ def some_problem(seed: int) -> tuple[Context, Cluster, Strategies]:
     dp = pick.randint(1, rest // tp)
     micro_batch = pick.choice((1, 2))
     job = some_job(pick, model, batch=count * dp * micro_batch, gpus=(pool.gpu,))
-    where = Context(model=model, pool=pool, job=job, efficiency=EFFICIENCY)
+    seen = with_tower(model, job, seed) if seed % 3 == 0 else (model, job)
+    where = Context(model=seen[0], pool=pool, job=seen[1], efficiency=EFFICIENCY)
     rows = [
         {"tp": tp, "pp": pp, "vpp": vpp, "dp": dp, "micro_batch": micro_batch, **_rest(pick, model, pp, vpp, tp, dp)}
         for _ in range(4)

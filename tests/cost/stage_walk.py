@@ -12,7 +12,7 @@ import numpy as np
 
 from shardwright.cost.compute.operators import Shard
 from shardwright.cost.context import Context
-from shardwright.cost.memory.activations import Activations, layer_activation_bytes
+from shardwright.cost.memory.activations import Activations, layer_activation_bytes, tower_kept_bytes
 from shardwright.cost.memory.sizes import logit_bytes
 from shardwright.cost.pipeline.schedule import FORWARD, interleaved
 from shardwright.cost.strategies import stage_row, strategies
@@ -37,6 +37,10 @@ def _layers(plan: Plan, replica: Replica, stage: Stage, where: Context) -> _Laye
     row = strategies([stage_row(plan, replica, stage)])
     shard = Shard(**{name: getattr(row, name) for name in Shard.__dataclass_fields__})
     count: Activations = layer_activation_bytes(plan.model, shard, plan.job)
+    tower = 0.0
+    if plan.model.tower is not None:
+        again = stage.recompute.method == "uniform"
+        tower = float(tower_kept_bytes(plan.model.tower, shard, plan.job)[again][0])
 
     def of_layers(kinds: list[np.ndarray]) -> list[float]:
         return [float(kinds[1 + kind][0]) for kind in plan.model.kind_of_layer]
@@ -47,7 +51,7 @@ def _layers(plan: Plan, replica: Replica, stage: Stage, where: Context) -> _Laye
         inputs=of_layers(count.inputs),
         gradients=max(float(kind[0]) for kind in count.gradients),
         repeated=max(float(kind[0]) for kind in count.again),
-        ends=(float(count.kept[0][0]), float(count.kept[-1][0])),
+        ends=(float(count.kept[0][0]) + tower, float(count.kept[-1][0])),
         logits=float(logit_bytes(plan.model, plan.job, row.micro_batch, row.cp, row.tp)[0]),
     )
 

@@ -43,6 +43,9 @@ REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "Job.fp8_storage": (with_job(fp8_storage=True), "job.fp8_storage"),
     "Job.fp8_recipe": (with_job(precision="fp8", fp8_recipe="blockwise"), "job.fp8_recipe"),
     "Job.fused_loss": (with_job(fused_loss=True), "job.fused_loss"),
+    "Job.images_per_sequence": (with_job(images_per_sequence=1), "job.images_per_sequence"),
+    "Job.image_size": (with_job(image_size=(448, 448)), "job.image_size"),
+    "Job.freeze": (with_job(freeze=("vision",)), "job.freeze"),
     **{
         f"Options.{name}": (with_job(precision="bf16", options=Options(**{name: value})), f"job.options.{name}")
         for name, value in {

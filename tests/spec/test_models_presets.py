@@ -76,6 +76,18 @@ EXACT = {
     "olmoe-1b-7b": 6_919_161_856,
     "smollm3-3b": 3_075_098_624,
     "seed-oss-36b": 36_151_104_512,
+    "llava-1.5-7b": 7_063_427_072,
+    "qwen2-vl-7b": 8_291_375_616,
+    "qwen2.5-vl-3b": 3_754_622_976,
+    "qwen2.5-vl-7b": 8_292_166_656,
+    "qwen2.5-vl-32b": 33_452_718_336,
+    "qwen2.5-vl-72b": 73_410_777_344,
+    "qwen3-vl-4b": 4_437_815_808,
+    "qwen3-vl-8b": 8_767_123_696,
+    "gemma-3-4b-vision": 4_300_079_472,
+    "gemma-3-12b-vision": 12_187_325_040,
+    "gemma-3-27b-vision": 27_432_406_640,
+    "mistral-small-3.1-24b": 24_011_361_280,
 }
 # In billions, to the digits that arXiv 2104.04473 table 1 and the models' reports print.
 ROUNDED = {

@@ -86,6 +86,8 @@ def _model_document(model: Model, source: str) -> dict[str, object]:
         "hidden": model.hidden,
         "layers": len(model.layers),
         "vocab": model.vocab,
+        "vision_parameters": model.tower.encoder_parameters if model.tower else 0,
+        "projector_parameters": model.tower.projector_parameters if model.tower else 0,
         "particular": model.particular,
         "guesses": list(model.guesses),
         "assumed": list(model.assumed),

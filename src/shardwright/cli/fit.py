@@ -38,6 +38,9 @@ def fit(
         str | None, option(metavar="FORM:RANK", help="Adapters, for the ways that have them; by default lora:16.")
     ] = None,
     adapter_targets: options.AdapterTargets = None,
+    images_per_sequence: options.ImagesPerSequence = None,
+    image_size: options.ImageSize = None,
+    freeze: options.Freeze = None,
     accept_guess: AcceptGuess = False,
     recipe: Annotated[
         str | None,
@@ -89,6 +92,9 @@ def fit(
         framework=framework,
         adapter=adapter,
         adapter_targets=adapter_targets,
+        images_per_sequence=images_per_sequence,
+        image_size=image_size,
+        freeze=freeze,
     )
     sizing = size(sized, machines, job)
     text = None if recipe is None else write_recipe(sizing, model, recipe)

@@ -40,6 +40,17 @@ AdapterTargets = Annotated[
         "q_proj+v_proj.",
     ),
 ]
+ImagesPerSequence = Annotated[
+    int | None, option(metavar="N", help="Images in a sequence of a model that sees them, 1 unless said.")
+]
+ImageSize = Annotated[
+    str | None,
+    option(metavar="WxH", help="Pixels of an image, e.g. 448 or 1280x720; unsaid, some 1,000,000, or the model's own."),
+]
+Freeze = Annotated[
+    str | None,
+    option(metavar="PART[+PART]", help="Parts of a vision tower whose weights are not trained: vision, projector."),
+]
 MaskDocuments = Annotated[
     Path | None,
     option(metavar="FILE.bin", help="Price attention that stays within documents as long as those of this token file."),

@@ -48,6 +48,9 @@ def plan(
     master_weights: options.MasterWeights = None,
     adapter: options.Adapter = None,
     adapter_targets: options.AdapterTargets = None,
+    images_per_sequence: options.ImagesPerSequence = None,
+    image_size: options.ImageSize = None,
+    freeze: options.Freeze = None,
     framework: options.Framework = None,
     mask_documents: options.MaskDocuments = None,
     objective: Annotated[
@@ -179,6 +182,9 @@ def plan(
         document_tokens=length_of_documents(mask_documents, measurements.seq_len(seq_len)),
         adapter=adapter,
         adapter_targets=adapter_targets,
+        images_per_sequence=images_per_sequence,
+        image_size=image_size,
+        freeze=freeze,
     )
     limits = rules_of(rules, found_cluster)
     space = replace(parse_pins(settings), tp_per_type=tp_per_type)

@@ -60,6 +60,9 @@ def shop(
         int | None, option(metavar="N", help="Tokens of one sample; by default 4096, or the model's limit.")
     ] = None,
     precision: options.Precision = None,
+    images_per_sequence: options.ImagesPerSequence = None,
+    image_size: options.ImageSize = None,
+    freeze: options.Freeze = None,
     optimizer: options.Optimizer = "adam",
     framework: options.OneFramework = "megatron",
     fit: options.Fit = 0.9,
@@ -116,6 +119,9 @@ def shop(
         precision=precision,
         optimizer=optimizer,
         framework=framework,
+        images_per_sequence=images_per_sequence,
+        image_size=image_size,
+        freeze=freeze,
         budget_dollars=dollars(budget, "--budget"),
         deadline_hours=hours(deadline, "--deadline"),
     )

@@ -26,7 +26,7 @@ from shardwright.cost.frameworks.optimizer import stored_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.links import tied_bytes_between
 from shardwright.cost.layers.table import head_weights
-from shardwright.cost.memory.sizes import trained_share
+from shardwright.cost.memory.sizes import trained_parameters, trained_share
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.rounding import coarse, weighed
@@ -116,7 +116,7 @@ def checkpoint_bytes(model: Model, job: Job) -> float:
     """Return the size of a checkpoint: weights that are trained, and the optimizer's state of them; in fp32 the weights
     are the optimizer's own."""
     weights = 0.0 if job.precision == "fp32" and job.optimizer != "none" else 2.0
-    return (weights + stored_width(job)) * trained_share(model, job) * model.parameters
+    return (weights + stored_width(job)) * trained_parameters(model, job)
 
 
 def together(model: Model, job: Job, terms: Terms, machines: Ints, gpus: Ints, preemptions: Floats) -> Exposure:

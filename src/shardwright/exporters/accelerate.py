@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Exported, limit, run_script, yaml_text
 from shardwright.exporters.hugging_face import (
+    frozen_parts,
     mixed_precision,
     peft_files,
     trainer_arguments,
@@ -98,14 +99,14 @@ def config(plan: Plan) -> dict[str, object]:
 
 
 def _script(plan: Plan) -> str:
+    loaded = "" if plan.job.masters else ", and loads the model with dtype=torch.bfloat16"
     start = "exec accelerate launch --config_file accelerate.yaml"
     if len(machine_sizes(plan)) > 1:
         start += ' --machine_rank "${NODE_RANK:?number of this machine}" \\\n'
         start += '    --main_process_ip "${MASTER_ADDR:?address of machine 0}" --main_process_port 29500'
-    loaded = "" if plan.job.masters else ", and loads the model with dtype=torch.bfloat16"
     return run_script(
         f"Written by shardwright for Accelerate {VERSION}.",
-        f': "${{TRAIN_SCRIPT:?your training script; it reads training_arguments.json{loaded}}}"',
+        f': "${{TRAIN_SCRIPT:?your training script; it reads training_arguments.json{loaded}{frozen_parts(plan)}}}"',
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
         f'{start} \\\n    "${{TRAIN_SCRIPT}}" training_arguments.json "$@"',
     )

@@ -12,7 +12,13 @@ from collections.abc import Iterator
 
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Exported, run_script, torchrun
-from shardwright.exporters.hugging_face import peft_files, trainer_arguments, trainer_text, unnamed_targets
+from shardwright.exporters.hugging_face import (
+    frozen_parts,
+    peft_files,
+    trainer_arguments,
+    trainer_text,
+    unnamed_targets,
+)
 from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.support.refusals import refusals, several_types
 from shardwright.exporters.support.traits import options_of
@@ -84,7 +90,8 @@ def _sub_group_size(plan: Plan) -> int:
 def _script(plan: Plan) -> str:
     return run_script(
         f"Written by shardwright for DeepSpeed {VERSION}.",
-        ': "${TRAIN_SCRIPT:?your training script; it reads training_arguments.json, which names ds_config.json}"',
+        ': "${TRAIN_SCRIPT:?your training script; it reads training_arguments.json, which names '
+        f'ds_config.json{frozen_parts(plan)}}}"',
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
         torchrun(plan, '"${TRAIN_SCRIPT}" training_arguments.json "$@"'),
     )

@@ -38,6 +38,7 @@ AS_IN_LLAMA = frozenset(
 LATENT = {  # the two steps of latent attention: modeling_deepseek_v3.py
     "q_proj": ["q_a_proj", "q_b_proj"], "k_proj": ["kv_a_proj_with_mqa"], "v_proj": ["kv_b_proj"],
 }  # fmt: skip
+ALL = "all-linear"
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 EIGHT_BITS, FOUR_BITS = {"load_in_8bit": True}, {
     "load_in_4bit": True,
@@ -87,11 +88,23 @@ def unnamed_targets(plan: Plan) -> Iterator[Problem]:
     if not (named or latent) and adapter.targets not in (LINEAR, TARGETS):
         message = f"names some matrices of {model.family}, whose names are not known here"
         yield Problem("job.adapter.targets", message, "target all linear ones: --adapter-targets linear")
+    if model.tower is not None and _modules(model, adapter) == ALL:
+        message = f"are of {model.family}, whose names are not known here, and all linear ones are in the tower too"
+        yield Problem("job.adapter.targets", message, "train all weights, or take another model")
     if adapter.dora and "experts" in adapter.targets:
         yield Problem("job.adapter.targets", "has experts, beside which PEFT has no DoRA", "leave out experts")
     if adapter.quantised and "experts" in adapter.targets:
         message = "has experts, beside which PEFT has no adapters where they are quantised"
         yield Problem("job.adapter.targets", message, "leave out experts")
+
+
+def frozen_parts(plan: Plan) -> str:
+    """Return in words what a training script freezes, which no argument says; "" for nothing."""
+    if plan.job.freeze is None or plan.job.adapter is not None:
+        return ""
+    names = {"vision": "vision tower", "projector": "projector"}
+    words = " and the ".join(names[part] for part in plan.job.freeze)
+    return f", and calls requires_grad_(False) on the {words} of the model"
 
 
 def adapter_config(model: Model, adapter: Adapter) -> dict[str, Any]:
@@ -105,7 +118,7 @@ def adapter_config(model: Model, adapter: Adapter) -> dict[str, Any]:
 def _modules(model: Model, adapter: Adapter) -> list[str] | str:
     latent = any(kind.latent for kind in model.kinds)
     if not latent and model.family not in AS_IN_LLAMA:
-        return "all-linear"
+        return ALL
     names: list[str] = []
     for target in adapter.targets:
         if target != "experts":
@@ -113,6 +126,8 @@ def _modules(model: Model, adapter: Adapter) -> list[str] | str:
     if latent and "q_proj" in adapter.targets:
         direct = any(kind.latent and kind.latent.query_rank is None for kind in model.kinds)
         names = ["q_proj", *names[2:]] if direct else names
+    if model.tower is not None:  # whose matrices have some of these names; PEFT matches a text as an expression
+        return rf".*language_model.*\.({'|'.join(names)})"
     return names
 
 

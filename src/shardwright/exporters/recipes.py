@@ -57,6 +57,9 @@ def recipe(sizing: Sizing, source: str, trainer: str) -> str:
     model. Raises SpecError for a trainer without recipes here, and where none of its ways fits."""
     if trainer not in RECIPES:
         raise bad("recipe", f"{trainer!r} is not written", suggestion(trainer, RECIPES))
+    if sizing.model.tower is not None:
+        message = f"is of text models, and {sizing.model.name} sees images"
+        raise bad("recipe", message, "make a plan and export it: `shardwright plan`, then `shardwright export`")
     size = runnable(sizing)
     if size is None:
         hint = "`shardwright fit` without a recipe says what would make others fit"

@@ -16,6 +16,7 @@ from shardwright.plans.shares import share_problems
 from shardwright.plans.trainable import own_problems
 from shardwright.plans.trainer_options import option_problems
 from shardwright.spec.catalog.frameworks import framework_names
+from shardwright.spec.images import image_problems
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model
 
@@ -215,6 +216,7 @@ def position_problems(model: Model, job: Job, place: str = "`seq_len=`") -> Iter
     if model.position == "learned" and 0 < model.learned_positions < seq_len:
         message = f"{seq_len} is longer than the model's table of {model.learned_positions} positions"
         yield Problem(place, message, "train on shorter sequences, or enlarge learned_positions")
+    yield from image_problems(model, job, place)
 
 
 def degree_problems(plan: Plan) -> Iterator[Problem]:

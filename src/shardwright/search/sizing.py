@@ -227,9 +227,11 @@ def _sized(account: _Account, way: TrainingWay, job: Job, samples: int) -> Size:
 
 def _longest_sequence(account: _Account, way: TrainingWay, job: Job) -> int | None:
     """Return the longest sequence that fits, one at a time on each GPU, up to what the model can. Where attention is
-    fused, memory depends on the tokens alone: sequences are sized as so many short ones."""
+    fused, memory depends on the tokens alone: sequences are sized as so many short ones, but of a model with a tower,
+    which has as many images in a long one."""
     most = (account.model.max_position or LONGEST) // SHORTEST
-    fused = fused_attention_runs(account.pool.gpu, job.precision) and job.document_tokens is None
+    plain = job.document_tokens is None and account.model.tower is None
+    fused = plain and fused_attention_runs(account.pool.gpu, job.precision)
 
     def tokens_fit(steps: Ints) -> Floats:
         if fused:

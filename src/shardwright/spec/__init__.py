@@ -4,6 +4,7 @@
 * `mixers`: kinds of mixers of tokens that are no softmax attention
 * `cluster`: machines, their GPUs and links, and what a description left open
 * `job`: what to train on and what the user wants of it, and which dispatcher that takes
+* `images`: the images of a sequence, as the tower of a model takes them
 * `adapter`: what is trained beside frozen weights
 * `options`: what a trainer leaves to choose beside the layout
 * `offers`: machines that one could rent

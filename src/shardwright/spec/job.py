@@ -17,6 +17,8 @@ FP8_RECIPES: tuple[Fp8Recipe, ...] = get_args(Fp8Recipe)
 Optimizer = Literal[
     "adam", "adam8bit", "paged_adam", "paged_adam8bit", "lion", "adafactor", "muon", "sgd", "none"
 ]  # fmt: skip
+Part = Literal["vision", "projector"]
+PARTS: tuple[Part, ...] = get_args(Part)
 Framework = str  # a row of `catalog/data/frameworks.csv`
 Objective = Literal["time", "cost"]
 # Compute capabilities that DeepEP and HybridEP are built for, from one on and below another (README of DeepEP).
@@ -40,6 +42,9 @@ class Job:
     `document_tokens`: attention stays within documents of which several are in a sample; it is the length of the
     document of a token on average, of which attention's work is a multiple: Σ L² / Σ L.
 
+    Of a model with a tower: a sequence has `images_per_sequence` images of `image_size` pixels (height, width), whose
+    tokens are among its `seq_len` (`spec.images`); the parts in `freeze` keep their weights.
+
     `budget_dollars` and `deadline_hours` bound the whole run and need `tokens`.
     """
 
@@ -58,6 +63,9 @@ class Job:
     deadline_hours: float | None = None
     options: Options = DEFAULTS
     adapter: Adapter | None = None
+    images_per_sequence: int | None = None
+    image_size: tuple[int, int] | None = None
+    freeze: tuple[Part, ...] | None = None
 
     @property
     def adapters(self) -> bool:
@@ -78,6 +86,10 @@ class Job:
     def int8(self) -> bool:
         """Whether frozen weights of layers are kept in eight bits."""
         return self.adapter is not None and self.adapter.frozen == "int8"
+
+    def trains(self, part: Part) -> bool:
+        """Whether the weights of a part of the tower are trained: adapters are beside those of the decoder alone."""
+        return self.adapter is None and part not in (self.freeze or ())
 
     @property
     def attended_tokens(self) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
 from shardwright.records import record
-from shardwright.spec.mixers import Mixer
+from shardwright.spec.mixers import Mixer, Product
 
 Norm = Literal["rmsnorm", "layernorm"]
 Position = Literal["rope", "learned", "alibi", "none"]
@@ -257,8 +258,83 @@ class Layer:
 
 
 @record(slots=False)
+class Tower:
+    """An encoder of images before the first layer of a model, and the projector that makes tokens of what it gives.
+
+    An image is cut into patches of `patch` × `patch` pixels, each of `patch_values` numbers (channels, frames, pixels),
+    which a matrix takes to the width `hidden`. `depth` equal layers follow; those in `whole` (from 0) attend over the
+    whole image where the `layer` has a window. `image` is the side of images where the encoder takes one size alone. A
+    square of `merge` × `merge` patches becomes one token, by `projectors` chains of the products of `projector`, with a
+    non-linearity before the last; `projector_vectors` counts the weights of norms beside them. A layer keeps
+    `copies` of its tokens for the backward pass beside what its products take: of queries and keys after their
+    rotation, where values keep all of one projection, and of what attention gives, where that goes image by image.
+    """
+
+    family: str
+    hidden: int
+    depth: int
+    layer: Layer
+    patch: int
+    patch_values: int
+    projector: tuple[Product, ...]
+    projector_vectors: int = 0
+    projectors: int = 1
+    merge: int = 1
+    image: int | None = None
+    whole: tuple[int, ...] | None = None
+    norm: Norm = "layernorm"
+    position: Position = "learned"
+    learned_positions: int = 0
+    patch_bias: bool = False
+    class_token: bool = False
+    first_norm: bool = False
+    final_norm: bool = False
+    activation: str = "gelu"
+    copies: int = 0
+
+    @cached_property
+    def encoder(self) -> Model:
+        """The encoder as a model without a vocabulary: what the account of a layer reads."""
+        over_all = replace(self.layer, attention=replace(self.layer.self_attention, window=None))
+        whole = self.whole or ()
+        return Model(
+            name=self.family,
+            family=self.family,
+            hidden=self.hidden,
+            vocab=0,
+            layers=tuple(over_all if place in whole else self.layer for place in range(self.depth)),
+            norm=self.norm,
+            position=self.position,
+            learned_positions=self.learned_positions,
+            tied_embeddings=True,
+            embedding_norm=self.first_norm,
+            final_norm=self.final_norm,
+            activation=self.activation,
+        )
+
+    @property
+    def encoder_parameters(self) -> int:
+        """Weights of patches, class token, positions, layers and norms."""
+        patches = (self.patch_values + self.patch_bias + self.class_token) * self.hidden
+        return patches + self.encoder.parameters
+
+    @property
+    def projector_parameters(self) -> int:
+        """Weights of all projectors."""
+        chain = sum(product.weights + product.outputs * product.bias for product in self.projector)
+        return self.projectors * chain + self.projector_vectors
+
+    @property
+    def parameters(self) -> int:
+        """All weights."""
+        return self.encoder_parameters + self.projector_parameters
+
+
+@record(slots=False)
 class Model:
-    """A model of language. `layers` has one entry per block, in order; equal layers are equal objects.
+    """A model of language, with a `tower` where it sees images.
+
+    `layers` has one entry per block, in order; equal layers are equal objects.
 
     `learned_positions` counts rows of a learned position table, `extra_parameters` what else the published count
     contains (token types, pooler). `embedding_width` is set only where the embedding is narrower than `hidden` and
@@ -300,6 +376,7 @@ class Model:
     rotary_interleaved: bool | None = None
     particular: str | None = None
     forward_pass: ForwardPass | None = None
+    tower: Tower | None = None
     guesses: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
 
@@ -373,6 +450,11 @@ class Model:
     @cached_property
     def parameters(self) -> int:
         """All parameters, without the multi-token-prediction layers (as the published counts have it)."""
+        return self.language_parameters + (self.tower.parameters if self.tower else 0)
+
+    @cached_property
+    def language_parameters(self) -> int:
+        """The same without those of a tower."""
         per_kind = [self.dense_layer_parameters(kind) + self.expert_layer_parameters(kind) for kind in self.kinds]
         layers = sum(per_kind[kind] for kind in self.kind_of_layer)
         return self.embedding_parameters + layers + self.head_parameters + self.extra_parameters
@@ -480,9 +562,9 @@ def training_kind(model: Model, *, adapters: bool) -> Kind:
 
 
 def family_of(model: Model) -> str:
-    """Return the family of a model. Dimensions alone, as of a launch, name none: their layers are those of Llama or of
-    GPT-2."""
+    """Return the family of a model, by its text model and whether it sees images. Dimensions alone, as of a launch,
+    name none: their layers are those of Llama or of GPT-2."""
     if model.family not in UNNAMED:
-        return model.family
+        return model.family if model.tower is None else f"{model.family} vision"
     gated = all(layer.mlp is None or layer.mlp.gated for layer in model.layers)
     return "llama" if gated and model.norm == "rmsnorm" else "gpt2"

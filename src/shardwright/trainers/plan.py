@@ -24,6 +24,7 @@ from shardwright.errors import SpecError, bad, require, suggestion
 from shardwright.exporters.nearest import search_for
 from shardwright.exporters.support.matrix import limits_in_rules
 from shardwright.exporters.targets import TRAINERS
+from shardwright.plans.check import position_problems
 from shardwright.plans.findings import NoTrainer
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, NoPlan, Ranking, SearchReport
@@ -113,6 +114,8 @@ def plan(
     require("model", model, Model, 'load_model("llama-3.1-8b")')
     require("cluster", cluster, Cluster, 'load_cluster("1x8xH100-SXM")')
     require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
+    if problems := tuple(position_problems(model, job)):
+        raise SpecError(*problems)
     require_sure(sure, job)
     frameworks = (*frameworks, *([framework] if framework else ()))
     space, asked["rules"] = pinned(space, pins), rules_of(rules, cluster)

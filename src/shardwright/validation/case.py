@@ -93,6 +93,8 @@ def case_of(run: PublishedRun) -> Case:
         job = job_of(run, framework, guesses)
     except SpecError as error:
         raise SkippedRunError("not_described", str(error.problems[0])) from None
+    if model.tower is not None:
+        raise SkippedRunError("not_described", "how many images its sequences have is not published")
     row, architecture = _row_of(run, model, pool, job, habits, guesses), pool.gpu.architecture
     if not run.recompute:
         guesses.append(Assumption(RECOMPUTATION, "the least that fits"))

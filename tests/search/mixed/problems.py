@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from tests.cost.draws import some_job, some_model
+from tests.cost.draws import some_job, some_model, with_tower
 
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
@@ -72,10 +72,12 @@ def small(
 
 
 def varied(problem: Small, seed: int) -> Small:
-    """Return a problem with another model and job, of all that the account of a stage depends on."""
+    """Return a problem with another model and job, of all that the account of a stage depends on; every second model
+    has a vision tower."""
     pick, batch = random.Random(seed), problem.contexts[0].job.global_batch
     model = some_model(pick, least=3, most=8)
     job = some_job(pick, model, batch=batch, gpus=[context.pool.gpu for context in problem.contexts])
+    model, job = with_tower(model, job, seed) if seed % 2 else (model, job)
     contexts = tuple(replace(context, model=model, job=job) for context in problem.contexts)
     sharings: dict[str, tuple[Value, ...]] = {}
     if pick.random() < 0.5:

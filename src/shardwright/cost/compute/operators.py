@@ -94,8 +94,8 @@ def layer_operators(model: Model, layer: Layer, shard: Shard, job: Job) -> Itera
     hidden = float(model.hidden)
     outer = norm_tokens(shard, job)
     apart = unfused_norms(layer) / max(layer.norms, 1)
-    yield from _memory(layer.norms * 4.0 * outer * hidden, backward=2.0, form=NORM, modules=NORMS, share=apart)
-    yield from _memory(layer.sublayers * 6.0 * outer * hidden, backward=1.0)  # residual adds (with dropout, fused)
+    yield from memory_bound(layer.norms * 4.0 * outer * hidden, backward=2.0, form=NORM, modules=NORMS, share=apart)
+    yield from memory_bound(layer.sublayers * 6.0 * outer * hidden, backward=1.0)  # residual adds (with dropout, fused)
     if layer.attention is not None:
         yield from _attention(hidden, layer.attention, shard, job)
     if layer.mixer is not None:
@@ -116,7 +116,7 @@ def unfused_norms(layer: Layer) -> int:
 
 def embedding_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
     """Yield the look-up of token (and position) embeddings; backward adds into fp32 gradients."""
-    yield from _memory(4.0 * tokens(shard, job) * model.hidden, backward=3.0, form=LOOKUP)
+    yield from memory_bound(4.0 * tokens(shard, job) * model.hidden, backward=3.0, form=LOOKUP)
 
 
 def head_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
@@ -128,10 +128,10 @@ def head_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
         if depth:
             yield from _gemm(size, model.hidden / shard.tp, 2.0 * model.hidden, job)
             yield from layer_operators(model, model.layers[-1], shard, job)
-        yield from _memory(4.0 * outer * model.hidden, backward=2.0, form=NORM)
+        yield from memory_bound(4.0 * outer * model.hidden, backward=2.0, form=NORM)
         yield from _gemm(size, model.vocab / shard.tp, float(model.hidden), job)
         forward, backward = LOSS_BYTES[job.options.loss or "fused"]
-        yield from _memory(forward * logits, backward=backward / forward)
+        yield from memory_bound(forward * logits, backward=backward / forward)
 
 
 def _gemm(
@@ -165,19 +165,19 @@ def _gemm(
             weight_gradient=of_weight,
         )
     accumulated = ACCUMULATE_BF16_BYTES if job.bf16_gradients else ACCUMULATE_BYTES
-    yield from _memory(accumulated * n * k * groups, forward=0.0, backward=1.0, weight_gradient=True)
+    yield from memory_bound(accumulated * n * k * groups, forward=0.0, backward=1.0, weight_gradient=True)
 
 
-def _linear(
+def linear(
     m: Array, n: Array | float, k: Array | float, job: Job, *, groups: Array | float = 1.0, modules: int = 0
 ) -> Iterator[Operator]:
     """Yield a GEMM that runs in fp8 where the job does, with the quantisation of its gradient."""
     yield from _gemm(m, n, k, job, groups=groups, low_precision=True, modules=modules)
     if job.precision == "fp8":
-        yield from _memory(CAST_BYTES * m * n * groups, forward=0.0, backward=1.0)
+        yield from memory_bound(CAST_BYTES * m * n * groups, forward=0.0, backward=1.0)
 
 
-def _memory(
+def memory_bound(
     size_bytes: Array,
     *,
     forward: float = 1.0,
@@ -211,27 +211,27 @@ def _attention(hidden: float, attention: Attention, shard: Shard, job: Job) -> I
     tp = shard.tp
     if attention.latent is None:
         qkv = attention.query_width + attention.key_width + attention.value_width
-        yield from _linear(size, qkv / tp, hidden, job)
+        yield from linear(size, qkv / tp, hidden, job)
     else:
         mla = attention.latent
         up = attention.query_width / tp
         if mla.query_rank is None:
-            yield from _linear(size, up, hidden, job, modules=UP)
+            yield from linear(size, up, hidden, job, modules=UP)
         else:
-            yield from _linear(outer, float(mla.query_rank), hidden, job)
-            yield from _linear(size, up, float(mla.query_rank), job, modules=UP)
-        yield from _linear(outer, float(mla.kv_rank + mla.rope_head_dim), hidden, job)
+            yield from linear(outer, float(mla.query_rank), hidden, job)
+            yield from linear(size, up, float(mla.query_rank), job, modules=UP)
+        yield from linear(outer, float(mla.kv_rank + mla.rope_head_dim), hidden, job)
         keys_values = attention.heads * (mla.nope_head_dim + attention.value_head_dim) / tp
-        yield from _linear(size, keys_values, float(mla.kv_rank), job, modules=UP)
+        yield from linear(size, keys_values, float(mla.kv_rank), job, modules=UP)
     rotated = attention.query_width + attention.key_width
-    yield from _memory(4.0 * size * rotated / tp, backward=1.0, modules=UP if attention.latent else 0)
+    yield from memory_bound(4.0 * size * rotated / tp, backward=1.0, modules=UP if attention.latent else 0)
     if attention.sparse is not None and attention.latent is not None:
         yield from _indexer(hidden, attention, shard, job)
     yield from _core_attention(attention, shard, job)
     if attention.gate is not None:
-        yield from _linear(size, attention.gate_width / tp, hidden, job)
-        yield from _memory(6.0 * size * attention.out_width / tp, backward=5 / 3)
-    yield from _linear(size, hidden, attention.out_width / tp, job)
+        yield from linear(size, attention.gate_width / tp, hidden, job)
+        yield from memory_bound(6.0 * size * attention.out_width / tp, backward=5 / 3)
+    yield from linear(size, hidden, attention.out_width / tp, job)
 
 
 def _indexer(hidden: float, attention: Attention, shard: Shard, job: Job) -> Iterator[Operator]:
@@ -241,11 +241,11 @@ def _indexer(hidden: float, attention: Attention, shard: Shard, job: Job) -> Ite
     assert sparse is not None and mla is not None, "an indexer reads compressed queries"
     if not sparse.heads:
         return
-    yield from _linear(size, float(sparse.heads * sparse.head_dim), float(mla.query_rank or hidden), job)
-    yield from _linear(size, float(sparse.head_dim + sparse.heads), hidden, job)
+    yield from linear(size, float(sparse.heads * sparse.head_dim), float(mla.query_rank or hidden), job)
+    yield from linear(size, float(sparse.head_dim + sparse.heads), hidden, job)
     before = job.attended_tokens / 2.0 if attention.causal else float(job.attended_tokens)
     yield from _batched(size, before, float(sparse.head_dim), float(sparse.heads), backward=2.0)
-    yield from _memory(8.0 * size * before, backward=1.0, form=SOFTMAX)
+    yield from memory_bound(8.0 * size * before, backward=1.0, form=SOFTMAX)
 
 
 def _mixer(hidden: int, mixer: Mixer, shard: Shard, job: Job) -> Iterator[Operator]:
@@ -253,8 +253,8 @@ def _mixer(hidden: int, mixer: Mixer, shard: Shard, job: Job) -> Iterator[Operat
     work, size, tp = mixer.work(hidden), tokens(shard, job), shard.tp
     for product in work.products:
         rows, columns = (tp if product.cut == side else np.ones_like(tp) for side in ("rows", "columns"))
-        yield from _linear(size, product.outputs / columns, product.inputs / rows, job)
-    yield from _memory(2.0 * size * work.moved / tp, backward=2.0)
+        yield from linear(size, product.outputs / columns, product.inputs / rows, job)
+    yield from memory_bound(2.0 * size * work.moved / tp, backward=2.0)
     for part in work.scan:
         chunks = size / work.chunk * part.heads / tp
         yield from _batched(part.rows * np.ones_like(size), part.columns, part.inner, chunks, backward=SCAN_BACKWARD)
@@ -306,15 +306,15 @@ def _core_attention(attention: Attention, shard: Shard, job: Job) -> Iterator[Op
             modules=CORE,
         )
     scores = 2.0 * size * job.seq_len * heads
-    yield from _memory(np.where(shard.flash, 0.0, 8.0 * scores), backward=1.0, modules=CORE, form=SOFTMAX)
+    yield from memory_bound(np.where(shard.flash, 0.0, 8.0 * scores), backward=1.0, modules=CORE, form=SOFTMAX)
 
 
 def _mlp(hidden: float, mlp: Mlp, shard: Shard, job: Job, *, modules: int = MLP) -> Iterator[Operator]:
     size, width = tokens(shard, job), mlp.width / shard.tp
     up = 2 if mlp.gated else 1
-    yield from _linear(size, up * width, hidden, job, modules=modules)
-    yield from _memory(2.0 * (up + 1) * size * width, backward=5 / 3, modules=modules)
-    yield from _linear(size, hidden, width, job, modules=modules)
+    yield from linear(size, up * width, hidden, job, modules=modules)
+    yield from memory_bound(2.0 * (up + 1) * size * width, backward=5 / 3, modules=modules)
+    yield from linear(size, hidden, width, job, modules=modules)
 
 
 def _moe(hidden: float, moe: Moe, shard: Shard, job: Job) -> Iterator[Operator]:
@@ -326,12 +326,12 @@ def _moe(hidden: float, moe: Moe, shard: Shard, job: Job) -> Iterator[Operator]:
     yield from _gemm(outer, float(moe.experts), hidden, job, modules=MOE)
     inner = float(moe.latent or hidden)
     if moe.latent is not None:
-        yield from _linear(outer, inner, hidden, job, modules=MOE)
-        yield from _linear(outer, hidden, inner, job, modules=MOE)
-    yield from _memory(2 * 4.0 * routed * inner, backward=1.0, modules=MOE)  # permute and un-permute
-    product = _linear if experts_in_fp8(job.framework) else _gemm
+        yield from linear(outer, inner, hidden, job, modules=MOE)
+        yield from linear(outer, hidden, inner, job, modules=MOE)
+    yield from memory_bound(2 * 4.0 * routed * inner, backward=1.0, modules=MOE)  # permute and un-permute
+    product = linear if experts_in_fp8(job.framework) else _gemm
     yield from product(routed / local, up * width, inner, job, groups=local, modules=MOE)
-    yield from _memory(2.0 * (up + 1) * routed * width, backward=5 / 3, modules=MOE | ACTIVATION)
+    yield from memory_bound(2.0 * (up + 1) * routed * width, backward=5 / 3, modules=MOE | ACTIVATION)
     yield from product(routed / local, inner, width, job, groups=local, modules=MOE)
     if moe.shared_width:
         shared = Mlp(width=moe.shared_width, gated=moe.gated)
@@ -353,7 +353,7 @@ def _beside_frozen(model: Model, layer: Layer, adapter: Adapter, shard: Shard, j
             matrix.inputs * matrix.outputs * _copies(matrix, shard) / split_ways(matrix, shard)
             for matrix in matrices(model, layer)
         )
-        yield from _memory((FROZEN_BYTES[adapter.frozen] + 2.0) * np.asarray(weights), backward=1.0)
+        yield from memory_bound((FROZEN_BYTES[adapter.frozen] + 2.0) * np.asarray(weights), backward=1.0)
     for matrix in adapted(model, layer, adapter):
         yield from _low_rank(matrix, layer, adapter, shard, job)
 
@@ -375,12 +375,12 @@ def _low_rank(matrix: Matrix, layer: Layer, adapter: Adapter, shard: Shard, job:
         for operator in _gemm(size, n, k, job, groups=groups):
             if operator.kind == GEMM:
                 yield replace(operator, weight_gradient=False)
-    yield from _memory(ADDED_BYTES * size * outputs * groups, backward=0.0)
-    yield from _memory(ADDED_BYTES * size * inputs * groups, forward=0.0, backward=1.0)
+    yield from memory_bound(ADDED_BYTES * size * outputs * groups, backward=0.0)
+    yield from memory_bound(ADDED_BYTES * size * inputs * groups, forward=0.0, backward=1.0)
     if adapter.dora:
         ones = np.ones_like(size)
-        yield from _memory(LENGTH_BYTES * inputs * outputs * groups * ones, backward=0.0)
-        yield from _memory(SCALED_BYTES * size * outputs * groups, backward=1.0)
+        yield from memory_bound(LENGTH_BYTES * inputs * outputs * groups * ones, backward=0.0)
+        yield from memory_bound(SCALED_BYTES * size * outputs * groups, backward=1.0)
 
 
 def held_adapters(model: Model, layer: Layer, adapter: Adapter, shard: Shard) -> Floats:

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.context import Context, LayerRows
-from shardwright.cost.iteration.step import data_parallel
+from shardwright.cost.iteration.step import data_parallel, frozen_on
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import (
     StateBytes,
@@ -89,12 +89,14 @@ class Fixed(Columns):
 @record
 class HeldParameters:
     """Parameters that one GPU of each rank holds before data-parallel sharding, [N, P]; `ends` are those of `dense` in
-    embedding and output projection, `replicated` those of adapters beyond the rank's part of all of the model's."""
+    embedding and output projection, `replicated` those of adapters beyond the rank's part of all of the model's,
+    `frozen` those of a tower that is not trained, which are no part of `dense`."""
 
     dense: Floats
     expert: Floats
     ends: Floats
     replicated: Floats | float = 0.0
+    frozen: Floats | float = 0.0
 
 
 def held_parameters(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> HeldParameters:
@@ -110,7 +112,8 @@ def held_parameters(context: Context, rows: Strategies, shards: LayerRows, start
     if context.job.adapters:
         adapters = per_rank(stages.total(table.adapters), chunks).sum(axis=1)
         replicated = np.maximum(adapters - trained_share(context.model, context.job) * (dense + expert), 0.0)
-    return HeldParameters(dense=dense, expert=expert, ends=ends, replicated=replicated)
+    frozen = per_rank(frozen_on(table, stages), chunks).sum(axis=1)
+    return HeldParameters(dense=dense, expert=expert, ends=ends, replicated=replicated, frozen=frozen)
 
 
 def micro_batches(context: Context, rows: Strategies) -> Ints:
@@ -134,6 +137,7 @@ def states(context: Context, rows: Strategies, shards: LayerRows, held: HeldPara
         two_layers[:, None],
         held.ends,
         held.replicated,
+        held.frozen,
     )
 
 

@@ -75,7 +75,7 @@ def stage_times(context: Context, rows: Strategies, shards: LayerRows, starts: I
     table, stages = shards.table, of_pipelines(shards.row, starts, context.layer_count)
     forward, backward = stages.total(table.forward), stages.total(table.backward)
     mode, count = rows.recompute[:, None], rows.recompute_layers[:, None]
-    recompute = repeated_seconds(table.forward, table.core_seconds, stages, mode, count)
+    recompute = repeated_seconds(table.forward, table.core_seconds, table.tower_again, stages, mode, count)
     extra_forward, extra_backward = sharded_weight_seconds(context, rows, shards.table, stages, forward, backward)
     per_pass, host = context.software.pass_seconds, serial_launch_seconds(context, rows, starts)
     forward, backward = forward + extra_forward, backward + recompute + extra_backward
@@ -109,7 +109,7 @@ def sharded_weight_seconds(
 ) -> tuple[Floats, Floats]:
     """Return what ZeRO-2 and ZeRO-3 add to each pass of each micro-batch, [N, V]: ZeRO-2 reduce-scatters the
     gradients in every backward pass, ZeRO-3 also gathers the weights in both. What follows state to host memory travels
-    with them."""
+    with them. Weights of a frozen tower are gathered forward alone."""
     if not (rows.sharding >= ZERO2).any():
         zero = np.zeros_like(forward)
         return zero, zero
@@ -118,6 +118,7 @@ def sharded_weight_seconds(
     widths, trained = widths_of(context.job), trained_share(context.model, context.job)
     scatter = widths.gradient_reduction * trained * once * (rows.sharding >= ZERO2)[:, None]
     gather = widths.weight_gather * once * (rows.sharding == ZERO3)[:, None]
+    at_first = frozen_on(table, stages)
     overlap_forward, overlap_backward = rows.overlap_param[:, None], rows.overlap_grad[:, None]
     facts = memory_facts(context.job.framework)
     if facts.gradients_follow and rows.offload.any():
@@ -126,7 +127,13 @@ def sharded_weight_seconds(
         down, up = _host_trips(context, rows, kept)
         scatter, gather = scatter + down, gather + up
         overlap_backward = overlap_backward & ~_waits_for_host(context, rows)[:, None]
-    seconds_forward = np.where(overlap_forward, exposed_seconds(gather, BUCKET_SHARE * forward), gather)
+    opened = gather
+    if at_first.any():
+        before = both_gather_seconds(context.links, groups, at_first, np.zeros_like(at_first), widths.weight_gather)
+        away = facts.weights_follow * rows.offload[:, None] * at_first / groups.dense.size[:, None]
+        before = before + to_host_seconds(context.pool.gpu, widths.weight_gather * away)
+        opened = gather + before * (rows.sharding == ZERO3)[:, None]
+    seconds_forward = np.where(overlap_forward, exposed_seconds(opened, BUCKET_SHARE * forward), opened)
     together = gather + scatter
     seconds_backward = np.where(
         overlap_backward & (overlap_forward | (gather == 0.0)),
@@ -138,6 +145,11 @@ def sharded_weight_seconds(
         ),
     )
     return seconds_forward, seconds_backward
+
+
+def frozen_on(table: LayerTable, stages: Ranges) -> Floats:
+    """Return the weights of a frozen tower that a GPU of each stage has, [N, V]."""
+    return np.where(stages.low == 0, table.frozen[stages.row], 0.0)
 
 
 def _host_trips(context: Context, rows: Strategies, kept: Floats) -> tuple[Floats, Floats]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -46,6 +46,10 @@ class Seconds:
 
     def scaled(self, factor: float) -> Seconds:
         return Seconds(**{field.name: factor * getattr(self, field.name) for field in fields(Seconds)})
+
+    def after(self, forward: Floats, backward: Floats) -> Seconds:
+        """Return the times with those of what runs before, whose backward pass comes last."""
+        return replace(self, forward=forward + self.forward, backward=self.backward + backward)
 
 
 def layer_seconds(

@@ -24,6 +24,7 @@ from shardwright.cost.compute.operators import (
     layer_operators,
     repeated_share,
 )
+from shardwright.cost.compute.tower import tower_parts
 from shardwright.cost.frameworks.overheads import (
     BACKWARD_LAUNCHES,
     Overheads,
@@ -32,12 +33,13 @@ from shardwright.cost.frameworks.overheads import (
     launched_seconds,
 )
 from shardwright.cost.layers.seconds import layer_seconds
-from shardwright.cost.memory.activations import layer_activation_bytes
+from shardwright.cost.memory.activations import layer_activation_bytes, tower_kept_bytes
 from shardwright.cost.network.collectives import Fabric, exposed_offload_seconds
 from shardwright.cost.stage.terms import kept_by_state, live_by_state
 from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import Gpu
+from shardwright.spec.images import tower_parameters
 from shardwright.spec.job import Job, dispatcher_of
 from shardwright.spec.model import Layer, Model
 
@@ -49,14 +51,16 @@ SECONDS = (
 
 @record
 class LayerTable(Columns):
-    """Running sums over positions, each [M, layers + 3]: entry p is the sum over positions before p.
+    """Running sums over positions, each [M, layers + 3]: entry p is the sum over positions before p. A tower belongs to
+    the embedding.
 
     `kept` are the bytes kept for the backward pass of one micro-batch in each state of a layer (`cost.stage.terms`),
     [M, 3, layers + 3]; `offloaded` those of layers' inputs that go to host memory; `dense` and `expert` are parameters
     held by one GPU, `adapters` those trained beside them, `ends` those of `dense` in embedding and output projection,
     which are no matrices of layers. Of single layers: `live` is what lives while the largest runs backward, by state
     [M, 3], `group` what each that runs again together adds, `boundary` the activation passed to the next layer,
-    `parameters` the most that a layer has, [M].
+    `parameters` the most that a layer has, [M]. Of a tower: `tower_again` are the seconds of its layers that run again
+    where all layers of a stage do, `frozen` the weights that a GPU has of it without training them, [M].
     """
 
     forward: Floats
@@ -77,11 +81,14 @@ class LayerTable(Columns):
     group: Floats
     boundary: Floats
     parameters: Floats
+    tower_again: Floats
+    frozen: Floats
 
     def scaled(self, factor: Floats | float) -> LayerTable:
         """Return the table with times (`SECONDS`) multiplied by `factor`, one for all or one for each row [M]."""
         column = np.reshape(factor, (-1, 1))
-        return replace(self, **{name: column * getattr(self, name) for name in SECONDS})
+        running = {name: column * getattr(self, name) for name in SECONDS}
+        return replace(self, **running, tower_again=column[:, 0] * self.tower_again)
 
 
 def layer_table(
@@ -101,13 +108,25 @@ def layer_table(
     parts = [[*embedding_operators(model, shard, job)], *parts, [*head_operators(model, shard, job)]]
     kinds: tuple[Layer | None, ...] = (None, *model.kinds, None)
     host = [host_seconds(software, job, experts=bool(kind and kind.moe)) for kind in kinds]
+    tower = tower_parts(model.tower, shard, job) if model.tower else []
+    parts, host = [*parts, *(part.operators for part in tower)], [*host, *(host[0] * part.layer for part in tower)]
     times = _timed(parts, gpu, job, efficiency, software, host)
     columns = [
         layer_seconds(model, kind, shard, job, links, software, dispatcher, *time).scaled(strain)
-        for kind, time in zip(kinds, times, strict=True)
+        for kind, time in zip(kinds, times[: len(kinds)], strict=True)
     ]
     memory = layer_activation_bytes(model, shard, job)
     live, group = live_by_state(memory)
+    kept, again = kept_by_state(memory), np.zeros(len(shard.tp))
+    if model.tower is not None:
+        before = [
+            (strain * part.count * forward, strain * part.count * part.backward * backward)
+            for part, (forward, backward, _, _) in zip(tower, times[len(kinds) :], strict=True)
+        ]
+        columns[0] = columns[0].after(*(np.asarray(sum(side)) for side in zip(*before, strict=True)))
+        again = again + sum(forward for part, (forward, _) in zip(tower, before, strict=True) if part.again)
+        whole, inputs = tower_kept_bytes(model.tower, shard, job)
+        kept[0] = kept[0] + np.stack([whole, whole, inputs], axis=1)
     where = np.array([0, *(kind + 1 for kind in model.kind_of_layer), len(kinds) - 1])
 
     def running(per_kind: list[Floats]) -> Floats:
@@ -119,6 +138,8 @@ def layer_table(
         waits = map(partial(exposed_offload_seconds, gpu), memory.offloaded, forward, backward)
         backward = [seconds + wait for seconds, wait in zip(backward, waits, strict=True)]
     parameters = [shard_parameters(model, kind, shard, position) for position, kind in enumerate(kinds)]
+    trained, frozen = tower_parameters(model, job)
+    parameters[0] = (parameters[0][0] + trained, parameters[0][1])
     ends = [model.embedding_parameters, *(0 for _ in model.kinds), head_weights(model)]
     return LayerTable(
         forward=running(forward),
@@ -129,7 +150,7 @@ def layer_table(
         tp_seconds=running([c.tp_forward + c.tp_backward for c in columns]),
         cp_seconds=running([c.cp_forward + c.cp_backward for c in columns]),
         ep_seconds=running([c.ep_forward + c.ep_backward for c in columns]),
-        kept=running(kept_by_state(memory)),
+        kept=running(kept),
         offloaded=running(memory.offloaded),
         dense=running([dense for dense, _ in parameters]),
         expert=running([expert for _, expert in parameters]),
@@ -139,6 +160,8 @@ def layer_table(
         group=group,
         boundary=np.max(np.stack(memory.inputs[1:-1]), axis=0),
         parameters=np.max(np.stack([dense + expert for dense, expert in parameters[1:-1]]), axis=0),
+        tower_again=again,
+        frozen=np.full(len(shard.tp), float(frozen)),
     )
 
 

@@ -26,14 +26,16 @@ from shardwright.cost.compute.operators import (
     split_ways,
     tokens,
 )
+from shardwright.cost.compute.tower import encoder_shard, patch_inputs, projector_inputs, tower_tokens
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.records import record
 from shardwright.spec.adapter import Target, matrices
 from shardwright.spec.catalog.frameworks import experts_in_fp8
+from shardwright.spec.images import encoder_job
 from shardwright.spec.job import Job
 from shardwright.spec.mixers import Mixer
-from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
+from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, Tower
 
 SINGLE = 4.0  # documented: bytes of an element of 32 bits
 
@@ -95,6 +97,34 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         offloaded=[zero, *(to_host * size for size in inputs), zero],
         dequantised=[zero, *dequantised, zero],
     )
+
+
+def tower_kept_bytes(tower: Tower, shard: Shard, job: Job) -> tuple[Floats, Floats]:
+    """Return what the tower of a model keeps of a micro-batch for its backward pass, [M]: where nothing runs again, and
+    where its layers run again with those of the model, which keep their inputs then."""
+    positions, merged = tower_tokens(tower, shard, job)
+    saved = widths_of(job).saved
+    beside = saved * merged * projector_inputs(tower, job)
+    if not job.trains("vision"):
+        return beside, beside
+    beside = beside + saved * positions * patch_inputs(tower)
+    modules = tower.depth * saved * positions * _module_copies(tower, job)
+    layers = layer_activation_bytes(tower.encoder, encoder_shard(tower, shard, job), encoder_job(tower, job))
+    places = [1 + kind for kind in tower.encoder.kind_of_layer]
+    kept, inputs = (np.asarray(sum(figures[place] for place in places)) for figures in (layers.kept, layers.inputs))
+    return kept + modules + beside, inputs + beside
+
+
+def _module_copies(tower: Tower, job: Job) -> float:
+    """Return the elements of a position that a layer of transformers' towers keeps beyond the formulas: its copies, and
+    the sigmoid of a quick GELU. LayerNorm is one kernel, which has none of the copies of unfused norms."""
+    hidden, mlp = float(tower.hidden), tower.layer.mlp
+    copies = tower.copies * hidden
+    if tower.activation == "quick_gelu" and mlp is not None:
+        copies += mlp.width
+    if tower.norm == "layernorm":
+        copies -= memory_facts(job.framework).hidden_copies / 2.0 * hidden
+    return copies
 
 
 def _freed_of_modules(model: Model, layer: Layer, shard: Shard, job: Job, scores: Floats) -> Floats:

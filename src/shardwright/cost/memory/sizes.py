@@ -11,6 +11,7 @@ from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3
 from shardwright.records import record
 from shardwright.spec.adapter import FROZEN_BYTES, adapter_parameters
+from shardwright.spec.images import tower_parameters
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
@@ -44,6 +45,7 @@ def state_bytes(
     working: Array,
     ends: Array | float = 0.0,
     replicated: Array | float = 0.0,
+    tower: Array | float = 0.0,
 ) -> StateBytes:
     """Return the bytes of weights, gradients and optimizer state, for parameters held by a GPU before data-parallel
     sharding.
@@ -56,7 +58,8 @@ def state_bytes(
     and in 16 bits beside quantised layers.
 
     Frozen weights have no gradients and no state, and so no master weight either: of these a rank keeps its shard as
-    they are. `replicated` are the weights of adapters that a GPU has beyond its part of all.
+    they are. `replicated` are the weights of adapters that a GPU has beyond its part of all, `tower` those of a frozen
+    tower, which count nowhere else.
     """
     full, facts = job.precision == "fp32", memory_facts(job.framework)
     weight, gradient, frozen = weight_bytes(job), gradient_bytes(job), frozen_bytes(job)
@@ -73,6 +76,8 @@ def state_bytes(
         wider = max(weight_bytes(job) - frozen, 0.0) * ends
         whole = whole + frozen * held + wider
         shard, opened = shard + frozen * kept + wider / dense_ranks, opened + frozen * open_at_once
+    unchanged = (frozen or weight) * tower
+    whole, shard = whole + unchanged, shard + unchanged / dense_ranks
     weights = np.where(sharding == ZERO3, (1.0 - weights_away) * shard + opened, whole)
     staying, leaving = gradient * sharded * (1.0 - gradients_away), passing * share * reduced
     gradients = np.where(sharding >= ZERO2, staying + leaving, gradient * total)
@@ -122,8 +127,13 @@ def copied_bytes(model: Model, job: Job) -> tuple[float, float]:
 
 
 def trained_share(model: Model, job: Job) -> float:
-    """Return the weights that have gradients and optimizer state, over those of the model."""
-    return 1.0 if job.adapter is None else adapter_parameters(model, job.adapter) / model.parameters
+    """Return the weights that have gradients and optimizer state, over all but those of a frozen tower."""
+    return 1.0 if job.adapter is None else adapter_parameters(model, job.adapter) / model.language_parameters
+
+
+def trained_parameters(model: Model, job: Job) -> float:
+    """Return the weights of a model that have gradients and optimizer state."""
+    return trained_share(model, job) * model.language_parameters + tower_parameters(model, job)[0]
 
 
 def least_state_bytes(model: Model, job: Job, ranks: Array, everything: Array, *, gradients: bool = True) -> Floats:

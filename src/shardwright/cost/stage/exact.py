@@ -112,13 +112,18 @@ def live_bytes(
     return np.asarray(group[row] * together + live[row, FIRST[mode]])
 
 
-def repeated_seconds(forward: Floats, core: Floats, stages: Ranges, mode: Array | int, count: Array | int) -> Floats:
+def repeated_seconds(
+    forward: Floats, core: Floats, tower: Floats, stages: Ranges, mode: Array | int, count: Array | int
+) -> Floats:
     """Return the seconds of a backward pass that run again: of whole layers, or of what selective recomputation repeats
-    (`core`). Both are running sums [M, L + 3]."""
+    (`core`). Both are running sums [M, L + 3]. Where all layers run again, those of a `tower` [M] do on the first
+    stage."""
     first, count = FIRST[mode], np.where(GROUPED[mode], stages.length, count)
     seconds = stages.first(forward, np.where(first == AGAIN, count, 0))
     if np.any(first == LEAN):
         seconds = seconds + np.where(first == LEAN, stages.total(core), 0.0)
+    if tower.any():
+        seconds = seconds + np.where(GROUPED[mode] & (stages.low == 0), tower[stages.row], 0.0)
     return seconds
 
 
@@ -154,13 +159,16 @@ def leanest_group(lengths: Ints, alone: bool, needed: Callable[[Ints], Floats]) 
 
 
 class LayerFigures(Protocol):
-    """Of M tables of layers: running sums of forward seconds and of what selective recomputation repeats of them, of
-    bytes kept by state and offloaded, and what lives beside those (`live_bytes`)."""
+    """Of M tables of layers: running sums of forward seconds and of what selective recomputation repeats of them, the
+    seconds of a tower that run again, running sums of bytes kept by state and offloaded, and what lives beside those
+    (`live_bytes`)."""
 
     @property
     def forward(self) -> Floats: ...
     @property
     def core(self) -> Floats: ...
+    @property
+    def tower_again(self) -> Floats: ...
     @property
     def kept(self) -> Floats: ...
     @property
@@ -193,7 +201,7 @@ def fitting_recomputation(
             break
         part = stages.take(rows)
         number, needed = _leanest(layers, part, logits[rows], flight[rows], room[rows], mode, alone=alone)
-        again = repeated_seconds(layers.forward, layers.core, part, mode, number)
+        again = repeated_seconds(layers.forward, layers.core, layers.tower_again, part, mode, number)
         in_host = in_host_bytes(layers.offloaded, part, mode, number) * flight[rows] if offloads else 0.0
         again = np.where((needed <= room[rows]) & (in_host <= host_room[rows]), again, np.inf)
         better = again < seconds[rows]

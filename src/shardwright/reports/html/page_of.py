@@ -23,7 +23,9 @@ from shardwright.units import SECONDS_PER_HOUR, format_count, format_dollars, fo
 
 def context_lines(plan: Plan) -> tuple[str, ...]:
     """Return what was planned for."""
-    return question.model_line(plan.model), question.cluster_line(plan.cluster), question.job_line(plan.job)
+    images = question.images_line(plan.model, plan.job)
+    lines = question.model_line(plan.model), question.cluster_line(plan.cluster), question.job_line(plan.job)
+    return (*lines, images) if images else lines
 
 
 def answer(plan: Plan) -> str:

@@ -103,6 +103,7 @@ def model_text(model: Model, source: str, width: int = WIDTH) -> str:
     for kind in model.kinds:
         number = sum(layer == kind for layer in model.layers)
         lines += [(f"{number} layer" + ("s" if number > 1 else ""), _layer_words(kind))]
+    lines += _tower_lines(model)
     lines += [("source", source)] if source else []
     lines += [("norm epsilon", f"{model.norm_epsilon:g}")] if model.norm_epsilon is not None else []
     if model.rotary_scaling is not None:
@@ -113,6 +114,20 @@ def model_text(model: Model, source: str, width: int = WIDTH) -> str:
     lines += [("guessed", words) for words in model.guesses]
     lines += [("assumed", words) for words in model.assumed]
     return "\n".join([model.name, *(labelled(name, words, width) for name, words in lines)])
+
+
+def _tower_lines(model: Model) -> list[tuple[str, str]]:
+    """Return rows of the vision tower of a model, none where it sees no images."""
+    tower = model.tower
+    if tower is None:
+        return []
+    sides = f"{tower.image} × {tower.image} pixels" if tower.image else "any size"
+    patches = f"images of {sides}, {tower.merge**2} of their {tower.patch} × {tower.patch} patches a token"
+    encoder = f"{tower.depth} layers of hidden width {tower.hidden:,}, {tower.norm}"
+    return [
+        ("vision", f"{tower.encoder_parameters:,} parameters in {encoder}: {_layer_words(tower.layer)}"),
+        ("projector", f"{tower.projector_parameters:,} parameters; {patches}"),
+    ]
 
 
 def _positions(model: Model) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from shardwright.spec.catalog.machines import GBIT_BYTES
 from shardwright.spec.cluster import Cluster, NodePool
-from shardwright.spec.job import Job
+from shardwright.spec.images import images_of
+from shardwright.spec.job import PARTS, Job
 from shardwright.spec.model import Model
 from shardwright.units import SECONDS_PER_HOUR, counted, format_count, format_dollars, format_seconds
 
@@ -16,7 +17,10 @@ def model_line(model: Model) -> str:
     size = f"{format_count(model.parameters)} parameters"
     if model.active_parameters != model.parameters:
         size += f" ({format_count(model.active_parameters)} active)"
-    return f"{model.name}: {size}, {len(model.layers)} layers"
+    words = f"{model.name}: {size}, {len(model.layers)} layers"
+    if model.tower is not None:
+        words += f", a vision tower of {model.tower.depth} ({format_count(model.tower.parameters)})"
+    return words
 
 
 def cluster_line(cluster: Cluster) -> str:
@@ -39,6 +43,21 @@ def _pool_words(pool: NodePool) -> str:
             f" in racks of {pool.rack_nodes} machines, {pool.rack_bytes_per_second / GBIT_BYTES:g} Gbit/s out of each"
         )
     return words
+
+
+def images_line(model: Model, job: Job) -> str:
+    """Return the images of a sequence, what of them was assumed, and what of the tower is frozen; "" where a model sees
+    none."""
+    if model.tower is None:
+        return ""
+    images = images_of(model.tower, job)
+    sides = f"{images.width} × {images.height} pixels"
+    words = f"{counted(images.count, 'image')} of {sides} in a sequence, {images.all_tokens:,} of its tokens"
+    options = {"--images-per-sequence": job.images_per_sequence, "--image-size": model.tower.image or job.image_size}
+    if assumed := [option for option, said in options.items() if said is None]:
+        words += f" (assumed: {' and '.join(assumed)} say{'s' * (len(assumed) == 1)} otherwise)"
+    frozen = [part for part in PARTS if not job.trains(part)]
+    return words + (f"; frozen: {' and '.join(frozen)}" if frozen else "")
 
 
 def beyond_positions(model: Model, job: Job) -> str:

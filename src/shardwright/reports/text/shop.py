@@ -67,8 +67,9 @@ def _heading(result: Shopping, model: Model, job: Job, width: int) -> str:
         question.model_line(model),
         offers_words(result.offers),
         question.job_line(job),
+        question.images_line(model, job),
     )
-    return "\n".join(wrapped(line, "", width) for line in lines)
+    return "\n".join(wrapped(line, "", width) for line in lines if line)
 
 
 def offers_words(offers: Offers) -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from shardwright.reports.text import question
 from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.search.sizing import SURE, Size, Sizing
+from shardwright.spec.job import Job
 from shardwright.units import GIBIBYTE
 
 TERMS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "context")
@@ -28,6 +29,7 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
         question.model_line(sizing.model),
         f"{types}, {pool.memory_bytes / GIBIBYTE:.1f} GiB each{least}; "
         f"{samples} × {sizing.job.seq_len} tokens at a time on each, {sizing.job.precision}, {sizing.job.framework}",
+        *([images] if (images := question.images_line(sizing.model, sizing.job)) else []),
         f"Fits with a probability of {SURE:.0%} or more: {_listed(size for size in sizes if size.fits)}.",
         *(f"May fit or not: {_listed(open_)}." for open_ in [[size for size in sizes if size.may_fit]] if open_),
     )
@@ -103,10 +105,22 @@ def next_command(sizing: Sizing, source: str) -> str:
         asked.append(("adapter", chosen.way.adapter.name))
     if chosen.way.adapter is not None or (chosen.way.sharding == "zero3" and chosen.way.offload):
         asked.append(("framework", job.framework))
+    asked += _images_asked(job)
     return (
         f"shardwright plan --model {source} --cluster {machines} --global-batch {batch} "
         f"--seq-len {job.seq_len}{''.join(f' --{name} {value}' for name, value in asked)}"
     )
+
+
+def _images_asked(job: Job) -> list[tuple[str, str]]:
+    """Return the options of a job's images and of what is frozen of the tower."""
+    size = None if job.image_size is None else "x".join(map(str, reversed(job.image_size)))
+    words = {
+        "images-per-sequence": None if job.images_per_sequence is None else str(job.images_per_sequence),
+        "image-size": size,
+        "freeze": None if job.freeze is None else "+".join(job.freeze),
+    }
+    return [(name, word) for name, word in words.items() if word is not None]
 
 
 def sizing_document(sizing: Sizing, source: str) -> Mapping[str, object]:

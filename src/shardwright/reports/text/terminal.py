@@ -57,10 +57,11 @@ def _risk_text(best: Plan, width: int) -> str:
 
 def heading(model: Model, cluster: Cluster, job: Job, width: int) -> str:
     """Return what was planned for, headed by what was guessed of the model."""
-    lines = (question.model_line(model), question.cluster_line(cluster), question.job_line(job))
+    asked = (question.model_line(model), question.cluster_line(cluster), question.job_line(job))
     guessed = [f"Guessed, not known: {words}" for words in model.guesses]
     note = question.beyond_positions(model, job)
-    return "\n".join(wrapped(line, "", width) for line in (*guessed, *lines, note) if line)
+    lines = (*guessed, *asked, question.images_line(model, job), note)
+    return "\n".join(wrapped(line, "", width) for line in lines if line)
 
 
 def summary_text(ranking: Ranking, width: int) -> str:

@@ -15,13 +15,14 @@ from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigF
 from shardwright.spec.read.families import FAMILIES, SYNONYMS, ModelFamily, reject_refused
 from shardwright.spec.read.forward_pass import forward_pass_of
 from shardwright.spec.read.huggingface_layers import layers_of, stated
+from shardwright.spec.read.towers import TEXT_SIZES, VISION, tied_of, tower_of
 from shardwright.spec.text.fields import shown
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 
 
 def model_of_config(config: object, name: str, *, title: str | None = None, accept_guess: bool = False) -> Model:
-    """Return the model that a config describes; of a multimodal one the text model.
+    """Return the model that a config describes; of a multimodal one whose tower is not known, the text model.
 
     With `accept_guess` an unknown `model_type` is read by the fields it has, and `Model.guesses` has each
     guess. Raises SpecError with every problem, for a family whose layers cannot be costed, and for an unknown one;
@@ -31,7 +32,8 @@ def model_of_config(config: object, name: str, *, title: str | None = None, acce
         raise bad(name, f"expected a mapping of fields, got {shown(config)}", "give a Hugging Face config.json")
     if config.get("is_encoder_decoder") is True:
         raise bad(f"{name}: is_encoder_decoder", "the model has encoder and decoder", "give a model that has one")
-    fields = _text_fields(ConfigFields.of(config, name))
+    whole = ConfigFields.of(config, name)
+    fields = _text_fields(whole)
     model_type = fields.text("model_type", default="")
     model_type = SYNONYMS.get(model_type, model_type)
     reject_refused(fields, model_type)
@@ -39,7 +41,7 @@ def model_of_config(config: object, name: str, *, title: str | None = None, acce
     fields = _with_usual_sizes(fields, family, model_type)
     family, fields = _with_config(fields, family, model_type)
     fields = _with_blocks(fields, model_type)
-    model = _model(fields, family, model_type or "unknown", title or name)
+    model = _with_tower(_model(fields, family, model_type or "unknown", title or name), whole)
     if fields.problems:
         raise SpecError(*dict.fromkeys(fields.problems))
     return replace(model, guesses=settle_guesses(fields, accept=accept_guess))
@@ -54,8 +56,16 @@ def _text_fields(fields: ConfigFields) -> ConfigFields:
     if inner is None:
         raise SpecError(*fields.problems)
     outer = {key: fields.section.fields[key] for key in ("model_type", "tie_word_embeddings") if fields.has((key,))}
-    fields.assume("only the text model of a multimodal one is described")
-    return inner.over({**outer, **inner.section.fields})
+    usual = TEXT_SIZES.get(inner.text("model_type", default="llama"), {}) if fields.has((VISION,)) else {}
+    return inner.over({**usual, **outer, **inner.section.fields, **tied_of(fields, inner)})
+
+
+def _with_tower(model: Model, whole: ConfigFields) -> Model:
+    """Return a model with the tower of its config, or with what is left out of it."""
+    tower = tower_of(whole, model.hidden)
+    if tower is not None or not whole.has((*TEXT_CONFIGS, VISION)):
+        return replace(model, tower=tower)
+    return replace(model, assumed=("only the text model of a multimodal one is described", *model.assumed))
 
 
 def _with_usual_sizes(fields: ConfigFields, family: ModelFamily, model_type: str) -> ConfigFields:

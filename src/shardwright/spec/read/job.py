@@ -9,7 +9,7 @@ from typing import cast, get_args
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.spec.adapter import Adapter, parse_adapter
 from shardwright.spec.catalog.frameworks import framework_names
-from shardwright.spec.job import Fp8Recipe, Job, Objective, Optimizer, Precision
+from shardwright.spec.job import PARTS, Fp8Recipe, Job, Objective, Optimizer, Part, Precision
 from shardwright.spec.options import DEFAULTS, VALUES, Options
 from shardwright.spec.text.fields import number_problem, shown
 
@@ -19,6 +19,7 @@ COUNT = re.compile(
 SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 MOST_TOKENS = 1e18
 MOST_SAMPLES = 1e9
+MOST_IMAGES, MOST_SIDE = 1e4, 100_000
 
 
 def parse_count(text: str | float, path: str = "count") -> float:
@@ -55,11 +56,15 @@ def make_job(
     adapter: str | None = None,
     adapter_targets: str | Sequence[str] | None = None,
     master_weights: str | None = None,
+    images_per_sequence: int | None = None,
+    image_size: int | str | None = None,
+    freeze: str | Sequence[str] | None = None,
 ) -> Job:
     """Return the job, checked. `tokens` may be a human form such as "1.5T"; `steps` says the same in iterations.
     `adapter` is what is trained beside frozen weights, such as `lora:16` or `qlora:16` (`spec.adapter.parse_adapter`),
     beside the matrices that `adapter_targets` names. `master_weights` "none": the 16-bit weights are updated as they
-    are.
+    are. A sequence of a model with a tower has `images_per_sequence` images of `image_size` pixels, 448 or "1280x720"
+    (width and height); the parts that `freeze` names, "vision" or "projector", keep their weights.
 
     Raises SpecError with every problem: sizes that are not whole and positive, tokens together with steps, unknown
     names, an FP8 recipe without FP8, and a budget or deadline of a run whose length is unknown.
@@ -81,6 +86,9 @@ def make_job(
         problems.append(_unknown("master_weights", master_weights, VALUES["master_weights"]))
     if tokens is not None and steps is not None:
         problems.append(Problem("steps", "says again how long the run is", "give `tokens=` or `steps=`, not both"))
+    if images_per_sequence is not None:
+        _check_number(problems, "images_per_sequence", images_per_sequence, whole=True, most=MOST_IMAGES)
+    pixels, frozen = _image_size(problems, image_size), _frozen(problems, freeze)
     run_tokens = _tokens(problems, tokens)
     beside = _adapter(problems, adapter, adapter_targets, precision)
     if problems:
@@ -101,7 +109,32 @@ def make_job(
         document_tokens=None if document_tokens is None else float(document_tokens),
         options=Options(master_weights="none") if master_weights == "none" else DEFAULTS,
         adapter=beside,
+        images_per_sequence=None if images_per_sequence is None else int(images_per_sequence),
+        image_size=pixels,
+        freeze=frozen,
     )
+
+
+def _image_size(problems: list[Problem], size: int | str | None) -> tuple[int, int] | None:
+    """Return height and width of images, None where not said or wrong; the latter adds a problem."""
+    if size is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,6})(?:[x×]([0-9]{1,6}))?", str(size).strip().casefold())
+    sides = (int(match[2] or match[1]), int(match[1])) if match else (0, 0)
+    if not all(0 < side <= MOST_SIDE for side in sides):
+        hint = "write pixels of a side, 448, or width and height, 1280x720"
+        problems.append(Problem("image_size", f"{shown(size)} is no size of images", hint))
+        return None
+    return sides
+
+
+def _frozen(problems: list[Problem], parts: str | Sequence[str] | None) -> tuple[Part, ...] | None:
+    """Return the parts of a tower that keep their weights, None for none; an unknown one adds a problem."""
+    names = parts.replace(",", "+").split("+") if isinstance(parts, str) else list(parts or ())
+    for name in names:
+        if name not in PARTS:
+            problems.append(_unknown("freeze", name, PARTS))
+    return tuple(part for part in PARTS if part in names) or None
 
 
 def _adapter(

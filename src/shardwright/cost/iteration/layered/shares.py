@@ -147,7 +147,17 @@ def memory(
     ends, ranks = np.full(len(shares), ends_total(context, units)), 1.0 / np.maximum(state, 1e-12)
     none, working = np.zeros(len(shares)), np.full(len(shares), gathered_parameters(units))
     found = state_bytes(
-        context.model, job, held, expert, ranks, ranks, np.full(len(shares), ZERO3), none, working, ends
+        context.model,
+        job,
+        held,
+        expert,
+        ranks,
+        ranks,
+        np.full(len(shares), ZERO3),
+        none,
+        working,
+        ends,
+        tower=units.frozen,
     )
     padded = padded_bytes(context.model, job, units, largest_state, gpus)
     activations, logits = activation_bytes(units, shares)
@@ -167,7 +177,9 @@ def share_bytes(context: Context, units: Units) -> float:
     one, expert = np.ones(1), np.full(1, units.expert.sum())
     held, none = np.full(1, state_total(context, units)) - expert, np.zeros(1)
     ends = ends_total(context, units)
-    found = state_bytes(context.model, context.job, held, expert, one, one, np.full(1, ZERO3), none, none, ends)
+    found = state_bytes(
+        context.model, context.job, held, expert, one, one, np.full(1, ZERO3), none, none, ends, tower=units.frozen
+    )
     return float((found.weights + found.gradients + found.optimizer)[0])
 
 
@@ -190,7 +202,8 @@ class Units:
     """For micro-batches of each of `sizes` [M], ascending: forward and backward seconds of each unit and, of these,
     those of core attention [M, U]; bytes that a unit keeps for its backward pass, by state [M, 3, U]; what lives
     while the largest layer runs backward, by state [M, 3], and what one that runs again adds, an activation between
-    layers and the logits [M]. `parameters` [U] are those gathered for a unit, `expert` [U] part of them."""
+    layers and the logits [M]. `parameters` [U] are those gathered for a unit, `expert` [U] part of them; the weights of
+    a `frozen` tower are kept in shares, too."""
 
     sizes: Ints
     forward: Floats
@@ -203,6 +216,7 @@ class Units:
     logits: Floats
     parameters: Floats
     expert: Floats
+    frozen: float
 
     @property
     def count(self) -> int:
@@ -245,4 +259,5 @@ def units_of(context: Context, sizes: Sequence[int], gpus: int, *, flash: bool) 
         logits=logit_bytes(context.model, context.job, rows.micro_batch, rows.cp, rows.tp),
         parameters=each(table.dense)[0] + each(table.expert)[0],
         expert=each(table.expert)[0],
+        frozen=float(table.frozen[0]),
     )

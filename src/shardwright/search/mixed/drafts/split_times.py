@@ -74,6 +74,7 @@ def lone_stages(
         parameters, ends = (held - table.tied_parameters[kinds] for held in (parameters, ends))
     state, more = (of_type[kinds] for of_type in table.kept_bytes(copies))
     room = table.rooms(staged=staged)[kinds] - state * parameters - more * ends
+    room = room - np.where(begin == 0, table.frozen_bytes[kinds], 0.0)
     in_host, end_in_host = (of_type[kinds] for of_type in table.host_bytes(copies))
     host_room = table.host_room[kinds] - in_host * parameters - end_in_host * ends
     logits = np.where(last, table.logit_bytes[kinds], 0.0)

@@ -31,23 +31,24 @@ class Table:
     the sum over positions before p.
 
     Seconds of one micro-batch without the host's part: `forward`, `backward`, `core` (what selective recomputation
-    repeats); bytes that a micro-batch leaves in each state of a layer (`cost.stage.terms`): `kept` [G, 3, L + 3];
-    parameters: `dense`, `expert`, and `ends`, those of `dense` in embedding and output projection; seconds once a step
-    that Muon's products take a copy, and that all copies share out: `orthogonal`.
+    repeats), and of a tower [G] what runs again: `tower_again`; bytes that a micro-batch leaves in each state of a
+    layer (`cost.stage.terms`): `kept` [G, 3, L + 3]; parameters: `dense`, `expert`, and `ends`, those of `dense` in
+    embedding and output projection; seconds once a step that Muon's products take a copy, and that all copies share
+    out: `orthogonal`.
 
     Per type, [G]: `host` seconds of launching a layer's forward pass in a pipeline, `each` seconds of a pass through a
     stage; seconds of a message inside (`near`) and across (`far`) domains; `room_bytes` for tensors; `fixed_bytes` of a
-    stage whatever its layers, `staged_bytes` more in a pipeline; those live while the largest layer runs backward, by
-    state, `live` [G, 3], and `group` more for each that runs again together; `logit_bytes`, with which these alternate
-    on the last stage; `state_bytes` per parameter that every copy keeps, `shared_bytes` that copies share out,
-    `ends_bytes` more of one of the `ends`; in host memory, of which a GPU may take `host_room`, `in_host` and
-    `in_host_ends` of the same, and the running sums `offloaded` of inputs of layers; `update_seconds` per parameter and
-    step, for one copy, and if there is a `shared_update`, for all copies together; `fabrics` are the links of the
-    types, `wide` how many times the least tensor-parallel degree of the setting that of a type is; `copied_bytes` are
-    those of a parameter that is laid out twice where copies of a layer differ in degree; `step_seconds` once an
-    iteration; `tied_near` and `tied_far` to add the gradients of a tied embedding between the ends of a pipeline inside
-    a domain and across; `tied_parameters` are counted twice where one stage has both ends; `units` of the type and
-    `local` of them in a domain.
+    stage whatever its layers, `staged_bytes` more in a pipeline, `frozen_bytes` on its first; those live while the
+    largest layer runs backward, by state, `live` [G, 3], and `group` more for each that runs again together;
+    `logit_bytes`, with which these alternate on the last stage; `state_bytes` per parameter that every copy keeps,
+    `shared_bytes` that copies share out, `ends_bytes` more of one of the `ends`; in host memory, of which a GPU may
+    take `host_room`, `in_host` and `in_host_ends` of the same, and the running sums `offloaded` of inputs of layers;
+    `update_seconds` per parameter and step, for one copy, and if there is a `shared_update`, for all copies together;
+    `fabrics` are the links of the types, `wide` how many times the least tensor-parallel degree of the setting that of
+    a type is; `copied_bytes` are those of a parameter that is laid out twice where copies of a layer differ in degree;
+    `step_seconds` once an iteration; `tied_near` and `tied_far` to add the gradients of a tied embedding between the
+    ends of a pipeline inside a domain and across; `tied_parameters` are counted twice where one stage has both ends;
+    `units` of the type and `local` of them in a domain.
 
     `reduced_bytes` of a parameter are reduced as gradient, `gathered_bytes` gathered as weight, beside these parts of a
     backward and a forward pass, `reduced_beside` and `gathered_beside`; no message takes longer than `longest_move`
@@ -64,6 +65,7 @@ class Table:
     expert: Floats
     ends: Floats
     orthogonal: Floats
+    tower_again: Floats
     host: Floats
     each: Floats
     near: Floats
@@ -71,6 +73,7 @@ class Table:
     room_bytes: Floats
     fixed_bytes: Floats
     staged_bytes: Floats
+    frozen_bytes: Floats
     live: Floats
     group: Floats
     logit_bytes: Floats
@@ -286,7 +289,7 @@ def layers_of(table: Table) -> Layers:
         orthogonal=least("orthogonal"),
         first_seconds=edge(0),
         last_seconds=edge(-1),
-        first_bytes=each["kept"][:, WHOLE, 0],
+        first_bytes=each["kept"][:, :, 0].min(axis=1),
         last_bytes=each["kept"][:, WHOLE, -1],
         first_parameters=each["dense"][:, 0] + each["expert"][:, 0],
         last_parameters=each["dense"][:, -1] + each["expert"][:, -1],

@@ -148,6 +148,8 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "room_bytes": room_for_tensors(job, context.memory_limit_bytes) * ones,
         "fixed_bytes": single,
         "staged_bytes": message_buffers(table.boundary[row], True) + gathered - single,
+        "tower_again": table.tower_again[row],
+        "frozen_bytes": copied_bytes(model, job)[0] * table.frozen[row],
         "live": table.live[row],
         "group": table.group[row],
         "logit_bytes": logits,

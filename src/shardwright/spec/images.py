@@ -1,0 +1,92 @@
+"""The images of a sequence as the tower of a model takes them: how many, how large, in how many patches and tokens.
+
+A tower that takes images of any size scales its sides to a whole number of squares of merged patches (`smart_resize` of
+transformers' models/qwen2_vl/image_processing_qwen2_vl.py). Where a job does not say, a sequence has one image, and
+that is as large as the card of Qwen2.5-VL recommends at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shardwright.errors import Problem
+from shardwright.records import record
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model, Tower
+
+USUAL_IMAGES = 1  # chosen
+USUAL_PIXELS = 1280 * 28 * 28  # documented: huggingface.co/Qwen/Qwen2.5-VL-7B-Instruct, max_pixels of its example
+
+
+@record
+class Images:
+    """`count` images of a sequence, of `height` × `width` pixels. Each has `positions` in the encoder (patches, and a
+    class token where there is one) and gives `tokens` to the decoder."""
+
+    count: int
+    height: int
+    width: int
+    positions: int
+    tokens: int
+
+    @property
+    def all_tokens(self) -> int:
+        """The tokens of all images of a sequence."""
+        return self.count * self.tokens
+
+
+def images_of(tower: Tower, job: Job) -> Images:
+    """Return the images of a sequence of a job."""
+    square = tower.patch * tower.merge
+    if tower.image is not None:
+        height, width = tower.image, tower.image
+    elif job.image_size is None:
+        height = width = max(math.isqrt(USUAL_PIXELS) // square, 1) * square
+    else:
+        height, width = (max(round(side / square), 1) * square for side in job.image_size)
+    patches = (height // tower.patch) * (width // tower.patch)
+    return Images(
+        count=USUAL_IMAGES if job.images_per_sequence is None else job.images_per_sequence,
+        height=height,
+        width=width,
+        positions=patches + tower.class_token,
+        tokens=patches // tower.merge**2,
+    )
+
+
+def encoder_job(tower: Tower, job: Job) -> Job:
+    """Return a job as the encoder sees it: its sequences are images."""
+    plain = replace(job, adapter=None, document_tokens=None, images_per_sequence=None, image_size=None, freeze=None)
+    return replace(plain, seq_len=images_of(tower, job).positions)
+
+
+def tower_parameters(model: Model, job: Job) -> tuple[int, int]:
+    """Return the weights of a model's tower that are trained, and those that are frozen; none without a tower."""
+    if model.tower is None:
+        return 0, 0
+    encoder, projector = model.tower.encoder_parameters, model.tower.projector_parameters
+    trained = encoder * job.trains("vision") + projector * job.trains("projector")
+    return trained, model.tower.parameters - trained
+
+
+def image_problems(model: Model, job: Job, place: str) -> Iterator[Problem]:
+    """Yield what of a job's images a model cannot take; the length of samples stands at `place`."""
+    tower = model.tower
+    if tower is None:
+        for name in ("images_per_sequence", "image_size", "freeze"):
+            if getattr(job, name) is not None:
+                yield Problem(place.replace("seq_len", name), f"{model.name} sees no images", "leave it out")
+        return
+    if tower.image is not None and job.image_size not in (None, (tower.image, tower.image)):
+        message = f"{model.name} scales every image to {tower.image} × {tower.image} pixels"
+        yield Problem(place.replace("seq_len", "image_size"), message, "leave it out")
+    images = images_of(tower, job)
+    if images.count < 1:
+        hint = "plan the text model where there are none"
+        yield Problem(place.replace("seq_len", "images_per_sequence"), "must be at least 1", hint)
+    if images.all_tokens > job.seq_len:
+        sizes = f"{images.count} of {images.width} × {images.height} pixels"
+        message = f"images of a sequence ({sizes}) have {images.all_tokens:,} tokens, it has {job.seq_len:,}"
+        yield Problem(place, message, "train on longer sequences, or fewer or smaller images (`image_size=`)")

@@ -1,0 +1,253 @@
+"""The tower of a multimodal `config.json`: its encoder by the `model_type` of the vision config, its projector by that
+of the whole.
+
+Shapes follow the model classes of Hugging Face transformers 5.24 (`models/<model_type>/modeling_*.py`, its defaults
+too); the tests compare parameter counts with those classes. A tower of another kind is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from shardwright.spec.mixers import Product
+from shardwright.spec.model import Attention, Layer, Mlp, Tower
+from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigFields
+
+VISION = "vision_config"
+MOST_SIDE = 100_000  # pixels
+TIED = "tie_word_embeddings"
+TIED_BY_EITHER = ("llava", "qwen2_vl", "qwen2_5_vl")  # by a word in the text config, too
+# What LlamaConfig and MistralConfig assume, of which the text config inside a multimodal one may say nothing.
+LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
+TEXT_SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        "llama": {**LLAMA, "intermediate_size": 11008, "max_position_embeddings": 2048},
+        "mistral": {
+            **LLAMA,
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+        },
+    }
+)
+
+
+def tower_of(config: ConfigFields, hidden: int) -> Tower | None:
+    """Return the tower of a config whose text model has the width `hidden`; None where there is none, or no known one.
+    Problems are added to the fields."""
+    family = config.text("model_type", default="")
+    read = FAMILIES.get(family)
+    vision = config.inner(VISION) if read is not None and config.has((VISION,)) else None
+    return None if read is None or vision is None else read(config, vision, hidden)
+
+
+def tied_of(config: ConfigFields, text: ConfigFields) -> dict[str, object]:
+    """Return whether the output projection of a config with a known tower is tied, where it says so: its own word
+    counts, and that of the text model where there is none."""
+    outer, inner = (fields.section.fields.get(TIED) for fields in (config, text))
+    if outer is None or config.text("model_type", default="") not in FAMILIES:
+        return {}
+    return {TIED: True if inner is True and config.section.fields["model_type"] in TIED_BY_EITHER else outer}
+
+
+def _llava(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower | None:
+    """Any encoder; two products for each of its patches, of as many layers of it as are read."""
+    encoder = _encoder(vision)
+    if encoder is None:
+        return None
+    read = max(len(config.layer_list("vision_feature_layer")), 1) if _listed(config) else 1
+    return replace(encoder, projector=_pair(read * encoder.hidden, hidden, hidden, bias=_biased(config, default=True)))
+
+
+def _gemma3(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower | None:
+    """SigLIP, whose patches are averaged over squares; a norm and one product."""
+    encoder = _encoder(vision)
+    if encoder is None:
+        return None
+    tokens = config.size("mm_tokens_per_image") or 256
+    side, across = (encoder.image or 0) // encoder.patch, round(tokens**0.5)
+    if across * across != tokens or side % across:
+        config.section.report("mm_tokens_per_image", f"{tokens} are no square of {side} × {side} patches", "256")
+        return None
+    projector = (Product(inputs=encoder.hidden, outputs=hidden, cut="whole"),)
+    return replace(encoder, merge=side // across, projector=projector, projector_vectors=encoder.hidden)
+
+
+def _mistral3(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower | None:
+    """Pixtral; a norm, a product that merges squares of patches, and two more."""
+    encoder = _encoder(vision)
+    if encoder is None:
+        return None
+    merge, width = config.size("spatial_merge_size") or 2, encoder.hidden
+    merging = Product(inputs=width * merge * merge, outputs=width, cut="whole")
+    chain = (merging, *_pair(width, hidden, hidden, bias=_biased(config, default=False)))
+    return replace(encoder, merge=merge, projector=chain, projector_vectors=width)
+
+
+def _qwen2(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower:
+    width = vision.size("embed_dim", most=MOST_WIDTH) or 1280
+    ratio = vision.size("mlp_ratio") or 4
+    mlp = Mlp(width=ratio * width, gated=False, bias=True)
+    return _merged(_qwen_tower(vision, "qwen2_vl", width, mlp, "quick_gelu"), hidden)
+
+
+def _qwen2_5(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower:
+    """Layers attend within windows, but for `fullatt_block_indexes`; norms are RMSNorms."""
+    width = vision.required("hidden_size", most=MOST_WIDTH)
+    mlp = Mlp(width=vision.size("intermediate_size", most=MOST_WIDTH) or 3420, gated=True, bias=True)
+    tower = _qwen_tower(vision, "qwen2_5_vl", width, mlp, "silu")
+    window = ((vision.size("window_size", most=MOST_SIDE) or 112) // tower.patch) ** 2
+    listed = vision.layer_list("fullatt_block_indexes") or (7, 15, 23, 31)
+    layer = replace(tower.layer, attention=replace(tower.layer.self_attention, window=window))
+    whole = tuple(place for place in listed if isinstance(place, int))
+    tower = replace(tower, layer=layer, whole=whole, norm="rmsnorm")
+    return _merged(tower, vision.size("out_hidden_size", most=MOST_WIDTH) or hidden)
+
+
+def _qwen3(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower:
+    """What some layers give goes through a merger of its own and is added to the first layers of the text model."""
+    width = vision.size("hidden_size", most=MOST_WIDTH) or 1152
+    mlp = Mlp(width=vision.size("intermediate_size", most=MOST_WIDTH) or 4304, gated=False, bias=True)
+    positions = vision.size("num_position_embeddings") or 2304
+    tower = _qwen_tower(vision, "qwen3_vl", width, mlp, "gelu_pytorch_tanh", patch=16, depth=27)
+    tower = replace(tower, patch_bias=True, learned_positions=positions)
+    deep = len(vision.layer_list("deepstack_visual_indexes") or (8, 16, 24))
+    merged = _merged(tower, vision.size("out_hidden_size", most=MOST_WIDTH) or hidden)
+    after = 2 * width * merged.merge**2  # the norms of these mergers go over merged patches
+    return replace(merged, projectors=1 + deep, projector_vectors=merged.projector_vectors + deep * after)
+
+
+def _qwen_tower(
+    vision: ConfigFields, family: str, width: int, mlp: Mlp, activation: str, *, patch: int = 14, depth: int = 32
+) -> Tower:
+    """Return the encoder that the three have in common: of images of any size, each a pair of equal frames."""
+    heads = vision.size("num_heads", "num_attention_heads") or 16
+    patch = _side(vision, "patch_size", patch)
+    frames = vision.size("temporal_patch_size") or 2
+    return Tower(
+        family=family,
+        hidden=width,
+        depth=vision.size("depth", "num_hidden_layers", most=MOST_LAYERS) or depth,
+        layer=Layer(attention=_attention(vision, width, heads, biased=True), mlp=mlp, moe=None),
+        patch=patch,
+        patch_values=(vision.size("in_channels", "in_chans") or 3) * frames * patch * patch,
+        merge=vision.size("spatial_merge_size") or 2,
+        position="rope",
+        activation=vision.text("hidden_act", default=activation),
+        copies=3,
+        projector=(),
+    )
+
+
+def _merged(tower: Tower, outputs: int) -> Tower:
+    """Return a tower with the merger of Qwen's: a norm, and two products with biases."""
+    inputs = tower.hidden * tower.merge**2
+    vectors = tower.hidden * (2 if tower.norm == "layernorm" else 1)
+    return replace(tower, projector=_pair(inputs, inputs, outputs, bias=True), projector_vectors=vectors)
+
+
+def _encoder(vision: ConfigFields) -> Tower | None:
+    """Return the encoder of a vision config, without projector; None where it is not known."""
+    kind = vision.text("model_type", default="")
+    if kind not in ENCODERS:
+        return None
+    usual = ENCODERS[kind]
+    width = vision.size("hidden_size", most=MOST_WIDTH) or usual["hidden_size"]
+    heads = vision.size("num_attention_heads") or usual["num_attention_heads"]
+    inner = vision.size("intermediate_size", most=MOST_WIDTH) or usual["intermediate_size"]
+    image, patch = (_side(vision, name, usual[name]) for name in ("image_size", "patch_size"))
+    pixtral, clip = kind == "pixtral", kind == "clip_vision_model"
+    if kind == "siglip_vision_model" and vision.flag("vision_use_head", default=True):
+        return None
+    return Tower(
+        family=kind,
+        hidden=width,
+        depth=vision.size("num_hidden_layers", most=MOST_LAYERS) or usual["num_hidden_layers"],
+        layer=Layer(
+            attention=_attention(vision, width, heads, biased=not pixtral),
+            mlp=Mlp(width=inner, gated=pixtral, bias=not pixtral),
+            moe=None,
+        ),
+        patch=patch,
+        patch_values=(vision.size("num_channels") or 3) * patch * patch,
+        image=None if pixtral else image,
+        norm="rmsnorm" if pixtral else "layernorm",
+        position="rope" if pixtral else "learned",
+        learned_positions=0 if pixtral else (image // patch) ** 2 + clip,
+        patch_bias=kind == "siglip_vision_model",
+        class_token=clip,
+        first_norm=pixtral or clip,
+        final_norm=not pixtral,
+        activation=vision.text("hidden_act", default=ACTIVATIONS[kind]),
+        projector=(),
+    )
+
+
+def _attention(vision: ConfigFields, width: int, heads: int, *, biased: bool) -> Attention:
+    if width % heads:
+        vision.section.report("hidden_size", f"{width} is no multiple of {heads} heads", "check both numbers")
+    dim = max(width // heads, 1)
+    return Attention(
+        heads=heads,
+        kv_heads=heads,
+        head_dim=dim,
+        value_head_dim=dim,
+        causal=False,
+        qkv_bias=biased,
+        out_bias=biased,
+    )
+
+
+def _pair(inputs: int, inner: int, outputs: int, *, bias: bool) -> tuple[Product, Product]:
+    return (
+        Product(inputs=inputs, outputs=inner, cut="whole", bias=bias),
+        Product(inputs=inner, outputs=outputs, cut="whole", bias=bias),
+    )
+
+
+def _biased(config: ConfigFields, *, default: bool) -> bool:
+    return config.flag("multimodal_projector_bias", default=default)
+
+
+def _listed(config: ConfigFields) -> bool:
+    return isinstance(config.section.fields.get("vision_feature_layer"), list)
+
+
+def _side(vision: ConfigFields, name: str, usual: int) -> int:
+    """Return pixels of a side, which a config may write twice, as height and width."""
+    value = vision.section.fields.get(name)
+    if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
+        vision = vision.over({**vision.section.fields, name: value[0]})
+    return vision.size(name, most=MOST_SIDE) or usual
+
+
+FAMILIES: Mapping[str, Callable[[ConfigFields, ConfigFields, int], Tower | None]] = MappingProxyType(
+    {
+        "llava": _llava,
+        "gemma3": _gemma3,
+        "mistral3": _mistral3,
+        "qwen2_vl": _qwen2,
+        "qwen2_5_vl": _qwen2_5,
+        "qwen3_vl": _qwen3,
+        "qwen3_vl_moe": _qwen3,
+    }
+)
+ACTIVATIONS = {"clip_vision_model": "quick_gelu", "siglip_vision_model": "gelu_pytorch_tanh", "pixtral": "gelu"}
+ENCODERS: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        "clip_vision_model": {
+            "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+            "image_size": 224, "patch_size": 32,
+        },
+        "siglip_vision_model": {
+            "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+            "image_size": 224, "patch_size": 16,
+        },
+        "pixtral": {
+            "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+            "image_size": 1024, "patch_size": 16,
+        },
+    }
+)  # fmt: skip

@@ -1,0 +1,169 @@
+"""Counts weights and FLOPs of multimodal models with Hugging Face transformers, and writes `transformers_towers.json`
+beside this file.
+
+Run by hand where transformers and torch are installed, after a release of transformers or a new case:
+
+    python -m tests.spec.count_towers_with_transformers
+
+Parameters are counted on the meta device; an image goes through the tower of a small model on the CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.spec.count_with_transformers import written
+
+OUT = Path(__file__).with_name("transformers_towers.json")
+HEIGHT, WIDTH = 224, 448
+PROJECTORS = ("multi_modal_projector", "visual.merger", "visual.deepstack_merger_list")
+TOWERS = ("visual.", "vision_tower")
+TEXT: dict[str, Any] = {
+    "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+VISION: dict[str, Any] = {
+    "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 56,
+    "patch_size": 14,
+}  # fmt: skip
+SIGLIP = {**VISION, "model_type": "siglip_vision_model", "vision_use_head": False}
+PIXTRAL = {**VISION, "model_type": "pixtral", "head_dim": 12}
+MULTIMODAL = {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}
+SECTIONS = {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]}}
+QWEN: dict[str, Any] = {"depth": 3, "hidden_size": 48, "num_heads": 4, "out_hidden_size": 64, "intermediate_size": 100}
+DEEP = {**QWEN, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+CASES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("llava", {
+        "text_config": {**TEXT, "model_type": "llama"}, "vision_config": {**VISION, "model_type": "clip_vision_model"},
+    }),
+    ("llava", {
+        "text_config": {**TEXT, "model_type": "qwen2"}, "vision_config": SIGLIP, "multimodal_projector_bias": False,
+        "vision_feature_select_strategy": "full",
+    }),
+    ("llava", {
+        "text_config": {**TEXT, "model_type": "mistral"}, "vision_config": PIXTRAL, "vision_feature_layer": [-1, -2],
+        "vision_feature_select_strategy": "full",
+    }),
+    ("gemma3", {
+        "text_config": {**TEXT, "model_type": "gemma3_text", "head_dim": 16, "sliding_window": 32},
+        "vision_config": SIGLIP, "mm_tokens_per_image": 4,
+    }),
+    ("mistral3", {
+        "text_config": {**TEXT, "model_type": "mistral", "head_dim": 8}, "vision_config": PIXTRAL,
+        "tie_word_embeddings": False,
+    }),
+    ("qwen2_vl", {**TEXT, **MULTIMODAL, "vision_config": {
+        "model_type": "qwen2_vl", "depth": 3, "embed_dim": 48, "num_heads": 4, "hidden_size": 64,
+    }}),
+    ("qwen2_5_vl", {**TEXT, **MULTIMODAL, "vision_config": {
+        **QWEN, "model_type": "qwen2_5_vl", "fullatt_block_indexes": [1],
+    }}),
+    ("qwen2_5_vl", {**TEXT, **MULTIMODAL, "tie_word_embeddings": True, "vision_config": {
+        **QWEN, "model_type": "qwen2_5_vl", "window_size": 56, "fullatt_block_indexes": [0, 2],
+    }}),
+    ("qwen3_vl", {
+        "text_config": {**TEXT, **SECTIONS, "model_type": "qwen3_vl_text", "head_dim": 8},
+        "vision_config": {**DEEP, "model_type": "qwen3_vl"},
+    }),
+    ("qwen3_vl_moe", {
+        "text_config": {**TEXT, **SECTIONS, **EXPERTS, "model_type": "qwen3_vl_moe_text", "head_dim": 8},
+        "vision_config": {**DEEP, "model_type": "qwen3_vl_moe"},
+    }),
+)  # fmt: skip
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """Yield what transformers counts of each case."""
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    for model_type, given in CASES:
+        config = AutoConfig.for_model(model_type, **copy.deepcopy(given))
+        with torch.device("meta"):
+            empty = AutoModelForImageTextToText.from_config(config)
+
+        def total(of: Callable[[str], bool], model: Any = empty) -> int:
+            return sum(parameter.numel() for name, parameter in model.named_parameters() if of(name))
+
+        projector = total(lambda name: any(part in name for part in PROJECTORS))
+        seen = total(lambda name: any(part in name for part in TOWERS + PROJECTORS))
+        yield {
+            "given": {"model_type": model_type, **given},
+            "config": json.loads(json.dumps(written(config))),
+            "encoder": seen - projector,
+            "projector": projector,
+            "parameters": total(lambda name: True),
+            "kept": _kept_of_a_layer(model_type, given),
+            "flops": _image_flops(AutoModelForImageTextToText.from_config(config, attn_implementation="eager")),
+        }
+
+
+def _kept_of_a_layer(model_type: str, given: dict[str, Any]) -> int:
+    """Return the bytes in bf16 that one more layer of the encoder saves of an image for its backward pass."""
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    saved = []
+    for depth in (3, 4):
+        config = AutoConfig.for_model(model_type, **copy.deepcopy(given))
+        vision = config.vision_config
+        setattr(vision, "depth" if hasattr(vision, "depth") else "num_hidden_layers", depth)
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+        weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        there: dict[int, int] = {}
+        held: list[Any] = []
+
+        def pack(tensor: Any, there: dict[int, int] = there, held: list[Any] = held) -> Any:
+            held.append(tensor)
+            there[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            _see(model.train())
+        saved.append(sum(size for place, size in there.items() if place not in weights))
+    return saved[1] - saved[0]
+
+
+def _image_flops(model: Any) -> int:
+    """Return what PyTorch counts of an image through encoder and projector."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        _see(model)
+    return int(counter.get_total_flops())
+
+
+def _see(model: Any) -> None:
+    """Take an image through encoder and projector, scaled to their size where they have one."""
+    import torch
+
+    vision = model.config.vision_config
+    fixed = vision.model_type in ("clip_vision_model", "siglip_vision_model")
+    height, width = (vision.image_size,) * 2 if fixed else (HEIGHT, WIDTH)
+    if "qwen" in vision.model_type:
+        square = vision.patch_size * vision.spatial_merge_size
+        sides = [round(side / square) * square // vision.patch_size for side in (height, width)]
+        numbers = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        pixels = torch.zeros(sides[0] * sides[1], numbers, dtype=model.dtype)
+        model.model.visual(pixels, grid_thw=torch.tensor([[1, *sides]]))
+    else:
+        more = {} if fixed else {"image_sizes": torch.tensor([[height, width]])}
+        model.model.get_image_features(torch.zeros(1, 3, height, width, dtype=model.dtype), **more)
+
+
+def main() -> None:
+    import transformers
+
+    lines = ",\n".join("  " + json.dumps(row) for row in rows())
+    head = f'"transformers": "{transformers.__version__}", "image": "{WIDTH}x{HEIGHT}"'
+    OUT.write_text(f'{{{head}, "models": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Towers of multimodal models: weights and FLOPs against Hugging Face transformers, and the images of a job.
+
+`transformers_towers.json` is made by `count_towers_with_transformers.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardwright.cost.compute.flops import image_flops, job_flops
+from shardwright.cost.compute.operators import Shard
+from shardwright.cost.memory.activations import tower_kept_bytes
+from shardwright.errors import SpecError
+from shardwright.plans.check import position_problems
+from shardwright.spec.images import images_of, tower_parameters
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+from shardwright.spec.read.huggingface import model_of_config
+from shardwright.spec.read.huggingface_config import config_of_model
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
+
+DATA = json.loads(Path(__file__).with_name("transformers_towers.json").read_text(encoding="utf-8"))
+ROWS = DATA["models"]
+ONES, NO = np.ones(1, dtype=np.int64), np.zeros(1, dtype=bool)
+ONE = Shard(
+    tp=ONES, cp=ONES, ep=ONES, etp=ONES, micro_batch=ONES, sequence_parallel=NO, flash=~NO, overlap_tp=NO
+)  # fmt: skip
+QWEN = "qwen2.5-vl-7b"
+
+
+def label(row: dict[str, Any]) -> str:
+    return str(row["given"]["model_type"])
+
+
+def job(**more: Any) -> Job:
+    return make_job(global_batch=8, seq_len=4096, framework="fsdp", **more)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=label)
+@pytest.mark.parametrize("form", ["given", "config"])
+def test_parts_have_as_many_weights_as_in_transformers(row: dict[str, Any], form: str) -> None:
+    model = model_of_config(row[form], "config.json")
+    assert model.tower is not None
+    assert model.tower.encoder_parameters == row["encoder"]
+    assert model.tower.projector_parameters == row["projector"]
+    assert model.parameters == row["parameters"]
+    assert model.assumed == ()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=label)
+def test_an_image_has_as_many_flops_as_pytorch_counts(row: dict[str, Any]) -> None:
+    tower = model_of_config(row["given"], "config.json").tower
+    assert tower is not None
+    images = images_of(tower, job(image_size=None if tower.image else DATA["image"]))
+    assert sum(image_flops(tower, images)) == row["flops"]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=label)
+def test_a_layer_keeps_as_much_as_pytorch_saves(row: dict[str, Any]) -> None:
+    tower = model_of_config(row["given"], "config.json").tower
+    assert tower is not None
+    asked = job(image_size=None if tower.image else DATA["image"])
+    more = replace(tower, depth=tower.depth + 1, whole=None)
+    fewer = replace(tower, whole=None)
+    kept, less = (float(tower_kept_bytes(depth, ONE, asked)[0][0]) for depth in (more, fewer))
+    assert kept - less == pytest.approx(row["kept"], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "pixels", "tokens"),
+    [
+        ("llava-1.5-7b", {}, (336, 336), 576),  # image_seq_length of its config
+        ("gemma-3-27b-vision", {}, (896, 896), 256),  # mm_tokens_per_image
+        (QWEN, {}, (980, 980), 1225),
+        (QWEN, {"image_size": 1204}, (1204, 1204), 1849),
+        (QWEN, {"image_size": "1280x720"}, (728, 1288), 1196),
+        (QWEN, {"image_size": 1}, (28, 28), 1),
+        ("qwen3-vl-8b", {"image_size": "640x320"}, (320, 640), 200),
+        ("mistral-small-3.1-24b", {"image_size": 1540}, (1540, 1540), 3025),
+    ],
+)
+def test_images_of_a_sequence(name: str, asked: dict[str, Any], pixels: tuple[int, int], tokens: int) -> None:
+    tower = load_model(name).tower
+    assert tower is not None
+    images = images_of(tower, job(images_per_sequence=3, **asked))
+    assert (images.height, images.width, images.tokens, images.all_tokens) == (*pixels, tokens, 3 * tokens)
+
+
+def problems(model: Model, asked: Job) -> list[tuple[str, str]]:
+    return [(problem.path, problem.message) for problem in position_problems(model, asked)]
+
+
+def test_images_that_a_model_cannot_take() -> None:
+    qwen, llava, text = load_model(QWEN), load_model("llava-1.5-7b"), load_model("qwen2.5-7b")
+    assert problems(qwen, job(images_per_sequence=3)) == []
+    (path, words), *rest = problems(qwen, job(images_per_sequence=4))
+    assert (path, rest) == ("`seq_len=`", [])
+    assert "4,900 tokens" in words
+    assert problems(llava, job(image_size=336)) == []
+    assert problems(llava, job(image_size=448))[0][0] == "`image_size=`"
+    for asked in ({"images_per_sequence": 1}, {"image_size": 448}, {"freeze": "vision"}):
+        assert [path for path, _ in problems(text, job(**asked))] == [f"`{name}=`" for name in asked]
+
+
+@pytest.mark.parametrize(
+    ("asked", "path"),
+    [
+        ({"images_per_sequence": 0}, "images_per_sequence"),
+        ({"image_size": "12by7"}, "image_size"),
+        ({"image_size": 0}, "image_size"),
+        ({"freeze": "tower"}, "freeze"),
+    ],
+)
+def test_what_is_no_image_and_no_part(asked: dict[str, Any], path: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        job(**asked)
+    assert [problem.path for problem in caught.value.problems] == [path]
+
+
+def test_frozen_parts_are_not_trained() -> None:
+    model = load_model(QWEN)
+    assert model.tower is not None
+    encoder, projector = model.tower.encoder_parameters, model.tower.projector_parameters
+    assert tower_parameters(model, job()) == (encoder + projector, 0)
+    assert tower_parameters(model, job(freeze="vision")) == (projector, encoder)
+    assert tower_parameters(model, job(freeze="projector+vision")) == (0, encoder + projector)
+    assert tower_parameters(model, job(adapter="lora:8")) == (0, encoder + projector)
+    assert tower_parameters(load_model("qwen2.5-7b"), job()) == (0, 0)
+
+
+def test_flops_of_an_iteration_have_those_of_the_images() -> None:
+    model, text = load_model(QWEN), load_model("qwen2.5-7b")
+    assert model.tower is not None
+    encoder, projector = image_flops(model.tower, images_of(model.tower, job()))
+    language = job_flops(text, job())
+    assert job_flops(model, job()) == pytest.approx(language + 8 * 3 * (encoder + projector))
+    assert job_flops(model, job(images_per_sequence=2)) == pytest.approx(language + 16 * 3 * (encoder + projector))
+    assert job_flops(model, job(freeze="vision")) == pytest.approx(language + 8 * (encoder + 2 * projector))
+    assert job_flops(model, job(freeze="vision+projector")) == pytest.approx(language + 8 * (encoder + projector))
+
+
+def test_a_text_config_that_says_little_has_the_sizes_of_its_class() -> None:
+    """llava-hf/llava-1.5-7b-hf leaves out what LlamaConfig assumes."""
+    short = {"model_type": "llama", "vocab_size": 32064, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+    vision = {
+        "model_type": "clip_vision_model", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
+        "num_attention_heads": 16, "image_size": 336, "patch_size": 14,
+    }  # fmt: skip
+    model = model_of_config({"model_type": "llava", "text_config": short, "vision_config": vision}, "config.json")
+    assert model.parameters == load_model("llava-1.5-7b").parameters
+
+
+def test_an_unknown_tower_leaves_the_text_model() -> None:
+    text = next(row for row in ROWS if label(row) == "llava")["given"]["text_config"]
+    for vision in ({"model_type": "dinov2"}, {"model_type": "siglip_vision_model"}):  # the latter with a pooling head
+        model = model_of_config({"model_type": "llava", "text_config": text, "vision_config": vision}, "config.json")
+        assert model.tower is None
+        assert model.assumed == ("only the text model of a multimodal one is described",)
+
+
+@pytest.mark.parametrize(
+    ("vision", "place"),
+    [
+        ({"hidden_size": 50}, "hidden_size"),
+        ({"num_hidden_layers": "many"}, "num_hidden_layers"),
+        ({"image_size": 70}, "mm_tokens_per_image"),
+    ],
+)
+def test_a_tower_that_makes_no_sense(vision: dict[str, Any], place: str) -> None:
+    given = next(row for row in ROWS if label(row) == "gemma3")["given"]
+    with pytest.raises(SpecError) as caught:
+        model_of_config({**given, "vision_config": {**given["vision_config"], **vision}}, "config.json")
+    assert any(place in problem.path for problem in caught.value.problems)
+
+
+def test_no_config_is_written_of_a_model_with_a_tower() -> None:
+    with pytest.raises(SpecError, match="tower"):
+        config_of_model(load_model(QWEN))
