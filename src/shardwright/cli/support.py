@@ -41,11 +41,13 @@ def support(
     if json:
         write_json(answer.document)
     elif answer.model is not None:
+        from shardwright.exporters.support.refusals import layer_refusals
         from shardwright.reports.text.support import model_support_text
 
         words = f"{answer.model.name} (family {answer.model.family})"
         lacks = {name: list(lacking) for name, lacking in answer.lacks.items()}
-        write(model_support_text(words, {**lacks, "spmd": []}, terminal_width()))
+        lacks["spmd"] = [f"{problem.path} {problem.message}" for problem in layer_refusals(answer.model, "spmd")]
+        write(model_support_text(words, lacks, terminal_width()))
     elif answer.trainers:
         _write_matrix(answer, details=framework is not None)
     else:

@@ -277,12 +277,13 @@ class OffersTooSmall:
 @record
 class NoTrainer:
     """No trainer among `frameworks` runs models of `family` as the job asks: `lacks` has why, a trainer each with what
-    it lacks. `able` names frameworks whose trainers would run it."""
+    it lacks. `able` names frameworks whose trainers would run it; `as_program`, whether `shardwright spmd` can."""
 
     family: str
     frameworks: tuple[str, ...]
     lacks: tuple[tuple[str, str], ...]
     able: tuple[str, ...]
+    as_program: bool
 
 
 @record(kw_only=False)

@@ -232,7 +232,8 @@ def _(finding: findings.NoLegalLayout) -> str:
 
 @in_words.register
 def _(finding: findings.NoTrainer) -> str:
-    runs = f"these would run it: {', '.join(finding.able)}" if finding.able else "`shardwright spmd` can"
+    others = "`shardwright spmd` can" if finding.as_program else "nor does any other"
+    runs = f"these would run it: {', '.join(finding.able)}" if finding.able else others
     lacks = "; ".join(f"{trainer}: {words}" for trainer, words in finding.lacks)
     return (
         f"no trainer for {' or '.join(finding.frameworks)} that we know runs family {finding.family} ({lacks}); {runs}"

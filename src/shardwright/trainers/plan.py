@@ -23,6 +23,7 @@ from shardwright.cost.strategies import row_of, stage_starts
 from shardwright.errors import SpecError, bad, require, suggestion
 from shardwright.exporters.nearest import search_for
 from shardwright.exporters.support.matrix import limits_in_rules
+from shardwright.exporters.support.refusals import traced
 from shardwright.exporters.targets import TRAINERS
 from shardwright.plans.check import position_problems
 from shardwright.plans.findings import NoTrainer
@@ -144,6 +145,7 @@ def plan(
         frameworks=wanted,
         lacks=tuple(item for lacking in lacks.values() for item in lacking.items()),
         able=would,
+        as_program=traced(model),
     )
     if free or exportable_to is not None or ANY in frameworks:
         return Ranking(plans=(), baselines=(), search=NOT_SEARCHED, infeasible=NoPlan(reason=nobody, remedies=()))
@@ -186,7 +188,11 @@ def plan_in_framework(question: Question) -> Ranking:
     if not lacks:
         return ranking
     nobody = NoTrainer(
-        family=question.model.family, frameworks=(framework,), lacks=tuple(lacks.items()), able=_others(question)
+        family=question.model.family,
+        frameworks=(framework,),
+        lacks=tuple(lacks.items()),
+        able=_others(question),
+        as_program=traced(question.model),
     )
     return replace(ranking, no_trainer=nobody)
 

@@ -7,6 +7,7 @@ from typing import Any
 from shardwright.errors import require
 from shardwright.exporters.nearest import SEARCHES, narrowed
 from shardwright.exporters.support.matrix import limits_in_rules
+from shardwright.exporters.support.refusals import traced
 from shardwright.plans.findings import NoTrainer
 from shardwright.search.market.result import Shopping
 from shardwright.search.market.shop import keeping, nothing
@@ -50,6 +51,7 @@ def shop(model: Model, offers: Offers, job: Job, *, space: Space | None = None, 
         frameworks=tuple(lacks),
         lacks=tuple((name, why or NO_PLAN_OF_THESE) for by in lacks.values() for name, why in by.items()),
         able=tuple(name for name in others if name not in lacks and not all(question.lacks(name).values())),
+        as_program=traced(model),
     )
     return nothing(offers, job, nobody)
 

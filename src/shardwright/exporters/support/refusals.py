@@ -48,6 +48,11 @@ def layer_refusals(model: Model, target: str) -> Iterator[Problem]:
             yield Problem(trait.path, trait.words, lacking[trait.name].remedy)
 
 
+def traced(model: Model) -> bool:
+    """Return whether `shardwright spmd` has a program for such layers."""
+    return not any(layer_refusals(model, "spmd"))
+
+
 def job_values(plan: Plan) -> Iterator[tuple[str, str, str]]:
     """Yield what a plan's job asks of a trainer, as subject and value of the matrix and in words."""
     job = plan.job
