@@ -14,6 +14,7 @@ import shardwright
 from shardwright.errors import SpecError
 from shardwright.exporters.targets import limits_of
 from shardwright.plans.findings import NoTrainer
+from shardwright.reports.words import in_words
 from shardwright.trainers.runs import runners
 
 EIGHT = "1x8xH100-SXM"
@@ -135,3 +136,14 @@ def test_a_model_that_no_trainer_runs_has_no_plan() -> None:
         "deepspeed",
         "train",
     }
+
+
+@pytest.mark.parametrize(("name", "as_program"), [("llama-3.2-1b", True), ("qwen2.5-vl-3b", False)])
+def test_spmd_is_named_only_where_it_has_a_program(name: str, as_program: bool) -> None:
+    model = replace(shardwright.load_model(name), particular="a layer of its own")
+    job = shardwright.make_job(global_batch=32, seq_len=2048, precision="fp8")
+    ranking = shardwright.plan(model, shardwright.load_cluster(EIGHT), job)
+    assert ranking.infeasible is not None and isinstance(ranking.infeasible.reason, NoTrainer)
+    assert ("`shardwright spmd` can" in in_words(ranking.infeasible.reason)) == as_program
+    spmd = run(["support", "--model", name]).out.splitlines()[-1]
+    assert spmd.startswith("  spmd") and spmd.endswith("runs it") == as_program
