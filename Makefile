@@ -32,11 +32,11 @@ demo-train: $(EXTRAS)
 # last, which are the long ones.
 PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-# What breaks first, in less than a minute: floors, the golden replay, plans and their texts.
+# What breaks first, in a minute or two: floors, the golden replay, plans and their texts.
 quick: $(EXTRAS)
 	$(PYTEST) tests/test_architecture.py tests/golden_replay tests/plans tests/reports tests/docs
 
-# Twenty minutes to half an hour on two cores.
+# About a quarter of an hour on two cores that do nothing else.
 test: $(EXTRAS)
 	$(PYTEST)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import jsonschema
@@ -16,6 +17,12 @@ def schema(name: str) -> Any:
     return json.loads(outcome.out)
 
 
+@cache
+def validator(name: str) -> jsonschema.Draft202012Validator:
+    """Return what holds documents against a schema, which is one (`tests/cli/test_schema.py`)."""
+    return jsonschema.Draft202012Validator(schema(name))
+
+
 def holds(name: str, document: Any) -> None:
     """Fail where a document is not as its schema says."""
-    jsonschema.validate(document, schema(name), cls=jsonschema.Draft202012Validator)
+    validator(name).validate(document)

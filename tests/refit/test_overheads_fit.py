@@ -26,8 +26,7 @@ SOURCES = ("llm-foundry MPT benchmarks", "NeMo 24.07 perf summary", "SimuMax B20
 
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
-    found = [case for case in timed_cases(published_runs()) if case.run.source in SOURCES]
-    return found[::9]
+    return timed_cases([run for run in published_runs() if run.source in SOURCES])[::9]
 
 
 def made_with(cases: list[Case], truth: Calibration) -> list[Case]:

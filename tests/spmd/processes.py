@@ -70,11 +70,12 @@ def train(job: Job, rank: int) -> Outcome:
 ONE_THREAD = "gloo_of_one_thread"  # instead of two, which run collectives beside each other
 
 
-def _gloo_of_one_thread(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_default_device()]
+def _gloo_of_one_thread(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_default_device()]
     options._threads, options._timeout = 1, timeout
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    return gloo(store, rank, size, options)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from shardwright.synthesis.rules.candidates import choices
 from shardwright.synthesis.synthesize import best_of
 
 RANKS = 3
-SMALL = Transformer(layers=2, hidden=128, heads=4, feed_forward=256, vocabulary=1024, dropout=0.0)
+SMALL = Transformer(layers=3, hidden=128, heads=4, feed_forward=256, vocabulary=1024, dropout=0.0)
 LLAMA = replace(SMALL, gated=True, kv_heads=2, activation="silu", causal=True, tied=False)
 GRAPHS: dict[str, Callable[[], Graph]] = {
     "llama": lambda: language_model(LLAMA, batch=12, seq_len=32),
@@ -110,19 +110,22 @@ def train(job: Job) -> None:
 SUMMED = ParameterState(bytes=ADAM.bytes, sum_bytes=1.0)
 
 
+DRAWN = 0.0
+FEW = {"llama": (0.7,), "bert": (DRAWN,), "wide": (DRAWN, 0.7), "vgg": (DRAWN,)}
+MANY = dict.fromkeys(GRAPHS, (DRAWN, 2.0, 0.7))
+
+
 def cases(rooms: dict[str, tuple[float, ...]]) -> Iterator[tuple[str, Graph, Program, ParameterState, int]]:
-    """Yield a name, a graph, a program, what is held of a parameter, and the batches of a step: a program drawn at
-    random, and one for each room, with more batches where it is scarce."""
-    for name, build in GRAPHS.items():
-        graph = build()
-        yield f"{name}, random", graph, drawn(graph, choices(graph), RANKS, Random(3)), ADAM, 1
-        for room in rooms.get(name, ()):
+    """Yield a name, a graph, a program, what is held of a parameter, and the batches of a step: a program for each room,
+    with more batches where it is scarce, or one drawn at random."""
+    for name in rooms:
+        graph = GRAPHS[name]()
+        for room in rooms[name]:
+            if room == DRAWN:
+                yield f"{name}, random", graph, drawn(graph, choices(graph), RANKS, Random(3)), ADAM, 1
+                continue
             state, batches = (ADAM, 1) if room > 1 else (SUMMED, 2)
             yield f"{name}, room {room}", graph, synthesised(graph, room, state), state, batches
-
-
-FEW = {"llama": (0.7,), "wide": (0.7,)}
-MANY = dict.fromkeys(GRAPHS, (2.0, 0.7))
 
 
 @pytest.mark.parametrize("rooms", [FEW, pytest.param(MANY, marks=pytest.mark.nightly)], ids=["few", "many"])

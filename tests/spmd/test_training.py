@@ -19,7 +19,7 @@ from shardwright.synthesis import graph as graphs
 from shardwright.synthesis import program as programs
 from shardwright.synthesis.rules.candidates import choices
 
-RANKS, STEPS, CLIP = 3, 3, 0.5
+RANKS, STEPS, CLIP = 3, 2, 0.5
 
 
 def trained_alone(name: str) -> tuple[list[float], list[float], dict[str, Tensor]]:
