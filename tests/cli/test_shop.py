@@ -50,7 +50,7 @@ def test_the_report_answers_shows_the_front_and_the_plan(offers: str) -> None:
     assert outcome.code == 0
     for words in ("Cheapest within 3.0 days:", "Fastest for $5,000:", "Time and money:", "H100-SXM on-demand",
                   "A100-SXM-40 spot", "What more buys", "The plan of choice", "Memory of one GPU", "Risk", "Young",
-                  "preemptions", "Assumed", "not looked at: unequal replicas on machines of one type"):  # fmt: skip
+                  "preemptions", "Assumed", "not looked at: unequal replicas on one GPU type"):  # fmt: skip
         assert words in outcome.out, words
     assert max(map(len, outcome.out.splitlines())) <= 110
 

@@ -39,7 +39,7 @@ FIXED = {
     findings.NotCovered.VIRTUAL_STAGES: "virtual pipeline stages",
     findings.NotCovered.CONTEXT_OR_EXPERTS: "context and expert parallelism",
     findings.NotCovered.SHARDED_GRADIENTS: "ZeRO-2 and ZeRO-3",
-    findings.NotCovered.SHARDED_PIPELINES: "ZeRO-2 and ZeRO-3 in pipelines on machines of one type",
+    findings.NotCovered.SHARDED_PIPELINES: "ZeRO-2 and ZeRO-3 in pipelines on one GPU type",
     findings.NotCovered.OTHER_MICRO_BATCHES: "micro-batches of other sizes than 1, 2, 4 and 8",
     findings.NotCovered.GROUPED_RECOMPUTATION: "recomputation of groups of layers",
     findings.NotCovered.SHARED_MICRO_BATCH: "one micro-batch split over several GPUs of a stage",
@@ -48,11 +48,9 @@ FIXED = {
     findings.NotCovered.STRADDLED_STAGES: "a stage on several GPU types, except uniform plans on all their machines",
     findings.NotCovered.UNEQUAL_DEGREES: "different tensor-parallel degrees in one plan (--tp-per-type searches them)",
     findings.NotCovered.UNEQUAL_DEGREES_OF_A_TYPE: "different tensor-parallel degrees on GPUs of one type",
-    findings.NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE: "unequal replicas on machines of one type",
+    findings.NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE: "unequal replicas on one GPU type",
     findings.NotCovered.IDLE_GPUS_OF_MACHINES: "tensor-parallel groups that leave GPUs of a machine idle",
-    findings.NotCovered.OTHER_SPLITS: (
-        "pipelines on machines of one type with uneven layers between the ends, or at an end far from even"
-    ),
+    findings.NotCovered.OTHER_SPLITS: "layers uneven between the ends, or far from even at an end, on one GPU type",
     findings.NotCovered.UNEQUAL_DEPTHS_OVER_SITES: "replicas of unequal depth over several sites",
     findings.NotCovered.OTHER_MIXES: "mixes of three offers and more, or of one GPU type on several markets",
     findings.Change.OTHER_DEGREES: "degrees must divide heads, layers' widths and the global batch; change one",

@@ -114,9 +114,9 @@ def _sure(best: Plan) -> Iterator[str]:
             f"MFU {prediction.mfu:.1%} is above the record of its class: {record.mfu:.1%}, {record.model} on "
             f"{record.gpus} {record.gpu}, the best of {record.runs:,} published runs"
         )
-    for switch in rare_in(best):
-        if switch.axis != UNREPORTED:
-            yield f"hardly tested: {in_words(switch)}, which widens the interval"
+    rare = [in_words(switch) for switch in rare_in(best) if switch.axis != UNREPORTED]
+    if rare:
+        yield f"hardly tested: {' and '.join(rare)}"
     if prediction.evidence:
         run = prediction.evidence[0]
         far = " (far from this plan)" if run.distance > FAR else ""
