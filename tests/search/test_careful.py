@@ -135,8 +135,10 @@ def test_the_best_plan_without_rare_switches_stands_beside_one_that_has_some() -
     assert seconds(usual.plan) == seconds(pinned.best)
     assert usual.loss == pytest.approx(seconds(usual.plan) / seconds(ranking.best) - 1.0) and usual.loss > 0.01
     assert usual.pins == ("overlap_tp=no",) and seconds(on_a100s(*usual.pins).best) == seconds(usual.plan)
-    text = " ".join(first_screen(replace(ranking, usual=usual)).split())
-    assert "tensor-parallel overlap (0 of 1,249 published runs of dense models on Ampere)" in text
+    screen = " ".join(first_screen(replace(ranking, usual=usual)).split())
+    named = "tensor-parallel overlap (0 of 1,249 published runs of dense models on Ampere)"
+    assert f"hardly tested: {named}, {usual.loss:.1%} slower without" in screen
+    text = " ".join(ranking_text(replace(ranking, usual=usual)).split())
     assert f"takes {usual.loss:.1%} more time" in text and "--set overlap_tp=no asks for it" in text
     document = ranking_document(replace(ranking, usual=usual))["usual"]
     assert isinstance(document, dict) and document["pins"] == ["overlap_tp=no"]

@@ -9,9 +9,9 @@ from pathlib import Path
 from shardwright.cost.trust.rarity import UNREPORTED, rare_in
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Nearby, Ranking
+from shardwright.plans.ranking import Nearby, Ranking, Usual
 from shardwright.reports.text import mixed, outcome, programs, strategy
-from shardwright.reports.text.explain import kinds_words, passed_over_words, usual_words
+from shardwright.reports.text.explain import kinds_words, passed_over_words, unit
 from shardwright.reports.text.layout import WIDTH, labelled
 from shardwright.reports.text.plans import FAR, predicted, whole_run
 from shardwright.reports.text.site import effect_words
@@ -37,15 +37,16 @@ def first_screen(ranking: Ranking, out: Path | None = None, width: int = WIDTH) 
 
 def _answers(ranking: Ranking) -> Iterator[tuple[str, str]]:
     best = ranking.best
-    yield from plan_answers(best, whole_run(best), idle=mixed.idle_sentence(ranking))
+    yield from plan_answers(best, whole_run(best), mixed.idle_sentence(ranking), ranking.usual)
     yield "how good", "; ".join(_good(ranking))
     yield from (("not proved", words) for words in _left_out(ranking))
     yield from (("program", words) for words in [programs.program_words(ranking)] if words)
     yield from (("nearby", words) for words in ["; ".join(map(partial(_near, best), ranking.nearby))] if words)
 
 
-def plan_answers(best: Plan, whole: str, idle: str = "") -> Iterator[tuple[str, str]]:
-    """Return what there is to say of a plan alone, `whole` the words of its whole run, `idle` of the GPUs without."""
+def plan_answers(best: Plan, whole: str, idle: str = "", usual: Usual | None = None) -> Iterator[tuple[str, str]]:
+    """Return what there is to say of a plan alone, `whole` the words of its whole run, `idle` of the GPUs without,
+    `usual` the best plan without what is hardly tested of it."""
     yield "run", f"{mixed.gpu_words(best)}: {strategy.degrees_words(best)}; {runs_on(best)}"
     yield from (("idle", words) for words in [idle] if words)
     yield from (("measured", outcome.measured_words(known)) for known in [predicted(best).measured] if known)
@@ -54,7 +55,7 @@ def plan_answers(best: Plan, whole: str, idle: str = "") -> Iterator[tuple[str, 
     yield from (("price", words) for words in ["; ".join(_prices(best))] if words)
     yield "memory", _memory(best)
     yield "bottleneck", outcome.bottleneck(predicted(best))
-    yield "how sure", "; ".join(_sure(best))
+    yield "how sure", "; ".join(_sure(best, usual))
 
 
 def runs_on(plan: Plan) -> str:
@@ -105,7 +106,7 @@ def _memory(best: Plan) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _sure(best: Plan) -> Iterator[str]:
+def _sure(best: Plan, usual: Usual | None) -> Iterator[str]:
     prediction = predicted(best)
     yield from (words for words in [effect_words(prediction.site)] if words)
     record = prediction.measured.record if prediction.measured else None
@@ -116,7 +117,9 @@ def _sure(best: Plan) -> Iterator[str]:
         )
     rare = [in_words(switch) for switch in rare_in(best) if switch.axis != UNREPORTED]
     if rare:
-        yield f"hardly tested: {' and '.join(rare)}"
+        slower = "slower" if unit(best) == "time" else "dearer"
+        without = f", {usual.loss:.1%} {slower} without" if usual else ""
+        yield f"hardly tested: {' and '.join(rare)}{without}"
     if prediction.evidence:
         run = prediction.evidence[0]
         far = " (far from this plan)" if run.distance > FAR else ""
@@ -132,7 +135,7 @@ def _good(ranking: Ranking) -> Iterator[str]:
         near = "the best" if gap < 5e-5 else f"within {gap:.2%} of the best"
         early = "stopped early: " if ranking.search.interrupted else ""
         yield f"{early}proved {near} of {ranking.search.candidates:,} candidates"
-    yield from (words for words in [passed_over_words(ranking.passed_over), usual_words(ranking.usual)] if words)
+    yield from (words for words in [passed_over_words(ranking.passed_over)] if words)
 
 
 def _left_out(ranking: Ranking) -> Iterator[str]:
