@@ -57,7 +57,8 @@ class NotCovered(Enum):
     """Kinds of plans that neither a search nor its bound looks at."""
 
     VIRTUAL_STAGES = "virtual stages"
-    CONTEXT_OR_EXPERTS = "context and expert parallelism"
+    CONTEXT_OR_EXPERTS = "context and expert parallelism of unequal replicas"
+    OTHER_CONTEXTS = "context parallelism of short parts of a sequence"
     SHARDED_GRADIENTS = "ZeRO-2 and ZeRO-3"
     SHARDED_PIPELINES = "ZeRO-2 and ZeRO-3 in pipelines"
     OTHER_MICRO_BATCHES = "micro-batches of other sizes than 1, 2, 4 and 8"

@@ -37,7 +37,10 @@ FIXED = {
     Cause.NOT_LOOKED_AT: "not looked at: the search was stopped",
     Cause.NOT_NEEDED: "pruned by bound or not needed",
     findings.NotCovered.VIRTUAL_STAGES: "virtual pipeline stages",
-    findings.NotCovered.CONTEXT_OR_EXPERTS: "context and expert parallelism",
+    findings.NotCovered.CONTEXT_OR_EXPERTS: "context and expert parallelism in pipelines for `shardwright train`",
+    findings.NotCovered.OTHER_CONTEXTS: (
+        "context parallelism with fewer than 8,192 tokens on a GPU, or on parts of several machines"
+    ),
     findings.NotCovered.SHARDED_GRADIENTS: "ZeRO-2 and ZeRO-3",
     findings.NotCovered.SHARDED_PIPELINES: "ZeRO-2 and ZeRO-3 in pipelines on one GPU type",
     findings.NotCovered.OTHER_MICRO_BATCHES: "micro-batches of other sizes than 1, 2, 4 and 8",

@@ -18,9 +18,11 @@ import numpy as np
 from shardwright.arrays import Floats, Ints, picked
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
+from shardwright.cost.strategies import row_of
 from shardwright.errors import bad
 from shardwright.plans.findings import NotCovered
 from shardwright.plans.mesh import is_mesh
+from shardwright.plans.placement import COPIES_TOGETHER
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.rounding import coarse, weighed
@@ -44,10 +46,11 @@ from shardwright.search.mixed.restrictions import dropped, keeps_pins, narrowed,
 from shardwright.search.mixed.subproblem.exact import ANY, least_by_splits
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.region import Region, sites_of
-from shardwright.search.mixed.tables.settings import OF_MIXED_PLANS, in_no_setting, settings
+from shardwright.search.mixed.tables.settings import OF_MIXED_PLANS, of_a_mesh, settings
 from shardwright.search.objective import affordable_value
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, divisors
+from shardwright.search.space.layouts import runs_data_outermost
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.units import SECONDS_PER_HOUR
@@ -84,7 +87,8 @@ class _Run:
 
     def allowed(self, plan: Plan) -> bool:
         """Return whether a mesh can run a plan, and pins and rules let it pass."""
-        return is_mesh(plan) and keeps_pins(plan, self.space) and not dropped(plan, self.contexts, self.filters)
+        kept = is_mesh(plan) and keeps_pins(plan, self.space) and not dropped(plan, self.contexts, self.filters)
+        return kept and (plan.rank_order == COPIES_TOGETHER or runs_data_outermost(self.contexts[0], row_of(plan))[0])
 
 
 def mesh_search(
@@ -138,7 +142,7 @@ def mesh_search(
         candidates=len(ways),
         costed=run.costed,
         not_covered=(
-            *in_no_setting(space),
+            *of_a_mesh(space),
             *OF_MIXED_PLANS,
             NotCovered.STRADDLED_STAGES,
             *depth_limits(max((instance.depth for instance in found), default=0), len(contexts[0].model.layers)),
@@ -232,7 +236,7 @@ class Worth:
         """Return what no plan of a candidate is below, infinite where none keeps deadline and budget."""
         if self.per_second is None:
             return way.seconds
-        gpus = np.array(way.counts) * way.copies * np.array(way.instance.setting.tp)
+        gpus = np.array(way.counts) * way.copies * np.array(way.instance.setting.gpus)
         dollars = way.seconds * float(np.ceil(gpus / self.machine_gpus) @ self.per_second)
         times = self.job.iterations
         if times is not None:
@@ -297,9 +301,11 @@ def candidates(instance: Instance, space: Space, incumbent: float, copies: int) 
 
 
 def numbers_of_copies(instance: Instance, space: Space) -> list[int]:
-    """Return how many equal replicas an instance may have, fewest first: each takes as many micro-batches."""
-    numbers = divisors(instance.total, int(instance.table.units.sum()) // 2)
-    return [int(copies) for copies in space.allowed("dp", numbers)]
+    """Return how many equal replicas an instance may have, fewest first: each takes as many micro-batches, and the
+    ranks of a stage, over all of them, divide by those that an expert's weights are spread over."""
+    numbers, table = divisors(instance.total, int(instance.table.units.sum()) // 2), instance.table
+    unit, spread = instance.setting.gpus[0], int(table.expert_gpus[0])
+    return [int(copies) for copies in space.allowed("dp", numbers) if copies * unit % spread == 0]
 
 
 def by_all_splits(way: Candidate, longest: float, bottleneck: tuple[float, float] = ANY) -> Candidate:
@@ -312,7 +318,7 @@ def by_all_splits(way: Candidate, longest: float, bottleneck: tuple[float, float
         _region(way.instance, way.copies),
         link=float(table.links[list(used)].max()),
         used=used,
-        gpus=way.copies * int(counts[0] @ np.array(way.instance.setting.tp)),
+        gpus=way.copies * int(counts[0] @ np.array(way.instance.setting.gpus)),
         crossings=len(sites_of(table, used)) - 1,
     )
     short = replace(way.instance, depth=int(counts.sum()), known={})

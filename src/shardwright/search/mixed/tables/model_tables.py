@@ -52,7 +52,7 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
         columns: dict[str, Any] = {name: np.stack([each[name] for each in own]) for name in own[0]}
         degrees = np.array(setting.tp)
         shards = np.lcm.reduce(degrees[columns["units"] > 0], initial=1)
-        whole_bytes = float((columns.pop("part_bytes") * degrees).min())
+        whole_bytes = float((columns.pop("part_bytes") * degrees * setting.cp).min())
         found.append(
             Table(
                 **columns,
@@ -60,6 +60,8 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
                 wide=degrees / degrees.min(),
                 copied_bytes=np.where(degrees < shards, sum(copied_bytes(model, job)), 0.0),
                 longest_move=_longest_move(contexts, setting, columns["near"], columns["far"]),
+                tp=degrees,
+                cp=setting.cp,
                 activation_bytes=whole_bytes,
                 alone=bool(contexts[0].model.mtp_layers),
                 site_rates=rates,
@@ -134,8 +136,11 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
     gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)
     single = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, alone.pp)
     logits = head_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
-    update = optimizer_seconds(context, replace(rows, dp=np.ones_like(rows.dp)), ones[:, None], 0.0 * ones[:, None])
-    orthogonal = running_product_seconds(context, running["dense"], running["expert"], running["ends"])
+    lone = replace(rows, **dict.fromkeys(("dp", "cp", "ep"), np.ones_like(rows.dp)), etp=rows.tp)
+    update = optimizer_seconds(context, lone, ones[:, None], 0.0 * ones[:, None])
+    cp, expert_gpus = rows.cp[:, None], rows.ep * rows.etp
+    owned = running["expert"] / (rows.tp * rows.cp / expert_gpus)[:, None]
+    orthogonal = running_product_seconds(context, running["dense"] / cp, owned, running["ends"] / cp)
     tied = tied_bytes(context, rows)
     yes, no = np.ones(count, dtype=bool), np.zeros(count, dtype=bool)
     return {
@@ -166,6 +171,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "step_seconds": software.step_seconds * ones,
         "tied_parameters": model.token_table_parameters / rows.tp,
         **({} if model.tied_embeddings else dict.fromkeys(("tied_near", "tied_far", "tied_parameters"), 0.0 * ones)),
+        "expert_gpus": expert_gpus,
         "units": usable,
-        "local": np.array([max(pool.domain_gpus // setting.tp[0], 1) for setting in owns]),
+        "local": np.array([max(pool.domain_gpus // setting.gpus[0], 1) for setting in owns]),
     }
