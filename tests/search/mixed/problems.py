@@ -25,6 +25,7 @@ from shardwright.spec.model import Layer
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
+from shardwright.spec.read.model_yaml import model_of_dimensions
 
 GPUS = ("A100-SXM-40", "V100-SXM2", "T4", "A10G", "H100-SXM", "L4", "RTX3090", "H20")
 MODELS = ("gpt2-medium", "gpt2-large", "gpt2-xl", "gpt2-xl", "pythia-410m", "pythia-1b")
@@ -87,6 +88,22 @@ def varied(problem: Small, seed: int) -> Small:
     chosen = tuple(settings(contexts, space))
     links = problem.cluster.site_links
     return Small(problem.cluster, contexts, space, chosen, tuple(tables(contexts, chosen, links)))
+
+
+def spread(problem: Small, seed: int) -> Small:
+    """Return a problem whose context or experts, of which the model has some, may be spread over ranks of a mesh: with
+    its settings in random order."""
+    pick = random.Random(seed)
+    experts = {"experts": pick.choice((2, 4, 6)), "top_k": 2, "expert_width": pick.choice((1024, 4096))}
+    first_dense = pick.choice((0, 0, 1))
+    sparse = {"moe": {**experts, "shared_width": pick.choice((0, 1024)), "first_dense": first_dense}}
+    dimensions = {"hidden": 1024, "layers": pick.randint(3, 4), "heads": 16, "vocab": 32000, "ffn": 4096}
+    model = model_of_dimensions(dimensions | (sparse if pick.random() < 0.8 else {}), "m")
+    job = replace(problem.contexts[0].job, seq_len=pick.choice((512, 4096)))
+    contexts = tuple(replace(context, model=model, job=job) for context in problem.contexts)
+    space = Space(pins={**problem.space.pins, "cp": pick.choice(((1,), (1, 2), (2,)))})
+    chosen = tuple(pick.sample(found := settings(contexts, space), len(found)))
+    return Small(problem.cluster, contexts, space, chosen, tuple(tables(contexts, chosen, problem.cluster.site_links)))
 
 
 def unlike(problem: Small, seed: int) -> Small:

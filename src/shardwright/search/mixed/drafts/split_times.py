@@ -117,8 +117,8 @@ def pipeline_seconds(times: SplitTimes, moves: Floats, micro_batches: int) -> Fl
 
 def update_seconds(table: Table, kinds: Ints, times: SplitTimes, copies: int) -> Floats:
     """Return the seconds of the optimizer step of each stage, [N, P]."""
-    updated = (times.weights * table.updates(copies)[:, kinds]).sum(axis=0)
-    return np.asarray(updated + times.orthogonal / copies)
+    dense, expert = table.updates(copies)
+    return np.asarray(times.dense * dense[kinds] + times.expert * expert[kinds] + times.orthogonal / copies)
 
 
 def after_seconds(table: Table, kinds: Ints, times: SplitTimes, copies: int, slowest: int | None) -> Floats:

@@ -255,7 +255,7 @@ def least_of_listed(
         found = found.take(np.flatnonzero(found.fits))
         if len(found):
             moves = least_moves(table, kinds[:-1], kinds[1:])
-            gathered = (once[:, None, kinds] * found.weights).sum(axis=0)
+            gathered = once[0, kinds] * found.dense + once[1, kinds] * found.expert
             later = sum(part.max(axis=1) for part in tails(table, found, gathered))
             later = later + update_seconds(table, kinds, found, region.most).max(axis=1)
             later = later + table.tied_between(kinds, len(kinds))

@@ -136,7 +136,8 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
     gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)
     single = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, alone.pp)
     logits = head_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
-    lone = replace(rows, **dict.fromkeys(("dp", "cp", "ep"), np.ones_like(rows.dp)), etp=rows.tp)
+    single = np.ones_like(rows.dp)
+    lone = replace(rows, dp=single, cp=single, ep=single, etp=rows.tp)
     update = optimizer_seconds(context, lone, ones[:, None], 0.0 * ones[:, None])
     cp, expert_gpus = rows.cp[:, None], rows.ep * rows.etp
     owned = running["expert"] / (rows.tp * rows.cp / expert_gpus)[:, None]
