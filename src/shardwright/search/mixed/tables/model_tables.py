@@ -15,6 +15,7 @@ from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.footprint import message_buffers
 from shardwright.cost.iteration.orthogonalisation import running_product_seconds
 from shardwright.cost.iteration.step import BUCKET_SHARE, message_bytes, optimizer_seconds, tied_bytes
+from shardwright.cost.layers.table import running_sums
 from shardwright.cost.memory.sizes import (
     copied_bytes,
     gathered_bytes,
@@ -28,13 +29,14 @@ from shardwright.cost.strategies import UNSHARDED
 from shardwright.search.mixed.tables.columns import Table
 from shardwright.search.mixed.tables.settings import Setting, Sharing, rows_of, timed, units
 from shardwright.spec.cluster import SiteLink
-from shardwright.spec.job import Job
+from shardwright.spec.job import Job, dispatcher_of
 from shardwright.spec.model import Model
 
 NAMES = {
     **{name: name for name in ("forward", "backward", "kept", "offloaded", "dense", "expert", "ends")},
     "core": "core_seconds",
 }  # of columns of a `LayerTable`
+TIMES = ("forward", "backward", "core")
 
 
 def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequence[SiteLink] = ()) -> list[Table]:
@@ -43,7 +45,10 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
     if not settings:
         return []
     model, job = contexts[0].model, contexts[0].job
-    parts = [_by_setting(context, [each.on(place) for each in settings]) for place, context in enumerate(contexts)]
+    parts = [
+        _by_setting(_in_plans(context, contexts), [each.on(place) for each in settings])
+        for place, context in enumerate(contexts)
+    ]
     fabrics = tuple(context.links for context in contexts)
     rates, delays = _between_sites(contexts, links)
     found = []
@@ -107,10 +112,25 @@ def _longest_move(contexts: Sequence[Context], setting: Setting, near: Floats, f
     return float(np.maximum(near, far).max())
 
 
-def _by_setting(context: Context, owns: Sequence[Setting]) -> dict[Setting, dict[str, Floats]]:
-    """Return the columns of one pool for each distinct one of `owns`, settings of its type alone."""
-    distinct = list(dict.fromkeys(owns))
-    columns = _columns(context, distinct)
+def _in_plans(context: Context, contexts: Sequence[Context]) -> list[Context]:
+    """Return a context as plans on some of `contexts` have it, the first as plans on its type alone: beside GPUs that
+    do not run its dispatcher, tokens get to their experts by that of all."""
+    gpus = [each.pool.gpu for each in contexts]
+    alone, beside = (dispatcher_of(context.job, which) for which in ([context.pool.gpu], gpus))
+    if alone == beside:
+        return [context]
+    options = replace(context.job.options, dispatcher=beside)
+    return [context, replace(context, job=replace(context.job, options=options))]
+
+
+def _by_setting(ways: Sequence[Context], owns: Sequence[Setting]) -> dict[Setting, dict[str, Floats]]:
+    """Return the columns of one pool for each distinct one of `owns`, settings of its type alone: the least times of
+    all `ways` that plans have it."""
+    distinct, experts = list(dict.fromkeys(owns)), any(own.ep > 1 for own in owns)
+    columns, *others = (_columns(context, distinct) for context in (ways if experts else ways[:1]))
+    for name in TIMES if others else ():
+        layers = [np.diff(each[name]) for each in (columns, *others)]
+        columns[name] = running_sums(np.min(layers, axis=0))
     return {
         setting: {name: values[place] for name, values in columns.items()} for place, setting in enumerate(distinct)
     }
@@ -136,7 +156,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
     gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)
     single = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, alone.pp)
     logits = head_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
-    single = np.ones_like(rows.dp)
+    single = np.ones(count, dtype=np.int64)
     lone = replace(rows, dp=single, cp=single, ep=single, etp=rows.tp)
     update = optimizer_seconds(context, lone, ones[:, None], 0.0 * ones[:, None])
     cp, expert_gpus = rows.cp[:, None], rows.ep * rows.etp

@@ -12,7 +12,7 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import UNSHARDED, ZERO1, Row, Strategies, settled, strategies
 from shardwright.plans.abilities import flash_attention_runs, tensor_parallel_overlaps
-from shardwright.plans.findings import NotCovered, Uncovered, UnequalReplicas
+from shardwright.plans.findings import NotCovered, OtherContexts, Uncovered, UnequalReplicas
 from shardwright.records import record
 from shardwright.search.space.axes import (
     OFFLOADS,
@@ -102,10 +102,10 @@ def _of_train(space: Space) -> tuple[NotCovered, ...]:
     return first, NotCovered.CONTEXT_OR_EXPERTS, *rest
 
 
-def of_a_mesh(space: Space) -> tuple[NotCovered, ...]:
+def of_a_mesh(space: Space) -> tuple[Uncovered, ...]:
     """Return what stages of a mesh have in no setting of the space."""
     first, *rest = in_no_setting(space)
-    contexts = () if space.pins.get("cp") == (1,) else (NotCovered.OTHER_CONTEXTS,)
+    contexts = () if space.pins.get("cp") == (1,) else (OtherContexts(FEWEST_TOKENS),)
     return first, *contexts, *rest
 
 
