@@ -46,7 +46,7 @@ from shardwright.search.mixed.restrictions import dropped, keeps_pins, narrowed,
 from shardwright.search.mixed.subproblem.exact import ANY, least_by_splits
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.region import Region, sites_of
-from shardwright.search.mixed.tables.settings import OF_MIXED_PLANS, of_a_mesh, settings
+from shardwright.search.mixed.tables.settings import OF_MIXED_PLANS, Setting, of_a_mesh, settings
 from shardwright.search.objective import affordable_value
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, divisors
@@ -103,29 +103,63 @@ def mesh_search(
 ) -> MixedOutcome:
     """Return the best plans over all `contexts` together that one mesh of ranks can run, priced as the job's framework
     runs them, with the seconds or dollars that none of their space beats. `incumbent` and `gap` are as in
-    `mixed_search`."""
+    `mixed_search`.
+
+    Settings that spread context or experts are searched after the others and against their best plan, so that they
+    never lead to a slower one."""
     space, filters = narrowed(contexts, space, filters)
     usable = unruled(settings(contexts, space, filters.axes), contexts, filters)
     run = _Run(worth_of(contexts), contexts, cluster, space, filters, incumbent)
-    chosen, _ = that_may_gain(
-        contexts,
-        [setting for setting in usable if setting.symmetric],
-        space,
-        cluster.site_links,
-        longest=run.worth.longest(incumbent),
-        cutoff=run.worth.longest(incumbent / (1.0 + gap)),
+    parts = [
+        _of_settings(run, [setting for setting in usable if setting.symmetric and setting.spread == spread], gap)
+        for spread in (False, True)
+    ]
+    uniform, deepest = parts[0].uniform, max(part.deepest for part in parts)
+    plans = [costed(contexts, plan, run.known) for _, plan in sorted(run.best.values(), key=lambda item: item[0])[:top]]
+    return MixedOutcome(
+        plans=tuple(plans),
+        uniform=None if uniform is None else costed(contexts, uniform, run.known),
+        uniform_rule=RULE,
+        bound=min(part.bound for part in parts),
+        candidates=sum(part.candidates for part in parts),
+        costed=run.costed,
+        not_covered=(
+            *of_a_mesh(space),
+            *OF_MIXED_PLANS,
+            NotCovered.STRADDLED_STAGES,
+            *depth_limits(deepest, len(contexts[0].model.layers)),
+        ),
     )
-    found_tables = tables(contexts, chosen, cluster.site_links) if chosen else []
-    alike = partial(uniform_plans, contexts, cluster, chosen, found_tables)
+
+
+@record(kw_only=False)
+class _Part:
+    """What the plans of some settings are not below, in what the job minimises; their uniform plan over all machines,
+    if one fits; how many candidates were told apart, and the deepest pipelines of which all are."""
+
+    bound: float
+    uniform: Plan | None
+    candidates: int
+    deepest: int
+
+
+def _of_settings(run: _Run, some: Sequence[Setting], gap: float) -> _Part:
+    """Search the plans of some settings, and keep the best ones in `run`."""
+    contexts, space, links = run.contexts, run.space, run.cluster.site_links
+    longest, cutoff = (run.worth.longest(value) for value in (run.incumbent, run.incumbent / (1.0 + gap)))
+    chosen, _ = that_may_gain(contexts, some, space, links, longest=longest, cutoff=cutoff)
+    found_tables = tables(contexts, chosen, links) if chosen else []
+    alike = partial(uniform_plans, contexts, run.cluster, chosen, found_tables)
     [everywhere] = alike([range(len(contexts))])
     uniform = best_uniform(contexts, everywhere)
-    on_some = alike(_some(len(contexts)), run.worth.longest(run.incumbent))
+    on_some = alike(_some(len(contexts)), longest)
     for plan in (uniform, *(best_uniform(contexts, plans) for plans in on_some)):
         if plan is not None and run.allowed(plan):
             _keep(run, plan, fitting_seconds(contexts, plan, run.known))
     found = instances(chosen, found_tables, contexts[0].job.global_batch, space)
     longest = HOPELESS * max((instance.quick for instance in found), default=np.inf)
     ways = list(_scouted(run, found, gap, longest))
+    run.undecided.clear()
     bound = least_bound(
         [(least, _Open(way)) for least, way in sorted(ways, key=lambda pair: pair[0])],
         partial(_looked_at, run),
@@ -133,21 +167,8 @@ def mesh_search(
         spent=lambda looks: looks / LOOKS,
     )
     bound = bound_by_ranges(run.undecided, run.worth, run.incumbent, min(bound, run.incumbent / (1.0 + gap)))
-    plans = [costed(contexts, plan, run.known) for _, plan in sorted(run.best.values(), key=lambda item: item[0])[:top]]
-    return MixedOutcome(
-        plans=tuple(plans),
-        uniform=None if uniform is None else costed(contexts, uniform, run.known),
-        uniform_rule=RULE,
-        bound=bound,
-        candidates=len(ways),
-        costed=run.costed,
-        not_covered=(
-            *of_a_mesh(space),
-            *OF_MIXED_PLANS,
-            NotCovered.STRADDLED_STAGES,
-            *depth_limits(max((instance.depth for instance in found), default=0), len(contexts[0].model.layers)),
-        ),
-    )
+    deepest = max((instance.depth for instance in found), default=0)
+    return _Part(bound, uniform, len(ways), deepest)
 
 
 def _some(types: int) -> Iterator[tuple[int, ...]]:

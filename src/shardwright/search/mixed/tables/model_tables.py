@@ -156,8 +156,8 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
     gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)
     single = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, alone.pp)
     logits = head_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
-    single = np.ones(count, dtype=np.int64)
-    lone = replace(rows, dp=single, cp=single, ep=single, etp=rows.tp)
+    whole = np.ones(count, dtype=np.int64)
+    lone = replace(rows, dp=whole, cp=whole, ep=whole, etp=rows.tp)
     update = optimizer_seconds(context, lone, ones[:, None], 0.0 * ones[:, None])
     cp, expert_gpus = rows.cp[:, None], rows.ep * rows.etp
     owned = running["expert"] / (rows.tp * rows.cp / expert_gpus)[:, None]
