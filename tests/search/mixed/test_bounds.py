@@ -195,7 +195,7 @@ def gathered(table: Table, kinds: np.ndarray, made: SplitTimes, copies: int) -> 
     once = np.zeros_like(made.dense)
     for place, kind in enumerate(kinds):
         local = min(int(table.local[kind]), copies)
-        for group, held in zip(table.groups(kind, np.array(copies), np.array(local)), made.weights, strict=True):
+        for group, held in zip(table.unit[kind].groups(np.array(copies), np.array(local)), made.weights, strict=True):
             once[:, place] += gather_seconds(table.links_seen(kind), group, held[:, place]) * (held[:, place] > 0)
     return once
 

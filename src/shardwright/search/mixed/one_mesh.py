@@ -324,9 +324,9 @@ def candidates(instance: Instance, space: Space, incumbent: float, copies: int) 
 def numbers_of_copies(instance: Instance, space: Space) -> list[int]:
     """Return how many equal replicas an instance may have, fewest first: each takes as many micro-batches, and the
     ranks of a stage, over all of them, divide by those that an expert's weights are spread over."""
-    numbers, table = divisors(instance.total, int(instance.table.units.sum()) // 2), instance.table
-    unit, spread = instance.setting.gpus[0], int(table.expert_gpus[0])
-    return [int(copies) for copies in space.allowed("dp", numbers) if copies * unit % spread == 0]
+    numbers, unit = divisors(instance.total, int(instance.table.units.sum()) // 2), instance.table.unit[0]
+    ranks = unit.tp * unit.cp
+    return [int(copies) for copies in space.allowed("dp", numbers) if copies * ranks % unit.expert_gpus == 0]
 
 
 def by_all_splits(way: Candidate, longest: float, bottleneck: tuple[float, float] = ANY) -> Candidate:

@@ -18,9 +18,9 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
-from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, Fabric, Group, gather_seconds
+from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, Fabric, gather_seconds
 from shardwright.records import record
-from shardwright.search.mixed.tables.columns import Layers, Table
+from shardwright.search.mixed.tables.columns import Layers, Table, Unit
 from shardwright.search.mixed.tables.compositions import Arrangement
 from shardwright.search.mixed.tables.region import Region, ring_delay_between_sites, ring_pace_between_sites
 
@@ -74,25 +74,24 @@ def _byte_seconds(table: Table, weights: Floats, fewest: int, link: float, besid
     for kind, fabric in enumerate(table.fabrics):
         pace = min(fabric.inter_bytes_per_second, link / float(table.wide[kind]))
         most = int(min([table.local[kind], *table.local[others]] if others else [table.local[kind], fewest]))
-        local = np.arange(1, most + 1)
-        groups = table.groups(kind, np.maximum(fewest, local + 1 if others else local), local)
-        found.append(_each_least(replace(fabric, inter_bytes_per_second=pace), groups, weights[:, kind]))
+        of_type = float(weights[0, kind]), float(weights[1, kind])
+        found.append(_least_gathers(fabric, pace, table.unit[kind], most, fewest, bool(others), of_type))
     return np.array(found).T
 
 
-def _each_least(links: Fabric, groups: tuple[Group, Group], weights: Floats) -> list[float]:
-    """Return the least seconds of a byte of dense `weights`, and of experts' [2], in any of their `groups`."""
-    return [
-        _least_gather(links, tuple(ranks.size.tolist()), tuple(ranks.local.tolist()), float(held)) if held else 0.0
-        for ranks, held in zip(groups, weights, strict=True)
-    ]
-
-
 @lru_cache(maxsize=1024)
-def _least_gather(links: Fabric, size: tuple[int, ...], local: tuple[int, ...], size_bytes: float) -> float:
-    """Return the least seconds, per byte, to gather from groups of `size` ranks, `local` of them in a domain."""
-    groups = Group(size=np.array(size), local=np.array(local))
-    return float(gather_seconds(links, groups, np.array(size_bytes)).min()) / size_bytes
+def _least_gathers(
+    fabric: Fabric, pace: float, unit: Unit, most: int, fewest: int, apart: bool, weights: tuple[float, float]
+) -> tuple[float, ...]:
+    """Return the least seconds to gather a byte of dense `weights`, and of experts', per weight, from `fewest` copies,
+    1 to `most` of them in a domain, at `pace` between domains. If `apart`, not all stand in one."""
+    local = np.arange(1, most + 1)
+    groups = unit.groups(np.maximum(fewest, local + 1 if apart else local), local)
+    links = replace(fabric, inter_bytes_per_second=pace)
+    return tuple(
+        float(gather_seconds(links, ranks, np.array(held)).min()) / held if held else 0.0
+        for ranks, held in zip(groups, weights, strict=True)
+    )
 
 
 @record
@@ -188,10 +187,9 @@ def parted_seconds(table: Table, layers: Layers, region: Region) -> Floats:
     pace, delay = ring_pace_between_sites(table, region), ring_delay_between_sites(table, region)
     found, kinds = np.zeros(table.types), traffic(table)
     for kind, fabric in enumerate(table.fabrics):
-        links = replace(fabric, inter_bytes_per_second=min(fabric.inter_bytes_per_second, pace))
-        local = np.arange(1, int(table.local[kind]) + 1)
-        groups = table.groups(kind, np.maximum(region.fewest, local + 1), local)
-        once = float(np.array(_each_least(links, groups, weights[:, kind])) @ weights[:, kind])
+        slower, of_type = min(fabric.inter_bytes_per_second, pace), (float(weights[0, kind]), float(weights[1, kind]))
+        least = _least_gathers(fabric, slower, table.unit[kind], int(table.local[kind]), region.fewest, True, of_type)
+        once = least[0] * of_type[0] + least[1] * of_type[1]
         for of, passing in zip(kinds, layers.longest[:, kind] * float(layers.weight.max()), strict=True):
             travels = of.width * once + of.rings * delay
             found[kind] += max(of.least * travels, travels - of.hidden * passing)

@@ -206,7 +206,7 @@ def _once(table: Table, replicas: Replicas, weights: Sequence[Floats], copies: i
     once = np.zeros(len(kinds))
     for kind, *there in sorted(set(zip(kinds.tolist(), *(held > 0).T.tolist(), strict=True))):
         rows = (kinds == kind) & ((held > 0) == there).all(axis=1)
-        groups = table.groups(kind, held[rows].sum(axis=1), local[rows])
+        groups = table.unit[kind].groups(held[rows].sum(axis=1), local[rows])
         links = table.links_seen(kind, np.flatnonzero(there).tolist())
         once[rows] = weights_gather_seconds(links, groups, sizes[:, rows])
     return np.split(once, np.cumsum([len(line.kinds) for line, _, _ in replicas])[:-1])

@@ -133,7 +133,7 @@ def after_seconds(table: Table, kinds: Ints, times: SplitTimes, copies: int, slo
     for kind in distinct(kinds):
         here = places == kind
         links = table.links_seen(kind, () if slowest is None else (slowest,))
-        groups = table.groups(kind, np.array(copies), np.array(min(int(table.local[kind]), copies)))
+        groups = table.unit[kind].groups(np.array(copies), np.array(min(int(table.local[kind]), copies)))
         once[here] = weights_gather_seconds(links, groups, times.weights[:, here])
     reduce, gather = tails(table, times, once)
     return np.asarray(reduce.max(axis=1) + gather.max(axis=1) + update)
@@ -141,8 +141,10 @@ def after_seconds(table: Table, kinds: Ints, times: SplitTimes, copies: int, slo
 
 def weights_gather_seconds(links: Fabric, groups: tuple[Group, Group], weights: Floats) -> Floats:
     """Return the seconds to gather a byte of dense weights and of experts', [2, …], each in its `groups`, [...]."""
-    dense, expert = (gather_seconds(links, ranks, held) for ranks, held in zip(groups, weights, strict=True))
-    return np.asarray(dense + np.where(weights[1] > 0.0, expert, 0.0))
+    seconds, experts = gather_seconds(links, groups[0], weights[0]), weights[1] > 0.0
+    if experts.any():
+        seconds = seconds + np.where(experts, gather_seconds(links, groups[1], weights[1]), 0.0)
+    return seconds
 
 
 def tails(table: Table, times: SplitTimes, once: Floats) -> tuple[Floats, Floats]:

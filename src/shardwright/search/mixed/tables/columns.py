@@ -26,6 +26,31 @@ UNLIKE = 0.02  # part by which the quickest layer may be below the mean for all 
 
 
 @record
+class Unit:
+    """What a stage of one copy has: GPUs, `tp` times `cp` of them, in domains of `domain_gpus`. An expert's weights are
+    spread over `expert_gpus`, which may be those of several copies, or a part of one's."""
+
+    tp: int
+    cp: int
+    expert_gpus: int
+    domain_gpus: int
+
+    @property
+    def holders(self) -> tuple[float, float]:
+        """Ranks that hold the same dense weights, and the same experts'."""
+        return float(self.cp), self.tp * self.cp / self.expert_gpus
+
+    def groups(self, copies: Ints, local: Ints) -> tuple[Group, Group]:
+        """Return the ranks that hold the same dense weights, and the same experts', where `copies` hold a layer,
+        `local` of them in a domain."""
+        gpus, domain = self.tp * self.cp, self.domain_gpus
+        ranks = np.maximum(copies * gpus // self.expert_gpus, 1)
+        inside = np.clip(np.minimum(local * gpus, domain) // self.expert_gpus, 1, ranks)
+        dense = Group(size=copies * self.cp, local=local * min(self.cp, max(domain // self.tp, 1)))
+        return dense, Group(size=ranks, local=inside)
+
+
+@record
 class Table:
     """One setting on G types. Running sums over the positions (embedding, layers, head) are [G, L + 3]: entry p is
     the sum over positions before p.
@@ -53,9 +78,6 @@ class Table:
     `reduced_bytes` of a parameter are reduced as gradient, `gathered_bytes` gathered as weight, beside these parts of a
     backward and a forward pass, `reduced_beside` and `gathered_beside`; no message takes longer than `longest_move`
     seconds. Layers that run again do so `alone`, or in groups.
-
-    A unit is `tp` times `cp` GPUs, [G] and one number; an expert's weights are spread over `expert_gpus` [G], which may
-    be those of several copies, or a part of one.
 
     `activation_bytes` of a micro-batch go from stage to stage, on all ranks together. Types at two sites are joined at
     `site_rates` bytes per second with `site_delays`, [G, G]: infinite, and none, at one site.
@@ -106,9 +128,7 @@ class Table:
     gathered_beside: float
     shared_update: bool
     alone: bool
-    tp: Ints
-    cp: int
-    expert_gpus: Ints
+    unit: tuple[Unit, ...]
     units: Ints
     local: Ints
 
@@ -116,18 +136,7 @@ class Table:
     def holders(self) -> Floats:
         """Ranks of each copy of a stage that hold the same dense weights, and the same experts' (less than one where
         several copies hold these together), [2, G]."""
-        return np.stack([self.cp * np.ones(self.types), self.tp * self.cp / self.expert_gpus])
-
-    def groups(self, kind: int, copies: Ints, local: Ints) -> tuple[Group, Group]:
-        """Return the ranks that hold the same dense weights, and the same experts', where `copies` stages on a type
-        hold a layer, `local` of them in a domain."""
-        tp, width, domain = int(self.tp[kind]), int(self.expert_gpus[kind]), self.fabrics[kind].domain_gpus
-        unit = tp * self.cp
-        ranks = np.maximum(copies * unit // width, 1)
-        return (
-            Group(size=copies * self.cp, local=local * min(self.cp, max(domain // tp, 1))),
-            Group(size=ranks, local=np.clip(np.minimum(local * unit, domain) // width, 1, ranks)),
-        )
+        return np.array([unit.holders for unit in self.unit]).T
 
     @property
     def layers(self) -> int:

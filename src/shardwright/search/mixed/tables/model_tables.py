@@ -26,7 +26,7 @@ from shardwright.cost.memory.sizes import (
 )
 from shardwright.cost.network.collectives import transfer_seconds
 from shardwright.cost.strategies import UNSHARDED
-from shardwright.search.mixed.tables.columns import Table
+from shardwright.search.mixed.tables.columns import Table, Unit
 from shardwright.search.mixed.tables.settings import Setting, Sharing, rows_of, timed, units
 from shardwright.spec.cluster import SiteLink
 from shardwright.spec.job import Job, dispatcher_of
@@ -58,6 +58,10 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
         degrees = np.array(setting.tp)
         shards = np.lcm.reduce(degrees[columns["units"] > 0], initial=1)
         whole_bytes = float((columns.pop("part_bytes") * degrees * setting.cp).min())
+        unit = tuple(
+            Unit(tp=tp, cp=setting.cp, expert_gpus=spread, domain_gpus=fabric.domain_gpus)
+            for tp, spread, fabric in zip(setting.tp, columns.pop("expert_gpus").tolist(), fabrics, strict=True)
+        )
         found.append(
             Table(
                 **columns,
@@ -65,8 +69,7 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
                 wide=degrees / degrees.min(),
                 copied_bytes=np.where(degrees < shards, sum(copied_bytes(model, job)), 0.0),
                 longest_move=_longest_move(contexts, setting, columns["near"], columns["far"]),
-                tp=degrees,
-                cp=setting.cp,
+                unit=unit,
                 activation_bytes=whole_bytes,
                 alone=bool(contexts[0].model.mtp_layers),
                 site_rates=rates,
