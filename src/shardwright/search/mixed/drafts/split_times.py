@@ -79,8 +79,8 @@ def lone_stages(
         dense, ends = (held - table.tied_parameters[kinds] for held in (dense, ends))
     weights = np.stack([dense, expert])
 
-    def left(room: Floats, each: tuple[Floats, Floats]) -> Floats:
-        per_weight, more = each
+    def left(room: Floats, kept: tuple[Floats, Floats]) -> Floats:
+        per_weight, more = kept
         return np.asarray(room - (per_weight[:, kinds] * weights).sum(axis=0) - more[kinds] * ends)
 
     room = left(table.rooms(staged=staged)[kinds], table.kept_bytes(copies))

@@ -118,8 +118,8 @@ def _longest_move(contexts: Sequence[Context], setting: Setting, near: Floats, f
 def _in_plans(context: Context, contexts: Sequence[Context]) -> list[Context]:
     """Return a context as plans on some of `contexts` have it, the first as plans on its type alone: beside GPUs that
     do not run its dispatcher, tokens get to their experts by that of all."""
-    gpus = [each.pool.gpu for each in contexts]
-    alone, beside = (dispatcher_of(context.job, which) for which in ([context.pool.gpu], gpus))
+    everyone = [other.pool.gpu for other in contexts]
+    alone, beside = (dispatcher_of(context.job, gpus) for gpus in ([context.pool.gpu], everyone))
     if alone == beside:
         return [context]
     options = replace(context.job.options, dispatcher=beside)
@@ -129,10 +129,10 @@ def _in_plans(context: Context, contexts: Sequence[Context]) -> list[Context]:
 def _by_setting(ways: Sequence[Context], owns: Sequence[Setting]) -> dict[Setting, dict[str, Floats]]:
     """Return the columns of one pool for each distinct one of `owns`, settings of its type alone: the least times of
     all `ways` that plans have it."""
-    distinct, experts = list(dict.fromkeys(owns)), any(own.ep > 1 for own in owns)
+    distinct, experts = list(dict.fromkeys(owns)), any(setting.ep > 1 for setting in owns)
     columns, *others = (_columns(context, distinct) for context in (ways if experts else ways[:1]))
     for name in TIMES if others else ():
-        layers = [np.diff(each[name]) for each in (columns, *others)]
+        layers = [np.diff(way[name]) for way in (columns, *others)]
         columns[name] = running_sums(np.min(layers, axis=0))
     return {
         setting: {name: values[place] for name, values in columns.items()} for place, setting in enumerate(distinct)
