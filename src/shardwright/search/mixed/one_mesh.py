@@ -124,7 +124,7 @@ def mesh_search(
         candidates=sum(part.candidates for part in parts),
         costed=run.costed,
         not_covered=(
-            *of_a_mesh(space),
+            *of_a_mesh(contexts, space),
             *OF_MIXED_PLANS,
             NotCovered.STRADDLED_STAGES,
             *depth_limits(deepest, len(contexts[0].model.layers)),

@@ -102,11 +102,14 @@ def _of_train(space: Space) -> tuple[NotCovered, ...]:
     return first, NotCovered.CONTEXT_OR_EXPERTS, *rest
 
 
-def of_a_mesh(space: Space) -> tuple[Uncovered, ...]:
+def of_a_mesh(contexts: Sequence[Context], space: Space) -> tuple[Uncovered, ...]:
     """Return what stages of a mesh have in no setting of the space."""
     first, *rest = in_no_setting(space)
-    contexts = () if space.pins.get("cp") == (1,) else (OtherContexts(FEWEST_TOKENS),)
-    return first, *contexts, *rest
+    pinned = [
+        (context, tp * cp) for context in contexts for tp in unit_degrees(context) for cp in space.pins.get("cp", ())
+    ]
+    others = () if pinned and all(_tiles(*unit) for unit in pinned) else (OtherContexts(FEWEST_TOKENS),)
+    return first, *others, *rest
 
 
 def in_no_setting(space: Space) -> tuple[NotCovered, ...]:
@@ -237,12 +240,18 @@ def unit_degrees(context: Context) -> list[int]:
 
 def units(context: Context, setting: Setting) -> int:
     """Return how many units the pool's GPUs form in a setting of its type alone; 0 where the degrees or a switch do not
-    suit it. Several units tile a machine, or several machines a unit."""
+    suit it."""
     able = (_fuses(context) or not setting.flash) and (_hides(context) or not setting.overlap_tp)
     if not able or setting.tp[0] not in unit_degrees(context) or not timed(context, setting):
         return 0
-    (unit,), machine = setting.gpus, context.pool.gpus_per_node
-    return 0 if machine % unit and unit % machine else context.pool.gpus // unit
+    (unit,) = setting.gpus
+    return context.pool.gpus // unit if _tiles(context, unit) else 0
+
+
+def _tiles(context: Context, unit: float) -> bool:
+    """Return whether units of so many GPUs tile a machine, or machines tile a unit."""
+    machine = context.pool.gpus_per_node
+    return not machine % unit or not unit % machine
 
 
 def timed(context: Context, setting: Setting) -> bool:
