@@ -18,7 +18,8 @@ Move = Callable[[Plan, random.Random], Plan | None]
 
 def moved(plan: Plan, pick: random.Random) -> Plan | None:
     """Return a plan near by, equal replicas of it as one group."""
-    found = pick.choice(MOVES)(plan, pick)
+    experts = any(kind.moe for kind in plan.model.kinds)
+    found = pick.choice((*MOVES, _spread) if experts and len(plan.gpus_by_type) > 1 else MOVES)(plan, pick)
     return None if found is None else replace(found, replicas=_grouped(found.replicas), prediction=None)
 
 
@@ -271,5 +272,5 @@ def _spread(plan: Plan, pick: random.Random) -> Plan | None:
 
 MOVES: tuple[Move, ...] = (
     *(_layers, _layers, _micro_batches, _micro_batches, _recomputation, _types, _order, _depth, _replicas),
-    *(_copies, _sizes, _degrees, _spread, _switches),
+    *(_copies, _sizes, _degrees, _switches),
 )
