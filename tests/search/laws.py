@@ -15,7 +15,15 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.strategies import ZERO2, ZERO3, plan_of_row, row_of, stage_rows
 from shardwright.plans.abilities import framework_problems
 from shardwright.plans.check import check
-from shardwright.plans.findings import DeeperPipelines, MixedPlans, Mixing, NotCovered, Offload, UnequalReplicas
+from shardwright.plans.findings import (
+    DeeperPipelines,
+    MixedPlans,
+    Mixing,
+    NotCovered,
+    Offload,
+    OtherContexts,
+    UnequalReplicas,
+)
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
@@ -126,11 +134,23 @@ def left_out(problem: Problem, ranking: Ranking, plan: Plan) -> bool:
     deepest = [kind.stages for kind in kinds if isinstance(kind, DeeperPipelines)]
     if any(len(replica.stages) > most for most in deepest for replica in plan.replicas):
         return True
+    fewest = [kind.tokens for kind in kinds if isinstance(kind, OtherContexts)]
+    if any(_has_other_contexts(plan, tokens) for tokens in fewest):
+        return True
     if plan.optimizer.offload and any(isinstance(kind, Offload) for kind in kinds):
         return True
     if any(isinstance(kind, MixedPlans) and _mixes(plan, kind.of) for kind in kinds):
         return True
     return not kinds_of(plan).isdisjoint({*kinds, *several})
+
+
+def _has_other_contexts(plan: Plan, tokens: int) -> bool:
+    """Whether a plan over several types has context parallelism with fewer `tokens` on a GPU, or tiles no machines."""
+    sizes = {pool.gpu.name: pool.gpus_per_node for pool in plan.cluster.pools}
+    stages = [stage for replica in plan.replicas for stage in replica.stages if stage.context_parallel > 1]
+    few = any(plan.job.seq_len // stage.context_parallel < tokens for stage in stages)
+    torn = any(sizes[stage.gpu] % stage.gpus and stage.gpus % sizes[stage.gpu] for stage in stages)
+    return len(plan.gpus_by_type) > 1 and (few or torn)
 
 
 def _mixes(plan: Plan, of: Mixing) -> bool:
@@ -176,7 +196,8 @@ def kinds_of(plan: Plan) -> set[object]:
     sharding = plan.optimizer.sharding in ("zero2", "zero3")
     beyond = {
         NotCovered.VIRTUAL_STAGES: plan.schedule.virtual_stages > 1,
-        NotCovered.CONTEXT_OR_EXPERTS: any(stage.context_parallel * stage.expert_parallel > 1 for stage in stages),
+        NotCovered.CONTEXT_OR_EXPERTS: plan.job.framework == OWN
+        and any(stage.context_parallel * stage.expert_parallel > 1 for stage in stages),
         NotCovered.SHARDED_GRADIENTS: sharding,
         NotCovered.SHARDED_PIPELINES: sharding
         and len(types) == 1

@@ -18,7 +18,8 @@ Move = Callable[[Plan, random.Random], Plan | None]
 
 def moved(plan: Plan, pick: random.Random) -> Plan | None:
     """Return a plan near by, equal replicas of it as one group."""
-    found = pick.choice(MOVES)(plan, pick)
+    experts = any(kind.moe for kind in plan.model.kinds)
+    found = pick.choice((*MOVES, _spread) if experts and len(plan.gpus_by_type) > 1 else MOVES)(plan, pick)
     return None if found is None else replace(found, replicas=_grouped(found.replicas), prediction=None)
 
 
@@ -247,6 +248,26 @@ def _switches(plan: Plan, pick: random.Random) -> Plan | None:
             replace(plan, flash_attention=True),
         )
     )
+
+
+def _spread(plan: Plan, pick: random.Random) -> Plan | None:
+    """Experts over twice or half as many ranks, or sequences over twice or half, by half or twice as many replicas."""
+    up, of_experts = pick.random() < 0.5, pick.random() < 0.5
+
+    def other(degree: int) -> int:
+        return 2 * degree if up else max(degree // 2, 1)
+
+    if of_experts:
+        return _every_stage(plan, lambda stage: replace(stage, expert_parallel=other(stage.expert_parallel)))
+    spread = _every_stage(plan, lambda stage: replace(stage, context_parallel=other(stage.context_parallel)))
+    if spread == plan or (up and any(replica.count % 2 for replica in plan.replicas)):
+        return None
+    halves, doubles = (2, 1) if up else (1, 2)
+    counts = [
+        replace(each, count=each.count * doubles // halves, micro_batches=each.micro_batches * halves // doubles)
+        for each in spread.replicas
+    ]
+    return replace(spread, replicas=tuple(counts))
 
 
 MOVES: tuple[Move, ...] = (

@@ -57,7 +57,7 @@ class NotCovered(Enum):
     """Kinds of plans that neither a search nor its bound looks at."""
 
     VIRTUAL_STAGES = "virtual stages"
-    CONTEXT_OR_EXPERTS = "context and expert parallelism"
+    CONTEXT_OR_EXPERTS = "context and expert parallelism of unequal replicas"
     SHARDED_GRADIENTS = "ZeRO-2 and ZeRO-3"
     SHARDED_PIPELINES = "ZeRO-2 and ZeRO-3 in pipelines"
     OTHER_MICRO_BATCHES = "micro-batches of other sizes than 1, 2, 4 and 8"
@@ -80,6 +80,14 @@ class DeeperPipelines:
     """Not covered: pipelines of more than so many stages."""
 
     stages: int
+
+
+@record(kw_only=False)
+class OtherContexts:
+    """Not covered: context parallelism with fewer than so many tokens of a sequence on a GPU, or whose stages tile no
+    machines."""
+
+    tokens: int
 
 
 @record(kw_only=False)
@@ -169,6 +177,7 @@ class MixesLeft:
 Uncovered = (
     NotCovered
     | DeeperPipelines
+    | OtherContexts
     | Offload
     | MixedPlans
     | SeveralMakers

@@ -37,7 +37,7 @@ FIXED = {
     Cause.NOT_LOOKED_AT: "not looked at: the search was stopped",
     Cause.NOT_NEEDED: "pruned by bound or not needed",
     findings.NotCovered.VIRTUAL_STAGES: "virtual pipeline stages",
-    findings.NotCovered.CONTEXT_OR_EXPERTS: "context and expert parallelism",
+    findings.NotCovered.CONTEXT_OR_EXPERTS: "context and expert parallelism in pipelines for `shardwright train`",
     findings.NotCovered.SHARDED_GRADIENTS: "ZeRO-2 and ZeRO-3",
     findings.NotCovered.SHARDED_PIPELINES: "ZeRO-2 and ZeRO-3 in pipelines on one GPU type",
     findings.NotCovered.OTHER_MICRO_BATCHES: "micro-batches of other sizes than 1, 2, 4 and 8",
@@ -90,6 +90,9 @@ FIXED = {
 # Sentences with the fields of a finding, {0}; how `_Words` writes them stands after the colon.
 SENTENCES = {
     findings.DeeperPipelines: "pipelines of more than {0.stages} stages",
+    findings.OtherContexts: (
+        "context parallelism with fewer than {0.tokens:,} tokens on a GPU, or on parts of several machines"
+    ),
     findings.Lacking: "{0.of:finding} ({0.written})",
     findings.UnequalReplicas: "unequal replicas with {0.of:findings}",
     findings.UnableGpus: "GPUs that cannot compute in {0.precision}: {0.gpus:names}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -25,8 +25,10 @@ from shardwright.spec.model import Layer
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
+from shardwright.spec.read.model_yaml import model_of_dimensions
 
 GPUS = ("A100-SXM-40", "V100-SXM2", "T4", "A10G", "H100-SXM", "L4", "RTX3090", "H20")
+FUSING = ("A100-SXM-40", "A10G", "H100-SXM", "L4", "RTX3090", "H20")
 MODELS = ("gpt2-medium", "gpt2-large", "gpt2-xl", "gpt2-xl", "pythia-410m", "pythia-1b")
 EFFICIENCY = Analytic()
 EFFORT = Effort(regions=60, patience=60, idle=60, near=0.0)
@@ -87,6 +89,34 @@ def varied(problem: Small, seed: int) -> Small:
     chosen = tuple(settings(contexts, space))
     links = problem.cluster.site_links
     return Small(problem.cluster, contexts, space, chosen, tuple(tables(contexts, chosen, links)))
+
+
+def spread(seed: int, *, gpus: Sequence[int]) -> Small:
+    """Return a random problem with so many `gpus` of each of two types, whose context or experts may be spread over
+    ranks of a mesh: with its settings in random order."""
+    pick = random.Random(seed)
+    nodes: list[dict[str, object]] = []
+    for gpu in pick.sample(FUSING, 2):
+        number = pick.choice(gpus)
+        each = pick.choice([size for size in (1, 2, 4, 8) if number % size == 0])
+        links = {"memory_gb": pick.choice((6, 8, 16)), "inter_node_gbps": pick.choice((25, 100, 400))}
+        nodes.append({"count": number // each, "gpu": gpu, "gpus": each, **links})
+    cluster = build_cluster({"nodes": nodes}, "test")
+    experts = {"experts": pick.choice((2, 4, 6, 8)), "top_k": 2, "expert_width": pick.choice((2048, 8192))}
+    sparse = {"moe": {**experts, "shared_width": pick.choice((0, 1024)), "first_dense": pick.choice((0, 0, 1))}}
+    dimensions = {"hidden": 1024, "layers": pick.randint(3, 4), "heads": 16, "vocab": 32000, "ffn": 4096}
+    model = model_of_dimensions(dimensions | (sparse if pick.random() < 0.8 else {}), "m")
+    job = make_job(global_batch=pick.choice((4, 6, 8)), seq_len=pick.choice((512, 4096)), precision="fp16")
+    contexts = tuple(Context(model=model, pool=pool, job=job, efficiency=EFFICIENCY) for pool in cluster.pools)
+    pins: dict[str, tuple[Value, ...]] = {
+        "cp": pick.choice(((1,), (1, 2), (2,))),
+        "micro_batch": (pick.choice((1, 2)),),
+    }
+    pins |= {"tp": pick.choice(((1,), (1,), (2,), (1, 2)))} | ({"ep": (2,)} if pick.random() < 0.4 else {})
+    space = Space(pins=pins)
+    found = settings(contexts, space)
+    chosen = tuple(pick.sample(found, len(found)))
+    return Small(cluster, contexts, space, chosen, tuple(tables(contexts, chosen)))
 
 
 def unlike(problem: Small, seed: int) -> Small:

@@ -14,7 +14,7 @@ from tests.nightly import nightly
 from tests.search.mixed.oracle_lines import splits
 from tests.search.mixed.problems import Small, small, unlike, varied
 
-from shardwright.cost.network.collectives import Group, gather_seconds
+from shardwright.cost.network.collectives import gather_seconds
 from shardwright.cost.pipeline.schedule import one_f_one_b
 from shardwright.cost.pipeline.simulate import simulate
 from shardwright.cost.stage.terms import LEAN, WHOLE
@@ -191,11 +191,12 @@ def test_a_stage_leaves_the_seconds_that_its_layers_need_after_the_pipeline(
 
 
 def gathered(table: Table, kinds: np.ndarray, made: SplitTimes, copies: int) -> np.ndarray:
-    """Return the seconds to gather the parameters of each stage from copies on its own type, [1, P]."""
-    once = np.zeros_like(made.parameters)
+    """Return the seconds to gather the weights of each stage from copies on its own type, [1, P]."""
+    once = np.zeros_like(made.dense)
     for place, kind in enumerate(kinds):
-        group = Group(size=np.array([copies]), local=np.array([min(int(table.local[kind]), copies)]))
-        once[:, place] = gather_seconds(table.links_seen(kind), group, made.parameters[:, place])
+        local = min(int(table.local[kind]), copies)
+        for group, held in zip(table.unit[kind].groups(np.array(copies), np.array(local)), made.weights, strict=True):
+            once[:, place] += gather_seconds(table.links_seen(kind), group, held[:, place]) * (held[:, place] > 0)
     return once
 
 

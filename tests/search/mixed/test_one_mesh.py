@@ -8,17 +8,26 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.search.mixed.problems import Small, small
+from tests.nightly import nightly
+from tests.search.mixed.problems import Small, small, spread
 
 import shardwright
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
+from shardwright.exporters.megatron.limits import unsupported
 from shardwright.plans.check import check
 from shardwright.plans.findings import MixedPlans
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
+from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.drafts.draft import ORDERS, Draft, fitting_seconds, plan_of
 from shardwright.search.mixed.drafts.splits import Line
-from shardwright.search.mixed.one_mesh import mesh_search
+from shardwright.search.mixed.one_mesh import (
+    Candidate,
+    by_all_splits,
+    candidates,
+    mesh_search,
+    numbers_of_copies,
+)
 from shardwright.search.mixed.tables.compositions import compositions
 from shardwright.search.mixed.tables.settings import Setting
 from shardwright.search.rules.filters import Filters
@@ -37,10 +46,15 @@ def enumerated(problem: Small, rates: dict[str, float] | None = None) -> float:
         for draft in drafts(problem, setting, table.units):
             for order in ORDERS:
                 plan = plan_of(problem.contexts, problem.cluster, draft, rank_order=order)
-                if not check(plan) and is_mesh(plan):
+                if legal(plan):
                     seconds = fitting_seconds(problem.contexts, plan, known)
                     best = best if seconds is None else min(best, seconds * rate_of(problem, plan, rates))
     return best
+
+
+def legal(plan: Plan) -> bool:
+    """Return whether a plan is a mesh whose ranks Megatron-LM numbers so."""
+    return not check(plan) and is_mesh(plan) and not any(each.path == "rank_order" for each in unsupported(plan))
 
 
 def rate_of(problem: Small, plan: Plan, rates: dict[str, float] | None) -> float:
@@ -83,8 +97,7 @@ def hours_of(plan: Plan, iterations: float | None) -> float:
     return seconds_of(plan) * iterations / 3600.0
 
 
-def against_enumeration(seed: int) -> bool:
-    problem = small(seed, **SIZES)
+def against_enumeration(problem: Small) -> bool:
     found = mesh_search(
         problem.contexts, problem.cluster, problem.space, Filters(rules=()), gap=0.0, incumbent=np.inf, top=1
     )
@@ -140,13 +153,58 @@ def test_enumeration_of_more_clusters_does_not_beat_it_in_dollars(seed: int) -> 
 
 
 def test_enumeration_does_not_beat_the_certificate_of_a_mesh() -> None:
-    assert sum(map(against_enumeration, range(4))) > 2
+    assert sum(against_enumeration(small(seed, **SIZES)) for seed in range(4)) > 2
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(4, 80))
 def test_enumeration_of_more_clusters_does_not_beat_the_certificate_of_a_mesh(seed: int) -> None:
-    against_enumeration(seed)
+    against_enumeration(small(seed, **SIZES))
+
+
+@pytest.mark.parametrize("seed", [8, 9, 11, *nightly(range(12, 80))])
+def test_enumeration_does_not_beat_the_certificate_where_context_and_experts_are_spread(seed: int) -> None:
+    """Of the three of every run the best plans have two ranks for experts, two for sequences, or both."""
+    against_enumeration(spread(seed, gpus=(2, 3, 4)))
+
+
+def random_seconds(problem: Small, way: Candidate, pick: np.random.Generator) -> list[float]:
+    """Return the exact seconds of some random plans of a candidate that fit."""
+    layers, known, found = way.instance.table.layers, {}, []
+    for _ in range(6):
+        present = pick.permutation(np.flatnonzero(way.counts))
+        kinds = np.repeat(present, np.array(way.counts)[present]).tolist()
+        if len(kinds) > layers:
+            return []
+        cuts = np.sort(pick.choice(np.arange(1, layers), len(kinds) - 1, replace=False)).tolist()
+        mode = (NONE, SELECTIVE, BLOCK)[int(pick.integers(3))]
+        recompute = (mode, int(pick.integers(1, layers + 1)) if mode == BLOCK else 0)
+        line = Line(
+            kinds=tuple(kinds), starts=(0, *cuts, layers), recompute=(recompute,) * len(kinds), seconds=0.0, after=0.0
+        )
+        replicas = ((line, way.copies, way.micro_batches),)
+        draft = Draft(setting=way.instance.setting, replicas=replicas, seconds=0.0)
+        for order in ORDERS:
+            plan = plan_of(problem.contexts, problem.cluster, draft, rank_order=order)
+            if legal(plan):
+                found.append(fitting_seconds(problem.contexts, plan, known))
+    return [seconds for seconds in found if seconds is not None]
+
+
+@pytest.mark.parametrize("seed", [2, 5, 6, 9, *nightly(range(10, 300))])
+def test_no_plan_is_below_the_bounds_of_its_candidate(seed: int) -> None:
+    """Neither below the inequalities nor below what all of its splits take, with context and experts spread too."""
+    pick, problem = np.random.default_rng(seed), spread(seed, gpus=(4, 8, 12, 16))
+    batch = problem.contexts[0].job.global_batch
+    for instance in instances(problem.settings[:4], problem.tables[:4], batch, problem.space):
+        for copies in numbers_of_copies(instance, problem.space):
+            ways = candidates(instance, problem.space, 1e6, copies)
+            for way in [ways[place] for place in pick.permutation(len(ways))[:3]]:
+                least = min(random_seconds(problem, way, pick), default=np.inf)
+                if np.isfinite(least):
+                    sooner = candidates(instance, problem.space, 1.01 * least, copies)
+                    bounded = next(each for each in sooner if each.counts == way.counts)
+                    assert by_all_splits(bounded, 1.01 * least).seconds <= least * (1.0 + 1e-9)
 
 
 def test_megatron_plans_over_several_types_by_time_and_by_dollars() -> None:

@@ -23,6 +23,7 @@ from shardwright.search.space.axes import parse_pins, pin_words
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
+from shardwright.spec.read.model_yaml import model_of_dimensions
 
 
 @cache
@@ -73,10 +74,7 @@ OBEYED_TOO = (
 )
 # Pins that none has, each with a rule that means the same, and why there is none.
 REFUSED = (("vpp=2", "$vpp == 1", Lack.VIRTUAL_STAGES),)
-REFUSED_TOO = (
-    ("cp=2", "$cp < 2", Lack.CONTEXT_PARALLEL),
-    ("overlap_p2p_comm=on", "not $overlap_p2p_comm", Lack.OVERLAPPED_MESSAGES),
-)
+REFUSED_TOO = (("overlap_p2p_comm=on", "not $overlap_p2p_comm", Lack.OVERLAPPED_MESSAGES),)
 
 
 def mixed_plans(found: Ranking) -> list[Plan]:
@@ -112,6 +110,37 @@ def test_what_no_plan_over_types_has_is_named(pin: str, rule: str, lack: Lack) -
         assert unsearched.lacking == (Lacking(lack, words),)
         assert "were not searched" in idle_sentence(found)
         assert "no faster plan" not in idle_sentence(found)
+
+
+EXPERTS = {"moe": {"experts": 8, "top_k": 2, "expert_width": 8192}}
+SIZES = {"hidden": 2048, "layers": 6, "heads": 16, "vocab": 32000}
+
+
+@cache
+def spread(pin: str = "", rule: str = "") -> Ranking:
+    return plan(
+        model_of_dimensions(SIZES | EXPERTS, "m"),
+        load_cluster("1x4xA100-SXM-80+1x4xA800-SXM-80"),
+        make_job(global_batch=64, seq_len=2048),
+        space=parse_pins([pin] if pin else []),
+        rules=parse_rules(rule, "r") if rule else (),
+        efficiency=Analytic(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("pin", "rule", "lack"),
+    [("ep=4", "$ep != 4", Lack.EXPERT_PARALLEL), ("cp=2", "$cp < 2", Lack.CONTEXT_PARALLEL)],
+)
+def test_degrees_that_spread_context_and_experts_are_left_to_meshes(pin: str, rule: str, lack: Lack) -> None:
+    for found in (spread(pin), spread(rule=rule)):
+        over_types = [each for each in found.plans if len(each.gpus_by_type) > 1]
+        assert over_types and all(is_mesh(each) and each.job.framework == "megatron" for each in over_types)
+        assert all(keeps(each, parse_pins([pin])) for each in found.plans)
+        assert seconds(found) >= seconds(spread())
+        (unsearched,) = [kind for kind in found.search.not_covered if isinstance(kind, MixedPlans)]
+        assert unsearched.of is Mixing.UNEQUAL
+        assert [lacking.of for lacking in unsearched.lacking] == [lack]
 
 
 def test_tensor_parallel_communication_beside_computation_is_left_to_meshes_of_megatron() -> None:

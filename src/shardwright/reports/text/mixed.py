@@ -76,6 +76,9 @@ def settings(plan: Plan) -> Iterator[tuple[str, str]]:
     for place, replica in enumerate(plan.replicas):
         yield "replicas" if place == 0 else "", replica_words(replica)
     yield "pipeline", "1F1B; the tensor-parallel degree of a stage is in front of its GPU type"
+    if (context := plan.replicas[0].stages[0].context_parallel) > 1:
+        yield "context", f"context parallel {context}, of every stage"
+    yield from strategy.experts_setting(plan)
     yield from strategy.shared_settings(plan)
 
 

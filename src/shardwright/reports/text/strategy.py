@@ -94,8 +94,7 @@ def settings(plan: Plan) -> Iterator[tuple[str, str]]:
     }
     product = " × ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one alone"
     yield "GPUs", f"{plan.gpus} {stage.gpu} = {product}; rank order {plan.rank_order}"
-    if any(kind.moe is not None for kind in plan.model.kinds):
-        yield "experts", f"expert parallel {stage.expert_parallel}, tensor {stage.expert_tensor_parallel} in an expert"
+    yield from experts_setting(plan)
     samples = f"{counted(replica.micro_batches, 'micro-batch')} of {plan.micro_batch}"
     yield "batch", f"{plan.job.global_batch} = {samples} × {counted(plan.data_parallel, 'replica')}"
     yield "pipeline", _pipeline_words(plan)
@@ -225,6 +224,13 @@ def tensor_parallel_words(plan: Plan) -> str:
 def depth_words(plan: Plan) -> str:
     """Return the pipeline lengths of a plan: 4, or 1–4."""
     return _range_words([len(replica.stages) for replica in plan.replicas])
+
+
+def experts_setting(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield how the experts of a model that has some are spread, as the first stage has them."""
+    stage = plan.replicas[0].stages[0]
+    if any(kind.moe is not None for kind in plan.model.kinds):
+        yield "experts", f"expert parallel {stage.expert_parallel}, tensor {stage.expert_tensor_parallel} in an expert"
 
 
 def _range_words(numbers: Sequence[int]) -> str:

@@ -69,7 +69,8 @@ def mixed_search(
     """
     plain, contexts = contexts, run_by_train(contexts, fit)
     space, filters = narrowed(contexts, space, filters)
-    chosen = unruled(settings(contexts, space, filters.axes), contexts, filters)
+    usable = unruled(settings(contexts, space, filters.axes), contexts, filters)
+    chosen = [setting for setting in usable if not setting.spread]
     least = 0.0
     if not by_dollars(contexts[0].job):
         cutoff, links = min(incumbent / (1.0 + gap), enough), cluster.site_links

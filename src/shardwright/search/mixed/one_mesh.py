@@ -18,9 +18,11 @@ import numpy as np
 from shardwright.arrays import Floats, Ints, picked
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
+from shardwright.cost.strategies import row_of
 from shardwright.errors import bad
 from shardwright.plans.findings import NotCovered
 from shardwright.plans.mesh import is_mesh
+from shardwright.plans.placement import COPIES_TOGETHER
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.rounding import coarse, weighed
@@ -44,10 +46,11 @@ from shardwright.search.mixed.restrictions import dropped, keeps_pins, narrowed,
 from shardwright.search.mixed.subproblem.exact import ANY, least_by_splits
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.region import Region, sites_of
-from shardwright.search.mixed.tables.settings import OF_MIXED_PLANS, in_no_setting, settings
+from shardwright.search.mixed.tables.settings import OF_MIXED_PLANS, Setting, of_a_mesh, settings
 from shardwright.search.objective import affordable_value
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, divisors
+from shardwright.search.space.layouts import runs_data_outermost
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.units import SECONDS_PER_HOUR
@@ -84,7 +87,8 @@ class _Run:
 
     def allowed(self, plan: Plan) -> bool:
         """Return whether a mesh can run a plan, and pins and rules let it pass."""
-        return is_mesh(plan) and keeps_pins(plan, self.space) and not dropped(plan, self.contexts, self.filters)
+        kept = is_mesh(plan) and keeps_pins(plan, self.space) and not dropped(plan, self.contexts, self.filters)
+        return kept and (plan.rank_order == COPIES_TOGETHER or runs_data_outermost(self.contexts[0], row_of(plan))[0])
 
 
 def mesh_search(
@@ -99,29 +103,63 @@ def mesh_search(
 ) -> MixedOutcome:
     """Return the best plans over all `contexts` together that one mesh of ranks can run, priced as the job's framework
     runs them, with the seconds or dollars that none of their space beats. `incumbent` and `gap` are as in
-    `mixed_search`."""
+    `mixed_search`.
+
+    Settings that spread context or experts are searched after the others and against their best plan, so that they
+    never lead to a slower one."""
     space, filters = narrowed(contexts, space, filters)
     usable = unruled(settings(contexts, space, filters.axes), contexts, filters)
     run = _Run(worth_of(contexts), contexts, cluster, space, filters, incumbent)
-    chosen, _ = that_may_gain(
-        contexts,
-        [setting for setting in usable if setting.symmetric],
-        space,
-        cluster.site_links,
-        longest=run.worth.longest(incumbent),
-        cutoff=run.worth.longest(incumbent / (1.0 + gap)),
+    parts = [
+        _of_settings(run, [setting for setting in usable if setting.symmetric and setting.spread == spread], gap)
+        for spread in (False, True)
+    ]
+    uniform, deepest = parts[0].uniform, max(part.deepest for part in parts)
+    plans = [costed(contexts, plan, run.known) for _, plan in sorted(run.best.values(), key=lambda item: item[0])[:top]]
+    return MixedOutcome(
+        plans=tuple(plans),
+        uniform=None if uniform is None else costed(contexts, uniform, run.known),
+        uniform_rule=RULE,
+        bound=min(part.bound for part in parts),
+        candidates=sum(part.candidates for part in parts),
+        costed=run.costed,
+        not_covered=(
+            *of_a_mesh(contexts, space),
+            *OF_MIXED_PLANS,
+            NotCovered.STRADDLED_STAGES,
+            *depth_limits(deepest, len(contexts[0].model.layers)),
+        ),
     )
-    found_tables = tables(contexts, chosen, cluster.site_links) if chosen else []
-    alike = partial(uniform_plans, contexts, cluster, chosen, found_tables)
+
+
+@record(kw_only=False)
+class _Part:
+    """What the plans of some settings are not below, in what the job minimises; their uniform plan over all machines,
+    if one fits; how many candidates were told apart, and the deepest pipelines of which all are."""
+
+    bound: float
+    uniform: Plan | None
+    candidates: int
+    deepest: int
+
+
+def _of_settings(run: _Run, some: Sequence[Setting], gap: float) -> _Part:
+    """Search the plans of some settings, and keep the best ones in `run`."""
+    contexts, space, links = run.contexts, run.space, run.cluster.site_links
+    longest, cutoff = (run.worth.longest(value) for value in (run.incumbent, run.incumbent / (1.0 + gap)))
+    chosen, _ = that_may_gain(contexts, some, space, links, longest=longest, cutoff=cutoff)
+    found_tables = tables(contexts, chosen, links) if chosen else []
+    alike = partial(uniform_plans, contexts, run.cluster, chosen, found_tables)
     [everywhere] = alike([range(len(contexts))])
     uniform = best_uniform(contexts, everywhere)
-    on_some = alike(_some(len(contexts)), run.worth.longest(run.incumbent))
+    on_some = alike(_some(len(contexts)), longest)
     for plan in (uniform, *(best_uniform(contexts, plans) for plans in on_some)):
         if plan is not None and run.allowed(plan):
             _keep(run, plan, fitting_seconds(contexts, plan, run.known))
     found = instances(chosen, found_tables, contexts[0].job.global_batch, space)
     longest = HOPELESS * max((instance.quick for instance in found), default=np.inf)
     ways = list(_scouted(run, found, gap, longest))
+    run.undecided.clear()
     bound = least_bound(
         [(least, _Open(way)) for least, way in sorted(ways, key=lambda pair: pair[0])],
         partial(_looked_at, run),
@@ -129,21 +167,8 @@ def mesh_search(
         spent=lambda looks: looks / LOOKS,
     )
     bound = bound_by_ranges(run.undecided, run.worth, run.incumbent, min(bound, run.incumbent / (1.0 + gap)))
-    plans = [costed(contexts, plan, run.known) for _, plan in sorted(run.best.values(), key=lambda item: item[0])[:top]]
-    return MixedOutcome(
-        plans=tuple(plans),
-        uniform=None if uniform is None else costed(contexts, uniform, run.known),
-        uniform_rule=RULE,
-        bound=bound,
-        candidates=len(ways),
-        costed=run.costed,
-        not_covered=(
-            *in_no_setting(space),
-            *OF_MIXED_PLANS,
-            NotCovered.STRADDLED_STAGES,
-            *depth_limits(max((instance.depth for instance in found), default=0), len(contexts[0].model.layers)),
-        ),
-    )
+    deepest = max((instance.depth for instance in found), default=0)
+    return _Part(bound, uniform, len(ways), deepest)
 
 
 def _some(types: int) -> Iterator[tuple[int, ...]]:
@@ -232,7 +257,7 @@ class Worth:
         """Return what no plan of a candidate is below, infinite where none keeps deadline and budget."""
         if self.per_second is None:
             return way.seconds
-        gpus = np.array(way.counts) * way.copies * np.array(way.instance.setting.tp)
+        gpus = np.array(way.counts) * way.copies * np.array(way.instance.setting.gpus)
         dollars = way.seconds * float(np.ceil(gpus / self.machine_gpus) @ self.per_second)
         times = self.job.iterations
         if times is not None:
@@ -297,9 +322,11 @@ def candidates(instance: Instance, space: Space, incumbent: float, copies: int) 
 
 
 def numbers_of_copies(instance: Instance, space: Space) -> list[int]:
-    """Return how many equal replicas an instance may have, fewest first: each takes as many micro-batches."""
-    numbers = divisors(instance.total, int(instance.table.units.sum()) // 2)
-    return [int(copies) for copies in space.allowed("dp", numbers)]
+    """Return how many equal replicas an instance may have, fewest first: each takes as many micro-batches, and the
+    ranks of a stage, over all of them, divide by those that an expert's weights are spread over."""
+    numbers, unit = divisors(instance.total, int(instance.table.units.sum()) // 2), instance.table.unit[0]
+    ranks = unit.tp * unit.cp
+    return [int(copies) for copies in space.allowed("dp", numbers) if copies * ranks % unit.expert_gpus == 0]
 
 
 def by_all_splits(way: Candidate, longest: float, bottleneck: tuple[float, float] = ANY) -> Candidate:
@@ -312,7 +339,7 @@ def by_all_splits(way: Candidate, longest: float, bottleneck: tuple[float, float
         _region(way.instance, way.copies),
         link=float(table.links[list(used)].max()),
         used=used,
-        gpus=way.copies * int(counts[0] @ np.array(way.instance.setting.tp)),
+        gpus=way.copies * int(counts[0] @ np.array(way.instance.setting.gpus)),
         crossings=len(sites_of(table, used)) - 1,
     )
     short = replace(way.instance, depth=int(counts.sum()), known={})

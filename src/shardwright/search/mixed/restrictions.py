@@ -17,8 +17,10 @@ from shardwright.search.space.axes import Space, pin_words
 from shardwright.search.space.parameters import AXIS_OF
 from shardwright.spec.catalog.frameworks import OWN
 
-# What all plans of the search have, whatever runs them, and what `shardwright train` does not run otherwise.
-ALWAYS = {"cp": 1, "ep": 1, "vpp": 1, "overlap_pp": 0}
+# What all plans of the search have, whatever runs them; what unequal ones have, too; and what `shardwright train` does
+# not run otherwise.
+ALWAYS = {"vpp": 1, "overlap_pp": 0}
+UNEQUAL = {"cp": 1, "ep": 1}
 BY_TRAIN = {"flash": 1, "overlap_tp": 0}
 LACKS = {
     "cp": Lack.CONTEXT_PARALLEL,
@@ -38,6 +40,7 @@ SETTING_VARIABLES = frozenset(
         "tp_comm_overlap",
         "context_parallel_size",
         "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
         "virtual_stages",
         "use_flash_attn",
         "overlap_p2p_comm",
@@ -64,7 +67,8 @@ def lacking(contexts: Sequence[Context], space: Space, filters: Filters, *, one_
     """Return the pins and rules that leave no plan that mixes GPU types; nothing if there may be some. Those of
     `one_mesh` are run by the job's framework, all others by `shardwright train`."""
     job = contexts[0].job
-    fixed = ALWAYS if one_mesh and job.framework != OWN else ALWAYS | BY_TRAIN
+    by_others = one_mesh and job.framework != OWN
+    fixed = ALWAYS | ({} if one_mesh else UNEQUAL) | ({} if by_others else BY_TRAIN)
     options = () if one_mesh else tuple(Lacking(Lack.TRAINER_OPTION, word) for word in beyond_own(job))
     return (*_pins(space, fixed), *_rules(contexts, filters, fixed), *options)
 

@@ -158,18 +158,22 @@ def rank_orders(
 ) -> list[tuple[Bools, tuple[Value, ...]]]:
     """Return the rank orders that the pins leave, each with the layouts [N] that have them.
 
-    With data parallelism outside the pipeline Megatron-LM, unlike others, wants expert groups (for dense models:
-    tensor-parallel groups) that span tensor and context parallelism exactly (its parallel_state.py). Where either order
-    places all ranks alike it counts as the first that is left, or as all of them if they are to be told `apart`, as
-    rules do."""
-    if context.job.framework == MEGATRON:
-        dense = all(kind.moe is None for kind in context.model.kinds)
-        legal = np.asarray(rows.cp == 1 if dense else rows.ep * rows.etp == rows.tp * rows.cp)
-    else:
-        legal = np.ones(len(rows.cp), dtype=bool)
+    Where either order places all ranks alike it counts as the first that is left, or as all of them if they are to be
+    told `apart`, as rules do."""
+    legal = runs_data_outermost(context, rows)
     differ = (rows.pp > 1) & (rows.dp > 1)
     every, usual = space.allowed("rank_order", (0, 1)), space.allowed("rank_order", (0,))
     return [(legal & differ, every), (legal & ~differ, every if apart else every[:1]), (~legal, usual)]
+
+
+def runs_data_outermost(context: Context, rows: Layouts) -> Bools:
+    """Return which layouts may have data parallelism outside the pipeline, [N]. Megatron-LM, unlike others, wants
+    expert groups there (for dense models: tensor-parallel groups) that span tensor and context parallelism exactly (its
+    parallel_state.py)."""
+    if context.job.framework != MEGATRON:
+        return np.ones(len(rows.cp), dtype=bool)
+    dense = all(kind.moe is None for kind in context.model.kinds)
+    return np.asarray(rows.cp == 1 if dense else rows.ep * rows.etp == rows.tp * rows.cp)
 
 
 def candidate_counts(

@@ -120,11 +120,11 @@ class Figures(Columns):
 
 def figures(table: Table, layers: Layers, copies: int) -> Figures:
     """Return the figures of every type in a pipeline, where `copies` replicas share the optimizer state."""
-    per_parameter, more = table.kept_bytes(copies)
+    per_weight, more = table.kept_bytes(copies)
     move = least_move_seconds(table)
     return Figures(
         layer=layers.least,
-        state=(layers.dense + layers.expert) * per_parameter,
+        state=(layers.weights * per_weight).sum(axis=0),
         room=table.rooms(staged=True),
         beside=table.beside(last=False),
         last_beside=table.beside(last=True),
@@ -132,9 +132,9 @@ def figures(table: Table, layers: Layers, copies: int) -> Figures:
         move=move,
         first_seconds=layers.first_seconds,
         last_seconds=layers.last_seconds,
-        first_held=per_parameter * layers.first_parameters + more * layers.first_ends,
+        first_held=(per_weight * layers.first_weights).sum(axis=0) + more * layers.first_ends,
         first_bytes=layers.first_bytes,
-        last_held=per_parameter * layers.last_parameters + more * layers.last_ends + layers.last_bytes,
+        last_held=(per_weight * layers.last_weights).sum(axis=0) + more * layers.last_ends + layers.last_bytes,
     )
 
 

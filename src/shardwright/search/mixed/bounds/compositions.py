@@ -63,21 +63,16 @@ class Compositions(Columns):
 def alone(table: Table, layers: Layers, region: Region) -> Compositions:
     """Return the compositions of a single stage, which pass one micro-batch after the other."""
     types, copies = np.flatnonzero(table.units > 0), region.most
-    per_parameter, more = table.kept_bytes(copies)
-    total = layers.total
-    parameters = (
-        total * (layers.dense + layers.expert)
-        + layers.first_parameters
-        + layers.last_parameters
-        - table.tied_parameters
-    )
-    state = per_parameter * parameters + more * (layers.first_ends + layers.last_ends - table.tied_parameters)
+    per_weight, more = table.kept_bytes(copies)
+    total, weights = layers.total, layers.all_weights - _once_tied(table)
+    ends = layers.first_ends + layers.last_ends - table.tied_parameters
+    state = (per_weight * weights).sum(axis=0) + more * ends
     room = table.rooms(staged=False) - state - layers.first_bytes - layers.last_bytes
     seconds = total * layers.alone_seconds + layers.first_seconds + layers.last_seconds + 2.0 * table.each
     again = least_repeated(layers.least, region.modes, total, room, table.beside(last=True))
     seconds = seconds + np.where(np.isfinite(again), again, 0.0)
-    later = single_stage_seconds(table, parameters, region)
-    later = later + parameters * table.updates(copies) + total * layers.orthogonal / copies
+    later = single_stage_seconds(table, weights, region)
+    later = later + (weights * table.updates(copies)).sum(axis=0) + total * layers.orthogonal / copies
     later = later + table.norm_seconds(region.fewest)[0] + agreement_delay(table, region)
     fits = np.isfinite(again) & usable(table, np.eye(table.types), region)
     kept_types = types[fits[types]]
@@ -166,15 +161,23 @@ def _layers(capacity: Capacity, arranged: Arrangement, place: Ints) -> Floats:
 def after(table: Table, layers: Layers, counts: Ints, region: Region) -> Floats:
     """Return the seconds after the pipeline that no split avoids, [N]: the optimizer step, a tied embedding, and what
     the framework does. A weight of a layer may take longer than one of the ends."""
-    per_layer = (layers.dense + layers.expert).min()
-    end = np.maximum(table.updates(region.most), 1e-300)
+    # Counted as dense weights: as many of these take as long as the experts' beside them.
+    end, *experts = np.maximum(table.updates(region.most), 1e-300)
+    share = experts[0] / end
+    per_layer = (layers.dense + share * layers.expert).min()
     updates = end + layers.orthogonal / region.most / per_layer
     speed = weighed(counts, 1.0 / updates)
-    ends = layers.first_parameters + layers.last_parameters - table.tied_parameters * (counts.sum(axis=1) == 1)[:, None]
+    dense, expert = layers.first_weights + layers.last_weights
+    ends = dense + share * expert - table.tied_parameters * (counts.sum(axis=1) == 1)[:, None]
     parameters = layers.total * per_layer + ends.min(axis=1) * (end / updates).min()
     once = np.where(counts > 0, table.norm_seconds(counts.sum(axis=1) * region.fewest), 0.0).max(axis=1)
     least = parameters / speed + once + least_tied(table, counts) + agreement_delay(table, region)
     return np.asarray(least)
+
+
+def _once_tied(table: Table) -> Floats:
+    """Return the weights that a stage with both ends has once instead of twice, dense ones and experts', [2, G]."""
+    return np.stack([table.tied_parameters, 0.0 * table.tied_parameters])
 
 
 def least_tied(table: Table, counts: Ints) -> Floats:

@@ -90,7 +90,7 @@ class Instance:
     def roots(self, space: Space) -> list[Region]:
         """Return the regions to start from: all numbers of replicas, or those pinned."""
         fewest, most = 1, int(min(self.table.units.sum(), self.total))
-        if not self.setting.sharing.within(space, 1):
+        if not self.setting.sharing.within(space, self.setting.cp):
             fewest = 2
         allowed = np.array(space.allowed("dp", range(fewest, most + 1)), dtype=np.int64)
         ranges = np.split(allowed, np.flatnonzero(np.diff(allowed) > 1) + 1) if len(allowed) else []

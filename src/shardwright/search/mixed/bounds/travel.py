@@ -18,9 +18,9 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
-from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, Fabric, Group, gather_seconds
+from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, Fabric, gather_seconds
 from shardwright.records import record
-from shardwright.search.mixed.tables.columns import Layers, Table
+from shardwright.search.mixed.tables.columns import Layers, Table, Unit
 from shardwright.search.mixed.tables.compositions import Arrangement
 from shardwright.search.mixed.tables.region import Region, ring_delay_between_sites, ring_pace_between_sites
 
@@ -49,43 +49,49 @@ def traffic(table: Table) -> tuple[Traffic, Traffic]:
     )
 
 
-def byte_seconds(table: Table, parameters: Floats, region: Region, *, beside: Sequence[int] = ()) -> Floats:
-    """Return the least seconds to gather one byte of each of up to `parameters` [G] from the copies in a plan of a
-    region, per parameter, [G]. With copies on the types `beside`, not all stand in one domain, and their links and
-    domains count, too.
+def byte_seconds(table: Table, weights: Floats, region: Region, *, beside: Sequence[int] = ()) -> Floats:
+    """Return the least seconds to gather one byte of each of up to so many `weights`, dense ones and experts' [2, G],
+    from the copies in a plan of a region, per weight, [2, G]. With copies on the types `beside`, not all stand in one
+    domain, and their links and domains count, too.
 
     Some replica has no links faster than those of the region. It holds all layers, so types with faster links share
     theirs with one that it may have."""
-    once = _byte_seconds(table, parameters, region.fewest, region.link, beside)
+    once = _byte_seconds(table, weights, region.fewest, region.link, beside)
     if not np.isfinite(region.link):
         return once
     slow = [kind for kind in region.used if table.links[kind] <= region.link]
-    shared = [_byte_seconds(table, parameters, region.fewest, region.link, (*beside, kind)) for kind in slow]
+    shared = [_byte_seconds(table, weights, region.fewest, region.link, (*beside, kind)) for kind in slow]
     return np.where(table.links > region.link, np.maximum(once, np.min(shared, axis=0)), once)
 
 
-def _byte_seconds(table: Table, parameters: Floats, fewest: int, link: float, beside: Sequence[int]) -> Floats:
-    """Return the least seconds to gather a byte of each parameter, [G], from `fewest` copies or more, some of them on
-    types `beside`. The time grows with copies, and less than in proportion with parameters."""
-    if fewest < 2:
-        return np.zeros(table.types)
+def _byte_seconds(table: Table, weights: Floats, fewest: int, link: float, beside: Sequence[int]) -> Floats:
+    """Return the least seconds to gather a byte of each weight, [2, G], from `fewest` copies or more, some of them on
+    types `beside`. The time grows with copies, and less than in proportion with weights."""
+    if fewest < 2 and (table.holders <= 1.0).all():
+        return np.zeros((2, table.types))
     found, others = [], list(beside)
     link = min(link, float(table.links[others].min(initial=np.inf)))
     for kind, fabric in enumerate(table.fabrics):
         pace = min(fabric.inter_bytes_per_second, link / float(table.wide[kind]))
         most = int(min([table.local[kind], *table.local[others]] if others else [table.local[kind], fewest]))
-        found.append(_least_gather(fabric, pace, most, fewest, bool(others), float(parameters[kind])))
-    return np.array(found) / parameters
+        of_type = float(weights[0, kind]), float(weights[1, kind])
+        found.append(_least_gathers(fabric, pace, table.unit[kind], most, fewest, bool(others), of_type))
+    return np.array(found).T
 
 
 @lru_cache(maxsize=1024)
-def _least_gather(fabric: Fabric, pace: float, most: int, fewest: int, apart: bool, size_bytes: float) -> float:
-    """Return the least seconds to gather from `fewest` copies, 1 to `most` of them in a domain, at `pace` between
-    domains. If `apart`, not all stand in one."""
+def _least_gathers(
+    fabric: Fabric, pace: float, unit: Unit, most: int, fewest: int, apart: bool, weights: tuple[float, float]
+) -> tuple[float, ...]:
+    """Return the least seconds to gather a byte of dense `weights`, and of experts', per weight, from `fewest` copies,
+    1 to `most` of them in a domain, at `pace` between domains. If `apart`, not all stand in one."""
     local = np.arange(1, most + 1)
-    groups = Group(size=np.maximum(fewest, local + 1 if apart else local), local=local)
+    groups = unit.groups(np.maximum(fewest, local + 1 if apart else local), local)
     links = replace(fabric, inter_bytes_per_second=pace)
-    return float(gather_seconds(links, groups, np.array(size_bytes)).min())
+    return tuple(
+        float(gather_seconds(links, ranks, np.array(held)).min()) / held if held else 0.0
+        for ranks, held in zip(groups, weights, strict=True)
+    )
 
 
 @record
@@ -105,30 +111,29 @@ def travel(table: Table, layers: Layers, region: Region) -> list[Travel]:
     Communication of c seconds beside passes of p takes max(s c, c - h p) more: either part bounds what a whole stage
     needs from below, the same one for all that it holds. The first needs have the part that is greater for a layer, the
     second ones, where they differ, c - h p."""
-    parameters = layers.dense + layers.expert
-    whole = layers.total * parameters + layers.first_parameters + layers.last_parameters
-    once = byte_seconds(table, whole, region)
-    kinds = traffic(table)
+    once = byte_seconds(table, layers.all_weights, region)
+    kinds, updates = traffic(table), table.updates(region.most)
+    of_layer = (once * layers.weights).sum(axis=0)
     hidden = [
-        (1.0 - OVERLAP_SLOWDOWN) * each.width * once * parameters >= each.hidden * passing
+        (1.0 - OVERLAP_SLOWDOWN) * each.width * of_layer >= each.hidden * passing
         for each, passing in zip(kinds, layers.longest, strict=True)
     ]
 
     def needs(branches: Sequence[Bools]) -> Travel:
         def needed(held: Floats, passes: Floats) -> Floats:
-            seconds = table.updates(region.most) * held
+            seconds, travels = (updates * held).sum(axis=0), (once * held).sum(axis=0)
             for of, passing, branch in zip(kinds, passes, branches, strict=True):
-                each = of.width * once * held
+                each = of.width * travels
                 seconds = seconds + np.where(branch, each - of.hidden * passing, OVERLAP_SLOWDOWN * each)
             return np.asarray(seconds)
 
         passes = [np.where(branch, of.hidden * table.each, 0.0) for of, branch in zip(kinds, branches, strict=True)]
-        each = needed(parameters, layers.longest) + layers.orthogonal / region.most
+        each = needed(layers.weights, layers.longest) + layers.orthogonal / region.most
         spare = layers.total * np.maximum(-each, 0.0)  # what the passes of all layers hide of other communication
         return Travel(
             each=np.maximum(each, 1e-300),
-            first=np.maximum(needed(layers.first_parameters, layers.first_passes) - spare, 0.0),
-            last=np.maximum(needed(layers.last_parameters, layers.last_passes) - spare, 0.0),
+            first=np.maximum(needed(layers.first_weights, layers.first_passes) - spare, 0.0),
+            last=np.maximum(needed(layers.last_weights, layers.last_passes) - spare, 0.0),
             given=passes[0] + passes[1] - table.step_seconds,
         )
 
@@ -178,29 +183,28 @@ def parted_seconds(table: Table, layers: Layers, region: Region) -> Floats:
     each type, [G]; zeros where none is."""
     if not region.parted:
         return np.zeros(table.types)
-    parameters = (layers.dense + layers.expert) * float(layers.weight.min())
+    weights = layers.weights * float(layers.weight.min())
     pace, delay = ring_pace_between_sites(table, region), ring_delay_between_sites(table, region)
     found, kinds = np.zeros(table.types), traffic(table)
     for kind, fabric in enumerate(table.fabrics):
-        links = replace(fabric, inter_bytes_per_second=min(fabric.inter_bytes_per_second, pace))
-        local = np.arange(1, int(table.local[kind]) + 1)
-        groups = Group(size=np.maximum(region.fewest, local + 1), local=local)
-        once = gather_seconds(links, groups, np.full(len(local), parameters[kind])).min()
+        slower, of_type = min(fabric.inter_bytes_per_second, pace), (float(weights[0, kind]), float(weights[1, kind]))
+        least = _least_gathers(fabric, slower, table.unit[kind], int(table.local[kind]), region.fewest, True, of_type)
+        once = least[0] * of_type[0] + least[1] * of_type[1]
         for of, passing in zip(kinds, layers.longest[:, kind] * float(layers.weight.max()), strict=True):
             travels = of.width * once + of.rings * delay
             found[kind] += max(of.least * travels, travels - of.hidden * passing)
     return np.maximum(found - sum(of.hidden for of in kinds) * table.each, 0.0)
 
 
-def single_stage_seconds(table: Table, parameters: Floats, region: Region) -> Floats:
-    """Return the least seconds of gradients and weights after the passes of a replica of one stage that holds
-    `parameters` [G], beside replicas that have all of the types in use."""
+def single_stage_seconds(table: Table, weights: Floats, region: Region) -> Floats:
+    """Return the least seconds of gradients and weights after the passes of a replica of one stage that holds so many
+    `weights` [2, G], beside replicas that have all of the types in use."""
     beside = region.used if len(region.used) > 1 else ()
     link, delays = region.link, 0.0
     if region.parted:
         link = min(link, ring_pace_between_sites(table, region) * float(table.wide.max()))
         delays = ring_delay_between_sites(table, region) * (table.layers + 2)
-    once = _byte_seconds(table, parameters, region.fewest, link, beside) * parameters
+    once = (_byte_seconds(table, weights, region.fewest, link, beside) * weights).sum(axis=0)
     seconds = np.zeros(table.types)
     for of, passing in zip(traffic(table), (table.backward[:, -1], table.forward[:, -1]), strict=True):
         travels = of.width * once + of.rings * delays

@@ -39,7 +39,7 @@ def plan_of(contexts: Sequence[Context], cluster: Cluster, draft: Draft, *, rank
         Replica(count=count, micro_batches=size, stages=_stages(contexts, setting, line))
         for line, count, size in draft.replicas
     )
-    sharing = setting.sharing.of(sum(replica.count for replica in replicas))
+    sharing = setting.sharing.of(setting.cp * sum(replica.count for replica in replicas))
     split = any(stage.tensor_parallel > 1 for replica in replicas for stage in replica.stages)
     return Plan(
         model=context.model,
@@ -66,9 +66,9 @@ def _stages(contexts: Sequence[Context], setting: Setting, line: Line) -> tuple[
         Stage(
             gpu=contexts[kind].pool.gpu.name,
             tensor_parallel=setting.tp[kind],
-            context_parallel=1,
-            expert_parallel=1,
-            expert_tensor_parallel=setting.tp[kind] if experts else 1,
+            context_parallel=setting.cp,
+            expert_parallel=setting.ep,
+            expert_tensor_parallel=setting.etp(kind, experts=experts),
             layers=((begin, end),),
             recompute=_recompute(*recompute, end - begin),
         )

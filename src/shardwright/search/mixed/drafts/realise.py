@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
-from shardwright.cost.network.collectives import Group, gather_seconds
 from shardwright.rounding import coarse
 from shardwright.search.mixed.drafts.draft import Draft
-from shardwright.search.mixed.drafts.split_times import SplitTimes, tails, update_seconds
+from shardwright.search.mixed.drafts.split_times import SplitTimes, tails, update_seconds, weights_gather_seconds
 from shardwright.search.mixed.drafts.splits import (
     FittingSplits,
     Line,
@@ -184,7 +183,7 @@ def shares_unequally(table: Table, lines: Sequence[Line]) -> bool:
 def _after(table: Table, replicas: Replicas, times: Sequence[SplitTimes], copies: int, outermost: bool) -> list[float]:
     """Return the seconds that each replica cannot hide in its pipeline."""
     after = []
-    once = _once(table, replicas, [split.parameters[0] for split in times], copies, outermost)
+    once = _once(table, replicas, [split.weights[:, 0] for split in times], copies, outermost)
     for (line, _, _), split, seconds in zip(replicas, times, once, strict=True):
         reduce, gather = tails(table, split, seconds[None, :])
         tied = float(table.tied_between(np.array(line.kinds), len(line.kinds), 1 if outermost else copies))
@@ -192,23 +191,24 @@ def _after(table: Table, replicas: Replicas, times: Sequence[SplitTimes], copies
     return after
 
 
-def _once(table: Table, replicas: Replicas, parameters: Sequence[Floats], copies: int, outermost: bool) -> list[Floats]:
-    """Return the seconds to gather a byte of each parameter of every stage, [P] for each replica."""
-    if copies < 2:
+def _once(table: Table, replicas: Replicas, weights: Sequence[Floats], copies: int, outermost: bool) -> list[Floats]:
+    """Return the seconds to gather a byte of each of the `weights` of every stage, [2, P] for each replica, [P]."""
+    if copies < 2 and (table.holders <= 1.0).all():
         return [np.zeros(len(line.kinds)) for line, _, _ in replicas]
     begin = np.concatenate([line.starts[:-1] for line, _, _ in replicas])
     end = np.concatenate([line.starts[1:] for line, _, _ in replicas])
     kinds = np.concatenate([line.kinds for line, _, _ in replicas])
     number = np.concatenate([np.full(len(line.kinds), count) for line, count, _ in replicas])
-    sizes = np.concatenate(parameters)
+    sizes = np.concatenate(weights, axis=1)
     shared = (begin[:, None] < end[None, :]) & (begin[None, :] < end[:, None])
     held = (shared * number) @ (kinds[:, None] == np.arange(table.types))
     local = _least_in_a_domain(table, replicas, kinds, shared, outermost)
     once = np.zeros(len(kinds))
     for kind, *there in sorted(set(zip(kinds.tolist(), *(held > 0).T.tolist(), strict=True))):
         rows = (kinds == kind) & ((held > 0) == there).all(axis=1)
-        groups = Group(size=held[rows].sum(axis=1), local=local[rows])
-        once[rows] = gather_seconds(table.links_seen(kind, np.flatnonzero(there).tolist()), groups, sizes[rows])
+        groups = table.unit[kind].groups(held[rows].sum(axis=1), local[rows])
+        links = table.links_seen(kind, np.flatnonzero(there).tolist())
+        once[rows] = weights_gather_seconds(links, groups, sizes[:, rows])
     return np.split(once, np.cumsum([len(line.kinds) for line, _, _ in replicas])[:-1])
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from shardwright.arrays import Bools, Columns, Floats, Ints, distinct
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, launched_seconds
-from shardwright.cost.network.collectives import Group, gather_seconds
+from shardwright.cost.network.collectives import Fabric, Group, gather_seconds
 from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.pipeline.schedule import one_f_one_b
 from shardwright.cost.pipeline.simulate import simulate
@@ -18,17 +18,23 @@ from shardwright.search.mixed.tables.columns import Table
 @record
 class SplitTimes(Columns):
     """N splits of a pipeline of P stages, [N, P] each: seconds of a micro-batch (`own_backward` without recomputation),
-    the recomputation (code and layers) that fits and is fastest, parameters held, seconds that Muon's products take one
-    copy, and whether all of a split fits."""
+    the recomputation (code and layers) that fits and is fastest, weights held, `dense` ones and those of an `expert`,
+    seconds that Muon's products take one copy, and whether all of a split fits."""
 
     forward: Floats
     backward: Floats
     own_backward: Floats
     recompute: Ints
     recompute_layers: Ints
-    parameters: Floats
+    dense: Floats
+    expert: Floats
     orthogonal: Floats
     fits: Bools
+
+    @property
+    def weights(self) -> Floats:
+        """Dense weights and experts', [2, N, P]."""
+        return np.stack([self.dense, self.expert])
 
 
 def stages(
@@ -68,15 +74,18 @@ def lone_stages(
     per_pass = table.each[kinds]
     host = (end - begin) * (table.host[kinds] if staged else 0.0)
     forward = launched_seconds(of.total(table.forward), host)
-    parameters = of.total(table.dense) + of.total(table.expert)
-    ends = of.total(table.ends)
+    dense, expert, ends = of.total(table.dense), of.total(table.expert), of.total(table.ends)
     if not staged:
-        parameters, ends = (held - table.tied_parameters[kinds] for held in (parameters, ends))
-    state, more = (of_type[kinds] for of_type in table.kept_bytes(copies))
-    room = table.rooms(staged=staged)[kinds] - state * parameters - more * ends
+        dense, ends = (held - table.tied_parameters[kinds] for held in (dense, ends))
+    weights = np.stack([dense, expert])
+
+    def left(room: Floats, kept: tuple[Floats, Floats]) -> Floats:
+        per_weight, more = kept
+        return np.asarray(room - (per_weight[:, kinds] * weights).sum(axis=0) - more[kinds] * ends)
+
+    room = left(table.rooms(staged=staged)[kinds], table.kept_bytes(copies))
     room = room - np.where(begin == 0, table.frozen_bytes[kinds], 0.0)
-    in_host, end_in_host = (of_type[kinds] for of_type in table.host_bytes(copies))
-    host_room = table.host_room[kinds] - in_host * parameters - end_in_host * ends
+    host_room = left(table.host_room[kinds], table.host_bytes(copies))
     logits = np.where(last, table.logit_bytes[kinds], 0.0)
     again, code, count = fitting_recomputation(table, of, logits, flight, room, host_room, modes, alone=table.alone)
     fits = np.isfinite(again)
@@ -88,7 +97,8 @@ def lone_stages(
         own_backward=backward - again,
         recompute=code,
         recompute_layers=count,
-        parameters=parameters,
+        dense=dense,
+        expert=expert,
         orthogonal=of.total(table.orthogonal),
         fits=fits,
     )
@@ -107,7 +117,8 @@ def pipeline_seconds(times: SplitTimes, moves: Floats, micro_batches: int) -> Fl
 
 def update_seconds(table: Table, kinds: Ints, times: SplitTimes, copies: int) -> Floats:
     """Return the seconds of the optimizer step of each stage, [N, P]."""
-    return np.asarray(times.parameters * table.updates(copies)[kinds] + times.orthogonal / copies)
+    dense, expert = table.updates(copies)
+    return np.asarray(times.dense * dense[kinds] + times.expert * expert[kinds] + times.orthogonal / copies)
 
 
 def after_seconds(table: Table, kinds: Ints, times: SplitTimes, copies: int, slowest: int | None) -> Floats:
@@ -116,16 +127,24 @@ def after_seconds(table: Table, kinds: Ints, times: SplitTimes, copies: int, slo
     type), as many in a domain as can be."""
     update = update_seconds(table, kinds, times, copies).max(axis=1)
     update = update + table.tied_between(kinds, kinds.shape[-1])
-    if copies == 1:
+    if copies == 1 and (table.holders <= 1.0).all():
         return np.asarray(update)
-    once, places = np.zeros_like(times.parameters), np.broadcast_to(kinds, times.parameters.shape)
+    once, places = np.zeros_like(times.dense), np.broadcast_to(kinds, times.dense.shape)
     for kind in distinct(kinds):
         here = places == kind
-        part = times.parameters[here]
-        groups = Group(size=np.full(part.shape, copies), local=np.full(part.shape, min(int(table.local[kind]), copies)))
-        once[here] = gather_seconds(table.links_seen(kind, () if slowest is None else (slowest,)), groups, part)
+        links = table.links_seen(kind, () if slowest is None else (slowest,))
+        groups = table.unit[kind].groups(np.array(copies), np.array(min(int(table.local[kind]), copies)))
+        once[here] = weights_gather_seconds(links, groups, times.weights[:, here])
     reduce, gather = tails(table, times, once)
     return np.asarray(reduce.max(axis=1) + gather.max(axis=1) + update)
+
+
+def weights_gather_seconds(links: Fabric, groups: tuple[Group, Group], weights: Floats) -> Floats:
+    """Return the seconds to gather a byte of dense weights and of experts', [2, …], each in its `groups`, [...]."""
+    seconds, experts = gather_seconds(links, groups[0], weights[0]), weights[1] > 0.0
+    if experts.any():
+        seconds = seconds + np.where(experts, gather_seconds(links, groups[1], weights[1]), 0.0)
+    return seconds
 
 
 def tails(table: Table, times: SplitTimes, once: Floats) -> tuple[Floats, Floats]:

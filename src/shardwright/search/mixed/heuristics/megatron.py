@@ -75,7 +75,7 @@ def uniform_plans(
     able = [
         (setting, table, layers_of(table))
         for setting, table in zip(settings, tables, strict=True)
-        if setting.symmetric and (setting.tp[0] == 1 or setting.sequence_parallel)
+        if setting.symmetric and not setting.spread and (setting.tp[0] == 1 or setting.sequence_parallel)
     ]
     for kinds in choices:
         guesses = [guess for each in able for guess in _guesses(contexts[0], *each, kinds)]

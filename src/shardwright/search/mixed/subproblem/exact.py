@@ -142,10 +142,10 @@ def _stages(table: Table, layers: Layers, region: Region, depth: int, most: int)
     found = lone_stages(
         levelled(table), kind, begin, begin + held, flight + 1, staged=True, copies=region.most, modes=region.modes
     )
-    whole = layers.total * (layers.dense + layers.expert) + layers.first_parameters + layers.last_parameters
 
     def left(width: float, passes: Floats, *beside: int) -> Floats:
-        once = byte_seconds(table, whole, region, beside=beside)[kind] * found.parameters
+        once = byte_seconds(table, layers.all_weights, region, beside=beside)[:, kind]
+        once = (once * found.weights).sum(axis=0)
         return exposed_seconds(width * once, passes)
 
     reduced = table.reduced_bytes, table.reduced_beside * found.own_backward
@@ -245,8 +245,7 @@ def least_of_listed(
     if not layers.whole or len(orders) > MOST_ORDERS:
         return 0.0
     longest = longest_stage(column, np.array([micro_batches]), seconds)
-    whole = layers.total * (layers.dense + layers.expert) + layers.first_parameters + layers.last_parameters
-    once = byte_seconds(table, whole, region)
+    once = byte_seconds(table, layers.all_weights, region)
     for order in orders:
         kinds = np.repeat(order, counts[order])
         starts = _splits(table, layers, region, kinds, micro_batches, float(longest[0]))
@@ -256,7 +255,8 @@ def least_of_listed(
         found = found.take(np.flatnonzero(found.fits))
         if len(found):
             moves = least_moves(table, kinds[:-1], kinds[1:])
-            later = sum(part.max(axis=1) for part in tails(table, found, once[kinds] * found.parameters))
+            gathered = once[0, kinds] * found.dense + once[1, kinds] * found.expert
+            later = sum(part.max(axis=1) for part in tails(table, found, gathered))
             later = later + update_seconds(table, kinds, found, region.most).max(axis=1)
             later = later + table.tied_between(kinds, len(kinds))
             least = min(least, float((pipeline_seconds(found, moves, micro_batches) + later).min()))

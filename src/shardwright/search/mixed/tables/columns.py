@@ -16,13 +16,38 @@ import numpy as np
 from shardwright.arrays import Floats, Ints, picked
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, SHARPNESS, launched_seconds
 from shardwright.cost.layers.table import running_sums
-from shardwright.cost.network.collectives import Fabric, group, reduce_seconds
+from shardwright.cost.network.collectives import Fabric, Group, group, reduce_seconds
 from shardwright.cost.stage.exact import live_bytes
 from shardwright.cost.stage.relaxed import LeastLayer, again_by_state
 from shardwright.cost.stage.terms import MODES, WHOLE
 from shardwright.records import record
 
 UNLIKE = 0.02  # part by which the quickest layer may be below the mean for all to count as the quickest one
+
+
+@record
+class Unit:
+    """What a stage of one copy has: GPUs, `tp` times `cp` of them, in domains of `domain_gpus`. An expert's weights are
+    spread over `expert_gpus`, which may be those of several copies, or a part of one's."""
+
+    tp: int
+    cp: int
+    expert_gpus: int
+    domain_gpus: int
+
+    @property
+    def holders(self) -> tuple[float, float]:
+        """Ranks that hold the same dense weights, and the same experts'."""
+        return float(self.cp), self.tp * self.cp / self.expert_gpus
+
+    def groups(self, copies: Ints, local: Ints) -> tuple[Group, Group]:
+        """Return the ranks that hold the same dense weights, and the same experts', where `copies` hold a layer,
+        `local` of them in a domain."""
+        gpus, domain = self.tp * self.cp, self.domain_gpus
+        ranks = np.maximum(copies * gpus // self.expert_gpus, 1)
+        inside = np.clip(np.minimum(local * gpus, domain) // self.expert_gpus, 1, ranks)
+        dense = Group(size=copies * self.cp, local=local * min(self.cp, max(domain // self.tp, 1)))
+        return dense, Group(size=ranks, local=inside)
 
 
 @record
@@ -53,6 +78,7 @@ class Table:
     `reduced_bytes` of a parameter are reduced as gradient, `gathered_bytes` gathered as weight, beside these parts of a
     backward and a forward pass, `reduced_beside` and `gathered_beside`; no message takes longer than `longest_move`
     seconds. Layers that run again do so `alone`, or in groups.
+
     `activation_bytes` of a micro-batch go from stage to stage, on all ranks together. Types at two sites are joined at
     `site_rates` bytes per second with `site_delays`, [G, G]: infinite, and none, at one site.
     """
@@ -102,26 +128,39 @@ class Table:
     gathered_beside: float
     shared_update: bool
     alone: bool
+    unit: tuple[Unit, ...]
     units: Ints
     local: Ints
+
+    @property
+    def holders(self) -> Floats:
+        """Ranks of each copy of a stage that hold the same dense weights, and the same experts' (less than one where
+        several copies hold these together), [2, G]."""
+        return np.array([unit.holders for unit in self.unit]).T
 
     @property
     def layers(self) -> int:
         return int(self.forward.shape[1]) - 3
 
+    def sharers(self, copies: int) -> Floats:
+        """Return how many ranks share the optimizer step of a weight, dense or of an expert, that `copies` hold,
+        [2, G]."""
+        return copies * self.holders if self.shared_update else np.ones((2, self.types))
+
     def updates(self, copies: int) -> Floats:
-        """Return the seconds of the optimizer step for a parameter that `copies` hold, [G]."""
-        return self.update_seconds / copies if self.shared_update else self.update_seconds
+        """Return the seconds of the optimizer step for a weight, dense or of an expert, that `copies` hold, [2, G]."""
+        return self.update_seconds / self.sharers(copies)
 
     def kept_bytes(self, copies: int) -> tuple[Floats, Floats]:
-        """Return the bytes of a parameter that `copies` hold, and how many more of one of the `ends`, [G] each."""
-        per_parameter = self.state_bytes + self.shared_bytes / copies
-        return per_parameter, self.ends_bytes / copies if self.shared_update else self.ends_bytes
+        """Return the bytes of a weight, dense or of an expert, that `copies` hold, [2, G], and how many more of one of
+        the `ends`, [G]."""
+        per_weight = self.state_bytes + self.shared_bytes / (copies * self.holders)
+        return per_weight, self.ends_bytes / self.sharers(copies)[0]
 
     def host_bytes(self, copies: int) -> tuple[Floats, Floats]:
-        """Return the same in host memory, [G] each."""
-        ranks = copies if self.shared_update else 1
-        return self.in_host / ranks, self.in_host_ends / ranks
+        """Return the same in host memory."""
+        ranks = self.sharers(copies)
+        return self.in_host / ranks, self.in_host_ends / ranks[0]
 
     @property
     def links(self) -> Floats:
@@ -200,7 +239,8 @@ class Layers:
     """A lower bound of the table in which all layers of a type are alike, [G] each, `kept` [G, 3] by state.
 
     Layer l counts as `weight` of them, [L]; a stage holds whole layers only where all weights are 1 (`whole`). The
-    slowest layer takes `spread` times as long as those. `first` and `last` are what the embedding and the head add.
+    slowest layer takes `spread` times as long as those. `first` and `last` are what the embedding and the head add,
+    of weights [2, G] dense ones and experts'.
     What hides communication is bounded from above: a layer's passes take `longest` seconds at most for each of those
     that it counts as, those of the ends `first_passes` and `last_passes` (backward and forward, [2, G]). The forward
     pass is `share` of a layer's time at most.
@@ -227,14 +267,24 @@ class Layers:
     last_seconds: Floats
     first_bytes: Floats
     last_bytes: Floats
-    first_parameters: Floats
-    last_parameters: Floats
+    first_weights: Floats
+    last_weights: Floats
     first_ends: Floats
     last_ends: Floats
 
     @property
     def total(self) -> float:
         return float(self.weight.sum())
+
+    @property
+    def weights(self) -> Floats:
+        """Parameters of a layer, dense ones and experts', [2, G]."""
+        return np.stack([self.dense, self.expert])
+
+    @property
+    def all_weights(self) -> Floats:
+        """Those of all layers and both ends, [2, G]."""
+        return np.asarray(self.total * self.weights + self.first_weights + self.last_weights)
 
     @property
     def least(self) -> LeastLayer:
@@ -291,8 +341,8 @@ def layers_of(table: Table) -> Layers:
         last_seconds=edge(-1),
         first_bytes=each["kept"][:, :, 0].min(axis=1),
         last_bytes=each["kept"][:, WHOLE, -1],
-        first_parameters=each["dense"][:, 0] + each["expert"][:, 0],
-        last_parameters=each["dense"][:, -1] + each["expert"][:, -1],
+        first_weights=np.stack([each["dense"][:, 0], each["expert"][:, 0]]),
+        last_weights=np.stack([each["dense"][:, -1], each["expert"][:, -1]]),
         first_ends=each["ends"][:, 0],
         last_ends=each["ends"][:, -1],
     )

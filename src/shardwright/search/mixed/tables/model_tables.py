@@ -15,6 +15,7 @@ from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.footprint import message_buffers
 from shardwright.cost.iteration.orthogonalisation import running_product_seconds
 from shardwright.cost.iteration.step import BUCKET_SHARE, message_bytes, optimizer_seconds, tied_bytes
+from shardwright.cost.layers.table import running_sums
 from shardwright.cost.memory.sizes import (
     copied_bytes,
     gathered_bytes,
@@ -25,16 +26,17 @@ from shardwright.cost.memory.sizes import (
 )
 from shardwright.cost.network.collectives import transfer_seconds
 from shardwright.cost.strategies import UNSHARDED
-from shardwright.search.mixed.tables.columns import Table
+from shardwright.search.mixed.tables.columns import Table, Unit
 from shardwright.search.mixed.tables.settings import Setting, Sharing, rows_of, timed, units
 from shardwright.spec.cluster import SiteLink
-from shardwright.spec.job import Job
+from shardwright.spec.job import Job, dispatcher_of
 from shardwright.spec.model import Model
 
 NAMES = {
     **{name: name for name in ("forward", "backward", "kept", "offloaded", "dense", "expert", "ends")},
     "core": "core_seconds",
 }  # of columns of a `LayerTable`
+TIMES = ("forward", "backward", "core")
 
 
 def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequence[SiteLink] = ()) -> list[Table]:
@@ -43,7 +45,10 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
     if not settings:
         return []
     model, job = contexts[0].model, contexts[0].job
-    parts = [_by_setting(context, [each.on(place) for each in settings]) for place, context in enumerate(contexts)]
+    parts = [
+        _by_setting(_in_plans(context, contexts), [each.on(place) for each in settings])
+        for place, context in enumerate(contexts)
+    ]
     fabrics = tuple(context.links for context in contexts)
     rates, delays = _between_sites(contexts, links)
     found = []
@@ -52,7 +57,11 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
         columns: dict[str, Any] = {name: np.stack([each[name] for each in own]) for name in own[0]}
         degrees = np.array(setting.tp)
         shards = np.lcm.reduce(degrees[columns["units"] > 0], initial=1)
-        whole_bytes = float((columns.pop("part_bytes") * degrees).min())
+        whole_bytes = float((columns.pop("part_bytes") * degrees * setting.cp).min())
+        unit = tuple(
+            Unit(tp=tp, cp=setting.cp, expert_gpus=spread, domain_gpus=fabric.domain_gpus)
+            for tp, spread, fabric in zip(setting.tp, columns.pop("expert_gpus").tolist(), fabrics, strict=True)
+        )
         found.append(
             Table(
                 **columns,
@@ -60,6 +69,7 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
                 wide=degrees / degrees.min(),
                 copied_bytes=np.where(degrees < shards, sum(copied_bytes(model, job)), 0.0),
                 longest_move=_longest_move(contexts, setting, columns["near"], columns["far"]),
+                unit=unit,
                 activation_bytes=whole_bytes,
                 alone=bool(contexts[0].model.mtp_layers),
                 site_rates=rates,
@@ -105,10 +115,25 @@ def _longest_move(contexts: Sequence[Context], setting: Setting, near: Floats, f
     return float(np.maximum(near, far).max())
 
 
-def _by_setting(context: Context, owns: Sequence[Setting]) -> dict[Setting, dict[str, Floats]]:
-    """Return the columns of one pool for each distinct one of `owns`, settings of its type alone."""
-    distinct = list(dict.fromkeys(owns))
-    columns = _columns(context, distinct)
+def _in_plans(context: Context, contexts: Sequence[Context]) -> list[Context]:
+    """Return a context as plans on some of `contexts` have it, the first as plans on its type alone: beside GPUs that
+    do not run its dispatcher, tokens get to their experts by that of all."""
+    everyone = [other.pool.gpu for other in contexts]
+    alone, beside = (dispatcher_of(context.job, gpus) for gpus in ([context.pool.gpu], everyone))
+    if alone == beside:
+        return [context]
+    options = replace(context.job.options, dispatcher=beside)
+    return [context, replace(context, job=replace(context.job, options=options))]
+
+
+def _by_setting(ways: Sequence[Context], owns: Sequence[Setting]) -> dict[Setting, dict[str, Floats]]:
+    """Return the columns of one pool for each distinct one of `owns`, settings of its type alone: the least times of
+    all `ways` that plans have it."""
+    distinct, experts = list(dict.fromkeys(owns)), any(setting.ep > 1 for setting in owns)
+    columns, *others = (_columns(context, distinct) for context in (ways if experts else ways[:1]))
+    for name in TIMES if others else ():
+        layers = [np.diff(way[name]) for way in (columns, *others)]
+        columns[name] = running_sums(np.min(layers, axis=0))
     return {
         setting: {name: values[place] for name, values in columns.items()} for place, setting in enumerate(distinct)
     }
@@ -134,8 +159,12 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
     gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)
     single = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, alone.pp)
     logits = head_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
-    update = optimizer_seconds(context, replace(rows, dp=np.ones_like(rows.dp)), ones[:, None], 0.0 * ones[:, None])
-    orthogonal = running_product_seconds(context, running["dense"], running["expert"], running["ends"])
+    whole = np.ones(count, dtype=np.int64)
+    lone = replace(rows, dp=whole, cp=whole, ep=whole, etp=rows.tp)
+    update = optimizer_seconds(context, lone, ones[:, None], 0.0 * ones[:, None])
+    cp, expert_gpus = rows.cp[:, None], rows.ep * rows.etp
+    owned = running["expert"] / (rows.tp * rows.cp / expert_gpus)[:, None]
+    orthogonal = running_product_seconds(context, running["dense"] / cp, owned, running["ends"] / cp)
     tied = tied_bytes(context, rows)
     yes, no = np.ones(count, dtype=bool), np.zeros(count, dtype=bool)
     return {
@@ -166,6 +195,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "step_seconds": software.step_seconds * ones,
         "tied_parameters": model.token_table_parameters / rows.tp,
         **({} if model.tied_embeddings else dict.fromkeys(("tied_near", "tied_far", "tied_parameters"), 0.0 * ones)),
+        "expert_gpus": expert_gpus,
         "units": usable,
-        "local": np.array([max(pool.domain_gpus // setting.tp[0], 1) for setting in owns]),
+        "local": np.array([max(pool.domain_gpus // setting.gpus[0], 1) for setting in owns]),
     }

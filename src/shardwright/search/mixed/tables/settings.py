@@ -1,4 +1,5 @@
-"""What stages of a mixed plan have in common: tensor parallelism of each GPU type, micro-batch, switches of a layer."""
+"""What stages of a mixed plan have in common: tensor parallelism of each GPU type, context and expert parallelism,
+micro-batch, switches of a layer."""
 
 from __future__ import annotations
 
@@ -11,12 +12,19 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import UNSHARDED, ZERO1, Row, Strategies, settled, strategies
 from shardwright.plans.abilities import flash_attention_runs, tensor_parallel_overlaps
-from shardwright.plans.findings import NotCovered, Uncovered, UnequalReplicas
+from shardwright.plans.findings import NotCovered, OtherContexts, Uncovered, UnequalReplicas
 from shardwright.records import record
-from shardwright.search.space.axes import OFFLOADS, Space, tensor_parallel_degrees
+from shardwright.search.space.axes import (
+    OFFLOADS,
+    Space,
+    context_parallel_degrees,
+    expert_degrees,
+    tensor_parallel_degrees,
+)
 from shardwright.spec.model import Model
 
 MICRO_BATCHES = (1, 2, 4, 8)
+FEWEST_TOKENS = 8192  # of a sequence on a rank of context parallelism; chosen: shorter parts fit by other means
 OF_MIXED_PLANS = (NotCovered.SHARED_MICRO_BATCH, NotCovered.SPREAD_STAGES)
 AXES = frozenset({"sharding", "offload", "overlap_grad", "overlap_param"})
 
@@ -25,7 +33,8 @@ AXES = frozenset({"sharding", "offload", "overlap_grad", "overlap_param"})
 class Setting:
     """One choice of what all stages have in common, and of the tensor-parallel degree of each GPU type, `tp`. Sequence
     parallelism holds for stages of more than one rank. A type that cannot fuse attention (`flash`), or run
-    tensor-parallel communication beside products (`overlap_tp`), is idle where the others do."""
+    tensor-parallel communication beside products (`overlap_tp`), is idle where the others do. Experts are `cut` by
+    tensor parallelism, as the rest of a layer is, or whole (expert-tensor degree 1)."""
 
     tp: tuple[int, ...]
     micro_batch: int
@@ -33,17 +42,37 @@ class Setting:
     flash: bool
     sharing: Sharing
     overlap_tp: bool = False
+    cp: int = 1
+    ep: int = 1
+    cut: bool = True
 
     @property
     def symmetric(self) -> bool:
         return len(set(self.tp)) == 1
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """GPUs of a stage of one replica, its unit, on each type."""
+        return tuple(tp * self.cp for tp in self.tp)
+
+    @property
+    def spread(self) -> bool:
+        """Whether context or experts are spread over ranks by degrees of their own, which a mesh of ranks alone has."""
+        return self.cp > 1 or self.ep > 1 or not self.cut
+
+    def etp(self, place: int, *, experts: bool) -> int:
+        """Return the ranks that have parts of the same expert, on the type at `place`; `experts` says whether the model
+        has some."""
+        return self.tp[place] if experts and self.cut else 1
 
     def columns(self, *, experts: bool) -> Row:
         """Return what a setting of one type alone says of a strategy; `experts` says whether the model has some."""
         (tp,) = self.tp
         return {
             "tp": tp,
-            "etp": tp if experts else 1,
+            "cp": self.cp,
+            "ep": self.ep,
+            "etp": self.etp(0, experts=experts),
             "micro_batch": self.micro_batch,
             "sequence_parallel": self.sequence_parallel,
             "flash": self.flash,
@@ -60,11 +89,27 @@ class Setting:
 def not_covered(contexts: Sequence[Context], space: Space) -> tuple[Uncovered, ...]:
     """Return what no mixed plan of the space has; on one type, what none of unequal replicas has."""
     if len(contexts) == 1:
-        return (UnequalReplicas((*in_no_setting(space), NotCovered.UNEQUAL_DEGREES_OF_A_TYPE)),)
+        return (UnequalReplicas((*_of_train(space), NotCovered.UNEQUAL_DEGREES_OF_A_TYPE)),)
     degrees = NotCovered.UNEQUAL_DEGREES_OF_A_TYPE if space.tp_per_type else NotCovered.UNEQUAL_DEGREES
     sites = len({context.pool.site for context in contexts})
     depths = (NotCovered.UNEQUAL_DEPTHS_OVER_SITES,) if sites > 1 else ()
-    return (*in_no_setting(space), *OF_MIXED_PLANS, degrees, *depths)
+    return (*_of_train(space), *OF_MIXED_PLANS, degrees, *depths)
+
+
+def _of_train(space: Space) -> tuple[NotCovered, ...]:
+    """Return what stages of unequal replicas, which `shardwright train` runs, have in no setting of the space."""
+    first, *rest = in_no_setting(space)
+    return first, NotCovered.CONTEXT_OR_EXPERTS, *rest
+
+
+def of_a_mesh(contexts: Sequence[Context], space: Space) -> tuple[Uncovered, ...]:
+    """Return what stages of a mesh have in no setting of the space."""
+    first, *rest = in_no_setting(space)
+    pinned = [
+        (context, tp * cp) for context in contexts for tp in unit_degrees(context) for cp in space.pins.get("cp", ())
+    ]
+    others = () if pinned and all(_tiles(*unit) for unit in pinned) else (OtherContexts(FEWEST_TOKENS),)
+    return first, *others, *rest
 
 
 def in_no_setting(space: Space) -> tuple[NotCovered, ...]:
@@ -74,8 +119,7 @@ def in_no_setting(space: Space) -> tuple[NotCovered, ...]:
         "recompute": NotCovered.GROUPED_RECOMPUTATION,
     }
     rest = (kind for axis, kind in unless_pinned.items() if axis not in space.pins)
-    always = NotCovered.VIRTUAL_STAGES, NotCovered.CONTEXT_OR_EXPERTS, NotCovered.SHARDED_GRADIENTS
-    return *always, NotCovered.EMPTY_STAGES, *rest
+    return NotCovered.VIRTUAL_STAGES, NotCovered.SHARDED_GRADIENTS, NotCovered.EMPTY_STAGES, *rest
 
 
 def settings(contexts: Sequence[Context], space: Space, ruled: frozenset[str] = frozenset()) -> list[Setting]:
@@ -86,22 +130,52 @@ def settings(contexts: Sequence[Context], space: Space, ruled: frozenset[str] = 
     degrees = [*_equal_degrees(contexts, space), *_unequal_degrees(contexts, space)]
     flash = _allowed("flash", list(map(_fuses, contexts)), space, ruled)
     found = [
-        Setting(tp=tp, micro_batch=size, sequence_parallel=sequence, flash=fused, sharing=sharing, overlap_tp=beside)
+        Setting(
+            tp=tp,
+            micro_batch=size,
+            sequence_parallel=sequence,
+            flash=fused,
+            sharing=sharing,
+            overlap_tp=beside,
+            cp=cp,
+            ep=ep,
+            cut=cut,
+        )
         for tp in degrees
+        for cp in _contexts_parallel(contexts, space, tp)
+        for ep, cut in _experts_parallel(contexts, space, tp, cp)
         for size in _micro_batches(contexts, space)
-        for sequence in _sequence(contexts[0], space, tp)
+        for sequence in _sequence(contexts[0], space, tp, cp)
         for beside in _allowed("overlap_tp", [sequence and _hides(context) for context in contexts], space, ruled)
         for fused in flash
+        if fused or cp == 1
         for sharing in sharings(space, ruled)
-        if _splits_experts(contexts[0].model, space, tp)
     ]
     return [setting for setting in found if _is_run(contexts, setting)]
 
 
-def _splits_experts(model: Model, space: Space, tp: tuple[int, ...]) -> bool:
-    """Return whether the pins let experts be split as the rest of a layer is; in a model without experts all are 1."""
-    experts = any(kind.moe is not None for kind in model.kinds)
-    return set(tp if experts else (1,)) <= set(space.pins.get("etp", (1, *tp)))
+def _contexts_parallel(contexts: Sequence[Context], space: Space, tp: tuple[int, ...]) -> list[int]:
+    """Return the degrees of context parallelism for types of degrees `tp`: unless pinned, those that leave a rank many
+    tokens of a sequence. They are degrees of meshes, in which all types have the same."""
+    able = {cp for context in contexts for cp in context_parallel_degrees(context)} if len(set(tp)) == 1 else {1}
+    longest = contexts[0].job.seq_len // FEWEST_TOKENS
+    return [int(cp) for cp in space.pins.get("cp", [1, *range(2, longest + 1)]) if cp in able]
+
+
+def _experts_parallel(
+    contexts: Sequence[Context], space: Space, tp: tuple[int, ...], cp: int
+) -> Iterator[tuple[int, bool]]:
+    """Yield degrees of expert parallelism for types of degrees `tp`, and whether experts are cut as the rest of a layer
+    is. Those of meshes are spread over the GPUs of a stage, so over no more than each of two types has."""
+    moes = [kind.moe for kind in contexts[0].model.kinds if kind.moe is not None]
+    gpus = sorted(context.pool.gpus for context in contexts)[-2:][0]
+    meshes = bool(moes) and len(set(tp)) == 1
+    degrees = sorted({ep for context in contexts for ep in expert_degrees(context)}) if meshes else [1]
+    for cut in (True, False) if meshes and max(tp) > 1 else (True,):
+        etps = set(tp) if moes and cut else {1}
+        legal = all(moe.expert_width % etp == 0 for moe in moes for etp in etps)
+        if legal and etps <= set(space.pins.get("etp", etps)):
+            yield from ((int(ep), cut) for ep in space.allowed("ep", degrees) if ep * max(etps) <= gpus)
 
 
 def _is_run(contexts: Sequence[Context], setting: Setting) -> bool:
@@ -125,12 +199,12 @@ def _unequal_degrees(contexts: Sequence[Context], space: Space) -> list[tuple[in
     return [tp for tp in product(*each) if len(set(tp)) > 1]
 
 
-def _sequence(context: Context, space: Space, tp: tuple[int, ...]) -> Iterator[bool]:
-    """Yield what sequence parallelism may be for types of degrees `tp`."""
+def _sequence(context: Context, space: Space, tp: tuple[int, ...], cp: int) -> Iterator[bool]:
+    """Yield what sequence parallelism may be for types of degrees `tp`, whose ranks have a part of a sequence each."""
     experts = any(kind.moe is not None for kind in context.model.kinds)
     split = max(tp) > 1
     for sequence in (True, False):
-        divides = all(context.job.seq_len % degree == 0 for degree in tp)
+        divides = all(context.job.seq_len // cp % degree == 0 for degree in tp)
         legal = split and divides if sequence else not (experts and split)
         if legal and sequence in space.allowed("sequence_parallel", (0, 1)):
             yield sequence
@@ -165,20 +239,28 @@ def unit_degrees(context: Context) -> list[int]:
 
 
 def units(context: Context, setting: Setting) -> int:
-    """Return how many tensor-parallel groups the pool's GPUs form in a setting of its type alone; 0 where the degree
-    or a switch does not suit it."""
+    """Return how many units the pool's GPUs form in a setting of its type alone; 0 where the degrees or a switch do not
+    suit it."""
     able = (_fuses(context) or not setting.flash) and (_hides(context) or not setting.overlap_tp)
     if not able or setting.tp[0] not in unit_degrees(context) or not timed(context, setting):
         return 0
-    return context.pool.gpus // setting.tp[0]
+    (unit,) = setting.gpus
+    return context.pool.gpus // unit if _tiles(context, unit) else 0
+
+
+def _tiles(context: Context, unit: float) -> bool:
+    """Return whether units of so many GPUs tile a machine, or machines tile a unit."""
+    machine = context.pool.gpus_per_node
+    return not machine % unit or not unit % machine
 
 
 def timed(context: Context, setting: Setting) -> bool:
     """Return whether there are times of the setting: always, unless only some layers were measured."""
     experts = any(kind.moe is not None for kind in context.model.kinds)  # these need sequence parallelism
-    source, one = context.source, np.ones(1, dtype=np.int64)
+    source = context.source
     choices = source.only.get("sequence_parallel", (0, 1))
-    known = source.knows(context.pool.gpu, setting.tp[0] * one, one, one, setting.micro_batch * one)
+    degrees = (np.array([degree]) for degree in (setting.tp[0], setting.cp, setting.ep, setting.micro_batch))
+    known = source.knows(context.pool.gpu, *degrees)
     return bool(known[0]) and (setting.tp[0] == 1 or experts or setting.sequence_parallel in choices)
 
 
