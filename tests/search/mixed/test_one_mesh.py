@@ -12,6 +12,7 @@ from tests.nightly import nightly
 from tests.search.mixed.problems import Small, small, spread
 
 import shardwright
+from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
 from shardwright.exporters.megatron.limits import unsupported
 from shardwright.plans.check import check
@@ -40,7 +41,7 @@ SIZES = {"most_gpus": 4, "most_layers": 4, "most_batch": 4}
 def enumerated(problem: Small, rates: dict[str, float] | None = None) -> float:
     """Return the least seconds of all meshes with each stage on one type, infinite if none fits; with `rates`, dollars
     per second of a machine of each type, the least dollars."""
-    known: dict = {}
+    known: Known = {}
     best = np.inf
     for setting, table in zip(problem.settings, problem.tables, strict=True):
         for draft in drafts(problem, setting, table.units):
@@ -170,7 +171,8 @@ def test_enumeration_does_not_beat_the_certificate_where_context_and_experts_are
 
 def random_seconds(problem: Small, way: Candidate, pick: np.random.Generator) -> list[float]:
     """Return the exact seconds of some random plans of a candidate that fit."""
-    layers, known, found = way.instance.table.layers, {}, []
+    layers, found = way.instance.table.layers, []
+    known: Known = {}
     for _ in range(6):
         present = pick.permutation(np.flatnonzero(way.counts))
         kinds = np.repeat(present, np.array(way.counts)[present]).tolist()
