@@ -129,7 +129,7 @@ def left_out(problem: Problem, ranking: Ranking, plan: Plan) -> bool:
         return True
     kinds = set(ranking.search.not_covered)
     if plan.uniform and plan.job.framework == problem.job.framework and _is_row(plan):
-        return False
+        return NotCovered.SPREAD_TENSOR_PARALLEL in kinds & kinds_of(plan)
     several = [kind for each in kinds if isinstance(each, UnequalReplicas) for kind in each.of]
     deepest = [kind.stages for kind in kinds if isinstance(kind, DeeperPipelines)]
     if any(len(replica.stages) > most for most in deepest for replica in plan.replicas):
@@ -213,6 +213,7 @@ def kinds_of(plan: Plan) -> set[object]:
         NotCovered.SPREAD_STAGES: any(_spread([stage.gpu for stage in replica.stages]) for replica in plan.replicas),
         NotCovered.UNEQUAL_DEGREES: len({tp for _, tp in degrees}) > 1,
         NotCovered.UNEQUAL_DEGREES_OF_A_TYPE: len(degrees) > len(types),
+        NotCovered.SPREAD_TENSOR_PARALLEL: any(tp > contexts[gpu].pool.domain_gpus for gpu, tp in degrees),
         NotCovered.IDLE_GPUS_OF_MACHINES: any(tp not in tensor_parallel_degrees(contexts[gpu]) for gpu, tp in degrees),
         NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE: uneven and not plan.uniform,
         NotCovered.OTHER_SPLITS: uneven and plan.uniform,

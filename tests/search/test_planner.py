@@ -386,3 +386,15 @@ def test_a_job_that_train_does_not_run_is_refused_before_the_search(name: str, v
     assert plan(model, cluster, job).plans
     with pytest.raises(SpecError, match=rf"job\.{name}"):
         plan(model, cluster, replace(job, **{name: value}))
+
+
+def test_the_certificate_names_tensor_parallel_groups_that_no_search_looks_at() -> None:
+    """Halves of an optimizer's state go to the host faster on two machines than on one: 8 A100s in fours, tensor 8."""
+    model, job = load_model("opt-1.3b"), make_job(global_batch=1, seq_len=512, precision="fp16")
+
+    def left_out(machines: str, *pins: str) -> bool:
+        found = plan(model, load_cluster(machines), job, space=parse_pins(pins), efficiency=Analytic(), top=1)
+        return NotCovered.SPREAD_TENSOR_PARALLEL in found.search.not_covered
+
+    assert left_out("2x4xA100-SXM-40", "pp=1") and left_out("1x8xH800-SXM+2x4xA100-SXM-40", "pp=1")
+    assert not left_out("1x8xA100-SXM-40", "pp=1") and not left_out("2x4xA100-SXM-40", "tp=1,2,4")

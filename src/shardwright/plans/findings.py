@@ -71,6 +71,7 @@ class NotCovered(Enum):
     UNEQUAL_REPLICAS_OF_A_TYPE = "unequal replicas on one type"
     OTHER_SPLITS = "splits of layers on one type that are far from even"
     UNEQUAL_DEPTHS_OVER_SITES = "replicas of unequal depth over several sites"
+    SPREAD_TENSOR_PARALLEL = "tensor-parallel groups wider than a NVLink domain"
     IDLE_GPUS_OF_MACHINES = "tensor-parallel groups that leave GPUs of a machine idle"
     OTHER_MIXES = "three offers, or one GPU type on several markets"
 

@@ -49,6 +49,7 @@ FIXED = {
     findings.NotCovered.UNEQUAL_DEGREES: "different tensor-parallel degrees in one plan (--tp-per-type searches them)",
     findings.NotCovered.UNEQUAL_DEGREES_OF_A_TYPE: "different tensor-parallel degrees on GPUs of one type",
     findings.NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE: "unequal replicas on one GPU type",
+    findings.NotCovered.SPREAD_TENSOR_PARALLEL: "tensor-parallel groups wider than a NVLink domain or machine",
     findings.NotCovered.IDLE_GPUS_OF_MACHINES: "tensor-parallel groups that leave GPUs of a machine idle",
     findings.NotCovered.OTHER_SPLITS: "layers uneven between the ends, or far from even at an end, on one GPU type",
     findings.NotCovered.UNEQUAL_DEPTHS_OVER_SITES: "replicas of unequal depth over several sites",

@@ -23,7 +23,7 @@ from shardwright.plans.ranking import SearchReport
 from shardwright.search.kinds import OneType, largest_pools, looks_at_unequal, of_each_maker
 from shardwright.search.mixed.restrictions import lacking
 from shardwright.search.rules.filters import Filters
-from shardwright.search.space.axes import Space, idling_degrees
+from shardwright.search.space.axes import Space, idling_degrees, spread_degrees
 
 if TYPE_CHECKING:
     from shardwright.search.several import Pipelines, Uneven
@@ -51,6 +51,8 @@ def left_out(
     pinned = space.pins.get("tp")
     if any(pinned is None or tp in pinned for context in contexts for tp in idling_degrees(context)):
         yield NotCovered.IDLE_GPUS_OF_MACHINES
+    if any(pinned is None or tp in pinned for context in contexts for tp in spread_degrees(context)):
+        yield NotCovered.SPREAD_TENSOR_PARALLEL
     if any(context.pool.gpus > 1 for context in contexts):
         yield from _uneven_on_one_type(contexts, space, filters, exportable_to)
         if space.pins.get("pp") != (1,) and space.allowed("sharding", (ZERO2, ZERO3)):

@@ -181,28 +181,35 @@ def divisors(number: int, limit: int) -> list[int]:
 
 def tensor_parallel_degrees(context: Context) -> list[int]:
     """Return the degrees that a model can be split into whose groups tile the machines and NVLink domains of a pool."""
-    return [tp for tp in _degrees_of_the_model(context) if _tiles(context.pool, tp)]
+    return [tp for tp in _degrees_of_the_model(context, context.pool.domain_gpus) if _tiles(context.pool, tp)]
 
 
 def idling_degrees(context: Context) -> list[int]:
     """Return the degrees that a model can be split into whose groups leave GPUs of every machine idle: 4 of 6."""
-    return [
-        tp for tp in _degrees_of_the_model(context) if tp < context.pool.gpus_per_node and not _tiles(context.pool, tp)
-    ]
+    pool = context.pool
+    degrees = _degrees_of_the_model(context, pool.domain_gpus)
+    return [tp for tp in degrees if tp < pool.gpus_per_node and not _tiles(pool, tp)]
+
+
+def spread_degrees(context: Context) -> list[int]:
+    """Return the degrees that a model can be split into whose groups are wider than a NVLink domain: no search looks at
+    these."""
+    domain = context.pool.domain_gpus
+    return [tp for tp in _degrees_of_the_model(context, context.pool.gpus) if tp > domain]
 
 
 def _tiles(pool: NodePool, tp: int) -> bool:
     return pool.domain_gpus % tp == 0 and (pool.gpus_per_node % tp == 0 or tp % pool.gpus_per_node == 0)
 
 
-def _degrees_of_the_model(context: Context) -> list[int]:
-    """Return degrees that divide heads, feed-forward widths and hidden size of every layer, that Megatron-LM can
-    give key-value heads for (one divides the other), and whose group fits a NVLink domain. They divide what mixers of
-    other kinds deal out too."""
+def _degrees_of_the_model(context: Context, most: int) -> list[int]:
+    """Return degrees up to `most` that divide heads, feed-forward widths and hidden size of every layer, and that
+    Megatron-LM can give key-value heads for (one divides the other). They divide what mixers of other kinds deal out
+    too."""
     model = context.model
     return [
         tp
-        for tp in divisors(model.max_heads, context.pool.domain_gpus)
+        for tp in divisors(model.max_heads, most)
         if model.hidden % tp == 0
         and all(_splits(attention.heads, attention.kv_heads, tp) for attention in model.attentions)
         and all(width % tp == 0 for kind in model.kinds for width in _widths(kind))
