@@ -27,6 +27,7 @@ from shardwright.spec.model import (
     RotaryScaling,
     SparseAttention,
 )
+from shardwright.spec.read.model import load_model
 
 DENSE, MIXTURE = tiny_model(2), tiny_model(2, family="qwen2", experts=4, shared=True)
 Change = Callable[[Model], Model]
@@ -90,6 +91,7 @@ REFUSED: dict[str, tuple[Change, Model]] = {
     "Model.mtp_layers": (whole(mtp_layers=1), DENSE),
     "Model.embedding_width": (whole(embedding_width=16), DENSE),
     "Model.particular": (whole(particular="soft caps"), DENSE),
+    "Model.tower": (whole(tower=load_model("llava-1.5-7b").tower), DENSE),
     "Model.guesses": (whole(guesses=("no biases",)), DENSE),
     "Layer.norms": (each_layer(norms=4), DENSE),
     "Layer.mixer": (each_layer(mixer=ShortConvolution(channels=32, width=3)), DENSE),

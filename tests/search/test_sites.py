@@ -44,7 +44,8 @@ def test_of_equal_plans_the_one_on_cheaper_machines_is_first() -> None:
     ]
     cluster = build_cluster({"nodes": nodes}, "two")
     job = make_job(global_batch=64, seq_len=2048)
-    found = search(load_model("llama-2-7b"), cluster, job, efficiency=Analytic(), top=2, space=parse_pins(["cp=2"]))
+    alone = parse_pins(["pp=2", "vpp=2"])
+    found = search(load_model("llama-2-7b"), cluster, job, efficiency=Analytic(), top=2, space=alone)
     assert [plan.replicas[0].stages[0].gpu for plan in found.plans] == ["A100-SXM-80@west", "A100-SXM-80@east"]
 
 
