@@ -219,7 +219,7 @@ def test_bad_input_under_torchrun_is_told_once_and_without_other_errors(
 def test_a_rank_that_computes_for_ever_is_named(folder: Path, tmp_path: Path) -> None:
     """A rank whose watch thread lives while its main thread stands still: as on a GPU that hangs."""
     environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}/stuck:{os.environ.get('PYTHONPATH', '')}"}
-    words = command(folder / "tensor.json", *arguments(folder, tmp_path / "out", 50), "--patience", 2)
+    words = command(folder / "tensor.json", *arguments(folder, tmp_path / "out", 50), "--patience", 10)
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert done.returncode == 1
     assert "error: rank 1 (replica 0.0, stage 0, tp 1) is stuck: computing, forward of micro-batch " in done.stderr
