@@ -24,6 +24,7 @@ from shardwright.errors import SpecError
 from shardwright.exporters.targets import TARGETS
 from shardwright.plans.document import dumps
 from shardwright.plans.plan import Plan
+from shardwright.search.space.axes import parse_pins
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
@@ -247,3 +248,20 @@ def test_nothing_is_said_of_clipping() -> None:
     files = shardwright.export(samples()["deepspeed"], "deepspeed").files
     assert not any("clip" in text or "max_grad_norm" in text for text in files.values())
     assert json.loads(files["training_arguments.json"])["deepspeed"] == "ds_config.json"
+
+
+@pytest.mark.parametrize(("sharding", "every"), [("zero3", True), ("zero2", True), ("none", None)])
+def test_sharded_gradients_are_summed_in_every_micro_batch(sharding: str, every: bool | None) -> None:
+    """As they are priced: left alone, Accelerate keeps whole gradients on every GPU until the last micro-batch."""
+    job = shardwright.make_job(global_batch=16, seq_len=512, framework="fsdp")
+    model, cluster = shardwright.load_model("qwen3-0.6b"), shardwright.load_cluster("1x4xA100-SXM-80")
+
+    def arguments(micro_batch: int) -> dict[str, Any]:
+        space = parse_pins([f"sharding={sharding}", "dp=4", f"micro_batch={micro_batch}"])
+        plan = shardwright.plan(model, cluster, job, space=space).best
+        return json.loads(shardwright.export(plan, "accelerate").files["training_arguments.json"])  # type: ignore[no-any-return]
+
+    twice = arguments(2)
+    told = twice.get("accelerator_config", {}).get("gradient_accumulation_kwargs", {})
+    assert twice["gradient_accumulation_steps"] == 2 and told.get("sync_each_batch") is every
+    assert "accelerator_config" not in arguments(4)

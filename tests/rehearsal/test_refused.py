@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import stat
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 from tests.cli.running import run
 from tests.rehearsal.tiny import tiny_plan
+from tests.runtime.test_model_fields import COMPUTED, REFUSED
 
 from shardwright.errors import SpecError
 from shardwright.plans.document import save
 from shardwright.plans.plan import Plan
 from shardwright.rehearsal.inside.guard import build_of
 from shardwright.rehearsal.rehearse import NoRoomError, asked, ranks_of
-from shardwright.rehearsal.trainers import question_of, trainer_of
+from shardwright.rehearsal.trainers import TRAINERS, configuration, question_of, trainer_of
+from shardwright.spec.adapter import parse_adapter
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+from shardwright.spec.options import Options
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +116,64 @@ def test_too_little_memory_is_exit_three(plan: Plan, tmp_path: Path) -> None:
 )
 def test_builds_of_pytorch_are_told_apart(text: str, build: tuple[str, str | None]) -> None:
     assert build_of(text) == build
+
+
+@pytest.fixture(scope="module")
+def sharded() -> Plan:
+    return tiny_plan("fsdp", "sharding=zero3 micro_batch=1 recompute=none")
+
+
+CHANGED = {
+    "precision": "fp8",
+    "fp8_recipe": "tensor",
+    "optimizer": "muon",
+    "fp8_storage": True,
+    "fused_loss": True,
+    "document_tokens": 100.0,
+    "options": Options(loss="chunked"),
+    "adapter": parse_adapter("lora:8"),
+    "images_per_sequence": 2,
+    "image_size": (448, 448),
+    "freeze": ("vision",),
+}
+ALL_THE_SAME = ("global_batch", "seq_len", "tokens", "objective", "framework", "budget_dollars", "deadline_hours")
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_fsdp_refuses_what_of_a_job_its_process_is_not_told(sharded: Plan, name: str) -> None:
+    """Else another step is rehearsed than the plan's, and "the plan fits" said of it."""
+    other = replace(sharded, job=replace(sharded.job, **{name: CHANGED[name]}))
+    assert tuple(TRAINERS["fsdp"].limits(sharded)) == () and tuple(TRAINERS["fsdp"].limits(other))
+
+
+def test_every_field_of_a_job_is_told_refused_or_changes_no_step() -> None:
+    assert {*CHANGED, *ALL_THE_SAME} == {field.name for field in fields(Job)}
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Options)])
+def test_fsdp_is_not_told_of_options(sharded: Plan, name: str) -> None:
+    options = replace(sharded.job.options, **{name: "anything"})
+    assert tuple(TRAINERS["fsdp"].limits(replace(sharded, job=replace(sharded.job, options=options))))
+
+
+# What a rehearsal's model has of another value, with the same tensors: constants, scales, and how positions turn.
+SAME_TENSORS = {
+    "Model.norm_about_one", "Model.rotary_interleaved", "Model.forward_pass", "Model.rotary_base", "Model.norm_epsilon",
+    "Model.rotary_scaling", "Model.guesses",
+    *(f"ForwardPass.{kind}_scale" for kind in ("embedding", "residual", "logit", "score")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*COMPUTED, *REFUSED])
+def test_another_model_has_another_configuration_or_none(name: str) -> None:
+    change, model = COMPUTED.get(name) or REFUSED[name]
+    before, after = map(configured, (model, change(model)))
+    same = isinstance(after, dict) and before == after
+    assert not same or name in SAME_TENSORS or name.startswith("RotaryScaling.")
+
+
+def configured(model: Model) -> object:
+    try:
+        return configuration(model)
+    except SpecError as error:
+        return str(error)

@@ -34,17 +34,17 @@ def export_config(plan: Plan) -> Exported:
     where the plan is illegal or Accelerate cannot run it."""
     if problems := check(plan) or tuple(unsupported(plan)):
         raise SpecError(*problems)
-    document = config(plan)
+    document, arguments = config(plan), _arguments(plan)
     return Exported(
         target=TARGET,
         version=VERSION,
         files={
             "accelerate.yaml": f"# Written by shardwright for Accelerate {VERSION}.\n{yaml_text(document)}",
-            "training_arguments.json": trainer_text(trainer_arguments(plan)),
+            "training_arguments.json": trainer_text(arguments),
             **peft_files(plan),
             "run.sh": _script(plan),
         },
-        document={"config": document, "training_arguments": trainer_arguments(plan)},
+        document={"config": document, "training_arguments": arguments},
     )
 
 
@@ -65,10 +65,24 @@ def unsupported(plan: Plan) -> Iterator[Problem]:
         yield Problem("replicas", message, "plan with GPUs that the machines share evenly")
 
 
+def _is_sharded(plan: Plan) -> bool:
+    return plan.optimizer.sharding in ("zero2", "zero3")
+
+
+def _arguments(plan: Plan) -> dict[str, object]:
+    """Return the training arguments. Sharded gradients are summed in every micro-batch, as they are priced: left alone,
+    Accelerate keeps whole ones on every GPU until the last (`no_sync`)."""
+    (replica,) = plan.replicas
+    kept = trainer_arguments(plan)
+    if _is_sharded(plan) and replica.micro_batches > 1:
+        kept["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+    return kept
+
+
 def config(plan: Plan) -> dict[str, object]:
     """Return the configuration as data, keys in the order of Accelerate's own files."""
     stage, machines = plan.replicas[0].stages[0], machine_sizes(plan)
-    sharded = plan.optimizer.sharding in ("zero2", "zero3")
+    sharded = _is_sharded(plan)
     found: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP" if sharded else "MULTI_GPU",

@@ -202,12 +202,12 @@ def _messages(plan: Plan, place: Place, memory: StageMemory) -> dict[tuple[str, 
     trained = trained_share(plan.model, job) * held
     if plan.data_parallel > 1:
         gathered = 2.0 * held if plan.optimizer.sharding == "zero3" else trained
-        sums = gradient_bytes(job)
-        if plan.optimizer.sharding in ("zero2", "zero3") and job.framework != "train":
-            sums = min(sums, weight_bytes(job))
+        sums, times = gradient_bytes(job), 1
+        if plan.optimizer.sharding in ("zero2", "zero3") and job.framework != "train":  # in every micro-batch
+            sums, times = min(sums, weight_bytes(job)), place.micro_batches
         if plan.optimizer.distributed:
-            result["all-gather", "gradient"] = gathered * weight_bytes(job)
-            result["reduce-scatter", "gradient"] = sums * trained
+            result["all-gather", "gradient"] = times * gathered * weight_bytes(job)
+            result["reduce-scatter", "gradient"] = times * sums * trained
         else:
             result["all-reduce", "gradient"] = sums * trained
     if place.depth > 1:

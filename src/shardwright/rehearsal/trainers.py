@@ -5,6 +5,7 @@ configurations of transformers 5 among it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 from shardwright.errors import Problem, SpecError, bad
@@ -16,10 +17,15 @@ from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.layout.places import Place
-from shardwright.spec.model import Model
+from shardwright.spec.job import Job
+from shardwright.spec.model import PLAIN, ForwardPass, Model
+from shardwright.spec.read.huggingface import model_of_config
 
 OF_FRAMEWORK = {"eager": "fsdp"}  # the trainer that a plan of a framework is rehearsed in, where it has another name
 NOT_YET = ("torchtitan", "deepspeed", "nanotron", "jax", "trl")
+SIZES = ("global_batch", "seq_len", "precision")
+OF_NO_STEP = ("tokens", "objective", "framework", "budget_dollars", "deadline_hours")
+SCALES = ("embedding_scale", "residual_scale", "logit_scale", "score_scale")  # of what is computed all the same
 HINT = "rehearse a dense model of the families llama, mistral, qwen2 or qwen3"
 
 
@@ -86,16 +92,26 @@ def _fsdp_limits(plan: Plan) -> Iterable[Problem]:
     if stage.gpus > 1:
         message = "Hugging Face's tensor and context parallelism are not rehearsed yet"
         yield Problem("replicas[0].stages[0]", message, "plan with tp=1 and cp=1")
-    if plan.job.optimizer != "adam" or not plan.job.masters or plan.job.options.activation_offload:
-        message = f"{plan.job.optimizer}, weights without masters or activations in host memory are not rehearsed yet"
-        yield Problem("job", message, "plan with adam, master_weights=default and activation_offload=default")
-    if plan.job.options.loss == "chunked":
-        yield Problem("job.options.loss", "is chunked, which is not rehearsed yet", "plan with loss=default")
+    yield from _unrehearsed(plan.job)
     if plan.optimizer.sharding not in ("zero2", "zero3"):
         message = f"{plan.optimizer.sharding} is DistributedDataParallel, which is not rehearsed yet"
         yield Problem("optimizer.sharding", message, "plan with sharding=zero2,zero3")
     if plan.optimizer.offload > 0.0:
         yield Problem("optimizer.offload", "state in host memory is not rehearsed yet", "plan with offload=0")
+
+
+def _unrehearsed(job: Job) -> Iterator[Problem]:
+    """Yield what of a job a rehearsal is not asked for (`_of_fsdp`): all that is not as in a plain job of its size."""
+    plain = Job(global_batch=job.global_batch, seq_len=job.seq_len)
+    asked = (*SIZES, *OF_NO_STEP, "options")
+    parts = (("job", job, plain, asked), ("job.options", job.options, plain.options, ()))
+    for place, record_of, usual, left in parts:
+        for field in fields(record_of):
+            if field.name not in left and getattr(record_of, field.name) != getattr(usual, field.name):
+                hint = "plan without, or rehearse the plan of another trainer"
+                yield Problem(f"{place}.{field.name}", "is not rehearsed under FSDP2 yet", hint)
+    if job.precision == "fp8":
+        yield Problem("job.precision", "fp8 is not rehearsed under FSDP2 yet", "plan with precision=bf16")
 
 
 def _of_megatron(plan: Plan) -> dict[str, Any]:
@@ -172,7 +188,16 @@ def configuration(model: Model) -> dict[str, Any]:
         "hidden_act": "silu",
         "use_cache": False,
     }
+    again = model_of_config(result, model.name)
+    if again.parameters != model.parameters:
+        message = f"has {model.parameters:,} parameters, and a {again.family} of its sizes {again.parameters:,}"
+        raise bad(model.name, message, HINT)
     return result
+
+
+def _plain(forward: ForwardPass | None) -> bool:
+    """Whether a forward pass computes what Llama's does, whatever its scales."""
+    return forward is None or replace(PLAIN, **{name: getattr(forward, name) for name in SCALES}) == forward
 
 
 def _lacking(model: Model) -> Iterator[str]:
@@ -199,7 +224,10 @@ def _lacking(model: Model) -> Iterator[str]:
         f"the activation {model.activation}": model.activation not in ("silu", "swish", "swiglu"),
         "multi-token prediction": model.mtp_layers > 0,
         "what is particular to it": model.particular is not None or model.parallel_block or model.dropout,
+        "sparse attention": attention.sparse is not None,
         "an embedding of another width": model.embedding_width is not None or model.embedding_norm,
+        "a vision tower": model.tower is not None,
+        "another forward pass than Llama's": not _plain(model.forward_pass),
     }
     for what, there in checks.items():
         if there:
