@@ -12,16 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.nightly import nightly
 
 from shardwright.cost.compute.flops import image_flops, job_flops
 from shardwright.cost.compute.operators import Shard
 from shardwright.cost.memory.activations import tower_kept_bytes
 from shardwright.errors import SpecError
 from shardwright.plans.check import position_problems
+from shardwright.reports.text.question import model_line
 from shardwright.spec.images import images_of, tower_parameters
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
-from shardwright.spec.read.huggingface import model_of_config
+from shardwright.spec.read.huggingface import TEXT_ALONE, model_of_config
 from shardwright.spec.read.huggingface_config import config_of_model
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
@@ -162,7 +164,7 @@ def test_an_unknown_tower_leaves_the_text_model() -> None:
     for vision in ({"model_type": "dinov2"}, {"model_type": "siglip_vision_model"}):  # the latter with a pooling head
         model = model_of_config({"model_type": "llava", "text_config": text, "vision_config": vision}, "config.json")
         assert model.tower is None
-        assert model.assumed == ("only the text model of a multimodal one is described",)
+        assert model.assumed == (TEXT_ALONE,) and "the text model alone" in model_line(model)
 
 
 @pytest.mark.parametrize(
@@ -183,3 +185,23 @@ def test_a_tower_that_makes_no_sense(vision: dict[str, Any], place: str) -> None
 def test_no_config_is_written_of_a_model_with_a_tower() -> None:
     with pytest.raises(SpecError, match="tower"):
         config_of_model(load_model(QWEN))
+
+
+def kinds_that_see() -> list[str]:
+    """Return the model types that transformers makes text of images with."""
+    auto = pytest.importorskip("transformers.models.auto.modeling_auto")
+    return sorted(auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+
+
+@pytest.mark.parametrize("part", [0, *nightly(range(1, 8))])
+def test_no_tower_is_left_out_without_a_word(part: int) -> None:
+    """Every model type that sees images has its tower, is refused, or says on the screen that it is the text alone."""
+    mapping, seen = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING, 0
+    for name in kinds_that_see()[part::8]:
+        try:
+            model = model_of_config(mapping[name]().to_dict(), name)
+        except SpecError:
+            continue
+        seen += 1
+        assert model.tower is not None or "the text model alone" in model_line(model), name
+    assert seen

@@ -9,6 +9,7 @@ from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.images import images_of
 from shardwright.spec.job import PARTS, Job
 from shardwright.spec.model import Model
+from shardwright.spec.read.huggingface import TEXT_ALONE
 from shardwright.units import SECONDS_PER_HOUR, counted, format_count, format_dollars, format_seconds
 
 
@@ -20,6 +21,8 @@ def model_line(model: Model) -> str:
     words = f"{model.name}: {size}, {len(model.layers)} layers"
     if model.tower is not None:
         words += f", a vision tower of {model.tower.depth} ({format_count(model.tower.parameters)})"
+    elif TEXT_ALONE in model.assumed:
+        words += "; the text model alone of a multimodal one, whose tower is not known here"
     return words
 
 

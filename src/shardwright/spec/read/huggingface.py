@@ -18,6 +18,7 @@ from shardwright.spec.read.huggingface_layers import layers_of, stated
 from shardwright.spec.read.towers import TEXT_SIZES, VISION, tied_of, tower_of
 from shardwright.spec.text.fields import shown
 
+TEXT_ALONE = "only the text model of a multimodal one is described"
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 
 
@@ -65,7 +66,7 @@ def _with_tower(model: Model, whole: ConfigFields) -> Model:
     tower = tower_of(whole, model.hidden)
     if tower is not None or not whole.has((*TEXT_CONFIGS, VISION)):
         return replace(model, tower=tower)
-    return replace(model, assumed=("only the text model of a multimodal one is described", *model.assumed))
+    return replace(model, assumed=(TEXT_ALONE, *model.assumed))
 
 
 def _with_usual_sizes(fields: ConfigFields, family: ModelFamily, model_type: str) -> ConfigFields:
