@@ -17,13 +17,13 @@ from shardwright.cost.layers.source import LayerSource, layer_source
 from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.strategies import Strategies
-from shardwright.cost.trust.rarity import strategy_switches
+from shardwright.cost.trust.rarity import switches_for
 from shardwright.plans.findings import RareSwitch
 from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
-from shardwright.spec.model import Model, training_kind
+from shardwright.spec.model import Model
 
 
 class Sharding(Protocol):
@@ -59,8 +59,7 @@ class Context:
     @cached_property
     def rare_switches(self) -> tuple[RareSwitch, ...]:
         """What of strategies is rare for such a model on such GPUs."""
-        kind = training_kind(self.model, adapters=bool(self.job.adapters))
-        return strategy_switches(self.pool.gpu.architecture, kind)
+        return switches_for(self.model, self.job, self.pool.gpu)
 
     @cached_property
     def source(self) -> LayerSource:

@@ -16,7 +16,7 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.facts import headroom
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.site.calibrated import Calibrated, anchored, without_site
-from shardwright.cost.trust.rarity import rare_in, strategy_switches
+from shardwright.cost.trust.rarity import rare_in, switches_for
 from shardwright.errors import SpecError, bad, require
 from shardwright.plans.check import position_problems
 from shardwright.plans.findings import NothingAsFast, Stopped
@@ -47,7 +47,7 @@ from shardwright.search.space.parameters import AXES
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
-from shardwright.spec.model import Model, training_kind
+from shardwright.spec.model import Model
 
 if TYPE_CHECKING:
     from shardwright.search.replan import Kept
@@ -272,13 +272,13 @@ def with_usual(
     from shardwright.search.rules.rules import rules_against  # a search without rules does without their parser
 
     pools = tuple(pool for pool in best.cluster.pools if pool.gpu.name in best.gpus_by_type)
-    kind = training_kind(best.model, adapters=bool(best.job.adapters))
+    rare = switches_for(best.model, best.job, pools[0].gpu)
     ranked = plan(
         best.model,
         replace(best.cluster, pools=pools),
         best.job,
         space=space,
-        rules=[*rules, *rules_against(strategy_switches(pools[0].gpu.architecture, kind))],
+        rules=[*rules, *rules_against(rare)],
         top=1,
         fit=fit,
         exportable_to=exportable_to,

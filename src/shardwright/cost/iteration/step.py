@@ -165,9 +165,8 @@ def _host_trips(context: Context, rows: Strategies, kept: Floats) -> tuple[Float
     there = rows.offload[:, None] * kept
     if not facts.weights_follow:
         width = 4.0 if job.precision == "fp32" or job.options.grad_reduce == "fp32" else 2.0
-        return to_host_seconds(gpu, (rows.sharding >= ZERO2)[:, None] * 2.0 * width * trained * there), np.zeros_like(
-            there
-        )
+        trips = to_host_seconds(gpu, (rows.sharding >= ZERO2)[:, None] * 2.0 * width * trained * there)
+        return trips, np.zeros_like(there)
     master = 4.0 if job.masters else widths.weight_gather
     width = trained * master + (1.0 - trained) * widths.weight_gather
     added = _waits_for_host(context, rows)[:, None] * HOST_SUM_BYTES * trained * there / host_rate(context)

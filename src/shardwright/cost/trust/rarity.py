@@ -26,7 +26,9 @@ from shardwright.cost.trust.evidence import unpublished
 from shardwright.files import shipped_table
 from shardwright.plans.findings import RareSwitch
 from shardwright.plans.plan import Plan
-from shardwright.spec.model import Kind, training_kind
+from shardwright.spec.cluster import Gpu
+from shardwright.spec.job import Job
+from shardwright.spec.model import Kind, Model, training_kind
 
 TYPES, UNREPORTED = "gpu_types", "unreported_types"  # axes that are no columns of a strategy
 DECADE = 0.02  # log error for each factor of ten in rarity; chosen, 0.01 to 0.04
@@ -61,6 +63,11 @@ def strategy_switches(architecture: str, model_kind: Kind) -> tuple[RareSwitch, 
     )
 
 
+def switches_for(model: Model, job: Job, gpu: Gpu) -> tuple[RareSwitch, ...]:
+    """Return what strategies of a job on such GPUs may have that is rare."""
+    return strategy_switches(gpu.architecture, training_kind(model, adapters=bool(job.adapters)))
+
+
 def rare_counts(rows: Strategies, switches: Collection[RareSwitch]) -> Ints:
     """Return how many of `switches` each strategy has, [N]."""
     return np.asarray(np.sum([_has(rows, switch) for switch in switches], axis=0))
@@ -79,10 +86,9 @@ def doubt(plan: Plan) -> float:
 
 def rare_in(plan: Plan) -> tuple[RareSwitch, ...]:
     """Return what a plan has of what is rare, on one of its architectures at least."""
-    row, kind = row_of(plan), training_kind(plan.model, adapters=bool(plan.job.adapters))
-    types = plan.gpus_by_type
+    row, types = row_of(plan), plan.gpus_by_type
     used = [pool.gpu for pool in plan.cluster.pools if pool.gpu.name in types]
-    known = [switch for gpu in used for switch in strategy_switches(gpu.architecture, kind)]
+    known = [switch for gpu in used for switch in switches_for(plan.model, plan.job, gpu)]
     present = {switch.name: switch for switch in known if _has(row, switch)[0]}
     return (*present.values(), *_rare_gpus({gpu.kind for gpu in used}))
 

@@ -58,12 +58,10 @@ class Filters:
         those before it amount to: what they drop need not be enumerated. A rule against all that is not sharded is
         none: such pins also shard what is on a single rank."""
         for rule in self.rules:
-            axes = {AXIS_OF.get(name) for name in rule.variables}
-            (axis,) = axes if len(axes) == 1 and rule.variables <= BEYOND_LAYOUT else (None,)
-            values = None if axis is None or axis in UNSAID else _values(axis, space, {})
-            if axis is None or values is None:
+            of_axis = _of_one_axis(context, rule, space, {}) if rule.variables <= BEYOND_LAYOUT else None
+            if of_axis is None:
                 continue
-            kept = tuple(_kept(context, rule, axis, values))
+            axis, values, kept = of_axis
             if len(kept) < len(values) and (axis != "sharding" or UNSHARDED in kept or not kept):
                 space = replace(space, pins={**space.pins, axis: kept})
                 yield Rejection(Cause.RULE, rule.name), space
@@ -178,16 +176,25 @@ def rules_as_pins(
     pins, left = dict(space.pins), []
     alike = len({context.pool.gpus_per_node for context in contexts}) == 1
     for rule in filters.rules:
-        axes = {"gpus" if name == NODES and alike else AXIS_OF.get(name) for name in rule.variables}
-        (axis,) = axes if len(axes) == 1 else (None,)
-        values = None if axis is None or axis in UNSAID else _values(axis, space, counts)
-        if axis is None or values is None or NODES in rule.variables:
+        of_axis = _of_one_axis(contexts[0], rule, space, counts, machines_alike=alike)
+        if of_axis is None or NODES in rule.variables:
             left.append(rule)
-        if axis is not None and values is not None:
-            kept = tuple(_kept(contexts[0], rule, axis, values))
+        if of_axis is not None:
+            axis, values, kept = of_axis
             if len(kept) < len(values):
                 pins[axis] = tuple(value for value in pins.get(axis, kept) if value in kept)
     return replace(space, pins=pins), Filters(rules=tuple(left))
+
+
+def _of_one_axis(
+    context: Context, rule: Rule, space: Space, counts: Mapping[str, range], *, machines_alike: bool = False
+) -> tuple[str, tuple[Value, ...], tuple[Value, ...]] | None:
+    """Return the axis that a rule speaks of alone, the values that it has in the space, and those that the rule keeps;
+    None where there is no such axis, or its values are not known. On `machines_alike` their number is one of GPUs."""
+    axes = {"gpus" if name == NODES and machines_alike else AXIS_OF.get(name) for name in rule.variables}
+    (axis,) = axes if len(axes) == 1 else (None,)
+    values = None if axis is None or axis in UNSAID else _values(axis, space, counts)
+    return None if axis is None or values is None else (axis, values, tuple(_kept(context, rule, axis, values)))
 
 
 def _values(axis: str, space: Space, counts: Mapping[str, range]) -> tuple[Value, ...] | None:

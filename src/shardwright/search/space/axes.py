@@ -199,7 +199,12 @@ def spread_degrees(context: Context) -> list[int]:
 
 
 def _tiles(pool: NodePool, tp: int) -> bool:
-    return pool.domain_gpus % tp == 0 and (pool.gpus_per_node % tp == 0 or tp % pool.gpus_per_node == 0)
+    return pool.domain_gpus % tp == 0 and tiles_machines(pool, tp)
+
+
+def tiles_machines(pool: NodePool, gpus: float) -> bool:
+    """Return whether groups of so many GPUs tile a machine, or machines tile a group."""
+    return not pool.gpus_per_node % gpus or not gpus % pool.gpus_per_node
 
 
 def _degrees_of_the_model(context: Context, most: int) -> list[int]:

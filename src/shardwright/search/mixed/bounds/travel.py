@@ -113,9 +113,9 @@ def travel(table: Table, layers: Layers, region: Region) -> list[Travel]:
     second ones, where they differ, c - h p."""
     once = byte_seconds(table, layers.all_weights, region)
     kinds, updates = traffic(table), table.updates(region.most)
-    of_layer = (once * layers.weights).sum(axis=0)
+    gathered = (once * layers.weights).sum(axis=0)
     hidden = [
-        (1.0 - OVERLAP_SLOWDOWN) * each.width * of_layer >= each.hidden * passing
+        (1.0 - OVERLAP_SLOWDOWN) * each.width * gathered >= each.hidden * passing
         for each, passing in zip(kinds, layers.longest, strict=True)
     ]
 
@@ -123,15 +123,15 @@ def travel(table: Table, layers: Layers, region: Region) -> list[Travel]:
         def needed(held: Floats, passes: Floats) -> Floats:
             seconds, travels = (updates * held).sum(axis=0), (once * held).sum(axis=0)
             for of, passing, branch in zip(kinds, passes, branches, strict=True):
-                each = of.width * travels
-                seconds = seconds + np.where(branch, each - of.hidden * passing, OVERLAP_SLOWDOWN * each)
+                whole = of.width * travels
+                seconds = seconds + np.where(branch, whole - of.hidden * passing, OVERLAP_SLOWDOWN * whole)
             return np.asarray(seconds)
 
         passes = [np.where(branch, of.hidden * table.each, 0.0) for of, branch in zip(kinds, branches, strict=True)]
-        each = needed(layers.weights, layers.longest) + layers.orthogonal / region.most
-        spare = layers.total * np.maximum(-each, 0.0)  # what the passes of all layers hide of other communication
+        of_layer = needed(layers.weights, layers.longest) + layers.orthogonal / region.most
+        spare = layers.total * np.maximum(-of_layer, 0.0)  # what the passes of all layers hide of other communication
         return Travel(
-            each=np.maximum(each, 1e-300),
+            each=np.maximum(of_layer, 1e-300),
             first=np.maximum(needed(layers.first_weights, layers.first_passes) - spare, 0.0),
             last=np.maximum(needed(layers.last_weights, layers.last_passes) - spare, 0.0),
             given=passes[0] + passes[1] - table.step_seconds,

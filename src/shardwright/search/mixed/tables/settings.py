@@ -20,6 +20,7 @@ from shardwright.search.space.axes import (
     context_parallel_degrees,
     expert_degrees,
     tensor_parallel_degrees,
+    tiles_machines,
 )
 from shardwright.spec.model import Model
 
@@ -106,9 +107,12 @@ def of_a_mesh(contexts: Sequence[Context], space: Space) -> tuple[Uncovered, ...
     """Return what stages of a mesh have in no setting of the space."""
     first, *rest = in_no_setting(space)
     pinned = [
-        (context, tp * cp) for context in contexts for tp in unit_degrees(context) for cp in space.pins.get("cp", ())
+        (context.pool, tp * cp)
+        for context in contexts
+        for tp in unit_degrees(context)
+        for cp in space.pins.get("cp", ())
     ]
-    others = () if pinned and all(_tiles(*unit) for unit in pinned) else (OtherContexts(FEWEST_TOKENS),)
+    others = () if pinned and all(tiles_machines(*unit) for unit in pinned) else (OtherContexts(FEWEST_TOKENS),)
     return first, *others, *rest
 
 
@@ -245,13 +249,7 @@ def units(context: Context, setting: Setting) -> int:
     if not able or setting.tp[0] not in unit_degrees(context) or not timed(context, setting):
         return 0
     (unit,) = setting.gpus
-    return context.pool.gpus // unit if _tiles(context, unit) else 0
-
-
-def _tiles(context: Context, unit: float) -> bool:
-    """Return whether units of so many GPUs tile a machine, or machines tile a unit."""
-    machine = context.pool.gpus_per_node
-    return not machine % unit or not unit % machine
+    return context.pool.gpus // unit if tiles_machines(context.pool, unit) else 0
 
 
 def timed(context: Context, setting: Setting) -> bool:
