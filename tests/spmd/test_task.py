@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.spmd.task import Task
+from shardwright.errors import SpecError
+from shardwright.spmd.task import Task, load_task
 
 
 class Sized(nn.Module):
@@ -22,3 +26,32 @@ class Sized(nn.Module):
 def test_a_module_that_is_built_from_values_has_a_skeleton() -> None:
     task = Task(build=Sized, batch={"x": torch.ones(2, 4)}, loss=lambda module, batch: module(batch["x"]).sum())
     assert task.skeleton().get_parameter("layer.weight").shape == (3, 4)
+
+
+BROKEN = {
+    "import": ("import torch\nfrom torch import nothing_of_the_kind\n", 2, "ImportError"),
+    "missing": ("import a_library_that_is_not_there\n", 1, "ModuleNotFoundError"),
+    "syntax": ("def task(:\n    pass\n", 1, "SyntaxError"),
+    "call": ("def task():\n    return undefined_name\n", 2, "NameError"),
+    "arguments": ("from shardwright.spmd.task import Task\n\ndef task():\n    return Task(model=1)\n", 4, "TypeError"),
+    "argument": ("def task(needed):\n    return needed\n", None, "TypeError"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_what_a_users_module_raises_is_said_with_its_line(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, line, error = BROKEN[kind]
+    (tmp_path / f"users_{kind}.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError) as raised:
+        load_task(f"users_{kind}:task")
+    (problem,) = raised.value.problems
+    assert problem.path == (f"{tmp_path / f'users_{kind}.py'}:{line}" if line else f"users_{kind}:task")
+    assert error in problem.message
+
+
+def test_a_module_that_is_not_there_is_looked_for_in_another_folder() -> None:
+    with pytest.raises(SpecError, match="from the folder of the module"):
+        load_task("users_nowhere:task")

@@ -3,6 +3,7 @@
 * `synthesize`: from a task, or a module and a cluster, to a program; machines as the search sees them
 * `task`: what a user wants to train, and what trains a graph that ships
 * `trace`: from a module, a batch and a loss to a graph
+* `user_code`: what the user's code raises, with its line
 * `replacements`: what a trace calls in place of operators, and of experts, that no shard could compute
 * `operators`: operators of our own, as PyTorch knows them
 * `kernels`: what they compute

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field, replace
@@ -22,6 +21,7 @@ from shardwright.spmd import checkpoint
 from shardwright.spmd.document import Synthesized
 from shardwright.spmd.task import Task
 from shardwright.spmd.training import SpmdStep, whole_state
+from shardwright.spmd.user_code import user_code
 
 BAD_INPUT = 2  # the exit status that the command line gives the rank that tells
 
@@ -89,7 +89,7 @@ def train(
     course, kept = course or Course(), checkpoints or Checkpoints()
     with _group(device) as where, _told_once():
         step = SpmdStep(synthesized.graph, synthesized.program, names=synthesized.names, device=where, seed=seed)
-        with _explained("optimizer"):
+        with user_code("the task's `optimizer` fails"):
             optimizer = task.optimizer_of(step.named_parameters())
         first = _begin(step, optimizer, task, seed, weights, kept.resume, course)
         rates = [group["lr"] for group in optimizer.param_groups]
@@ -130,7 +130,7 @@ def _stepped(step: SpmdStep, optimizer: torch.optim.Optimizer, task: Task, numbe
     optimizer.zero_grad()
     loss = 0.0
     for part in range(course.accumulate):
-        with _explained("batches"):
+        with user_code("the task's `batches` fails"):
             batch = task.batch_of(number * course.accumulate + part)
         loss += step(batch).item() / course.accumulate
     _divide_gradients(step, course.accumulate)
@@ -190,22 +190,9 @@ def _told_once() -> Iterator[None]:
         raise
 
 
-@contextmanager
-def _explained(name: str) -> Iterator[None]:
-    """Turn what a function of the task raises into one message with its line."""
-    try:
-        yield
-    except SpecError:
-        raise
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where, said = f"{frame.filename}:{frame.lineno}", f"{type(error).__name__}: {error}"
-        raise bad(where, f"the task's `{name}` fails: {said}", "`debug=True` shows the traceback") from error
-
-
 def _initial(task: Task, seed: int) -> dict[str, Tensor]:
     torch.manual_seed(seed)
-    with _explained("build"):
+    with user_code("the task's `build` fails"):
         return {name: tensor.detach() for name, tensor in whole_state(task.build()).items()}
 
 

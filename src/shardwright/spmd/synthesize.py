@@ -26,6 +26,7 @@ from shardwright.spmd.document import Synthesized
 from shardwright.spmd.task import Task
 from shardwright.spmd.trace import Loss, trace
 from shardwright.spmd.training import state_names
+from shardwright.spmd.user_code import user_code
 from shardwright.synthesis.baselines import STRATEGIES
 from shardwright.synthesis.graph import Graph, Ref, flops, traffic_bytes
 from shardwright.synthesis.machines import Device, DeviceMachine, Machines
@@ -72,7 +73,9 @@ def plan(
         why = f"its step holds {format_bytes(held)}, over {format_bytes(MOST_BYTES)}, and the task has no `small`"
         return _noted(found, "", why)
     say("running a step of Task.small() on this machine, beside eager mode")
-    small, machines = task.small(), machines_of(cluster, _precision(module), efficiency, profiles)
+    with user_code("the task's `small` fails"):
+        small = task.small()
+    machines = machines_of(cluster, _precision(module), efficiency, profiles)
     require_equal(_like(found, small, machines, strategy), small, "Task.small()")
     return _noted(found, "Task.small()")
 

@@ -15,10 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shardwright.errors import bad
+from shardwright.errors import SpecError, bad
 from shardwright.records import record
 from shardwright.spmd.document import Synthesized
 from shardwright.spmd.trace import Loss
+from shardwright.spmd.user_code import user_code
 from shardwright.synthesis.graph import Graph, Value
 from shardwright.synthesis.models.transformers import ANGLES
 
@@ -76,13 +77,15 @@ class Task:
             with torch.device("meta"):
                 return self.build().train()
         except (NotImplementedError, RuntimeError):
-            return self.build().train()
+            with user_code("the task's `build` fails"):
+                return self.build().train()
 
 
 def load_task(name: str) -> Task:
     """Return what `module:factory` returns, a `Task`. The current folder is searched first.
 
-    Raises `SpecError` where the module cannot be imported, or the factory is missing or returns something else.
+    Raises `SpecError` where the module cannot be imported, with the line at which it fails, or the factory is missing,
+    fails or returns something else.
     """
     module, _, factory = name.partition(":")
     if not module or not factory:
@@ -90,12 +93,16 @@ def load_task(name: str) -> Task:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = getattr(importlib.import_module(module), factory, None)
-    except ModuleNotFoundError as error:
-        raise bad(name, f"cannot be imported: {error}", "run it from the folder of the module") from error
-    if found is None:
+        with user_code("cannot be imported", name):
+            made: Any = getattr(importlib.import_module(module), factory, None)
+    except SpecError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == module:
+            raise bad(name, f"cannot be imported: {error.__cause__}", "run it from the folder of the module") from error
+        raise
+    if made is None:
         raise bad(name, f"{module} has no {factory!r}", "name a function that returns a shardwright.spmd.task.Task")
-    task = found() if callable(found) else found
+    with user_code(f"{name} fails", name):
+        task = made() if callable(made) else made
     if not isinstance(task, Task):
         raise bad(name, f"returns a {type(task).__name__}", "return a shardwright.spmd.task.Task")
     return task

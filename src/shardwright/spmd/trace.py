@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import sysconfig
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +26,7 @@ from shardwright.spmd.joint import graph_of
 from shardwright.spmd.normalise import value_of
 from shardwright.spmd.repeats import with_repeats
 from shardwright.spmd.replacements import DECOMPOSITIONS, experts_by_row, numbered, replaced_operators
+from shardwright.spmd.user_code import causes, user_code, user_line
 from shardwright.synthesis.graph import Graph
 
 Batch = Mapping[str, Tensor]
@@ -185,36 +183,15 @@ def _quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
     """Turn whatever tracing raises into one message that names the line of the user's code."""
-    try:
-        yield
-    except SpecError:
-        raise
-    except Exception as error:
-        errors = list(_causes(error))
-        frame = next((frame for cause in reversed(errors) if (frame := _user_frame(cause))), None)
-        place = f"{frame.filename}:{frame.lineno}" if frame else "the module"
-        line = f" at `{frame.line}`" if frame and frame.line else ""
-        if any(word in f"{type(cause).__name__} {cause}" for cause in errors for word in _DATA_DEPENDENT):
-            problem, hint = "the path depends on the values of a tensor", "compute both sides, choose with torch.where"
-        else:
-            said = str(error).strip().splitlines() or [""]
-            problem, hint = (
-                f"cannot be traced: {type(error).__name__}: {said[0]}",
-                "`debug=True` shows PyTorch's traceback",
-            )
-        raise bad(place, problem + line, hint) from error
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__
-
-
-def _user_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Return the innermost frame of the traceback that belongs neither to a library nor to this package."""
-    paths = sysconfig.get_paths()
-    foreign = (str(Path(__file__).parent), str(Path(torch.__file__).parent), paths["stdlib"], paths["purelib"], "<")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(foreign)]
-    return frames[-1] if frames else None
+    with user_code("cannot be traced", "the module"):
+        try:
+            yield
+        except SpecError:
+            raise
+        except Exception as error:
+            chain = causes(error)
+            if not any(word in f"{type(cause).__name__} {cause}" for cause in chain for word in _DATA_DEPENDENT):
+                raise
+            place, line = user_line(chain)
+            problem = f"the path depends on the values of a tensor{line}"
+            raise bad(place or "the module", problem, "compute both sides, choose with torch.where") from error
