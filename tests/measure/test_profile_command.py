@@ -214,7 +214,8 @@ def test_collectives_are_measured_between_real_processes_which_fail_with_their_l
         for collective in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
         for size in sizes
     ]
-    unknown, found = CollectiveTime(collective="reduce_everywhere", ranks=2, bytes=64, seconds=0.0), []
+    unknown = CollectiveTime(collective="reduce_everywhere", ranks=2, bytes=64, seconds=0.0)
+    found: list[CollectiveTime] = []
     with pytest.raises(SpecError, match="measuring collectives failed"):
         found.extend(measured([*rows, unknown], find_device("cpu", None), 0.01))
     assert [replace(row, seconds=0.0, spread=0.0) for row in found] == rows
