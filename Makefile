@@ -40,7 +40,7 @@ quick: $(EXTRAS)
 test: $(EXTRAS)
 	$(PYTEST)
 
-# All tests, those that take many minutes too, and the packages.
+# All tests, those that take many minutes too, properties on all of their examples, and the packages.
 nightly: $(EXTRAS) package
 	$(PYTEST) -m "nightly or not nightly"
 

@@ -7,8 +7,10 @@ import pytest
 from tests import nightly
 
 
+@pytest.hookimpl(trylast=True)  # Hypothesis loads its own profile first
 def pytest_configure(config: pytest.Config) -> None:
     nightly.wanted = config.option.markexpr != nightly.ORDINARY
+    nightly.draw_fewer()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.cli.running import refused, run
+from tests.nightly import examples
 
 BASE = {"--model": "llama-3.2-1b", "--cluster": "1x2xA100-SXM-80", "--global-batch": "2", "--seq-len": "256"}
 CONFIG = {
@@ -114,7 +115,7 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------- fuzz
 
-FUZZ = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+FUZZ = settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 @st.composite

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.nightly import examples
 
 import shardwright
 from shardwright.cost.iteration.layered.seconds import pass_seconds, slots
@@ -146,7 +147,7 @@ def test_recomputation_trades_time_for_memory() -> None:
     assert again.prediction.time.recompute_seconds > 0.0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(1, 12), st.integers(1, 3), st.integers(0, 40))
 def test_no_iteration_is_shorter_than_the_computing_of_a_gpu(rows: int, micro_batches: int, state: int) -> None:
     plan = layered_plan(MIXED, [("A100-SXM-40", 4, rows, min(micro_batches, rows), state), ("V100-SXM2", 4, 4, 2, 10)])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cost.orders import gpipe, order_of_work
-from tests.nightly import nightly
+from tests.nightly import examples, nightly
 
 from shardwright.cost.pipeline.schedule import Order, interleaved, one_f_one_b
 from shardwright.cost.pipeline.simulate import folded, simulate, timeline
@@ -96,7 +96,7 @@ def test_orders_are_those_of_the_frameworks(kind, ranks, virtual, micro_batches)
         assert work == megatron_order(kind, ranks, virtual, micro_batches, rank)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     shape=SHAPES, seed=st.integers(0, 2**32 - 1), slow=st.sampled_from([0.0, 0.1, 1.0, 20.0]), blocking=st.booleans()
 )
@@ -206,7 +206,7 @@ def test_blocking_sends_are_busy_time_and_cost_at_least_as_much():
     )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(shape=SHAPES, seed=st.integers(0, 2**32 - 1), blocking=st.booleans())
 def test_timeline_holds_every_operation_at_its_time(shape, seed, blocking):
     _, ranks, virtual, _ = shape
@@ -232,7 +232,7 @@ def test_any_order_can_be_simulated():
     np.testing.assert_allclose(given_order.finish_seconds, known.finish_seconds, rtol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_random_orders_agree_with_the_reference(data, seed):
     ranks, virtual, micro_batches = data.draw(st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 4)))

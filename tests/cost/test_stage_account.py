@@ -18,7 +18,7 @@ from shardwright.cost.strategies import RECOMPUTE, plan_of_row
 from shardwright.plans.check import check
 
 
-@pytest.mark.parametrize("seed", [*range(40), *nightly(range(40, 1500))])
+@pytest.mark.parametrize("seed", [*range(14), *nightly(range(14, 1500))])
 def test_rows_plans_and_a_walk_agree(seed: int) -> None:
     """The vectorised verdict has the seconds and the peak of the account of each plan alone, and the activations of
     that are those of a walk over the schedule."""
@@ -36,7 +36,7 @@ def test_rows_plans_and_a_walk_agree(seed: int) -> None:
         assert alone.activations + alone.logits == pytest.approx(walked, rel=1e-9), mode
 
 
-@pytest.mark.parametrize("seed", [*range(12), *nightly(range(12, 400))])
+@pytest.mark.parametrize("seed", [*range(4), *nightly(range(4, 400))])
 def test_the_host_takes_the_inputs_of_layers_that_run_again(seed: int) -> None:
     where, cluster, rows = some_problem(seed)
     away = replace(where, job=replace(where.job, options=replace(where.job.options, activation_offload="inputs")))

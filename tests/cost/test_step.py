@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.cost.samples import context, gpt, gpu, llama, mixtral, pool, row
+from tests.nightly import examples
 from tests.search.problems import Problem, problems, some_candidates
 
 from shardwright.cost.context import Context, layer_rows
@@ -40,7 +41,7 @@ def changed(rows: Strategies, **columns) -> Strategies:
     return replace(rows, **{name: np.full_like(getattr(rows, name), value) for name, value in columns.items()})
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 @given(problem=problems(most=2000))
 def test_overlap_is_never_slower(problem: Problem):
     where, rows = problem.context, some_candidates(problem, 60)
@@ -62,7 +63,7 @@ def test_overlap_is_never_slower(problem: Problem):
     bandwidth=st.integers(24, 44).map(lambda quarter: 10 ** (quarter / 4)), latency=st.sampled_from([1e-6, 1e-4, 1e-2]),
     near=st.booleans(), extra=st.integers(0, 5),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_overlapped_transfers_are_never_slower(ranks, chunks, groups, hidden, bandwidth, latency, near, extra):
     """However much longer than the computation: the slowdown is part of what a transfer takes, not on top of it."""
     machines = pool(

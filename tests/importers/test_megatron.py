@@ -18,10 +18,11 @@ from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute
 from shardwright.spec.options import STATE, Options
 from tests.golden.plans import H100, LLAMA_2_70B, LLAMA_3_1_8B, PLANS, cluster_of
 from tests.importers.texts import plan_from_megatron
+from tests.nightly import examples
 from tests.plans.random_plans import uniform_plans
 from tests.targets.plans import option_plans
 
-FEW = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 
 
 def assert_same(read: Plan, plan: Plan) -> None:
@@ -231,7 +232,7 @@ def test_one_gpu_type_is_needed() -> None:
         plan_from_megatron(LINE, cluster=mixed)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
         st.sampled_from(

@@ -1,9 +1,11 @@
-"""Devices for the tests of measuring."""
+"""Devices for the tests of measuring, and the few shapes that most of them measure."""
 
 from __future__ import annotations
 
 from shardwright.measure.device import MeasuredDevice
+from shardwright.measure.operators import ShapeSettings, operator_rows
 from shardwright.spec.catalog.gpus import find_gpu
+from shardwright.spec.read.machine_profile import OperatorTime
 
 
 def device(**changes) -> MeasuredDevice:
@@ -23,3 +25,8 @@ def device(**changes) -> MeasuredDevice:
         "driver": "580",
     }
     return MeasuredDevice(**(fields | changes))
+
+
+def few_rows(device: MeasuredDevice, settings: ShapeSettings) -> tuple[OperatorTime, ...]:
+    """Return one shape of each kind, direction and type of number that a run would measure."""
+    return tuple({(row.kind, row.direction, row.dtype): row for row in operator_rows(device, settings)}.values())

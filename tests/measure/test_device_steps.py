@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.measure.samples import few_rows
 
 pytest.importorskip("torch")
 
@@ -32,6 +33,7 @@ def test_predictions_come_before_training_and_results_after(
     steps: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profile, out = tmp_path / "profile.json", tmp_path / "steps.json"
+    monkeypatch.setattr("shardwright.measure.run.operator_rows", few_rows)
     measure(find_device("cpu", None), profile, minutes=0.01, links=False)
     monkeypatch.setattr(steps, "TINY", tiny(steps))
     monkeypatch.setattr("sys.argv", ["x", "--device", "cpu", "--profile", str(profile), "--out", str(out)])

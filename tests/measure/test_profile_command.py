@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from tests.cli.running import refused, run
 from tests.cli.schemas import holds
+from tests.measure.samples import few_rows
 from tests.signals import interruptible
 
 pytest.importorskip("torch")
@@ -26,7 +27,7 @@ from shardwright.cost.measured.machine import base_seconds, profiled
 from shardwright.errors import SpecError
 from shardwright.measure.collectives import measured
 from shardwright.measure.device import MeasuredDevice, cluster_fragment, find_device
-from shardwright.measure.operators import CALLS, ShapeSettings, gemm_calls, memory_calls, operator_rows
+from shardwright.measure.operators import CALLS, gemm_calls, memory_calls
 from shardwright.measure.run import MeasureProgress, measure, partial_path
 from shardwright.measure.timing import Call, sustained, timing
 from shardwright.spec.read.cluster import build_cluster, load_cluster
@@ -89,12 +90,7 @@ def test_a_profile_of_another_machine_is_refused(profile_file: Path) -> None:
 
 @pytest.fixture
 def one_row_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a run measure one shape of each kind, direction and type of number."""
-
-    def rows(device: MeasuredDevice, settings: ShapeSettings) -> tuple[OperatorTime, ...]:
-        return tuple({(row.kind, row.direction, row.dtype): row for row in operator_rows(device, settings)}.values())
-
-    monkeypatch.setattr("shardwright.measure.run.operator_rows", rows)
+    monkeypatch.setattr("shardwright.measure.run.operator_rows", few_rows)
 
 
 @pytest.mark.usefixtures("one_row_of_each")
@@ -211,22 +207,19 @@ def test_a_folder_that_is_not_there_is_told_before_measuring(tmp_path: Path) -> 
     assert "--minutes" in refused(run(["profile", "--minutes", "0"]))
 
 
-def test_collectives_are_measured_between_real_processes() -> None:
+def test_collectives_are_measured_between_real_processes_which_fail_with_their_last_words() -> None:
     sizes = (2**16, 2**22)
     rows = [
         CollectiveTime(collective=collective, ranks=2, bytes=size, seconds=0.0)
         for collective in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
         for size in sizes
     ]
-    found = [*measured(rows, find_device("cpu", None), 0.01)]
+    unknown = CollectiveTime(collective="reduce_everywhere", ranks=2, bytes=64, seconds=0.0)
+    found: list[CollectiveTime] = []
+    with pytest.raises(SpecError, match="measuring collectives failed"):
+        found.extend(measured([*rows, unknown], find_device("cpu", None), 0.01))
     assert [replace(row, seconds=0.0, spread=0.0) for row in found] == rows
     assert all(row.seconds > 0 for row in found)
-
-
-def test_processes_that_fail_are_told_with_their_last_words() -> None:
-    row = CollectiveTime(collective="all_reduce", ranks=3, bytes=64, seconds=0.0)
-    with pytest.raises(SpecError, match="measuring collectives failed"):
-        list(measured([row], find_device("cpu", None), 0.01))
 
 
 @pytest.mark.nightly

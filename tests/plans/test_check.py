@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from tests.golden.plans import H100, PLANS
+from tests.nightly import examples
 from tests.plans.random_plans import uniform_plans
 
 from shardwright.plans.check import check
@@ -23,7 +24,7 @@ def test_the_golden_plans_are_legal(name: str) -> None:
     assert check(PLANS[name]) == ()
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
 @given(uniform_plans())
 def test_random_legal_plans_are_legal(plan: Plan) -> None:
     assert check(plan) == ()

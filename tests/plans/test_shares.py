@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.golden.plans import PLANS
+from tests.nightly import examples
 from tests.plans.random_plans import layered_plans
 
 from shardwright.plans.check import check
@@ -34,7 +35,7 @@ UNEVEN = replace(
 )
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
 @given(layered_plans())
 def test_random_layered_plans_are_legal(plan: Plan) -> None:
     assert check(plan) == ()

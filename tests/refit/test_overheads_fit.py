@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tools.refit.crossvalidate import PROTOCOLS, cross_validated, fold_of, groups, near_duplicates
+from tools.refit.crossvalidate import PROTOCOLS, HeldOutPredictions, cross_validated, fold_of, groups, near_duplicates
 from tools.refit.evidence import evidence_table, packed
 from tools.refit.intervals import QUANTILE, Residuals, fitted_widths, held_out_ends, residuals, weighted_quantile
 from tools.refit.overheads import MOST_OF_A_SOURCE, USUAL, fitted, log_errors, thinned, usual
@@ -27,6 +27,12 @@ SOURCES = ("llm-foundry MPT benchmarks", "NeMo 24.07 perf summary", "SimuMax B20
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
     return timed_cases([run for run in published_runs() if run.source in SOURCES])[::9]
+
+
+@pytest.fixture(scope="module")
+def held_out(cases: list[Case]) -> list[HeldOutPredictions]:
+    """Return the predictions by the first two protocols."""
+    return cross_validated(cases, Analytic(), usual(cases), PROTOCOLS[:2])
 
 
 def made_with(cases: list[Case], truth: Calibration) -> list[Case]:
@@ -77,7 +83,7 @@ def test_protocols_leave_every_run_out_once_and_keep_its_like_together(cases):
         assert len({cases[index].run.source for index in part}) == 1
 
 
-def test_held_out_predictions_do_not_see_their_runs(cases):
+def test_held_out_predictions_do_not_see_their_runs(cases, held_out):
     """A source measured ten times too slow spoils nothing of its own held-out predictions."""
     centre = usual(cases)
     spoiled = [
@@ -86,15 +92,14 @@ def test_held_out_predictions_do_not_see_their_runs(cases):
         else case
         for case in cases
     ]
-    honest, other = (cross_validated(runs, Analytic(), centre)[1] for runs in (cases, spoiled))
+    honest, other = held_out[1], cross_validated(spoiled, Analytic(), centre, PROTOCOLS[1:2])[0]
     mine = np.array([case.run.source == SOURCES[0] for case in cases])
     np.testing.assert_allclose(honest.seconds[mine], other.seconds[mine], rtol=1e-9)
     assert np.abs(np.log(honest.seconds[~mine] / other.seconds[~mine])).max() > 1e-3
 
 
-def test_the_table_of_evidence_has_the_same_bytes_for_the_same_runs(cases):
-    held_out = cross_validated(cases, Analytic(), usual(cases))[0]
-    first, second = (packed(evidence_table(cases, held_out)) for _ in range(2))
+def test_the_table_of_evidence_has_the_same_bytes_for_the_same_runs(cases, held_out):
+    first, second = (packed(evidence_table(cases, held_out[0])) for _ in range(2))
     assert first == second
 
 
@@ -170,9 +175,9 @@ def test_ends_of_intervals_do_not_see_their_source(cases):
     assert (before[..., 0] <= 0.0).all() and (before[..., 1] >= 0.0).all()
 
 
-def test_residuals_say_what_was_left_out(cases):
+def test_residuals_say_what_was_left_out(cases, held_out):
     """With a source left out its site is unknown; in domain it is known, and a framework of another source is."""
-    held = {row.protocol: residuals(cases, row) for row in cross_validated(cases, Analytic(), usual(cases))[:2]}
+    held = {row.protocol: residuals(cases, row) for row in held_out}
     assert held["source left out"].present[:, 1].all()
     assert not held["in domain"].present[:, 1].all()
     frameworks = {

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.running import run
+from tests.cli.running import Outcome, run
 from tests.cli.schemas import holds
 from tests.reports.costed import costed
 from tests.reports.test_words import every_finding
@@ -76,12 +77,19 @@ def fixture_ranking() -> shardwright.Ranking:
     return shardwright.plan(shardwright.load_model("llama-3.2-1b"), cluster, job)
 
 
+@pytest.fixture(scope="module")
+def printed(ranking: shardwright.Ranking, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Outcome]:
+    """Return what gives a command's document; PLAN stands for the file of a plan."""
+    file = tmp_path_factory.mktemp("plan") / "plan.json"
+    save(ranking.best, file)
+    return cache(lambda *command: run([str(file) if word == "PLAN" else word for word in command] + ["--json"]))
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command[:2]))
-def test_no_key_of_any_document_is_english(command: list[str], ranking: shardwright.Ranking, tmp_path: Path) -> None:
-    save(ranking.best, tmp_path / "plan.json")
-    printed = run([str(tmp_path / "plan.json") if word == "PLAN" else word for word in command] + ["--json"])
-    assert printed.code in (0, 3), printed.err
-    assert [key for key in keys(json.loads(printed.out)) if not KEY.fullmatch(key.rsplit(".", 1)[1])] == []
+def test_no_key_of_any_document_is_english(command: list[str], printed: Callable[..., Outcome]) -> None:
+    outcome = printed(*command)
+    assert outcome.code in (0, 3), outcome.err
+    assert [key for key in keys(json.loads(outcome.out)) if not KEY.fullmatch(key.rsplit(".", 1)[1])] == []
 
 
 def test_kinds_are_keys_and_none_names_two_findings() -> None:
@@ -136,11 +144,12 @@ def test_what_version_1_printed_is_read_for_good(name: str, shown: list[str]) ->
 
 
 @pytest.mark.parametrize("command", [COMMANDS[0], COMMANDS[3], ["evaluate", "PLAN"]], ids=lambda command: command[0])
-def test_what_is_printed_today_becomes_a_page(command: list[str], ranking: shardwright.Ranking, tmp_path: Path) -> None:
-    save(ranking.best, tmp_path / "plan.json")
-    printed = run([str(tmp_path / "plan.json") if word == "PLAN" else word for word in command] + ["--json"])
-    assert json.loads(printed.out)["version"] == VERSION
-    (tmp_path / "printed.json").write_text(printed.out, encoding="utf-8")
+def test_what_is_printed_today_becomes_a_page(
+    command: list[str], printed: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    text = printed(*command).out
+    assert json.loads(text)["version"] == VERSION
+    (tmp_path / "printed.json").write_text(text, encoding="utf-8")
     done = run(["report", str(tmp_path / "printed.json"), "-o", str(tmp_path / "page.html")])
     assert done.code == 0, done.err
     assert "llama-3.2-1b" in (tmp_path / "page.html").read_text(encoding="utf-8")

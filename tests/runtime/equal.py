@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.runtime.reference import Reference
-from tests.runtime.samples import STEPS
 from tests.runtime.workers import Outcome
 
 from shardwright.runtime.state.recipe import Recipe
@@ -14,8 +13,8 @@ from shardwright.runtime.state.recipe import Recipe
 # epsilon keeps that below what is compared, in the plans of which there is a list; SGD does so in any plan.
 ADAM = Recipe(learning_rate=3e-3, clip=1.0, epsilon=1e-5)
 # A bias starts at zero and goes where some of Adam's steps take it, back and forth: what processors round differently
-# in a step counts against the length of that way, not against the little that may be left of it.
-WAY = STEPS * ADAM.learning_rate
+# in a step counts against the length of that way in five steps, not against the little that may be left of it.
+WAY = 5 * ADAM.learning_rate
 SGD = Recipe(method="sgd", learning_rate=0.3, clip=0.5, weight_decay=0.01)
 
 

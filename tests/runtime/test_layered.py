@@ -100,7 +100,7 @@ def test_training_equals_that_of_one_process(name: str, outcomes: dict[str, Outc
     assert check(plan) == () and unrunnable(plan) == ()
     expected = reference_run(plan, recipe, steps=STEPS, seed=7)
     require_equal(outcomes[name], expected, rounded=recipe.method == "adamw8bit")
-    assert expected.losses[-1] < 0.995 * expected.losses[0]
+    assert expected.losses[-1] < (1.0 - 1e-3 * STEPS) * expected.losses[0]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
+from tests import nightly
 from tests.runtime.equal import ADAM, require_equal, require_equal_weights
 from tests.runtime.reference import in_8_bits, reference_run
 from tests.runtime.samples import plan_of, replica, stage, tiny_model, under
@@ -89,7 +90,7 @@ RELAY = {
         plan_of(WIDE, replica(stage((0, 2), tp=2), micro_batches=3)),
     ),
 }  # fmt: skip
-FEW = 6  # steps
+FEW = 6 if nightly.wanted else 4  # steps
 NAMES: dict[str, Optimizer] = {"muon": "muon", "adamw8bit": "adam8bit"}
 
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
+from tests.nightly import examples
 from tests.search.problems import Problem, problems, solved
 
 from shardwright.arrays import Ints
@@ -17,7 +18,7 @@ from shardwright.search.space.axes import Space
 from shardwright.search.uniform.completion import fitting_layouts
 
 
-@settings(max_examples=20, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=examples(20), suppress_health_check=list(HealthCheck), derandomize=True)
 @given(problem=problems(most=4000))
 def test_brute_force_says_the_same(problem: Problem) -> None:
     where, verdict = solved(problem)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.nightly import examples
 
 from shardwright.search.rules.evaluation import Column
 from shardwright.search.rules.rules import parse_rules
@@ -342,7 +343,7 @@ def larger(inner: st.SearchStrategy[Made]) -> st.SearchStrategy[Made]:
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.recursive(atoms(), larger, max_leaves=12),
     st.fixed_dictionaries({n: st.lists(v, min_size=3, max_size=3) for n, v in VALUES.items()}),

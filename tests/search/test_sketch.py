@@ -44,7 +44,7 @@ def arrangement_of(rows: Strategies) -> Strategies:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("examples", [30, *nightly([300])])
+@pytest.mark.parametrize("examples", [10, *nightly([300])])
 def test_no_candidate_is_below_the_bounds_of_its_layout_and_arrangement(examples: int):
     many = settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     many(given(problem=problems(most=6000))(bounds_hold))()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from tests.cost.samples import attention, context, llama, mixtral, pool, row
+from tests.nightly import examples
 from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, problems
 
@@ -49,7 +50,7 @@ def listed(where, pins: oracle.Pins) -> dict[oracle.Layout, float]:
     return {layout: count for layout, count in counts.items() if count}
 
 
-@settings(max_examples=100, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(100), suppress_health_check=list(HealthCheck))
 @given(problem=problems(most=2000))
 def test_layouts_and_counts_are_those_of_the_list(problem: Problem):
     space = Space(pins=MappingProxyType(problem.pins))

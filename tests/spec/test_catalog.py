@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.nightly import examples
 
 from shardwright.errors import SpecError
 from shardwright.spec.catalog.gpus import _folded, _gpu_names, find_gpu, gpus, resolve_gpu, sold_memory_bytes
@@ -203,7 +204,7 @@ def test_an_unknown_price_column_is_rejected(tmp_path: Path) -> None:
 
 
 @given(st.text(max_size=12), st.text('0123456789.-e ,naif"\n', max_size=20))
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_noisy_prices_raise_nothing_but_spec_error(
     tmp_path_factory: pytest.TempPathFactory, gpu: str, rest: str
 ) -> None:

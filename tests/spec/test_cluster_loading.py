@@ -10,6 +10,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.nightly import examples
 
 from shardwright.errors import SpecError
 from shardwright.spec.catalog.prices import load_prices
@@ -333,7 +334,7 @@ KEYS = st.sampled_from(
 
 
 @given(st.lists(st.dictionaries(KEYS, VALUES, max_size=3), min_size=1, max_size=3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_mutated_clusters_raise_nothing_but_spec_error(changes: list[dict[str, object]]) -> None:
     base = {"count": 2, "gpu": "H100", "gpus": 8}
     data = {"nodes": [copy.deepcopy(base) | change for change in changes]}
@@ -346,7 +347,7 @@ def test_mutated_clusters_raise_nothing_but_spec_error(changes: list[dict[str, o
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_noisy_files_raise_nothing_but_spec_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -364,7 +365,7 @@ def test_noisy_files_raise_nothing_but_spec_error(
 
 
 @given(st.text(max_size=30) | st.from_regex(r"[0-9]{1,3}x[0-9]{1,2}x[AH]100(\+[0-9]x.{0,5})?", fullmatch=True))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_noisy_short_forms_raise_nothing_but_spec_error(text: str) -> None:
     try:
         assert _finite(parse_cluster(text))

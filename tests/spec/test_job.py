@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.nightly import examples
 
 from shardwright.errors import SpecError
 from shardwright.spec.job import Job
@@ -75,7 +76,7 @@ def test_all_problems_come_at_once() -> None:
 
 
 @given(st.floats(1, 1e14))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_printed_count_is_read_back(value: float) -> None:
     assert parse_count(repr(value)) == value
 
@@ -100,7 +101,7 @@ VALUES = (
 
 
 @given(st.dictionaries(FIELDS, VALUES, max_size=4))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_noisy_jobs_raise_nothing_but_spec_error(change: dict[str, Any]) -> None:
     try:
         job = make_job(**({"global_batch": 8, "seq_len": 128} | change))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.nightly import examples
 
 from shardwright.errors import SpecError
 from shardwright.spec.model import Model, RotaryScaling
@@ -221,7 +222,7 @@ keys = st.sampled_from(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.dictionaries(keys, odd, max_size=4))
 def test_any_config_is_a_model_or_a_clear_error(change: dict[str, Any]) -> None:
     try:
@@ -233,7 +234,7 @@ def test_any_config_is_a_model_or_a_clear_error(change: dict[str, Any]) -> None:
         assert model.parameters > 0
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.dictionaries(st.sampled_from([*DIMENSIONS, "moe", "norm", "gated", "x"]), odd, max_size=4))
 def test_any_yaml_is_a_model_or_a_clear_error(change: dict[str, Any]) -> None:
     try:

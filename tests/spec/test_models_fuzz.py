@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.nightly import examples
 
 from shardwright.errors import SpecError
 from shardwright.spec.read.huggingface import model_of_config
@@ -37,7 +38,7 @@ NESTED = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @given(st.sampled_from(sorted(CONFIGS)), st.dictionaries(st.sampled_from(FIELDS), NESTED, max_size=4), st.data())
 def test_any_changed_preset_is_a_model_or_a_clear_error(name: str, change: dict[str, Any], data: st.DataObject) -> None:
     config = {**CONFIGS[name], **change}
@@ -54,7 +55,7 @@ def test_any_changed_preset_is_a_model_or_a_clear_error(name: str, change: dict[
         assert all(layer.sublayers and not (layer.mlp and layer.moe) for layer in model.layers)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.dictionaries(st.sampled_from([*KEYS, *MOE_KEYS, *MLA_KEYS]), NESTED, max_size=5))
 def test_any_dimensions_are_a_model_or_a_clear_error(change: dict[str, Any]) -> None:
     base = {"hidden": 64, "layers": 4, "heads": 8, "ffn": 172, "vocab": 1000}
@@ -64,7 +65,7 @@ def test_any_dimensions_are_a_model_or_a_clear_error(change: dict[str, Any]) -> 
         assert all(problem.path.startswith("model.yaml") and problem.message for problem in error.problems)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(content=st.binary(max_size=200), ending=st.sampled_from([".json", ".yaml", ".txt", ""]))
 def test_any_file_is_a_model_or_a_clear_error(
     content: bytes, ending: str, tmp_path_factory: pytest.TempPathFactory
@@ -176,7 +177,7 @@ def dimensions(draw: st.DrawFn) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(dimensions())
 def test_a_model_is_the_sum_of_its_weights(given_dimensions: dict[str, Any]) -> None:
     model = model_of_dimensions(given_dimensions, "model.yaml")

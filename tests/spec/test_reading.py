@@ -7,6 +7,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.nightly import examples
 
 from shardwright.errors import SpecError
 from shardwright.files import write_atomically
@@ -20,7 +21,7 @@ DATA = st.recursive(
 
 
 @given(DATA)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_what_is_dumped_is_read_back(data: object) -> None:
     assert parse_json(json.dumps(data), "x.json") == data
     dumped = yaml.safe_dump({"a": data})
@@ -28,7 +29,7 @@ def test_what_is_dumped_is_read_back(data: object) -> None:
 
 
 @given(st.text(alphabet="ab:{}[]&*!-?,'\"\n #<|1.e\x00\ud800", max_size=60))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_noise_raises_nothing_but_spec_error(text: str) -> None:
     for parse in (parse_json, parse_yaml):
         try:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.nightly import examples
 from tests.spmd.draws import drawn
 from tests.spmd.models import CASES
 from tests.spmd.processes import processes
@@ -93,7 +94,7 @@ def test_many_random_programs_equal_the_module_on_gloo(
     torch.save(traced(name), file)
 
     @given(seed=SEEDS, ranks=RANKS)
-    @settings(max_examples=200, phases=[Phase.generate])
+    @settings(max_examples=examples(200), phases=[Phase.generate])
     def equal(seed: int, ranks: int) -> None:
         gloo[ranks](require_equal_here, Drawing(file=file, seed=seed))
 

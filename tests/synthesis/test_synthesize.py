@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.nightly import examples
 from tests.synthesis.account import most_bytes
 from tests.synthesis.clusters import FAST, unequal
 from tests.synthesis.vgg import fully_connected, vgg19
@@ -217,7 +218,7 @@ def overrun(shares: Floats, held: Ints) -> float:
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=9), st.integers(1, 400))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_whole_units_add_up_and_overrun_least(weights: list[float], units: int) -> None:
     shares = np.array(weights) + (0.1 if sum(weights) == 0 else 0.0)
     shares = np.where(shares / shares.sum() < 1e-6, 0.0, shares)

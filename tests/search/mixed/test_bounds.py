@@ -88,7 +88,7 @@ def test_the_bound_is_exact_for_equal_stages(stages_and_count):
     assert micro_batches(found, seconds * 0.999)[0] < count
 
 
-@pytest.mark.parametrize("seed", [*range(18), *nightly(range(18, 600))])
+@pytest.mark.parametrize("seed", [*range(6), *nightly(range(6, 600))])
 def test_no_split_has_a_shorter_bottleneck_or_less_work(seed):
     problem = drawn(seed)
     if not problem.tables:
@@ -126,7 +126,7 @@ def test_no_split_has_a_shorter_bottleneck_or_less_work(seed):
 
 
 @pytest.mark.parametrize("modes", [MODES, (NONE,)])
-@pytest.mark.parametrize("seed", [*range(12), *nightly(range(12, 300))])
+@pytest.mark.parametrize("seed", [*range(4), *nightly(range(4, 300))])
 def test_a_stage_holds_the_layers_that_it_takes_its_time_for(seed: int, modes: tuple[int, ...]) -> None:
     """Every stage of a split that fits is given at least its own layers within its own seconds; where none of them runs
     again, as many without recomputation."""
@@ -160,7 +160,7 @@ def test_a_stage_holds_the_layers_that_it_takes_its_time_for(seed: int, modes: t
 
 
 @pytest.mark.parametrize("beside", [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize("seed", [*range(12), *nightly(range(12, 300))])
+@pytest.mark.parametrize("seed", [*range(4), *nightly(range(4, 300))])
 def test_a_stage_leaves_the_seconds_that_its_layers_need_after_the_pipeline(
     seed: int, beside: tuple[bool, bool]
 ) -> None:

@@ -26,8 +26,8 @@ from shardwright.search.mixed.tables.region import Region, by_links, by_types, s
 from shardwright.search.space.axes import Space
 
 SLACK = 1.0 + 1e-7
-SOME = (*range(5), *nightly(range(5, 30)))
-BETWEEN_SITES = (*range(107, 110), *nightly(range(110, 130)), *nightly(range(97, 107)))
+SOME = (*range(2), *nightly(range(2, 30)))
+BETWEEN_SITES = (107, *nightly(range(108, 130)), *nightly(range(97, 107)))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import pytest
 from tests.nightly import nightly
@@ -18,6 +19,7 @@ from shardwright.spec.read.model import load_model
 GPUS = ("A100-SXM-40", "A100-SXM-80", "H100-SXM", "H20", "A10G", "L4")
 
 
+@cache
 def solved(seed: int):
     pick = random.Random(seed)
     types = pick.sample(GPUS, pick.choice((2, 3)))
@@ -27,7 +29,7 @@ def solved(seed: int):
     return plan(model, cluster, job, efficiency=Analytic(), gap=0.05)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 7, *nightly([3, 4, 6])])
+@pytest.mark.parametrize("seed", [1, 2, *nightly([3, 4, 6, 7])])
 def test_no_plain_plan_is_faster(seed):
     result = solved(seed)
     rivals = [entry.plan.prediction for entry in result.baselines if entry.plan is not None]
@@ -41,4 +43,4 @@ def test_no_plain_plan_is_faster(seed):
 
 
 def test_equal_input_gives_equal_plans():
-    assert [dumps(found) for found in solved(1).plans] == [dumps(found) for found in solved(1).plans]
+    assert [dumps(found) for found in solved(1).plans] == [dumps(found) for found in solved.__wrapped__(1).plans]

@@ -144,21 +144,21 @@ def dollars_against_enumeration(seed: int) -> bool:
 
 
 def test_enumeration_does_not_beat_the_certificate_in_dollars() -> None:
-    assert sum(map(dollars_against_enumeration, range(4))) > 2
+    assert all(map(dollars_against_enumeration, range(2)))
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(4, 60))
+@pytest.mark.parametrize("seed", range(2, 60))
 def test_enumeration_of_more_clusters_does_not_beat_it_in_dollars(seed: int) -> None:
     dollars_against_enumeration(seed)
 
 
 def test_enumeration_does_not_beat_the_certificate_of_a_mesh() -> None:
-    assert sum(against_enumeration(small(seed, **SIZES)) for seed in range(4)) > 2
+    assert all(against_enumeration(small(seed, **SIZES)) for seed in range(2))
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(4, 80))
+@pytest.mark.parametrize("seed", range(2, 80))
 def test_enumeration_of_more_clusters_does_not_beat_the_certificate_of_a_mesh(seed: int) -> None:
     against_enumeration(small(seed, **SIZES))
 
@@ -193,7 +193,7 @@ def random_seconds(problem: Small, way: Candidate, pick: np.random.Generator) ->
     return [seconds for seconds in found if seconds is not None]
 
 
-@pytest.mark.parametrize("seed", [2, 5, 6, 9, *nightly(range(10, 300))])
+@pytest.mark.parametrize("seed", [2, 6, *nightly([5, *range(9, 300)])])
 def test_no_plan_is_below_the_bounds_of_its_candidate(seed: int) -> None:
     """Neither below the inequalities nor below what all of its splits take, with context and experts spread too."""
     pick, problem = np.random.default_rng(seed), spread(seed, gpus=(4, 8, 12, 16))

@@ -30,7 +30,7 @@ PINS = (
     {"gpus": (4,)},
 )
 SLOW = (0, 11)  # seconds each, the others a tenth
-SOME, MANY = [seed for seed in range(16) if seed not in SLOW], [*SLOW, *range(16, 700)]
+SOME, MANY = [seed for seed in range(7) if seed not in SLOW], [*SLOW, *range(7, 700)]
 
 
 @pytest.mark.parametrize("seed", SOME)
@@ -48,7 +48,7 @@ def test_enumeration_under_muon_does_not_beat_the_certificate():
     against_enumeration(small(2, optimizer="muon"), SLOWEST)
 
 
-@pytest.mark.parametrize("seed", [*range(4), *nightly(range(4, 300))])
+@pytest.mark.parametrize("seed", [*range(2), *nightly(range(2, 300))])
 def test_enumeration_of_unlike_layers_does_not_beat_the_certificate(seed):
     against_enumeration(unlike(small(seed, most_gpus=6, most_layers=6), seed), SLOWEST)
 
@@ -71,7 +71,7 @@ def test_enumeration_of_more_clusters_does_not_beat_the_certificate(seed):
     against_enumeration(small(seed), SLOWEST)
 
 
-@pytest.mark.parametrize("seed", [*range(6), *nightly(range(6, 12))])
+@pytest.mark.parametrize("seed", [*range(2), *nightly(range(2, 12))])
 def test_no_random_plan_beats_enumeration(seed):
     problem = small(seed, most_gpus=5, most_layers=5, most_batch=4)
     best = brute_force(problem.contexts, problem.cluster, problem.settings, MOST).best

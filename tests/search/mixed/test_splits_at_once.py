@@ -8,6 +8,7 @@ from itertools import combinations, pairwise, permutations
 
 import numpy as np
 import pytest
+from tests.nightly import nightly
 from tests.search.mixed.oracle import MODES
 from tests.search.mixed.problems import small
 
@@ -74,7 +75,7 @@ def drawn(seed: int) -> Iterator[tuple[Table, Layers, Region, Compositions, int]
         yield table, layers, region, columns(table, layers, found, counts[None], region, few=False), size
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *nightly(range(4, 12))])
 def test_a_list_of_the_splits_knows_the_best_one_exactly(seed):
     for table, layers, region, column, size in drawn(seed):
         if not layers.whole or not len(column):
@@ -87,7 +88,7 @@ def test_a_list_of_the_splits_knows_the_best_one_exactly(seed):
             assert np.isinf(least(0.999 * best)), "no split takes less"
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *nightly(range(4, 12))])
 def test_no_split_is_faster_and_the_best_is_hardly_slower(seed):
     for table, layers, region, column, size in drawn(seed):
         best = fastest_split(table, column.counts[0], size, least_moves) if len(column) else np.inf
@@ -103,7 +104,7 @@ def test_no_split_is_faster_and_the_best_is_hardly_slower(seed):
 
 def test_ranges_of_the_longest_stage_prove_more_together_but_not_too_much():
     ratios = []
-    for seed in range(12):
+    for seed in range(4):
         for table, layers, region, column, size in drawn(seed):
             best = fastest_split(table, column.counts[0], size, least_moves) if len(column) else np.inf
             if not np.isfinite(best):

@@ -40,6 +40,7 @@ CLUSTER = """nodes:
   - {count: 2, gpu: H100-SXM, gpus: 1}
 """
 SOME = (0, 1, 2, 3, 4, 6, 7, 129)  # of the last the best plan is a pipeline over all units
+FEW = (0, 2, 129)
 MANY = tuple(seed for seed in range(250) if seed not in SOME)
 SLOWEST = 1.1
 
@@ -81,7 +82,7 @@ def mixes_degrees(plan: Plan) -> bool:
     return len({stage.tensor_parallel for replica in plan.replicas for stage in replica.stages}) > 1
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4, *nightly(seed for seed in SOME if seed not in (1, 2, 4))])
+@pytest.mark.parametrize("seed", [1, 2, *nightly(seed for seed in SOME if seed not in (1, 2))])
 def test_enumeration_does_not_beat_the_certificate(seed):
     against_enumeration(problem_of(seed), SLOWEST)
 
@@ -92,7 +93,7 @@ def test_enumeration_of_more_clusters_does_not_beat_the_certificate(seed):
     against_enumeration(problem_of(seed), SLOWEST)
 
 
-@pytest.mark.parametrize("seed", [*SOME, *nightly([5, *range(8, 32)])])
+@pytest.mark.parametrize("seed", [*FEW, *nightly(seed for seed in (*range(32), *SOME) if seed not in FEW)])
 def test_no_plan_that_exists_is_ruled_out(seed):
     plans = existing_plans(seed)
     rule_out_no_composition(plans)
@@ -109,7 +110,7 @@ def existing_plans(seed: int) -> list[Existing]:
 
 
 def test_there_are_plans_to_look_at():
-    assert sum(len(existing_plans(seed)) for seed in SOME) > 25
+    assert sum(len(existing_plans(seed)) for seed in FEW) > 10
 
 
 @pytest.mark.parametrize("seed", [*range(2), *nightly(range(2, 16))])

@@ -52,6 +52,16 @@ def case(number: int) -> Shopping:
     return found(CASES[number])
 
 
+@cache
+def two_types() -> Shopping:
+    return found([H100, A100])
+
+
+@cache
+def one_type() -> Shopping:
+    return found([A100])
+
+
 def listed(given: Offers) -> list[tuple[float, float, float]]:
     """Return the front of the best plans on every number of machines of every offer, a search each: the fastest, which
     weighs 1 % more where it has rare switches, and the fastest without; of those what no other is as good as."""
@@ -154,7 +164,7 @@ def test_limits_that_nothing_keeps_are_answered_with_what_is_possible(limits: di
 
 
 def test_limits_that_can_be_kept_only_one_at_a_time_are_both_told() -> None:
-    front = found([H100, A100]).front
+    front = two_types().front
     limits = {"deadline_hours": front[0].hours, "budget_dollars": front[-1].dollars}
     result = shop(MODEL, offers(H100, A100), replace(JOB, **limits), efficiency=EFFICIENCY, mixes=0)
     assert result.infeasible is not None
@@ -175,12 +185,12 @@ def test_machines_that_are_taken_back_all_the_time_are_no_choice() -> None:
     failing = shop(MODEL, offers(A100, failures_per_gpu_hour=1.0, restart_minutes=600), JOB, efficiency=EFFICIENCY)
     assert failing.infeasible is not None and isinstance(failing.infeasible.reason, NeverEnds)
     both = found([hopeless, A100])
-    assert [choice.point for choice in both.front] == [choice.point for choice in found([A100]).front]
+    assert [choice.point for choice in both.front] == [choice.point for choice in one_type().front]
 
 
 def test_of_machines_that_cost_nothing_the_fastest_number_is_used() -> None:
     (only,) = found([A100 | {"price_per_hour": 0.0}]).front
-    assert (only.dollars, only.hours) == (0.0, found([A100]).front[0].hours)
+    assert (only.dollars, only.hours) == (0.0, one_type().front[0].hours)
     front = found([A100 | {"price_per_hour": 0.0}, H100]).front
     assert front[-1].dollars == 0.0
 
