@@ -49,7 +49,10 @@ ImageSize = Annotated[
 ]
 Freeze = Annotated[
     str | None,
-    option(metavar="PART[+PART]", help="Parts of a vision tower whose weights are not trained: vision, projector."),
+    option(
+        metavar="PART[+PART]",
+        help="Parts of a model that sees images whose weights are not trained: vision, projector, language.",
+    ),
 ]
 MaskDocuments = Annotated[
     Path | None,

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from shardwright.errors import Problem
 from shardwright.records import record
-from shardwright.spec.job import Job
+from shardwright.spec.adapter import adapter_parameters
+from shardwright.spec.job import PARTS, Job
 from shardwright.spec.model import Model, Tower
 
 USUAL_IMAGES = 1  # chosen
@@ -71,6 +72,13 @@ def tower_parameters(model: Model, job: Job) -> tuple[int, int]:
     return trained, model.tower.parameters - trained
 
 
+def trained_parameters(model: Model, job: Job) -> int:
+    """Return the weights that have gradients and optimizer state: of adapters, or of all parts that are not frozen."""
+    if job.adapter is not None:
+        return adapter_parameters(model, job.adapter)
+    return model.language_parameters * job.trains("language") + tower_parameters(model, job)[0]
+
+
 def image_problems(model: Model, job: Job, place: str) -> Iterator[Problem]:
     """Yield what of a job's images a model cannot take; the length of samples stands at `place`."""
     tower = model.tower
@@ -86,6 +94,13 @@ def image_problems(model: Model, job: Job, place: str) -> Iterator[Problem]:
     if images.count < 1:
         hint = "plan the text model where there are none"
         yield Problem(place.replace("seq_len", "images_per_sequence"), "must be at least 1", hint)
+    if not trained_parameters(model, job):
+        yield Problem(
+            place.replace("seq_len", "freeze"), "leaves nothing to train", f"leave out one of {', '.join(PARTS)}"
+        )
+    elif job.optimizer == "muon" and "language" in (job.freeze or ()):
+        message = "muon turns steps of the language model's layers, which are frozen"
+        yield Problem(place.replace("seq_len", "optimizer"), message, "use adam")
     if images.all_tokens > job.seq_len:
         sizes = f"{images.count} of {images.width} × {images.height} pixels"
         message = f"images of a sequence ({sizes}) have {images.all_tokens:,} tokens, it has {job.seq_len:,}"

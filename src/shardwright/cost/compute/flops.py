@@ -13,15 +13,16 @@ def job_flops(model: Model, job: Job) -> float:
 
     Frozen weights have no gradients: their products count twice, forward and for the gradients of their inputs. Scores
     and adapters have all three passes. Of a tower, parts that are frozen with all before them have the forward pass
-    alone.
+    alone, and what its first trained product takes has no gradient.
     """
     everything = iteration_flops(model, job.global_batch, job.seq_len, job.attended_tokens)
     images = _of_towers(model, job)
-    if job.adapter is None:
+    if job.trains("language"):
         return everything + images
     kinds = [layer.attention for layer in model.layers if layer.attention is not None]
     scores = sum(score_flops_per_token(attention, job.attended_tokens) for attention in kinds)
-    beside = sum(_adapter_flops_per_token(model, layer, job.adapter) for layer in model.layers)
+    adapter = job.adapter
+    beside = sum(_adapter_flops_per_token(model, layer, adapter) for layer in model.layers) if adapter else 0.0
     return 2.0 / 3.0 * everything + job.tokens_per_iteration * (scores + 3.0 * beside) + images
 
 
@@ -29,19 +30,27 @@ def _of_towers(model: Model, job: Job) -> float:
     """Return the FLOPs of all images of an iteration through the tower of a model, 0 without one."""
     if model.tower is None:
         return 0.0
-    encoder, projector = image_flops(model.tower, images_of(model.tower, job))
+    tower, images = model.tower, images_of(model.tower, job)
+    encoder, projector = image_flops(tower, images)
     vision, after = job.trains("vision"), job.trains("projector")
-    passes = 1.0 + 2.0 * vision, 1.0 + after + vision
-    return job.global_batch * images_of(model.tower, job).count * (passes[0] * encoder + passes[1] * projector)
+    first = patch_flops(tower, images) * vision
+    if not vision and after:
+        first = 2.0 * images.tokens * tower.projectors * tower.projector[0].weights
+    passes = (1.0 + 2.0 * vision) * encoder + (1.0 + after + (vision or after)) * projector - first
+    return job.global_batch * images.count * passes
 
 
 def image_flops(tower: Tower, images: Images) -> tuple[float, float]:
     """Return the FLOPs of one image forward, in the encoder and in the projector of a tower."""
-    patches = images.positions - tower.class_token
     layers = sum(layer_flops_per_token(tower.encoder, layer, images.positions) for layer in tower.encoder.layers)
-    encoder = 2.0 * patches * tower.patch_values * tower.hidden + images.positions * layers
+    encoder = patch_flops(tower, images) + images.positions * layers
     chain = sum(product.weights for product in tower.projector)
     return encoder, 2.0 * images.tokens * tower.projectors * chain
+
+
+def patch_flops(tower: Tower, images: Images) -> float:
+    """Return the FLOPs of the product that takes the patches of an image to the width of the encoder."""
+    return 2.0 * (images.positions - tower.class_token) * tower.patch_values * tower.hidden
 
 
 def _adapter_flops_per_token(model: Model, layer: Layer, adapter: Adapter) -> float:

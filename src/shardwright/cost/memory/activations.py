@@ -57,7 +57,8 @@ class Activations:
 
 
 def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
-    """Return what each position keeps for the backward pass."""
+    """Return what each position keeps for the backward pass. An unfused norm keeps what its weights multiply where
+    these are trained."""
     outer = norm_tokens(shard, job) * model.hidden
     facts, saved = memory_facts(job.framework), widths_of(job).saved
     zero = np.zeros(len(shard.tp))
@@ -75,7 +76,8 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         if layer.moe is not None:
             feed_forward = feed_forward + _moe_bytes(model, layer.moe, shard, job)
         masks = 2.0 if model.dropout else 0.0
-        outside = outer * (saved * layer.norms + masks + facts.hidden_copies * saved / 2.0)
+        norms = layer.norms if job.trains("language") or not facts.hidden_copies else 0
+        outside = outer * (saved * norms + masks + facts.hidden_copies * saved / 2.0)
         kept.append(outside + attention + feed_forward)
         if per_operator(job):
             core.append(freed_of_operators(model, layer, shard, job, kept[-1], width=saved))
@@ -177,7 +179,8 @@ def _expert_input(job: Job) -> float:
 def _needed(job: Job, *targets: Target) -> bool:
     """Whether the input of products with such weights is kept: for the gradients of the weights, or of adapters beside
     any of them."""
-    return job.adapter is None or any(target in job.adapter.targets for target in targets)
+    beside = job.adapter.targets if job.adapter is not None else ()
+    return job.trains("language") or any(target in beside for target in targets)
 
 
 def _inner_bytes(job: Job, saved_input: float, second: Target, *, gated: bool) -> float:

@@ -64,7 +64,7 @@ def make_job(
     `adapter` is what is trained beside frozen weights, such as `lora:16` or `qlora:16` (`spec.adapter.parse_adapter`),
     beside the matrices that `adapter_targets` names. `master_weights` "none": the 16-bit weights are updated as they
     are. A sequence of a model with a tower has `images_per_sequence` images of `image_size` pixels, 448 or "1280x720"
-    (width and height); the parts that `freeze` names, "vision" or "projector", keep their weights.
+    (width and height); the parts that `freeze` names, of vision, projector and language, keep their weights.
 
     Raises SpecError with every problem: sizes that are not whole and positive, tokens together with steps, unknown
     names, an FP8 recipe without FP8, and a budget or deadline of a run whose length is unknown.
