@@ -79,6 +79,20 @@ def loss_of(model: Any) -> Any:
     return model(input_ids=ids, pixel_values=pixels, use_cache=False).logits.float().sum()
 
 
+def priced_flops(model: Model, job: Job, samples: Shard) -> float:
+    """Return the FLOPs of all products and scores whose seconds are priced."""
+    assert model.tower is not None
+    times = [1, *(model.kind_of_layer.count(kind) for kind in range(len(model.kinds))), 1]
+    parts = [*zip(times, language_operators(model, samples, job), strict=True)]
+    parts += [(part.count, part.operators) for part in tower_parts(model.tower, samples, job)]
+    return sum(
+        count * float(operator.flops[0])
+        for count, operators in parts
+        for operator in operators
+        if operator.kind in (GEMM, ATTENTION)
+    )
+
+
 @pytest.mark.parametrize("frozen", [*OFTEN, *nightly((parts,) for parts in RARELY)], ids="+".join)
 def test_a_step_has_the_weights_and_the_flops_of_pytorch(frozen: tuple[str, ...]) -> None:
     torch = pytest.importorskip("torch")
@@ -89,23 +103,13 @@ def test_a_step_has_the_weights_and_the_flops_of_pytorch(frozen: tuple[str, ...]
     with FlopCounterMode(display=False) as counter:
         loss_of(theirs).backward()
     model, job = described(2, frozen)
-    assert model.tower is not None
     trained = sum(weight.numel() for weight in theirs.parameters() if weight.requires_grad)
     assert trained_parameters(model, job) == trained
     counted = counter.get_total_flops()
     heads = [layer.self_attention for layer in model.layers]  # eager code computes all scores, causal or not
     masked = 3.0 * TOKENS * sum(score_flops_per_token(attention, TOKENS) for attention in heads)
     assert job_flops(model, job) + masked == pytest.approx(counted, rel=5e-3)
-    times = [1, *(model.kind_of_layer.count(kind) for kind in range(len(model.kinds))), 1]
-    parts = [*zip(times, language_operators(model, shard(flash=False), job), strict=True)]
-    parts += [(part.count, part.operators) for part in tower_parts(model.tower, shard(flash=False), job)]
-    priced = sum(
-        count * float(operator.flops[0])
-        for count, operators in parts
-        for operator in operators
-        if operator.kind in (GEMM, ATTENTION)
-    )
-    assert priced == pytest.approx(counted, rel=5e-3)
+    assert priced_flops(model, job, shard(flash=False)) == pytest.approx(counted, rel=5e-3)
 
 
 def saved_bytes(depth: int, frozen: tuple[str, ...]) -> int:

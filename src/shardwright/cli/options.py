@@ -51,7 +51,13 @@ Freeze = Annotated[
     str | None,
     option(
         metavar="PART[+PART]",
-        help="Parts of a model that sees images whose weights are not trained: vision, projector, language.",
+        help="Parts whose weights are not trained: vision, projector, language; encoder of speech.",
+    ),
+]
+EncoderSeqLen = Annotated[
+    int | None,
+    option(
+        metavar="N", help="Tokens of the encoder of an encoder-decoder; unsaid, as many as in its decoder (--seq-len)."
     ),
 ]
 MaskDocuments = Annotated[
