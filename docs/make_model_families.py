@@ -12,7 +12,7 @@ from typing import Any
 
 from shardwright.cost.compute.flops import image_flops
 from shardwright.files import write_atomically
-from shardwright.spec.images import images_of
+from shardwright.spec.images import taken_of
 from shardwright.spec.model import Tower
 from shardwright.spec.read.families import FAMILIES, REFUSED, SYNONYMS, TRAINED
 from shardwright.spec.read.huggingface import model_of_config
@@ -99,7 +99,7 @@ def _seeing() -> str:
 def _more_flops(tower: Tower, counted: int, size: str) -> float:
     """Return how far our FLOPs of an image of a size are from those that PyTorch counted, as a share."""
     job = make_job(global_batch=1, seq_len=1024, image_size=None if tower.image else size)
-    images = images_of(tower, job)
+    images = taken_of(tower, job)
     return abs(sum(image_flops(tower, images)) / counted - 1.0)
 
 

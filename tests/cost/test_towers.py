@@ -11,11 +11,11 @@ from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.footprint import Footprint, footprint
 from shardwright.cost.iteration.step import StageTimes, stage_times
-from shardwright.cost.memory.sizes import trained_parameters
 from shardwright.cost.strategies import BLOCK, NONE, UNIFORM, UNSHARDED, ZERO1, ZERO2, ZERO3, boundaries, strategies
 from shardwright.plans.document import dumps, from_document, to_document
 from shardwright.search.sizing import fit
 from shardwright.spec.adapter import FROZEN_BYTES, Frozen
+from shardwright.spec.images import trained_parameters
 from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job

@@ -46,6 +46,7 @@ REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "Job.images_per_sequence": (with_job(images_per_sequence=1), "job.images_per_sequence"),
     "Job.image_size": (with_job(image_size=(448, 448)), "job.image_size"),
     "Job.freeze": (with_job(freeze=("vision",)), "job.freeze"),
+    "Job.encoder_seq_len": (with_job(encoder_seq_len=512), "job.encoder_seq_len"),
     **{
         f"Options.{name}": (with_job(precision="bf16", options=Options(**{name: value})), f"job.options.{name}")
         for name, value in {

@@ -135,6 +135,7 @@ CHANGED = {
     "images_per_sequence": 2,
     "image_size": (448, 448),
     "freeze": ("vision",),
+    "encoder_seq_len": 512,
 }
 ALL_THE_SAME = ("global_batch", "seq_len", "tokens", "objective", "framework", "budget_dollars", "deadline_hours")
 

@@ -20,8 +20,9 @@ from tests.spec.count_with_transformers import written
 
 OUT = Path(__file__).with_name("transformers_towers.json")
 HEIGHT, WIDTH = 224, 448
-PROJECTORS = ("multi_modal_projector", "visual.merger", "visual.deepstack_merger_list")
-TOWERS = ("visual.", "vision_tower")
+PROJECTORS = ("multi_modal_projector", "connector", "visual.merger", "visual.deepstack_merger_list")
+TOWERS = ("visual.", "vision_tower", "vision_model")
+ONE_SIZE = ("clip_vision_model", "siglip_vision_model", "idefics3_vision", "smolvlm_vision")
 TEXT: dict[str, Any] = {
     "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 3, "num_attention_heads": 8,
     "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2,
@@ -56,6 +57,14 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("mistral3", {
         "text_config": {**TEXT, "model_type": "mistral", "head_dim": 8}, "vision_config": PIXTRAL,
         "tie_word_embeddings": False,
+    }),
+    ("idefics3", {
+        "text_config": {**TEXT, "model_type": "llama"}, "vision_config": {**VISION, "model_type": "idefics3_vision"},
+        "scale_factor": 2, "pad_token_id": 0,
+    }),
+    ("smolvlm", {
+        "text_config": {**TEXT, "model_type": "llama"}, "vision_config": {**VISION, "model_type": "smolvlm_vision"},
+        "scale_factor": 4, "tie_word_embeddings": True, "pad_token_id": 0,
     }),
     ("qwen2_vl", {**TEXT, **MULTIMODAL, "vision_config": {
         "model_type": "qwen2_vl", "depth": 3, "embed_dim": 48, "num_heads": 4, "hidden_size": 64,
@@ -144,7 +153,7 @@ def _see(model: Any) -> None:
     import torch
 
     vision = model.config.vision_config
-    fixed = vision.model_type in ("clip_vision_model", "siglip_vision_model")
+    fixed = vision.model_type in ONE_SIZE
     height, width = (vision.image_size,) * 2 if fixed else (HEIGHT, WIDTH)
     if "qwen" in vision.model_type:
         square = vision.patch_size * vision.spatial_merge_size
@@ -154,7 +163,8 @@ def _see(model: Any) -> None:
         model.model.visual(pixels, grid_thw=torch.tensor([[1, *sides]]))
     else:
         more = {} if fixed else {"image_sizes": torch.tensor([[height, width]])}
-        model.model.get_image_features(torch.zeros(1, 3, height, width, dtype=model.dtype), **more)
+        tiled = (1, 1) if vision.model_type.endswith("_vision") else (1,)  # tiles of images; an empty one is left out
+        model.model.get_image_features(torch.ones(*tiled, 3, height, width, dtype=model.dtype), **more)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from shardwright.cost.memory.activations import tower_kept_bytes
 from shardwright.errors import SpecError
 from shardwright.plans.check import position_problems
 from shardwright.reports.text.question import model_line
-from shardwright.spec.images import images_of, tower_parameters
+from shardwright.spec.images import images_of, taken_of, tower_parameters
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface import TEXT_ALONE, model_of_config
@@ -60,7 +60,7 @@ def test_parts_have_as_many_weights_as_in_transformers(row: dict[str, Any], form
 def test_an_image_has_as_many_flops_as_pytorch_counts(row: dict[str, Any]) -> None:
     tower = model_of_config(row["given"], "config.json").tower
     assert tower is not None
-    images = images_of(tower, job(image_size=None if tower.image else DATA["image"]))
+    images = taken_of(tower, job(image_size=None if tower.image else DATA["image"]))
     assert sum(image_flops(tower, images)) == row["flops"]
 
 
@@ -140,11 +140,14 @@ def test_frozen_parts_are_not_trained() -> None:
 def test_flops_of_an_iteration_have_those_of_the_images() -> None:
     model, text = load_model(QWEN), load_model("qwen2.5-7b")
     assert model.tower is not None
-    encoder, projector = image_flops(model.tower, images_of(model.tower, job()))
-    language = job_flops(text, job())
-    assert job_flops(model, job()) == pytest.approx(language + 8 * 3 * (encoder + projector))
-    assert job_flops(model, job(images_per_sequence=2)) == pytest.approx(language + 16 * 3 * (encoder + projector))
-    assert job_flops(model, job(freeze="vision")) == pytest.approx(language + 8 * (encoder + 2 * projector))
+    images = taken_of(model.tower, job())
+    encoder, projector = image_flops(model.tower, images)
+    patches = 2.0 * images.positions * model.tower.patch_values * model.tower.hidden  # pixels have no gradients
+    merged = 2.0 * images.tokens * model.tower.projector[0].weights
+    language, whole = job_flops(text, job()), 3 * (encoder + projector) - patches
+    assert job_flops(model, job()) == pytest.approx(language + 8 * whole)
+    assert job_flops(model, job(images_per_sequence=2)) == pytest.approx(language + 16 * whole)
+    assert job_flops(model, job(freeze="vision")) == pytest.approx(language + 8 * (encoder + 3 * projector - merged))
     assert job_flops(model, job(freeze="vision+projector")) == pytest.approx(language + 8 * (encoder + projector))
 
 

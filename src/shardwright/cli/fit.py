@@ -41,6 +41,7 @@ def fit(
     images_per_sequence: options.ImagesPerSequence = None,
     image_size: options.ImageSize = None,
     freeze: options.Freeze = None,
+    encoder_seq_len: options.EncoderSeqLen = None,
     accept_guess: AcceptGuess = False,
     recipe: Annotated[
         str | None,
@@ -95,6 +96,7 @@ def fit(
         images_per_sequence=images_per_sequence,
         image_size=image_size,
         freeze=freeze,
+        encoder_seq_len=encoder_seq_len,
     )
     sizing = size(sized, machines, job)
     text = None if recipe is None else write_recipe(sizing, model, recipe)

@@ -49,7 +49,16 @@ ImageSize = Annotated[
 ]
 Freeze = Annotated[
     str | None,
-    option(metavar="PART[+PART]", help="Parts of a vision tower whose weights are not trained: vision, projector."),
+    option(
+        metavar="PART[+PART]",
+        help="Parts whose weights are not trained: vision, projector, language; encoder of speech.",
+    ),
+]
+EncoderSeqLen = Annotated[
+    int | None,
+    option(
+        metavar="N", help="Tokens of the encoder of an encoder-decoder; unsaid, as many as in its decoder (--seq-len)."
+    ),
 ]
 MaskDocuments = Annotated[
     Path | None,

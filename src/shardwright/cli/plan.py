@@ -51,6 +51,7 @@ def plan(
     images_per_sequence: options.ImagesPerSequence = None,
     image_size: options.ImageSize = None,
     freeze: options.Freeze = None,
+    encoder_seq_len: options.EncoderSeqLen = None,
     framework: options.Framework = None,
     mask_documents: options.MaskDocuments = None,
     objective: Annotated[
@@ -185,6 +186,7 @@ def plan(
         images_per_sequence=images_per_sequence,
         image_size=image_size,
         freeze=freeze,
+        encoder_seq_len=encoder_seq_len,
     )
     limits = rules_of(rules, found_cluster)
     space = replace(parse_pins(settings), tp_per_type=tp_per_type)

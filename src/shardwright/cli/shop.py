@@ -63,6 +63,7 @@ def shop(
     images_per_sequence: options.ImagesPerSequence = None,
     image_size: options.ImageSize = None,
     freeze: options.Freeze = None,
+    encoder_seq_len: options.EncoderSeqLen = None,
     optimizer: options.Optimizer = "adam",
     framework: options.OneFramework = "megatron",
     fit: options.Fit = 0.9,
@@ -122,6 +123,7 @@ def shop(
         images_per_sequence=images_per_sequence,
         image_size=image_size,
         freeze=freeze,
+        encoder_seq_len=encoder_seq_len,
         budget_dollars=dollars(budget, "--budget"),
         deadline_hours=hours(deadline, "--deadline"),
     )

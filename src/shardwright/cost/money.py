@@ -26,11 +26,12 @@ from shardwright.cost.frameworks.optimizer import stored_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.links import tied_bytes_between
 from shardwright.cost.layers.table import head_weights
-from shardwright.cost.memory.sizes import trained_parameters, trained_share
+from shardwright.cost.memory.sizes import trained_share
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.rounding import coarse, weighed
 from shardwright.spec.cluster import NodePool
+from shardwright.spec.images import trained_parameters
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.offers import Terms, preemptions_per_hour

@@ -102,9 +102,9 @@ def frozen_parts(plan: Plan) -> str:
     """Return in words what a training script freezes, which no argument says; "" for nothing."""
     if plan.job.freeze is None or plan.job.adapter is not None:
         return ""
-    names = {"vision": "vision tower", "projector": "projector"}
+    names = {"vision": "vision tower", "projector": "projector", "language": "language model", "encoder": "encoder"}
     words = " and the ".join(names[part] for part in plan.job.freeze)
-    return f", and calls requires_grad_(False) on the {words} of the model"
+    return f", and calls requires_grad_(False) on the {words}"
 
 
 def adapter_config(model: Model, adapter: Adapter) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def recipe(sizing: Sizing, source: str, trainer: str) -> str:
     if trainer not in RECIPES:
         raise bad("recipe", f"{trainer!r} is not written", suggestion(trainer, RECIPES))
     if sizing.model.tower is not None:
-        message = f"is of text models, and {sizing.model.name} sees images"
+        message = f"is of text models, and {sizing.model.name} has {sizing.model.tower.noun}"
         raise bad("recipe", message, "make a plan and export it: `shardwright plan`, then `shardwright export`")
     size = runnable(sizing)
     if size is None:

@@ -151,7 +151,9 @@ def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
     samples = job.global_batch // cluster.gpus
     host = min(pool.host_memory_bytes_per_gpu for pool in cluster.pools)
     account = _Account(model, replace(least, host_memory_bytes=host * least.gpus_per_node), cluster.gpus)
-    sizes = tuple(_sized(account, way, job, samples) for way in ways(cluster.gpus, job.adapter))
+    described = model.tower is None or model.tower.input == "image"  # of encoder-decoders no adapters are
+    tried = [way for way in ways(cluster.gpus, job.adapter) if described or way.adapter is None]
+    sizes = tuple(_sized(account, way, job, samples) for way in tried)
     return Sizing(model=model, cluster=cluster, pool=least, job=job, sizes=sizes)
 
 

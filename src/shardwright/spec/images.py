@@ -1,4 +1,5 @@
-"""The images of a sequence as the tower of a model takes them: how many, how large, in how many patches and tokens.
+"""What the tower of a model takes of a sequence: images (how many, how large, in how many patches and tokens), or the
+text or sound of an encoder-decoder.
 
 A tower that takes images of any size scales its sides to a whole number of squares of merged patches (`smart_resize` of
 transformers' models/qwen2_vl/image_processing_qwen2_vl.py). Where a job does not say, a sequence has one image, and
@@ -13,7 +14,9 @@ from dataclasses import replace
 
 from shardwright.errors import Problem
 from shardwright.records import record
-from shardwright.spec.job import Job
+from shardwright.spec.adapter import adapter_parameters
+from shardwright.spec.job import Job, Part
+from shardwright.spec.mixers import Product
 from shardwright.spec.model import Model, Tower
 
 USUAL_IMAGES = 1  # chosen
@@ -56,10 +59,42 @@ def images_of(tower: Tower, job: Job) -> Images:
     )
 
 
+@record
+class Taken:
+    """What a tower takes of a sequence: `count` samples (images, or one of text or sound), each of so many `positions`
+    in the encoder, of which the decoder is given so many `tokens`."""
+
+    count: int
+    positions: int
+    tokens: int
+
+    @property
+    def all_tokens(self) -> int:
+        """The tokens of all samples of a sequence."""
+        return self.count * self.tokens
+
+
+def taken_of(tower: Tower, job: Job) -> Taken:
+    """Return what a tower takes of a sequence of a job. An encoder of text has as many tokens as the decoder where the
+    job does not say."""
+    if tower.input == "image":
+        images = images_of(tower, job)
+        return Taken(count=images.count, positions=images.positions, tokens=images.tokens)
+    length = tower.positions or job.encoder_seq_len or job.seq_len
+    return Taken(count=1, positions=length, tokens=length)
+
+
+def stem_products(tower: Tower) -> list[tuple[float, Product]]:
+    """Return the products before the layers of an encoder, with how many rows each has for a position after them."""
+    if tower.stem:
+        return [(2.0 ** (len(tower.stem) - 1 - place), product) for place, product in enumerate(tower.stem)]
+    return [(1.0, Product(inputs=tower.patch_values, outputs=tower.hidden, cut="whole"))] if tower.patch_values else []
+
+
 def encoder_job(tower: Tower, job: Job) -> Job:
-    """Return a job as the encoder sees it: its sequences are images."""
+    """Return a job as the encoder sees it: its sequences are what the tower takes."""
     plain = replace(job, adapter=None, document_tokens=None, images_per_sequence=None, image_size=None, freeze=None)
-    return replace(plain, seq_len=images_of(tower, job).positions)
+    return replace(plain, seq_len=taken_of(tower, job).positions, encoder_seq_len=None)
 
 
 def tower_parameters(model: Model, job: Job) -> tuple[int, int]:
@@ -67,18 +102,53 @@ def tower_parameters(model: Model, job: Job) -> tuple[int, int]:
     if model.tower is None:
         return 0, 0
     encoder, projector = model.tower.encoder_parameters, model.tower.projector_parameters
-    trained = encoder * job.trains("vision") + projector * job.trains("projector")
+    trained = encoder * job.trains(model.tower.part) + projector * job.trains("projector")
     return trained, model.tower.parameters - trained
 
 
+def trained_parameters(model: Model, job: Job) -> int:
+    """Return the weights that have gradients and optimizer state: of adapters, or of all parts that are not frozen."""
+    if job.adapter is not None:
+        return adapter_parameters(model, job.adapter)
+    return model.language_parameters * job.trains("language") + tower_parameters(model, job)[0]
+
+
 def image_problems(model: Model, job: Job, place: str) -> Iterator[Problem]:
-    """Yield what of a job's images a model cannot take; the length of samples stands at `place`."""
+    """Yield what of a job's images, or of what an encoder takes, a model cannot take; the length of samples stands at
+    `place`."""
     tower = model.tower
-    if tower is None:
-        for name in ("images_per_sequence", "image_size", "freeze"):
+    if tower is None or tower.input != "image":
+        for name in ("images_per_sequence", "image_size"):
             if getattr(job, name) is not None:
                 yield Problem(place.replace("seq_len", name), f"{model.name} sees no images", "leave it out")
+    if job.encoder_seq_len is not None and (tower is None or tower.input != "text"):
+        message = f"{model.name} has no encoder of text"
+        yield Problem(place.replace("seq_len", "encoder_seq_len"), message, "leave it out")
+    if unknown := [part for part in job.freeze or () if part not in parts_of(model)]:
+        message = f"{model.name} has no {' and no '.join(unknown)} to freeze"
+        hint = f"name some of {', '.join(parts_of(model))}" if parts_of(model) else "leave it out"
+        yield Problem(place.replace("seq_len", "freeze"), message, hint)
+    if tower is None:
         return
+    if tower.input != "image" and job.adapter is not None:
+        message = "adapters beside the weights of an encoder-decoder are not described"
+        yield Problem(place.replace("seq_len", "adapter"), message, "train all weights")
+    if tower.input == "image":
+        yield from _unseen_images(model, tower, job, place)
+    elif tower.position == "learned" and 0 < tower.learned_positions < taken_of(tower, job).positions:
+        message = f"the encoder has a table of {tower.learned_positions} positions, fewer than its sequence"
+        yield Problem(place.replace("seq_len", "encoder_seq_len"), message, "give at most that many")
+
+
+def parts_of(model: Model) -> tuple[Part, ...]:
+    """Return the parts of a model that may be frozen. An encoder of text shares its embedding with the decoder."""
+    if model.tower is None or model.tower.input == "text":
+        return ()
+    return ("encoder",) if model.tower.input == "sound" else ("vision", "projector", "language")
+
+
+def _unseen_images(model: Model, tower: Tower, job: Job, place: str) -> Iterator[Problem]:
+    """Yield what of a job's images a model cannot take."""
     if tower.image is not None and job.image_size not in (None, (tower.image, tower.image)):
         message = f"{model.name} scales every image to {tower.image} × {tower.image} pixels"
         yield Problem(place.replace("seq_len", "image_size"), message, "leave it out")
@@ -86,6 +156,11 @@ def image_problems(model: Model, job: Job, place: str) -> Iterator[Problem]:
     if images.count < 1:
         hint = "plan the text model where there are none"
         yield Problem(place.replace("seq_len", "images_per_sequence"), "must be at least 1", hint)
+    if not trained_parameters(model, job):
+        yield Problem(place.replace("seq_len", "freeze"), "leaves nothing to train", "leave out one of them")
+    elif job.optimizer == "muon" and "language" in (job.freeze or ()):
+        message = "muon turns steps of the language model's layers, which are frozen"
+        yield Problem(place.replace("seq_len", "optimizer"), message, "use adam")
     if images.all_tokens > job.seq_len:
         sizes = f"{images.count} of {images.width} × {images.height} pixels"
         message = f"images of a sequence ({sizes}) have {images.all_tokens:,} tokens, it has {job.seq_len:,}"

@@ -17,7 +17,7 @@ FP8_RECIPES: tuple[Fp8Recipe, ...] = get_args(Fp8Recipe)
 Optimizer = Literal[
     "adam", "adam8bit", "paged_adam", "paged_adam8bit", "lion", "adafactor", "muon", "sgd", "none"
 ]  # fmt: skip
-Part = Literal["vision", "projector"]
+Part = Literal["vision", "projector", "language", "encoder"]
 PARTS: tuple[Part, ...] = get_args(Part)
 Framework = str  # a row of `catalog/data/frameworks.csv`
 Objective = Literal["time", "cost"]
@@ -43,7 +43,9 @@ class Job:
     document of a token on average, of which attention's work is a multiple: Σ L² / Σ L.
 
     Of a model with a tower: a sequence has `images_per_sequence` images of `image_size` pixels (height, width), whose
-    tokens are among its `seq_len` (`spec.images`); the parts in `freeze` keep their weights.
+    tokens are among its `seq_len` (`spec.images`); the parts in `freeze` keep their weights, and gradients go through
+    them to what is trained before. Of an encoder-decoder `seq_len` counts the tokens of the decoder; those of the
+    encoder are `encoder_seq_len`, as many where that is None.
 
     `budget_dollars` and `deadline_hours` bound the whole run and need `tokens`.
     """
@@ -66,6 +68,7 @@ class Job:
     images_per_sequence: int | None = None
     image_size: tuple[int, int] | None = None
     freeze: tuple[Part, ...] | None = None
+    encoder_seq_len: int | None = None
 
     @property
     def adapters(self) -> bool:
@@ -88,7 +91,8 @@ class Job:
         return self.adapter is not None and self.adapter.frozen == "int8"
 
     def trains(self, part: Part) -> bool:
-        """Whether the weights of a part of the tower are trained: adapters are beside those of the decoder alone."""
+        """Whether the weights of a part of a model are trained: those that adapters are beside are not, nor is a tower
+        before them."""
         return self.adapter is None and part not in (self.freeze or ())
 
     @property

@@ -11,7 +11,7 @@ from shardwright.records import record
 from shardwright.spec.mixers import Mixer, Product
 
 Norm = Literal["rmsnorm", "layernorm"]
-Position = Literal["rope", "learned", "alibi", "none"]
+Position = Literal["rope", "learned", "alibi", "relative", "none"]
 Placement = Literal["before", "after", "both", "sum"]
 QueryKeyNorm = Literal["head", "projection", "each"]
 Scores = Literal["softmax", "sigmoid"]
@@ -58,8 +58,8 @@ class SparseAttention:
 
 @record
 class Attention:
-    """Self-attention of one layer. With `latent` set, `head_dim` is `nope_head_dim + rope_head_dim`. A `gate` of the
-    input multiplies the result, `element` by element or `head` by head."""
+    """Attention of one layer. With `latent` set, `head_dim` is `nope_head_dim + rope_head_dim`. A `gate` of the input
+    multiplies the result, `element` by element or `head` by head."""
 
     heads: int
     kv_heads: int
@@ -217,7 +217,8 @@ class Layer:
     feed-forward block is `mlp` or `moe`, or there is none (Nemotron-H's blocks have one or the other). `norms` counts
     the norms over the hidden width (2 as a rule; 4 with Gemma's post-norms; 1 in a parallel block with one norm).
     `vector_parameters` counts weights outside matrices and these norms: attention sinks, norms over whole projections,
-    biases of experts; no arithmetic worth counting depends on them.
+    biases of experts; no arithmetic worth counting depends on them. The decoder of an encoder-decoder reads what the
+    encoder gives by `cross` attention, between the two.
     """
 
     attention: Attention | None
@@ -226,6 +227,7 @@ class Layer:
     norms: int = 2
     vector_parameters: int | None = None
     mixer: Mixer | None = None
+    cross: Attention | None = None
 
     @property
     def self_attention(self) -> Attention:
@@ -249,17 +251,18 @@ class Layer:
     @property
     def sublayers(self) -> int:
         """How many times the residual is added to."""
-        return bool(self.attention or self.mixer) + bool(self.mlp or self.moe)
+        return bool(self.attention or self.mixer) + bool(self.cross) + bool(self.mlp or self.moe)
 
     def mixing_parameters(self, hidden: int) -> int:
         """Return the weights of what mixes tokens."""
-        count = self.attention.parameters(hidden) if self.attention else 0
+        count = sum(kind.parameters(hidden) for kind in (self.attention, self.cross) if kind)
         return count + (self.mixer.work(hidden).parameters if self.mixer else 0)
 
 
 @record(slots=False)
 class Tower:
-    """An encoder of images before the first layer of a model, and the projector that makes tokens of what it gives.
+    """An encoder before the first layer of a model: of images, with the projector that makes tokens of what it gives;
+    or, in an encoder-decoder, of text or of sound, which the decoder's layers read by their `cross` attention.
 
     An image is cut into patches of `patch` × `patch` pixels, each of `patch_values` numbers (channels, frames, pixels),
     which a matrix takes to the width `hidden`. `depth` equal layers follow; those in `whole` (from 0) attend over the
@@ -268,15 +271,19 @@ class Tower:
     non-linearity before the last; `projector_vectors` counts the weights of norms beside them. A layer keeps
     `copies` of its tokens for the backward pass beside what its products take: of queries and keys after their
     rotation, where values keep all of one projection, and of what attention gives, where that goes image by image.
+
+    Text goes through the embedding of the decoder. Sound comes as spectra of a fixed length, of which the convolutions
+    in `stem` make `positions`, each half as many as the one before. `score_biases` are the numbers that are added to
+    the scores of all layers.
     """
 
     family: str
     hidden: int
     depth: int
     layer: Layer
-    patch: int
-    patch_values: int
-    projector: tuple[Product, ...]
+    patch: int = 0
+    patch_values: int = 0
+    projector: tuple[Product, ...] = ()
     projector_vectors: int = 0
     projectors: int = 1
     merge: int = 1
@@ -291,10 +298,25 @@ class Tower:
     final_norm: bool = False
     activation: str = "gelu"
     copies: int = 0
+    input: Literal["image", "text", "sound"] = "image"
+    stem: tuple[Product, ...] = ()
+    positions: int | None = None
+    score_biases: int = 0
+    dropout: bool = False
+
+    @property
+    def part(self) -> Literal["vision", "encoder"]:
+        """What a job calls it."""
+        return "vision" if self.input == "image" else "encoder"
+
+    @property
+    def noun(self) -> str:
+        """What it is, in words."""
+        return "a vision tower" if self.input == "image" else "an encoder"
 
     @cached_property
     def encoder(self) -> Model:
-        """The encoder as a model without a vocabulary: what the account of a layer reads."""
+        """The encoder as a model without an output projection: what the account of a layer reads."""
         over_all = replace(self.layer, attention=replace(self.layer.self_attention, window=None))
         whole = self.whole or ()
         return Model(
@@ -310,19 +332,20 @@ class Tower:
             embedding_norm=self.first_norm,
             final_norm=self.final_norm,
             activation=self.activation,
+            extra_parameters=self.score_biases,
+            dropout=self.dropout,
         )
 
     @property
     def encoder_parameters(self) -> int:
-        """Weights of patches, class token, positions, layers and norms."""
+        """Weights of patches or convolutions, class token, embedding, positions, layers and norms."""
         patches = (self.patch_values + self.patch_bias + self.class_token) * self.hidden
-        return patches + self.encoder.parameters
+        return patches + _products(self.stem) + self.encoder.parameters
 
     @property
     def projector_parameters(self) -> int:
         """Weights of all projectors."""
-        chain = sum(product.weights + product.outputs * product.bias for product in self.projector)
-        return self.projectors * chain + self.projector_vectors
+        return self.projectors * _products(self.projector) + self.projector_vectors
 
     @property
     def parameters(self) -> int:
@@ -330,13 +353,18 @@ class Tower:
         return self.encoder_parameters + self.projector_parameters
 
 
+def _products(chain: tuple[Product, ...]) -> int:
+    return sum(product.weights + product.outputs * product.bias for product in chain)
+
+
 @record(slots=False)
 class Model:
-    """A model of language, with a `tower` where it sees images.
+    """A model of language, with a `tower` where it sees images or is an encoder-decoder.
 
     `layers` has one entry per block, in order; equal layers are equal objects.
 
-    `learned_positions` counts rows of a learned position table, `extra_parameters` what else the published count
+    With `relative` positions a learned number for each head and distance is added to scores (T5, arXiv 1910.10683
+    §2.1). `learned_positions` counts rows of a learned position table, `extra_parameters` what else the published count
     contains (token types, pooler). `embedding_width` is set only where the embedding is narrower than `hidden` and
     projected (OPT-350m). `rotary_fraction` of each head's dimensions are rotated. In a `parallel_block` attention and
     feed-forward block read the same residual and are added to it together. `dropout` says whether pre-training keeps
@@ -565,6 +593,6 @@ def family_of(model: Model) -> str:
     """Return the family of a model, by its text model and whether it sees images. Dimensions alone, as of a launch,
     name none: their layers are those of Llama or of GPT-2."""
     if model.family not in UNNAMED:
-        return model.family if model.tower is None else f"{model.family} vision"
+        return f"{model.family} vision" if model.tower and model.tower.input == "image" else model.family
     gated = all(layer.mlp is None or layer.mlp.gated for layer in model.layers)
     return "llama" if gated and model.norm == "rmsnorm" else "gpt2"

@@ -169,7 +169,8 @@ def family_answers(models: Iterable[Model]) -> tuple[FamilyAnswer, ...]:
     """Return what every trainer says of the families of some models."""
     members: dict[str, list[Model]] = {}
     for model in models:
-        members.setdefault(f"{model.family} with a vision tower" if model.tower else model.family, []).append(model)
+        tower = " with a vision tower" if model.tower and model.tower.part == "vision" else ""
+        members.setdefault(f"{model.family}{tower}", []).append(model)
     return tuple(answer for family, belonging in sorted(members.items()) for answer in _of_family(family, belonging))
 
 

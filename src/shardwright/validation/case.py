@@ -94,7 +94,10 @@ def case_of(run: PublishedRun) -> Case:
     except SpecError as error:
         raise SkippedRunError("not_described", str(error.problems[0])) from None
     if model.tower is not None:
-        raise SkippedRunError("not_described", "how many images its sequences have is not published")
+        raise SkippedRunError(
+            "not_described",
+            f"what its sequences give to {model.tower.noun} is not published",
+        )
     row, architecture = _row_of(run, model, pool, job, habits, guesses), pool.gpu.architecture
     if not run.recompute:
         guesses.append(Assumption(RECOMPUTATION, "the least that fits"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwright.spec.adapter import Adapter, adapted
-from shardwright.spec.images import Images, images_of
+from shardwright.spec.images import Taken, stem_products, taken_of
 from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, Layer, Model, Tower
 
@@ -13,35 +13,60 @@ def job_flops(model: Model, job: Job) -> float:
 
     Frozen weights have no gradients: their products count twice, forward and for the gradients of their inputs. Scores
     and adapters have all three passes. Of a tower, parts that are frozen with all before them have the forward pass
-    alone.
+    alone, and what its first trained product takes has no gradient.
     """
     everything = iteration_flops(model, job.global_batch, job.seq_len, job.attended_tokens)
-    images = _of_towers(model, job)
-    if job.adapter is None:
-        return everything + images
+    images, cross = _of_towers(model, job), cross_flops(model, job)
+    if job.trains("language"):
+        return everything + images + 3.0 * job.global_batch * cross
     kinds = [layer.attention for layer in model.layers if layer.attention is not None]
     scores = sum(score_flops_per_token(attention, job.attended_tokens) for attention in kinds)
-    beside = sum(_adapter_flops_per_token(model, layer, job.adapter) for layer in model.layers)
+    adapter = job.adapter
+    beside = sum(_adapter_flops_per_token(model, layer, adapter) for layer in model.layers) if adapter else 0.0
     return 2.0 / 3.0 * everything + job.tokens_per_iteration * (scores + 3.0 * beside) + images
 
 
+def cross_flops(model: Model, job: Job) -> float:
+    """Return the forward FLOPs of a sequence's attention over what the encoder of an encoder-decoder gives."""
+    tower, flops = model.tower, 0.0
+    for cross in (layer.cross for layer in model.layers):
+        if cross is not None and tower is not None:
+            read = taken_of(tower, job).all_tokens
+            flops += 2.0 * job.seq_len * model.hidden * (cross.query_width + cross.out_width)
+            flops += 2.0 * read * tower.hidden * (cross.key_width + cross.value_width)
+            flops += job.seq_len * score_flops_per_token(cross, read)
+    return flops
+
+
 def _of_towers(model: Model, job: Job) -> float:
-    """Return the FLOPs of all images of an iteration through the tower of a model, 0 without one."""
+    """Return the FLOPs of all that the tower of a model takes in an iteration, 0 without one."""
     if model.tower is None:
         return 0.0
-    encoder, projector = image_flops(model.tower, images_of(model.tower, job))
-    vision, after = job.trains("vision"), job.trains("projector")
-    passes = 1.0 + 2.0 * vision, 1.0 + after + vision
-    return job.global_batch * images_of(model.tower, job).count * (passes[0] * encoder + passes[1] * projector)
+    tower, taken = model.tower, taken_of(model.tower, job)
+    encoder, projector = image_flops(tower, taken)
+    vision, after = job.trains(tower.part), job.trains("projector")
+    first = stem_flops(tower, taken)[0] * vision
+    if not vision and tower.projector and after:
+        first = 2.0 * taken.tokens * tower.projectors * tower.projector[0].weights
+    if not vision and not tower.projector:  # keys and values of what is frozen
+        widths = sum(layer.cross.key_width + layer.cross.value_width for layer in model.layers if layer.cross)
+        first = 2.0 * taken.tokens * tower.hidden * widths
+    passes = (1.0 + 2.0 * vision) * encoder + (1.0 + after + (vision or after)) * projector - first
+    return job.global_batch * taken.count * passes
 
 
-def image_flops(tower: Tower, images: Images) -> tuple[float, float]:
-    """Return the FLOPs of one image forward, in the encoder and in the projector of a tower."""
-    patches = images.positions - tower.class_token
+def image_flops(tower: Tower, images: Taken) -> tuple[float, float]:
+    """Return the FLOPs forward of one image, text or sound, in the encoder and in the projector of a tower."""
     layers = sum(layer_flops_per_token(tower.encoder, layer, images.positions) for layer in tower.encoder.layers)
-    encoder = 2.0 * patches * tower.patch_values * tower.hidden + images.positions * layers
+    encoder = sum(stem_flops(tower, images)) + images.positions * layers
     chain = sum(product.weights for product in tower.projector)
     return encoder, 2.0 * images.tokens * tower.projectors * chain
+
+
+def stem_flops(tower: Tower, images: Taken) -> list[float]:
+    """Return the FLOPs of the products that take patches or sound to the width of the encoder; one of 0 for text."""
+    rows = images.positions - tower.class_token
+    return [2.0 * times * rows * product.weights for times, product in stem_products(tower)] or [0.0]
 
 
 def _adapter_flops_per_token(model: Model, layer: Layer, adapter: Adapter) -> float:

@@ -33,9 +33,10 @@ from shardwright.cost.compute.operator_table import (
 from shardwright.records import record
 from shardwright.spec.adapter import FROZEN_BYTES, Adapter, Matrix, adapted, matrices
 from shardwright.spec.catalog.frameworks import experts_in_fp8, framework_rows
+from shardwright.spec.images import taken_of
 from shardwright.spec.job import Job
 from shardwright.spec.mixers import Mixer
-from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
+from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, Tower
 from shardwright.spec.options import MODULES
 
 # Documented.
@@ -98,8 +99,14 @@ def layer_operators(model: Model, layer: Layer, shard: Shard, job: Job) -> Itera
     yield from memory_bound(layer.sublayers * 6.0 * outer * hidden, backward=1.0)  # residual adds (with dropout, fused)
     if layer.attention is not None:
         yield from _attention(hidden, layer.attention, shard, job)
+        if model.position == "relative":
+            yield from _added_to_scores(layer.attention, shard, job, float(job.seq_len))
     if layer.mixer is not None:
         yield from _mixer(model.hidden, layer.mixer, shard, job)
+    if layer.cross is not None and model.tower is not None:
+        yield from _cross_attention(hidden, layer.cross, model.tower, shard, job)
+        if model.position == "relative":
+            yield from _added_to_scores(layer.cross, shard, job, float(taken_of(model.tower, job).all_tokens))
     if layer.mlp is not None:
         yield from _mlp(hidden, layer.mlp, shard, job)
     if layer.moe is not None:
@@ -280,18 +287,40 @@ def _batched(
         )
 
 
-def _core_attention(attention: Attention, shard: Shard, job: Job) -> Iterator[Operator]:
-    """Yield core attention: one fused operator with FlashAttention, else two batched products and a softmax."""
-    size = tokens(shard, job)
+def _cross_attention(hidden: float, attention: Attention, tower: Tower, shard: Shard, job: Job) -> Iterator[Operator]:
+    """Yield attention of the decoder's tokens over what the encoder gives, which needs no gradient where the encoder is
+    frozen."""
+    size, tp, read = tokens(shard, job), shard.tp, float(taken_of(tower, job).all_tokens)
+    yield from linear(size, attention.query_width / tp, hidden, job)
+    both = (attention.key_width + attention.value_width) / tp
+    for operator in linear(shard.micro_batch * read, both, float(tower.hidden), job):
+        if operator.kind != GEMM or operator.direction == FORWARD or operator.weight_gradient or job.trains(tower.part):
+            yield operator
+    yield from _core_attention(attention, shard, job, read)
+    yield from linear(size, hidden, attention.out_width / tp, job)
+
+
+def _added_to_scores(attention: Attention, shard: Shard, job: Job, keys: float) -> Iterator[Operator]:
+    """Yield what is added to the scores of fused attention: it is masked, written and read."""
+    scores = 2.0 * tokens(shard, job) * keys * attention.heads / shard.tp
+    yield from memory_bound(np.where(shard.flash, 3.0 * scores, 0.0), backward=1.0, modules=CORE)
+
+
+def _core_attention(attention: Attention, shard: Shard, job: Job, others: float | None = None) -> Iterator[Operator]:
+    """Yield core attention: one fused operator with FlashAttention, else two batched products and a softmax. Keys are
+    those of the sequence, or so many `others`."""
+    size, keys = tokens(shard, job), float(job.seq_len if others is None else others)
+    attended = job.attended_tokens if others is None else others
     core = attention if attention.sparse is None else replace(attention, sparse=replace(attention.sparse, heads=0))
     heads = attention.heads / shard.tp
-    most = attention.window or (attention.sparse.top_k if attention.sparse else job.attended_tokens)
-    span = min(job.attended_tokens, most)
+    most = attention.window or (attention.sparse.top_k if attention.sparse else attended)
+    span = min(attended, most)
     widths = attention.head_dim + attention.value_head_dim
-    full_flops = 2.0 * size * job.seq_len * heads * widths
-    flash_flops = size * score_flops_per_token(core, job.attended_tokens) / shard.tp
+    full_flops = 2.0 * size * keys * heads * widths
+    flash_flops = size * score_flops_per_token(core, attended) / shard.tp
     flops = np.where(shard.flash, flash_flops, full_flops)
-    inputs = 2.0 * size * (2 * attention.out_width + attention.key_width + attention.value_width) / shard.tp
+    read = size if others is None else shard.micro_batch * others
+    inputs = 2.0 * (2 * size * attention.out_width + read * (attention.key_width + attention.value_width)) / shard.tp
     for direction, work, traffic in ((FORWARD, 1.0, 1.0), (BACKWARD, FLASH_BACKWARD_FLOPS, 2.0)):
         factor = np.where(shard.flash, work, 1.0 if direction == FORWARD else 2.0)
         yield Operator(
@@ -305,7 +334,7 @@ def _core_attention(attention: Attention, shard: Shard, job: Job) -> Iterator[Op
             bytes=inputs * traffic,
             modules=CORE,
         )
-    scores = 2.0 * size * job.seq_len * heads
+    scores = 2.0 * size * keys * heads
     yield from memory_bound(np.where(shard.flash, 0.0, 8.0 * scores), backward=1.0, modules=CORE, form=SOFTMAX)
 
 
@@ -427,6 +456,9 @@ def freed_of_operators(model: Model, layer: Layer, shard: Shard, job: Job, kept:
     if attention is not None:
         products = attention.query_width + attention.key_width + attention.value_width + model.hidden
         scored = attention.out_width
+    if layer.cross is not None:
+        products += layer.cross.query_width + model.hidden
+        scored += layer.cross.out_width
     if layer.mixer is not None:
         products += sum(product.outputs for product in layer.mixer.work(model.hidden).products)
     if layer.mlp is not None:

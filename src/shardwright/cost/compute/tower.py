@@ -1,4 +1,5 @@
-"""What a tower and its projector compute, and what they keep for their backward pass.
+"""What a tower and its projector compute, and what they keep for their backward pass; the encoder of an encoder-decoder
+is one without projector.
 
 Every rank of tensor and of context parallelism has the whole tower and takes all images of its sequences: transformers
 has no plan to split one, and Megatron-Bridge keeps transformers' module on each rank (megatron/bridge/models/qwen_vl/
@@ -15,11 +16,11 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.cost.compute.operator_table import BACKWARD, GEMM, NORM, Operator
+from shardwright.cost.compute.operator_table import BACKWARD, GEMM, LOOKUP, NORM, Operator
 from shardwright.cost.compute.operators import Shard, layer_operators, linear, memory_bound
 from shardwright.records import record
 from shardwright.spec.adapter import FROZEN_BYTES
-from shardwright.spec.images import encoder_job, images_of
+from shardwright.spec.images import encoder_job, stem_products, taken_of
 from shardwright.spec.job import Job
 from shardwright.spec.model import Tower
 
@@ -48,7 +49,7 @@ def encoder_shard(tower: Tower, shard: Shard, job: Job) -> Shard:
         cp=ones,
         ep=ones,
         etp=ones,
-        micro_batch=shard.micro_batch * images_of(tower, job).count,
+        micro_batch=shard.micro_batch * taken_of(tower, job).count,
         sequence_parallel=no,
         flash=shard.flash,
         overlap_tp=no,
@@ -58,7 +59,7 @@ def encoder_shard(tower: Tower, shard: Shard, job: Job) -> Shard:
 def tower_parts(tower: Tower, shard: Shard, job: Job) -> list[TowerPart]:
     """Return the parts of a tower: patches, each kind of layer, projector."""
     samples, inner = encoder_shard(tower, shard, job), encoder_job(tower, job)
-    vision, projector = job.trains("vision"), job.trains("projector")
+    vision, projector = job.trains(tower.part), job.trains("projector")
     patches = list(_patches(tower, samples, inner))
     if not vision:
         patches += list(_dequantised(tower, samples, job))
@@ -71,6 +72,8 @@ def tower_parts(tower: Tower, shard: Shard, job: Job) -> list[TowerPart]:
         )
         for kind, count in Counter(tower.encoder.layers).items()
     ]
+    if not tower.projector:
+        return [TowerPart(operators=_passes(patches, vision), backward=vision), *kinds]
     after, needed = list(_projector(tower, samples, job)), vision or projector
     if not vision:  # nobody needs the gradient of what the projector takes
         backward = (operator.kind == GEMM and operator.direction == BACKWARD for operator in after)
@@ -93,12 +96,17 @@ def _passes(operators: Iterable[Operator], backward: bool, *, weights: bool = Tr
 
 
 def _patches(tower: Tower, samples: Shard, job: Job) -> Iterator[Operator]:
-    """Yield the product that takes patches to the width of the encoder, whose input needs no gradient, and the norms
-    before and after the layers."""
+    """Yield the products that take patches or sound to the width of the encoder, the first without a gradient of its
+    input, or the look-up of text; and the norms before and after the layers."""
     size = samples.micro_batch * float(job.seq_len)
-    for operator in linear(size, float(tower.hidden), float(tower.patch_values), job):
-        if operator.direction != BACKWARD or operator.kind != GEMM or operator.weight_gradient:
-            yield operator
+    for place, (times, product) in enumerate(stem_products(tower)):
+        for operator in linear(times * size, float(product.outputs), float(product.inputs), job):
+            if place or operator.direction != BACKWARD or operator.kind != GEMM or operator.weight_gradient:
+                yield operator
+        if tower.input == "sound":
+            yield from memory_bound(4.0 * times * size * product.outputs, backward=1.5)
+    if tower.input == "text":
+        yield from memory_bound(4.0 * size * tower.hidden, backward=3.0, form=LOOKUP)
     norms = tower.first_norm + tower.final_norm
     yield from memory_bound(
         (norms * 4.0 + 6.0 * (tower.position == "learned")) * size * tower.hidden, backward=1.5, form=NORM
@@ -106,7 +114,7 @@ def _patches(tower: Tower, samples: Shard, job: Job) -> Iterator[Operator]:
 
 
 def _projector(tower: Tower, samples: Shard, job: Job) -> Iterator[Operator]:
-    size = samples.micro_batch * float(images_of(tower, job).tokens)
+    size = samples.micro_batch * float(taken_of(tower, job).tokens)
     for place, product in enumerate(tower.projector):
         yield from linear(size, float(product.outputs), float(product.inputs), job)
         if place == len(tower.projector) - 2:
@@ -125,7 +133,7 @@ def projector_inputs(tower: Tower, job: Job) -> float:
     """Return the elements that the projectors keep of a token: what each product takes where its weights are trained,
     and what the non-linearity takes. The norm's input is kept where something before it is trained."""
     chain, trained = tower.projector, job.trains("projector")
-    if not trained and not job.trains("vision"):
+    if not trained and not job.trains(tower.part):
         return 0.0
     kept = float(sum(product.inputs for product in chain)) if trained else 0.0
     kept += chain[-2].outputs if len(chain) > 1 else 0
@@ -134,13 +142,19 @@ def projector_inputs(tower: Tower, job: Job) -> float:
 
 
 def patch_inputs(tower: Tower) -> float:
-    """Return the elements that the encoder keeps of a position beside its layers: the patch, and the inputs of norms
-    before and after them."""
-    return float(tower.patch_values + tower.hidden * (tower.first_norm + tower.final_norm))
+    """Return the elements that the encoder keeps of a position beside its layers: what the products of its stem and the
+    non-linearities after them take, and the inputs of norms before and after the layers. Windows of a convolution share
+    their elements."""
+    norms = float(tower.hidden * (tower.first_norm + tower.final_norm))
+    if not tower.stem:
+        return norms + tower.patch_values
+    products, kernel = stem_products(tower), tower.stem[-1].inputs // tower.hidden
+    given = [times * product.outputs for times, product in products]
+    return norms + products[0][0] * products[0][1].inputs / kernel + 2.0 * sum(given) - given[-1]
 
 
 def tower_tokens(tower: Tower, shard: Shard, job: Job) -> tuple[Floats, Floats]:
     """Return positions of the encoder and tokens of the projector in a micro-batch, [M] each."""
-    images = images_of(tower, job)
-    count = shard.micro_batch * float(images.count)
-    return np.asarray(count * images.positions), np.asarray(count * images.tokens)
+    taken = taken_of(tower, job)
+    count = shard.micro_batch * float(taken.count)
+    return np.asarray(count * taken.positions), np.asarray(count * taken.tokens)

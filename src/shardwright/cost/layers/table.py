@@ -104,8 +104,7 @@ def layer_table(
 ) -> LayerTable:
     """Return the table for every row of `shard`. All times are `strain` times those of an undisturbed GPU."""
     dispatcher = dispatcher_of(job, (gpu,))
-    parts = [[*layer_operators(model, kind, shard, job)] for kind in model.kinds]
-    parts = [[*embedding_operators(model, shard, job)], *parts, [*head_operators(model, shard, job)]]
+    parts = language_operators(model, shard, job)
     kinds: tuple[Layer | None, ...] = (None, *model.kinds, None)
     host = [host_seconds(software, job, experts=bool(kind and kind.moe)) for kind in kinds]
     tower = tower_parts(model.tower, shard, job) if model.tower else []
@@ -165,6 +164,16 @@ def layer_table(
     )
 
 
+def language_operators(model: Model, shard: Shard, job: Job) -> list[list[Operator]]:
+    """Return the operators of the embedding, of each kind of layer and of the head. Frozen weights have no gradients,
+    what goes through them has."""
+    parts = [[*layer_operators(model, kind, shard, job)] for kind in model.kinds]
+    parts = [[*embedding_operators(model, shard, job)], *parts, [*head_operators(model, shard, job)]]
+    if job.trains("language"):
+        return parts
+    return [[operator for operator in part if not operator.weight_gradient] for part in parts]
+
+
 def running_sums(values: Floats) -> Floats:
     """Return running sums along the last axis, beginning with 0."""
     sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
@@ -218,8 +227,6 @@ def _timed(
     than the device runs it, the host's time counts."""
     operators = table([operator for part in parts for operator in part])
     seconds = coarse(efficiency.operator_seconds(gpu, job, operators)) * kernel_factor(software, job, operators)
-    if job.adapters:
-        seconds = np.where(operators.weight_gradient, 0.0, seconds)
     forward = np.where(operators.direction == FORWARD, seconds, 0.0)
     backward = np.where(operators.direction == BACKWARD, seconds, 0.0)
     again = repeated_share(job, operators) * forward

@@ -32,7 +32,7 @@ from shardwright.cost.memory.facts import memory_facts
 from shardwright.records import record
 from shardwright.spec.adapter import Target, matrices
 from shardwright.spec.catalog.frameworks import experts_in_fp8
-from shardwright.spec.images import encoder_job
+from shardwright.spec.images import encoder_job, taken_of
 from shardwright.spec.job import Job
 from shardwright.spec.mixers import Mixer
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, Tower
@@ -57,7 +57,8 @@ class Activations:
 
 
 def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
-    """Return what each position keeps for the backward pass."""
+    """Return what each position keeps for the backward pass. An unfused norm keeps what its weights multiply where
+    these are trained."""
     outer = norm_tokens(shard, job) * model.hidden
     facts, saved = memory_facts(job.framework), widths_of(job).saved
     zero = np.zeros(len(shard.tp))
@@ -74,8 +75,13 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
             feed_forward = _mlp_bytes(model, layer.mlp, shard, job)
         if layer.moe is not None:
             feed_forward = feed_forward + _moe_bytes(model, layer.moe, shard, job)
-        masks = 2.0 if model.dropout else 0.0
-        outside = outer * (saved * layer.norms + masks + facts.hidden_copies * saved / 2.0)
+        if layer.cross is not None and model.tower is not None:
+            attention = attention + _cross_bytes(model, layer.cross, model.tower, shard, job)
+            modules = _module_copies(model, layer, model.tower.copies, job)
+            attention = attention + saved * tokens(shard, job) * modules
+        masks = 2.0 + (layer.cross is not None) if model.dropout else 0.0
+        norms = layer.norms if job.trains("language") or not facts.hidden_copies else 0
+        outside = outer * (saved * norms + masks + facts.hidden_copies * saved / 2.0)
         kept.append(outside + attention + feed_forward)
         if per_operator(job):
             core.append(freed_of_operators(model, layer, shard, job, kept[-1], width=saved))
@@ -105,26 +111,61 @@ def tower_kept_bytes(tower: Tower, shard: Shard, job: Job) -> tuple[Floats, Floa
     positions, merged = tower_tokens(tower, shard, job)
     saved = widths_of(job).saved
     beside = saved * merged * projector_inputs(tower, job)
-    if not job.trains("vision"):
+    if tower.input != "image":  # what the decoder's layers read
+        beside = saved * merged * tower.hidden
+    if not job.trains(tower.part):
         return beside, beside
     beside = beside + saved * positions * patch_inputs(tower)
-    modules = tower.depth * saved * positions * _module_copies(tower, job)
+    copies = _module_copies(tower.encoder, tower.layer, tower.copies, job)
+    modules = tower.depth * saved * positions * copies
     layers = layer_activation_bytes(tower.encoder, encoder_shard(tower, shard, job), encoder_job(tower, job))
     places = [1 + kind for kind in tower.encoder.kind_of_layer]
     kept, inputs = (np.asarray(sum(figures[place] for place in places)) for figures in (layers.kept, layers.inputs))
     return kept + modules + beside, inputs + beside
 
 
-def _module_copies(tower: Tower, job: Job) -> float:
-    """Return the elements of a position that a layer of transformers' towers keeps beyond the formulas: its copies, and
-    the sigmoid of a quick GELU. LayerNorm is one kernel, which has none of the copies of unfused norms."""
-    hidden, mlp = float(tower.hidden), tower.layer.mlp
-    copies = tower.copies * hidden
-    if tower.activation == "quick_gelu" and mlp is not None:
-        copies += mlp.width
-    if tower.norm == "layernorm":
-        copies -= memory_facts(job.framework).hidden_copies / 2.0 * hidden
-    return copies
+def _module_copies(model: Model, layer: Layer, copies: int, job: Job) -> float:
+    """Return the elements of a position that a layer of transformers' towers and encoder-decoders keeps beyond the
+    formulas, or fewer.
+
+    Each attention has its `copies`. LayerNorm is one kernel, which has none of the copies of unfused norms; that of T5
+    keeps what it takes in 16 bits, too. A quick GELU keeps its sigmoid, the approximation by tanh that is written in
+    Python three steps more; ReLU keeps what it gives, which the product after it takes unless some is dropped.
+    """
+    unfused = memory_facts(job.framework).hidden_copies / 2.0
+    attentions = sum(kind is not None for kind in (layer.attention, layer.cross))
+    kept = float(copies * attentions * model.hidden)
+    if model.norm == "layernorm":
+        kept -= unfused * model.hidden
+    elif model.position == "relative" and unfused:
+        kept += (layer.norms + unfused * (layer.norms - 2) / 2.0) * model.hidden
+    if layer.mlp is None:
+        return kept
+    drops = model.dropout and model.position == "relative"  # T5's is in the feed-forward block, too: a mask of bytes
+    inner = {"quick_gelu": 1, "gelu_new": 3 * layer.mlp.gated, "relu": -(not model.dropout)}.get(model.activation, 0)
+    return kept + (inner + 0.5 * drops) * layer.mlp.width
+
+
+def _cross_bytes(model: Model, attention: Attention, tower: Tower, shard: Shard, job: Job) -> Floats:
+    """Return the bytes of attention over what an encoder gives: its input, queries, keys and values, what it gives, and
+    scores as in self-attention. What the encoder gives is kept once for all layers (`tower_kept_bytes`)."""
+    widths, size, read = widths_of(job), tokens(shard, job), float(taken_of(tower, job).all_tokens)
+    projected = widths.saved_input * norm_tokens(shard, job) * model.hidden
+    queries = (widths.saved * attention.query_width + widths.saved_input * attention.out_width) * size / shard.tp
+    given = widths.saved * shard.micro_batch * read * (attention.key_width + attention.value_width) / shard.tp
+    return np.asarray(projected + queries + given + _score_bytes(model, attention, shard, job, read))
+
+
+def _score_bytes(model: Model, attention: Attention, shard: Shard, job: Job, keys: float) -> Floats:
+    """Return the bytes of the scores of all queries with `keys`, or, where attention is fused, of their sums: one fp32
+    number a row. A bias of scores is kept beside these (`_scaled_dot_product_efficient_attention` in PyTorch's
+    derivatives.yaml), masked: of each sample, as these are padded, but one for all where the mask is causal."""
+    size, heads, widths = tokens(shard, job), attention.heads / shard.tp, widths_of(job)
+    per_score = 2.0 * widths.saved + 1.0 if model.dropout else widths.saved
+    sums = SINGLE * size * heads
+    if model.position == "relative":
+        sums = sums + widths.saved * size * keys * heads / (shard.micro_batch if attention.causal else 1.0)
+    return np.asarray(np.where(shard.flash, sums, per_score * size * keys * heads))
 
 
 def _freed_of_modules(model: Model, layer: Layer, shard: Shard, job: Job, scores: Floats) -> Floats:
@@ -177,7 +218,8 @@ def _expert_input(job: Job) -> float:
 def _needed(job: Job, *targets: Target) -> bool:
     """Whether the input of products with such weights is kept: for the gradients of the weights, or of adapters beside
     any of them."""
-    return job.adapter is None or any(target in job.adapter.targets for target in targets)
+    beside = job.adapter.targets if job.adapter is not None else ()
+    return job.trains("language") or any(target in beside for target in targets)
 
 
 def _inner_bytes(job: Job, saved_input: float, second: Target, *, gated: bool) -> float:
@@ -203,10 +245,7 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
         ranks = (mla.query_rank or 0) + mla.kv_rank
         projected = saved * outer * model.hidden + (widths.saved + saved) * outer * ranks
         qkv = _latent_width(attention) / shard.tp
-    heads = attention.heads / shard.tp
-    per_score = 2.0 * widths.saved + 1.0 if model.dropout else widths.saved
-    sums = 4.0 * size * heads  # FlashAttention keeps one fp32 number a row of scores
-    scores = np.where(shard.flash, sums, per_score * size * job.seq_len * heads)
+    scores = _score_bytes(model, attention, shard, job, float(job.seq_len))
     if saved != widths.saved:  # attention keeps what it gives in 16 bits, beside the projection's copy of it
         scores = scores + widths.saved * size * attention.out_width / shard.tp
     inner = widths.saved * size * qkv + saved * size * attention.out_width / shard.tp

@@ -10,8 +10,8 @@ from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3
 from shardwright.records import record
-from shardwright.spec.adapter import FROZEN_BYTES, adapter_parameters
-from shardwright.spec.images import tower_parameters
+from shardwright.spec.adapter import FROZEN_BYTES
+from shardwright.spec.images import tower_parameters, trained_parameters
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
@@ -72,10 +72,10 @@ def state_bytes(
     open_at_once, reduced = (np.minimum(working, held - kept * (1.0 - part)) for part in (weights_away, gradients_away))
     total, sharded = share * held + replicated, share * kept + replicated / dense_ranks
     whole, shard, opened = weight * total, own_shard * sharded, weight * share * open_at_once
-    if job.adapters:
-        wider = max(weight_bytes(job) - frozen, 0.0) * ends
-        whole = whole + frozen * held + wider
-        shard, opened = shard + frozen * kept + wider / dense_ranks, opened + frozen * open_at_once
+    if frozen:
+        wider, still = max(weight - frozen, 0.0) * ends, frozen * (1.0 if job.adapters else 1.0 - share)
+        whole = whole + still * held + wider
+        shard, opened = shard + still * kept + wider / dense_ranks, opened + still * open_at_once
     unchanged = (frozen or weight) * tower
     whole, shard = whole + unchanged, shard + unchanged / dense_ranks
     weights = np.where(sharding == ZERO3, (1.0 - weights_away) * shard + opened, whole)
@@ -101,15 +101,16 @@ def weight_bytes(job: Job) -> float:
     if job.precision == "fp32":
         return 4.0
     if job.fp8_storage:
-        return 1.0 if job.adapters else 2.0
+        return 2.0 if job.trains("language") else 1.0
     return 2.0 + (memory_facts(job.framework).fp8_weight if job.precision == "fp8" else 0.0)
 
 
 def frozen_bytes(job: Job) -> float:
     """Return the bytes of a frozen weight of a layer, none where all are trained."""
-    if job.adapter is None:
+    if job.trains("language"):
         return 0.0
-    return FROZEN_BYTES[job.adapter.frozen] if job.adapter.quantised else weight_bytes(job)
+    quantised = job.adapter is not None and job.adapter.quantised
+    return FROZEN_BYTES[job.adapter.frozen] if job.adapter is not None and quantised else weight_bytes(job)
 
 
 def gradient_bytes(job: Job) -> float:
@@ -127,13 +128,9 @@ def copied_bytes(model: Model, job: Job) -> tuple[float, float]:
 
 
 def trained_share(model: Model, job: Job) -> float:
-    """Return the weights that have gradients and optimizer state, over all but those of a frozen tower."""
-    return 1.0 if job.adapter is None else adapter_parameters(model, job.adapter) / model.language_parameters
-
-
-def trained_parameters(model: Model, job: Job) -> float:
-    """Return the weights of a model that have gradients and optimizer state."""
-    return trained_share(model, job) * model.language_parameters + tower_parameters(model, job)[0]
+    """Return the weights that have gradients and optimizer state, over all but those of a frozen tower. Where the
+    language model is frozen, those of the tower are taken as spread over it, as adapters are."""
+    return trained_parameters(model, job) / (model.language_parameters + tower_parameters(model, job)[0])
 
 
 def least_state_bytes(model: Model, job: Job, ranks: Array, everything: Array, *, gradients: bool = True) -> Floats:
@@ -170,7 +167,7 @@ def head_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) ->
     """Return the bytes of the logits and the loss, [N], with the gradient of the output projection on its way to its
     buffer, which comes while the logits are there. Uneven FSDP has that in the gradients of a unit."""
     unmerged = memory_facts(job.framework).unmerged
-    unmerged = 0.0 if job.adapters else min(unmerged, 4.0) if job.precision == "fp32" else unmerged
+    unmerged = 0.0 if not job.trains("language") else min(unmerged, 4.0) if job.precision == "fp32" else unmerged
     return logit_bytes(model, job, micro_batch, cp, tp) + unmerged * model.hidden * model.vocab / tp
 
 

@@ -75,7 +75,9 @@ def _of_the_whole(model: Model) -> Iterator[Trait]:
         ("second_positions", "model.learned_positions"): f"a position table beside {model.position} positions"
         if model.position != "learned" and model.learned_positions
         else "",
-        ("tower", "model.tower"): "a vision tower" if model.tower else "",
+        ("encoder" if model.tower and model.tower.part == "encoder" else "tower", "model.tower"): model.tower.noun
+        if model.tower
+        else "",
         ("no_attention", "model.layers"): "no attention in any layer" if not model.attentions else "",
         ("mtp", "model.mtp_layers"): "multi-token prediction" if model.mtp_layers else "",
         ("mtp_positions", "model.mtp_layers"): f"multi-token prediction with {model.position} positions"

@@ -117,15 +117,19 @@ def model_text(model: Model, source: str, width: int = WIDTH) -> str:
 
 
 def _tower_lines(model: Model) -> list[tuple[str, str]]:
-    """Return rows of the vision tower of a model, none where it sees no images."""
+    """Return rows of the vision tower of a model or of its encoder, none where it has neither."""
     tower = model.tower
     if tower is None:
         return []
+    encoder = f"{tower.depth} layers of hidden width {tower.hidden:,}, {tower.norm}"
+    first = f"{tower.encoder_parameters:,} parameters in {encoder}: {_layer_words(tower.layer)}"
+    if tower.input != "image":
+        heard = f"; {tower.positions:,} positions of sound" if tower.positions else ""
+        return [("encoder", first + heard)]
     sides = f"{tower.image} × {tower.image} pixels" if tower.image else "any size"
     patches = f"images of {sides}, {tower.merge**2} of their {tower.patch} × {tower.patch} patches a token"
-    encoder = f"{tower.depth} layers of hidden width {tower.hidden:,}, {tower.norm}"
     return [
-        ("vision", f"{tower.encoder_parameters:,} parameters in {encoder}: {_layer_words(tower.layer)}"),
+        ("vision", first),
         ("projector", f"{tower.projector_parameters:,} parameters; {patches}"),
     ]
 
@@ -139,6 +143,7 @@ def _positions(model: Model) -> str:
 
 def _layer_words(layer: Layer) -> str:
     parts = [_attention_words(layer.attention)] if layer.attention else []
+    parts += ["attention to the encoder"] if layer.cross else []
     parts += [layer.mixer.words] if layer.mixer else []
     if layer.moe is not None:
         parts.append(_moe_words(layer.moe))

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from shardwright.spec.catalog.machines import GBIT_BYTES
 from shardwright.spec.cluster import Cluster, NodePool
-from shardwright.spec.images import images_of
-from shardwright.spec.job import PARTS, Job
-from shardwright.spec.model import Model
+from shardwright.spec.images import images_of, parts_of, taken_of
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model, Tower
 from shardwright.spec.read.huggingface import TEXT_ALONE
 from shardwright.units import SECONDS_PER_HOUR, counted, format_count, format_dollars, format_seconds
 
@@ -20,7 +20,7 @@ def model_line(model: Model) -> str:
         size += f" ({format_count(model.active_parameters)} active)"
     words = f"{model.name}: {size}, {len(model.layers)} layers"
     if model.tower is not None:
-        words += f", a vision tower of {model.tower.depth} ({format_count(model.tower.parameters)})"
+        words += f", {model.tower.noun} of {model.tower.depth} ({format_count(model.tower.parameters)})"
     elif TEXT_ALONE in model.assumed:
         words += "; the text model alone of a multimodal one, whose tower is not known here"
     return words
@@ -49,18 +49,31 @@ def _pool_words(pool: NodePool) -> str:
 
 
 def images_line(model: Model, job: Job) -> str:
-    """Return the images of a sequence, what of them was assumed, and what of the tower is frozen; "" where a model sees
-    none."""
+    """Return the images of a sequence, what of them was assumed, and what is frozen; of an encoder-decoder the length
+    of the encoder's sequences; "" where a model has neither."""
     if model.tower is None:
         return ""
-    images = images_of(model.tower, job)
+    frozen = [part for part in parts_of(model) if not job.trains(part)]
+    words = _encoder_words(model.tower, job) if model.tower.input != "image" else _images_words(model.tower, job)
+    return words + (f"; frozen: {' and '.join(frozen)}" if frozen else "")
+
+
+def _encoder_words(tower: Tower, job: Job) -> str:
+    length = taken_of(tower, job).positions
+    if tower.input == "sound":
+        return f"{length:,} positions of sound in the encoder, {job.seq_len:,} tokens in the decoder"
+    assumed = " (assumed: --encoder-seq-len says otherwise)" if job.encoder_seq_len is None else ""
+    return f"{length:,} tokens in the encoder{assumed}, {job.seq_len:,} in the decoder"
+
+
+def _images_words(tower: Tower, job: Job) -> str:
+    images = images_of(tower, job)
     sides = f"{images.width} × {images.height} pixels"
     words = f"{counted(images.count, 'image')} of {sides} in a sequence, {images.all_tokens:,} of its tokens"
-    options = {"--images-per-sequence": job.images_per_sequence, "--image-size": model.tower.image or job.image_size}
+    options = {"--images-per-sequence": job.images_per_sequence, "--image-size": tower.image or job.image_size}
     if assumed := [option for option, said in options.items() if said is None]:
         words += f" (assumed: {' and '.join(assumed)} say{'s' * (len(assumed) == 1)} otherwise)"
-    frozen = [part for part in PARTS if not job.trains(part)]
-    return words + (f"; frozen: {' and '.join(frozen)}" if frozen else "")
+    return words
 
 
 def beyond_positions(model: Model, job: Job) -> str:

@@ -113,11 +113,12 @@ def next_command(sizing: Sizing, source: str) -> str:
 
 
 def _images_asked(job: Job) -> list[tuple[str, str]]:
-    """Return the options of a job's images and of what is frozen of the tower."""
+    """Return the options of a job's images, of the length in an encoder, and of what is frozen."""
     size = None if job.image_size is None else "x".join(map(str, reversed(job.image_size)))
     words = {
         "images-per-sequence": None if job.images_per_sequence is None else str(job.images_per_sequence),
         "image-size": size,
+        "encoder-seq-len": None if job.encoder_seq_len is None else str(job.encoder_seq_len),
         "freeze": None if job.freeze is None else "+".join(job.freeze),
     }
     return [(name, word) for name, word in words.items() if word is not None]

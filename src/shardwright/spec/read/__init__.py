@@ -7,6 +7,7 @@
 * `config_fields`: its fields under their many spellings, which are read, and which say nothing of the forward pass
 * `huggingface_layers`: its layers
 * `towers`: towers of multimodal configs
+* `encoder_decoders`: T5, BART, Whisper and their kin
 * `block_patterns`: which block every layer is
 * `mixers`: mixers of tokens that are no softmax attention
 * `families`: what a family has that the config does not say, and which are refused

@@ -12,6 +12,7 @@ from shardwright.spec.model import Layer, Model, RotaryScaling
 from shardwright.spec.read import config_fields as spelled
 from shardwright.spec.read.block_patterns import LISTS, PATTERNS, block_words
 from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigFields
+from shardwright.spec.read.encoder_decoders import ENCODER_DECODERS, encoder_decoder
 from shardwright.spec.read.families import FAMILIES, SYNONYMS, ModelFamily, reject_refused
 from shardwright.spec.read.forward_pass import forward_pass_of
 from shardwright.spec.read.huggingface_layers import layers_of, stated
@@ -31,9 +32,18 @@ def model_of_config(config: object, name: str, *, title: str | None = None, acce
     """
     if not isinstance(config, Mapping):
         raise bad(name, f"expected a mapping of fields, got {shown(config)}", "give a Hugging Face config.json")
-    if config.get("is_encoder_decoder") is True:
-        raise bad(f"{name}: is_encoder_decoder", "the model has encoder and decoder", "give a model that has one")
     whole = ConfigFields.of(config, name)
+    if (kind := whole.text("model_type", default="")) in ENCODER_DECODERS:
+        if not whole.flag("is_encoder_decoder", default=True):
+            message = f"is false: {kind} is read with its encoder alone"
+            raise bad(f"{name}: is_encoder_decoder", message, "give the config of the whole model")
+        model = encoder_decoder(whole, kind, title or name)
+        if whole.problems:
+            raise SpecError(*dict.fromkeys(whole.problems))
+        return model
+    if config.get("is_encoder_decoder") is True:
+        known = f"give a model of a known kind: {', '.join(ENCODER_DECODERS)}"
+        raise bad(f"{name}: is_encoder_decoder", f"the encoder and decoder of {kind} are not known", known)
     fields = _text_fields(whole)
     model_type = fields.text("model_type", default="")
     model_type = SYNONYMS.get(model_type, model_type)

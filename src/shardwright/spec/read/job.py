@@ -59,12 +59,15 @@ def make_job(
     images_per_sequence: int | None = None,
     image_size: int | str | None = None,
     freeze: str | Sequence[str] | None = None,
+    encoder_seq_len: int | None = None,
 ) -> Job:
     """Return the job, checked. `tokens` may be a human form such as "1.5T"; `steps` says the same in iterations.
     `adapter` is what is trained beside frozen weights, such as `lora:16` or `qlora:16` (`spec.adapter.parse_adapter`),
     beside the matrices that `adapter_targets` names. `master_weights` "none": the 16-bit weights are updated as they
     are. A sequence of a model with a tower has `images_per_sequence` images of `image_size` pixels, 448 or "1280x720"
-    (width and height); the parts that `freeze` names, "vision" or "projector", keep their weights.
+    (width and height); the parts that `freeze` names, of vision, projector and language, keep their weights; of
+    a model of speech, encoder. An encoder-decoder has `seq_len` tokens in its decoder, and `encoder_seq_len` in its
+    encoder of text, as many where that is not said.
 
     Raises SpecError with every problem: sizes that are not whole and positive, tokens together with steps, unknown
     names, an FP8 recipe without FP8, and a budget or deadline of a run whose length is unknown.
@@ -88,6 +91,8 @@ def make_job(
         problems.append(Problem("steps", "says again how long the run is", "give `tokens=` or `steps=`, not both"))
     if images_per_sequence is not None:
         _check_number(problems, "images_per_sequence", images_per_sequence, whole=True, most=MOST_IMAGES)
+    if encoder_seq_len is not None:
+        _check_number(problems, "encoder_seq_len", encoder_seq_len, whole=True, most=MOST_SAMPLES)
     pixels, frozen = _image_size(problems, image_size), _frozen(problems, freeze)
     run_tokens = _tokens(problems, tokens)
     beside = _adapter(problems, adapter, adapter_targets, precision)
@@ -112,6 +117,7 @@ def make_job(
         images_per_sequence=None if images_per_sequence is None else int(images_per_sequence),
         image_size=pixels,
         freeze=frozen,
+        encoder_seq_len=None if encoder_seq_len is None else int(encoder_seq_len),
     )
 
 

@@ -44,6 +44,8 @@ from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model
 from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_SIZE, MOST_WIDTH
 from shardwright.spec.text.fields import Section, shown
 
+POSITIONS = tuple(name for name in get_args(Position) if name != "relative")  # which encoder-decoders have
+
 KEYS = (
     "name", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "gated", "activation", "norm",
     "norms_per_layer", "position", "rotary_base", "rotary_fraction", "max_position", "bias", "qk_norm", "window",
@@ -67,7 +69,7 @@ def model_of_dimensions(data: object, name: str, *, title: str | None = None) ->
         section.require(key, "add it")
     hidden = _size(section, "hidden", most=MOST_WIDTH)
     gated = section.flag("gated", default=True)
-    position = cast(Position, section.word("position", get_args(Position)))
+    position = cast(Position, section.word("position", POSITIONS))
     longest = section.integer("max_position", most=MOST_SIZE) or 0
     if position == "learned":
         section.require("max_position", "learned positions need their number")

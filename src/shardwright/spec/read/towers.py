@@ -86,6 +86,20 @@ def _mistral3(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower 
     return replace(encoder, merge=merge, projector=chain, projector_vectors=width)
 
 
+def _idefics3(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower | None:
+    """SigLIP without its head on tiles of one size, each an image here; one product merges squares of patches."""
+    encoder = _encoder(vision)
+    if encoder is None or encoder.image is None:
+        return None
+    merge = config.size("scale_factor") or 2
+    if (encoder.image // encoder.patch) % merge:
+        message = f"{merge} does not divide the {encoder.image // encoder.patch} patches of a side"
+        config.section.report("scale_factor", message, "check both numbers")
+        return None
+    projector = (Product(inputs=encoder.hidden * merge * merge, outputs=hidden, cut="whole"),)
+    return replace(encoder, merge=merge, projector=projector)
+
+
 def _qwen2(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower:
     width = vision.size("embed_dim", most=MOST_WIDTH) or 1280
     ratio = vision.size("mlp_ratio") or 4
@@ -176,7 +190,7 @@ def _encoder(vision: ConfigFields) -> Tower | None:
         norm="rmsnorm" if pixtral else "layernorm",
         position="rope" if pixtral else "learned",
         learned_positions=0 if pixtral else (image // patch) ** 2 + clip,
-        patch_bias=kind == "siglip_vision_model",
+        patch_bias=not pixtral and not clip,
         class_token=clip,
         first_norm=pixtral or clip,
         final_norm=not pixtral,
@@ -232,9 +246,18 @@ FAMILIES: Mapping[str, Callable[[ConfigFields, ConfigFields, int], Tower | None]
         "qwen2_5_vl": _qwen2_5,
         "qwen3_vl": _qwen3,
         "qwen3_vl_moe": _qwen3,
+        "idefics3": _idefics3,
+        "smolvlm": _idefics3,
     }
 )
-ACTIVATIONS = {"clip_vision_model": "quick_gelu", "siglip_vision_model": "gelu_pytorch_tanh", "pixtral": "gelu"}
+ACTIVATIONS = {
+    "clip_vision_model": "quick_gelu", "siglip_vision_model": "gelu_pytorch_tanh", "pixtral": "gelu",
+    "idefics3_vision": "gelu_pytorch_tanh", "smolvlm_vision": "gelu_pytorch_tanh",
+}  # fmt: skip
+IDEFICS3 = {
+    "hidden_size": 1152, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 16,
+    "image_size": 224, "patch_size": 32,
+}  # fmt: skip
 ENCODERS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
         "clip_vision_model": {
@@ -245,6 +268,8 @@ ENCODERS: Mapping[str, Mapping[str, int]] = MappingProxyType(
             "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
             "image_size": 224, "patch_size": 16,
         },
+        "idefics3_vision": IDEFICS3,
+        "smolvlm_vision": IDEFICS3,
         "pixtral": {
             "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
             "image_size": 1024, "patch_size": 16,
