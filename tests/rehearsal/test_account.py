@@ -10,6 +10,7 @@ from tests.rehearsal.tiny import require_guard
 
 import shardwright
 from shardwright.plans.plan import Plan
+from shardwright.rehearsal.document import messages
 from shardwright.rehearsal.rehearse import rehearse
 from shardwright.search.space.axes import parse_pins
 
@@ -36,6 +37,9 @@ def drawn(seed: int) -> Plan:
 def difference(plan: Plan) -> float:
     (rank,) = rehearse(plan, rank=[0]).ranks
     assert rank.shim_share == 0.0
+    for message in messages(rank):
+        if message["expected_bytes"] is not None:
+            assert message["bytes"] == pytest.approx(message["expected_bytes"], rel=NEAR)
     return rank.difference
 
 

@@ -150,7 +150,13 @@ def test_every_field_of_a_job_is_told_refused_or_changes_no_step() -> None:
     assert {*CHANGED, *ALL_THE_SAME} == {field.name for field in fields(Job)}
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Options)])
+def test_fsdp_is_told_when_gradients_are_summed(sharded: Plan) -> None:
+    kept = replace(sharded, job=replace(sharded.job, options=Options(gradient_sync="last")))
+    asked_of = [question_of(plan, "fsdp", ranks_of(plan)[0])["whole_until_last"] for plan in (sharded, kept)]
+    assert asked_of == [False, True] and not tuple(TRAINERS["fsdp"].limits(kept))
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Options) if field.name != "gradient_sync"])
 def test_fsdp_is_not_told_of_options(sharded: Plan, name: str) -> None:
     options = replace(sharded.job.options, **{name: "anything"})
     assert tuple(TRAINERS["fsdp"].limits(replace(sharded, job=replace(sharded.job, options=options))))

@@ -80,6 +80,7 @@ def _of_fsdp(plan: Plan) -> dict[str, Any]:
         "seq_len": plan.job.seq_len,
         "precision": plan.job.precision,
         "sharding": plan.optimizer.sharding,
+        "whole_until_last": plan.job.options.gradient_sync == "last",
         "recompute": replica.stages[0].recompute.granularity == "full",
     }
 
@@ -104,7 +105,7 @@ def _unrehearsed(job: Job) -> Iterator[Problem]:
     """Yield what of a job a rehearsal is not asked for (`_of_fsdp`): all that is not as in a plain job of its size."""
     plain = Job(global_batch=job.global_batch, seq_len=job.seq_len)
     asked = (*SIZES, *OF_NO_STEP, "options")
-    parts = (("job", job, plain, asked), ("job.options", job.options, plain.options, ()))
+    parts = (("job", job, plain, asked), ("job.options", job.options, plain.options, ("gradient_sync",)))
     for place, record_of, usual, left in parts:
         for field in fields(record_of):
             if field.name not in left and getattr(record_of, field.name) != getattr(usual, field.name):

@@ -46,6 +46,7 @@ def state_bytes(
     ends: Array | float = 0.0,
     replicated: Array | float = 0.0,
     tower: Array | float = 0.0,
+    unsharded: Array | bool = False,
 ) -> StateBytes:
     """Return the bytes of weights, gradients and optimizer state, for parameters held by a GPU before data-parallel
     sharding.
@@ -59,7 +60,8 @@ def state_bytes(
 
     Frozen weights have no gradients and no state, and so no master weight either: of these a rank keeps its shard as
     they are. `replicated` are the weights of adapters that a GPU has beyond its part of all, `tower` those of a frozen
-    tower, which count nowhere else.
+    tower, which count nowhere else. `unsharded` says that gradients are whole until the last micro-batch, in the type
+    that is sent.
     """
     full, facts = job.precision == "fp32", memory_facts(job.framework)
     weight, gradient, frozen = weight_bytes(job), gradient_bytes(job), frozen_bytes(job)
@@ -80,7 +82,9 @@ def state_bytes(
     whole, shard = whole + unchanged, shard + unchanged / dense_ranks
     weights = np.where(sharding == ZERO3, (1.0 - weights_away) * shard + opened, whole)
     staying, leaving = gradient * sharded * (1.0 - gradients_away), passing * share * reduced
-    gradients = np.where(sharding >= ZERO2, staying + leaving, gradient * total)
+    staying, leaving = np.where(unsharded, 0.0, staying), np.where(unsharded, 0.5, 1.0) * leaving
+    waiting = np.where(unsharded, widths_of(job).gradient_reduction * total, 0.0)
+    gradients = np.where(sharding >= ZERO2, staying + waiting + leaving, gradient * total)
     on_their_way = opened * (sharding == ZERO3) + leaving * (sharding >= ZERO2)
     apart = share * ends_width(job)
     updated = np.where(sharding == UNSHARDED, total, sharded)

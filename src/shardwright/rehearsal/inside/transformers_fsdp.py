@@ -92,8 +92,10 @@ def _replicated(model: Any, meter: Meter) -> Any:
 
 def _step(model: Any, optimizer: Any, question: dict[str, Any], meter: Meter) -> None:
     size, count = int(question["micro_batch"]), int(question["micro_batches"])
-    for _ in range(count):
+    for number in range(count):
         meter.phase = "forward"
+        if question["whole_until_last"]:  # `no_sync` of accelerate/accelerator.py
+            model.set_requires_gradient_sync(number == count - 1)
         tokens = torch.zeros(size, int(question["seq_len"]), dtype=torch.int64, device="cuda")
         with torch.autocast("cuda", DTYPES[question["precision"]], enabled=question["precision"] != "fp32"):
             loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
