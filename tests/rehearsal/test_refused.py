@@ -131,7 +131,7 @@ CHANGED = {
     "fused_loss": True,
     "document_tokens": 100.0,
     "options": Options(loss="chunked"),
-    "adapter": parse_adapter("lora:8"),
+    "adapter": parse_adapter("qlora:8"),
     "images_per_sequence": 2,
     "image_size": (448, 448),
     "freeze": ("vision",),
@@ -148,6 +148,12 @@ def test_fsdp_refuses_what_of_a_job_its_process_is_not_told(sharded: Plan, name:
 
 def test_every_field_of_a_job_is_told_refused_or_changes_no_step() -> None:
     assert {*CHANGED, *ALL_THE_SAME} == {field.name for field in fields(Job)}
+
+
+def test_fsdp_is_told_of_adapters(sharded: Plan) -> None:
+    adapted = replace(sharded, job=replace(sharded.job, adapter=parse_adapter("dora:8")))
+    asked_of = question_of(adapted, "fsdp", ranks_of(adapted)[0])["adapter"]
+    assert (asked_of["r"], asked_of["use_dora"]) == (8, True) and not tuple(TRAINERS["fsdp"].limits(adapted))
 
 
 def test_fsdp_is_told_when_gradients_are_summed(sharded: Plan) -> None:

@@ -4,7 +4,7 @@ as a JSON document.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,14 @@ from shardwright.cost.strategies import stage_row, strategies
 from shardwright.plans.plan import Plan, StageMemory
 from shardwright.records import record
 from shardwright.runtime.layout.places import Place
-from shardwright.spec.adapter import adapted
+from shardwright.spec.adapter import Matrix, adapted
+from shardwright.spec.job import Job
+from shardwright.spec.model import Layer
 
 VERSION = 1
 STATIC = {"parameters": "weights_bytes", "gradients": "gradients_bytes", "state": "optimizer_bytes"}
 PASSING = ("activations", "buffers", "temporaries")
+STOPS_EARLY = ("fsdp", "eager", "torchtitan")  # whose recomputation is PyTorch's, layer by layer
 PASSING_TERMS = ("activations_bytes", "logits_bytes", "buffers_bytes")
 
 
@@ -191,11 +194,30 @@ def _flops(plan: Plan, place: Place) -> float:
             if job.adapter is not None:
                 beside = adapted(model, layer, job.adapter)
                 total += 6.0 * sum(job.adapter.rank * (matrix.inputs + matrix.outputs) for matrix in beside)
-            total += every if number < again else 0.0
+                total -= _into_frozen(layer, model.hidden, beside, job.adapter.rank) if unit == 1 else 0.0
+            total += every - _not_again(layer, job, model.hidden) if number < again else 0.0
             total += scores if recompute.granularity == "selective" else 0.0
         if len(model.layers) + 1 in units:
             total += passes * 2.0 * model.hidden * model.vocab
     return total * tokens / place.tensor_parallel
+
+
+def _not_again(layer: Layer, job: Job, hidden: int) -> float:
+    """Return the FLOPs a token of the last product of a layer, which PyTorch does not run again: it stops once the last
+    tensor that is needed is there (torch/utils/checkpoint.py 2.13: `early_stop`). An adapter beside it needs more."""
+    beside = job.adapter is not None and "down_proj" in job.adapter.targets
+    stops = job.framework in STOPS_EARLY and layer.mlp is not None and not beside
+    return 2.0 * hidden * layer.mlp.width if stops and layer.mlp is not None else 0.0
+
+
+def _into_frozen(layer: Layer, hidden: int, beside: Sequence[Matrix], rank: int) -> float:
+    """Return the FLOPs a token of gradients that the first layer's projections do not hand to a frozen embedding."""
+    attention = layer.attention
+    if attention is None or attention.latent is not None:
+        return 0.0
+    widths = attention.query_width + attention.key_width + attention.value_width
+    adapters = sum(rank for matrix in beside if matrix.target in ("q_proj", "k_proj", "v_proj"))
+    return 2.0 * hidden * (widths + adapters)
 
 
 def _messages(plan: Plan, place: Place, memory: StageMemory) -> dict[tuple[str, str], float]:
@@ -235,12 +257,13 @@ def _data_parallel_parameters(plan: Plan, place: Place, memory: StageMemory) -> 
     moved, (sums, gathers) = moved_in_passes(job, row, *parts), once_a_step(job, row)
     times = (plan.schedule.waves or 1) if plan.layered else place.micro_batches
     trained = trained_share(model, job)
-    gathered = times * float((moved.forward + moved.backward)[0, 0]) + trained * held * float(gathers[0])
+    beside = held * trained * job.adapters * ((moved.forward > 0.0).astype(int) + (moved.backward > 0.0))[0, 0]
+    gathered = times * float((moved.forward + moved.backward)[0, 0] + beside) + trained * held * float(gathers[0])
     return gathered, trained * (times * float(moved.summed[0, 0]) + held * float(sums[0]))
 
 
 def _held(plan: Plan, place: Place, memory: StageMemory) -> float:
     """Return the parameters of a rank before they are sharded over data-parallel ranks."""
-    if plan.optimizer.sharding != "zero3":
+    if plan.optimizer.sharding not in ("zero2", "zero3"):
         return memory.weights_bytes / weight_bytes(plan.job)
     return plan.model.parameters / place.tensor_parallel / place.depth

@@ -10,6 +10,8 @@ strategies with equal numbers of pipeline ranks P and virtual stages v; stage ar
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
@@ -157,6 +159,9 @@ def _passing_seconds(
     twice = context.model.tied_embeddings * (first & last)
     tied = twice * (context.model.token_table_parameters / rows.tp)[:, None]
     dense = moved_in_passes(job, rows, stages.total(table.dense), embedding, head, tied)
+    if job.adapters:
+        beside = moved_in_passes(job, rows, stages.total(table.adapters), *(3 * [np.zeros_like(expert)]))
+        dense = replace(dense, forward=dense.forward + beside.forward, backward=dense.backward + beside.backward)
     experts = moved_in_passes(job, rows, expert, *(3 * [np.zeros_like(expert)]))
     trained, widths = trained_share(context.model, job), widths_of(job)
     sizes = (widths.weight_gather, widths.weight_gather, trained * widths.gradient_reduction)
