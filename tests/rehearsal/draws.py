@@ -61,7 +61,10 @@ def of_train(seed: int) -> Plan:
 
 
 DRAWS: Mapping[str, Callable[[int], Plan]] = {"fsdp": of_fsdp, "train": of_train}
-SKIPPED = {"torchtitan": "is not rehearsed yet", "megatron": "needs an environment of its own"}
+SKIPPED = {
+    "train": "is 18 to 24 % low on short sequences (docs/how-to-rehearse.md)",
+    "torchtitan": "is not rehearsed yet", "megatron": "needs an environment of its own",
+}  # fmt: skip
 
 
 def _model(draw: random.Random, fewest: int, most: int) -> Model:
