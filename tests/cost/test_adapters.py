@@ -77,17 +77,18 @@ def test_matrices_are_all_that_a_layer_has_but_routers_norms_and_biases(name: st
 @pytest.mark.parametrize("frozen", ["16-bit", "nf4", "int8"])
 @pytest.mark.parametrize("sharding", [UNSHARDED, ZERO1, ZERO2, ZERO3])
 def test_frozen_weights_are_kept_once_as_they_are_and_sharded_with_all_else(framework, frozen, sharding):
-    """Of n frozen weights of b bytes a rank of d keeps b·n, or b·n/d under ZeRO-3, whatever the framework makes of the
-    shards of trained ones; gradients and state are those of the adapters."""
+    """Of n frozen weights of b bytes a rank of d keeps b·n, or b·n/d under ZeRO-3, or both under the ZeRO-2 of FSDP2,
+    whatever the framework makes of the shards of trained ones; gradients and state are those of the adapters."""
     job = replace(LORA, framework=framework, adapter=Adapter(frozen=frozen))
     one, none, ranks = np.ones(1), np.zeros(1), 8
     share, width = trained_share(DENSE, job), {"16-bit": 2.0, "nf4": NF4_BYTES, "int8": 1.0}[frozen]
     held = state_bytes(DENSE, job, one, none, ranks * one, one, np.array([sharding]), none, none)
-    ways = ranks if sharding == ZERO3 else 1
-    assert held.weights == pytest.approx(width / ways, abs=2.001 * share)
+    both = sharding == ZERO2 and framework in ("fsdp", "torchtitan", "jax")
+    part = (1.0 / ranks if sharding == ZERO3 else 1.0) + both / ranks
+    assert held.weights == pytest.approx(width * part, abs=2.001 * share)
     assert held.gradients + held.optimizer < 20.0 * share
     ends = state_bytes(DENSE, job, one, none, ranks * one, one, np.array([sharding]), none, none, 0.25 * one)
-    assert ends.weights - held.weights == pytest.approx(0.25 * (2.0 - width) / ways, abs=1e-12)
+    assert ends.weights - held.weights == pytest.approx(0.25 * (2.0 - width) * part, abs=1e-12)
 
 
 def test_what_is_gathered_under_full_sharding_is_as_wide_as_it_is_kept():

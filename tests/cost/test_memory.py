@@ -14,7 +14,8 @@ from tests.search.problems import Problem, problems, some_candidates
 
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.batch import evaluate
-from shardwright.cost.iteration.footprint import footprint, held_parameters, kept_activations, micro_batches
+from shardwright.cost.iteration.footprint import footprint, held_parameters, kept_activations
+from shardwright.cost.iteration.gathers import micro_batches
 from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.cost.memory.sizes import least_state_bytes, state_bytes
 from shardwright.cost.pipeline.in_flight import most_live
@@ -92,7 +93,7 @@ def test_the_first_stage_holds_the_activations_of_the_papers_equation(paper):
 
 def first_rank(where: Context, rows: Strategies) -> float:
     kept = kept_activations(where, rows, layer_rows(where, rows), starts_of(where, rows))
-    return float(most_live(kept, micro_batches(where, rows))[0, 0])
+    return float(most_live(kept, micro_batches(where.job, rows))[0, 0])
 
 
 def starts_of(where: Context, rows: Strategies) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from shardwright.errors import SpecError
 from shardwright.importers.launch import plan_from_launch
 from shardwright.importers.megatron.read import Reading
+from shardwright.rehearsal.document import memory_of
 from tests.golden.plans import cluster_of
 
 TRAINER = (
@@ -52,6 +54,29 @@ LAUNCHES = {
     "accelerate launch --config_file ds.yaml train.py {}": (8, "zero2", "bf16", "deepspeed"),
     "accelerate launch --config_file ds-auto.yaml train.py {}": (8, "zero3", "bf16", "deepspeed"),
 }
+
+
+EACH = """ --accelerator_config '{"gradient_accumulation_kwargs": {"sync_each_batch": true}}'"""
+SYNCED = {
+    'torchrun --nproc_per_node=4 train.py {} --bf16 --fsdp "full_shard auto_wrap"': "last",
+    'torchrun --nproc_per_node=4 train.py {} --bf16 --fsdp "shard_grad_op"': "last",
+    "torchrun --nproc_per_node=4 train.py {} --bf16 --fsdp full_shard" + EACH: None,
+    "torchrun --nproc_per_node=4 train.py {} --bf16 --fsdp full_shard --gradient_accumulation_steps 1": None,
+    "torchrun --nproc_per_node=4 train.py {} --bf16": None,
+    "deepspeed --num_gpus 4 train.py --deepspeed older.json {}": None,
+}
+
+
+@pytest.mark.parametrize("line", SYNCED)
+def test_accelerate_keeps_whole_gradients_until_the_last_micro_batch(line: str, tmp_path: Path) -> None:
+    """Of FSDP, unless it is told otherwise: they take more memory than sharded ones, and are summed once."""
+    plan = read(line.replace("{}", TRAINER, 1), tmp_path).plan
+    assert plan.job.options.gradient_sync == SYNCED[line]
+    if plan.optimizer.sharding == "zero3" and plan.job.options.gradient_sync == "last":
+        job = replace(plan.job, options=replace(plan.job.options, gradient_sync=None))
+        kept, summed = (memory_of(each)[0][0] for each in (plan, replace(plan, job=job)))
+        more = kept.gradients_bytes - summed.gradients_bytes
+        assert more == pytest.approx(plan.model.parameters * (2.0 - 4.0 / 4), rel=0.07)  # less a layer on its way
 
 
 @pytest.mark.parametrize("line", LAUNCHES)

@@ -60,6 +60,7 @@ REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
             "dispatcher": "flex",
             "master_weights": "none",
             "activation_offload": "inputs",
+            "gradient_sync": "last",
         }.items()
     },
 }

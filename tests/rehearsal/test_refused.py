@@ -131,7 +131,7 @@ CHANGED = {
     "fused_loss": True,
     "document_tokens": 100.0,
     "options": Options(loss="chunked"),
-    "adapter": parse_adapter("lora:8"),
+    "adapter": parse_adapter("qlora:8"),
     "images_per_sequence": 2,
     "image_size": (448, 448),
     "freeze": ("vision",),
@@ -151,7 +151,19 @@ def test_every_field_of_a_job_is_told_refused_or_changes_no_step() -> None:
     assert {*CHANGED, *ALL_THE_SAME} == {field.name for field in fields(Job)}
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Options)])
+def test_fsdp_is_told_of_adapters(sharded: Plan) -> None:
+    adapted = replace(sharded, job=replace(sharded.job, adapter=parse_adapter("dora:8")))
+    asked_of = question_of(adapted, "fsdp", ranks_of(adapted)[0])["adapter"]
+    assert (asked_of["r"], asked_of["use_dora"]) == (8, True) and not tuple(TRAINERS["fsdp"].limits(adapted))
+
+
+def test_fsdp_is_told_when_gradients_are_summed(sharded: Plan) -> None:
+    kept = replace(sharded, job=replace(sharded.job, options=Options(gradient_sync="last")))
+    asked_of = [question_of(plan, "fsdp", ranks_of(plan)[0])["whole_until_last"] for plan in (sharded, kept)]
+    assert asked_of == [False, True] and not tuple(TRAINERS["fsdp"].limits(kept))
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Options) if field.name != "gradient_sync"])
 def test_fsdp_is_not_told_of_options(sharded: Plan, name: str) -> None:
     options = replace(sharded.job.options, **{name: "anything"})
     assert tuple(TRAINERS["fsdp"].limits(replace(sharded, job=replace(sharded.job, options=options))))

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.layers.seconds import layer_seconds
 from shardwright.cost.network.collectives import Fabric
-from shardwright.plans.plan import Sharding
+from shardwright.plans.plan import Recompute, Sharding
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.chunk import forward
@@ -129,23 +129,26 @@ def test_layers_of_all_kinds_send_what_is_priced(precision: Precision) -> None:
 
 
 @pytest.mark.parametrize(
-    "sharding",
+    ("sharding", "again"),
     [
-        pytest.param("none", marks=pytest.mark.nightly),
-        "zero1",
-        "zero3",
-        pytest.param("zero2", marks=pytest.mark.nightly),
+        pytest.param("none", Recompute(), marks=pytest.mark.nightly),
+        ("zero1", Recompute()),
+        ("zero3", Recompute(granularity="full", method="uniform", layers=1)),
+        pytest.param("zero3", Recompute(), marks=pytest.mark.nightly),
+        pytest.param("zero2", Recompute(), marks=pytest.mark.nightly),
     ],
 )
 def test_weights_and_gradients_travel_as_is_priced(
-    sharding: Sharding, precision: Precision, monkeypatch: pytest.MonkeyPatch
+    sharding: Sharding, again: Recompute, precision: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a step of two micro-batches on two ranks, by `cost.iteration.step`: gradients once or, in parts, with each
     micro-batch; weights once, or for each pass of a micro-batch. The head's are there still when its backward pass
     begins, and the embedding's when the next micro-batch does. Buckets are filled up to equal parts."""
     monkeypatch.setattr(buckets, "LARGEST_MERGED_ELEMENTS", 1)  # each unit has its own, as large ones do
     model = tiny_model(6, hidden=64, vocab=64)
-    plan = plan_of(model, replica(stage((0, 6)), count=2, micro_batches=2), precision=precision, sharding=sharding)
+    plan = plan_of(
+        model, replica(stage((0, 6), recompute=again), count=2, micro_batches=2), precision=precision, sharding=sharding
+    )
     layout = layout_of(plan)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     engine = make_engine(

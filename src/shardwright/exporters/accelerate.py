@@ -70,11 +70,11 @@ def _is_sharded(plan: Plan) -> bool:
 
 
 def _arguments(plan: Plan) -> dict[str, object]:
-    """Return the training arguments. Sharded gradients are summed in every micro-batch, as they are priced: left alone,
-    Accelerate keeps whole ones on every GPU until the last (`no_sync`)."""
+    """Return the training arguments. Sharded gradients are summed in every micro-batch unless the job says otherwise:
+    left alone, Accelerate keeps whole ones on every GPU until the last (`no_sync`)."""
     (replica,) = plan.replicas
     kept = trainer_arguments(plan)
-    if _is_sharded(plan) and replica.micro_batches > 1:
+    if _is_sharded(plan) and replica.micro_batches > 1 and plan.job.options.gradient_sync != "last":
         kept["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     return kept
 

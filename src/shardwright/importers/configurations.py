@@ -131,11 +131,15 @@ def of_trainer(
 
 
 def _section(fields: Mapping[Fields, Any], key: str, question: Question) -> Iterator[tuple[Fields, Any]]:
-    """Yield the fields of a section that is told by the name of a file."""
-    file = fields.get((key,))
-    if isinstance(file, str) and file.endswith((".json", ".yaml", ".yml")):
+    """Yield the fields of a section that is told by the name of a file, or as JSON."""
+    text = fields.get((key,))
+    if not isinstance(text, str):
+        return
+    inline = text.startswith("{")
+    if inline or text.endswith((".json", ".yaml", ".yml")):
         yield (key,), None
-        yield from (((key, *path), value) for path, value in named(file, question).items())
+        values = dict(flattened(document(text, f"{question.name}: {key}"))) if inline else named(text, question)
+        yield from (((key, *path), value) for path, value in values.items())
 
 
 def _unsharded(trainer: str, fields: TrainerFields) -> None:
@@ -280,7 +284,7 @@ def planned(settings: TrainerSettings, gpus: int | None, question: Question) -> 
     described = settings.framework == "megatron" or "--num-layers" in settings.words
     if model is None and (settings.model or not described):
         model = model_named(settings.model, name)
-    job = Job(global_batch=1, seq_len=question.seq_len or 0, framework=settings.framework)
+    job = Job(global_batch=1, seq_len=question.seq_len or 0, framework=settings.framework, options=settings.options)
     flags = scan(settings.words, name, problems)
     notes = [*question.notes, *settings.notes]
     reading = reading_of_flags(flags, gpus, notes, problems, cluster=question.cluster, model=model, job=job, name=name)

@@ -9,6 +9,7 @@ from shardwright.errors import Problem
 from shardwright.importers.python_values import COMPUTED, Path
 from shardwright.importers.settings import first
 from shardwright.records import record
+from shardwright.spec.options import DEFAULTS, GradientSync, Options
 
 STRATEGIES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "TRUE": 3, "1": 3, "2": 2, "3": 0}
 STRATEGY_OF_STAGE = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
@@ -44,13 +45,14 @@ OTHER_UPDATES = (
 @record(kw_only=False)
 class TrainerSettings:
     """A configuration as arguments of Megatron-LM, with what is not modelled, the framework whose overheads count, the
-    name of the model where it has one, and what had to be assumed."""
+    name of the model where it has one, what had to be assumed, and options that Megatron-LM has no argument for."""
 
     words: tuple[str, ...]
     uncounted: tuple[str, ...]
     framework: str
     model: str | None = None
     notes: tuple[str, ...] = ()
+    options: Options = DEFAULTS
 
 
 @record(kw_only=False)
@@ -180,7 +182,15 @@ def accelerate_settings(fields: TrainerFields, gpus: int) -> TrainerSettings:
     optimizer, uncounted = optimizer_words(fields, "optim")
     words += [*_trainer_words(fields), *precision, *optimizer]
     words += FULL if fields.first("fsdp_activation_checkpointing") is True else ()
-    return TrainerSettings(tuple(words), uncounted, "fsdp", fields.first("model_name_or_path"), notes)
+    name, options = fields.first("model_name_or_path"), Options(gradient_sync=_gradient_sync(fields, sharded, steps))
+    return TrainerSettings(tuple(words), uncounted, "fsdp", name, notes, options)
+
+
+def _gradient_sync(fields: TrainerFields, sharded: bool, steps: int) -> GradientSync | None:
+    """Return when FSDP sums gradients: Accelerate keeps whole ones until the last micro-batch (`no_sync`), unless it is
+    told otherwise (accelerate/accelerator.py 1.15: `accumulate`)."""
+    every = fields.first("sync_each_batch") is True
+    return "last" if sharded and steps > 1 and not every else None
 
 
 def _degrees(fields: TrainerFields, gpus: int) -> tuple[int, int]:

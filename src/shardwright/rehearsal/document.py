@@ -4,23 +4,30 @@ as a JSON document.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from shardwright.cost.compute.flops import layer_flops_per_token, score_flops_per_token
 from shardwright.cost.compute.operators import FLASH_BACKWARD_FLOPS
 from shardwright.cost.frameworks.widths import widths_of
+from shardwright.cost.iteration.gathers import moved_in_passes, once_a_step
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.sizes import gradient_bytes, trained_share, weight_bytes
+from shardwright.cost.memory.sizes import trained_share, weight_bytes
 from shardwright.cost.predict import predict
+from shardwright.cost.strategies import stage_row, strategies
 from shardwright.plans.plan import Plan, StageMemory
 from shardwright.records import record
 from shardwright.runtime.layout.places import Place
-from shardwright.spec.adapter import adapted
+from shardwright.spec.adapter import Matrix, adapted
+from shardwright.spec.job import Job
+from shardwright.spec.model import Layer
 
 VERSION = 1
 STATIC = {"parameters": "weights_bytes", "gradients": "gradients_bytes", "state": "optimizer_bytes"}
 PASSING = ("activations", "buffers", "temporaries")
+STOPS_EARLY = ("fsdp", "eager", "torchtitan")  # whose recomputation is PyTorch's, layer by layer
 PASSING_TERMS = ("activations_bytes", "logits_bytes", "buffers_bytes")
 
 
@@ -187,32 +194,46 @@ def _flops(plan: Plan, place: Place) -> float:
             if job.adapter is not None:
                 beside = adapted(model, layer, job.adapter)
                 total += 6.0 * sum(job.adapter.rank * (matrix.inputs + matrix.outputs) for matrix in beside)
-            total += every if number < again else 0.0
+                total -= _into_frozen(layer, model.hidden, beside, job.adapter.rank) if unit == 1 else 0.0
+            total += every - _not_again(layer, job, model.hidden) if number < again else 0.0
             total += scores if recompute.granularity == "selective" else 0.0
         if len(model.layers) + 1 in units:
             total += passes * 2.0 * model.hidden * model.vocab
     return total * tokens / place.tensor_parallel
 
 
+def _not_again(layer: Layer, job: Job, hidden: int) -> float:
+    """Return the FLOPs a token of the last product of a layer, which PyTorch does not run again: it stops once the last
+    tensor that is needed is there (torch/utils/checkpoint.py 2.13: `early_stop`). An adapter beside it needs more."""
+    beside = job.adapter is not None and "down_proj" in job.adapter.targets
+    stops = job.framework in STOPS_EARLY and layer.mlp is not None and not beside
+    return 2.0 * hidden * layer.mlp.width if stops and layer.mlp is not None else 0.0
+
+
+def _into_frozen(layer: Layer, hidden: int, beside: Sequence[Matrix], rank: int) -> float:
+    """Return the FLOPs a token of gradients that the first layer's projections do not hand to a frozen embedding."""
+    attention = layer.attention
+    if attention is None or attention.latent is not None:
+        return 0.0
+    widths = attention.query_width + attention.key_width + attention.value_width
+    adapters = sum(rank for matrix in beside if matrix.target in ("q_proj", "k_proj", "v_proj"))
+    return 2.0 * hidden * (widths + adapters)
+
+
 def _messages(plan: Plan, place: Place, memory: StageMemory) -> dict[tuple[str, str], float]:
     """Return bytes by type and purpose of what the account knows by its size: weights, gradients, and activations
     between stages."""
-    job, result = plan.job, {}
-    held = _held(plan, place, memory)
-    trained = trained_share(plan.model, job) * held
+    job, result, widths = plan.job, dict[tuple[str, str], float](), widths_of(plan.job)
     if plan.data_parallel > 1:
-        gathered = 2.0 * held if plan.optimizer.sharding == "zero3" else trained
-        sums, times = gradient_bytes(job), 1
-        if plan.optimizer.sharding in ("zero2", "zero3") and job.framework != "train":  # in every micro-batch
-            sums, times = min(sums, weight_bytes(job)), place.micro_batches
+        gathered, summed = _data_parallel_parameters(plan, place, memory)
         if plan.optimizer.distributed:
-            result["all-gather", "gradient"] = times * gathered * weight_bytes(job)
-            result["reduce-scatter", "gradient"] = times * sums * trained
+            result["all-gather", "gradient"] = weight_bytes(job) * gathered
+            result["reduce-scatter", "gradient"] = widths.gradient_reduction * summed
         else:
-            result["all-reduce", "gradient"] = sums * trained
+            result["all-reduce", "gradient"] = widths.gradient_reduction * summed / 2.0
     if place.depth > 1:
         split = place.context_parallel * (place.tensor_parallel if plan.sequence_parallel else 1)
-        message = widths_of(job).saved * job.seq_len / split * plan.model.hidden * sum(place.sizes)
+        message = widths.saved * job.seq_len / split * plan.model.hidden * sum(place.sizes)
         inner = len(place.chunks)
         before = inner - (1 if place.stage == 0 else 0)
         after = inner - (1 if place.stage == place.depth - 1 else 0)
@@ -221,8 +242,28 @@ def _messages(plan: Plan, place: Place, memory: StageMemory) -> dict[tuple[str, 
     return result
 
 
+def _data_parallel_parameters(plan: Plan, place: Place, memory: StageMemory) -> tuple[float, float]:
+    """Return the parameters that a rank gathers and of which it sums gradients in a step; summed and spread again
+    counts twice."""
+    model, job, replica = plan.model, plan.job, plan.replicas[place.replica]
+    row = strategies([stage_row(plan, replica, replica.stages[place.stage])])
+    held = _held(plan, place, memory)
+    alone = model.tied_embeddings and place.depth == 1
+    tied = model.token_table_parameters / place.tensor_parallel if alone else 0.0
+    first, last = place.stage == 0, place.stage == place.depth - 1
+    embedding = model.embedding_parameters / place.tensor_parallel if first else 0.0
+    head = model.head_parameters / place.tensor_parallel + tied if last else 0.0
+    parts = (np.array([[part]]) for part in (held + tied, embedding, head, tied))
+    moved, (sums, gathers) = moved_in_passes(job, row, *parts), once_a_step(job, row)
+    times = (plan.schedule.waves or 1) if plan.layered else place.micro_batches
+    trained = trained_share(model, job)
+    beside = held * trained * job.adapters * ((moved.forward > 0.0).astype(int) + (moved.backward > 0.0))[0, 0]
+    gathered = times * float((moved.forward + moved.backward)[0, 0] + beside) + trained * held * float(gathers[0])
+    return gathered, trained * (times * float(moved.summed[0, 0]) + held * float(sums[0]))
+
+
 def _held(plan: Plan, place: Place, memory: StageMemory) -> float:
     """Return the parameters of a rank before they are sharded over data-parallel ranks."""
-    if plan.optimizer.sharding != "zero3":
+    if plan.optimizer.sharding not in ("zero2", "zero3"):
         return memory.weights_bytes / weight_bytes(plan.job)
     return plan.model.parameters / place.tensor_parallel / place.depth

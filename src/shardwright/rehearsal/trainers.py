@@ -10,6 +10,7 @@ from typing import Any
 
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.exporters.accelerate import unsupported as accelerate_limits
+from shardwright.exporters.hugging_face import adapter_config
 from shardwright.exporters.megatron.limits import unsupported as megatron_limits
 from shardwright.plans.check import check
 from shardwright.plans.document import to_document
@@ -75,11 +76,13 @@ def _of_fsdp(plan: Plan) -> dict[str, Any]:
     (replica,) = plan.replicas
     return {
         "config": configuration(plan.model),
+        "adapter": None if plan.job.adapter is None else adapter_config(plan.model, plan.job.adapter),
         "micro_batch": plan.micro_batch,
         "micro_batches": replica.micro_batches,
         "seq_len": plan.job.seq_len,
         "precision": plan.job.precision,
         "sharding": plan.optimizer.sharding,
+        "whole_until_last": plan.job.options.gradient_sync == "last",
         "recompute": replica.stages[0].recompute.granularity == "full",
     }
 
@@ -103,13 +106,16 @@ def _fsdp_limits(plan: Plan) -> Iterable[Problem]:
 def _unrehearsed(job: Job) -> Iterator[Problem]:
     """Yield what of a job a rehearsal is not asked for (`_of_fsdp`): all that is not as in a plain job of its size."""
     plain = Job(global_batch=job.global_batch, seq_len=job.seq_len)
-    asked = (*SIZES, *OF_NO_STEP, "options")
-    parts = (("job", job, plain, asked), ("job.options", job.options, plain.options, ()))
+    asked = (*SIZES, *OF_NO_STEP, "options", "adapter")
+    parts = (("job", job, plain, asked), ("job.options", job.options, plain.options, ("gradient_sync",)))
     for place, record_of, usual, left in parts:
         for field in fields(record_of):
             if field.name not in left and getattr(record_of, field.name) != getattr(usual, field.name):
                 hint = "plan without, or rehearse the plan of another trainer"
                 yield Problem(f"{place}.{field.name}", "is not rehearsed under FSDP2 yet", hint)
+    if job.adapter is not None and job.adapter.quantised:
+        message = "beside quantised weights are not rehearsed under FSDP2: bitsandbytes' kernels need a GPU"
+        yield Problem("job.adapter", message, "plan with --adapter lora:16 or dora:16")
     if job.precision == "fp8":
         yield Problem("job.precision", "fp8 is not rehearsed under FSDP2 yet", "plan with precision=bf16")
 

@@ -18,6 +18,7 @@ MainGrads = Literal["fp32", "bf16"]
 MainParams = Literal["fp32", "fp16"]
 MasterWeights = Literal["fp32", "none"]
 ActivationOffload = Literal["none", "inputs"]
+GradientSync = Literal["every", "last"]
 Moment = Literal["fp32", "bf16", "fp16", "fp8"]
 Loss = Literal["unfused", "fused", "chunked"]
 Dispatcher = Literal["alltoall", "allgather", "flex"]
@@ -34,7 +35,8 @@ class Options:
     `master_weights` none the 16-bit weights are updated as they are (with or without stochastic rounding), and
     gradients and moments have their type. `activation_offload` keeps the inputs of layers that run again in host
     memory. `dispatcher` sends tokens to their experts: one copy for each expert (`alltoall`), all tokens to all
-    ranks (`allgather`), or one copy for each machine (`flex`: DeepEP, HybridEP)."""
+    ranks (`allgather`), or one copy for each machine (`flex`: DeepEP, HybridEP). Sharded gradients are summed in
+    `every` micro-batch, or whole ones are kept until the `last` (`gradient_sync`)."""
 
     recompute_modules: tuple[Module, ...] | None = None
     grad_reduce: GradReduce | None = None
@@ -46,6 +48,7 @@ class Options:
     dispatcher: Dispatcher | None = None
     master_weights: MasterWeights | None = None
     activation_offload: ActivationOffload | None = None
+    gradient_sync: GradientSync | None = None
 
     @property
     def precision_aware(self) -> bool:

@@ -9,7 +9,8 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints, bits_of, distinct, packed, places_by_value
 from shardwright.cost.context import Context, LayerRows, ShardIndex, shard_index
-from shardwright.cost.iteration.footprint import footprint, held_parameters, micro_batches
+from shardwright.cost.iteration.footprint import footprint, held_parameters
+from shardwright.cost.iteration.gathers import micro_batches
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.iteration.step import (
     StageTimes,
@@ -75,7 +76,7 @@ def bound_seconds(context: Context, rows: Strategies, parts: Iteration) -> Float
 
 def pipeline_bound_seconds(context: Context, rows: Strategies, stages: StageTimes, moves: Floats) -> Floats:
     """Return a lower bound of the pipeline's time, [N]. Transfers that are not overlapped occupy the sender."""
-    count = micro_batches(context, rows)
+    count = micro_batches(context.job, rows)
     forward, backward = _flat(stages.forward), _flat(stages.backward)
     if int(rows.pp[0]) == 1:
         return np.asarray(count * (forward + backward).sum(axis=1))
@@ -104,7 +105,7 @@ def pipeline_seconds(context: Context, rows: Strategies, parts: Iteration, *, fr
     """Return the exact time from the first forward to the last backward pass, [N]. With `free_transfers`, as if
     activations moved between stages at once."""
     pp, vpp = int(rows.pp[0]), int(rows.vpp[0])
-    counts = micro_batches(context, rows)
+    counts = micro_batches(context.job, rows)
     forward, backward = _flat(parts.stages.forward), _flat(parts.stages.backward)
     if pp == 1:
         return np.asarray(counts * (forward + backward).sum(axis=1))

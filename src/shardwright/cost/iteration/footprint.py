@@ -12,6 +12,7 @@ import numpy as np
 
 from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.context import Context, LayerRows
+from shardwright.cost.iteration.gathers import micro_batches, summed_at_last
 from shardwright.cost.iteration.step import data_parallel, frozen_on
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import (
@@ -116,11 +117,6 @@ def held_parameters(context: Context, rows: Strategies, shards: LayerRows, start
     return HeldParameters(dense=dense, expert=expert, ends=ends, replicated=replicated, frozen=frozen)
 
 
-def micro_batches(context: Context, rows: Strategies) -> Ints:
-    """Return the micro-batches of one replica and step, [N]."""
-    return context.job.global_batch // (rows.dp * rows.micro_batch)
-
-
 def states(context: Context, rows: Strategies, shards: LayerRows, held: HeldParameters) -> StateBytes:
     """Return weights, gradients and optimizer state, [N, P] each."""
     groups = data_parallel(context, rows)
@@ -138,6 +134,7 @@ def states(context: Context, rows: Strategies, shards: LayerRows, held: HeldPara
         held.ends,
         held.replicated,
         held.frozen,
+        summed_at_last(context.job, rows)[:, None],
     )
 
 
@@ -167,7 +164,7 @@ def fixed_bytes(
     logits[:, -1] = head_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
     logits[:, -1] += gathered_head_bytes(model, job, rows.sharding, rows.micro_batch, rows.cp, rows.tp)
     gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)[:, None]
-    count = micro_batches(context, rows) if count is None else count
+    count = micro_batches(job, rows) if count is None else count
     freed = ((rows.sharding >= ZERO2) & memory_facts(job.framework).freed)[:, None]
     return Fixed(
         weights=state.weights,

@@ -10,6 +10,8 @@ strategies with equal numbers of pipeline ranks P and virtual stages v; stage ar
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
@@ -17,6 +19,7 @@ from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.frameworks.optimizer import paged_width, update_width
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, UPDATE_EFFICIENCY, launched_seconds
 from shardwright.cost.frameworks.widths import widths_of
+from shardwright.cost.iteration.gathers import micro_batches, moved_in_passes, once_a_step, summed_at_last
 from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import trained_share
@@ -37,7 +40,6 @@ from shardwright.cost.stage.exact import Ranges, left_over, of_pipelines, per_ra
 from shardwright.cost.strategies import (
     DATA_OUTERMOST,
     UNSHARDED,
-    ZERO1,
     ZERO2,
     ZERO3,
     Strategies,
@@ -107,17 +109,15 @@ def data_parallel(context: Context, rows: Strategies) -> DataParallel:
 def sharded_weight_seconds(
     context: Context, rows: Strategies, table: LayerTable, stages: Ranges, forward: Floats, backward: Floats
 ) -> tuple[Floats, Floats]:
-    """Return what ZeRO-2 and ZeRO-3 add to each pass of each micro-batch, [N, V]: ZeRO-2 reduce-scatters the
-    gradients in every backward pass, ZeRO-3 also gathers the weights in both. What follows state to host memory travels
-    with them. Weights of a frozen tower are gathered forward alone."""
+    """Return what ZeRO-2 and ZeRO-3 add to each pass of each micro-batch, [N, V]: gradients that are summed in every
+    backward pass, and weights that are gathered for passes (`gathers.moved_in_passes`). What follows state to host
+    memory travels with them. Weights of a frozen tower are gathered forward alone."""
     if not (rows.sharding >= ZERO2).any():
         zero = np.zeros_like(forward)
         return zero, zero
     groups = data_parallel(context, rows)
-    once = both_gather_seconds(context.links, groups, stages.total(table.dense), stages.total(table.expert), 1.0)
-    widths, trained = widths_of(context.job), trained_share(context.model, context.job)
-    scatter = widths.gradient_reduction * trained * once * (rows.sharding >= ZERO2)[:, None]
-    gather = widths.weight_gather * once * (rows.sharding == ZERO3)[:, None]
+    gathered, gather, scatter = _passing_seconds(context, rows, table, stages, groups)
+    widths = widths_of(context.job)
     at_first = frozen_on(table, stages)
     overlap_forward, overlap_backward = rows.overlap_param[:, None], rows.overlap_grad[:, None]
     facts = memory_facts(context.job.framework)
@@ -125,14 +125,14 @@ def sharded_weight_seconds(
         kept = stages.total(table.dense) / groups.dense.size[:, None]
         kept = kept + stages.total(table.expert) / groups.expert.size[:, None]
         down, up = _host_trips(context, rows, kept)
-        scatter, gather = scatter + down, gather + up
+        scatter, gathered, gather = scatter + down, gathered + up, gather + up
         overlap_backward = overlap_backward & ~_waits_for_host(context, rows)[:, None]
-    opened = gather
+    opened = gathered
     if at_first.any():
         before = both_gather_seconds(context.links, groups, at_first, np.zeros_like(at_first), widths.weight_gather)
         away = facts.weights_follow * rows.offload[:, None] * at_first / groups.dense.size[:, None]
         before = before + to_host_seconds(context.pool.gpu, widths.weight_gather * away)
-        opened = gather + before * (rows.sharding == ZERO3)[:, None]
+        opened = gathered + before * (rows.sharding == ZERO3)[:, None]
     seconds_forward = np.where(overlap_forward, exposed_seconds(opened, BUCKET_SHARE * forward), opened)
     together = gather + scatter
     seconds_backward = np.where(
@@ -145,6 +145,31 @@ def sharded_weight_seconds(
         ),
     )
     return seconds_forward, seconds_backward
+
+
+def _passing_seconds(
+    context: Context, rows: Strategies, table: LayerTable, stages: Ranges, groups: DataParallel
+) -> tuple[Floats, Floats, Floats]:
+    """Return the seconds of gathering weights for a forward pass and for a backward pass, and of summing gradients in
+    the latter, [N, V]."""
+    job, expert = context.job, stages.total(table.expert)
+    first, last = stages.low == 0, stages.high == context.layer_count + 2
+    of_position = np.diff(table.dense)
+    embedding, head = (np.where(there, of_position[stages.row, at], 0.0) for there, at in ((first, 0), (last, -1)))
+    twice = context.model.tied_embeddings * (first & last)
+    tied = twice * (context.model.token_table_parameters / rows.tp)[:, None]
+    dense = moved_in_passes(job, rows, stages.total(table.dense), embedding, head, tied)
+    if job.adapters:
+        beside = moved_in_passes(job, rows, stages.total(table.adapters), *(3 * [np.zeros_like(expert)]))
+        dense = replace(dense, forward=dense.forward + beside.forward, backward=dense.backward + beside.backward)
+    experts = moved_in_passes(job, rows, expert, *(3 * [np.zeros_like(expert)]))
+    trained, widths = trained_share(context.model, job), widths_of(job)
+    sizes = (widths.weight_gather, widths.weight_gather, trained * widths.gradient_reduction)
+    forward, backward, summed = (
+        size * both_gather_seconds(context.links, groups, getattr(dense, name), getattr(experts, name), 1.0)
+        for name, size in zip(("forward", "backward", "summed"), sizes, strict=True)
+    )
+    return forward * (dense.forward > 0.0), backward * (dense.backward > 0.0), summed * (dense.summed > 0.0)
 
 
 def frozen_on(table: LayerTable, stages: Ranges) -> Floats:
@@ -162,22 +187,23 @@ def _host_trips(context: Context, rows: Strategies, kept: Floats) -> tuple[Float
     `foreach_reduce`, `all_gather_inputs`)."""
     job, gpu, facts = context.job, context.pool.gpu, memory_facts(context.job.framework)
     widths, trained = widths_of(job), trained_share(context.model, job)
-    there = rows.offload[:, None] * kept
+    times = np.where(summed_at_last(job, rows), 1.0 / micro_batches(job, rows), 1.0) * (rows.sharding >= ZERO2)
+    there, times = rows.offload[:, None] * kept, times[:, None]
     if not facts.weights_follow:
         width = 4.0 if job.precision == "fp32" or job.options.grad_reduce == "fp32" else 2.0
-        trips = to_host_seconds(gpu, (rows.sharding >= ZERO2)[:, None] * 2.0 * width * trained * there)
+        trips = to_host_seconds(gpu, times * 2.0 * width * trained * there)
         return trips, np.zeros_like(there)
     master = 4.0 if job.masters else widths.weight_gather
     width = trained * master + (1.0 - trained) * widths.weight_gather
     added = _waits_for_host(context, rows)[:, None] * HOST_SUM_BYTES * trained * there / host_rate(context)
-    down = to_host_seconds(gpu, (rows.sharding >= ZERO2)[:, None] * widths.gradient_reduction * trained * there)
+    down = to_host_seconds(gpu, times * master * trained * there)
     return down + added, to_host_seconds(gpu, (rows.sharding == ZERO3)[:, None] * width * there)
 
 
 def _waits_for_host(context: Context, rows: Strategies) -> Bools:
     """Return which rows add up the gradients of several micro-batches in host memory, which holds up backward passes,
     [N]."""
-    several = context.job.global_batch > rows.dp * rows.micro_batch
+    several = (micro_batches(context.job, rows) > 1) & ~summed_at_last(context.job, rows)
     follows = memory_facts(context.job.framework).weights_follow
     return np.asarray(follows & several & (rows.offload > 0) & (rows.sharding >= ZERO2))
 
@@ -234,10 +260,10 @@ def exposed_tails(
 
     Recomputation hides nothing here: a layer's gradients exist only after it.
     """
-    sharding, trained, widths = rows.sharding[:, None], trained_share(model, job), widths_of(job)
-    passes = np.where(sharding == UNSHARDED, 2.0, np.where(sharding == ZERO1, 1.0, 0.0))
-    reduce = (widths.gradient_reduction * trained * once + waits) * passes
-    gather = (widths.weight_gather * trained * once + waits) * ((sharding == ZERO1) | (sharding == ZERO2))
+    trained, widths = trained_share(model, job), widths_of(job)
+    sums, gathers = (times[:, None] for times in once_a_step(job, rows))
+    reduce = (widths.gradient_reduction * trained * once + waits) * sums
+    gather = (widths.weight_gather * trained * once + waits) * gathers
     backward = times.backward - times.recompute
     return (
         left_over(reduce, backward.sum(axis=1), BUCKET_SHARE * rows.overlap_grad[:, None], backward[:, 0]),

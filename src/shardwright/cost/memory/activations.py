@@ -30,7 +30,7 @@ from shardwright.cost.compute.tower import encoder_shard, patch_inputs, projecto
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.records import record
-from shardwright.spec.adapter import Target, matrices
+from shardwright.spec.adapter import Matrix, Target, adapted, matrices
 from shardwright.spec.catalog.frameworks import experts_in_fp8
 from shardwright.spec.images import encoder_job, taken_of
 from shardwright.spec.job import Job
@@ -38,6 +38,8 @@ from shardwright.spec.mixers import Mixer
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, Tower
 
 SINGLE = 4.0  # documented: bytes of an element of 32 bits
+NORMS_OF_COPIES = 2.0  # documented: `hidden_copies` are those of a layer of two norms
+PEFT = ("fsdp", "eager", "deepspeed")  # the frameworks whose adapters are PEFT's
 
 
 @record
@@ -60,7 +62,7 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
     """Return what each position keeps for the backward pass. An unfused norm keeps what its weights multiply where
     these are trained."""
     outer = norm_tokens(shard, job) * model.hidden
-    facts, saved = memory_facts(job.framework), widths_of(job).saved
+    saved = widths_of(job).saved
     zero = np.zeros(len(shard.tp))
     kept, core, inputs, gradients, again, dequantised = [], [], [], [], [], []
     to_host = float(job.options.activation_offload == "inputs")
@@ -80,19 +82,18 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
             modules = _module_copies(model, layer, model.tower.copies, job)
             attention = attention + saved * tokens(shard, job) * modules
         masks = 2.0 + (layer.cross is not None) if model.dropout else 0.0
-        norms = layer.norms if job.trains("language") or not facts.hidden_copies else 0
-        outside = outer * (saved * norms + masks + facts.hidden_copies * saved / 2.0)
-        kept.append(outside + attention + feed_forward)
+        outside = outer * (saved * layer.norms + masks + NORMS_OF_COPIES * norm_copies(job))
+        kept.append(outside + attention + feed_forward + _magnitude_bytes(model, layer, shard, job))
         if per_operator(job):
             core.append(freed_of_operators(model, layer, shard, job, kept[-1], width=saved))
         else:
             core.append(_freed_of_modules(model, layer, shard, job, scores))
         again.append(zero if job.options.recompute_modules is None else core[-1])
         inputs.append(saved * outer)
-        gradients.append(_gradient_bytes(model, layer, shard, job))
+        gradients.append(np.maximum(_gradient_bytes(model, layer, shard, job), _norm_bytes(model, layer, shard, job)))
         dequantised.append(_dequantised_bytes(model, layer, shard, job))
     embedding = outer * (1.0 if model.dropout else 0.0)
-    last = 2.0 * saved * outer  # inputs of the final norm and of the output projection
+    last = (2.0 * saved + norm_copies(job)) * outer  # inputs of the final norm and of the output projection
     head = last + model.mtp_layers * (kept[model.kind_of_layer[-1]] + last)
     return Activations(
         kept=[embedding, *kept, head],
@@ -103,6 +104,13 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         offloaded=[zero, *(to_host * size for size in inputs), zero],
         dequantised=[zero, *dequantised, zero],
     )
+
+
+def norm_copies(job: Job) -> float:
+    """Return the bytes of an element that an unfused norm keeps beyond its input and output in 16 bits: its input in
+    fp32 in place of 16 bits, and it before the weights, for these' gradients, which frozen ones have not."""
+    copies = memory_facts(job.framework).hidden_copies * widths_of(job).saved / 2.0 / NORMS_OF_COPIES
+    return copies * (1.0 if job.trains("language") else 0.5)
 
 
 def tower_kept_bytes(tower: Tower, shard: Shard, job: Job) -> tuple[Floats, Floats]:
@@ -256,7 +264,7 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
         indexer = widths.saved * (sparse.heads * sparse.head_dim + sparse.head_dim + sparse.heads) * bool(sparse.heads)
         inner = inner + size * (indexer + SINGLE * sparse.top_k)
     if attention.qk_norm:  # what the norms of queries and keys take in
-        inner = inner + widths.saved * size * (queries + keys)
+        inner = inner + (widths.saved + norm_copies(job)) * size * (queries + keys)
     if memory_facts(job.framework).rotated and attention.latent is None and model.position == "rope":
         inner = inner + widths.saved * size * (queries + keys)
     return projected + inner + scores, scores
@@ -335,6 +343,31 @@ def _widest_projection(model: Model, layer: Layer) -> int:
     if attention is not None:
         mixed += attention.query_width + attention.key_width + attention.value_width + attention.out_width
     return mixed
+
+
+def _magnitude_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return what the lengths of rows that PEFT's DoRA trains need for their gradients: of each matrix the frozen
+    product and the adapter's (peft/tuners/lora/dora.py 0.21: `DoraLinearLayer.forward`)."""
+    total = np.zeros(len(shard.tp))
+    for matrix in _dora_of_peft(model, layer, job):
+        cut = shard.tp if matrix.split == "outputs" else 1
+        total = total + 2.0 * widths_of(job).saved * tokens(shard, job) * matrix.copies * matrix.outputs / cut
+    return total
+
+
+def _norm_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return what PEFT's DoRA has at a time to find the lengths of a matrix' rows, of the largest: an identity of its
+    inputs, the adapter's product with it, that scaled, and the sum with the frozen weights."""
+    sizes = [
+        matrix.inputs * (matrix.inputs + 3.0 * matrix.outputs) / split_ways(matrix, shard)
+        for matrix in _dora_of_peft(model, layer, job)
+    ]
+    return np.asarray(widths_of(job).saved * np.max(np.stack([np.zeros(len(shard.tp)), *sizes]), axis=0))
+
+
+def _dora_of_peft(model: Model, layer: Layer, job: Job) -> list[Matrix]:
+    peft = job.framework in PEFT and job.adapter is not None and job.adapter.dora
+    return adapted(model, layer, job.adapter) if peft and job.adapter is not None else []
 
 
 def _dequantised_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:

@@ -46,6 +46,7 @@ def state_bytes(
     ends: Array | float = 0.0,
     replicated: Array | float = 0.0,
     tower: Array | float = 0.0,
+    unsharded: Array | bool = False,
 ) -> StateBytes:
     """Return the bytes of weights, gradients and optimizer state, for parameters held by a GPU before data-parallel
     sharding.
@@ -59,7 +60,8 @@ def state_bytes(
 
     Frozen weights have no gradients and no state, and so no master weight either: of these a rank keeps its shard as
     they are. `replicated` are the weights of adapters that a GPU has beyond its part of all, `tower` those of a frozen
-    tower, which count nowhere else.
+    tower, which count nowhere else. `unsharded` says that gradients are whole until the last micro-batch, in the type
+    that is sent. Under FSDP2's ZeRO-2 shards that are no masters stay beside the weights that are gathered from them.
     """
     full, facts = job.precision == "fp32", memory_facts(job.framework)
     weight, gradient, frozen = weight_bytes(job), gradient_bytes(job), frozen_bytes(job)
@@ -78,9 +80,13 @@ def state_bytes(
         shard, opened = shard + still * kept + wider / dense_ranks, opened + still * open_at_once
     unchanged = (frozen or weight) * tower
     whole, shard = whole + unchanged, shard + unchanged / dense_ranks
+    beside = (sharding == ZERO2) & (facts.shard_weight == 0.0)
+    whole = whole + beside * (shard - sharded * own_shard * (job.masters and not full))
     weights = np.where(sharding == ZERO3, (1.0 - weights_away) * shard + opened, whole)
     staying, leaving = gradient * sharded * (1.0 - gradients_away), passing * share * reduced
-    gradients = np.where(sharding >= ZERO2, staying + leaving, gradient * total)
+    staying, leaving = np.where(unsharded, 0.0, staying), np.where(unsharded, 0.5, 1.0) * leaving
+    waiting = np.where(unsharded, widths_of(job).gradient_reduction * total, 0.0)
+    gradients = np.where(sharding >= ZERO2, staying + waiting + leaving, gradient * total)
     on_their_way = opened * (sharding == ZERO3) + leaving * (sharding >= ZERO2)
     apart = share * ends_width(job)
     updated = np.where(sharding == UNSHARDED, total, sharded)
@@ -172,14 +178,16 @@ def head_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) ->
 
 
 def gathered_head_bytes(model: Model, job: Job, sharding: Array, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
-    """Return the bytes of the output projection that is gathered while the logits are there, [N]. Before the backward
-    pass the buffer of its gather is there too; in it, the gradient of fp32 logits beside these."""
+    """Return the bytes of the output projection that is gathered while the logits are there, [N], which under ZeRO-2 is
+    among whole weights. Before the backward pass the buffer of its gather is there too; in it, the gradient of fp32
+    logits beside these."""
     if not memory_facts(job.framework).freed:
         return np.zeros(len(tp))
     projection = weight_bytes(job) * model.hidden * model.vocab / tp
     whole = not job.fused_loss and job.options.loss != "chunked"
     later = 2.0 * whole * micro_batch * job.seq_len / cp * model.vocab / tp
-    return np.asarray((projection + np.maximum(projection - later, 0.0)) * (sharding == ZERO3))
+    gathered = projection * (sharding == ZERO3)
+    return np.asarray(gathered + np.maximum(projection - later, 0.0) * (sharding >= ZERO2))
 
 
 def gathered_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints, pp: Ints) -> Floats:

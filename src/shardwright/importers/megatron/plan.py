@@ -239,10 +239,10 @@ def _optimizer(flags: Flags, name: str) -> OptimizerPlan:
 
 
 def options_of(flags: Flags, model: Model, job: Job, optimizer: OptimizerPlan) -> Options:
-    """Return the options that arguments say and that their framework is priced by. Modules that the model has not are
-    left out: they recompute nothing."""
+    """Return the job's options with those that arguments say and that their framework is priced by. Modules that the
+    model has not are left out: they recompute nothing."""
     able = framework_rows()[job.framework]["options"].split()
-    return Options(**{name: value for name, value in _said(flags, model, job, optimizer) if name in able})
+    return replace(job.options, **{name: value for name, value in _said(flags, model, job, optimizer) if name in able})
 
 
 def recomputes(flags: Flags, model: Model) -> bool:

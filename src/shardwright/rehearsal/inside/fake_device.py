@@ -87,6 +87,9 @@ class Stream:
     def query(self) -> bool:
         return True
 
+    def is_capturing(self) -> bool:
+        return False
+
     def record_event(self, event: Event | None = None) -> Event:
         return event or Event()
 
@@ -167,6 +170,8 @@ def install(meter: Meter, gpu: dict[str, Any]) -> None:
         for name, value in replaced.items():
             if holder is torch.cuda or hasattr(holder, name):
                 setattr(holder, name, value)
+    accelerator: Any = torch.accelerator
+    accelerator.current_stream = _answering(stream)
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         setattr(torch.cuda.nvtx, name, _answering(0))
     internal: Any = torch._C

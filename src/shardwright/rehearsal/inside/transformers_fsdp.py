@@ -3,7 +3,9 @@
 Layers are sharded one by one, the embedding, and final norm and head together, which stay gathered; masters and
 optimizer state are fp32, and with bf16 parameters are gathered and gradients reduced in bf16 (`fsdp2_prepare_model` of
 accelerate/utils/fsdp_utils.py, `set_mixed_precision` of accelerate/utils/dataclasses.py); AdamW's fused kernel,
-and gradients are clipped (`optim` and `max_grad_norm` of transformers/training_args.py).
+and gradients are clipped (`optim` and `max_grad_norm` of transformers/training_args.py). Beside frozen weights, which
+are loaded in the type of the passes and sharded with their layers, PEFT's adapters are fp32 (`autocast_adapter_dtype`
+of peft/mapping_func.py 0.21).
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
     """Run two steps of a rank, of which the second is measured: Adam's state appears in the first."""
     model, transformers = _model(question)
     sharded = _sharded(model, question, meter)
-    optimizer = torch.optim.AdamW(sharded.parameters(), lr=1e-4, fused=True)
+    trained = [parameter for parameter in sharded.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
     meter.mark(PARAMETERS, sharded.parameters())
     for _ in range(2):
         meter.begin_step()
@@ -34,7 +37,7 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
         meter.mark(STATE, (value for state in optimizer.state.values() for value in state.values()))
     return {
         "shims": {}, "choices": ["optimizer: torch.optim.AdamW(fused=True)", f"transformers {transformers}"],
-        "masters": question["precision"] != "fp32",
+        "masters": question["precision"] != "fp32" and question["adapter"] is None,
     }  # fmt: skip
 
 
@@ -52,11 +55,24 @@ def _model(question: dict[str, Any]) -> tuple[Any, str]:
     masks.is_tracing = lambda *_: False  # fake tensors look like a trace, where attention gets a mask and repeats keys
     fields = dict(question["config"])
     config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+    dtype = torch.float32 if question["adapter"] is None else DTYPES[question["precision"]]
     with torch.device("cuda"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        if question["adapter"] is not None:
+            model = _adapted(model, question["adapter"])
     if question["recompute"]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train(), transformers.__version__
+
+
+def _adapted(model: Any, fields: dict[str, Any]) -> Any:
+    """Return a model with PEFT's adapters beside its frozen weights."""
+    if importlib.util.find_spec("peft") is None:
+        raise Refused("peft", "is not installed where the trainer is to run", "pip install peft")
+    import peft
+
+    peft_config = peft.LoraConfig(**{name: value for name, value in fields.items() if name != "peft_type"})
+    return peft.get_peft_model(model, peft_config)
 
 
 def _sharded(model: Any, question: dict[str, Any], meter: Meter) -> Any:
@@ -71,10 +87,11 @@ def _sharded(model: Any, question: dict[str, Any], meter: Meter) -> Any:
     meter.label(mesh.get_group(), "gradient")
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype)
     options = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": question["sharding"] == "zero3"}
-    for layer in model.model.layers:
+    inner = model.get_base_model().model if question["adapter"] is not None else model.model
+    for layer in inner.layers:
         fully_shard(layer, **options)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    tail = [model.model.norm, head]
+    tail = [inner.norm, head]
     if embedding.weight is head.weight:
         tail.insert(1, embedding)
     else:
@@ -92,8 +109,10 @@ def _replicated(model: Any, meter: Meter) -> Any:
 
 def _step(model: Any, optimizer: Any, question: dict[str, Any], meter: Meter) -> None:
     size, count = int(question["micro_batch"]), int(question["micro_batches"])
-    for _ in range(count):
+    for number in range(count):
         meter.phase = "forward"
+        if question["whole_until_last"]:  # `no_sync` of accelerate/accelerator.py
+            model.set_requires_gradient_sync(number == count - 1)
         tokens = torch.zeros(size, int(question["seq_len"]), dtype=torch.int64, device="cuda")
         with torch.autocast("cuda", DTYPES[question["precision"]], enabled=question["precision"] != "fp32"):
             loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss

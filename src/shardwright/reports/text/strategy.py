@@ -112,6 +112,7 @@ OPTION_NAMES = {
     "dispatcher": "tokens sent by",
     "master_weights": "master weights",
     "activation_offload": "offloaded to the host:",
+    "gradient_sync": "sharded gradients summed in micro-batches:",
 }
 
 

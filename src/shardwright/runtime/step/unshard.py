@@ -59,7 +59,7 @@ class Unsharding:
     def reached(self, unit: int) -> None:
         """Have the weights of a unit there, of those that are kept apart no others, and the next ones on their way."""
         going_back = torch._C._current_graph_task_id() != OUTSIDE
-        self._have(unit, None if going_back else self._next.get(unit))
+        self._have(unit, (self._before if going_back else self._next).get(unit))
 
     def leaves(self, unit: int, x: torch.Tensor) -> None:
         """Note the output of a unit: as soon as its gradient is there, the backward pass has reached the unit."""

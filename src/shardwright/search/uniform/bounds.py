@@ -15,7 +15,8 @@ import numpy as np
 from shardwright.arrays import Floats, Ints, bits_of, packed
 from shardwright.cost.context import Context, LayerRows, ShardIndex
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.iteration.footprint import HeldParameters, floor_bytes, micro_batches, most_room
+from shardwright.cost.iteration.footprint import HeldParameters, floor_bytes, most_room
+from shardwright.cost.iteration.gathers import micro_batches, summed_at_last
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.iteration.step import (
     BUCKET_SHARE,
@@ -34,7 +35,7 @@ from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, exposed_secon
 from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.stage.relaxed import fewest_repeated
 from shardwright.cost.stage.terms import WHOLE
-from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO3, Layouts, Strategies
+from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Layouts, Strategies
 from shardwright.records import record
 from shardwright.search.space.expand import Axes, layer_variants
 
@@ -90,7 +91,7 @@ def _sum(running: Floats, row: Ints, start: Ints | int, end: Ints | int) -> Floa
 
 def _pipeline(context: Context, rows: Strategies, shards: LayerRows, split: _Split, layers: Ints) -> Floats:
     """Return a bound of the pipeline's time with `layers` layers of each virtual stage recomputed."""
-    table, row, count = shards.table, shards.row, micro_batches(context, rows)
+    table, row, count = shards.table, shards.row, micro_batches(context.job, rows)
     ends = context.layer_count + 2
     running = table.forward + table.backward
     again = _sum(table.forward, row, 1, ends - 1) / context.layer_count
@@ -190,7 +191,7 @@ def _layers_to_recompute(context: Context, rows: Strategies, shards: LayerRows, 
     table, row = shards.table, shards.row
     kept = table.kept[row, :, 2] - table.kept[row, :, 1]
     dense, expert, embedding = _sum(table.dense, row, 1, 2), _sum(table.expert, row, 1, 2), _sum(table.dense, row, 0, 1)
-    count, fewest = micro_batches(context, rows), np.zeros(len(rows), dtype=np.int64)
+    count, fewest = micro_batches(context.job, rows), np.zeros(len(rows), dtype=np.int64)
     held = np.stack([split.first + (rows.vpp - 1) * split.share + split.on_first, split.share])
     rooms = most_room(context, rows, shards, dense * held + np.stack([embedding, 0.0 * embedding]), expert * held)
     for rank, room in enumerate(rooms):
@@ -253,11 +254,14 @@ def _tail(context: Context, rows: Strategies, shards: LayerRows, split: _Split) 
 
 
 def _fully_sharded(context: Context, rows: Strategies, times: StageTimes, dense: Floats, expert: Floats) -> Floats:
-    """Return the least that ZeRO-2 adds on a rank (ZeRO-3 adds more): a reduce-scatter in each micro-batch."""
+    """Return the least that ZeRO-2 adds on a rank (ZeRO-3 adds more): a reduce-scatter in each micro-batch, or in the
+    last one alone."""
     width = trained_share(context.model, context.job) * widths_of(context.job).gradient_reduction
     once = both_gather_seconds(context.links, data_parallel(context, rows), dense, expert, width)[:, 0]
     exposed = exposed_seconds(once, BUCKET_SHARE * times.backward[:, 0, 0])
-    return np.asarray(micro_batches(context, rows) * exposed)
+    sharded = replace(rows, sharding=np.full(len(rows), ZERO2))
+    count = np.where(summed_at_last(context.job, sharded), 1, micro_batches(context.job, rows))
+    return np.asarray(count * exposed)
 
 
 def distinct_shards(rows: Layouts) -> Layouts:

@@ -1,0 +1,72 @@
+"""The messages of data parallelism that the account of time counts, held against how often trainers send them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.cost.samples import context, llama, pool, row
+
+from shardwright.cost.context import Context, layer_rows
+from shardwright.cost.frameworks.widths import widths_of
+from shardwright.cost.iteration import step
+from shardwright.cost.iteration.footprint import held_parameters
+from shardwright.cost.iteration.gathers import micro_batches
+from shardwright.cost.stage.exact import of_pipelines
+from shardwright.cost.strategies import ZERO2, Strategies, boundaries, strategies
+from shardwright.spec.job import Job
+from shardwright.spec.options import Options
+
+FRAMEWORKS = ("fsdp", "torchtitan", "deepspeed", "megatron", "train")
+SEQUENCE = 128
+NORMS = 0.002  # which tensor parallelism does not cut
+
+
+def sent(where: Context, rows: Strategies) -> float:
+    """Return the bytes that one GPU gathers of weights and sums of gradients in a step, where a byte takes a second and
+    nothing runs beside it."""
+    shards = layer_rows(where, rows)
+    starts = boundaries(where.layer_count, int(rows.pp[0]), rows.first_layers, rows.last_layers)
+    stages = of_pipelines(shards.row, starts, where.layer_count)
+    nothing = np.zeros(stages.low.shape)
+    in_passes = sum(step.sharded_weight_seconds(where, rows, shards.table, stages, nothing, nothing))
+    times = step.StageTimes(forward=nothing[:, None], backward=nothing[:, None], recompute=nothing[:, None])
+    held = held_parameters(where, rows, shards, starts)
+    tails = sum(step.reduction_tails(where, rows, times, held.dense, held.expert))
+    return float((micro_batches(where.job, rows) * in_passes + tails)[0, 0])
+
+
+def passes(framework: str, sharding: int, count: int, *, tied: bool, last: bool) -> tuple[tuple[float, ...], float]:
+    """Return how often a trainer gathers the embedding, its layers and its head in a step of `count` micro-batches, a
+    tied projection as part of the embedding, and how often it sums gradients."""
+    sums = count if sharding >= ZERO2 and not last else 1 if sharding else 2
+    if sharding < ZERO2 or (sharding == ZERO2 and framework not in ("fsdp", "torchtitan")):
+        return (float(sharding > 0),) * 3, sums
+    if sharding == ZERO2:
+        return (count * (1 + (tied and framework == "torchtitan")), count, count), sums
+    stays = {"fsdp": (1 if tied else 2, 2, 1), "train": (3 if tied else 2, 2, 1)}.get(framework)
+    ends = stays or (4 if tied else 2, 2, 2)
+    once_less = count - 1 if framework == "train" else 0
+    return (count * ends[0] - once_less, count * 2, count * ends[2]), sums
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_step_sends_what_is_priced(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "gather_seconds", lambda links, group, size_bytes: np.asarray(size_bytes))
+    draw = random.Random(seed)
+    framework, sharding, count = draw.choice(FRAMEWORKS), draw.randrange(4), draw.randint(1, 4)
+    tied, tp = draw.random() < 0.5, draw.choice((1, 2))
+    last = framework == "fsdp" and sharding >= ZERO2 and draw.random() < 0.5
+    model = replace(llama(3, 512, 8, 8, 1024, 4096), tied_embeddings=tied)
+    options = Options(gradient_sync="last" if last else None)
+    job = Job(global_batch=4 * count, seq_len=SEQUENCE, framework=framework, options=options)
+    where = context(model, pool(1, 8), job)
+    rows = strategies([row(where, tp=tp, dp=4, micro_batch=1, sharding=sharding)])
+    gathers, sums = passes(framework, sharding, count, tied=tied, last=last)
+    ends = np.array([model.embedding_parameters, model.head_parameters]) / tp
+    held = np.array([ends[0], model.parameters / tp - ends.sum(), ends[1]])
+    widths = widths_of(job)
+    expected = widths.weight_gather * np.dot(gathers, held) + widths.gradient_reduction * sums * held.sum()
+    assert sent(where, rows) == pytest.approx(expected, rel=NORMS)

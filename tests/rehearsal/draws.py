@@ -1,0 +1,126 @@
+"""Plans drawn at random for rehearsals, and how far the account is from what they took:
+
+    python -m tests.rehearsal.draws [--trainer fsdp|train] [--seeds 0 40]
+
+prints each distance, and for each trainer the median, the 90th percentile and the worst.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+import shardwright
+from shardwright.plans.plan import Plan
+from shardwright.rehearsal.document import RankRehearsal
+from shardwright.rehearsal.rehearse import rehearse
+from shardwright.search.space.axes import parse_pins
+from shardwright.spec.adapter import Adapter, parse_adapter
+from shardwright.spec.model import Model
+
+MODELS = ("llama-3-8b", "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "mistral-7b-v0.3", "llama-3.2-1b", "qwen3-0.6b")
+RECOMPUTE = ("none", "uniform recompute_layers=1")
+TARGETS = ("linear", "attention", "q_proj+v_proj")
+
+
+def of_fsdp(seed: int) -> Plan:
+    """Return a plan of a few layers of a model on 2 to 16 GPUs, with adapters in every third."""
+    draw = random.Random(seed)
+    model, gpus = _model(draw, 4, 8), draw.choice((2, 4, 8, 16))
+    micro_batch, length = draw.choice((1, 1, 2)), draw.choice((1024, 2048, 4096, 8192))
+    times = draw.choice((1, 2, 3))
+    pins = {
+        "sharding": draw.choice(("zero2", "zero3")), "recompute": draw.choice(RECOMPUTE), "micro_batch": micro_batch,
+        "gradient_sync": draw.choice(("every", "last")), "dp": gpus, "offload": 0,
+    }  # fmt: skip
+    adapter = None
+    if draw.random() < 1 / 3:
+        adapter = parse_adapter(
+            f"{draw.choice(('lora', 'lora', 'dora'))}:{draw.choice((8, 16, 64))}", draw.choice(TARGETS)
+        )
+    return _best(model, "fsdp", gpus, length, gpus * micro_batch * times, pins | {"tp": 1, "pp": 1}, adapter)
+
+
+def of_train(seed: int) -> Plan:
+    """Return a plan of `train` of any degrees on eight GPUs."""
+    draw = random.Random(seed)
+    tp, pp = draw.choice(((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4), (2, 4)))
+    micro_batch, length = draw.choice((1, 1, 2)), draw.choice((1024, 2048, 4096))
+    model = _model(draw, 4, 8) if pp == 1 else _model(draw, 8, 8)
+    dp = 8 // (tp * pp)
+    sharding = draw.choice(("none", "zero1", "zero2", "zero3") if pp == 1 else ("none", "zero1"))
+    pins = {
+        "tp": tp, "pp": pp, "dp": dp, "micro_batch": micro_batch, "offload": 0,
+        "sharding": sharding if dp > 1 else "none", "recompute": draw.choice((*RECOMPUTE, "selective")),
+    }  # fmt: skip
+    return _best(model, "train", 8, length, dp * micro_batch * pp * draw.choice((1, 2)), pins)
+
+
+DRAWS: Mapping[str, Callable[[int], Plan]] = {"fsdp": of_fsdp, "train": of_train}
+SKIPPED = {
+    "train": "is 18 to 24 % low on short sequences (docs/how-to-rehearse.md)",
+    "torchtitan": "is not rehearsed yet", "megatron": "needs an environment of its own",
+}  # fmt: skip
+
+
+def _model(draw: random.Random, fewest: int, most: int) -> Model:
+    model = shardwright.load_model(draw.choice(MODELS))
+    return replace(model, layers=model.layers[: draw.randint(fewest, most)])
+
+
+def _best(
+    model: Model,
+    framework: str,
+    gpus: int,
+    length: int,
+    batch: int,
+    pins: Mapping[str, object],
+    adapter: Adapter | None = None,
+) -> Plan:
+    job = replace(shardwright.make_job(global_batch=batch, seq_len=length, framework=framework), adapter=adapter)
+    cluster = shardwright.load_cluster(f"{-(-gpus // 8)}x{min(gpus, 8)}xH200-SXM")
+    words = " ".join(f"{name}={value}" for name, value in pins.items())
+    return shardwright.plan(model, cluster, job, space=parse_pins(f"cp=1 {words}".split()), top=1).best
+
+
+def setting(plan: Plan) -> str:
+    """Return in a few words what of a plan was drawn."""
+    stage, replica = plan.replicas[0].stages[0], plan.replicas[0]
+    adapter = f", {plan.job.adapter.name} beside {'+'.join(plan.job.adapter.targets)}" if plan.job.adapter else ""
+    gathered = f", gradients summed in {plan.job.options.gradient_sync}" if plan.job.options.gradient_sync else ""
+    return (
+        f"{plan.model.name}, {len(plan.model.layers)} layers, tp {stage.tensor_parallel} pp {len(replica.stages)} dp"
+        f" {plan.data_parallel}, {plan.optimizer.sharding}, {stage.recompute.granularity}, {plan.job.seq_len} tokens,"
+        f" {replica.micro_batches} x {plan.micro_batch}{adapter}{gathered}"
+    )
+
+
+def first_rank(plan: Plan) -> RankRehearsal:
+    """Return the rehearsal of rank 0."""
+    return rehearse(plan, rank=[0]).ranks[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trainer", choices=[*DRAWS], action="append")
+    parser.add_argument("--seeds", type=int, nargs=2, default=(0, 40), metavar=("FIRST", "END"))
+    arguments = parser.parse_args()
+    for trainer in arguments.trainer or DRAWS:
+        distances = []
+        for seed in range(*arguments.seeds):
+            plan = DRAWS[trainer](seed)
+            rank = first_rank(plan)
+            distances.append(rank.difference)
+            flops = rank.expected.flops / rank.figures["flops"] - 1.0
+            print(f"{trainer} {seed}: {rank.difference:+.2%}, FLOPs {flops:+.2%}; {setting(plan)}", flush=True)
+        sizes = np.abs(distances)
+        middle, high = np.quantile(sizes, (0.5, 0.9))
+        print(f"| {trainer} | {len(sizes)} | {middle:.2%} | {high:.2%} | {sizes.max():.2%} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
