@@ -186,6 +186,11 @@ def _split(ranks: int, virtual_stages: int, micro_batches: int) -> Order:
     )  # fmt: skip
 
 
+def order_of_schedule(kind: str, ranks: int, virtual_stages: int, micro_batches: int) -> Order:
+    """Return the order of a pipeline's schedule by its name in plans (`plans.plan.Schedule`)."""
+    return (zero_bubble if kind == "zero-bubble" else interleaved)(ranks, virtual_stages, micro_batches)
+
+
 def warmup_forwards(ranks: Ints | int, virtual_stages: Ints | int, rank: Ints | int) -> Ints:
     """Return how many forwards a rank runs before its first pair, if there are enough micro-batches (elementwise)."""
     p, v, i = np.asarray(ranks), np.asarray(virtual_stages), np.asarray(rank)

@@ -233,7 +233,8 @@ def _tail(context: Context, rows: Strategies, shards: LayerRows, split: _Split) 
     slowdown = slowdown + context.software.pass_seconds * rows.vpp
     forward = (on_rank(table.forward, np.maximum) + slowdown[:, None])[:, None]
     backward = (on_rank(table.backward, np.maximum) + slowdown[:, None])[:, None]
-    times = StageTimes(forward=forward, backward=backward, recompute=np.zeros_like(forward))
+    nothing = np.zeros_like(forward)
+    times = StageTimes(forward=forward, backward=backward, recompute=nothing, weights=nothing)
     least = np.full(len(rows), np.inf)
     for sharding in (UNSHARDED, ZERO1):
         code = np.full(len(rows), sharding, dtype=np.int64)
