@@ -51,14 +51,13 @@ def _pipelines(random: Random, count: int) -> Plan:
     gathers = (plan.optimizer.distributed and grad_reduce) or random.random() < 0.1
     overlap = Overlap(grad_reduce=grad_reduce, param_gather=gathers and random.random() < 0.5)
     plan = _with_job(random, replace(plan, overlap=overlap))
-    return _with_zero_bubble(random, plan) if random.random() < 0.25 else plan
+    staged = any(len(item.stages) > 1 for item in plan.replicas)
+    return _with_zero_bubble(plan) if staged and random.random() < 0.25 else plan
 
 
-def _with_zero_bubble(random: Random, plan: Plan) -> Plan:
-    """The plan with gradients of weights apart, mostly without what rules that out."""
+def _with_zero_bubble(plan: Plan) -> Plan:
+    """The plan with gradients of weights apart, without what rules that out."""
     plan = replace(plan, schedule=replace(plan.schedule, kind="zero-bubble"))
-    if random.random() < 0.2:
-        return plan
     replicas = [
         replace(item, stages=tuple(replace(stage, recompute=Recompute()) for stage in item.stages))
         for item in plan.replicas
