@@ -22,7 +22,7 @@ from shardwright.cost.strategies import UNSHARDED, ZERO3
 from shardwright.errors import Problem
 from shardwright.plans.check import position_problems
 from shardwright.spec.images import trained_parameters
-from shardwright.spec.job import PARTS, Job
+from shardwright.spec.job import Job, Part
 from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface import model_of_config
 from shardwright.spec.read.job import make_job
@@ -37,6 +37,7 @@ VISION: dict[str, Any] = {
     "num_attention_heads": 4, "image_size": 56, "patch_size": 14, "vision_use_head": False,
 }  # fmt: skip
 OFTEN = [("vision", "language"), ("projector",)]
+PARTS: tuple[Part, ...] = ("vision", "projector", "language")
 RARELY = [parts for count in range(len(PARTS)) for parts in combinations(PARTS, count) if parts not in OFTEN]
 ONES, NO = np.ones(1, dtype=np.int64), np.zeros(1, dtype=bool)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.cost.orders import gpipe, order_of_work
 from tests.nightly import examples, nightly
 
-from shardwright.cost.pipeline.schedule import Order, interleaved, one_f_one_b
+from shardwright.cost.pipeline.schedule import Order, interleaved, one_f_one_b, zero_bubble
 from shardwright.cost.pipeline.simulate import folded, simulate, timeline
 from shardwright.errors import SpecError
 
@@ -19,19 +19,25 @@ SHAPES = st.one_of(
     st.tuples(st.just("interleaved"), st.integers(1, 5), st.integers(2, 4), st.integers(1, 9)).map(
         lambda shape: (*shape[:3], shape[1] * shape[3])
     ),
+    st.tuples(st.just("zero bubble"), st.integers(1, 6), st.just(1), st.integers(1, 90)),
+    st.tuples(st.just("zero bubble"), st.integers(1, 5), st.integers(2, 4), st.integers(1, 9)).map(
+        lambda shape: (*shape[:3], shape[1] * shape[3])
+    ),
 )
 
 
 def order_of(kind: str, ranks: int, virtual: int, micro_batches: int) -> Order:
     if kind == "gpipe":
         return gpipe(ranks, micro_batches)
+    if kind == "zero bubble":
+        return zero_bubble(ranks, virtual, micro_batches)
     return one_f_one_b(ranks, micro_batches) if kind == "1f1b" else interleaved(ranks, virtual, micro_batches)
 
 
 def megatron_order(kind: str, ranks: int, virtual: int, micro_batches: int, rank: int) -> list[tuple[str, int, int]]:
     """The order of one rank, written as the loops that a training framework runs."""
     forwards, backwards = [], []
-    group = ranks if kind == "interleaved" else 1
+    group = ranks if virtual > 1 else 1
     for begin in range(0, micro_batches, group):
         for chunk in range(virtual):
             for m in range(begin, begin + group):
@@ -41,15 +47,18 @@ def megatron_order(kind: str, ranks: int, virtual: int, micro_batches: int, rank
         "gpipe": len(forwards),
         "1f1b": ranks - rank - 1,
         "interleaved": (ranks - rank - 1) * 2 + (virtual - 1) * ranks,
+        "zero bubble": ranks - rank - 1 + (virtual - 1) * ranks,
     }[kind]
     warmup = min(warmup, len(forwards))
     result = forwards[:warmup]
-    for k in range(len(forwards) - warmup):
-        result += [forwards[warmup + k], backwards[k]]
-    return result + backwards[len(forwards) - warmup :]
+    weights = [("W", stage, m) for _, stage, m in backwards] if kind == "zero bubble" else []
+    for k in range(len(forwards)):
+        result += [*forwards[warmup + k : warmup + k + 1], backwards[k]]
+        result += weights[k - rank : k - rank + 1] if k >= rank else []
+    return result + (weights[-rank:] if len(weights) >= rank > 0 else weights if rank else [])
 
 
-def reference(orders, ranks, forward, backward, transfer, blocking):
+def reference(orders, ranks, forward, backward, transfer, blocking, weights=None):
     """Run every rank in turn as far as it gets; ends of all operations by name."""
     stages = len(forward)
     ends: dict[tuple[str, int, int], float] = {}
@@ -58,7 +67,7 @@ def reference(orders, ranks, forward, backward, transfer, blocking):
         for r in range(ranks):
             while at[r] < len(orders[r]):
                 kind, stage, m = orders[r][at[r]]
-                before = stage - 1 if kind == "F" else stage + 1
+                before = {"F": stage - 1, "B": stage + 1, "W": -1}[kind]
                 start = free[r]
                 if 0 <= before < stages:
                     if (kind, before, m) not in ends:
@@ -69,8 +78,10 @@ def reference(orders, ranks, forward, backward, transfer, blocking):
                     start = max(start, arrived)
                 elif kind == "B":
                     assert ("F", stage, m) in ends
-                length = forward[stage] if kind == "F" else backward[stage]
-                after = stage + 1 if kind == "F" else stage - 1
+                elif kind == "W":
+                    assert ("B", stage, m) in ends
+                length = {"F": forward, "B": backward, "W": weights}[kind][stage]
+                after = {"F": stage + 1, "B": stage - 1, "W": -1}[kind]
                 if blocking and 0 <= after < stages:
                     length += transfer[min(stage, after)]
                 free[r] = ends[kind, stage, m] = start + length
@@ -87,12 +98,14 @@ def times_of(seed: int, candidates: int, stages: int, *, slow_links: float = 1.0
 @pytest.mark.parametrize(
     ("kind", "ranks", "virtual", "micro_batches"),
     [("1f1b", 4, 1, 9), ("1f1b", 5, 1, 3), ("1f1b", 3, 1, 100), ("gpipe", 4, 1, 6), ("gpipe", 1, 1, 3),
-     ("interleaved", 4, 2, 4), ("interleaved", 3, 3, 24), ("interleaved", 2, 4, 40), ("interleaved", 1, 3, 5)],
+     ("interleaved", 4, 2, 4), ("interleaved", 3, 3, 24), ("interleaved", 2, 4, 40), ("interleaved", 1, 3, 5),
+     ("zero bubble", 4, 1, 9), ("zero bubble", 5, 1, 3), ("zero bubble", 3, 1, 100), ("zero bubble", 3, 3, 24),
+     ("zero bubble", 4, 2, 4), ("zero bubble", 1, 1, 4), ("zero bubble", 1, 3, 5)],
 )  # fmt: skip
 def test_orders_are_those_of_the_frameworks(kind, ranks, virtual, micro_batches):
     order = order_of(kind, ranks, virtual, micro_batches)
     for rank in range(ranks):
-        work = [("FB"[kind_], stage, m) for kind_, stage, m in order.operations(rank)]
+        work = [("FBW"[kind_], stage, m) for kind_, stage, m in order.operations(rank)]
         assert work == megatron_order(kind, ranks, virtual, micro_batches, rank)
 
 
@@ -101,13 +114,15 @@ def test_orders_are_those_of_the_frameworks(kind, ranks, virtual, micro_batches)
     shape=SHAPES, seed=st.integers(0, 2**32 - 1), slow=st.sampled_from([0.0, 0.1, 1.0, 20.0]), blocking=st.booleans()
 )
 def test_agrees_with_the_reference(shape, seed, slow, blocking):
-    _, ranks, virtual, _ = shape
+    kind, ranks, virtual, _ = shape
     times = times_of(seed, 3, ranks * virtual, slow_links=slow)
-    result = simulate(order_of(*shape), *times, blocking=blocking)
+    weights = times_of(seed + 1, 3, ranks * virtual)[0] if kind == "zero bubble" else None
+    result = simulate(order_of(*shape), *times, weights, blocking=blocking)
     orders = [megatron_order(*shape, rank) for rank in range(ranks)]
     for n in range(3):
         forward, backward, transfer = (t[n] for t in times)
-        ends = reference(orders, ranks, forward, backward, transfer, blocking)
+        apart = None if weights is None else weights[n]
+        ends = reference(orders, ranks, forward, backward, transfer, blocking, apart)
         finish = [max(end for (_, stage, _), end in ends.items() if stage % ranks == rank) for rank in range(ranks)]
         np.testing.assert_allclose(result.finish_seconds[n], finish, rtol=1e-12)
         np.testing.assert_allclose(result.makespan_seconds[n], max(finish), rtol=1e-12)
@@ -116,7 +131,13 @@ def test_agrees_with_the_reference(shape, seed, slow, blocking):
 @pytest.mark.parametrize("blocking", [False, True])
 @pytest.mark.parametrize(
     ("kind", "ranks", "virtual", "micro_batches"),
-    [("1f1b", 4, 1, 700), ("1f1b", 9, 1, 400), ("interleaved", 3, 2, 300)],
+    [
+        ("1f1b", 4, 1, 700),
+        ("1f1b", 9, 1, 400),
+        ("interleaved", 3, 2, 300),
+        ("zero bubble", 6, 1, 500),
+        ("zero bubble", 3, 2, 300),
+    ],
 )
 def test_skipping_periods_changes_nothing(kind, ranks, virtual, micro_batches, blocking):
     order = order_of(kind, ranks, virtual, micro_batches)
@@ -126,8 +147,9 @@ def test_skipping_periods_changes_nothing(kind, ranks, virtual, micro_batches, b
     for slow in (0.0, 0.2, 5.0):
         forward = np.where(rng.random((40, 1)) < 0.5, 1.0, rng.uniform(0.5, 2.0, (40, ranks * virtual)))
         times = forward, 2 * forward, slow * rng.uniform(0.5, 1.0, (40, ranks * virtual - 1))
-        every_step = simulate(order.expanded(), *times, blocking=blocking)
-        skipped = simulate(order, *times, blocking=blocking)
+        weights = forward * rng.uniform(0.5, 1.5, (40, 1)) if kind == "zero bubble" else None
+        every_step = simulate(order.expanded(), *times, weights, blocking=blocking)
+        skipped = simulate(order, *times, weights, blocking=blocking)
         np.testing.assert_allclose(skipped.finish_seconds, every_step.finish_seconds, rtol=1e-12)
 
 
@@ -209,11 +231,12 @@ def test_blocking_sends_are_busy_time_and_cost_at_least_as_much():
 @settings(max_examples=examples(40), deadline=None)
 @given(shape=SHAPES, seed=st.integers(0, 2**32 - 1), blocking=st.booleans())
 def test_timeline_holds_every_operation_at_its_time(shape, seed, blocking):
-    _, ranks, virtual, _ = shape
+    kind, ranks, virtual, _ = shape
     times = tuple(t[0] for t in times_of(seed, 1, ranks * virtual))
-    trace = timeline(order_of(*shape), *times, blocking=blocking)
-    ends = reference([megatron_order(*shape, r) for r in range(ranks)], ranks, *times, blocking)
-    names = ["FB"[k] for k in trace.kind]
+    weights = times_of(seed + 1, 1, ranks * virtual)[0][0] if kind == "zero bubble" else None
+    trace = timeline(order_of(*shape), *times, weights, blocking=blocking)
+    ends = reference([megatron_order(*shape, r) for r in range(ranks)], ranks, *times, blocking, weights)
+    names = ["FBW"[k] for k in trace.kind]
     keys = list(zip(names, trace.virtual_stage.tolist(), trace.micro_batch.tolist(), strict=True))
     assert set(keys) == set(ends)
     assert len(keys) == len(ends)
@@ -259,3 +282,30 @@ def test_bad_schedules_are_refused_with_the_remedy():
         interleaved(4, 2, 6)
     with pytest.raises(SpecError, match="number of micro-batches is 0"):
         one_f_one_b(4, 0)
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 4), (4, 8), (4, 4), (8, 300), (7, 21)])
+def test_equal_stages_of_zero_bubble_have_the_published_bubble(ranks, micro_batches):
+    """(P - 1)(F + B - W), arXiv 2401.10241 table 1, where B and F are alike and W is not longer."""
+    forward, weights = np.array([0.3, 1.0, 5.0]), np.array([0.3, 0.6, 2.0])
+    times = np.tile(forward[:, None], ranks), np.tile(forward[:, None], ranks), np.zeros((3, ranks - 1))
+    result = simulate(zero_bubble(ranks, 1, micro_batches), *times, np.tile(weights[:, None], ranks))
+    expected = micro_batches * (2 * forward + weights) + (ranks - 1) * (2 * forward - weights)
+    np.testing.assert_allclose(result.makespan_seconds, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("ranks", "virtual", "micro_batches"), [(4, 2, 8), (2, 3, 6), (3, 2, 3), (4, 4, 16)])
+def test_zero_bubble_is_the_order_of_pytorch(ranks, virtual, micro_batches):
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    told = schedules.ScheduleInterleavedZeroBubble.__new__(schedules.ScheduleInterleavedZeroBubble)
+    vars(told).update(
+        n_local_stages=virtual, pp_group_size=ranks, microbatches_per_round=ranks, _n_microbatches=micro_batches
+    )
+    names = {"FORWARD": 0, "BACKWARD_INPUT": 1, "BACKWARD_WEIGHT": 2}
+    for rank in range(ranks):
+        theirs = [
+            (names[action.computation_type.name], action.stage_index, action.microbatch_index)
+            for action in told._calculate_single_rank_operations(rank)
+            if action is not None
+        ]
+        assert [tuple(work) for work in zero_bubble(ranks, virtual, micro_batches).operations(rank)] == theirs

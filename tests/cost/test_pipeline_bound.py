@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwright.cost.pipeline.bound import interleaved_lower_bound, lower_bound
-from shardwright.cost.pipeline.schedule import interleaved, one_f_one_b
+from shardwright.cost.pipeline.bound import interleaved_lower_bound, lower_bound, zero_bubble_lower_bound
+from shardwright.cost.pipeline.schedule import interleaved, one_f_one_b, zero_bubble
 from shardwright.cost.pipeline.simulate import folded, simulate
 
 
@@ -47,6 +47,22 @@ def test_bound_of_the_interleaved_schedule_holds_on_ten_thousand_pipelines():
                     free = interleaved_lower_bound(forward, backward, ranks, groups * ranks)
                     assert (bound <= exact * (1 + 1e-12)).all(), (ranks, virtual, groups, blocking)
                     assert (free <= bound * (1 + 1e-12)).all()
+                cases += len(exact)
+    assert cases > 10_000
+
+
+def test_bound_of_zero_bubble_holds_on_ten_thousand_pipelines():
+    rng, cases = np.random.default_rng(22), 0
+    for ranks in range(1, 9):
+        for virtual in (1, 2, 3):
+            for groups in (1, 2, 3, 5):
+                times, weights = random_times(rng, 110, ranks * virtual), random_times(rng, 110, ranks * virtual)[0]
+                order = zero_bubble(ranks, virtual, groups * ranks)
+                for blocking in (False, True):
+                    exact = simulate(order, *times, weights, blocking=blocking).makespan_seconds
+                    forward, backward, transfer = folded(*times) if blocking else times
+                    bound = zero_bubble_lower_bound(forward, backward, weights, ranks, groups * ranks, transfer)
+                    assert (bound <= exact * (1 + 1e-12)).all(), (ranks, virtual, groups, blocking)
                 cases += len(exact)
     assert cases > 10_000
 

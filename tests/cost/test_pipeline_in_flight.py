@@ -6,13 +6,18 @@ import numpy as np
 import pytest
 
 from shardwright.cost.pipeline.in_flight import in_flight, most_live
-from shardwright.cost.pipeline.schedule import BACKWARD, Order, interleaved, one_f_one_b
+from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, WEIGHTS, Order, interleaved, one_f_one_b, zero_bubble
+
+
+def sign_of(kind: int, order: Order) -> int:
+    """Activations live until the whole backward pass is done."""
+    return 1 if kind == FORWARD else -1 if kind == (WEIGHTS if order.kinds == 3 else BACKWARD) else 0
 
 
 def counted(order: Order) -> list[int]:
     peaks = []
     for rank in range(order.ranks):
-        change = [-1 if operation.kind == BACKWARD else 1 for operation in order.operations(rank)]
+        change = [sign_of(operation.kind, order) for operation in order.operations(rank)]
         peaks.append(int(np.cumsum(change).max()))
     return peaks
 
@@ -32,6 +37,13 @@ def test_several_virtual_stages(ranks, virtual, groups):
     assert peaks.tolist() == counted(interleaved(ranks, virtual, groups * ranks))
 
 
+@pytest.mark.parametrize(("ranks", "virtual"), [(1, 1), (4, 1), (7, 1), (2, 2), (4, 3), (8, 3), (3, 5)])
+@pytest.mark.parametrize("groups", [1, 2, 9])
+def test_zero_bubble(ranks, virtual, groups):
+    peaks = in_flight(ranks, virtual, groups * ranks, np.arange(ranks), apart=True)
+    assert peaks.tolist() == counted(zero_bubble(ranks, virtual, groups * ranks))
+
+
 def test_candidates_of_different_shape_go_together():
     shapes = [(4, 1, 2, 0), (4, 1, 64, 1), (4, 2, 8, 3), (8, 3, 8, 0), (1, 1, 5, 0), (16, 2, 16, 7)]
     ranks, virtual, micro_batches, rank = (np.array(column) for column in zip(*shapes, strict=True))
@@ -39,14 +51,15 @@ def test_candidates_of_different_shape_go_together():
     assert in_flight(ranks, virtual, micro_batches, rank).tolist() == expected
 
 
+@pytest.mark.parametrize("schedule", [interleaved, zero_bubble])
 @pytest.mark.parametrize(("ranks", "virtual"), [(1, 1), (5, 1), (2, 2), (3, 4), (4, 2), (8, 3), (3, 5)])
-def test_what_unequal_virtual_stages_hold_is_counted_along_the_order(ranks, virtual):
+def test_what_unequal_virtual_stages_hold_is_counted_along_the_order(ranks, virtual, schedule):
     pick, groups = np.random.default_rng(ranks * 10 + virtual), np.array([1, 2, 3, 4, 9, 1, 2])
     values = pick.lognormal(sigma=1.5, size=(len(groups), virtual, ranks))
-    most = most_live(values, groups * ranks)
+    most = most_live(values, groups * ranks, apart=schedule is zero_bubble)
     for row, count in enumerate(groups.tolist()):
-        order = interleaved(ranks, virtual, count * ranks)
+        order = schedule(ranks, virtual, count * ranks)
         for rank in range(ranks):
-            signs = [(-1 if step.kind == BACKWARD else 1, step.virtual_stage) for step in order.operations(rank)]
+            signs = [(sign_of(step.kind, order), step.virtual_stage) for step in order.operations(rank)]
             held = np.cumsum([sign * values[row, stage // ranks, rank] for sign, stage in signs])
             assert most[row, rank] == pytest.approx(held.max(), rel=1e-12)

@@ -118,7 +118,7 @@ def once_seconds(where: Context, rows: Strategies) -> float:
 )
 def test_gradients_and_updated_weights(job, reduced, gathered):
     none, once = np.zeros((1, 1, 1)), np.ones((1, 1))
-    times = StageTimes(forward=none, backward=none, recompute=none)
+    times = StageTimes(forward=none, backward=none, recompute=none, weights=none)
     for sharding, found in ((UNSHARDED, (2 * reduced, 0.0)), (ZERO1, (reduced, gathered))):
         _, rows = at(job, dp=8, sharding=sharding)
         reduce, gather = exposed_tails(DENSE, job, rows, times, once)

@@ -50,7 +50,20 @@ def _pipelines(random: Random, count: int) -> Plan:
     grad_reduce = random.random() < 0.7
     gathers = (plan.optimizer.distributed and grad_reduce) or random.random() < 0.1
     overlap = Overlap(grad_reduce=grad_reduce, param_gather=gathers and random.random() < 0.5)
-    return _with_job(random, replace(plan, overlap=overlap))
+    plan = _with_job(random, replace(plan, overlap=overlap))
+    staged = any(len(item.stages) > 1 for item in plan.replicas)
+    return _with_zero_bubble(plan) if staged and random.random() < 0.25 else plan
+
+
+def _with_zero_bubble(plan: Plan) -> Plan:
+    """The plan with gradients of weights apart, without what rules that out."""
+    plan = replace(plan, schedule=replace(plan.schedule, kind="zero-bubble"))
+    replicas = [
+        replace(item, stages=tuple(replace(stage, recompute=Recompute()) for stage in item.stages))
+        for item in plan.replicas
+    ]
+    sharding = "zero1" if plan.optimizer.sharding in ("zero2", "zero3") else plan.optimizer.sharding
+    return replace(plan, replicas=tuple(replicas), optimizer=replace(plan.optimizer, sharding=sharding))
 
 
 def _layered(random: Random, count: int) -> Plan:

@@ -101,6 +101,7 @@ def plan_of(
     sharding: Sharding = "none",
     offload: float = 0.0,
     virtual_stages: int = 1,
+    zero_bubble: bool = False,
     precision: str = "fp32",
     cluster: Cluster | None = None,
 ) -> Plan:
@@ -110,7 +111,10 @@ def plan_of(
         job=Job(global_batch=samples, seq_len=SEQ_LEN, precision=precision),
         cluster=cluster or mixed_cluster(),
         micro_batch=micro_batch,
-        schedule=Schedule(kind="interleaved" if virtual_stages > 1 else "1f1b", virtual_stages=virtual_stages),
+        schedule=Schedule(
+            kind="zero-bubble" if zero_bubble else "interleaved" if virtual_stages > 1 else "1f1b",
+            virtual_stages=virtual_stages,
+        ),
         replicas=replicas,
         optimizer=OptimizerPlan(sharding=sharding, offload=offload),
         overlap=Overlap(grad_reduce=True),

@@ -78,6 +78,49 @@ PLANS = {
         ),
         ADAM,
     ),
+    "zero bubble": (
+        plan_of(LLAMA, replica(stage((0, 2)), stage((2, 4)), stage((4, 6)), micro_batches=5), zero_bubble=True),
+        ADAM,
+    ),
+    "zero bubble, two depths, distributed optimizer": (
+        plan_of(LLAMA, *DEEP_AND_FLAT, sharding="zero1", zero_bubble=True),
+        ADAM,
+    ),
+    "zero bubble, virtual stages, tied": (
+        plan_of(
+            GPT2,
+            replica(stage((0, 1), (2, 3)), stage((1, 2), (3, 5)), count=2, micro_batches=4),
+            virtual_stages=2,
+            zero_bubble=True,
+            sharding="zero1",
+        ),
+        ADAM,
+    ),
+    "zero bubble, tp 2 and 1, sequence parallel": (
+        plan_of(
+            SMALL,
+            replica(stage((0, 2), tp=2), stage((2, 4)), micro_batches=3),
+            sequence_parallel=True,
+            zero_bubble=True,
+        ),
+        ADAM,
+    ),
+    "zero bubble, tp 2, all-reduce": (
+        plan_of(SMALL, replica(stage((0, 2), tp=2), stage((2, 4), tp=2), micro_batches=2), zero_bubble=True),
+        ADAM,
+    ),
+    "zero bubble, experts": (
+        plan_of(
+            MIXTURE,
+            replica(stage((0, 1), ep=2), stage((1, 3), ep=2), count=2, micro_batches=3),
+            zero_bubble=True,
+        ),
+        ADAM,
+    ),
+    "zero bubble, fewer micro-batches than stages": (
+        plan_of(LLAMA, replica(stage((0, 2)), stage((2, 4)), stage((4, 6)), micro_batches=2), zero_bubble=True),
+        ADAM,
+    ),
     "gpt2, tied, two depths": (
         plan_of(GPT2, replica(stage((0, 2)), stage((2, 5)), micro_batches=2), replica(stage((0, 5)), micro_batches=1)),
         ADAM,

@@ -196,6 +196,7 @@ def kinds_of(plan: Plan) -> set[object]:
     sharding = plan.optimizer.sharding in ("zero2", "zero3")
     beyond = {
         NotCovered.VIRTUAL_STAGES: plan.schedule.virtual_stages > 1,
+        NotCovered.ZERO_BUBBLE: plan.schedule.weights_apart,
         NotCovered.CONTEXT_OR_EXPERTS: plan.job.framework == OWN
         and any(stage.context_parallel * stage.expert_parallel > 1 for stage in stages),
         NotCovered.SHARDED_GRADIENTS: sharding,

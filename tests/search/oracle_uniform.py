@@ -23,6 +23,8 @@ from shardwright.cost.strategies import (
     ZERO3,
     Strategies,
 )
+from shardwright.files import shipped_table
+from shardwright.spec.model import training_kind
 
 Pins = Mapping[str, tuple[float, ...]]
 Layout = tuple[int, ...]
@@ -184,6 +186,13 @@ def recomputations(context: Context, pins: Pins, layout: Layout, split: tuple[in
     return found
 
 
+def schedules(context: Context, pins: Pins, layout: Layout, recompute: int) -> list[int]:
+    """Whether gradients of weights are apart: `train` does it for plain products of pipelines that recompute nothing."""
+    job = context.job
+    able = job.framework == "train" and job.precision != "fp8" and layout[2] > 1 and recompute == NONE
+    return left(pins, "zero_bubble", [0, 1] if able else [0])
+
+
 def states(context: Context, pins: Pins, layout: Layout) -> list[tuple]:
     """(sharding, offload, overlap of gradient reduction, overlap of weight gathering)"""
     _, cp, pp, dp = layout[:4]
@@ -209,18 +218,26 @@ def size(context: Context, pins: Pins, limit: int) -> int:
     """Return the number of candidates, or some number above `limit`."""
     total = 0
     for layout in layouts(context, pins):
-        total += math.prod(len(choice) for choice in switches(context, pins, layout))
+        total += candidates_of(context, pins, layout)
         if total > limit:
             break
     return total
 
 
+def candidates_of(context: Context, pins: Pins, layout: Layout) -> int:
+    """Return the number of candidates of a layout."""
+    order, layer, move, split, state = switches(context, pins, layout)
+    splits_and_schedules = sum(len(schedules(context, pins, layout, recompute)) for *_, recompute, _ in split)
+    return math.prod(len(choice) for choice in (order, layer, move, state)) * splits_and_schedules
+
+
 def candidates(context: Context, pins: Pins) -> Strategies:
     """Return every candidate of the space."""
     rows = [
-        (*layout, *order, *layer, *move, *split, *state)
+        (*layout, *order, *layer, *move, *split, *state, apart)
         for layout in layouts(context, pins)
         for order, layer, move, split, state in product(*switches(context, pins, layout))
+        for apart in schedules(context, pins, layout, split[2])
     ]
     table = np.array(rows, dtype=float).reshape(len(rows), len(COLUMNS))
     return Strategies(**{name: table[:, place].astype(DTYPES[name]) for place, name in enumerate(COLUMNS)})
@@ -233,17 +250,25 @@ def layout_numbers(rows: Strategies) -> np.ndarray:
     return np.unique(np.stack([getattr(rows, name) for name in LAYOUT], axis=1), axis=0, return_inverse=True)[1]
 
 
-def rare_switches(rows: Strategies) -> np.ndarray:
-    """Return how much a row has of what hardly any published run has, [N]."""
-    return (rows.offload > 0) * 1 + (rows.sharding == ZERO2) + (rows.vpp > 12)
+def rare_switches(context: Context, rows: Strategies) -> np.ndarray:
+    """Return how much a row has of what hardly any published run has, or none of such a model on such a GPU, [N]."""
+    architecture, kind = context.pool.gpu.architecture, training_kind(context.model, adapters=False)
+    rare = (rows.offload > 0) * 1 + (rows.sharding == ZERO2) + (rows.vpp > 12)
+    for row in shipped_table("shardwright.cost.trust", "rare_switches.csv"):
+        if (row["architecture"], row["model_kind"]) == (architecture, kind):
+            values = getattr(rows, row["axis"])
+            rare = rare + ((values >= float(row["least"])) & (values <= float(row["most"])))
+    return rare
 
 
-def preferred(cost: np.ndarray, rows: Strategies, layout: np.ndarray, indifference: float) -> list[tuple]:
+def preferred(
+    context: Context, cost: np.ndarray, rows: Strategies, layout: np.ndarray, indifference: float
+) -> list[tuple]:
     """Return (beyond, rare switches, cost) of the best row of each layout, best first: of those that cost at most
     `indifference` more than the least, the ones with the fewest rare switches."""
     within = cost.min(initial=np.inf) * (1.0 + indifference)
     best: dict[int, tuple] = {}
-    for value, rare, place in zip(cost, rare_switches(rows), layout, strict=True):
+    for value, rare, place in zip(cost, rare_switches(context, rows), layout, strict=True):
         key = (True, 0, value) if value > within else (False, int(rare), value)
         best[place] = min(key, best.get(place, key))
     return sorted(best.values())

@@ -113,7 +113,7 @@ def jobs(draw: st.DrawFn) -> Job:
         tokens=1e9,
         precision=draw(st.sampled_from(["bf16", "bf16", "bf16", "fp8", "fp32"])),
         optimizer=draw(st.sampled_from(["adam", "adam", "sgd", "muon"])),
-        framework=draw(st.sampled_from(["megatron", "megatron", "deepspeed", "fsdp"])),
+        framework=draw(st.sampled_from(["megatron", "megatron", "deepspeed", "fsdp", "train"])),
         objective=draw(st.sampled_from(["time", "time", "cost"])),
     )
 
@@ -155,7 +155,9 @@ def problems(draw: st.DrawFn, *, most: int) -> Problem:
         choices = oracle.switches(where, pins, tuple(anchor.values()))
         if all(choices):
             values = [value for choice in choices for value in draw(st.sampled_from(choice))]
-            anchor |= dict(zip(COLUMNS[8:], values, strict=True))
+            recompute = values[COLUMNS.index("recompute") - len(oracle.LAYOUT)]
+            apart = oracle.schedules(where, pins, tuple(anchor.values()), recompute)
+            anchor |= dict(zip(COLUMNS[8:], [*values, apart[-1]], strict=True))
             _shrink(where, pins, anchor, draw(st.permutations([axis for axis in COLUMNS if axis not in pins])), most)
     return Problem(
         context=where,

@@ -108,11 +108,16 @@ LARGE = [
 
 
 @pytest.mark.parametrize(
-    ("model", "nodes", "memory", "optimizer"), [*((*each, "adam") for each in LARGE), (*LARGE[2], "muon")]
+    ("model", "nodes", "memory", "optimizer", "framework"),
+    [
+        *((*each, "adam", "megatron") for each in LARGE),
+        (*LARGE[2], "muon", "megatron"),
+        *((*each, "adam", "train") for each in LARGE[::2]),
+    ],
 )
-def test_bounds_of_deep_pipelines_hold(model, nodes, memory, optimizer):
+def test_bounds_of_deep_pipelines_hold(model, nodes, memory, optimizer, framework):
     """What small problems cannot have: many micro-batches, ranks and layers, on random strategies that fit."""
-    job = Job(global_batch=96, seq_len=4096, optimizer=optimizer)
+    job = Job(global_batch=96, seq_len=4096, optimizer=optimizer, framework=framework)
     where = context(model, pool(nodes, 8, memory_bytes=memory), job)
     rows, how = random_rows(where, np.random.default_rng(len(model.layers)), 400, 8), axes(Space(), frozenset())
     index = shard_index(where, Strategies.concatenated([rows, layer_variants(where, how, layouts_of(rows))[0]]))
@@ -154,6 +159,7 @@ def random_rows(where: Context, rng: np.random.Generator, count: int, each: int)
         layout = tuple(int(getattr(found, name)[place]) for name in oracle.LAYOUT)
         choices = oracle.switches(where, {}, layout)
         for _ in range(each):
-            picked = [choice[rng.integers(len(choice))] for choice in choices]
-            rows.append(dict(zip(COLUMNS, (*layout, *(value for values in picked for value in values)), strict=True)))
+            picked = [value for choice in choices for value in choice[rng.integers(len(choice))]]
+            apart = oracle.schedules(where, {}, layout, picked[COLUMNS.index("recompute") - len(layout)])
+            rows.append(dict(zip(COLUMNS, (*layout, *picked, apart[rng.integers(len(apart))]), strict=True)))
     return strategies(rows)

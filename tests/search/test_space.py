@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -43,10 +42,7 @@ def tuples(rows: Layouts) -> list[oracle.Layout]:
 
 
 def listed(where, pins: oracle.Pins) -> dict[oracle.Layout, float]:
-    counts = {
-        layout: math.prod(len(choice) for choice in oracle.switches(where, pins, layout))
-        for layout in oracle.layouts(where, pins)
-    }
+    counts = {layout: oracle.candidates_of(where, pins, layout) for layout in oracle.layouts(where, pins)}
     return {layout: count for layout, count in counts.items() if count}
 
 

@@ -38,9 +38,9 @@ def assert_optimal(problem: Problem, where: Context, allowed: Bools, rows: Strat
     if len(cost):
         value, row = found.ranked[0]
         rows = verdict.rows.take(np.flatnonzero(fits))
-        ((beyond, rare, least),) = oracle.preferred(cost, rows, np.zeros(len(cost), dtype=int), INDIFFERENCE)
+        ((beyond, rare, least),) = oracle.preferred(where, cost, rows, np.zeros(len(cost), dtype=int), INDIFFERENCE)
         np.testing.assert_allclose(value, least, rtol=1e-9)
-        assert not beyond and oracle.rare_switches(row)[0] == rare
+        assert not beyond and oracle.rare_switches(where, row)[0] == rare
         assert found.least is not None
         np.testing.assert_allclose(found.least[0], cost.min(), rtol=1e-9)
 

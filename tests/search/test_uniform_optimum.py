@@ -45,11 +45,11 @@ def require_the_best(problem: Problem) -> None:
     known = evaluate(where, verdict.rows.take(slice(None, None, len(verdict.rows) // 4 + 1)))
     for top, start, part in ((1, None, 0.01), (3, None, 0.01), (3, known, 0.1), (3, None, 0.0), (ALL, None, 0.05)):
         found = search(where, space, Filters(), objective, top=top, start=start, indifference=part)
-        expected = oracle.preferred(fit_cost, fit_rows, layout[fitting], part)[:top]
+        expected = oracle.preferred(where, fit_cost, fit_rows, layout[fitting], part)[:top]
         np.testing.assert_allclose([value for value, _ in found.ranked], [value for *_, value in expected], rtol=1e-9)
         least = fit_cost.min(initial=np.inf)
         for (value, row), (beyond, rare, _) in zip(found.ranked, expected, strict=True):
-            assert beyond == (value > least * (1.0 + part)) and (beyond or oracle.rare_switches(row)[0] == rare)
+            assert beyond == (value > least * (1.0 + part)) and (beyond or oracle.rare_switches(where, row)[0] == rare)
         assert (found.least is None) == (not len(fit_cost))
         if found.least is not None:
             np.testing.assert_allclose(found.least[0], least, rtol=1e-9)

@@ -48,7 +48,7 @@ def predict(
     source = layer_source(efficiency)
     slowest = int(coarse(np.array([replica.busy_seconds for replica in iteration.replicas])).argmax())
     stages = iteration.replicas[slowest].undisturbed
-    rank = int(coarse((stages.forward + stages.backward).sum(axis=1)[0]).argmax())
+    rank = int(coarse(stages.both.sum(axis=1)[0]).argmax())
     time = layered_breakdown(plan, iteration, contexts) if plan.layered else _breakdown(plan, iteration, slowest, rank)
     time, site = on_site(plan, time, efficiency)
     memory = tuple(_memory(plan, replica, own) for replica, own in zip(plan.replicas, iteration.replicas, strict=True))
@@ -136,7 +136,7 @@ def _breakdown(plan: Plan, iteration: Mixed, slowest: int, rank: int) -> TimeBre
         return count * float(per_rank(stages.total(running), int(lane.row.vpp[0]))[0, :, rank].sum())
 
     raw = timed.undisturbed
-    busy = count * float((raw.forward + raw.backward)[0, :, rank].sum())
+    busy = count * float(raw.both[0, :, rank].sum())
     free = pipeline_seconds(plan, replica, raw, np.zeros_like(timed.transfers))
     named = _named(table, of, count * float(raw.recompute[0, :, rank].sum()))
     software = lane.context.software

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -76,12 +76,17 @@ class Strategies(Layouts):
     offload: Floats
     overlap_grad: Bools
     overlap_param: Bools
+    zero_bubble: Bools
 
 
 DEGREES: tuple[str, ...] = tuple(field.name for field in fields(Layouts))
 COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(Strategies))
 DTYPES: dict[str, type] = {
-    name: bool if name.startswith(("overlap", "sequence", "flash")) else float if name == "offload" else int
+    name: bool
+    if name.startswith(("overlap", "sequence", "flash", "zero_bubble"))
+    else float
+    if name == "offload"
+    else int
     for name in COLUMNS
 }
 PLAIN = {name: DTYPES[name](name in DEGREES) for name in COLUMNS}  # all degrees 1, all switches off
@@ -116,6 +121,7 @@ def settled(given: Mapping[str, Any]) -> Row:
         "sequence_parallel": row["sequence_parallel"] and split,
         "overlap_tp": row["overlap_tp"] and split,
         "overlap_pp": row["overlap_pp"] and row["vpp"] > 1,
+        "zero_bubble": row["zero_bubble"] and row["pp"] > 1 and row["recompute"] == NONE,
         "sharding": sharding,
         "overlap_grad": row["overlap_grad"] and ranks,
         "overlap_param": row["overlap_param"] and ranks and sharding != UNSHARDED,
@@ -154,6 +160,7 @@ def stage_row(plan: Plan, replica: Replica, stage: Stage) -> Row:
         "offload": plan.optimizer.offload,
         "overlap_grad": plan.overlap.grad_reduce,
         "overlap_param": plan.overlap.param_gather,
+        "zero_bubble": plan.schedule.weights_apart,
     }
 
 
@@ -171,6 +178,13 @@ def stage_starts(replica: Replica, virtual_stages: int) -> list[int]:
     """Return the layer at which each virtual stage starts, and the last one ends."""
     ranges = [stage.layers[chunk] for chunk in range(virtual_stages) for stage in replica.stages]
     return [*(start for start, _ in ranges), ranges[-1][1]]
+
+
+def schedule_of(row: Mapping[str, Any]) -> Literal["1f1b", "interleaved", "zero-bubble"]:
+    """Return the kind of a row's schedule."""
+    if row["zero_bubble"]:
+        return "zero-bubble"
+    return "interleaved" if row["vpp"] > 1 else "1f1b"
 
 
 def plan_of_row(row: Strategies, model: Model, job: Job, cluster: Cluster, gpu: str, *, label: str = "") -> Plan:
@@ -196,7 +210,7 @@ def plan_of_row(row: Strategies, model: Model, job: Job, cluster: Cluster, gpu: 
         job=job,
         cluster=cluster,
         micro_batch=value["micro_batch"],
-        schedule=Schedule(kind="interleaved" if vpp > 1 else "1f1b", virtual_stages=vpp),
+        schedule=Schedule(kind=schedule_of(value), virtual_stages=vpp),
         replicas=(Replica(count=value["dp"], micro_batches=count, stages=stages),),
         optimizer=OptimizerPlan(sharding=SHARDING[value["sharding"]], offload=value["offload"]),
         overlap=Overlap(

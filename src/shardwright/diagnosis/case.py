@@ -103,7 +103,7 @@ class Case:
         replica, stage = place
         times = self.account.replicas[replica].undisturbed
         count = self.plan.replicas[replica].micro_batches
-        return float(count * (times.forward + times.backward)[0, :, stage].sum())
+        return float(count * times.both[0, :, stage].sum())
 
 
 def costed(plan: Plan, efficiency: Efficiency) -> Plan:

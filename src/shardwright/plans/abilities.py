@@ -32,6 +32,12 @@ def tensor_parallel_overlaps(pool: NodePool, job: Job) -> bool:
     return job.framework != OWN and pool.gpu.link_domain > 1
 
 
+def computes_weights_apart(job: Job) -> bool:
+    """Whether the job's framework can compute gradients of weights apart from those of activations (zero bubble): of
+    plain products, which fp8 and adapters are not."""
+    return job.framework == OWN and job.precision != "fp8" and not job.adapters
+
+
 def makers(gpus: Iterable[Gpu]) -> tuple[str, ...]:
     """Return the makers of GPUs: no library of collectives joins those of several. A GPU that the catalogue does not
     know counts as of any."""

@@ -110,7 +110,7 @@ def _makers(plan: Plan) -> Iterator[Problem]:
 
 def _schedule(plan: Plan) -> Iterator[Problem]:
     kind, chunks = plan.schedule.kind, plan.schedule.virtual_stages
-    if (kind == "interleaved") != (chunks > 1):
+    if kind != "zero-bubble" and (kind == "interleaved") != (chunks > 1):
         hint = "interleaved has at least 2 virtual stages, 1f1b has 1"
         yield Problem("schedule.virtual_stages", f"is {chunks} with schedule {kind!r}", hint)
     for place, replica in replicas_at(plan):
@@ -120,6 +120,19 @@ def _schedule(plan: Plan) -> Iterator[Problem]:
         elif chunks > 1 and replica.micro_batches % depth:
             message = f"{replica.micro_batches} micro-batches do not divide by the {depth} stages"
             yield Problem(f"{place}.micro_batches", message, "an interleaved schedule needs a multiple of the stages")
+    if plan.schedule.weights_apart:
+        yield from _weights_apart(plan)
+
+
+def _weights_apart(plan: Plan) -> Iterator[Problem]:
+    """What keeps gradients of weights from being computed apart from the backward pass."""
+    path = "schedule.kind"
+    if all(len(replica.stages) == 1 for replica in plan.replicas):
+        yield Problem(path, "zero-bubble, and no replica has two stages", "use 1f1b")
+    if plan.job.adapters:
+        yield Problem(path, "zero-bubble trains all weights, the job adapters alone", "use 1f1b or interleaved")
+    if any(stage.recompute.granularity != "none" for _, _, stage in stages_at(plan)):
+        yield Problem(path, "zero-bubble keeps what recomputation frees", "use recompute none, or 1f1b")
 
 
 def _layers(plan: Plan) -> Iterator[Problem]:

@@ -57,6 +57,7 @@ class NotCovered(Enum):
     """Kinds of plans that neither a search nor its bound looks at."""
 
     VIRTUAL_STAGES = "virtual stages"
+    ZERO_BUBBLE = "the zero-bubble schedule"
     CONTEXT_OR_EXPERTS = "context and expert parallelism of unequal replicas"
     SHARDED_GRADIENTS = "ZeRO-2 and ZeRO-3"
     SHARDED_PIPELINES = "ZeRO-2 and ZeRO-3 in pipelines"
@@ -105,6 +106,7 @@ class Lack(Enum):
     CONTEXT_PARALLEL = "context parallelism"
     EXPERT_PARALLEL = "expert parallelism"
     VIRTUAL_STAGES = "virtual stages"
+    ZERO_BUBBLE = "gradients of weights apart"
     OVERLAPPED_MESSAGES = "messages between stages beside computation"
     MORE_SHARDING = "sharded gradients and weights"
     PLAIN_ATTENTION = "attention that is not fused"

@@ -94,14 +94,21 @@ class Replica:
 
 @record
 class Schedule:
-    """The order of passes. Of pipelines: `1f1b` with one virtual stage per rank, `interleaved` with more. `layered`
-    has none: all GPUs take all micro-batches of a wave through a layer before the next layer, so that each layer's
-    weights are gathered once a pass whatever the micro-batches of each GPU (uneven FSDP; Cephalo, arXiv 2411.01075 §3).
-    One of `waves` waves is on its way at a time: fewer gather less, more keep less for the backward pass."""
+    """The order of passes. Of pipelines: `1f1b` with one virtual stage per rank, `interleaved` with more, and
+    `zero-bubble` with one or more, which computes the gradients of weights apart, where ranks would wait (ZB-H1 and
+    ZB1P; Qi et al., arXiv 2401.10241). `layered` has none: all GPUs take all micro-batches of a wave through a layer
+    before the next layer, so that each layer's weights are gathered once a pass whatever the micro-batches of each GPU
+    (uneven FSDP; Cephalo, arXiv 2411.01075 §3). One of `waves` waves is on its way at a time: fewer gather less, more
+    keep less for the backward pass."""
 
-    kind: Literal["1f1b", "interleaved", "layered"] = "1f1b"
+    kind: Literal["1f1b", "interleaved", "zero-bubble", "layered"] = "1f1b"
     virtual_stages: int = 1
     waves: int | None = None
+
+    @property
+    def weights_apart(self) -> bool:
+        """Whether gradients of weights are computed apart from those of activations."""
+        return self.kind == "zero-bubble"
 
 
 @record

@@ -46,6 +46,16 @@ def own_problems(plan: Plan) -> Iterator[Problem]:
     yield from untrainable_stages(plan)
 
 
+def _schedule(plan: Plan) -> Iterator[Problem]:
+    if not plan.schedule.weights_apart:
+        return
+    if plan.job.precision == "fp8":
+        yield Problem("schedule.kind", "zero-bubble cannot be run in fp8", "use 1f1b or interleaved, or bf16")
+    if plan.optimizer.sharding in ("zero2", "zero3"):
+        message = f"zero-bubble cannot be run beside {plan.optimizer.sharding}, whose gradients go at once"
+        yield Problem("schedule.kind", message, "use zero1, or 1f1b")
+
+
 def own_job_problems(model: Model, job: Job) -> Iterator[Problem]:
     """Yield what a job that is for `shardwright train` says and `train` does not do, beside options and recipes."""
     if job.framework == OWN:
@@ -66,6 +76,7 @@ def untrainable_stages(plan: Plan) -> Iterator[Problem]:
     """Yield which degrees of a legal plan `shardwright train` cannot run."""
     yield from _degrees(plan)
     yield from _sizes(plan)
+    yield from _schedule(plan)
 
 
 def _degrees(plan: Plan) -> Iterator[Problem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -22,8 +23,8 @@ from shardwright.cost.iteration.step import (
     transfers,
 )
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN
-from shardwright.cost.pipeline.bound import interleaved_lower_bound, lower_bound
-from shardwright.cost.pipeline.schedule import interleaved
+from shardwright.cost.pipeline.bound import interleaved_lower_bound, lower_bound, zero_bubble_lower_bound
+from shardwright.cost.pipeline.schedule import interleaved, zero_bubble
 from shardwright.cost.pipeline.simulate import folded, simulate
 from shardwright.cost.strategies import Strategies, boundaries
 from shardwright.records import record
@@ -77,20 +78,24 @@ def bound_seconds(context: Context, rows: Strategies, parts: Iteration) -> Float
 def pipeline_bound_seconds(context: Context, rows: Strategies, stages: StageTimes, moves: Floats) -> Floats:
     """Return a lower bound of the pipeline's time, [N]. Transfers that are not overlapped occupy the sender."""
     count = micro_batches(context.job, rows)
-    forward, backward = _flat(stages.forward), _flat(stages.backward)
+    forward, backward, weights = (_flat(times) for times in (stages.forward, stages.backward, stages.weights))
     if int(rows.pp[0]) == 1:
         return np.asarray(count * (forward + backward).sum(axis=1))
     seconds = np.empty(len(rows))
-    for overlapped in (False, True):
-        chosen = np.flatnonzero(rows.overlap_pp == overlapped)
+    for overlapped, apart in product((False, True), repeat=2):
+        chosen = np.flatnonzero((rows.overlap_pp == overlapped) & (rows.zero_bubble == apart))
         if len(chosen):
             times = forward[chosen], backward[chosen], moves[chosen]
             times = times if overlapped else folded(*times)
-            seconds[chosen] = _schedule_bound(rows, *times, count[chosen])
+            seconds[chosen] = _schedule_bound(rows, *times, count[chosen], weights[chosen] if apart else None)
     return seconds
 
 
-def _schedule_bound(rows: Strategies, forward: Floats, backward: Floats, moves: Floats, count: Ints) -> Floats:
+def _schedule_bound(
+    rows: Strategies, forward: Floats, backward: Floats, moves: Floats, count: Ints, weights: Floats | None
+) -> Floats:
+    if weights is not None:
+        return zero_bubble_lower_bound(forward, backward, weights, int(rows.pp[0]), count, moves)
     if int(rows.vpp[0]) == 1:
         return lower_bound(forward, backward, moves, count)
     return interleaved_lower_bound(forward, backward, int(rows.pp[0]), count)
@@ -104,20 +109,25 @@ def exact_seconds(context: Context, rows: Strategies, parts: Iteration) -> Float
 def pipeline_seconds(context: Context, rows: Strategies, parts: Iteration, *, free_transfers: bool = False) -> Floats:
     """Return the exact time from the first forward to the last backward pass, [N]. With `free_transfers`, as if
     activations moved between stages at once."""
-    pp, vpp = int(rows.pp[0]), int(rows.vpp[0])
+    pp, vpp, times = int(rows.pp[0]), int(rows.vpp[0]), parts.stages
     counts = micro_batches(context.job, rows)
-    forward, backward = _flat(parts.stages.forward), _flat(parts.stages.backward)
+    forward, backward, weights = _flat(times.forward), _flat(times.backward), _flat(times.weights)
     if pp == 1:
         return np.asarray(counts * (forward + backward).sum(axis=1))
     moves = np.zeros_like(parts.transfers) if free_transfers else parts.transfers
     seconds = np.empty(len(rows))
-    for count in distinct(counts):
-        order = interleaved(pp, vpp, int(count))
+    for count, apart in product(distinct(counts), (False, True)):
+        of_kind = (counts == count) & (rows.zero_bubble == apart)
+        if not of_kind.any():
+            continue
+        order = (zero_bubble if apart else interleaved)(pp, vpp, int(count))
         for overlapped in (False, True):
-            chosen = (counts == count) & (rows.overlap_pp == overlapped)
+            chosen = of_kind & (rows.overlap_pp == overlapped)
             if chosen.any():
                 seconds[chosen] = simulate(
-                    order, forward[chosen], backward[chosen], moves[chosen], blocking=not overlapped
+                    order,
+                    *(forward[chosen], backward[chosen], moves[chosen], weights[chosen] if apart else None),
+                    blocking=not overlapped,
                 ).makespan_seconds
     return seconds
 

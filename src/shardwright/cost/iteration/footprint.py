@@ -191,7 +191,7 @@ def footprint(
     """Return the peak of each rank. All rows have equal pp and vpp. `fixed` is what `fixed_bytes` returns for them."""
     fixed = fixed or fixed_bytes(context, rows, shards, starts)
     working = working_set(rows, shards, starts)
-    kept = most_live(kept_activations(context, rows, shards, starts), fixed.micro_batches)
+    kept = _most_kept(rows, kept_activations(context, rows, shards, starts), fixed.micro_batches)
     activations, replaced = kept + working, np.minimum(fixed.late, kept)
     gradients = fixed.gradients - replaced
     logits = np.maximum(fixed.logits - working - fixed.passing - (fixed.late - replaced), 0.0)
@@ -215,7 +215,17 @@ def host_bytes(context: Context, rows: Strategies, shards: LayerRows, starts: In
     stages = of_pipelines(shards.row, starts, context.layer_count)
     mode, count = rows.recompute[:, None], rows.recompute_layers[:, None]
     inputs = per_rank(in_host_bytes(shards.table.offloaded, stages, mode, count), int(rows.vpp[0]))
-    return np.asarray(fixed.in_host + most_live(np.asarray(inputs), fixed.micro_batches))
+    return np.asarray(fixed.in_host + _most_kept(rows, np.asarray(inputs), fixed.micro_batches))
+
+
+def _most_kept(rows: Strategies, values: Floats, count: Ints) -> Floats:
+    """Return the most that ranks keep, [N, P], where a micro-batch leaves `values` [N, v, P] on each virtual stage. A
+    micro-batch whose gradients of weights are not computed keeps as much as before its backward pass: the inputs of
+    products, and instead of all else the gradients of their outputs, of the same sizes."""
+    kept = most_live(values, count)
+    if rows.zero_bubble.any():
+        kept = np.where(rows.zero_bubble[:, None], most_live(values, count, apart=True), kept)
+    return kept
 
 
 def least_bytes(context: Context, shards: LayerRows, fixed: Fixed) -> Floats:

@@ -51,7 +51,7 @@ from shardwright.cost.iteration.step import (
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import copied_bytes
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN
-from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, Order, interleaved
+from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, Order, order_of_schedule
 from shardwright.cost.pipeline.simulate import Timeline, simulate, timeline
 from shardwright.plans.plan import Plan, Replica
 from shardwright.records import record
@@ -66,6 +66,7 @@ class _Stages:
     forward: Floats
     backward: Floats
     recompute: Floats
+    weights: Floats
     dense: Floats
     expert: Floats
     optimizer: Floats
@@ -123,6 +124,7 @@ def _stages(plan: Plan, lanes: list[Lanes], held: list[HeldParameters], places: 
         forward=of_stages(lanes, [part.forward for part in times]),
         backward=of_stages(lanes, [part.backward for part in times]),
         recompute=of_stages(lanes, [part.recompute for part in times]),
+        weights=of_stages(lanes, [part.weights for part in times]),
         dense=dense,
         expert=expert,
         optimizer=of_stages(
@@ -181,6 +183,7 @@ def _replica_time(
         forward=stages.forward[part].T[None],
         backward=stages.backward[part].T[None],
         recompute=stages.recompute[part].T[None],
+        weights=stages.weights[part].T[None],
     )
     apart = replica.stages[0].gpu != replica.stages[-1].gpu
     tied = float((stages.tied_apart_seconds if apart else stages.tied_seconds)[part][[0, -1]].max())
@@ -202,11 +205,11 @@ def _replica_time(
 
 def pipeline_seconds(plan: Plan, replica: Replica, times: StageTimes, transfers: Floats) -> float:
     """Return the exact time of a replica's pipeline."""
-    forward, backward = times.forward.reshape(1, -1), times.backward.reshape(1, -1)
     if len(replica.stages) == 1:
-        return float(replica.micro_batches * (forward + backward).sum())
+        return float(replica.micro_batches * times.both.sum())
+    forward, backward, weights = _durations(plan, times)
     moves = _moves(plan, transfers)[None]
-    done = simulate(_order(plan, replica), forward, backward, moves, blocking=not plan.overlap.pipeline)
+    done = simulate(_order(plan, replica), forward, backward, moves, weights, blocking=not plan.overlap.pipeline)
     return float(done.makespan_seconds[0])
 
 
@@ -218,9 +221,16 @@ def pipeline_timeline(plan: Plan, replica: Replica, times: ReplicaTime) -> Timel
             virtual_stage=units.unit, micro_batch=units.wave,
             start_seconds=units.start_seconds, end_seconds=units.end_seconds,
         )  # fmt: skip
-    forward, backward = times.stages.forward.reshape(-1), times.stages.backward.reshape(-1)
-    moves = _moves(plan, times.transfers)
-    return timeline(_order(plan, replica), forward, backward, moves, blocking=not plan.overlap.pipeline)
+    forward, backward, weights = (given if given is None else given[0] for given in _durations(plan, times.stages))
+    moves, blocking = _moves(plan, times.transfers), not plan.overlap.pipeline
+    assert forward is not None and backward is not None
+    return timeline(_order(plan, replica), forward, backward, moves, weights, blocking=blocking)
+
+
+def _durations(plan: Plan, times: StageTimes) -> tuple[Floats, Floats, Floats | None]:
+    """Return the times of each kind of operation, [1, v * P] each."""
+    forward, backward, weights = (part.reshape(1, -1) for part in (times.forward, times.backward, times.weights))
+    return forward, backward, weights if plan.schedule.weights_apart else None
 
 
 def _moves(plan: Plan, transfers: Floats) -> Floats:
@@ -229,4 +239,5 @@ def _moves(plan: Plan, transfers: Floats) -> Floats:
 
 
 def _order(plan: Plan, replica: Replica) -> Order:
-    return interleaved(len(replica.stages), plan.schedule.virtual_stages, replica.micro_batches)
+    schedule = plan.schedule
+    return order_of_schedule(schedule.kind, len(replica.stages), schedule.virtual_stages, replica.micro_batches)

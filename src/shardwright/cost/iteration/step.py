@@ -57,11 +57,17 @@ HOST_EFFICIENCY = 0.6  # of the host memory's bandwidth, in updates by its proce
 @record
 class StageTimes:
     """Seconds of one micro-batch, [N, v, P]: forward and backward as the schedule runs them (recomputation in the
-    backward), and recomputation alone."""
+    backward), recomputation alone, and the gradients of weights where these are no part of the backward."""
 
     forward: Floats
     backward: Floats
     recompute: Floats
+    weights: Floats
+
+    @property
+    def both(self) -> Floats:
+        """All that a micro-batch takes."""
+        return self.forward + (self.backward + self.weights)
 
 
 @record
@@ -82,10 +88,16 @@ def stage_times(context: Context, rows: Strategies, shards: LayerRows, starts: I
     per_pass, host = context.software.pass_seconds, serial_launch_seconds(context, rows, starts)
     forward, backward = forward + extra_forward, backward + recompute + extra_backward
     chunks = int(rows.vpp[0])
+    backward, weights = launched_seconds(backward, BACKWARD_LAUNCHES * host) + per_pass, np.zeros_like(backward)
+    if rows.zero_bubble.any():
+        apart = rows.zero_bubble[:, None]
+        weights = np.where(apart, np.minimum(stages.total(table.weight_seconds), backward), 0.0)
+        backward = backward - weights + apart * stages.total(table.beside_weights)
     return StageTimes(
         forward=per_rank(launched_seconds(forward, host) + per_pass, chunks),
-        backward=per_rank(launched_seconds(backward, BACKWARD_LAUNCHES * host) + per_pass, chunks),
+        backward=per_rank(backward, chunks),
         recompute=per_rank(recompute, chunks),
+        weights=per_rank(weights, chunks),
     )
 
 
@@ -258,15 +270,18 @@ def exposed_tails(
     """Return the gradient tail and the weight-gather tail of each pipeline rank, [N, P], where one byte of each of its
     parameters is gathered in `once` seconds [N, P], and a pass over all of them `waits` as long for distant sites.
 
-    Recomputation hides nothing here: a layer's gradients exist only after it.
+    Recomputation hides nothing here: a layer's gradients exist only after it. Where gradients of weights are apart, the
+    last of them end on all ranks at about the same time: what runs beside these of a rank itself is hidden, no more.
     """
     trained, widths = trained_share(model, job), widths_of(job)
-    sums, gathers = (times[:, None] for times in once_a_step(job, rows))
+    sums, gathers = (column[:, None] for column in once_a_step(job, rows))
     reduce = (widths.gradient_reduction * trained * once + waits) * sums
     gather = (widths.weight_gather * trained * once + waits) * gathers
-    backward = times.backward - times.recompute
+    apart = rows.zero_bubble[:, None, None]
+    backward = np.where(apart, times.weights, times.backward - times.recompute)
+    later = np.where(apart, 0.0, backward)[:, 0]
     return (
-        left_over(reduce, backward.sum(axis=1), BUCKET_SHARE * rows.overlap_grad[:, None], backward[:, 0]),
+        left_over(reduce, backward.sum(axis=1), BUCKET_SHARE * rows.overlap_grad[:, None], later),
         left_over(gather, times.forward.sum(axis=1), BUCKET_SHARE * rows.overlap_param[:, None], times.forward[:, 0]),
     )
 

@@ -12,7 +12,7 @@ from shardwright.arrays import Floats
 from shardwright.cost.iteration.lanes import of_stages
 from shardwright.cost.iteration.mixed import Mixed, pipeline_timeline
 from shardwright.cost.iteration.replica_time import UnitPasses
-from shardwright.cost.pipeline.schedule import FORWARD
+from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD
 from shardwright.cost.stage.exact import of_pipelines, per_rank
 from shardwright.plans.plan import Plan
 from shardwright.records import record
@@ -54,10 +54,11 @@ def pass_events(plan: Plan, iteration: Mixed, number: int) -> Iterator[TimelineE
     when = pipeline_timeline(plan, replica, times)
     chunk = when.virtual_stage // len(replica.stages)
     again = times.stages.recompute[0][chunk, when.rank]
-    rest = np.where(when.kind == FORWARD, *(each[when.rank, chunk] for each in _communication(plan, iteration, number)))
+    forward, backward = (each[when.rank, chunk] for each in _communication(plan, iteration, number))
+    rest = np.where(when.kind == FORWARD, forward, np.where(when.kind == BACKWARD, backward, 0.0))
     columns = (when.rank, when.kind, when.start_seconds, when.end_seconds, again, rest, when.micro_batch, chunk)
     for rank, kind, start, end, repeated, apart, micro, virtual in zip(*(c.tolist() for c in columns), strict=True):
-        middle = start if kind == FORWARD else start + repeated
+        middle = start + repeated if kind == BACKWARD else start
         parts: list[tuple[Kind, float, float]] = [
             ("recompute", start, middle),
             ("forward" if kind == FORWARD else "backward", middle, end - apart),
@@ -105,7 +106,7 @@ def _communication(plan: Plan, iteration: Mixed, number: int) -> tuple[Floats, F
         return of_stages(iteration.lanes, values)[first : first + stages]
 
     forward = times.forward[0].T - computing("compute_forward")
-    backward = times.backward[0].T - times.recompute[0].T - computing("compute_backward")
+    backward = (times.backward + times.weights)[0].T - times.recompute[0].T - computing("compute_backward")
     return np.maximum(forward, 0.0), np.maximum(backward, 0.0)
 
 

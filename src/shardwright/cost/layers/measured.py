@@ -158,6 +158,10 @@ class MeasuredLayers:
             tp_seconds=nothing,
             cp_seconds=nothing,
             ep_seconds=nothing,
+            weight_seconds=running_sums(
+                _part(np.diff(table.weight_seconds), np.diff(table.compute_backward), np.diff(backward))
+            ),
+            beside_weights=nothing,
             kept=running_sums(_measured_states(states, activations)),
             dense=running_sums(np.where(dense + expert > 0.0, dense * held, weights)),
             expert=running_sums(expert * held),

@@ -32,7 +32,8 @@ TP_OVERLAP_SHARE = 0.8  # of a GEMM that chunks of its own communication can run
 @record
 class Seconds:
     """Exposed seconds of one layer for one micro-batch, [M], by cause; `core` is what selective recomputation
-    repeats of those forward."""
+    repeats of those forward, `weights` are those backward in which the gradients of weights are computed, and
+    `tp_beside_weights` is the tensor-parallel communication that runs beside them."""
 
     forward: Floats
     backward: Floats
@@ -43,6 +44,8 @@ class Seconds:
     cp_backward: Floats
     ep_forward: Floats
     ep_backward: Floats
+    weights: Floats
+    tp_beside_weights: Floats
 
     def scaled(self, factor: float) -> Seconds:
         return Seconds(**{field.name: factor * getattr(self, field.name) for field in fields(Seconds)})
@@ -64,10 +67,11 @@ def layer_seconds(
     backward: Floats,
     core: Floats,
     again: Floats,
+    weights: Floats,
 ) -> Seconds:
     """Return the times of a layer (of embedding and head where it is None) with the communication that it cannot hide,
     from those of its operators, [M]: `core` are those of core attention forward, `again` those that selective
-    recomputation repeats."""
+    recomputation repeats, `weights` those backward for the gradients of weights."""
     zero = np.zeros(len(shard.tp))
     if layer is None:
         tp_forward, tp_backward = _tp_edge(model, shard, job, links)
@@ -81,9 +85,11 @@ def layer_seconds(
             cp_backward=zero,
             ep_forward=zero,
             ep_backward=zero,
+            weights=zero,
+            tp_beside_weights=zero,
         )
     blocks = column_row_pairs(layer)
-    tp_forward, tp_backward = _tp_layer(model, shard, job, links, blocks, forward, backward)
+    tp_forward, tp_backward, beside_weights = _tp_layer(model, shard, job, links, blocks, forward, backward)
     cp_forward, cp_backward = _cp_layer(model, layer, shard, job, links, core)
     ep_forward, ep_backward = (
         software.exchange * seconds for seconds in _ep_layer(model, layer, shard, job, links, dispatcher)
@@ -98,6 +104,8 @@ def layer_seconds(
         cp_backward=cp_backward,
         ep_forward=ep_forward,
         ep_backward=ep_backward,
+        weights=weights,
+        tp_beside_weights=beside_weights,
     )
 
 
@@ -120,8 +128,9 @@ def _repeated_communication(layer: Layer, job: Job, pair: Floats, exchange: Floa
 
 def _tp_layer(
     model: Model, shard: Shard, job: Job, links: Fabric, blocks: int, forward: Floats, backward: Floats
-) -> tuple[Floats, Floats]:
-    """Return exposed tensor-parallel time of a layer with `blocks` column-row pairs.
+) -> tuple[Floats, Floats, Floats]:
+    """Return exposed tensor-parallel time of a layer with `blocks` column-row pairs, forward and backward, and what
+    backward is hidden beside the gradients of weights.
 
     Forward, each pair all-gathers its input and reduce-scatters its output (one all-reduce without sequence
     parallelism). Backward does the same in reverse and, with sequence parallelism, gathers the input once more;
@@ -136,9 +145,8 @@ def _tp_layer(
     tp_forward = np.where(shard.overlap_tp, overlapped, pair)
     beside = exposed_seconds(hidden_backward, 0.5 * room_backward)
     all_beside = exposed_seconds(hidden_backward + open_backward, room_backward)
-    return tp_forward, np.where(
-        shard.overlap_tp, np.minimum(all_beside, beside + open_backward), beside + open_backward
-    )
+    tp_backward = np.where(shard.overlap_tp, np.minimum(all_beside, beside + open_backward), beside + open_backward)
+    return tp_forward, tp_backward, hidden_backward + open_backward - tp_backward
 
 
 def _tp_edge(model: Model, shard: Shard, job: Job, links: Fabric) -> tuple[Floats, Floats]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwright.arrays import Columns, Floats
 from shardwright.cost.compute.efficiency import Efficiency
-from shardwright.cost.compute.operator_table import BACKWARD, FORWARD, Operator, table
+from shardwright.cost.compute.operator_table import BACKWARD, FORWARD, GEMM, Operator, table
 from shardwright.cost.compute.operators import (
     Shard,
     core_attention,
@@ -45,7 +45,7 @@ from shardwright.spec.model import Layer, Model
 
 SECONDS = (
     *("forward", "backward", "compute_forward", "compute_backward", "core_seconds"),
-    *("tp_seconds", "cp_seconds", "ep_seconds"),
+    *("tp_seconds", "cp_seconds", "ep_seconds", "weight_seconds", "beside_weights"),
 )
 
 
@@ -54,8 +54,10 @@ class LayerTable(Columns):
     """Running sums over positions, each [M, layers + 3]: entry p is the sum over positions before p. A tower belongs to
     the embedding.
 
-    `kept` are the bytes kept for the backward pass of one micro-batch in each state of a layer (`cost.stage.terms`),
-    [M, 3, layers + 3]; `offloaded` those of layers' inputs that go to host memory; `dense` and `expert` are parameters
+    `weight_seconds` are those of `backward` in which gradients of layers' weights are computed, `beside_weights` what
+    more a backward pass takes without them, as nothing hides tensor-parallel communication. `kept` are the bytes kept
+    for the backward pass of one micro-batch in each state of a layer (`cost.stage.terms`), [M, 3, layers + 3];
+    `offloaded` those of layers' inputs that go to host memory; `dense` and `expert` are parameters
     held by one GPU, `adapters` those trained beside them, `ends` those of `dense` in embedding and output projection,
     which are no matrices of layers. Of single layers: `live` is what lives while the largest runs backward, by state
     [M, 3], `group` what each that runs again together adds, `boundary` the activation passed to the next layer,
@@ -71,6 +73,8 @@ class LayerTable(Columns):
     tp_seconds: Floats
     cp_seconds: Floats
     ep_seconds: Floats
+    weight_seconds: Floats
+    beside_weights: Floats
     kept: Floats
     offloaded: Floats
     dense: Floats
@@ -120,7 +124,7 @@ def layer_table(
     if model.tower is not None:
         before = [
             (strain * part.count * forward, strain * part.count * part.backward * backward)
-            for part, (forward, backward, _, _) in zip(tower, times[len(kinds) :], strict=True)
+            for part, (forward, backward, *_) in zip(tower, times[len(kinds) :], strict=True)
         ]
         columns[0] = columns[0].after(*(np.asarray(sum(side)) for side in zip(*before, strict=True)))
         again = again + sum(forward for part, (forward, _) in zip(tower, before, strict=True) if part.again)
@@ -149,6 +153,8 @@ def layer_table(
         tp_seconds=running([c.tp_forward + c.tp_backward for c in columns]),
         cp_seconds=running([c.cp_forward + c.cp_backward for c in columns]),
         ep_seconds=running([c.ep_forward + c.ep_backward for c in columns]),
+        weight_seconds=running([c.weights for c in columns]),
+        beside_weights=running([c.tp_beside_weights for c in columns]),
         kept=running(kept),
         offloaded=running(memory.offloaded),
         dense=running([dense for dense, _ in parameters]),
@@ -221,19 +227,21 @@ def _timed(
     efficiency: Efficiency,
     software: Overheads,
     host: list[float],
-) -> list[tuple[Floats, Floats, Floats, Floats]]:
-    """Return forward and backward seconds [M] of each part, and those forward of core attention and of what selective
-    recomputation repeats, timed in one batch. Where the host launches a part (forward in `host` seconds) more slowly
-    than the device runs it, the host's time counts."""
+) -> list[tuple[Floats, Floats, Floats, Floats, Floats]]:
+    """Return forward and backward seconds [M] of each part, those forward of core attention and of what selective
+    recomputation repeats, and those backward of the weights of plain products, timed in one batch. Where the host
+    launches a part (forward in `host` seconds) more slowly than the device runs it, the host's time counts."""
     operators = table([operator for part in parts for operator in part])
     seconds = coarse(efficiency.operator_seconds(gpu, job, operators)) * kernel_factor(software, job, operators)
     forward = np.where(operators.direction == FORWARD, seconds, 0.0)
     backward = np.where(operators.direction == BACKWARD, seconds, 0.0)
     again = repeated_share(job, operators) * forward
     core = np.where(core_attention(operators), forward, 0.0)
+    plain = (operators.kind == GEMM) & (operators.groups == 1)
+    weights = np.where(operators.weight_gradient & plain, backward, 0.0)
     bounds = np.cumsum([0, *(len(part) for part in parts)])[:-1]
-    sums = [np.add.reduceat(column, bounds, axis=0) for column in (forward, backward, core, again)]
+    sums = [np.add.reduceat(column, bounds, axis=0) for column in (forward, backward, core, again, weights)]
     return [
-        (launched_seconds(forward, launch), launched_seconds(backward, BACKWARD_LAUNCHES * launch), core, again)
-        for forward, backward, core, again, launch in zip(*sums, host, strict=True)
+        (launched_seconds(forward, launch), launched_seconds(backward, BACKWARD_LAUNCHES * launch), *rest)
+        for forward, backward, *rest, launch in zip(*sums, host, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Lower bounds on the time of 1F1B and interleaved 1F1B: closed forms, a few array operations, no simulation.
+"""Lower bounds on the time of 1F1B, interleaved 1F1B and zero bubble: closed forms, no simulation.
 
 For every rank i the schedule takes at least
 
@@ -17,6 +17,9 @@ and the largest of these sums is a bound. Why each term holds:
   last stage and back to its last backward, of stage i, while w backwards are running. The two gaps do not overlap
   where the last forward comes after the first backward, K * v >= w + 2, and then their sum counts, else the larger.
 
+Under zero bubble `work` has the gradients of weights, which may run in the second gap and after the last backward: only
+fill, work and the first gap count there, with its shorter warm-up.
+
 With blocking transfers the same holds for the times that `pipeline.folded` returns. Derived here.
 """
 
@@ -25,7 +28,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
-from shardwright.cost.pipeline.schedule import warmup_forwards
+from shardwright.cost.pipeline.schedule import warmup_forwards, zero_bubble_warmup
 
 
 def lower_bound(
@@ -60,6 +63,31 @@ def interleaved_lower_bound(
     transfer = np.zeros((candidates, stages - 1)) if transfer_seconds is None else transfer_seconds
     k = _column(micro_batches, candidates)
     return np.asarray(_work_and_gaps(forward_seconds, backward_seconds, transfer, ranks, k).max(axis=1))
+
+
+def zero_bubble_lower_bound(
+    forward_seconds: Floats,
+    backward_seconds: Floats,
+    weights_seconds: Floats,
+    ranks: int,
+    micro_batches: Ints | int,
+    transfer_seconds: Floats | None = None,
+) -> Floats:
+    """Return seconds [N] that zero bubble cannot beat; arguments as in `interleaved_lower_bound`, for one virtual stage
+    a rank or more, backward passes without the gradients of weights, which take `weights_seconds` [N, V]."""
+    candidates, stages = forward_seconds.shape
+    v, rank = stages // ranks, np.arange(ranks)
+    transfer = np.zeros((candidates, stages - 1)) if transfer_seconds is None else transfer_seconds
+    k = _column(micro_batches, candidates)
+    times = forward_seconds, backward_seconds, transfer
+    _, to_first_backward, _ = _travel(*times, ranks)
+    fill = _cumulative(forward_seconds)[:, rank] + _cumulative(transfer)[:, rank]
+    work = k * (forward_seconds + backward_seconds + weights_seconds).reshape(candidates, v, ranks).sum(axis=1)
+    others = np.minimum(zero_bubble_warmup(ranks, v, rank), k * v - 1)
+    by_rank = fill + work + np.maximum(0.0, to_first_backward - _work_of(forward_seconds, others, v))
+    if v == 1:
+        by_rank = np.maximum(by_rank, _chain_of_round_trips(*times, k))
+    return np.asarray(by_rank.max(axis=1))
 
 
 def _chain_of_round_trips(forward: Floats, backward: Floats, transfer: Floats, k: Ints) -> Floats:

@@ -7,32 +7,43 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.arrays import Floats, Ints, distinct, distinct_rows
-from shardwright.cost.pipeline.schedule import warmup_forwards
+from shardwright.cost.pipeline.schedule import warmup_forwards, zero_bubble_warmup
 
 
-def in_flight(ranks: Ints | int, virtual_stages: Ints | int, micro_batches: Ints | int, rank: Ints | int) -> Ints:
+def in_flight(
+    ranks: Ints | int, virtual_stages: Ints | int, micro_batches: Ints | int, rank: Ints | int, *, apart: bool = False
+) -> Ints:
     """Return the peak number of activations that a rank holds, elementwise over arrays that broadcast.
 
     One unit is one micro-batch in one virtual stage: a forward that is done and whose backward is not. 1F1B (one
     virtual stage): min(K, P - rank). Interleaved: min(K * v, warmup + 1) with Megatron-LM's warm-up of
     2 * (P - 1 - rank) + (v - 1) * P forwards, since a rank runs one forward more before its first backward and from
-    then on one of each.
+    then on one of each. Where gradients of weights are computed `apart` (zero bubble), a micro-batch counts until its
+    own are: min(K * v, v * P).
     """
     most = np.asarray(micro_batches) * np.asarray(virtual_stages)
-    return np.asarray(np.minimum(most, warmup_forwards(ranks, virtual_stages, rank) + 1), dtype=np.intp)
+    return np.asarray(np.minimum(most, _before_first(ranks, virtual_stages, rank, apart=apart) + 1), dtype=np.intp)
 
 
-def most_live(values: Floats, micro_batches: Ints) -> Floats:
+def _before_first(ranks: Ints | int, virtual_stages: Ints | int, rank: Ints | int, *, apart: bool) -> Ints:
+    """Return the forwards that a rank has run before the one that its first complete backward pass follows."""
+    if apart:
+        return np.asarray(zero_bubble_warmup(ranks, virtual_stages, rank) + rank)
+    return warmup_forwards(ranks, virtual_stages, rank)
+
+
+def most_live(values: Floats, micro_batches: Ints, *, apart: bool = False) -> Floats:
     """Return the most that ranks hold, [N, P], where a micro-batch leaves `values` [N, v, P] on each virtual stage, and
     each pipeline runs `micro_batches` [N]."""
     virtual_stages, ranks = values.shape[1:]
     if virtual_stages == 1:
-        return np.asarray(values[:, 0] * in_flight(ranks, 1, micro_batches[:, None], np.arange(ranks)))
+        count = in_flight(ranks, 1, micro_batches[:, None], np.arange(ranks), apart=apart)
+        return np.asarray(values[:, 0] * count)
     rounds = np.minimum(micro_batches // ranks, _ROUNDS)
     most = np.empty((len(values), ranks))
     for count in distinct(rounds):
         rows = np.flatnonzero(rounds == count)
-        live = live_chunks(ranks, virtual_stages, int(count))
+        live = live_chunks(ranks, virtual_stages, int(count), apart=apart)
         sums = live[:, 0] * values[rows, None, 0]
         for chunk in range(1, virtual_stages):
             sums = sums + live[:, chunk] * values[rows, None, chunk]
@@ -44,16 +55,16 @@ _ROUNDS = 3  # groups of P micro-batches, from which on more change nothing: war
 
 
 @lru_cache(maxsize=256)
-def live_chunks(ranks: int, virtual_stages: int, rounds: int) -> Ints:
+def live_chunks(ranks: int, virtual_stages: int, rounds: int, *, apart: bool = False) -> Ints:
     """Return how many micro-batches of each virtual stage a rank may hold at a time that may be its fullest, [T, v, P],
-    under the interleaved schedule of `rounds` groups of P micro-batches.
+    under the interleaved schedule of `rounds` groups of P micro-batches, or zero bubble (`apart`).
 
     Before backward k a rank has done n = min(warmup + 1 + k, K v) forwards. Both take groups of P through the virtual
     stages, forwards from the first one on, backwards from the last. So what it holds is linear in k between the k at
     which either begins a group: one of these is the fullest, whatever a virtual stage keeps.
     """
     total, rank = rounds * ranks * virtual_stages, np.arange(ranks)
-    warmup = warmup_forwards(ranks, virtual_stages, rank)
+    warmup = _before_first(ranks, virtual_stages, rank, apart=apart)
     groups = np.arange(0, total + 1, ranks)[:, None]
     before = np.concatenate([groups + 0 * rank, groups - 1 - warmup, total - 1 - warmup[None]])
     before = np.clip(before, 0, total - 1)[:, None, :]

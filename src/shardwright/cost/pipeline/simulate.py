@@ -61,6 +61,7 @@ def simulate(
     forward_seconds: Floats,
     backward_seconds: Floats,
     transfer_seconds: Floats,
+    weights_seconds: Floats | None = None,
     *,
     blocking: bool = False,
 ) -> PipelineTime:
@@ -68,14 +69,16 @@ def simulate(
 
     `forward_seconds` and `backward_seconds` [N, V] are the times of one micro-batch in each of the V = P * v virtual
     stages (virtual stage j = chunk * P + rank; backward with recomputation), `transfer_seconds` [N, V - 1] the one-way
-    time of a message between stages j and j + 1. All are finite and not negative.
+    time of a message between stages j and j + 1. Of an order that has the gradients of weights apart `weights_seconds`
+    [N, V] are theirs, and no part of `backward_seconds`. All are finite and not negative.
 
     The middle of the schedule is a linear system in the (max, +) algebra, which becomes periodic: once the state of
     all ranks is an earlier state shifted in time, the remaining repetitions are added without running them.
     """
     times = forward_seconds, backward_seconds, transfer_seconds
     forward, backward, transfer = folded(*times) if blocking else times
-    duration, delay = _tables(order, forward, backward, transfer)
+    durations = _durations(order, forward, backward, weights_seconds)
+    duration, delay = _tables(order, durations, transfer)
     state = np.zeros((order.depth, order.ranks, duration.shape[1]))
     repeat, rows = order.repeat, len(order.code)
     first, last = (repeat.start, repeat.stop) if repeat else (rows, rows)
@@ -84,7 +87,7 @@ def simulate(
             step = _stepper(order.code[start:stop], order.source[start:stop], duration, delay)
             state = _run_repeat(step, state, repeat) if repeat and start == first else step(state)[stop - start :]
     finish = np.ascontiguousarray(state[-1].T)
-    work = (forward + backward).reshape(len(finish), order.virtual_stages, order.ranks)
+    work = sum(durations[1:], durations[0]).reshape(len(finish), order.virtual_stages, order.ranks)
     return PipelineTime(
         makespan_seconds=finish.max(axis=1),
         finish_seconds=finish,
@@ -97,17 +100,20 @@ def timeline(
     forward_seconds: Floats,
     backward_seconds: Floats,
     transfer_seconds: Floats,
+    weights_seconds: Floats | None = None,
     *,
     blocking: bool = False,
 ) -> Timeline:
     """Return start and end of every operation of one candidate; arguments as in `simulate`, without the first axis."""
     times = tuple(np.asarray(row)[None] for row in (forward_seconds, backward_seconds, transfer_seconds))
-    duration, delay = _tables(order, *(folded(*times) if blocking else times))
+    forward, backward, transfer = folded(*times) if blocking else times
+    weights = None if weights_seconds is None else np.asarray(weights_seconds)[None]
+    duration, delay = _tables(order, _durations(order, forward, backward, weights), transfer)
     full = order.expanded()
     state = np.zeros((full.depth, full.ranks, 1))
     ends = _stepper(full.code, full.source, duration, delay)(state)[full.depth :, :, 0].T
     code = full.code.T
-    busy = code < 2 * full.stages
+    busy = code < full.kinds * full.stages
     kind, stage = np.divmod(code[busy], full.stages)
     rank = np.nonzero(busy)[0]
     return Timeline(
@@ -127,14 +133,22 @@ def folded(
     return forward, backward, np.zeros_like(transfer_seconds, dtype=float)
 
 
-def _tables(order: Order, forward: Floats, backward: Floats, transfer: Floats) -> tuple[Floats, Floats]:
-    """Return the duration of each code of the grid and the delay of the message it waits for, both [2 * V + 1, N].
-    No message is one that came before all time."""
-    stages, count = order.stages, len(forward)
-    assert forward.shape == backward.shape == (count, stages), "one time for each virtual stage"
+def _durations(order: Order, forward: Floats, backward: Floats, weights: Floats | None) -> list[Floats]:
+    """Return the times of each kind of operation, [N, V] each."""
+    given = [forward, backward] if weights is None else [forward, backward, weights]
+    assert len(given) == order.kinds, "gradients of weights have times where they are apart"
+    return given
+
+
+def _tables(order: Order, durations: list[Floats], transfer: Floats) -> tuple[Floats, Floats]:
+    """Return the duration of each code of the grid and the delay of the message it waits for, both
+    [kinds * V + 1, N]. No message is one that came before all time."""
+    stages, count = order.stages, len(transfer)
+    assert all(seconds.shape == (count, stages) for seconds in durations), "one time for each virtual stage"
     assert transfer.shape == (count, stages - 1), "one transfer between neighbouring virtual stages"
-    duration, delay = np.zeros((2 * stages + 1, count)), np.full((2 * stages + 1, count), -np.inf)
-    duration[:stages], duration[stages:-1] = forward.T, backward.T
+    codes = order.kinds * stages + 1
+    duration, delay = np.zeros((codes, count)), np.full((codes, count), -np.inf)
+    duration[:-1] = np.concatenate(durations, axis=1).T
     delay[1:stages] = delay[stages : 2 * stages - 1] = transfer.T
     return duration, delay
 

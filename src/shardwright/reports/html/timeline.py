@@ -97,7 +97,11 @@ def _table(plan: Plan, iteration: Mixed) -> Table:
         for place, stage in enumerate(replica.stages):
             forward, backward, again = (
                 float(seconds[0, :, place].sum())
-                for seconds in (times.stages.forward, times.stages.backward, times.stages.recompute)
+                for seconds in (
+                    times.stages.forward,
+                    times.stages.backward + times.stages.weights,
+                    times.stages.recompute,
+                )
             )
             busy = replica.micro_batches * (forward + backward)
             rows.append(

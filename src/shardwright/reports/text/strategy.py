@@ -254,7 +254,8 @@ def degrees_words(plan: Plan) -> str:
         "vpp": str(plan.schedule.virtual_stages),
     }
     words = [f"{name} {degree}" for name, degree in degrees.items() if degree != "1"]
-    return ", ".join([*words, f"micro-batch {plan.micro_batch}", *_state_words(plan.optimizer)])
+    apart = ["zero bubble"] if plan.schedule.weights_apart else []
+    return ", ".join([*words, *apart, f"micro-batch {plan.micro_batch}", *_state_words(plan.optimizer)])
 
 
 def _state_words(optimizer: OptimizerPlan) -> Iterator[str]:

@@ -11,7 +11,7 @@ of its rank under sequence parallelism, as norms do.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, cast
 
 import torch
@@ -26,6 +26,9 @@ Matrix = tuple[torch.Tensor, torch.Tensor | None]
 """A weight [outputs, inputs], and its bias."""
 
 Weights = Mapping[str, torch.Tensor]
+
+Later = list[Callable[[], None]]
+"""What a backward pass leaves to be done, in the order in which it came to it."""
 
 
 @record
@@ -56,9 +59,15 @@ def enter_linear(x: torch.Tensor, matrices: Sequence[Matrix], tensor: TensorGrou
     """
     if tensor.size == 1:
         return tuple(functional.linear(x, weight, bias) for weight, bias in matrices)
+    return _entered(None, x, matrices, tensor)
+
+
+def _entered(
+    later: Later | None, x: torch.Tensor, matrices: Sequence[Matrix], tensor: TensorGroup
+) -> tuple[torch.Tensor, ...]:
     function: Any = _EnterLinear
     flat = [part for matrix in matrices for part in matrix]
-    return cast("tuple[torch.Tensor, ...]", function.apply(x, tensor, *flat))
+    return cast("tuple[torch.Tensor, ...]", function.apply(x, tensor, later, *flat))
 
 
 def leave_linear(x: torch.Tensor, weight: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
@@ -69,32 +78,57 @@ def leave_linear(x: torch.Tensor, weight: torch.Tensor, tensor: TensorGroup) -> 
 PLAIN = Products(enter=enter_linear, leave=leave_linear)
 
 
+def putting_off(later: Later) -> Products:
+    """Return plain products whose backward pass computes the gradients of `x` alone, and leaves it to `later` to add
+    those of the weights to what these have (zero bubble, arXiv 2401.10241)."""
+
+    def leaving(x: torch.Tensor, weight: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
+        return leave(_entered(later, x, [(weight, None)], WHOLE)[0], tensor)
+
+    return Products(enter=partial(_entered, later), leave=leaving)
+
+
 class _EnterLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, tensor: TensorGroup, *parts: torch.Tensor | None
+        ctx: Any, x: torch.Tensor, tensor: TensorGroup, later: Later | None, *parts: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
         weights = [part for part in parts[::2] if part is not None]
-        ctx.tensor, ctx.shape = tensor, x.shape
-        ctx.save_for_backward(x if any(ctx.needs_input_grad[2::2]) else None, *weights)
+        ctx.tensor, ctx.shape, ctx.later = tensor, x.shape, later
+        ctx.save_for_backward(x if any(ctx.needs_input_grad[3::2]) else None, *weights)
         whole = collected(x, tensor)
         return tuple(functional.linear(whole, *pair) for pair in zip(weights, parts[1::2], strict=True))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
-        arriving = None if x is None else collecting(x, ctx.tensor, after=gradients[0])
+        trained, biased = ctx.needs_input_grad[3::2], ctx.needs_input_grad[4::2]
+        now = x is not None and ctx.later is None
+        arriving = collecting(x, ctx.tensor, after=gradients[0]) if now else None
         rows = [gradient.flatten(0, 1) for gradient in gradients]
         leaving = None
         if ctx.needs_input_grad[0]:
             entering = reduce(torch.add, (row @ weight for row, weight in zip(rows, weights, strict=True)))
             leaving = summing(entering.view(ctx.shape[0], -1, ctx.shape[2]), ctx.tensor)
         whole = None if arriving is None else arriving().flatten(0, 1)
-        found: list[torch.Tensor | None] = []
-        for number, row in enumerate(rows):
-            found.append(row.t() @ whole if whole is not None and ctx.needs_input_grad[2 * number + 2] else None)
-            found.append(row.sum(0) if ctx.needs_input_grad[2 * number + 3] else None)
-        return leaving and leaving(), None, *found
+        if x is not None and ctx.later is not None:
+            wanted = [pair for pair, given in zip(zip(weights, rows, strict=True), trained, strict=True) if given]
+            ctx.later.append(partial(_add_gradients, x, ctx.tensor, wanted))
+        of_parts: list[torch.Tensor | None] = []
+        for row, of_weight, of_bias in zip(rows, trained, biased, strict=True):
+            of_parts.append(row.t() @ whole if whole is not None and of_weight else None)
+            of_parts.append(row.sum(0) if of_bias else None)
+        return leaving and leaving(), None, None, *of_parts
+
+
+@torch.no_grad()
+def _add_gradients(x: torch.Tensor, tensor: TensorGroup, wanted: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Add to the gradients of weights those of their products with all positions of `x`, whose own gradients are given
+    in rows."""
+    whole = collected(x, tensor).flatten(0, 1)
+    for weight, row in wanted:
+        assert weight.grad is not None, "a parameter has a gradient from the beginning"
+        weight.grad.add_(row.t() @ whole)
 
 
 def entered(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, Operation
+from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, WEIGHTS, Operation
 from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout, Purpose
 from shardwright.runtime.layout.places import Place
@@ -112,7 +112,7 @@ def send(channels: Channels, operation: Operation, message: torch.Tensor, leavin
 
 def _link_in(channels: Channels, operation: Operation) -> Link | None:
     kind, stage, _ = operation
-    if stage == (0 if kind == FORWARD else channels.stages - 1):
+    if kind == WEIGHTS or stage == (0 if kind == FORWARD else channels.stages - 1):
         return None
     wraps = channels.place.stage == (0 if kind == FORWARD else channels.place.depth - 1)
     return channels.links[kind, "in", wraps]

@@ -21,7 +21,7 @@ from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.fp8 import FP8
 from shardwright.runtime.model.initial import Initial
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
-from shardwright.runtime.model.products import PLAIN, AdapterProducts
+from shardwright.runtime.model.products import PLAIN, AdapterProducts, Later, putting_off
 from shardwright.runtime.model.regions import LayerForward
 from shardwright.runtime.state.loss_scale import UNSCALED, LossScale
 from shardwright.runtime.state.matrices import exchanges_of
@@ -144,8 +144,11 @@ def make_engine(
     )
     sharded = plan.optimizer.distributed
     sync = GradientSync(layout, place, store, groups, sharded=sharded, overlap=plan.overlap.grad_reduce)
-    unsharding = Unsharding(layout, place, store, groups, sync)
-    products = FP8 if precision == "fp8" else PLAIN
+    later: Later | None = [] if plan.schedule.weights_apart else None
+    unsharding = Unsharding(layout, place, store, groups, sync, later)
+    products = PLAIN if later is None else putting_off(later)
+    if precision == "fp8":
+        products = FP8
     if plan.job.adapter is not None:
         products = replace(products, adapters=AdapterProducts(scale=plan.job.adapter.scale, tensor=tensor))
     chunks = [
@@ -154,7 +157,7 @@ def make_engine(
             context=context, recompute=stage.recompute, positions=positions, table=table,
             products=products,
             way=None if plan.layered else unsharding,
-            layer=layer if end is None else layer_forward,
+            layer=layer if end is None and later is None else layer_forward,
             end=end,
         )
         for units in place.chunks
@@ -168,7 +171,7 @@ def make_engine(
         place=place,
         groups=groups,
         store=store,
-        pipeline=make_pipeline(layout, place, chunks, groups, dtype, device),
+        pipeline=make_pipeline(layout, place, chunks, groups, dtype, device, later),
         sync=sync,
         unsharding=unsharding,
         slots=slots,

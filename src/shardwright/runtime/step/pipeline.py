@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from shardwright.cost.pipeline.schedule import FORWARD, Operation, Order, interleaved
+from shardwright.cost.pipeline.schedule import FORWARD, WEIGHTS, Operation, Order, order_of_schedule
 from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.model.attention import documents_of
 from shardwright.runtime.model.chunk import Chunk, Observer, forward
+from shardwright.runtime.model.products import Later
 from shardwright.runtime.step.channels import Channels, Incoming, Outgoing, make_channels, post, send, taken
 from shardwright.runtime.step.sync import GradientSync
 from shardwright.runtime.step.timestamps import Moment, moment
@@ -27,7 +28,8 @@ Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 
 @record(slots=False)
 class RankPipeline:
-    """A rank's part in the pipeline of its copy. Gradients are multiplied by `scale`, beside that of the loss."""
+    """A rank's part in the pipeline of its copy. Gradients are multiplied by `scale`, beside that of the loss. `later`
+    is what the backward pass under way leaves for the gradients of weights, where they are apart."""
 
     place: Place
     chunks: tuple[Chunk, ...]
@@ -35,6 +37,7 @@ class RankPipeline:
     channels: Channels
     device: torch.device
     scale: float
+    later: Later | None = None
 
 
 @record
@@ -55,6 +58,7 @@ def make_pipeline(
     groups: ProcessGroups,
     dtype: torch.dtype,
     device: torch.device,
+    later: Later | None = None,
 ) -> RankPipeline:
     """Return the pipeline of a rank. Gradients are scaled to the mean over all tokens of the global batch."""
     plan = layout.plan
@@ -65,12 +69,14 @@ def make_pipeline(
         channels=make_channels(layout, place, groups, dtype, device),
         device=device,
         scale=1.0 / plan.job.tokens_per_iteration,
+        later=later,
     )
 
 
 def order_of(layout: Layout, place: Place) -> Order:
     """Return the order of work of a place's pipeline."""
-    return interleaved(place.depth, layout.plan.schedule.virtual_stages, place.micro_batches)
+    schedule = layout.plan.schedule
+    return order_of_schedule(schedule.kind, place.depth, schedule.virtual_stages, place.micro_batches)
 
 
 def run_step(
@@ -91,6 +97,7 @@ def run_step(
     """
     say = note or (lambda _: None)
     kept: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]] = {}
+    put_off: dict[tuple[int, int], Later] = {}
     arriving: dict[Operation, Incoming] = {}
     leaving: list[Outgoing] = []
     left = [pipeline.place.micro_batches] * len(pipeline.chunks)
@@ -115,15 +122,18 @@ def run_step(
             else:
                 send(channels, operation, out.detach(), leaving)
         else:
-            left[index] -= 1
-            if not left[index]:
+            completing = kind == WEIGHTS or pipeline.later is None
+            left[index] -= completing
+            if completing and not left[index]:
                 sync.last_micro_batch(index)
-            gradient = _backward(pipeline, index, micro_batch, message, kept, loss_scale)
-            sync.pass_done()
-            if not left[index]:
-                sync.chunk_done(index)
-            if gradient is not None:
-                send(channels, operation, gradient, leaving)
+            if kind == WEIGHTS:
+                _add_put_off(put_off, index, micro_batch)
+            else:
+                gradient = _backward(pipeline, index, micro_batch, message, kept, put_off, loss_scale)
+                if gradient is not None:
+                    send(channels, operation, gradient, leaving)
+            if completing:
+                _complete(sync, index, last=not left[index])
         if record is not None:
             record(Event(operation=operation, asked=asked, began=began, ended=moment(pipeline.device)))
     say("waiting until messages are sent")
@@ -187,18 +197,36 @@ def _backward(
     micro_batch: int,
     message: torch.Tensor | None,
     kept: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]],
+    put_off: dict[tuple[int, int], Later],
     loss_scale: float,
 ) -> torch.Tensor | None:
-    """Run a backward pass and return the gradient for the stage before, None at the first."""
+    """Run a backward pass, put off what it leaves for later, and return the gradient for the stage before, None at the
+    first."""
     x, out = kept.pop((index, micro_batch))
     if message is None:
         message = torch.full((), pipeline.scale * loss_scale, dtype=out.dtype, device=out.device)
     if out.grad_fn is None:  # a stage without layers hands its input on; what is before all adapters has no gradient
         return None if x is None else message
     torch.autograd.backward(out, message)
+    if pipeline.later is not None:
+        put_off[index, micro_batch] = pipeline.later.copy()
+        pipeline.later.clear()
     return None if x is None else x.grad
 
 
+def _add_put_off(put_off: dict[tuple[int, int], Later], index: int, micro_batch: int) -> None:
+    """Add the gradients of weights that a backward pass put off."""
+    for add in put_off.pop((index, micro_batch), ()):
+        add()
+
+
+def _complete(sync: GradientSync, index: int, *, last: bool) -> None:
+    """Say that all gradients of a micro-batch are there; `last`: of the step's last in this chunk."""
+    sync.pass_done()
+    if last:
+        sync.chunk_done(index)
+
+
 def _words(operation: Operation) -> str:
-    what = "forward" if operation.kind == FORWARD else "backward"
+    what = ("forward", "backward", "gradients of weights")[operation.kind]
     return f"{what} of micro-batch {operation.micro_batch} in virtual stage {operation.virtual_stage}"

@@ -9,6 +9,7 @@ ranks updated are gathered beside the next step's passes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
+from shardwright.runtime.model.products import Later
 from shardwright.runtime.state.store import Buffer, Store
 from shardwright.runtime.step.parts import Gather, start_gather
 from shardwright.runtime.step.sync import GradientSync
@@ -26,8 +28,17 @@ OUTSIDE = -1
 class Unsharding:
     """Is told by the passes which unit they reach; `release` when all passes of a step are over."""
 
-    def __init__(self, layout: Layout, place: Place, store: Store, groups: ProcessGroups, sync: GradientSync) -> None:
-        self._sync, self._rank = sync, place.rank
+    def __init__(
+        self,
+        layout: Layout,
+        place: Place,
+        store: Store,
+        groups: ProcessGroups,
+        sync: GradientSync,
+        later: Later | None = None,
+    ) -> None:
+        """`later` has gradients of weights wait: a unit's are complete when those before it in the list are."""
+        self._sync, self._rank, self._later = sync, place.rank, later
         held = (*store.buffers, *store.frozen)
         self._groups = {buffer: groups.find("gradient", buffer.bucket.ranks) for buffer in held}
         self._shared = [buffer for buffer in reversed(store.buffers) if self._groups[buffer] is not None]
@@ -78,7 +89,10 @@ class Unsharding:
         self._open = []
 
     def _back(self, unit: int) -> None:
-        self._sync.reached(unit)
+        if self._later is None:
+            self._sync.reached(unit)
+        else:
+            self._later.append(partial(self._sync.reached, unit))
         self._have(unit, self._before.get(unit))
 
     def _have(self, unit: int, following: int | None) -> None:

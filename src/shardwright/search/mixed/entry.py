@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,9 +11,10 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.memory.facts import headroom
+from shardwright.plans.abilities import computes_weights_apart
 from shardwright.plans.check import check
 from shardwright.plans.findings import DeeperPipelines, Offload, Uncovered
-from shardwright.plans.plan import Plan
+from shardwright.plans.plan import Plan, Schedule
 from shardwright.records import record
 from shardwright.search.mixed.branch_and_bound.fastest import search_degrees
 from shardwright.search.mixed.branch_and_bound.run import QUICK, Effort, MixedProblem, MixedResult, effort_for
@@ -124,6 +125,7 @@ def mixed_search(
         found = search_degrees(problem, incumbent, allowed)
         plans, bound = [priced(plan) for _, plan in found.plans[:top]], found.bound
         bound = max(bound, least) if np.isfinite(least) else bound
+    rivals += [priced(plan) for plan in _with_zero_bubble(plans, contexts, space, filters)]
     return MixedOutcome(
         plans=(*plans, *rivals),
         uniform=shown,
@@ -186,6 +188,20 @@ def _as_rival(
     if dropped(plan, contexts, filters) or fitting_seconds(contexts, plan, {}) is None:
         return []
     return [priced(plan)]
+
+
+def _with_zero_bubble(
+    plans: Sequence[Plan], contexts: Sequence[Context], space: Space, filters: Filters
+) -> Iterator[Plan]:
+    """Yield the plans with gradients of weights apart, where they may be and fit: they are tried beside the search."""
+    if 1 not in space.allowed("zero_bubble", (0, 1)) or not computes_weights_apart(contexts[0].job):
+        return
+    known: Known = {}
+    for plan in plans:
+        apart = replace(plan, schedule=Schedule(kind="zero-bubble"), prediction=None)
+        fits = not check(apart) and fitting_seconds(contexts, apart, known) is not None
+        if fits and not dropped(apart, contexts, filters):
+            yield apart
 
 
 def best_uniform(contexts: Sequence[Context], plans: Sequence[Plan]) -> Plan | None:

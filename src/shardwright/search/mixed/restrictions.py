@@ -19,7 +19,7 @@ from shardwright.spec.catalog.frameworks import OWN
 
 # What all plans of the search have, whatever runs them; what unequal ones have, too; and what `shardwright train` does
 # not run otherwise.
-ALWAYS = {"vpp": 1, "overlap_pp": 0}
+ALWAYS = {"vpp": 1, "overlap_pp": 0, "zero_bubble": 0}
 UNEQUAL = {"cp": 1, "ep": 1}
 BY_TRAIN = {"flash": 1, "overlap_tp": 0}
 LACKS = {
@@ -27,6 +27,7 @@ LACKS = {
     "ep": Lack.EXPERT_PARALLEL,
     "vpp": Lack.VIRTUAL_STAGES,
     "overlap_pp": Lack.OVERLAPPED_MESSAGES,
+    "zero_bubble": Lack.ZERO_BUBBLE,
     "flash": Lack.PLAIN_ATTENTION,
     "overlap_tp": Lack.OVERLAPPED_TENSOR_PARALLEL,
     "sharding": Lack.MORE_SHARDING,
@@ -44,6 +45,7 @@ SETTING_VARIABLES = frozenset(
         "virtual_stages",
         "use_flash_attn",
         "overlap_p2p_comm",
+        "zero_bubble",
         "optimizer_offload_fraction",
     }
 )

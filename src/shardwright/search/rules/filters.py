@@ -154,6 +154,7 @@ def strategy_columns(context: Context, rows: Strategies) -> dict[str, Column]:
         "use_flash_attn": plain(rows.flash),
         "tp_comm_overlap": plain(rows.overlap_tp),
         "overlap_p2p_comm": plain(rows.overlap_pp),
+        "zero_bubble": plain(rows.zero_bubble),
         "overlap_grad_reduce": plain(rows.overlap_grad),
         "overlap_param_gather": plain(rows.overlap_param),
         "recompute_granularity": word(granularity, GRANULARITY),

@@ -39,6 +39,7 @@ from shardwright.cost.strategies import (
     Strategies,
     columns,
 )
+from shardwright.plans.abilities import computes_weights_apart
 from shardwright.records import record
 from shardwright.search.space.axes import Space, Value, offload_fractions, sharded_alone, told_to_shard
 from shardwright.search.space.layouts import Splits, most_recomputed_layers, rank_orders, recompute_counts
@@ -104,6 +105,9 @@ def arrangements(
             ((layouts.vpp[i] > 1) & (layouts.pp[i] == 2), how.values("overlap_pp", 1)),
         ],
     )
+    apart = how.values("zero_bubble", *((0, 1) if computes_weights_apart(context.job) else (0,)))
+    whole = how.values("zero_bubble", 0)
+    index, switches = _branch(index, switches, "zero_bubble", lambda i: _when(layouts.pp[i] > 1, apart, whole))
     stages = layouts.pp[index] * layouts.vpp[index]
     count = choices.count[stages]
     source = np.repeat(np.arange(len(index)), count)
@@ -222,6 +226,8 @@ def completions(
     open_rows = np.flatnonzero(able)
     parts: list[tuple[ExpandedRows, Ints]] = []
     for mode in (m for m in (NONE, SELECTIVE, BLOCK, UNIFORM) if m in modes):
+        if mode != NONE:  # recomputation frees what gradients of weights that are apart need
+            open_rows = open_rows[~rows.strategies.zero_bubble[open_rows]]
         if not len(open_rows):
             break
         tried = everything.take(open_rows)

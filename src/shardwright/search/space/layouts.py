@@ -8,6 +8,7 @@ from shardwright.arrays import Bools, Floats, Ints, distinct
 from shardwright.cost.compute.flops import layer_flops_per_token
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, ZERO3, Layouts
+from shardwright.plans.abilities import computes_weights_apart
 from shardwright.records import record
 from shardwright.search.space.axes import (
     Space,
@@ -212,7 +213,11 @@ def candidate_counts(
     lone = options("sharding", 1) + options("sharding", 2, 3) * (rows.pp == 1) * sharded_alone(context, ZERO3)
     alone = (plain + lone * on_one) * options("overlap_grad", 0) * no_gather
     state = np.where(rows.dp * rows.cp > 1, unsharded + shardings * len(fractions) * overlapped, alone)
-    return np.asarray(order * sequence * flash * p2p * state * _split_counts(context, space, rows, choices))
+    splits = _split_counts(context, space, rows, choices) * options("zero_bubble", 0)
+    if computes_weights_apart(context.job):
+        apart = options("zero_bubble", 1) * options("recompute", NONE)
+        splits = splits + apart * (rows.pp > 1) * choices.count[rows.pp * rows.vpp]
+    return np.asarray(order * sequence * flash * p2p * state * splits)
 
 
 def _split_counts(context: Context, space: Space, rows: Layouts, choices: Splits) -> Floats:

@@ -35,6 +35,7 @@ FIXED = {
     "flash": 1,
     "overlap_tp": 0,
     "overlap_pp": 0,
+    "zero_bubble": 0,
     "overlap_grad": 1,
     "overlap_param": 1,
     "sharding": ZERO3,

@@ -36,6 +36,7 @@ from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.stage.relaxed import fewest_repeated
 from shardwright.cost.stage.terms import WHOLE
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Layouts, Strategies
+from shardwright.plans.abilities import computes_weights_apart
 from shardwright.records import record
 from shardwright.search.space.expand import Axes, layer_variants
 
@@ -115,7 +116,13 @@ def _pipeline(context: Context, rows: Strategies, shards: LayerRows, split: _Spl
     cheap = split.share * cheapest + np.minimum(layers, split.share) * again + 2.0 * move + launch
     simple = _one_stage_bound(rows, split, alike, count, first, last, between, whole)
     virtual = _virtual_bound(rows, split, alike, count, first, last, regular, chunk, cheap, whole)
-    return np.where(single, count * first, np.where(rows.vpp == 1, simple, virtual))
+    bound = np.where(single, count * first, np.where(rows.vpp == 1, simple, virtual))
+    if rows.zero_bubble.any():
+        # A rank's work, and the mean rank's after the first forward passes: gradients of weights may fill all gaps.
+        before = (rows.pp - 1) / rows.pp * _sum(table.forward, row, 0, split.first + 1)
+        apart = np.maximum(np.maximum(count * first, count * last), count * whole / rows.pp + before)
+        bound = np.where(rows.zero_bubble, apart, bound)
+    return bound
 
 
 def _one_stage_bound(
@@ -234,12 +241,21 @@ def _tail(context: Context, rows: Strategies, shards: LayerRows, split: _Split) 
     slowdown = slowdown + context.software.pass_seconds * rows.vpp
     forward = (on_rank(table.forward, np.maximum) + slowdown[:, None])[:, None]
     backward = (on_rank(table.backward, np.maximum) + slowdown[:, None])[:, None]
-    times = StageTimes(forward=forward, backward=backward, recompute=np.zeros_like(forward))
+    nothing = np.zeros_like(forward)
+    times = StageTimes(forward=forward, backward=backward, recompute=nothing, weights=nothing)
     least = np.full(len(rows), np.inf)
     for sharding in (UNSHARDED, ZERO1):
         code = np.full(len(rows), sharding, dtype=np.int64)
         overlap = np.ones(len(rows), dtype=bool)
-        given = replace(rows, sharding=code, overlap_grad=overlap, overlap_param=overlap & (sharding == ZERO1))
+        # Beside gradients of weights that are apart no more is hidden than beside whole backward passes.
+        off = np.zeros(len(rows), dtype=bool)
+        given = replace(
+            rows,
+            sharding=code,
+            overlap_grad=overlap,
+            overlap_param=overlap & (sharding == ZERO1),
+            zero_bubble=off,
+        )
         reduce, gather = reduction_tails(context, given, times, dense, expert)
         on_gpu = optimizer_seconds(context, given, dense, expert)[:, 0]
         least_moved = replace(given, offload=np.ones(len(rows)), sharding=np.full(len(rows), ZERO3))
@@ -301,8 +317,8 @@ def layout_bounds(context: Context, how: Axes, rows: Layouts, index: ShardIndex)
 def filling_seconds(context: Context, how: Axes, rows: Layouts, count: Ints, work: Floats, layer: Floats) -> Floats:
     """Return what any split of equal layers must wait beyond the mean rank's work, [N].
 
-    1F1B with K >= P + 2: three bounds of `uniform.bounds` hold together, with t_0, m, t_l the work of the first, a
-    middle and the last rank,
+    Where zero bubble is among them, nothing. 1F1B with K >= P + 2: three bounds of `uniform.bounds` hold together, with
+    t_0, m, t_l the work of the first, a middle and the last rank,
 
         T >= (K + P - 4) m + t_0 + 2 t_l,   T >= W + (K - 1) t_l,   T >= (K - P + 1) t_0 + 2 (W - t_0);
 
@@ -310,6 +326,8 @@ def filling_seconds(context: Context, how: Axes, rows: Layouts, count: Ints, wor
     c = (K + P - 1) / P, whatever t_0 and t_l. Interleaved: rank r begins after the first stages of the ranks before
     it, and the mean over r counts.
     """
+    if computes_weights_apart(context.job) and 1 in how.values("zero_bubble", 0, 1):
+        return np.zeros(len(rows))
     pp, vpp = rows.pp, rows.vpp
     plain = np.where(count >= pp + 2, (pp - 1) / pp * work, 0.0)
     if {"first_layers", "last_layers"} & set(how.space.pins):

@@ -105,7 +105,8 @@ def search(
         fewer = candidate_counts(context, narrower, rows, choices, orders_apart=apart)
         tally.drop(reason, (counts - fewer).sum())
         space, counts = narrower, fewer
-    how = axes(space, filters.axes)
+    # Rows as good are told apart by what is rare: of a rare overlap the row without it counts too.
+    how = axes(space, filters.axes | {switch.axis for switch in context.rare_switches})
     rows, counts = _kept(rows, counts, counts > 0)
     for reason, mask in filters.layout_masks(context, rows):
         tally.drop(reason, counts[mask].sum())

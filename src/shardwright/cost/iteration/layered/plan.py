@@ -114,7 +114,7 @@ def _replica_time(
 ) -> ReplicaTime:
     """Return the times of a replica: of its own passes, and of what it waits for and cannot hide."""
     each = {field.name: getattr(taken, field.name).sum() / replica.micro_batches for field in fields(Passes)}
-    stages = StageTimes(**{name: np.full((1, 1, 1), value) for name, value in each.items()})
+    stages = StageTimes(**{name: np.full((1, 1, 1), value) for name, value in {**each, "weights": 0.0}.items()})
     own = float(taken.total[0])
     return ReplicaTime(
         stages=stages,

@@ -100,7 +100,8 @@ def not_covered(contexts: Sequence[Context], space: Space) -> tuple[Uncovered, .
 def _of_train(space: Space) -> tuple[NotCovered, ...]:
     """Return what stages of unequal replicas, which `shardwright train` runs, have in no setting of the space."""
     first, *rest = in_no_setting(space)
-    return first, NotCovered.CONTEXT_OR_EXPERTS, *rest
+    apart = (NotCovered.ZERO_BUBBLE,) if space.allowed("zero_bubble", (1,)) else ()
+    return first, *apart, NotCovered.CONTEXT_OR_EXPERTS, *rest
 
 
 def of_a_mesh(contexts: Sequence[Context], space: Space) -> tuple[Uncovered, ...]:
