@@ -32,7 +32,9 @@ def sent(where: Context, rows: Strategies) -> float:
     stages = of_pipelines(shards.row, starts, where.layer_count)
     nothing = np.zeros(stages.low.shape)
     in_passes = sum(step.sharded_weight_seconds(where, rows, shards.table, stages, nothing, nothing))
-    times = step.StageTimes(forward=nothing[:, None], backward=nothing[:, None], recompute=nothing[:, None])
+    times = step.StageTimes(
+        forward=nothing[:, None], backward=nothing[:, None], recompute=nothing[:, None], weights=nothing[:, None]
+    )
     held = held_parameters(where, rows, shards, starts)
     tails = sum(step.reduction_tails(where, rows, times, held.dense, held.expert))
     return float((micro_batches(where.job, rows) * in_passes + tails)[0, 0])

@@ -115,7 +115,7 @@ def _unrehearsed(job: Job) -> Iterator[Problem]:
                 yield Problem(f"{place}.{field.name}", "is not rehearsed under FSDP2 yet", hint)
     if job.adapter is not None and job.adapter.quantised:
         message = "beside quantised weights are not rehearsed under FSDP2: bitsandbytes' kernels need a GPU"
-        yield Problem("job.adapter", message, "plan with --adapter lora:16 or dora:16")
+        yield Problem("job.adapter", message, "plan with `adapter=lora:16` or `adapter=dora:16`")
     if job.precision == "fp8":
         yield Problem("job.precision", "fp8 is not rehearsed under FSDP2 yet", "plan with precision=bf16")
 

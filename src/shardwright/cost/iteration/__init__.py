@@ -1,6 +1,7 @@
 """One iteration: stages, pipeline, gradient synchronisation, update.
 
 * `step`: stage times and what follows the pipeline
+* `gathers`: how often weights are gathered and gradients summed
 * `batch`: seconds for rows of equal pipeline shape, and the verdict on any rows
 * `orthogonalisation`: what Muon adds to the update
 * `footprint`: peak memory of every rank, and the recomputation that fits

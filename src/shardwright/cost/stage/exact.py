@@ -107,8 +107,8 @@ def live_bytes(
 ) -> Floats:
     """Return the bytes that live beside what is kept while a layer runs backward, of stages with the rows `row` of
     tables: `live` [M, 3] by state, `group` [M] for each layer that runs again together, up to the `longest` of a rank's
-    stages."""
-    together = np.where(GROUPED[mode], np.minimum(count, longest), FIRST[mode] == AGAIN)
+    stages; a rank without layers may have one of multi-token prediction."""
+    together = np.where(GROUPED[mode], np.minimum(count, np.maximum(longest, 1)), FIRST[mode] == AGAIN)
     return np.asarray(group[row] * together + live[row, FIRST[mode]])
 
 
