@@ -54,6 +54,9 @@ def names(model: Model) -> frozenset[str]:
 
 def _of_the_whole(model: Model) -> Iterator[Trait]:
     there = {
+        ("encoder" if model.tower and model.tower.part == "encoder" else "tower", "model.tower"): model.tower.noun
+        if model.tower
+        else "",
         ("alibi", "model.position"): "ALiBi positions" if model.position == "alibi" else "",
         ("parallel_block", "model.parallel_block"): "attention and feed-forward side by side"
         if model.parallel_block
@@ -74,9 +77,6 @@ def _of_the_whole(model: Model) -> Iterator[Trait]:
         else "",
         ("second_positions", "model.learned_positions"): f"a position table beside {model.position} positions"
         if model.position != "learned" and model.learned_positions
-        else "",
-        ("encoder" if model.tower and model.tower.part == "encoder" else "tower", "model.tower"): model.tower.noun
-        if model.tower
         else "",
         ("no_attention", "model.layers"): "no attention in any layer" if not model.attentions else "",
         ("mtp", "model.mtp_layers"): "multi-token prediction" if model.mtp_layers else "",

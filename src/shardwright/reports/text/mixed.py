@@ -75,7 +75,8 @@ def settings(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "batch", f"{plan.job.global_batch} = {count} micro-batches of {plan.micro_batch}, shared by {replicas}"
     for place, replica in enumerate(plan.replicas):
         yield "replicas" if place == 0 else "", replica_words(replica)
-    yield "pipeline", "1F1B; the tensor-parallel degree of a stage is in front of its GPU type"
+    kind = "zero bubble" if plan.schedule.weights_apart else "1F1B"
+    yield "pipeline", f"{kind}; the tensor-parallel degree of a stage is in front of its GPU type"
     if (context := plan.replicas[0].stages[0].context_parallel) > 1:
         yield "context", f"context parallel {context}, of every stage"
     yield from strategy.experts_setting(plan)

@@ -142,8 +142,9 @@ def _pipeline_words(plan: Plan) -> str:
     ranks, virtual = len(plan.replicas[0].stages), plan.schedule.virtual_stages
     if ranks == 1:
         return f"one stage of {plan.replicas[0].stages[0].layer_count} layers"
-    kind = f"interleaved 1F1B, {virtual} virtual stages a rank" if virtual > 1 else "1F1B"
-    return f"{kind}; layers per rank {replica_split_words(plan.replicas[0])}"
+    kind = "zero bubble" if plan.schedule.weights_apart else "interleaved 1F1B" if virtual > 1 else "1F1B"
+    chunks = f", {virtual} virtual stages a rank" if virtual > 1 else ""
+    return f"{kind}{chunks}; layers per rank {replica_split_words(plan.replicas[0])}"
 
 
 def _recompute_sentence(plan: Plan) -> str:
