@@ -187,10 +187,11 @@ def recomputations(context: Context, pins: Pins, layout: Layout, split: tuple[in
 
 
 def schedules(context: Context, pins: Pins, layout: Layout, recompute: int) -> list[int]:
-    """Whether gradients of weights are apart: `train` does it for plain products of pipelines that recompute nothing."""
-    job = context.job
+    """Whether gradients of weights are apart, where they are asked for: `train` does it for plain products of pipelines
+    that recompute nothing."""
+    job, asked = context.job, "zero_bubble" in pins
     able = job.framework == "train" and job.precision != "fp8" and layout[2] > 1 and recompute == NONE
-    return left(pins, "zero_bubble", [0, 1] if able else [0])
+    return left(pins, "zero_bubble", [0, 1] if able and asked else [0])
 
 
 def states(context: Context, pins: Pins, layout: Layout) -> list[tuple]:

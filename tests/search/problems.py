@@ -126,6 +126,8 @@ PIPELINES: tuple[oracle.Pins, ...] = (
     {"pp": (4, 6), "tp": (1,), "cp": (1,)},
     {"rank_order": (1,)},
     {"pp": (2,), "tp": (1, 2)},
+    {"zero_bubble": (0, 1)},
+    {"zero_bubble": (1, 0), "pp": (2, 3, 4)},
 )
 UNUSUAL: tuple[oracle.Pins, ...] = (
     {"first_layers": (0, 3)},

@@ -37,7 +37,7 @@ FIXED = {
     Cause.NOT_LOOKED_AT: "not looked at: the search was stopped",
     Cause.NOT_NEEDED: "pruned by bound or not needed",
     findings.NotCovered.VIRTUAL_STAGES: "virtual pipeline stages",
-    findings.NotCovered.ZERO_BUBBLE: "the zero-bubble schedule, but for those of the plans shown",
+    findings.NotCovered.ZERO_BUBBLE: "the zero-bubble schedule (--set zero_bubble=on,off tries it)",
     findings.NotCovered.CONTEXT_OR_EXPERTS: "context and expert parallelism in pipelines for `shardwright train`",
     findings.NotCovered.SHARDED_GRADIENTS: "ZeRO-2 and ZeRO-3",
     findings.NotCovered.SHARDED_PIPELINES: "ZeRO-2 and ZeRO-3 in pipelines on one GPU type",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import ZERO2, ZERO3
-from shardwright.plans.abilities import makers
+from shardwright.plans.abilities import computes_weights_apart, makers
 from shardwright.plans.findings import (
     Cause,
     MixedPlans,
@@ -57,6 +57,9 @@ def left_out(
         yield from _uneven_on_one_type(contexts, space, filters, exportable_to)
         if space.pins.get("pp") != (1,) and space.allowed("sharding", (ZERO2, ZERO3)):
             yield NotCovered.SHARDED_PIPELINES
+        said = mixed is not None and NotCovered.ZERO_BUBBLE in mixed.outcome.not_covered
+        if not said and "zero_bubble" not in space.pins and computes_weights_apart(contexts[0].job):
+            yield NotCovered.ZERO_BUBBLE
 
 
 def _uneven_on_one_type(

@@ -11,7 +11,6 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.memory.facts import headroom
-from shardwright.plans.abilities import computes_weights_apart
 from shardwright.plans.check import check
 from shardwright.plans.findings import DeeperPipelines, Offload, Uncovered
 from shardwright.plans.plan import Plan, Schedule
@@ -26,7 +25,7 @@ from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import not_covered, settings
 from shardwright.search.objective import affordable_value
 from shardwright.search.rules.filters import Filters
-from shardwright.search.space.axes import Space
+from shardwright.search.space.axes import Space, schedules
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
@@ -194,7 +193,7 @@ def _with_zero_bubble(
     plans: Sequence[Plan], contexts: Sequence[Context], space: Space, filters: Filters
 ) -> Iterator[Plan]:
     """Yield the plans with gradients of weights apart, where they may be and fit: they are tried beside the search."""
-    if 1 not in space.allowed("zero_bubble", (0, 1)) or not computes_weights_apart(contexts[0].job):
+    if 1 not in schedules(contexts[0], space):
         return
     known: Known = {}
     for plan in plans:

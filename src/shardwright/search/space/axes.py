@@ -20,7 +20,11 @@ from shardwright.cost.context import Context
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.strategies import UNSHARDED, ZERO1, Strategies
 from shardwright.errors import Problem, SpecError, bad, suggestion
-from shardwright.plans.abilities import flash_attention_runs, tensor_parallel_overlaps
+from shardwright.plans.abilities import (
+    computes_weights_apart,
+    flash_attention_runs,
+    tensor_parallel_overlaps,
+)
 from shardwright.records import record
 from shardwright.search.space.parameters import AXES, SYNONYMS
 from shardwright.spec.catalog.frameworks import OWN
@@ -255,6 +259,13 @@ def expert_degrees(context: Context) -> list[int]:
         if not experts
         else [d for d in divisors(min(experts), context.pool.gpus) if all(e % d == 0 for e in experts)]
     )
+
+
+def schedules(context: Context, space: Space) -> tuple[Value, ...]:
+    """Return whether gradients of weights are apart in pipelines of a space. They are looked at where they are asked
+    for: on GPUs `train` compiles layers, but not these."""
+    asked = "zero_bubble" in space.pins and computes_weights_apart(context.job)
+    return space.allowed("zero_bubble", (0, 1) if asked else (0,))
 
 
 def virtual_stages(context: Context, space: Space, pp: int) -> list[int]:

@@ -39,9 +39,8 @@ from shardwright.cost.strategies import (
     Strategies,
     columns,
 )
-from shardwright.plans.abilities import computes_weights_apart
 from shardwright.records import record
-from shardwright.search.space.axes import Space, Value, offload_fractions, sharded_alone, told_to_shard
+from shardwright.search.space.axes import Space, Value, offload_fractions, schedules, sharded_alone, told_to_shard
 from shardwright.search.space.layouts import Splits, most_recomputed_layers, rank_orders, recompute_counts
 
 OVERLAPS = ("overlap_tp", "overlap_pp", "overlap_grad", "overlap_param")
@@ -105,9 +104,8 @@ def arrangements(
             ((layouts.vpp[i] > 1) & (layouts.pp[i] == 2), how.values("overlap_pp", 1)),
         ],
     )
-    apart = how.values("zero_bubble", *((0, 1) if computes_weights_apart(context.job) else (0,)))
-    whole = how.values("zero_bubble", 0)
-    index, switches = _branch(index, switches, "zero_bubble", lambda i: _when(layouts.pp[i] > 1, apart, whole))
+    staged, alone = schedules(context, how.space), how.values("zero_bubble", 0)
+    index, switches = _branch(index, switches, "zero_bubble", lambda i: _when(layouts.pp[i] > 1, staged, alone))
     stages = layouts.pp[index] * layouts.vpp[index]
     count = choices.count[stages]
     source = np.repeat(np.arange(len(index)), count)

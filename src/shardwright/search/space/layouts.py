@@ -8,7 +8,6 @@ from shardwright.arrays import Bools, Floats, Ints, distinct
 from shardwright.cost.compute.flops import layer_flops_per_token
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, ZERO3, Layouts
-from shardwright.plans.abilities import computes_weights_apart
 from shardwright.records import record
 from shardwright.search.space.axes import (
     Space,
@@ -17,6 +16,7 @@ from shardwright.search.space.axes import (
     divisors,
     expert_degrees,
     offload_fractions,
+    schedules,
     sharded_alone,
     split_choices,
     tensor_parallel_degrees,
@@ -214,9 +214,8 @@ def candidate_counts(
     alone = (plain + lone * on_one) * options("overlap_grad", 0) * no_gather
     state = np.where(rows.dp * rows.cp > 1, unsharded + shardings * len(fractions) * overlapped, alone)
     splits = _split_counts(context, space, rows, choices) * options("zero_bubble", 0)
-    if computes_weights_apart(context.job):
-        apart = options("zero_bubble", 1) * options("recompute", NONE)
-        splits = splits + apart * (rows.pp > 1) * choices.count[rows.pp * rows.vpp]
+    if 1 in schedules(context, space):
+        splits = splits + options("recompute", NONE) * (rows.pp > 1) * choices.count[rows.pp * rows.vpp]
     return np.asarray(order * sequence * flash * p2p * state * splits)
 
 

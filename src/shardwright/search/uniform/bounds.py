@@ -36,8 +36,8 @@ from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.stage.relaxed import fewest_repeated
 from shardwright.cost.stage.terms import WHOLE
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Layouts, Strategies
-from shardwright.plans.abilities import computes_weights_apart
 from shardwright.records import record
+from shardwright.search.space.axes import schedules
 from shardwright.search.space.expand import Axes, layer_variants
 
 
@@ -326,7 +326,7 @@ def filling_seconds(context: Context, how: Axes, rows: Layouts, count: Ints, wor
     c = (K + P - 1) / P, whatever t_0 and t_l. Interleaved: rank r begins after the first stages of the ranks before
     it, and the mean over r counts.
     """
-    if computes_weights_apart(context.job) and 1 in how.values("zero_bubble", 0, 1):
+    if 1 in schedules(context, how.space):
         return np.zeros(len(rows))
     pp, vpp = rows.pp, rows.vpp
     plain = np.where(count >= pp + 2, (pp - 1) / pp * work, 0.0)
