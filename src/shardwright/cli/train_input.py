@@ -233,6 +233,9 @@ def require_measurable(plan: Plan) -> None:
     if plan.layered:
         message = "under uneven FSDP a unit runs all micro-batches at once, which are not timed one by one"
         raise bad("--profile", message, "measure under a plan of equal copies on the same machines")
+    if plan.schedule.weights_apart:
+        message = "a layer profile has whole backward passes, which this schedule parts"
+        raise bad("--profile", message, "measure under 1f1b, or interleaved")
 
 
 def require_input(plan: Plan, settings: Settings) -> None:

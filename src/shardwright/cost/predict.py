@@ -139,6 +139,8 @@ def _breakdown(plan: Plan, iteration: Mixed, slowest: int, rank: int) -> TimeBre
     busy = count * float(raw.both[0, :, rank].sum())
     free = pipeline_seconds(plan, replica, raw, np.zeros_like(timed.transfers))
     named = _named(table, of, count * float(raw.recompute[0, :, rank].sum()))
+    if plan.schedule.weights_apart:
+        named["tensor_parallel_seconds"] += of(table.beside_weights)
     software = lane.context.software
     launching = count * 2.0 * software.pass_seconds * plan.schedule.virtual_stages
     hidden = max(busy - launching - sum(named.values()), 0.0)

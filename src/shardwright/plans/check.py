@@ -226,8 +226,10 @@ def _positions(plan: Plan) -> Iterator[Problem]:
 def position_problems(model: Model, job: Job, place: str = "`seq_len=`") -> Iterator[Problem]:
     """Yield what is wrong with the length of samples, which stands at `place`, whatever the plan."""
     seq_len = job.seq_len
-    if model.position == "learned" and 0 < model.learned_positions < seq_len:
-        message = f"{seq_len} is longer than the model's table of {model.learned_positions} positions"
+    # OPT and BART have rows before the first position, which no sample reaches.
+    longest = min(model.learned_positions, model.max_position or model.learned_positions)
+    if model.position == "learned" and 0 < longest < seq_len:
+        message = f"{seq_len} is longer than the model's table of {longest} positions"
         yield Problem(place, message, "train on shorter sequences, or enlarge learned_positions")
     yield from image_problems(model, job, place)
 

@@ -130,10 +130,13 @@ def _changes(context: Context, row: Row) -> Iterator[tuple[Row, bool]]:
     """Yield rows with one change each, and whether it is free."""
     for change in _switches(row):
         yield {**row, **change}, True
+    whole = {"zero_bubble": False}  # recomputation, sharded gradients and a single stage have no such schedule
     for change in _recomputations(context, row):
-        yield {**row, **change}, change["recompute"] == NONE or row["recompute"] in (UNIFORM, BLOCK)
+        apart = {} if change["recompute"] == NONE else whole
+        yield {**row, **change, **apart}, change["recompute"] == NONE or row["recompute"] in (UNIFORM, BLOCK)
     for change in (*_states(row), *_batches(context, row), *_pipelines(context, row), *_degrees(context, row)):
-        yield {**row, **change}, False
+        new = {**row, **change}
+        yield {**new, **(whole if new["sharding"] >= ZERO2 or new["pp"] == 1 else {})}, False
 
 
 def _switches(row: Row) -> Iterator[Row]:
@@ -153,6 +156,8 @@ def _switches(row: Row) -> Iterator[Row]:
             yield {"overlap_grad": True, "overlap_param": True}
     if row["offload"] > 0:
         yield {"offload": 0.0}
+    if row["zero_bubble"]:
+        yield {"zero_bubble": False}
 
 
 def _recomputations(context: Context, row: Row) -> Iterator[Row]:

@@ -126,6 +126,8 @@ def image_problems(model: Model, job: Job, place: str) -> Iterator[Problem]:
         yield Problem(place.replace("seq_len", "encoder_seq_len"), message, "leave it out")
     if unknown := [part for part in job.freeze or () if part not in parts_of(model)]:
         message = f"{model.name} has no {' and no '.join(unknown)} to freeze"
+        if tower is not None and tower.input == "text":
+            message = f"{model.name}'s encoder shares the embedding of its decoder, and is trained with it"
         hint = f"name some of {', '.join(parts_of(model))}" if parts_of(model) else "leave it out"
         yield Problem(place.replace("seq_len", "freeze"), message, hint)
     if tower is None:
@@ -135,8 +137,10 @@ def image_problems(model: Model, job: Job, place: str) -> Iterator[Problem]:
         yield Problem(place.replace("seq_len", "adapter"), message, "train all weights")
     if tower.input == "image":
         yield from _unseen_images(model, tower, job, place)
-    elif tower.position == "learned" and 0 < tower.learned_positions < taken_of(tower, job).positions:
-        message = f"the encoder has a table of {tower.learned_positions} positions, fewer than its sequence"
+    unused = max(model.learned_positions - model.max_position, 0) if model.max_position else 0  # BART's first rows
+    longest = tower.learned_positions - unused
+    if tower.input == "text" and tower.position == "learned" and 0 < longest < taken_of(tower, job).positions:
+        message = f"the encoder has a table of {longest} positions, fewer than its sequence"
         yield Problem(place.replace("seq_len", "encoder_seq_len"), message, "give at most that many")
 
 

@@ -24,6 +24,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from shardwright.arrays import Array, Bools, Floats
+from shardwright.cost.pipeline.schedule import WORDS
 from shardwright.errors import SpecError, bad
 from shardwright.progress import tell
 from shardwright.traces.figures import COMPUTE, NOTHING, Activity, Spans, kind_of, union
@@ -38,8 +39,7 @@ ALLOCATE = re.compile(r"(cuda|hip)(Malloc|Free)(Async|Host)?$|cuMem(Create|Map|U
 RANK_OF_NAME = re.compile(r"rank[-_ .]?(\d+)", re.IGNORECASE)
 # What the spans of a trace of `train` are (`runtime.timing.step_trace`).
 OWN = {
-    "forward": COMPUTE,
-    "backward": COMPUTE,
+    **dict.fromkeys(WORDS, COMPUTE),
     "optimizer": "optimizer",
     "wait": "send_recv",
     "synchronise": "all_reduce",

@@ -35,6 +35,7 @@ from shardwright.errors import bad
 from shardwright.records import record
 
 FORWARD, BACKWARD, WEIGHTS = 0, 1, 2  # numeric
+WORDS = ("forward", "backward", "gradients of weights")  # of each
 
 # The least number of micro-batches in one repetition of 1F1B's middle. At least P, so that a repetition holds the
 # whole period of the state: a cycle of waits between ranks i and k takes k - i + 1 micro-batches.

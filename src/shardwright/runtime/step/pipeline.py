@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from shardwright.cost.pipeline.schedule import FORWARD, WEIGHTS, Operation, Order, order_of_schedule
+from shardwright.cost.pipeline.schedule import FORWARD, WEIGHTS, WORDS, Operation, Order, order_of_schedule
 from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.places import Place
@@ -228,5 +228,4 @@ def _complete(sync: GradientSync, index: int, *, last: bool) -> None:
 
 
 def _words(operation: Operation) -> str:
-    what = ("forward", "backward", "gradients of weights")[operation.kind]
-    return f"{what} of micro-batch {operation.micro_batch} in virtual stage {operation.virtual_stage}"
+    return f"{WORDS[operation.kind]} of micro-batch {operation.micro_batch} in virtual stage {operation.virtual_stage}"

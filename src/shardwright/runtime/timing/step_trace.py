@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from shardwright.cost.pipeline.schedule import WORDS
 from shardwright.exporters.perfetto import DEVICE, HOST, MeasuredSpan, RankTrace, measured_trace
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.step.engine import StepResult
@@ -52,7 +53,7 @@ def spans(trace: StepTrace, events: Sequence[Event], result: StepResult, data_se
     found = [MeasuredSpan(name="wait for samples", kind="data", begin=0.0, end=data_seconds)]
     for event in events:
         _, virtual_stage, micro_batch = event.operation
-        name = ("forward", "backward", "gradients of weights")[event.operation.kind]
+        name = WORDS[event.operation.kind]
         asked, began, ended = (
             seconds_between(trace.began, moment) for moment in (event.asked, event.began, event.ended)
         )
