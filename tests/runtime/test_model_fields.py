@@ -95,6 +95,7 @@ REFUSED: dict[str, tuple[Change, Model]] = {
     "Model.guesses": (whole(guesses=("no biases",)), DENSE),
     "Layer.norms": (each_layer(norms=4), DENSE),
     "Layer.mixer": (each_layer(mixer=ShortConvolution(channels=32, width=3)), DENSE),
+    "Layer.cross": (lambda model: each_layer(cross=model.layers[0].self_attention)(model), DENSE),
     "Attention.gate": (attention(gate="element"), DENSE),
     "Attention.sparse": (attention(sparse=SparseAttention(top_k=4, heads=2, head_dim=8)), DENSE),
     "Moe.latent": (inside("moe", latent=16), MIXTURE),

@@ -92,7 +92,7 @@ def priced(model: Model, how: Setting) -> tuple[float, float]:
     """Return the same from the cost model, over links of a byte a second and beside no computation."""
     shard, job = shard_of(how)
     nothing = np.zeros(1)
-    found = layer_seconds(model, model.layers[0], shard, job, ONE_BYTE_A_SECOND, BARE, "alltoall", *[nothing] * 4)
+    found = layer_seconds(model, model.layers[0], shard, job, ONE_BYTE_A_SECOND, BARE, "alltoall", *[nothing] * 5)
     return (
         2.0 * float((found.tp_forward + found.cp_forward + found.ep_forward)[0]),
         2.0 * float((found.tp_backward + found.cp_backward + found.ep_backward)[0]),

@@ -142,6 +142,7 @@ def untrainable_model(model: Model) -> Iterator[Problem]:
         f"the activation {model.activation}": model.activation not in ACTIVATIONS,
         "an embedding narrower than the model": model.embedding_width is not None,
         model.tower.noun if model.tower else "a tower": model.tower is not None,
+        "attention to what an encoder gives": any(kind.cross is not None for kind in model.kinds),
         "multi-token prediction": model.mtp_layers > 0,
         "masked tokens without a token for them": not model.causal and computed.mask_token is None,
         "layers with another number of norms than their places": not all(_placed(model, kind) for kind in model.kinds),
