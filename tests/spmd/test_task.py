@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from shardwright import load_cluster
 from shardwright.errors import SpecError
+from shardwright.spmd import synthesize
 from shardwright.spmd.task import Task, load_task
 
 
@@ -50,6 +54,37 @@ def test_what_a_users_module_raises_is_said_with_its_line(
     (problem,) = raised.value.problems
     assert problem.path == (f"{tmp_path / f'users_{kind}.py'}:{line}" if line else f"users_{kind}:task")
     assert error in problem.message
+
+
+def layer() -> nn.Module:
+    return nn.Linear(4, 1)
+
+
+def raising(*_: object) -> None:
+    raise KeyError("a name that is not there")
+
+
+TASK = Task(build=layer, batch={"x": torch.ones(2, 4)}, loss=lambda module, batch: module(batch["x"]).sum())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"build": raising}, "`build` fails: KeyError"),
+        ({"build": lambda: 3}, "returns a int"),
+        ({"loss": raising}, "cannot be traced: KeyError"),
+        ({"loss": lambda module, batch: module(batch["z"]).sum()}, "cannot be traced: KeyError"),
+        ({"small": raising}, "`small` fails: KeyError"),
+    ],
+)
+def test_what_a_task_raises_while_it_is_planned_is_said_with_its_line(
+    changed: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synthesize, "MOST_BYTES", -1.0)  # so that a smaller task is asked for
+    with pytest.raises(SpecError, match=message) as raised:
+        synthesize.plan(replace(TASK, **changed), load_cluster("1x2xA100-SXM-80"))
+    (problem,) = raised.value.problems
+    assert "int" in message or problem.path.startswith(f"{__file__}:")
 
 
 def test_a_module_that_is_not_there_is_looked_for_in_another_folder() -> None:

@@ -83,7 +83,7 @@ def _module(task: Task) -> nn.Module:
     """Return the task's module with weights, the same every time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module = task.build().train()
+        module = task.module()
         with torch.no_grad():
             for parameter in module.parameters():
                 if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):

@@ -192,8 +192,7 @@ def _told_once() -> Iterator[None]:
 
 def _initial(task: Task, seed: int) -> dict[str, Tensor]:
     torch.manual_seed(seed)
-    with user_code("the task's `build` fails"):
-        return {name: tensor.detach() for name, tensor in whole_state(task.build()).items()}
+    return {name: tensor.detach() for name, tensor in whole_state(task.module()).items()}
 
 
 def _saved(state: dict[str, Tensor], path: Path) -> None:

@@ -70,15 +70,23 @@ class Task:
             group["params"].append(parameter)
         return self.optimizer(groups)
 
+    def module(self) -> nn.Module:
+        """Return the module, ready for training. Raises `SpecError` with the line at which `build` fails."""
+        with user_code("the task's `build` fails", "the task"):
+            built = self.build()
+        if not isinstance(built, nn.Module):
+            raise bad("the task", f"its `build` returns a {type(built).__name__}", "return a torch.nn.Module")
+        return built.train()
+
     def skeleton(self) -> nn.Module:
-        """Return the module, ready for training: without memory for its parameters, unless values of tensors are read
-        to build it."""
+        """Return the same without memory for its parameters, unless values of tensors are read to build it."""
         try:
             with torch.device("meta"):
-                return self.build().train()
-        except (NotImplementedError, RuntimeError):
-            with user_code("the task's `build` fails"):
-                return self.build().train()
+                return self.module()
+        except SpecError as error:
+            if not isinstance(error.__cause__, (NotImplementedError, RuntimeError)):
+                raise
+        return self.module()
 
 
 def load_task(name: str) -> Task:
