@@ -48,6 +48,7 @@ def test_counts_are_those_of_the_published_runs(cases: list[Case]) -> None:
     assert counted == {
         "offload": (len(offloaded), len(runs)),
         "sharding": (len(zero2), len(runs)),
+        "zero_bubble": (0, len(runs)),
         "gpu_types": (len(mixed), len(runs)),
         "unreported_types": (0, len(runs)),
     }

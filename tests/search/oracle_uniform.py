@@ -254,7 +254,7 @@ def layout_numbers(rows: Strategies) -> np.ndarray:
 def rare_switches(context: Context, rows: Strategies) -> np.ndarray:
     """Return how much a row has of what hardly any published run has, or none of such a model on such a GPU, [N]."""
     architecture, kind = context.pool.gpu.architecture, training_kind(context.model, adapters=False)
-    rare = (rows.offload > 0) * 1 + (rows.sharding == ZERO2) + (rows.vpp > 12)
+    rare = (rows.offload > 0) * 1 + (rows.sharding == ZERO2) + (rows.vpp > 12) + rows.zero_bubble
     for row in shipped_table("shardwright.cost.trust", "rare_switches.csv"):
         if (row["architecture"], row["model_kind"]) == (architecture, kind):
             values = getattr(rows, row["axis"])

@@ -40,6 +40,7 @@ SWITCHES = (
     Switch("optimizer offload", "offload", 1e-9, 1.0),
     Switch("ZeRO-2", "sharding", 2, 2),
     Switch("more than 12 virtual stages", "vpp", 13, among=2),
+    Switch("zero bubble", "zero_bubble", 1, 1),
     Switch("tensor-parallel overlap", "overlap_tp", 1, 1),
     Switch("context parallelism", "cp", 2),
     Switch("micro-batches above 4", "micro_batch", 5),

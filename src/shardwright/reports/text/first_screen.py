@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from shardwright.cost.trust.rarity import UNREPORTED, rare_in
+from shardwright.plans.findings import MixedPlans
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby, Ranking, Usual
@@ -143,8 +144,10 @@ def _left_out(ranking: Ranking) -> Iterator[str]:
     kinds = ranking.search.not_covered if ranking.search.gap is not None else ()
     shown = kinds if len(kinds) <= NAMED + 1 else kinds[:NAMED]
     more = [f"{len(kinds) - len(shown)} other kinds that --details names"] if len(shown) < len(kinds) else []
+    mixes = [in_words(kind) for kind in shown if isinstance(kind, MixedPlans)]
+    others = [*(in_words(kind) for kind in shown if not isinstance(kind, MixedPlans)), *more]
     if kinds:
-        yield "plans with " + "; ".join([*map(in_words, shown), *more])
+        yield "; ".join([*mixes, *(["plans with " + "; ".join(others)] if others else [])])
 
 
 def _near(best: Plan, row: Nearby) -> str:
