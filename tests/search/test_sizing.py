@@ -65,6 +65,16 @@ def test_quantized_weights_are_those_of_the_paper() -> None:
     assert weights == pytest.approx(NF4_BYTES * (model.parameters - embeddings) + 2 * embeddings, rel=0.02)
 
 
+@pytest.mark.parametrize("limit", [77, 200, 448, 1026, 2047])
+def test_a_sequence_may_be_as_long_as_the_model_takes(limit: int) -> None:
+    """Whatever the limit: lengths are tried in steps."""
+    cluster = load_cluster("1x1xA100-SXM-80")
+    short = replace(load_model("llama-3.2-1b"), max_position=limit)
+    sizing = fit(short, cluster, make_job(global_batch=1, seq_len=min(limit, 64), framework="fsdp"))
+    fitting = [size for size in sizing.sizes if size.fits]
+    assert len(fitting) > 2 and {size.longest_sequence for size in fitting} == {limit}
+
+
 @pytest.mark.parametrize(
     ("model", "cluster", "each"),
     [("llama-3.1-8b", "1x1xRTX3090", 1), ("llama-3.1-8b", "1x8xRTX3090", 4), *nightly([("llama-3.2-1b", "1x2xT4", 2)])],

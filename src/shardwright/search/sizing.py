@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from math import gcd
 
 import numpy as np
 
@@ -35,7 +36,7 @@ SURE = 0.9  # the probability with which something is said to fit
 HOPELESS = 0.1  # that with which it is said not to
 MOST_GPUS = 1024  # that are tried for sharding
 MOST_SAMPLES = 1024  # that are tried as a micro-batch
-SHORTEST = 256  # tokens; sequences are tried in steps of it
+SHORTEST = 256  # tokens; sequences are tried in steps of it, or of a part of it of which a model's limit is a multiple
 LONGEST = 1 << 20  # tokens that are tried where a model says no longest sequence
 TRIED = 32  # sizes that are costed at once
 
@@ -231,19 +232,20 @@ def _longest_sequence(account: _Account, way: TrainingWay, job: Job) -> int | No
     """Return the longest sequence that fits, one at a time on each GPU, up to what the model can. Where attention is
     fused, memory depends on the tokens alone: sequences are sized as so many short ones, but of a model with a tower,
     which has as many images in a long one."""
-    most = (account.model.max_position or LONGEST) // SHORTEST
+    limit = account.model.max_position or LONGEST
+    step = gcd(limit, SHORTEST)
     plain = job.document_tokens is None and account.model.tower is None
     fused = plain and fused_attention_runs(account.pool.gpu, job.precision)
 
     def tokens_fit(steps: Ints) -> Floats:
         if fused:
-            return account.fit(way, replace(job, seq_len=SHORTEST), steps, np.full(len(steps), account.count))
+            return account.fit(way, replace(job, seq_len=step), steps, np.full(len(steps), account.count))
         ones, here = np.ones(1, dtype=np.int64), np.full(1, account.count)
-        lengths = (replace(job, seq_len=SHORTEST * int(step)) for step in steps)
+        lengths = (replace(job, seq_len=step * int(number)) for number in steps)
         return np.concatenate([account.fit(way, length, ones, here) for length in lengths])
 
-    longest = _last(1, most, tokens_fit, at_once=TRIED if fused else 1)
-    return None if longest is None else longest * SHORTEST
+    longest = _last(1, limit // step, tokens_fit, at_once=TRIED if fused else 1)
+    return None if longest is None else longest * step
 
 
 def _last(low: int, high: int, fits: Callable[[Ints], Floats], at_once: int = TRIED) -> int | None:
