@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from tests.cli.running import run
 
 import shardwright
 from shardwright.plans.findings import NoTrainer
@@ -65,3 +68,15 @@ def offers() -> Offers:
 
 def job(framework: str = "megatron") -> Job:
     return shardwright.make_job(**JOB, tokens="1B", framework=framework)
+
+
+@pytest.mark.parametrize("framework", ["fsdp", "deepspeed", "torchtitan", "train"])
+@pytest.mark.parametrize("pin", ["pp=2", "sharding=zero1", "recompute=block", "offload=0.5", "overlap_tp=on", "vpp=2"])
+def test_rules_that_are_said_to_leave_no_plan_dropped_some(framework: str, pin: str) -> None:
+    """Of a framework's rules, of which there are a dozen and more, no other is named."""
+    arguments = ["plan", "--model", "llama-3.1-8b", "--cluster", "1x8xH100-SXM", "--global-batch", "64"]
+    answer = json.loads(run([*arguments, "--seq-len", "4096", "--framework", framework, "--set", pin, "--json"]).out)
+    reason = (answer.get("infeasible") or {}).get("reason", {})
+    if reason.get("kind") == "rules_drop_all":
+        dropping = {item["rule"] for item in answer["search"]["rejected"] if item["kind"] == "rule"}
+        assert reason["rules"] and dropping.issuperset(reason["rules"])

@@ -67,7 +67,8 @@ def explain(
     ):
         return _too_dear(contexts, space, filters, mixed)
     if filters.rules and _possible(contexts, space, Filters()):
-        return _ruled_out(contexts, space, filters)
+        dropping = [rejection.rule for rejection, _ in report.rejected if rejection.cause is Cause.RULE]
+        return _ruled_out(contexts, space, filters, dropping)
     if space.pins and _possible(contexts, Space(), filters):
         return _pinned(contexts, space, filters)
     return _memory(contexts, space)
@@ -116,16 +117,18 @@ def _without(space: Space, axis: str) -> Space:
     return replace(space, pins={name: values for name, values in space.pins.items() if name != axis})
 
 
-def _ruled_out(contexts: Sequence[Context], space: Space, filters: Filters) -> NoPlan:
+def _ruled_out(contexts: Sequence[Context], space: Space, filters: Filters, dropping: Sequence[str]) -> NoPlan:
     """The rules, a trainer's or the user's, drop what fits: of rules that speak of a pinned axis, those that do so
-    alone are named, and the pins that would leave a plan."""
+    alone are named, else those of them that were found `dropping` any, else all that were; and the pins that would
+    leave a plan."""
+    speaking = [rule for rule in filters.rules if {AXIS_OF.get(name) for name in rule.variables} & set(space.pins)]
     barring = [
         rule.name
-        for rule in filters.rules
-        if {AXIS_OF.get(name) for name in rule.variables} & set(space.pins)
-        and _possible(contexts, space, Filters(rules=tuple(other for other in filters.rules if other is not rule)))
+        for rule in speaking
+        if _possible(contexts, space, Filters(rules=tuple(other for other in filters.rules if other is not rule)))
     ]
-    names = tuple(barring) or tuple(rule.name for rule in filters.rules)
+    active = [rule.name for rule in speaking if rule.name in dropping]
+    names = tuple(barring or active or dropping) or tuple(rule.name for rule in filters.rules)
     freed = tuple(_unpinned(contexts, space, filters))
     return NoPlan(reason=RulesDropAll(names), remedies=freed or (Change.RELAXED_RULES,))
 
