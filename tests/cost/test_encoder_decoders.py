@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.cost.saved_tensors import saved_bytes
 from tests.cost.test_frozen_parts import priced_flops, shard
 from tests.nightly import nightly
 from tests.spec.test_encoder_decoders import seq2seq_class
@@ -127,21 +129,10 @@ def fused_with_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
 
 
-def saved_bytes(kind: str, encoder: int, decoder: int) -> int:
+def saved(kind: str, encoder: int, decoder: int) -> int:
     torch = pytest.importorskip("torch")
     model = built(kind, encoder, decoder, dtype=torch.bfloat16, attn_implementation="sdpa")
-    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    saved: dict[int, int] = {}
-    held: list[Any] = []
-
-    def keep(tensor: Any) -> Any:
-        held.append(tensor)
-        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss_of(model)
-    return sum(size for place, size in saved.items() if place not in weights)
+    return saved_bytes(model, partial(loss_of, model))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -152,7 +143,7 @@ def test_a_layer_keeps_as_much_as_pytorch_saves(kind: str, monkeypatch: pytest.M
     model, job = described(kind)
     assert model.tower is not None
     samples = replace(shard(flash=True), micro_batch=np.full(1, SAMPLES))
-    least, *more = (saved_bytes(kind, *depths) for depths in ((1, 1), (2, 1), (1, 2)))
+    least, *more = (saved(kind, *depths) for depths in ((1, 1), (2, 1), (1, 2)))
     one, two = (tower_kept_bytes(replace(model.tower, depth=depth), samples, job)[0][0] for depth in (1, 2))
     assert two - one == pytest.approx(more[0] - least, rel=0.03)
     assert layer_activation_bytes(model, samples, job).kept[1][0] == pytest.approx(more[1] - least, rel=0.03)

@@ -3,11 +3,13 @@ what a layer of the language model keeps by the tensors that autograd saves."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.cost.saved_tensors import saved_bytes
 from tests.cost.test_towers import SEEING, account
 from tests.nightly import nightly
 
@@ -113,21 +115,10 @@ def test_a_step_has_the_weights_and_the_flops_of_pytorch(frozen: tuple[str, ...]
     assert priced_flops(model, job, shard(flash=False)) == pytest.approx(counted, rel=5e-3)
 
 
-def saved_bytes(depth: int, frozen: tuple[str, ...]) -> int:
+def saved(depth: int, frozen: tuple[str, ...]) -> int:
     torch = pytest.importorskip("torch")
     model = built(depth, frozen, dtype=torch.bfloat16, attn_implementation="sdpa")
-    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    saved: dict[int, int] = {}
-    held: list[Any] = []
-
-    def keep(tensor: Any) -> Any:
-        held.append(tensor)
-        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss_of(model)
-    return sum(size for place, size in saved.items() if place not in weights)
+    return saved_bytes(model, partial(loss_of, model))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +127,7 @@ def saved_bytes(depth: int, frozen: tuple[str, ...]) -> int:
 def test_a_layer_keeps_as_much_as_pytorch_saves(frozen: tuple[str, ...]) -> None:
     model, job = described(2, frozen)
     kept = float(layer_activation_bytes(model, shard(flash=True), job).kept[1][0])
-    assert kept == pytest.approx(saved_bytes(3, frozen) - saved_bytes(2, frozen), rel=0.03)
+    assert kept == pytest.approx(saved(3, frozen) - saved(2, frozen), rel=0.03)
 
 
 def test_a_frozen_language_model_has_no_gradients_and_no_state() -> None:

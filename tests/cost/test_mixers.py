@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.cost.saved_tensors import saved_bytes
 from tests.nightly import nightly
 
 from shardwright.cost.compute.flops import layer_flops_per_token
@@ -127,24 +128,13 @@ def test_kept_bytes_of_the_short_convolution_are_its_saved_tensors() -> None:
     from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
     module = Lfm2ShortConv(Lfm2Config(**CASES["lfm2"]), layer_idx=0).bfloat16()
-    weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-    saved: dict[int, int] = {}
-
-    def keep(tensor: Any) -> Any:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
     hidden = torch.randn((1, TOKENS, 128), dtype=torch.bfloat16, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = module(hidden)
-    assert result.requires_grad
+    saved = saved_bytes(module, lambda: module(hidden))
     mixer = model_of_config({"model_type": "lfm2", **CASES["lfm2"]}, "config.json").layers[0].mixer
     assert mixer is not None
     work = mixer.work(128)
     ours = TOKENS * (2.0 * (work.kept + 128) + 4.0 * work.kept_single)
-    assert ours == pytest.approx(sum(saved.values()), rel=0.03)
+    assert ours == pytest.approx(saved, rel=0.03)
 
 
 def shards(tp: list[int]) -> Shard:

@@ -13,9 +13,11 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.cost.saved_tensors import saved_bytes
 from tests.spec.count_with_transformers import written
 
 OUT = Path(__file__).with_name("transformers_towers.json")
@@ -123,18 +125,7 @@ def _kept_of_a_layer(model_type: str, given: dict[str, Any]) -> int:
         vision = config.vision_config
         setattr(vision, "depth" if hasattr(vision, "depth") else "num_hidden_layers", depth)
         model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
-        weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-        there: dict[int, int] = {}
-        held: list[Any] = []
-
-        def pack(tensor: Any, there: dict[int, int] = there, held: list[Any] = held) -> Any:
-            held.append(tensor)
-            there[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            _see(model.train())
-        saved.append(sum(size for place, size in there.items() if place not in weights))
+        saved.append(saved_bytes(model, partial(_see, model.train())))
     return saved[1] - saved[0]
 
 
