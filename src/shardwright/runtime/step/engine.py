@@ -146,9 +146,7 @@ def make_engine(
     sync = GradientSync(layout, place, store, groups, sharded=sharded, overlap=plan.overlap.grad_reduce)
     later: Later | None = [] if plan.schedule.weights_apart else None
     unsharding = Unsharding(layout, place, store, groups, sync, later)
-    products = PLAIN if later is None else putting_off(later)
-    if precision == "fp8":
-        products = FP8
+    products = FP8 if precision == "fp8" else PLAIN if later is None else putting_off(later)
     if plan.job.adapter is not None:
         products = replace(products, adapters=AdapterProducts(scale=plan.job.adapter.scale, tensor=tensor))
     chunks = [
