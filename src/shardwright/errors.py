@@ -23,9 +23,13 @@ class Problem:
     hint: str = ""
 
     def __str__(self) -> str:
-        place = f"{self.path}: " if self.path else ""
         remedy = f" ({self.hint})" if self.hint else ""
-        return f"{place}{self.message}{remedy}"
+        return f"{self.wrong}{remedy}"
+
+    @property
+    def wrong(self) -> str:
+        """What is wrong and where, without the remedy."""
+        return f"{self.path}: {self.message}" if self.path else self.message
 
 
 class SpecError(ValueError):

@@ -178,13 +178,13 @@ def test_pins_that_leave_nothing_are_named() -> None:
     reason = NoLegalLayout(
         gpus=CLUSTER.gpus, gpu=CLUSTER.pools[0].gpu.name, global_batch=64, pins=("tp=3", "recompute=none")
     )
-    assert result.infeasible == NoPlan(reason=reason, remedies=(Unpin("tp"),))
+    assert result.infeasible == NoPlan(reason=reason, remedies=(Unpin("tp", legal=("1", "2", "4", "8")),))
 
 
 def test_a_pin_is_named_as_the_reason_only_where_leaving_it_free_helps() -> None:
     job, space = make_job(global_batch=64, seq_len=2048, precision="fp16"), parse_pins(["flash=on", "tp=2"])
     nothing = plan(MODEL, load_cluster("1x8xV100-SXM2-32"), job, space=space).infeasible
-    assert nothing is not None and nothing.remedies == (Unpin("flash"),)
+    assert nothing is not None and nothing.remedies == (Unpin("flash", legal=("no",)),)
 
 
 def test_rules_that_leave_nothing_are_named() -> None:

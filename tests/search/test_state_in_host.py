@@ -165,4 +165,4 @@ def test_state_that_is_not_sharded_has_no_part_in_host_memory() -> None:
         "llama-3.2-1b", "1x2xA100-SXM-80", make_job(global_batch=8, seq_len=512), framework="deepspeed", pins=pins
     )
     assert none.infeasible is not None and isinstance(none.infeasible.reason, NoLegalLayout)
-    assert none.infeasible.remedies == (Unpin("sharding"), Unpin("offload"))
+    assert none.infeasible.remedies == (Unpin("sharding", legal=("zero1", "zero2", "zero3")), Unpin("offload"))

@@ -46,7 +46,7 @@ def support(
 
         words = f"{answer.model.name} (family {answer.model.family})"
         lacks = {name: list(lacking) for name, lacking in answer.lacks.items()}
-        lacks["spmd"] = [f"{problem.path} {problem.message}" for problem in layer_refusals(answer.model, "spmd")]
+        lacks["spmd"] = [problem.wrong for problem in layer_refusals(answer.model, "spmd")]
         write(model_support_text(words, lacks, terminal_width()))
     elif answer.trainers:
         _write_matrix(answer, details=framework is not None)

@@ -344,10 +344,12 @@ class Change(Enum):
 
 @record(kw_only=False)
 class Unpin:
-    """Leave an axis free: there are legal layouts then or, where `seconds` are given, a plan that takes these."""
+    """Leave an axis free: there are legal layouts then, with the `legal` values of the axis where these are few, or,
+    where `seconds` are given, a plan that takes these."""
 
     axis: str
     seconds: float | None = None
+    legal: tuple[str, ...] = ()
 
 
 @record(kw_only=False)

@@ -263,7 +263,8 @@ def _(finding: findings.TooLittleMemory) -> str:
 def _(finding: findings.Unpin) -> str:
     result = "there are legal layouts" if finding.seconds is None else "it fits"
     time = "" if finding.seconds is None else f" ({format_seconds(finding.seconds)} an iteration)"
-    return f"without --set {finding.axis}=… {result}{time}"
+    values = f": {finding.axis} may be {', '.join(finding.legal)}" if finding.legal else ""
+    return f"without --set {finding.axis}=… {result}{time}{values}"
 
 
 @in_words.register

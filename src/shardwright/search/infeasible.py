@@ -40,7 +40,7 @@ from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, pin_words, searched
 from shardwright.search.space.layouts import candidate_counts, layouts, splits
-from shardwright.search.space.parameters import AXIS_OF
+from shardwright.search.space.parameters import AXES, AXIS_OF
 from shardwright.search.uniform.completion import fitting_layouts
 from shardwright.search.uniform.search import search
 from shardwright.spec.job import Job
@@ -95,7 +95,11 @@ def _try(context: Context, space: Space, filters: Filters) -> float | None:
 def _nothing_legal(contexts: Sequence[Context], space: Space) -> NoPlan:
     """The settings leave no legal layout at all."""
     context = contexts[0]
-    remedies = [Unpin(axis) for axis in space.pins if any(_legal(place, _without(space, axis)) for place in contexts)]
+    remedies = [
+        Unpin(axis, legal=_legal_values(contexts, space, axis))
+        for axis in space.pins
+        if any(_legal(place, _without(space, axis)) for place in contexts)
+    ]
     reason = NoLegalLayout(
         gpus=context.pool.gpus,
         gpu=context.pool.gpu.name,
@@ -110,6 +114,25 @@ def _legal(context: Context, space: Space) -> bool:
     space = searched(context, space)
     rows = layouts(context, space)
     return bool(candidate_counts(context, space, rows, splits(context, space, rows.pp * rows.vpp)).any())
+
+
+def _legal_values(contexts: Sequence[Context], space: Space, axis: str) -> tuple[str, ...]:
+    """Return the values of an axis, in words, with which the other pins have a candidate. Empty where they are neither
+    named nor decided by a layout: layers, parts of the state."""
+    if AXES[axis]:
+        named = {code: replace(space, pins={**space.pins, axis: (code,)}) for code in AXES[axis].values()}
+        values = [code for code, pinned in named.items() if any(_legal(place, pinned) for place in contexts)]
+    else:
+        values = sorted({value for place in contexts for value in _in_layouts(place, _without(space, axis), axis)})
+    return tuple(pin_words(axis, (value,)).partition("=")[2] for value in values)
+
+
+def _in_layouts(context: Context, space: Space, axis: str) -> set[int]:
+    """Return the values of an axis in the layouts of a space that have a candidate."""
+    space = searched(context, space)
+    rows = layouts(context, space)
+    counts = candidate_counts(context, space, rows, splits(context, space, rows.pp * rows.vpp))
+    return {int(value) for value in np.unique(getattr(rows, axis)[counts > 0])} if hasattr(rows, axis) else set()
 
 
 def _without(space: Space, axis: str) -> Space:

@@ -77,7 +77,7 @@ class Question:
         found: dict[str, str] = {}
         for name in self.trainers(framework):
             problems = model_refusals(name, self.model, self.cluster, self.on(framework))
-            found[name] = "" if not problems else f"{problems[0].path} {problems[0].message}"
+            found[name] = "" if not problems else problems[0].wrong
         return found
 
 

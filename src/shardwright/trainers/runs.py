@@ -140,7 +140,7 @@ def support(model: Model | str | None = None, *, framework: str | None = None) -
         return Support(trainers=names, facts=chosen_facts(names), families=answers)
     chosen = load_model(model) if isinstance(model, str) else model
     lacks = {
-        answer.trainer.name: tuple(f"{problem.path} {problem.message}" for problem in answer.refusals)
+        answer.trainer.name: tuple(problem.wrong for problem in answer.refusals)
         for answer in model_answers(chosen)
         if answer.trainer.name in names
     }
@@ -180,7 +180,7 @@ def _of_family(family: str, models: Sequence[Model]) -> Iterable[FamilyAnswer]:
         refusals = [row[number].refusals for row in answers]
         refused = [problems for problems in refusals if problems]
         runs: Runs = "yes" if not refused else "no" if len(refused) == len(models) else "limit"
-        words = f"{refused[0][0].path} {refused[0][0].message}" if refused else ""
+        words = refused[0][0].wrong if refused else ""
         yield FamilyAnswer(family=family, target=trainer.name, runs=runs, words=words)
 
 
