@@ -92,11 +92,11 @@ def came_back(plan: Plan, target: str) -> Plan:
         for file, text in shardwright.export(plan, target).files.items():
             (folder / file).write_text(text, encoding="utf-8")
         environment = ENVIRONMENT | dict.fromkeys(USERS, "1")
-        file = "shardwright_recipe.py" if target == "bridge" else "run.sh"
         model = plan.model if target in ("accelerate", "deepspeed") else None
-        options: dict[str, Any] = {} if target == "bridge" else {"environment": environment}
         seq_len = plan.job.seq_len if target in ("accelerate", "deepspeed") else None
-        return plan_from_launch(folder / file, cluster=plan.cluster, model=model, seq_len=seq_len, **options).plan
+        return plan_from_launch(
+            folder / "run.sh", cluster=plan.cluster, model=model, seq_len=seq_len, environment=environment
+        ).plan
 
 
 def expected(plan: Plan, read: Plan, target: str) -> Plan:

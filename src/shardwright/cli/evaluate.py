@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from shardwright.search.rules.rules import Rule
     from shardwright.search.space.axes import Space
 
+LAUNCHES = (".sh", ".bash", ".sbatch", ".slurm", ".py", ".toml", ".yaml", ".yml", ".txt")  # no plan file ends so
+
 
 def evaluate(
     words: Annotated[
@@ -101,6 +103,9 @@ def evaluate(
     else:
         if not words or len(words) > 1:
             raise bad("evaluate", "needs a plan file or --launch FILE", "see `shardwright evaluate --help`")
+        if Path(words[0]).suffix in LAUNCHES:
+            hint = f"a launch is read with --launch {words[0]} --cluster CLUSTER"
+            raise bad(words[0], "is not a plan file", hint)
         for name, value in (("--cluster", cluster), ("--model", model), ("--env", env), ("--seq-len", seq_len)):
             if value not in (None, ()):
                 raise bad(name, "goes with --launch; a plan file has its own", f"leave {name} out")

@@ -63,7 +63,7 @@ NANOTRON = frozenset(("parallelism", "tokens", "model"))
 def of_configuration(text: str, ending: str, arguments: tuple[str, ...], question: Question) -> Reading:
     """Return the plan of a configuration that no script starts: it runs on the whole cluster."""
     if ending == ".py":
-        return _of_python(text, arguments, question)
+        return of_python(text, arguments, None, question)
     fields = interpolated(overridden(dict(flattened(document(text, question.name))), arguments))
     sections = {path[0] for path in fields}
     if ending == ".toml":
@@ -159,13 +159,14 @@ def of_torchtitan(values: Mapping[Fields, Any], gpus: int | None, question: Ques
     return planned(settings, gpus, replace(question, model=model))
 
 
-def _of_python(text: str, arguments: tuple[str, ...], question: Question) -> Reading:
-    """Return the plan of a Python file: a configuration of torchtitan, or a recipe of NeMo 2 or Megatron-Bridge."""
+def of_python(text: str, arguments: tuple[str, ...], gpus: int | None, question: Question) -> Reading:
+    """Return the plan of a Python file: a configuration of torchtitan, or a recipe of NeMo 2 or Megatron-Bridge. `gpus`
+    are those that a launch starts it on."""
     function = next((word for word in arguments if word.isidentifier()), None)
     source = python_values(text, question.name, function)
     changes = [word for word in arguments if "=" in word]
     if "torchtitan" in text:
-        return of_torchtitan(overridden(fields_of_python(source), changes), None, question)
+        return of_torchtitan(overridden(fields_of_python(source), changes), gpus, question)
     named_recipe = recipe_of(source, question.name)
     if (named_recipe and named_recipe[0] == "nemo") or any(
         origin.startswith(NEMO) for origin in source.imports.values()
@@ -179,7 +180,7 @@ def _of_python(text: str, arguments: tuple[str, ...], question: Question) -> Rea
     fields = overridden(with_defaults(defaults, source.values), changes)
     _take_precision(fields, source)
     model = _named_model(source) or (named_recipe[1].model if named_recipe else None)
-    return of_megatron(fields, model, question)
+    return of_megatron(fields, model, question, gpus=gpus)
 
 
 def _take_precision(fields: dict[Fields, Any], source: PythonValues) -> None:

@@ -18,6 +18,7 @@ from shardwright.importers.configurations import (
     of_configuration,
     of_megatron,
     of_own_file,
+    of_python,
     of_torchtitan,
     of_trainer,
     planned,
@@ -131,9 +132,23 @@ def _of_script(script: ShellScript, question: Question) -> Reading:
         raise several(training, question.name)
     if training:
         return _of_launch(training[-1], _trainer(training[-1]), question)
+    for launch in found:
+        if (recipe := _bridge_recipe(launch, question)) is not None:
+            gpus, left_open = launch.gpus(question.cluster)
+            question.notes.extend(left_open)
+            return of_python(recipe, launch.arguments, gpus, question)
     job = None if question.seq_len is None else Job(global_batch=1, seq_len=question.seq_len)
     launch, cluster, model = training_of(found, question.name), question.cluster, question.model
     return reading_of_launch(launch, script, cluster=cluster, model=model, job=job, name=question.name)
+
+
+def _bridge_recipe(launch: Launch, question: Question) -> str | None:
+    """Return the text of the program that a launch starts, where it is a recipe of Megatron-Bridge beside the script."""
+    path = question.folder / launch.program
+    if path.suffix != ".py" or not is_known(launch.program) or not path.is_file():
+        return None
+    text = read_text(path)
+    return text if "megatron.bridge" in text else None
 
 
 def _trainer(launch: Launch) -> str:
