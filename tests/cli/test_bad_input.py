@@ -104,6 +104,17 @@ def test_a_bad_file_is_named(case: str, tmp_path: Path) -> None:
     assert name in message
 
 
+def test_no_tokens_are_not_the_usual_ones(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("torchrun --nproc-per-node 2 train.py --fsdp full_shard --per_device_train_batch_size 1\n")
+    for words in (
+        ["fit", "llama-3.2-1b", "--gpu", "L4"],
+        ["shop", "--model", "llama-3.2-1b", "--tokens", "1B"],
+        ["evaluate", "--launch", str(script), "--cluster", "1x2xL4", "--model", "llama-3.2-1b"],
+    ):
+        assert "--seq-len: must be more than zero, got 0" in refused(run([*words, "--seq-len", "0"]))
+
+
 @pytest.mark.parametrize("option", ["model", "cluster", "rules"])
 def test_a_folder_is_not_a_file(option: str, tmp_path: Path) -> None:
     assert str(tmp_path) in refused(run(plan(**{option: str(tmp_path)})))

@@ -38,7 +38,7 @@ def test_swapped_plans_have_the_inverse_and_a_plan_beside_itself_is_alike(plans:
     assert (1.0 / high, 1.0 / low) == pytest.approx(ratio_interval(other, mine))
     same = ratio_interval(mine, mine)
     assert same[0] * same[1] == pytest.approx(1.0)
-    assert width(same) <= width((low, high))
+    assert width(same) <= width((low, high)) * (1.0 + 1e-12)  # of logarithms and back
 
 
 def test_plans_on_other_gpus_share_half_of_their_errors_or_nothing(plans: tuple[Plan, ...]) -> None:

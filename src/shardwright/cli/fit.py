@@ -86,7 +86,7 @@ def fit(
     machines = load_cluster(cluster or f"{nodes}x{gpus}x{gpu}")
     job = job_of(
         global_batch=machines.gpus * micro_batch,
-        seq_len=seq_len or min(USUAL_SEQ_LEN, sized.max_position or USUAL_SEQ_LEN),
+        seq_len=min(USUAL_SEQ_LEN, sized.max_position or USUAL_SEQ_LEN) if seq_len is None else seq_len,
         precision=precision,
         optimizer=optimizer,
         master_weights=master_weights,

@@ -111,8 +111,9 @@ def shop(
     measurements = read_measurements(profile, calibration)
     precision = measurements.precision(precision)
     found_model = model_of(model, measurements, precision, accept_guess=accept_guess)
-    measured_length = measurements.layers.seq_len if measurements.layers else None
-    length, batch, assumed = _sizes(found_model, seq_len or measured_length, global_batch)
+    if seq_len is None and measurements.layers:
+        seq_len = measurements.layers.seq_len
+    length, batch, assumed = _sizes(found_model, seq_len, global_batch)
     job = job_of(
         global_batch=batch,
         seq_len=length,

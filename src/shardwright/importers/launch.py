@@ -75,6 +75,8 @@ def plan_from_launch(
     (`model.x=1`) override fields, as for YAML. Nothing is executed. Raises SpecError with every reason why no plan can
     be read.
     """
+    if seq_len is not None and seq_len < 1:
+        raise bad("`seq_len=`", f"must be more than zero, got {seq_len}", "give the tokens of a sample")
     text, ending = read_text(path), path.suffix.casefold()
     question = Question(cluster=cluster, model=model, seq_len=seq_len, name=str(path), folder=path.parent, files={})
     with sought(text, question.name):
