@@ -145,7 +145,7 @@ def _of_script(script: ShellScript, question: Question) -> Reading:
 
 
 def _bridge_recipe(launch: Launch, question: Question) -> str | None:
-    """Return the text of the program that a launch starts, where it is a recipe of Megatron-Bridge beside the script."""
+    """Return the text of the program that a launch starts, if it is a recipe of Megatron-Bridge beside the script."""
     path = question.folder / launch.program
     if path.suffix != ".py" or not is_known(launch.program) or not path.is_file():
         return None
