@@ -172,6 +172,8 @@ def test_the_loss_keeps_the_logits_that_are_priced(tp: int, on: bool, as_on_a_gp
         left_out = {value.untyped_storage()._cdata for value in (weight, loss)}
         alive = {place: size for place, (held, size, _) in made.found.items() if not held.expired()}
     shard, job = shard_of(how)
-    with trial({job.framework: replace(memory_facts(job.framework), unmerged=0.0)}):  # that comes in the backward pass
+    with trial(
+        {job.framework: replace(memory_facts(job.framework), chunk_elements=0.0)}
+    ):  # what is made beside is gone again
         logits = head_bytes(model, job, shard.micro_batch, shard.cp, shard.tp)[0]
     assert sum(size for place, size in alive.items() if place not in left_out) == logits + x.nbytes

@@ -18,13 +18,14 @@ from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import (
     StateBytes,
     gathered_bytes,
-    gathered_head_bytes,
     head_bytes,
     least_state_bytes,
     reserved_bytes,
     room_for_tensors,
     state_bytes,
     trained_share,
+    weight_bytes,
+    whole_units,
 )
 from shardwright.cost.pipeline.in_flight import most_live
 from shardwright.cost.stage.exact import (
@@ -37,7 +38,7 @@ from shardwright.cost.stage.exact import (
     per_rank,
 )
 from shardwright.cost.stage.terms import WHOLE
-from shardwright.cost.strategies import ZERO2, Layouts, Strategies
+from shardwright.cost.strategies import UNSHARDED, ZERO2, ZERO3, Layouts, Strategies
 from shardwright.records import record
 
 # Activations and gradients that a rank sends and receives at a time: the four tensors of `_communicate` in
@@ -73,8 +74,9 @@ class Footprint:
 class Fixed(Columns):
     """The terms that recomputation does not change, [N, P] in bytes, and the micro-batches of each pipeline, [N].
     `logits` is whole here; in a `Footprint` it is what they need beyond the working set they alternate with. So do
-    `passing`, the part of weights and gradients that is there while layers run. `late` is the part of gradients that
-    comes in place of activations; `in_host` is the state in host memory."""
+    `passing`, the part of weights and gradients that is there while layers run, and `bare`, what the embedding or the
+    update has when nothing is kept any more; layers before the last have `before` more, when what the last kept is
+    gone. `late` is the part of gradients that comes in place of activations; `in_host` is the state in host memory."""
 
     weights: Floats
     gradients: Floats
@@ -82,6 +84,8 @@ class Fixed(Columns):
     logits: Floats
     buffers: Floats
     passing: Floats
+    before: Floats
+    bare: Floats
     late: Floats
     in_host: Floats
     micro_batches: Ints
@@ -160,22 +164,39 @@ def fixed_bytes(
     held = held_parameters(context, rows, shards, starts)
     state, model, job = states(context, rows, shards, held), context.model, context.job
     boundary = shards.table.boundary[shards.row][:, None]
-    logits = np.zeros_like(state.weights)
-    logits[:, -1] = head_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
-    logits[:, -1] += gathered_head_bytes(model, job, rows.sharding, rows.micro_batch, rows.cp, rows.tp)
+    facts, cut = memory_facts(job.framework), (rows.sharding >= ZERO2)[:, None]
     gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)[:, None]
     count = micro_batches(job, rows) if count is None else count
-    freed = ((rows.sharding >= ZERO2) & memory_facts(job.framework).freed)[:, None]
+    layer, ranks = shards.table.parameters[shards.row], data_parallel(context, rows).dense.size
+    units = whole_units(model, job, rows, layer, ranks, count)
+    logits = np.zeros_like(state.weights)
+    logits[:, -1], last = units.head, units.last[:, None]
+    updated = np.where(rows.sharding[:, None] == ZERO3, 0.0, facts.by_unit * _own_weights(context, rows, held))
     return Fixed(
         weights=state.weights,
-        gradients=state.gradients,
+        gradients=state.gradients + last,
         optimizer=state.optimizer,
         logits=logits,
         buffers=np.broadcast_to(message_buffers(boundary, (rows.pp > 1)[:, None]) + gathered, logits.shape),
-        passing=np.where(freed, state.gathered, 0.0),
-        late=np.where(freed & (count == 1)[:, None], state.sharded_gradients, 0.0),
+        passing=np.where(cut & (facts.freed | facts.by_unit), state.gathered + last, 0.0),
+        before=np.broadcast_to(units.before[:, None], logits.shape),
+        bare=np.maximum(units.first[:, None], updated),
+        late=np.where(cut & facts.freed & (count == 1)[:, None], state.sharded_gradients, 0.0),
         in_host=np.broadcast_to(state.in_host, logits.shape),
         micro_batches=count,
+    )
+
+
+def _own_weights(context: Context, rows: Strategies, held: HeldParameters) -> Floats:
+    """Return the bytes of the trained weights that each rank updates, [N, P], none where it updates all: the runtime
+    hands out a copy of these (`runtime.step.unshard`)."""
+    groups = data_parallel(context, rows)
+    own = held.dense / groups.dense.size[:, None] + held.expert / groups.expert.size[:, None]
+    return (
+        np.where(rows.sharding[:, None] == UNSHARDED, 0.0, 1.0)
+        * weight_bytes(context.job)
+        * own
+        * trained_share(context.model, context.job)
     )
 
 
@@ -194,7 +215,8 @@ def footprint(
     kept = _most_kept(rows, kept_activations(context, rows, shards, starts), fixed.micro_batches)
     activations, replaced = kept + working, np.minimum(fixed.late, kept)
     gradients = fixed.gradients - replaced
-    logits = np.maximum(fixed.logits - working - fixed.passing - (fixed.late - replaced), 0.0)
+    ends = np.maximum(fixed.logits, fixed.bare - kept) - working - fixed.passing - (fixed.late - replaced)
+    logits = np.maximum(np.maximum(ends, fixed.before - kept / context.layer_count), 0.0)
     tensors = fixed.weights + gradients + fixed.optimizer + activations + logits + fixed.buffers
     return Footprint(
         weights=fixed.weights,

@@ -90,7 +90,8 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
             core.append(_freed_of_modules(model, layer, shard, job, scores))
         again.append(zero if job.options.recompute_modules is None else core[-1])
         inputs.append(saved * outer)
-        gradients.append(np.maximum(_gradient_bytes(model, layer, shard, job), _norm_bytes(model, layer, shard, job)))
+        moments = (_gradient_bytes, _norm_bytes, _unmerged_bytes)
+        gradients.append(np.max(np.stack([of(model, layer, shard, job) for of in moments]), axis=0))
         dequantised.append(_dequantised_bytes(model, layer, shard, job))
     embedding = outer * (1.0 if model.dropout else 0.0)
     last = (2.0 * saved + norm_copies(job)) * outer  # inputs of the final norm and of the output projection
@@ -333,6 +334,31 @@ def _gradient_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Float
         copies = memory_facts(job.framework).dispatched
         total = np.maximum(total, copies * _routed(layer.moe, shard, job) * (layer.moe.latent or model.hidden))
     return widths_of(job).saved * total
+
+
+def _unmerged_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return what is there while gradients of the weights of a feed-forward block or of experts are on their way to
+    buffers of another type (`MemoryFacts.unmerged`), [M], beyond what is kept: that of the second projection, beside
+    that of its output, when its input has given way to its gradient; or those of the first ones, which a
+    tensor-parallel rank makes together, when nothing of the block's inside is kept any more."""
+    unmerged, total = memory_facts(job.framework).unmerged, np.zeros(len(shard.tp))
+    if not unmerged or not job.trains("language"):
+        return total
+    saved = widths_of(job).saved
+    copies = unmerged if job.precision != "fp32" else SINGLE
+    if layer.mlp is not None:
+        size, width = tokens(shard, job), layer.mlp.width / shard.tp
+        inside = _inner_bytes(job, widths_of(job).saved_input, "down_proj", gated=layer.mlp.gated) * width
+        together = np.where(shard.tp > 1, 1.0 + layer.mlp.gated, 1.0)
+        first = copies * together - (copies - SINGLE) * (together - 1.0)
+        second = (copies * width + saved * size) * model.hidden
+        total = np.maximum(second, first * model.hidden * width + (saved * model.hidden - inside) * size)
+    if layer.moe is not None:
+        moe, routed = layer.moe, _routed(layer.moe, shard, job)
+        outside, width = moe.latent or model.hidden, moe.expert_width / shard.etp
+        matrices = moe.experts / shard.ep * outside * width
+        total = np.maximum(total, copies * matrices + saved * routed * outside)
+    return np.asarray(total)
 
 
 def _widest_projection(model: Model, layer: Layer) -> int:

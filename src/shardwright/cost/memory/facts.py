@@ -28,7 +28,10 @@ class MemoryFacts:
     `shard_weight`: bytes of the 16-bit weight that a rank keeps of its own shard under ZeRO-3 (FSDP casts its fp32
     shard anew). `fp8_weight`: bytes of fp8 copies of a weight held beside it in fp8 training. `gradient`: bytes of
     gradients a parameter (nanotron: bf16 beside fp32). `logit`: bytes a logit on the last stage. `unmerged`: bytes of
-    the gradient of a weight and of its copy in the type of its buffer, before it is added there. `freed`: whether
+    the gradient of a weight of a layer and of its copy in the type of its buffer, before it is added there.
+    `chunk_elements`: logits that are in fp32 at a time, and twice the elements of the gradient of the output projection
+    or the embedding that are made at a time; 0 where they are not made so. `by_unit`: whether under ZeRO-2 and 3 the
+    head and the embedding are whole alone, as each layer is. `freed`: whether
     gradients end with the update, so that under ZeRO-2 and 3 a step of one micro-batch has them in place of
     activations, and weights of two layers are gathered in place of the head's. `gradients_follow`: whether under ZeRO-2
     and 3 gradients go to host memory with the state that is there, in every micro-batch (DeepSpeed, FSDP2);
@@ -51,6 +54,8 @@ class MemoryFacts:
     gradient: float
     logit: float
     unmerged: float
+    chunk_elements: float
+    by_unit: bool
     freed: bool
     gradients_follow: bool
     weights_follow: bool

@@ -8,7 +8,7 @@ from shardwright.arrays import Array, Floats, Ints
 from shardwright.cost.frameworks.optimizer import ends_width, paged_width, state_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
-from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3
+from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Strategies
 from shardwright.records import record
 from shardwright.spec.adapter import FROZEN_BYTES
 from shardwright.spec.images import tower_parameters, trained_parameters
@@ -170,11 +170,70 @@ def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -
 
 
 def head_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
-    """Return the bytes of the logits and the loss, [N], with the gradient of the output projection on its way to its
-    buffer, which comes while the logits are there. Uneven FSDP has that in the gradients of a unit."""
-    unmerged = memory_facts(job.framework).unmerged
-    unmerged = 0.0 if not job.trains("language") else min(unmerged, 4.0) if job.precision == "fp32" else unmerged
-    return logit_bytes(model, job, micro_batch, cp, tp) + unmerged * model.hidden * model.vocab / tp
+    """Return the bytes of the logits and the loss, [N], with what is made beside them."""
+    return np.asarray(np.maximum(*head_passes(model, job, micro_batch, cp, tp)))
+
+
+def head_passes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -> tuple[Floats, Floats]:
+    """Return the bytes of the logits and the loss with what is made beside them in the forward pass and in the backward
+    pass, [N] each: some logits in fp32 (where these are capped four such tensors) and the hidden states of all ranks; a
+    part of the gradient of the output projection and three tensors like these (`runtime.model.loss`)."""
+    logits, chunk = logit_bytes(model, job, micro_batch, cp, tp), memory_facts(job.framework).chunk_elements
+    if not chunk:
+        return logits, logits
+    size = micro_batch * job.seq_len / cp
+    hidden = widths_of(job).saved * size * model.hidden
+    tensors = (1.0 if model.computed.logit_cap is None else 4.0) - (job.precision == "fp32")
+    forward = 4.0 * tensors * np.minimum(chunk, size * model.vocab / tp) + hidden * (tp > 1)
+    return logits + forward, logits + weight_bytes(job) * end_elements(model, job, tp) + 3.0 * hidden
+
+
+def end_elements(model: Model, job: Job, tp: Ints) -> Floats:
+    """Return the elements of the gradient of the embedding or the output projection that are made at a time, [N]."""
+    most = memory_facts(job.framework).chunk_elements / 2.0 * job.trains("language")
+    return np.minimum(most, model.hidden * model.vocab / tp)
+
+
+@record
+class WholeUnits:
+    """What a rank needs at a time, [N] in bytes: the `head`, with its logits, and the `first` unit, the embedding.
+    Beyond the two layers of `StateBytes.gathered`, while a layer runs backward: the `last` one, after the head; those
+    `before` it, each after a layer, more than the last."""
+
+    head: Floats
+    first: Floats
+    last: Floats
+    before: Floats
+
+
+def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: Array, count: Ints) -> WholeUnits:
+    """Return what ranks of rows [N] need for whole units; layers have `layer` parameters [N], `ranks` [N] share a
+    parameter, and `count` [N] are the micro-batches.
+
+    Where units are whole one by one, under ZeRO-2 and 3, weights of a unit are there with those of the next one, its
+    gradients until the next unit's are complete, with the rank's own part of their sum, those of the embedding until
+    the next micro-batch runs backward; gradients of a tied embedding are there from the head on
+    (`runtime.step.{unshard,sync}`).
+    """
+    sizes = (rows.micro_batch, rows.cp, rows.tp)
+    if not memory_facts(job.framework).by_unit:
+        none, head = np.zeros(len(rows)), head_bytes(model, job, *sizes)
+        whole = head + gathered_head_bytes(model, job, rows.sharding, *sizes)
+        return WholeUnits(head=whole, first=none, last=none, before=none)
+    weight = weight_bytes(job) * (rows.sharding == ZERO3)
+    gradient = gradient_bytes(job) * job.trains("language") * (rows.sharding >= ZERO2)
+    end, arriving = model.token_table_parameters / rows.tp, 1.0 + 1.0 / ranks
+    forward, backward = head_passes(model, job, *sizes)
+    forward = forward + weight * end + gradient * end * arriving * (count > 1)
+    backward = backward + weight * (end + layer) + gradient * end
+    first = weight * end + gradient * (end + layer * arriving) + weight_bytes(job) * end_elements(model, job, rows.tp)
+    tied = model.tied_embeddings
+    return WholeUnits(
+        head=np.asarray(np.maximum(forward, backward)),
+        first=np.asarray(first * (rows.sharding >= ZERO2)),
+        last=np.asarray(gradient * (end + layer * (arriving - 1.0) if tied else end * arriving - layer)),
+        before=np.asarray(gradient * (0.0 if tied else np.maximum(layer - end, 0.0)) * arriving),
+    )
 
 
 def gathered_head_bytes(model: Model, job: Job, sharding: Array, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:

@@ -6,9 +6,9 @@ of it changes shapes, types or what autograd keeps.
 
 `choose_kernels` has the operators that PyTorch would choose on a GPU, where fake tensors would be taken apart into
 others. On a GPU `scaled_dot_product_attention` takes a flash kernel and `rms_norm` a fused one (PyTorch 2.13:
-aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and aten/src/ATen/native/layer_norm.cpp); on fake tensors both
-would be the formulas that a CPU takes. The operator of attention is PyTorch's own, with its own record of what the
-backward pass needs: a choice. The fused norm cannot record it on fake tensors, so that is a shim.
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and aten/src/ATen/native/layer_norm.cpp), as the backward pass of
+SiLU does; on fake tensors all would be formulas. The operator of attention is PyTorch's own, with its own record of
+what the backward pass needs: a choice. The fused norm cannot record it on fake tensors, so that is a shim.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import math
 import types
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ SHIMS = {
     "(derivatives.yaml)",
 }
 LOWER_RIGHT = object()
+FUSED_BACKWARD = ("silu_backward", "mish_backward")  # with kernels and formulas (PyTorch 2.13: native_functions.yaml)
+LIBRARY = torch.library.Library("aten", "IMPL")
 HEAD_MULTIPLE = 8  # sdp_utils.cpp pads heads of other sizes for the flash kernel
 
 
@@ -252,6 +255,8 @@ def _install_groups() -> None:
     def all_gather_object(out: list[Any], value: Any, group: Any = None) -> None:
         out[:] = [value] * len(out)
 
+    work: Any = torch._C._distributed_c10d.Work
+    work.is_completed = _answering(True)
     distributed.new_group = distributed.distributed_c10d.new_group = new_group
     distributed.all_gather_object = all_gather_object
     distributed.broadcast_object_list = distributed.barrier = _nothing
@@ -296,6 +301,14 @@ def choose_kernels(meter: Meter) -> None:
     holder.scaled_dot_product_attention, holder.rms_norm = flash_attention, norm
     whole: Any = torch
     whole.rms_norm = norm
+    for name in FUSED_BACKWARD:
+        LIBRARY.impl(name, partial(_below_autograd, getattr(torch.ops.aten, name).default), "AutogradCUDA")
+
+
+def _below_autograd(operator: Any, *args: Any) -> Any:
+    """Call an operator for which autograd has its formula on a build without kernels for `cuda`."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*args)
 
 
 def choose_lower_right() -> None:

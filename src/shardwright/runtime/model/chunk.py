@@ -18,6 +18,7 @@ from shardwright.runtime.model.blocks import ACTIVATIONS, layer_forward, norm
 from shardwright.runtime.model.context import WHOLE, ContextGroup
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.gated import Weights, inside
+from shardwright.runtime.model.lookup import looked_up
 from shardwright.runtime.model.loss import summed_loss
 from shardwright.runtime.model.parallel import ALONE, ExpertGroup, TensorGroup, leave, own_positions
 from shardwright.runtime.model.products import PLAIN, Products, enter_linear
@@ -121,11 +122,11 @@ def embed(chunk: Chunk, tokens: torch.Tensor) -> torch.Tensor:
     weights, tensor = chunk.blocks["embedding"], chunk.tensor
     table = weights["tokens.weight"]
     if tensor.size == 1:
-        x = functional.embedding(tokens, table)
+        x = looked_up(tokens, table)
     else:
         here = tokens - tensor.rank * table.shape[0]
         elsewhere = (here < 0) | (here >= table.shape[0])
-        found = functional.embedding(here.masked_fill(elsewhere, 0), table)
+        found = looked_up(here.masked_fill(elsewhere, 0), table)
         x = leave(found.masked_fill(elsewhere[..., None], 0.0), tensor)
     x = _times(x, chunk.model.computed.embedding_scale)
     if "positions.weight" in weights:

@@ -76,4 +76,4 @@ class _Gated(torch.autograd.Function):
             gate = gate.detach().requires_grad_()
             active = ctx.activation(gate)
         (into_gate,) = torch.autograd.grad(active, gate, gradient * up)
-        return into_gate, gradient * active.detach(), None
+        return into_gate, active.detach().mul_(gradient), None

@@ -14,6 +14,7 @@ from torch.nn import functional
 from shardwright.runtime.model.parallel import TensorGroup, all_reduced, enter, gathered, scattered
 
 CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}  # logits in fp32 at a time: what stays in a core's cache; 256 MiB
+GRADIENT_ELEMENTS = 1 << 25  # of a weight's gradient at a time, where it is added to a buffer: 64 MiB in 16 bits
 
 
 def summed_loss(
@@ -72,10 +73,21 @@ class _Loss(torch.autograd.Function):
         into_weight = None
         if x is not None:
             whole = (gathered(x, ctx.tensor) if ctx.tensor.sharded else x).flatten(0, 1)
-            into_weight = logits.t() @ (whole * scale)
+            into_weight = _into_weight(weight, logits, whole * scale)
         into_bias = logits.float().sum(dim=0) * scale if ctx.needs_input_grad[2] else None
         into_x = scattered(entering, ctx.tensor) if ctx.tensor.sharded else entering
         return into_x, into_weight, into_bias, None, None, None, None, None
+
+
+def _into_weight(weight: torch.Tensor, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+    """Return the gradient of the projection, None where the weight has one to which it is added, some rows at a time:
+    it is as large as all logits of many tokens, and autograd would make it twice, in 16 and in 32 bits."""
+    if weight.grad is None:
+        return rows.t() @ x
+    many = max(GRADIENT_ELEMENTS // x.shape[1], 1)
+    for gradient, part in zip(torch.split(weight.grad, many), torch.split(rows, many, dim=1), strict=True):
+        gradient.add_(part.t() @ x)
+    return None
 
 
 def _loss_and_gradient(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.cost.pipeline.schedule import FORWARD, WEIGHTS, WORDS, Operation, Order, order_of_schedule
 from shardwright.records import record
@@ -24,6 +25,10 @@ from shardwright.runtime.step.timestamps import Moment, moment
 
 Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 """Returns tokens and targets [micro_batch, sequence] of a micro-batch of this rank's copy, at all positions."""
+
+Kept = dict[tuple[int, int], tuple[torch.Tensor | None, GradientEdge | None]]
+"""By virtual stage and micro-batch what its backward pass needs: its input, none of the first stage, and where the
+gradient of its output goes, none where there is no gradient. The output itself is the next stage's."""
 
 
 @record(slots=False)
@@ -96,7 +101,7 @@ def run_step(
     does.
     """
     say = note or (lambda _: None)
-    kept: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]] = {}
+    kept: Kept = {}
     put_off: dict[tuple[int, int], Later] = {}
     arriving: dict[Operation, Incoming] = {}
     leaving: list[Outgoing] = []
@@ -174,7 +179,7 @@ def _forward(
     micro_batch: int,
     message: torch.Tensor | None,
     batch: Batch,
-    kept: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]],
+    kept: Kept,
     observe: Observer | None,
 ) -> torch.Tensor:
     chunk = pipeline.chunks[index]
@@ -187,7 +192,7 @@ def _forward(
     x = tokens if message is None else message.requires_grad_(torch.is_grad_enabled())
     assert x is not None, "the first stage has tokens, every other a message"
     out = forward(chunk, x, targets, observe, documents)
-    kept[index, micro_batch] = (None if first else x, out)
+    kept[index, micro_batch] = (None if first else x, None if out.grad_fn is None else get_gradient_edge(out))
     return out
 
 
@@ -196,18 +201,18 @@ def _backward(
     index: int,
     micro_batch: int,
     message: torch.Tensor | None,
-    kept: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]],
+    kept: Kept,
     put_off: dict[tuple[int, int], Later],
     loss_scale: float,
 ) -> torch.Tensor | None:
     """Run a backward pass, put off what it leaves for later, and return the gradient for the stage before, None at the
     first."""
-    x, out = kept.pop((index, micro_batch))
+    x, edge = kept.pop((index, micro_batch))
     if message is None:
-        message = torch.full((), pipeline.scale * loss_scale, dtype=out.dtype, device=out.device)
-    if out.grad_fn is None:  # a stage without layers hands its input on; what is before all adapters has no gradient
+        message = torch.full((), pipeline.scale * loss_scale, dtype=torch.float32, device=pipeline.device)
+    if edge is None:  # a stage without layers hands its input on; what is before all adapters has no gradient
         return None if x is None else message
-    torch.autograd.backward(out, message)
+    torch.autograd.backward(edge, message)
     if pipeline.later is not None:
         put_off[index, micro_batch] = pipeline.later.copy()
         pipeline.later.clear()

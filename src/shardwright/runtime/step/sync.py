@@ -75,6 +75,8 @@ class GradientSync:
         """Say that a backward pass begins with a unit (None: that it is over): gradients of the one before are complete
         for its micro-batch, and those kept in part are summed."""
         before, self._unit = self._unit, unit
+        if before is None:  # what left the last pass has had a forward pass to arrive in
+            self.settle()
         for buffer in self._parts:
             if before in buffer.bucket.units and unit not in buffer.bucket.units:
                 self._sum_inside(buffer)

@@ -89,6 +89,7 @@ class Unsharding:
         self._open = []
 
     def _back(self, unit: int) -> None:
+        self._close_all_but(self._wanted(unit, self._before.get(unit)))
         if self._later is None:
             self._sync.reached(unit)
         else:
@@ -96,18 +97,23 @@ class Unsharding:
         self._have(unit, self._before.get(unit))
 
     def _have(self, unit: int, following: int | None) -> None:
-        needed = self._needed[unit]
-        ahead = [] if following is None else [b for b in self._needed[following] if b.weights.sharded]
-        wanted = [buffer for buffer in needed if buffer.weights.sharded]
-        wanted += [buffer for buffer in ahead if buffer not in wanted]
+        wanted = self._wanted(unit, following)
+        self._close_all_but(wanted)
+        self._fetch(wanted)
+        for buffer in self._needed[unit]:
+            self._wait(buffer)
+
+    def _wanted(self, unit: int, following: int | None) -> list[Buffer]:
+        """Return what is kept apart of a unit and of the one after it."""
+        both = [*self._needed[unit], *([] if following is None else self._needed[following])]
+        return list(dict.fromkeys(buffer for buffer in both if buffer.weights.sharded))
+
+    def _close_all_but(self, wanted: Sequence[Buffer]) -> None:
         for buffer in self._open:
             if buffer not in wanted:
                 self._wait(buffer)
                 buffer.weights.close()
         self._open = [buffer for buffer in self._open if buffer in wanted]
-        self._fetch(wanted)
-        for buffer in needed:
-            self._wait(buffer)
 
     def _fetch(self, buffers: Sequence[Buffer]) -> None:
         for buffer in buffers:

@@ -17,7 +17,7 @@ import numpy as np
 from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.footprint import Footprint
-from shardwright.cost.memory.sizes import copied_bytes, logit_bytes, reserved_bytes, state_bytes
+from shardwright.cost.memory.sizes import copied_bytes, head_passes, reserved_bytes, state_bytes
 from shardwright.cost.stage.exact import live_bytes
 from shardwright.cost.stage.terms import AGAIN, REST
 from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, ZERO3, Strategies, strategies
@@ -256,7 +256,7 @@ def units_of(context: Context, sizes: Sequence[int], gpus: int, *, flash: bool) 
         live=table.live,
         group=table.group,
         boundary=table.boundary,
-        logits=logit_bytes(context.model, context.job, rows.micro_batch, rows.cp, rows.tp),
+        logits=head_passes(context.model, context.job, rows.micro_batch, rows.cp, rows.tp)[0],
         parameters=each(table.dense)[0] + each(table.expert)[0],
         expert=each(table.expert)[0],
         frozen=float(table.frozen[0]),
