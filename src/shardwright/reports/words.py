@@ -38,7 +38,7 @@ FIXED = {
     Cause.NOT_NEEDED: "pruned by bound or not needed",
     findings.NotCovered.VIRTUAL_STAGES: "virtual pipeline stages",
     findings.NotCovered.ZERO_BUBBLE: "the zero-bubble schedule (--set zero_bubble=on,off tries it)",
-    findings.NotCovered.CONTEXT_OR_EXPERTS: "context and expert parallelism in pipelines for `shardwright train`",
+    findings.NotCovered.CONTEXT_OR_EXPERTS: "context and expert parallelism in unequal pipelines",
     findings.NotCovered.SHARDED_GRADIENTS: "ZeRO-2 and ZeRO-3",
     findings.NotCovered.SHARDED_PIPELINES: "ZeRO-2 and ZeRO-3 in pipelines on one GPU type",
     findings.NotCovered.OTHER_MICRO_BATCHES: "micro-batches of other sizes than 1, 2, 4 and 8",

@@ -2,9 +2,10 @@
 
 Tensor parallelism, micro-batch and the switches of a layer stay as they were; replicas, their stages, layers, types and
 micro-batches are found anew. Layer times are kept between calls: they differ between clusters of other numbers of
-machines only by what waiting for the slowest of them costs, which multiplies them all. Where every GPU kept a part of
-the weights (ZeRO-3), shares of uneven FSDP are looked for, too. A full search (`planner.plan`) may find a better plan,
-and proves how good it is.
+machines only by what waiting for the slowest of them costs, which multiplies them all. Where context or experts were
+spread over ranks, degrees of these that suit the machines are searched as they were before, on each type and in meshes
+over several. Where every GPU kept a part of the weights (ZeRO-3), shares of uneven FSDP are looked for, too. A full
+search (`planner.plan`) may find a better plan, and proves how good it is.
 """
 
 from __future__ import annotations
@@ -26,19 +27,23 @@ from shardwright.cost.strategies import UNSHARDED, ZERO1
 from shardwright.plans.abilities import makers
 from shardwright.plans.plan import Plan, Stage
 from shardwright.plans.trainer_options import as_own
-from shardwright.search.kinds import largest_pools, of_each_maker
+from shardwright.search.kinds import largest_pools, of_each_maker, search_type
 from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.drafts.draft import costed
 from shardwright.search.mixed.heuristics.attempts import drafter
+from shardwright.search.mixed.one_mesh import mesh_search
 from shardwright.search.mixed.replanning import ReplanTask, quick_plan, remaining
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import USUAL, Setting, Sharing
-from shardwright.search.space.axes import Space
+from shardwright.search.ranked import costed_plan
+from shardwright.search.rules.filters import Filters
+from shardwright.search.space.axes import Space, Value, divisors
 from shardwright.search.uneven.search import uneven_fsdp
 from shardwright.spec.cluster import Cluster, NodePool
 
 # Layer tables by machines, whatever their number, and links; with the strain of the cluster that they were made for.
 Kept = dict[tuple[NodePool, Fabric], tuple[tuple[float, ShardIndex], ...]]
+MESH_GAP = 0.02  # part of its bound that the best mesh may be above it, as far as its search gets
 ROOM = (1.5, 6.0, 1e6)  # times what the plan before would take on so many GPUs, within which a plan is looked for
 
 
@@ -73,9 +78,10 @@ def replan(
     contexts = next((group for group in able if len(makers([*used, *(each.pool.gpu for each in group)])) < 2), able[0])
     if not contexts:
         return None
-    found = None if previous.layered else _pipelines(previous, contexts, cluster, kept)
-    shared = _shared_anew(contexts, cluster) if previous.optimizer.sharding == "zero3" else None
-    return min((each for each in (found, shared) if each is not None), key=_seconds, default=None)
+    plans = [None if previous.layered else _pipelines(previous, contexts, cluster, kept)]
+    plans += _spread_anew(previous, contexts, cluster, plans[0]) if _is_spread(previous) else []
+    plans += [_shared_anew(contexts, cluster)] if previous.optimizer.sharding == "zero3" else []
+    return min((plan for plan in plans if plan is not None), key=_seconds, default=None)
 
 
 def _pipelines(previous: Plan, contexts: Sequence[Context], cluster: Cluster, kept: Kept) -> Plan | None:
@@ -106,6 +112,40 @@ def _pipelines(previous: Plan, contexts: Sequence[Context], cluster: Cluster, ke
 def _seconds(plan: Plan) -> float:
     assert plan.prediction is not None, "it has been costed"
     return plan.prediction.iteration_seconds
+
+
+def _is_spread(plan: Plan) -> bool:
+    """Return whether context or experts are spread over ranks by degrees of their own."""
+    experts = any(kind.moe for kind in plan.model.kinds)
+    return any(
+        stage.context_parallel > 1
+        or stage.expert_parallel > 1
+        or (experts and stage.expert_tensor_parallel != stage.tensor_parallel)
+        for replica in plan.replicas
+        for stage in replica.stages
+    )
+
+
+def _spread_anew(
+    previous: Plan, contexts: Sequence[Context], cluster: Cluster, best: Plan | None
+) -> Iterator[Plan | None]:
+    """Yield the best plans of equal replicas, on each type and in meshes over several, with the tensor-parallel degree
+    and the micro-batch of the plan before, its context parallelism or a part of it, and whatever expert parallelism."""
+    stage = previous.replicas[0].stages[0]
+    pins: dict[str, tuple[Value, ...]] = {
+        "tp": (stage.tensor_parallel,),
+        "micro_batch": (previous.micro_batch,),
+        "cp": tuple(int(degree) for degree in divisors(stage.context_parallel, stage.context_parallel)),
+        "offload": (previous.optimizer.offload,),
+    }
+    space, longest = Space(pins=pins), np.inf if best is None else _seconds(best)
+    for context in contexts:
+        least = search_type(context, space, Filters(), 1, 0.0, longest).found.least
+        if least is not None:
+            longest = min(longest, least[0])
+            yield costed_plan(context, cluster, least[1])
+    if len(contexts) > 1:
+        yield from mesh_search(contexts, cluster, space, Filters(), gap=MESH_GAP, incumbent=longest, top=1).plans
 
 
 def _shared_anew(contexts: Sequence[Context], cluster: Cluster) -> Plan | None:

@@ -41,6 +41,7 @@ from shardwright.search.mixed.restrictions import dropped, lacking, narrowed
 from shardwright.search.objective import affordable_value, to_beat
 from shardwright.search.uneven.search import UnevenResult, away, uneven_fsdp
 from shardwright.search.uniform.best import preferred
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
 
 WORTH = 0.02  # part of the time that optimizer state in host memory must be able to gain to be looked at; by judgment
@@ -165,13 +166,14 @@ def _searches(
     contexts: Sequence[Context], asked: Asked, enough: float, *, one_mesh: bool
 ) -> Iterator[tuple[Callable[..., MixedOutcome], Sequence[Context]]]:
     """Yield the searches for pipelines, each with the machines that it is over: for meshes of ranks, which Megatron-LM
-    runs as well; for unequal replicas, which `shardwright train` alone runs, on one type where it runs the job."""
+    runs as well; for unequal replicas, which `shardwright train` alone runs, on one type where it runs the job. Where
+    it does, of meshes only those with context or experts spread are searched: the others are among the latter."""
     framework = contexts[0].job.framework
     for able in of_each_maker(contexts):
         several = len(able) > 1
         if (
             several
-            and (one_mesh or framework in EXPORTABLE)
+            and (one_mesh or framework in (*EXPORTABLE, OWN))
             and not lacking(able, asked.space, asked.filters, one_mesh=True)
         ):
             yield mesh_search, able

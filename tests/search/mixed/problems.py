@@ -91,9 +91,11 @@ def varied(problem: Small, seed: int) -> Small:
     return Small(problem.cluster, contexts, space, chosen, tuple(tables(contexts, chosen, links)))
 
 
-def spread(seed: int, *, gpus: Sequence[int]) -> Small:
+def spread(
+    seed: int, *, gpus: Sequence[int], layers: tuple[int, int] = (3, 4), first_dense: Sequence[int] = (0, 0, 1)
+) -> Small:
     """Return a random problem with so many `gpus` of each of two types, whose context or experts may be spread over
-    ranks of a mesh: with its settings in random order."""
+    ranks of a mesh: with its settings in random order. Of `layers` (from, to) some of the first may be dense ones."""
     pick = random.Random(seed)
     nodes: list[dict[str, object]] = []
     for gpu in pick.sample(FUSING, 2):
@@ -103,8 +105,8 @@ def spread(seed: int, *, gpus: Sequence[int]) -> Small:
         nodes.append({"count": number // each, "gpu": gpu, "gpus": each, **links})
     cluster = build_cluster({"nodes": nodes}, "test")
     experts = {"experts": pick.choice((2, 4, 6, 8)), "top_k": 2, "expert_width": pick.choice((2048, 8192))}
-    sparse = {"moe": {**experts, "shared_width": pick.choice((0, 1024)), "first_dense": pick.choice((0, 0, 1))}}
-    dimensions = {"hidden": 1024, "layers": pick.randint(3, 4), "heads": 16, "vocab": 32000, "ffn": 4096}
+    sparse = {"moe": {**experts, "shared_width": pick.choice((0, 1024)), "first_dense": pick.choice(first_dense)}}
+    dimensions = {"hidden": 1024, "layers": pick.randint(*layers), "heads": 16, "vocab": 32000, "ffn": 4096}
     model = model_of_dimensions(dimensions | (sparse if pick.random() < 0.8 else {}), "m")
     job = make_job(global_batch=pick.choice((4, 6, 8)), seq_len=pick.choice((512, 4096)), precision="fp16")
     contexts = tuple(Context(model=model, pool=pool, job=job, efficiency=EFFICIENCY) for pool in cluster.pools)

@@ -129,7 +129,9 @@ def test_no_plan_between_sites_is_ruled_out(seed):
 
 @pytest.mark.parametrize("seed", SOME)
 def test_no_plan_of_unlike_layers_is_ruled_out(seed):
-    close_no_region(existing(unlike(small(seed, most_layers=6), seed), seed, tries=12))
+    plans = list(existing(unlike(small(seed, most_layers=6), seed), seed, tries=12))
+    rule_out_no_composition(plans)
+    close_no_region(plans)
 
 
 @pytest.mark.parametrize("seed", SOME)

@@ -11,7 +11,7 @@
 * `drafts/`: from solutions to plans
 * `heuristics/`: incumbents
 * `dollars/`: the search by money
-* `one_mesh`: plans that Megatron-LM can be told
+* `one_mesh`: plans of equal replicas, which Megatron-LM can be told
 * `replanning`: from the plan before
 
 It is a branch and price: branch and bound over regions of an instance (numbers of replicas, types in use, links), each

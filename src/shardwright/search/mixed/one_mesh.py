@@ -51,14 +51,17 @@ from shardwright.search.objective import affordable_value
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, divisors
 from shardwright.search.space.layouts import runs_data_outermost
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.units import SECONDS_PER_HOUR
 
-LOOKS = 96  # at candidates: by all splits at once, then by plans
+LOOKS = 192  # at candidates: by all splits at once, then by plans
+PLANS = 4  # looks by all splits that take as long as one by plans, about
 ROUNDED = 1e-5  # part by which a bisection may end above the bound
 HALVED = 48  # ranges that are halved, at most
 NARROW = 1.005  # a range is not halved any more whose longest stages are so many times its shortest ones, at most
+NOTHING = MixedOutcome(plans=(), uniform=None, uniform_rule=RULE, bound=np.inf, candidates=0, costed=0, not_covered=())
 
 
 @record(kw_only=False)
@@ -106,14 +109,19 @@ def mesh_search(
     `mixed_search`.
 
     Settings that spread context or experts are searched after the others and against their best plan, so that they
-    never lead to a slower one."""
+    never lead to a slower one. Plans of the others that `shardwright train` runs are among its unequal replicas, and
+    are left to that search."""
     space, filters = narrowed(contexts, space, filters)
     usable = unruled(settings(contexts, space, filters.axes), contexts, filters)
     run = _Run(worth_of(contexts), contexts, cluster, space, filters, incumbent)
-    parts = [
-        _of_settings(run, [setting for setting in usable if setting.symmetric and setting.spread == spread], gap)
-        for spread in (False, True)
+    apart = [
+        [setting for setting in usable if setting.symmetric and setting.spread == spread] for spread in (False, True)
     ]
+    if contexts[0].job.framework == OWN:
+        apart = [some for some in apart[1:] if some]
+    parts = [_of_settings(run, some, gap) for some in apart]
+    if not parts:
+        return NOTHING
     uniform, deepest = parts[0].uniform, max(part.deepest for part in parts)
     plans = [costed(contexts, plan, run.known) for _, plan in sorted(run.best.values(), key=lambda item: item[0])[:top]]
     return MixedOutcome(
@@ -164,7 +172,7 @@ def _of_settings(run: _Run, some: Sequence[Setting], gap: float) -> _Part:
         [(least, _Open(way)) for least, way in sorted(ways, key=lambda pair: pair[0])],
         partial(_looked_at, run),
         cutoff=lambda: run.incumbent / (1.0 + gap),
-        spent=lambda looks: looks / LOOKS,
+        spent=lambda looks: (looks + (PLANS - 1) * len(run.undecided)) / LOOKS,
     )
     bound = bound_by_ranges(run.undecided, run.worth, run.incumbent, min(bound, run.incumbent / (1.0 + gap)))
     deepest = max((instance.depth for instance in found), default=0)

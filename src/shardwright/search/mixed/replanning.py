@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from math import gcd
+from math import gcd, lcm
 
 import numpy as np
 
@@ -33,7 +33,8 @@ def remaining(previous: Plan, task: ReplanTask) -> tuple[Plan, Mixed] | None:
     """Return the plan `previous` on the cluster of a task with its iteration: without the replicas whose machines are
     gone, and with some on machines that have nothing to do where that is faster. None where it does not fit, and where
     an interleaved schedule, which runs only some numbers of micro-batches, would have to share them out anew."""
-    numbers = _numbers(previous, task.cluster)
+    step = _together(previous)
+    numbers = [number - number % step for number in _numbers(previous, task.cluster)]
     left = [replace(replica, count=count) for replica, count in zip(previous.replicas, numbers, strict=True) if count]
     if not left:
         return None
@@ -41,7 +42,7 @@ def remaining(previous: Plan, task: ReplanTask) -> tuple[Plan, Mixed] | None:
     lost, interleaved = plan.replicas != previous.replicas, plan.schedule.virtual_stages > 1
     if lost and interleaved:
         return None
-    more = () if interleaved else _more(plan, task)
+    more = () if interleaved or step > 1 else _more(plan, task)
     chosen = [plan.replicas] if lost else []
     chosen += [(*plan.replicas, *more)] if more else []
     options = [] if lost else [(0.0, plan)]
@@ -80,9 +81,17 @@ def _more(plan: Plan, task: ReplanTask) -> tuple[Replica, ...]:
     return ()
 
 
+def _together(plan: Plan) -> int:
+    """Return how many equal replicas come and go together, as an expert's weights are spread over them."""
+    stages = (stage for replica in plan.replicas for stage in replica.stages)
+    spread = ((stage.expert_parallel * stage.expert_tensor_parallel, stage.gpus) for stage in stages)
+    return lcm(*(ranks // gcd(ranks, gpus) for ranks, gpus in spread))
+
+
 def _shared_out(plan: Plan, chosen: Sequence[tuple[Replica, ...]], task: ReplanTask) -> list[tuple[float, Plan]]:
     """Return the plan with each of `chosen` as its replicas, which share out all micro-batches of an iteration, and the
     seconds expected of them. The last has all the kinds of replicas that the others begin with."""
+    step = _together(plan)
     everyone, total = chosen[-1], plan.job.global_batch // plan.micro_batch
     timed = mixed_iteration(replace(plan, replicas=everyone), task.contexts[0].efficiency, known=task.known).replicas
     known: dict[tuple[int, int], float] = {}
@@ -97,9 +106,10 @@ def _shared_out(plan: Plan, chosen: Sequence[tuple[Replica, ...]], task: ReplanT
     options = []
     for some in chosen:
         copies = [replica.count for replica in some]
-        if sum(copies) <= total:
-            given = shares(copies, [replica.micro_batches for replica in some], total, seconds)
-            replicas = [replace(some[kind], count=count, micro_batches=size) for kind, count, size in given]
+        if sum(copies) <= total and total % step == 0:
+            groups = [count // step for count in copies]
+            given = shares(groups, [replica.micro_batches for replica in some], total // step, seconds)
+            replicas = [replace(some[kind], count=step * count, micro_batches=size) for kind, count, size in given]
             longest = max(seconds(kind, size) for kind, _, size in given)
             options.append((longest, replace(plan, replicas=tuple(replicas))))
     return options

@@ -29,7 +29,8 @@ class Capacity:
     `seconds` [J] ascending. `inner` [G, J, H] is what a stage between the ends takes with 1 … H micro-batches in
     flight, `summed` [G, J, H + 1] its running sums, `free` those of what it takes without recomputation. `first`
     [G, J, H] is for the first stage with h in flight, `last` [G, J] for the last one. `steady` says that the
-    micro-batches in flight limit nothing.
+    micro-batches in flight limit nothing. Stages hold the `needed` layers of the model, and those with experts `alone`,
+    where others have none: as if these were not there, for which the least layer says nothing of experts.
     """
 
     seconds: Floats
@@ -39,15 +40,39 @@ class Capacity:
     first: Floats
     last: Floats
     steady: bool
+    needed: float
+    alone: Capacity | None = None
 
 
 def capacity(
-    table: Table, layers: Layers, *, copies: int, depth: int, longest: float, few: bool, modes: tuple[int, ...]
+    table: Table,
+    layers: Layers,
+    *,
+    copies: int,
+    depth: int,
+    longest: float,
+    few: bool,
+    modes: tuple[int, ...],
+    alone: tuple[Table, Layers] | None = None,
 ) -> Capacity:
     """Return the table for pipelines of up to `depth` stages with bottlenecks up to `longest` seconds, where `copies`
-    replicas at most share the state. With `few`, no more than one micro-batch is in flight."""
+    replicas at most share the state. With `few`, no more than one micro-batch is in flight. `alone` are the layers with
+    experts, where others have none."""
     of = figures(table, layers, copies)
     seconds = _times(table, layers, of, depth, longest)
+    found = _within(table, layers, of, seconds, depth=depth, few=few, modes=modes)
+    if alone is None:
+        return found
+    sparse = _within(*alone, figures(*alone, copies), seconds, depth=depth, few=few, modes=modes)
+    # A stage may hold none of these.
+    inner, first, last = (np.maximum(held, 0.0) for held in (sparse.inner, sparse.first, sparse.last))
+    return replace(found, alone=replace(sparse, inner=inner, summed=_running(inner), first=first, last=last))
+
+
+def _within(
+    table: Table, layers: Layers, of: Figures, seconds: Floats, *, depth: int, few: bool, modes: tuple[int, ...]
+) -> Capacity:
+    """Return the layers within each of `seconds`."""
     flight = np.ones(depth) if few else np.arange(1, depth + 1, dtype=np.float64)
     flight = np.broadcast_to(flight, (table.types, depth))
     room = np.broadcast_to(of.room[:, None], flight.shape)
@@ -71,6 +96,7 @@ def capacity(
         first=first,
         last=last[:, :, 0],
         steady=steady,
+        needed=layers.total - 1e-6,
     )
 
 

@@ -97,11 +97,10 @@ def columns(
     """Return what bounds the time of each composition `counts` [N, G] of two stages or more; without those that
     cannot hold the model. `ordered` looks at each order of the types, which takes longer."""
     arranged = every_order(counts) if ordered and few_orders(counts) else any_order(counts)
-    rows, high = _least_places(capacity, arranged, layers.total - 1e-6)
-    # The capacity suffices at entry `high` and not at the one before, so that one bounds the bottleneck.
-    shape = (-1, len(counts))
-    places = np.full(len(arranged.counts), len(capacity.seconds))
-    places[rows] = high
+    # The capacity suffices at these entries and not at the ones before, so that those bound the bottleneck.
+    shape, places = (-1, len(counts)), _least_places(capacity, arranged)
+    if capacity.alone is not None:
+        places = np.maximum(places, _least_places(capacity.alone, arranged))
     possible = np.flatnonzero(places.reshape(shape).min(axis=0) < len(capacity.seconds))
     counts, places = picked(counts, possible), places.reshape(shape)[:, possible]
     arranged = arranged.take((np.arange(len(places))[:, None] * shape[1] + possible).ravel())
@@ -144,12 +143,13 @@ def columns(
     )
 
 
-def _least_places(capacity: Capacity, arranged: Arrangement, needed: float) -> tuple[Ints, Ints]:
-    """Return the rows of the compositions that can hold `needed` layers, and the first time at which they can."""
-    last = np.full(len(arranged.counts), len(capacity.seconds) - 1)
-    rows = np.flatnonzero(_layers(capacity, arranged, last) >= needed)
-    arranged, last = arranged.take(rows), last[rows]
-    return rows, least_enough(0 * last, last, lambda place: _layers(capacity, arranged, place) >= needed)
+def _least_places(capacity: Capacity, arranged: Arrangement) -> Ints:
+    """Return the first time at which compositions can hold the model: as many as there are where they cannot."""
+    places = np.full(len(arranged.counts), len(capacity.seconds))
+    rows = np.flatnonzero(_layers(capacity, arranged, places - 1) >= capacity.needed)
+    arranged, last = arranged.take(rows), places[rows] - 1
+    places[rows] = least_enough(0 * last, last, lambda place: _layers(capacity, arranged, place) >= capacity.needed)
+    return places
 
 
 def _layers(capacity: Capacity, arranged: Arrangement, place: Ints) -> Floats:

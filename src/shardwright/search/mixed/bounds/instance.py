@@ -12,7 +12,7 @@ from shardwright.cost.stage.terms import AGAIN, STATES
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.capacity import Capacity, capacity
-from shardwright.search.mixed.tables.columns import Layers, Table, layers_of
+from shardwright.search.mixed.tables.columns import Layers, Table, layers_of, with_experts
 from shardwright.search.mixed.tables.compositions import Ends, compositions, deepest
 from shardwright.search.mixed.tables.region import Region
 from shardwright.search.mixed.tables.settings import Setting
@@ -27,7 +27,8 @@ SHORT = 4  # stages of a pipeline of which all compositions are looked at first
 class Instance:
     """One setting: its table, the micro-batches of an iteration, `total`, and the deepest pipelines whose compositions
     are listed; `modes` are the recomputations and `ends` the layers of the first and the last stage that are allowed.
-    `speeds` are layers per second of all units of each type, [G]. Capacities are made once (`known`), and so is what
+    `speeds` are layers per second of all units of each type, [G]. Where some layers have no experts, `alone` are those
+    that do, as if they were all. Capacities are made once (`known`), and so is what
     compositions have splits that fit (`fitting`: by units, most replicas and micro-batches)."""
 
     setting: Setting
@@ -38,6 +39,7 @@ class Instance:
     modes: tuple[int, ...]
     ends: Ends
     speeds: Floats
+    alone: tuple[Table, Layers] | None = None
     known: dict[tuple[int, bool], Capacity] = field(default_factory=dict)
     fitting: dict[tuple[tuple[int, ...], int, int], bool] = field(default_factory=dict)
 
@@ -70,6 +72,7 @@ class Instance:
                 longest=longest,
                 few=few,
                 modes=self.modes,
+                alone=self.alone,
             )
         return self.known[key]
 
@@ -131,7 +134,7 @@ def instances(settings: Sequence[Setting], tables: Sequence[Table], global_batch
         if not table.units.any():
             continue
         layers = _recomputing(layers_of(table), modes)
-        total = global_batch // setting.micro_batch
+        total, sparse = global_batch // setting.micro_batch, with_experts(table)
         found.append(
             Instance(
                 setting=setting,
@@ -141,6 +144,7 @@ def instances(settings: Sequence[Setting], tables: Sequence[Table], global_batch
                 depth=deepest(table.units, table.layers),
                 modes=modes,
                 ends=ends,
+                alone=None if sparse is None else (sparse, _recomputing(layers_of(sparse), modes)),
                 speeds=table.units / np.minimum(layers.alone_seconds, layers.seconds),
             )
         )

@@ -12,8 +12,9 @@ stages so far hold it keeps the least, over all splits, of
     V + Z + Z', and V + Y, with Y the least that both leave at any stage beside a type that the pipeline lacks.
 
 One more stage in front adds x to R and p, takes its passes off what is left, and each of these never falls where one of
-them rises. So the least of all is a bound on every split. Stages have the recomputation that fits and is fastest, and
-layers are as small as the smallest one.
+them rises. So the least of all is a bound on every split. Stages have the recomputation that fits and is fastest. Alike
+layers are as small as the smallest one; where some are unlike, as dense ones before those with experts, how many layers
+the stages so far hold says which ones they are.
 
 The least R and the least V may be of different splits: one leaves most to the fastest type, the other keeps all stages
 short. They are less so among the splits whose longest stage is within a narrow range of seconds: ranges that together
@@ -43,14 +44,15 @@ from shardwright.search.mixed.bounds.compositions import Compositions, after
 from shardwright.search.mixed.bounds.travel import byte_seconds
 from shardwright.search.mixed.drafts.split_times import lone_stages, pipeline_seconds, stages, tails, update_seconds
 from shardwright.search.mixed.subproblem.eligible import longest_bottleneck
-from shardwright.search.mixed.tables.columns import Layers, Table, levelled
+from shardwright.search.mixed.subproblem.held import FIRST, INNER, LAST, Runs, most_together, runs_of
+from shardwright.search.mixed.tables.columns import Layers, Table
 from shardwright.search.mixed.tables.compositions import every_order
 from shardwright.search.mixed.tables.region import Region
 
 MOST_WORK = 1_500_000  # stages times layers before and in them that are looked at in one call
+MOST_STAGES = 40_000  # of unlike layers that are timed in one call
 MOST_ORDERS = 24
 NEVER = 1e9  # seconds of what does not fit
-FIRST, INNER, LAST = 0, 1, 2
 ANY = (0.0, np.inf)
 MOST_SPLITS = 2_000  # of each order of the types
 
@@ -82,22 +84,27 @@ def least_by_splits(
     Of too many compositions the first ones are looked at."""
     least = np.zeros(len(compositions.stages))
     longest = longest_stage(compositions, micro_batches, seconds)
-    several = (compositions.stages > 1) & layers.whole
+    several = compositions.stages > 1
     least[several & (longest <= 0.0)] = np.inf
     rows = np.flatnonzero(several & (longest > 0.0))
     orders = factorial(int((compositions.counts[rows] > 0).any(axis=0).sum())) if len(rows) else 0
     if not 0 < orders <= MOST_ORDERS:
         return least
     fastest = np.where(compositions.counts[rows] > 0, layers.seconds, np.inf).min(axis=1)
-    most = int(min((longest[rows] / fastest).max() * (1.0 + 1e-9) + 1e-9, table.layers - 1))
+    most = most_together(layers, float((longest[rows] / fastest).max()) * (1.0 + 1e-9) + 1e-9)
+    short = compositions.stages[rows] * most < table.layers
+    least[rows[short]] = np.inf
+    rows = rows[~short]
     work = orders * np.cumsum(compositions.stages[rows]) * table.layers * most
     rows = rows[work <= MOST_WORK]
     if not len(rows):
         return least
-    counts = compositions.counts[rows]
+    counts, held = compositions.counts[rows], runs_of(table, layers, most)
+    if held.unlike and len(held.begin) * table.types * int(compositions.stages[rows].max()) > MOST_STAGES:
+        return least
     lines = _orders(table, region, counts)
     of_each = micro_batches[rows][lines.owner]
-    times = _pipeline_and_tail(table, layers, region, lines, of_each, max(most, 1), bottleneck)
+    times = _pipeline_and_tail(held, region, lines, of_each, bottleneck)
     best = np.full(len(rows), np.inf)
     np.minimum.at(best, lines.owner, times)
     best += after(table, layers, counts, region)
@@ -131,20 +138,18 @@ def _orders(table: Table, region: Region, counts: Ints) -> _Orders:
     return _Orders(owner, arranged.stages[chosen], kinds, moves, beside)
 
 
-def _stages(table: Table, layers: Layers, region: Region, depth: int, most: int) -> Mapping[str, Floats]:
-    """Return figures of stages by their place in the pipeline, type, micro-batches in flight and layers, `most` ones
-    first, [3, G, depth, most]; with `late`, [G + 1, 3, G, depth, most], what gradients and weights need beside another
-    type (the last: none)."""
-    shape = (3, table.types, depth, most)
-    place, kind, flight, held = (of.ravel() for of in np.indices(shape))
-    held = most - held
-    begin = np.choose(place, [np.zeros_like(held), np.ones_like(held), table.layers - held])
+def _stages(held: Runs, region: Region, depth: int) -> Mapping[str, Floats]:
+    """Return figures of stages by their type, micro-batches in flight and run of layers, [G, depth, K]; with `late`,
+    [G + 1, G, depth, K], what gradients and weights need beside another type (the last: none)."""
+    table, shape = held.table, (held.table.types, depth, len(held.begin))
+    kind, flight, run = (of.ravel() for of in np.indices(shape))
+    weights = np.stack([table.dense[:, -1], table.expert[:, -1]])
     found = lone_stages(
-        levelled(table), kind, begin, begin + held, flight + 1, staged=True, copies=region.most, modes=region.modes
+        table, kind, held.begin[run], held.end[run], flight + 1, staged=True, copies=region.most, modes=region.modes
     )
 
     def left(width: float, passes: Floats, *beside: int) -> Floats:
-        once = byte_seconds(table, layers.all_weights, region, beside=beside)[:, kind]
+        once = byte_seconds(table, weights, region, beside=beside)[:, kind]
         once = (once * found.weights).sum(axis=0)
         return exposed_seconds(width * once, passes)
 
@@ -163,23 +168,21 @@ def _stages(table: Table, layers: Layers, region: Region, depth: int, most: int)
         "gather": left(*gathered),
         "never": np.where(found.fits, 0.0, NEVER),
     }
-    by_place = {name: column.reshape(shape) for name, column in columns.items()}
-    return by_place | {"late": np.array([*late, nothing]).reshape(-1, *shape)}
+    of_runs = {name: column.reshape(shape) for name, column in columns.items()}
+    return of_runs | {"late": np.array([*late, nothing]).reshape(-1, *shape)}
 
 
 def _pipeline_and_tail(
-    table: Table,
-    layers: Layers,
+    held: Runs,
     region: Region,
     lines: _Orders,
     micro_batches: Ints,
-    most: int,
     bottleneck: tuple[float, float],
 ) -> Floats:
     """Return the least seconds of all micro-batches through each pipeline, with what gradients and weights leave after
-    it, [R]. Stages hold `most` layers at most; the longest takes `bottleneck` seconds (from, to)."""
-    deepest, total = lines.kinds.shape[1], table.layers
-    of = _stages(table, layers, region, deepest, most)
+    it, [R]. Stages hold runs of layers; the longest takes `bottleneck` seconds (from, to)."""
+    deepest, total, most = lines.kinds.shape[1], held.table.layers, held.most
+    of = _stages(held, region, deepest)
     best = np.full(len(lines.owner), np.inf)
     # By layers so far, after as many that cannot be: of splits with a stage as long as the longest must be, and of
     # those that have none so far, if one must.
@@ -188,16 +191,20 @@ def _pipeline_and_tail(
     for before in range(deepest):
         n = int((lines.depth > before).sum())
         m = micro_batches[:n, None].astype(np.float64)
-        place = np.where(lines.depth[:n] == before + 1, FIRST, LAST if before == 0 else INNER)
-        at = (place, lines.kinds[:n, before], np.minimum(micro_batches[:n], before + 1) - 1)
-        stage = {name: column[at].T[:, None, :, None] for name, column in of.items() if name != "late"}
-        late = of["late"][(lines.beside[:n], *at)].T[:, None, :, None]
-        ahead = np.where(lines.depth[:n] > before + 1, lines.moves[:n, min(before + 1, deepest - 1)], 0.0)
-        forward = stage["forward"] + lines.moves[:n, before, None]
-        backward = stage["backward"] + ahead[:, None]
         # So many layers the stages so far can hold while those in front of them hold the others.
         least_so_far = max(before + 1, total - (deepest - before - 1) * most)
         most_so_far = min((before + 1) * most, total - (int(lines.depth[n - 1]) - before - 1))
+        if held.unlike:
+            run = held.at[None, least_so_far : most_so_far + 1]
+        else:
+            run = held.at[np.where(lines.depth[:n] == before + 1, FIRST, LAST if before == 0 else INNER), None]
+        run = run.transpose(2, 0, 1)[:, None]
+        at = (lines.kinds[:n, before, None], np.minimum(micro_batches[:n, None], before + 1) - 1, run)
+        stage = {name: column[at] for name, column in of.items() if name != "late"}
+        late = of["late"][(lines.beside[:n, None], *at)]
+        ahead = np.where(lines.depth[:n] > before + 1, lines.moves[:n, min(before + 1, deepest - 1)], 0.0)
+        forward = stage["forward"] + lines.moves[:n, before, None]
+        backward = stage["backward"] + ahead[:, None]
         windows = sliding_window_view(state[:, :, :n, least_so_far : most_so_far + most], most, axis=3)
         r, v, z, y, vz, vy, least = np.moveaxis(windows, (1, -1), (0, 1))
         x = forward + backward

@@ -358,4 +358,16 @@ def levelled(table: Table) -> Table:
     return replace(table, **columns)
 
 
+def with_experts(table: Table) -> Table | None:
+    """Return a table as if its layers without experts were not there, None where all have some, or none has."""
+    there = np.diff(table.expert, axis=-1)[:, 1:-1].min(axis=0) > 0.0
+    if there.all() or not there.any():
+        return None
+    kept = np.array([True, *there, True])
+    columns: dict[str, Any] = {}
+    for name in RUNNING:
+        columns[name] = running_sums(np.diff(getattr(table, name), axis=-1)[..., kept])
+    return replace(table, **columns)
+
+
 RUNNING = ("forward", "backward", "core", "kept", "dense", "expert", "ends", "orthogonal")
