@@ -22,7 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.cost.saved_tensors import saved_bytes
-from tests.spec.count_with_transformers import balancing, written
+from tests.spec.count_with_transformers import BOILERPLATE, balancing, written
+
+from shardwright.errors import SpecError
+from shardwright.spec.read.config_fields import ConfigFields
+from shardwright.spec.read.huggingface import model_of_config
+from shardwright.spec.read.towers import tower_of
 
 OUT = Path(__file__).with_name("transformers_towers.json")
 HEIGHT, WIDTH = 224, 448
@@ -31,6 +36,7 @@ PROJECTORS = (
     "vision_projection", "image_newline",
 )  # fmt: skip
 TOWERS = ("visual.", "vision_tower", "vision_model", "vision_encoder")
+SPOKEN = ("language_model", "lm_head", "text_model")
 ONE_SIZE = ("clip_vision_model", "siglip_vision_model", "idefics3_vision", "smolvlm_vision", "internvl_vision")
 TILES = {"internvl": 9, "idefics3": 9, "smolvlm": 9, "llava_next": 3, "llava_onevision": 9}  # of an image of that size
 SIZES = (
@@ -260,6 +266,32 @@ def tiles() -> Iterator[dict[str, Any]]:
         yield {"model_type": "idefics3", "size": [height, width], "tiles": samples, "tokens": 169 * samples}
 
 
+def texts() -> Iterator[dict[str, Any]]:
+    """Yield the weights of the text model of each multimodal default configuration that is read without its tower."""
+    import torch
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    for model_type in sorted(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES):
+        try:
+            config = transformers.CONFIG_MAPPING[model_type]()
+            said = written(config)
+            outer = {key: said[key] for key in ("model_type", "tie_word_embeddings", "text_config") if key in said}
+            given = {**outer, "text_config": _without_boilerplate(said["text_config"])}
+            if model_of_config(given, model_type).tower is not None or tower_of(ConfigFields.of(said, ""), 1):
+                continue
+            with torch.device("meta"):
+                empty = transformers.AutoModelForImageTextToText.from_config(config)
+        except (AttributeError, ImportError, KeyError, SpecError, TypeError, ValueError):
+            continue  # refused here, or a default that its own code rejects
+        weights = (weight.numel() for name, weight in empty.named_parameters() if any(part in name for part in SPOKEN))
+        yield {"config": given, "parameters": sum(weights) + balancing(empty)}
+
+
+def _without_boilerplate(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in BOILERPLATE and value is not None}
+
+
 def functions_of(module: str) -> dict[str, Any]:
     """Return functions and methods of an image processor's module, without torchvision, which importing it takes."""
     spec = importlib.util.find_spec(module)
@@ -278,9 +310,10 @@ def functions_of(module: str) -> dict[str, Any]:
 def main() -> None:
     import transformers
 
-    lines, tiled = (",\n".join("  " + json.dumps(row) for row in kind) for kind in (rows(), tiles()))
+    lines, tiled, spoken = (",\n".join("  " + json.dumps(row) for row in kind) for kind in (rows(), tiles(), texts()))
     head = f'"transformers": "{transformers.__version__}", "image": "{WIDTH}x{HEIGHT}"'
-    OUT.write_text(f'{{{head}, "models": [\n{lines}\n], "tiles": [\n{tiled}\n]}}\n', encoding="utf-8")
+    lists = f'"models": [\n{lines}\n], "tiles": [\n{tiled}\n], "texts": [\n{spoken}\n]'
+    OUT.write_text(f"{{{head}, {lists}}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

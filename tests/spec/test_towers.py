@@ -222,6 +222,13 @@ def test_grids_that_are_no_tiles_are_refused(change: dict[str, Any], field: str)
     assert [problem.path.rsplit(": ", 1)[-1] for problem in caught.value.problems] == [field]
 
 
+@pytest.mark.parametrize("row", DATA["texts"], ids=lambda row: row["config"]["model_type"])
+def test_a_text_model_without_its_tower_has_as_many_weights_as_in_transformers(row: dict[str, Any]) -> None:
+    model = model_of_config(row["config"], "config.json")
+    assert model.tower is None and model.assumed[0] == TEXT_ALONE
+    assert model.parameters == row["parameters"]
+
+
 def test_the_outer_word_says_whether_the_output_is_tied() -> None:
     text = {**ROWS[0]["given"]["text_config"], "tie_word_embeddings": False}
     given = {"model_type": "janus", "text_config": text, "vision_config": {"model_type": "janus_vision_model"}}
