@@ -13,10 +13,13 @@ from typing import Any
 from shardwright.cost.compute.flops import image_flops
 from shardwright.files import write_atomically
 from shardwright.spec.images import taken_of
-from shardwright.spec.model import Tower
+from shardwright.spec.model import Model, Tower
+from shardwright.spec.read.encoder_decoders import BARTS, ENCODER_DECODERS, T5S
 from shardwright.spec.read.families import FAMILIES, REFUSED, SYNONYMS, TRAINED
 from shardwright.spec.read.huggingface import model_of_config
 from shardwright.spec.read.job import make_job
+from shardwright.spec.read.presets import preset_model, preset_names
+from shardwright.units import format_count
 
 PAGE = Path(__file__).with_name("model-families.md")
 COUNTS = Path(__file__).parents[1] / "tests" / "spec" / "transformers_counts.json"
@@ -46,10 +49,20 @@ SEEING = """
 Of these the vision tower and the projector are read too: their weights run before the first layer, on the images that
 `--images-per-sequence` and `--image-size` say. Any other tower is left out, and the report says so: then only the text
 model is planned. Compared are weights of tower, projector and text model, each, and FLOPs of an image with PyTorch's
-counter (`tests/spec/count_towers_with_transformers.py`).
+counter (`tests/spec/count_towers_with_transformers.py`). Larger images than the encoder takes are scaled down, or cut
+into tiles with the whole image beside them. The authors' own configs of InternVL (`internvl_chat`) are read, too.
 
-| `model_type` | encoder | configurations compared | largest difference of weights | of FLOPs |
-|---|---|---|---|---|
+| `model_type` | encoder | images | configurations compared | largest difference of weights | of FLOPs |
+|---|---|---|---|---|---|
+"""
+SPEAKING = """
+## Encoder-decoders
+
+Read with both stacks; weights of each are those of transformers' classes on the meta device
+(`tests/spec/test_encoder_decoders.py`). Accelerate and DeepSpeed run them; adapters beside their weights are refused.
+
+| `model_type` | the encoder takes | positions | presets |
+|---|---|---|---|
 """
 REFUSALS = """
 ## Refused
@@ -70,37 +83,67 @@ def page() -> str:
     compared: defaultdict[str, list[float]] = defaultdict(list)
     for row in data["models"]:
         compared[row["config"]["model_type"]].append(_difference(row))
+    for row in json.loads(TOWERS.read_text(encoding="utf-8"))["models"]:  # of text models that only see images
+        text = row["config"].get("text_config", {}).get("model_type", "")
+        if text in FAMILIES and text not in {row["config"]["model_type"] for row in data["models"]}:
+            compared[text].append(_difference(row))
     lead = LEAD.format(version=data["transformers"], equal=len(FAMILIES), refused=len(REFUSED), trained=len(TRAINED))
     rows = [_read(name, compared.get(name, [])) for name in sorted(FAMILIES)]
     reasons: defaultdict[str, list[str]] = defaultdict(list)
     for name, reason in REFUSED.items():
         reasons[reason].append(name)
     refused = [f"| {reason} | {', '.join(sorted(names))} |" for reason, names in reasons.items()]
-    return lead + "\n".join(rows) + "\n" + SEEING + _seeing() + REFUSALS + "\n".join(refused) + "\n"
+    return (
+        lead
+        + "\n".join(rows)
+        + "\n"
+        + SEEING
+        + _seeing()
+        + SPEAKING
+        + _speaking()
+        + REFUSALS
+        + "\n".join(refused)
+        + "\n"
+    )
 
 
 def _seeing() -> str:
     """Return a row for each kind of model with each kind of encoder that it was compared with."""
-    compared: defaultdict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    compared: defaultdict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
     data = json.loads(TOWERS.read_text(encoding="utf-8"))
     for row in data["models"]:
         tower = model_of_config(row["config"], "config.json").tower
         assert tower is not None, "every model of the file has a tower that is read"
-        compared[row["given"]["model_type"], tower.family].append(
+        images = "any size" if tower.image is None else "tiles" if tower.tiling else "one size"
+        compared[row["given"]["model_type"], tower.family, images].append(
             (_difference(row), _more_flops(tower, row["flops"], data["image"]))
         )
     lines = []
-    for (name, encoder), of_kind in compared.items():
+    for (name, encoder, images), of_kind in compared.items():
         weights, flops = (max(side) for side in zip(*of_kind, strict=True))
-        lines.append(f"| {name} | {encoder} | {len(of_kind)} | {weights:.1%} | {flops:.1%} |\n")
+        lines.append(f"| {name} | {encoder} | {images} | {len(of_kind)} | {weights:.1%} | {flops:.1%} |\n")
     return "".join(lines)
 
 
 def _more_flops(tower: Tower, counted: int, size: str) -> float:
     """Return how far our FLOPs of an image of a size are from those that PyTorch counted, as a share."""
-    job = make_job(global_batch=1, seq_len=1024, image_size=None if tower.image else size)
+    job = make_job(global_batch=1, seq_len=1024, image_size=size if tower.tiling or not tower.image else None)
     images = taken_of(tower, job)
-    return abs(sum(image_flops(tower, images)) / counted - 1.0)
+    return abs(images.count * sum(image_flops(tower, images)) / counted - 1.0)
+
+
+def _speaking() -> str:
+    """Return a row for each kind of encoder-decoder with the presets of it."""
+    presets: defaultdict[str, list[Model]] = defaultdict(list)
+    for model in map(preset_model, preset_names()):
+        presets[model.family].append(model)
+    lines = []
+    for name in ENCODER_DECODERS:
+        words = ", ".join(f"{model.name} ({format_count(model.parameters)})" for model in presets[name])
+        taken, positions = ("text", "relative") if name in T5S else ("text", BARTS[name].positions)
+        taken = "sound" if name == "whisper" else taken
+        lines.append(f"| {name} | {taken} | {'computed' if positions == 'none' else positions} | {words} |\n")
+    return "".join(lines)
 
 
 def _difference(row: dict[str, Any]) -> float:

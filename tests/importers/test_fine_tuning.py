@@ -101,6 +101,22 @@ def test_arguments_of_a_trainer_in_a_file(tmp_path: Path) -> None:
         assert (plan.job.framework, plan.optimizer.sharding, plan.job.precision) == (expected, "zero3", "bf16")
 
 
+@pytest.mark.parametrize(
+    ("said", "frozen"),
+    [
+        ("", ("vision", "projector")),
+        ("freeze_vision_tower: false\nfreeze_multi_modal_projector: false\n", None),
+        ("freeze_language_model: true\nfreeze_multi_modal_projector: false\n", ("vision", "language")),
+    ],
+)
+def test_parts_that_llama_factory_freezes(said: str, frozen: tuple[str, ...] | None, tmp_path: Path) -> None:
+    """Of a model that sees images; a text model has none of them."""
+    told = "per_device_train_batch_size: 1\nbf16: true\nfinetuning_type: full\nfsdp: full_shard\n" + said
+    for name, expected in (("Qwen/Qwen2.5-VL-7B-Instruct", frozen), ("meta-llama/Llama-2-7b-hf", None)):
+        (tmp_path / "train.yaml").write_text(f"model_name_or_path: {name}\n{told}")
+        assert plan_from_launch(tmp_path / "train.yaml", cluster=cluster_of(1)).plan.job.freeze == expected
+
+
 def test_what_a_task_of_skypilot_runs(tmp_path: Path) -> None:
     (tmp_path / "task.yaml").write_text(
         "num_nodes: 2\nresources:\n  accelerators: {H100: 8}\nenvs:\n  BATCH: 4\nrun: |\n"

@@ -308,8 +308,12 @@ def parameters(config: Any, named: str) -> int:
     with torch.device("meta"):
         model = build(config)
     model.tie_weights()
-    balancing = (b.numel() for name, b in model.named_buffers() if name.endswith(BALANCING))
-    return sum(parameter.numel() for parameter in model.parameters()) + sum(balancing)
+    return sum(parameter.numel() for parameter in model.parameters()) + balancing(model)
+
+
+def balancing(model: Any) -> int:
+    """Return the elements of the buffers that balance experts."""
+    return sum(buffer.numel() for name, buffer in model.named_buffers() if name.endswith(BALANCING))
 
 
 def written(config: Any) -> dict[str, Any]:

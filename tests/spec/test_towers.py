@@ -22,7 +22,7 @@ from shardwright.plans.check import position_problems
 from shardwright.reports.text.question import model_line
 from shardwright.spec.images import images_of, taken_of, tower_parameters
 from shardwright.spec.job import Job
-from shardwright.spec.model import Model
+from shardwright.spec.model import Model, Tower
 from shardwright.spec.read.huggingface import TEXT_ALONE, model_of_config
 from shardwright.spec.read.huggingface_config import config_of_model
 from shardwright.spec.read.job import make_job
@@ -45,6 +45,11 @@ def job(**more: Any) -> Job:
     return make_job(global_batch=8, seq_len=4096, framework="fsdp", **more)
 
 
+def seeing(tower: Tower) -> Job:
+    """Return a job with the image that was counted; an encoder of one size has it scaled to that."""
+    return job(image_size=DATA["image"] if tower.tiling or not tower.image else None)
+
+
 @pytest.mark.parametrize("row", ROWS, ids=label)
 @pytest.mark.parametrize("form", ["given", "config"])
 def test_parts_have_as_many_weights_as_in_transformers(row: dict[str, Any], form: str) -> None:
@@ -60,15 +65,15 @@ def test_parts_have_as_many_weights_as_in_transformers(row: dict[str, Any], form
 def test_an_image_has_as_many_flops_as_pytorch_counts(row: dict[str, Any]) -> None:
     tower = model_of_config(row["given"], "config.json").tower
     assert tower is not None
-    images = taken_of(tower, job(image_size=None if tower.image else DATA["image"]))
-    assert sum(image_flops(tower, images)) == row["flops"]
+    images = taken_of(tower, seeing(tower))
+    assert images.count * sum(image_flops(tower, images)) == row["flops"]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=label)
 def test_a_layer_keeps_as_much_as_pytorch_saves(row: dict[str, Any]) -> None:
     tower = model_of_config(row["given"], "config.json").tower
     assert tower is not None
-    asked = job(image_size=None if tower.image else DATA["image"])
+    asked = seeing(tower)
     more = replace(tower, depth=tower.depth + 1, whole=None)
     fewer = replace(tower, whole=None)
     kept, less = (float(tower_kept_bytes(depth, ONE, asked)[0][0]) for depth in (more, fewer))
@@ -79,6 +84,10 @@ def test_a_layer_keeps_as_much_as_pytorch_saves(row: dict[str, Any]) -> None:
     ("name", "asked", "pixels", "tokens"),
     [
         ("llava-1.5-7b", {}, (336, 336), 576),  # image_seq_length of its config
+        ("llava-v1.6-mistral-7b", {"image_size": 672}, (672, 672), 2928),
+        ("internvl3-8b", {"image_size": 448}, (448, 448), 256),
+        ("internvl3-8b", {"image_size": "1344x896"}, (896, 1344), 7 * 256),
+        ("smolvlm-2b", {"image_size": "768x384"}, (384, 768), 9 * 81),
         ("gemma-3-27b-vision", {}, (896, 896), 256),  # mm_tokens_per_image
         (QWEN, {}, (980, 980), 1225),
         (QWEN, {"image_size": 1204}, (1204, 1204), 1849),
@@ -93,6 +102,29 @@ def test_images_of_a_sequence(name: str, asked: dict[str, Any], pixels: tuple[in
     assert tower is not None
     images = images_of(tower, job(images_per_sequence=3, **asked))
     assert (images.height, images.width, images.tokens, images.all_tokens) == (*pixels, tokens, 3 * tokens)
+
+
+# Towers as families publish them: llava-v1.6-mistral-7b, llava-onevision-qwen2-7b, InternVL3 and Idefics3-8B-Llama3.
+TILED: dict[str, dict[str, Any]] = {
+    "llava_next": {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14},
+    "llava_onevision": {
+        "model_type": "siglip_vision_model", "image_size": 384, "patch_size": 14, "vision_use_head": False,
+    },
+    "internvl": {"model_type": "internvl_vision"},
+    "idefics3": {"model_type": "idefics3_vision", "image_size": 364, "patch_size": 14},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", TILED)
+def test_an_image_has_the_tiles_and_tokens_of_the_processor(model_type: str) -> None:
+    text = {**ROWS[0]["given"]["text_config"], "model_type": "llama"}
+    given = {"model_type": model_type, "text_config": text, "vision_config": TILED[model_type]}
+    tower = model_of_config(given, "config.json").tower
+    assert tower is not None
+    for row in (row for row in DATA["tiles"] if row["model_type"] == model_type):
+        height, width = row["size"]
+        images = images_of(tower, job(image_size=f"{width}x{height}"))
+        assert (images.tiles, images.tokens) == (row["tiles"], row["tokens"]), row["size"]
 
 
 def problems(model: Model, asked: Job) -> list[tuple[str, str]]:
@@ -149,6 +181,59 @@ def test_flops_of_an_iteration_have_those_of_the_images() -> None:
     assert job_flops(model, job(images_per_sequence=2)) == pytest.approx(language + 16 * whole)
     assert job_flops(model, job(freeze="vision")) == pytest.approx(language + 8 * (encoder + 3 * projector - merged))
     assert job_flops(model, job(freeze="vision+projector")) == pytest.approx(language + 8 * (encoder + projector))
+
+
+def test_the_authors_config_of_internvl_is_that_of_transformers() -> None:
+    """`internvl_chat`, the remote code of OpenGVLab/InternVL3-8B, beside `internvl` of InternVL3-8B-hf."""
+    text = {**ROWS[0]["given"]["text_config"], "model_type": "qwen2", "tie_word_embeddings": False}
+    sizes = {
+        "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 56,
+        "patch_size": 14,
+    }  # fmt: skip
+    ours = {**sizes, "model_type": "internvl_vision", "attention_bias": True}
+    theirs = {
+        **sizes, "model_type": "intern_vit_6b", "qkv_bias": True, "qk_normalization": False, "norm_type": "layer_norm",
+    }  # fmt: skip
+    authors = {
+        "model_type": "internvl_chat", "llm_config": text, "vision_config": theirs, "downsample_ratio": 0.5,
+        "dynamic_image_size": True, "use_thumbnail": True, "min_dynamic_patch": 1, "max_dynamic_patch": 12,
+    }  # fmt: skip
+    towers = [
+        model_of_config(config, "config.json").tower
+        for config in ({"model_type": "internvl", "text_config": text, "vision_config": ours}, authors)
+    ]
+    assert towers[0] == towers[1]
+    untiled = model_of_config({**authors, "dynamic_image_size": False}, "config.json").tower
+    assert untiled is not None
+    assert images_of(untiled, job()).tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"image_grid_pinpoints": [[336, 500]]}, "image_grid_pinpoints"),
+        ({"image_grid_pinpoints": [3]}, "image_grid_pinpoints"),
+    ],
+)
+def test_grids_that_are_no_tiles_are_refused(change: dict[str, Any], field: str) -> None:
+    given = {"model_type": "llava_next", "text_config": ROWS[0]["given"]["text_config"], **change}
+    with pytest.raises(SpecError) as caught:
+        model_of_config({**given, "vision_config": TILED["llava_next"]}, "config.json")
+    assert [problem.path.rsplit(": ", 1)[-1] for problem in caught.value.problems] == [field]
+
+
+@pytest.mark.parametrize("row", DATA["texts"], ids=lambda row: row["config"]["model_type"])
+def test_a_text_model_without_its_tower_has_as_many_weights_as_in_transformers(row: dict[str, Any]) -> None:
+    model = model_of_config(row["config"], "config.json")
+    assert model.tower is None and model.assumed[0] == TEXT_ALONE
+    assert model.parameters == row["parameters"]
+
+
+def test_the_outer_word_says_whether_the_output_is_tied() -> None:
+    text = {**ROWS[0]["given"]["text_config"], "tie_word_embeddings": False}
+    given = {"model_type": "janus", "text_config": text, "vision_config": {"model_type": "janus_vision_model"}}
+    assert not model_of_config(given, "config.json").tied_embeddings
+    assert model_of_config({**given, "tie_word_embeddings": True}, "config.json").tied_embeddings
 
 
 def test_a_text_config_that_says_little_has_the_sizes_of_its_class() -> None:

@@ -9,6 +9,7 @@ from shardwright.errors import Problem
 from shardwright.importers.python_values import COMPUTED, Path
 from shardwright.importers.settings import first
 from shardwright.records import record
+from shardwright.spec.job import Part
 from shardwright.spec.options import DEFAULTS, GradientSync, Options
 
 STRATEGIES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "TRUE": 3, "1": 3, "2": 2, "3": 0}
@@ -45,7 +46,8 @@ OTHER_UPDATES = (
 @record(kw_only=False)
 class TrainerSettings:
     """A configuration as arguments of Megatron-LM, with what is not modelled, the framework whose overheads count, the
-    name of the model where it has one, what had to be assumed, and options that Megatron-LM has no argument for."""
+    name of the model where it has one, what had to be assumed, options that Megatron-LM has no argument for, and the
+    parts that keep their weights of a model that sees images."""
 
     words: tuple[str, ...]
     uncounted: tuple[str, ...]
@@ -53,6 +55,7 @@ class TrainerSettings:
     model: str | None = None
     notes: tuple[str, ...] = ()
     options: Options = DEFAULTS
+    freeze: tuple[Part, ...] = ()
 
 
 @record(kw_only=False)
@@ -127,7 +130,8 @@ def deepspeed_settings(config: TrainerFields, trainer: TrainerFields, gpus: int)
         optimizer_words(config, "type") if config.first("type") else optimizer_words(trainer, "optim")
     )
     words += [*precision, *optimizer]
-    return TrainerSettings(tuple(words), uncounted, "deepspeed", trainer.first("model_name_or_path"), notes)
+    name = trainer.first("model_name_or_path")
+    return TrainerSettings(tuple(words), uncounted, "deepspeed", name, notes, freeze=_frozen(trainer))
 
 
 def _deepspeed_precision(config: TrainerFields, trainer: TrainerFields) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -183,7 +187,18 @@ def accelerate_settings(fields: TrainerFields, gpus: int) -> TrainerSettings:
     words += [*_trainer_words(fields), *precision, *optimizer]
     words += FULL if fields.first("fsdp_activation_checkpointing") is True else ()
     name, options = fields.first("model_name_or_path"), Options(gradient_sync=_gradient_sync(fields, sharded, steps))
-    return TrainerSettings(tuple(words), uncounted, "fsdp", name, notes, options)
+    return TrainerSettings(tuple(words), uncounted, "fsdp", name, notes, options, _frozen(fields))
+
+
+def _frozen(fields: TrainerFields) -> tuple[Part, ...]:
+    """Return the parts of a model that sees images which LLaMA-Factory keeps as they are: vision tower and projector
+    unless it is told otherwise (llamafactory/hparams/finetuning_args.py)."""
+    keys: Mapping[str, Part] = {
+        "freeze_vision_tower": "vision",
+        "freeze_multi_modal_projector": "projector",
+        "freeze_language_model": "language",
+    }
+    return tuple(part for key, part in keys.items() if fields.first(key) is True)
 
 
 def _gradient_sync(fields: TrainerFields, sharded: bool, steps: int) -> GradientSync | None:

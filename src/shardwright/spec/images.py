@@ -18,6 +18,7 @@ from shardwright.spec.adapter import adapter_parameters
 from shardwright.spec.job import Job, Part
 from shardwright.spec.mixers import Product
 from shardwright.spec.model import Model, Tower
+from shardwright.spec.tiles import grid_of, tiles_in, tokens_in
 
 USUAL_IMAGES = 1  # chosen
 USUAL_PIXELS = 1280 * 28 * 28  # documented: huggingface.co/Qwen/Qwen2.5-VL-7B-Instruct, max_pixels of its example
@@ -25,14 +26,15 @@ USUAL_PIXELS = 1280 * 28 * 28  # documented: huggingface.co/Qwen/Qwen2.5-VL-7B-I
 
 @record
 class Images:
-    """`count` images of a sequence, of `height` × `width` pixels. Each has `positions` in the encoder (patches, and a
-    class token where there is one) and gives `tokens` to the decoder."""
+    """`count` images of a sequence, of `height` × `width` pixels. Each is `tiles` samples of the encoder, of so many
+    `positions` (patches, and a class token where there is one), and gives `tokens` to the decoder."""
 
     count: int
     height: int
     width: int
     positions: int
     tokens: int
+    tiles: int = 1
 
     @property
     def all_tokens(self) -> int:
@@ -43,26 +45,31 @@ class Images:
 def images_of(tower: Tower, job: Job) -> Images:
     """Return the images of a sequence of a job."""
     square = tower.patch * tower.merge
-    if tower.image is not None:
-        height, width = tower.image, tower.image
-    elif job.image_size is None:
-        height = width = max(math.isqrt(USUAL_PIXELS) // square, 1) * square
-    else:
-        height, width = (max(round(side / square), 1) * square for side in job.image_size)
-    patches = (height // tower.patch) * (width // tower.patch)
-    return Images(
+    height, width = job.image_size or (max(math.isqrt(USUAL_PIXELS) // square, 1) * square,) * 2
+    if tower.image is None:
+        height, width = (max(round(side / square), 1) * square for side in (height, width))
+    elif tower.tiling is None:
+        height = width = tower.image
+    seen = (height, width) if tower.image is None else (tower.image, tower.image)
+    patches = math.prod(side // tower.patch for side in seen)
+    whole = Images(
         count=USUAL_IMAGES if job.images_per_sequence is None else job.images_per_sequence,
         height=height,
         width=width,
         positions=patches + tower.class_token,
         tokens=patches // tower.merge**2,
     )
+    if tower.image is None or tower.tiling is None:
+        return whole
+    grid = grid_of(tower.tiling, tower.image, height, width)
+    tokens = tokens_in(tower.tiling, grid, tower.image // square, height, width)
+    return replace(whole, tiles=tiles_in(tower.tiling, grid), tokens=tokens)
 
 
 @record
 class Taken:
-    """What a tower takes of a sequence: `count` samples (images, or one of text or sound), each of so many `positions`
-    in the encoder, of which the decoder is given so many `tokens`."""
+    """What a tower takes of a sequence: `count` samples (images or their tiles, or one of text or sound), each of so
+    many `positions` in the encoder, of which the projector makes so many `tokens`."""
 
     count: int
     positions: int
@@ -79,7 +86,8 @@ def taken_of(tower: Tower, job: Job) -> Taken:
     job does not say."""
     if tower.input == "image":
         images = images_of(tower, job)
-        return Taken(count=images.count, positions=images.positions, tokens=images.tokens)
+        merged = (images.positions - tower.class_token) // tower.merge**2
+        return Taken(count=images.count * images.tiles, positions=images.positions, tokens=merged)
     length = tower.positions or job.encoder_seq_len or job.seq_len
     return Taken(count=1, positions=length, tokens=length)
 
@@ -153,7 +161,8 @@ def parts_of(model: Model) -> tuple[Part, ...]:
 
 def _unseen_images(model: Model, tower: Tower, job: Job, place: str) -> Iterator[Problem]:
     """Yield what of a job's images a model cannot take."""
-    if tower.image is not None and job.image_size not in (None, (tower.image, tower.image)):
+    one_size = tower.image is not None and tower.tiling is None
+    if one_size and job.image_size not in (None, (tower.image, tower.image)):
         message = f"{model.name} scales every image to {tower.image} × {tower.image} pixels"
         yield Problem(place.replace("seq_len", "image_size"), message, "leave it out")
     images = images_of(tower, job)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from shardwright.records import record
 from shardwright.spec.mixers import Mixer, Product
+from shardwright.spec.tiles import Tiling
 
 Norm = Literal["rmsnorm", "layernorm"]
 Position = Literal["rope", "learned", "alibi", "relative", "none"]
@@ -266,11 +267,13 @@ class Tower:
 
     An image is cut into patches of `patch` × `patch` pixels, each of `patch_values` numbers (channels, frames, pixels),
     which a matrix takes to the width `hidden`. `depth` equal layers follow; those in `whole` (from 0) attend over the
-    whole image where the `layer` has a window. `image` is the side of images where the encoder takes one size alone. A
-    square of `merge` × `merge` patches becomes one token, by `projectors` chains of the products of `projector`, with a
-    non-linearity before the last; `projector_vectors` counts the weights of norms beside them. A layer keeps
-    `copies` of its tokens for the backward pass beside what its products take: of queries and keys after their
-    rotation, where values keep all of one projection, and of what attention gives, where that goes image by image.
+    whole image where the `layer` has a window. `image` is the side of images where the encoder takes one size alone, of
+    larger ones tiles where there is a `tiling`. A square of `merge` × `merge` patches becomes one token, by
+    `projectors` chains of the products of `projector`, with a non-linearity before the last; `projector_vectors` counts
+    the weights of norms beside them, `row_end` those of the token that ends a row of patches. A layer keeps `copies` of
+    its tokens for the backward pass beside what its products take: of queries and keys after their rotation, where
+    values keep all of one projection, and of what attention gives, where that goes image by image; of what a learned
+    scale multiplies.
 
     Text goes through the embedding of the decoder. Sound comes as spectra of a fixed length, of which the convolutions
     in `stem` make `positions`, each half as many as the one before. `score_biases` are the numbers that are added to
@@ -288,6 +291,8 @@ class Tower:
     projectors: int = 1
     merge: int = 1
     image: int | None = None
+    tiling: Tiling | None = None
+    row_end: int = 0
     whole: tuple[int, ...] | None = None
     norm: Norm = "layernorm"
     position: Position = "learned"
@@ -345,7 +350,7 @@ class Tower:
     @property
     def projector_parameters(self) -> int:
         """Weights of all projectors."""
-        return self.projectors * _products(self.projector) + self.projector_vectors
+        return self.projectors * _products(self.projector) + self.projector_vectors + self.row_end
 
     @property
     def parameters(self) -> int:

@@ -127,6 +127,7 @@ def _tower_lines(model: Model) -> list[tuple[str, str]]:
         heard = f"; {tower.positions:,} positions of sound" if tower.positions else ""
         return [("encoder", first + heard)]
     sides = f"{tower.image} × {tower.image} pixels" if tower.image else "any size"
+    sides = f"any size in tiles of {sides}" if tower.tiling else sides
     patches = f"images of {sides}, {tower.merge**2} of their {tower.patch} × {tower.patch} patches a token"
     return [
         ("vision", first),

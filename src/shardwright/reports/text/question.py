@@ -68,9 +68,11 @@ def _encoder_words(tower: Tower, job: Job) -> str:
 
 def _images_words(tower: Tower, job: Job) -> str:
     images = images_of(tower, job)
-    sides = f"{images.width} × {images.height} pixels"
+    sides = f"{images.width} × {images.height} pixels" + (f" ({images.tiles} tiles)" if tower.tiling else "")
     words = f"{counted(images.count, 'image')} of {sides} in a sequence, {images.all_tokens:,} of its tokens"
-    options = {"--images-per-sequence": job.images_per_sequence, "--image-size": tower.image or job.image_size}
+    options = {"--images-per-sequence": job.images_per_sequence, "--image-size": job.image_size}
+    if tower.tiling is None and tower.image:
+        del options["--image-size"]
     if assumed := [option for option, said in options.items() if said is None]:
         words += f" (assumed: {' and '.join(assumed)} say{'s' * (len(assumed) == 1)} otherwise)"
     return words

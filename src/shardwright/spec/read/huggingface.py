@@ -61,7 +61,7 @@ def model_of_config(config: object, name: str, *, title: str | None = None, acce
 def _text_fields(fields: ConfigFields) -> ConfigFields:
     """Return the fields of the text model: those of the config itself, unless it holds them in one of their own."""
     nested = fields.has(TEXT_CONFIGS)
-    if nested is None or fields.has(spelled.HIDDEN):
+    if nested is None or (fields.has(spelled.HIDDEN) and fields.has(spelled.LAYERS)):
         return fields
     inner = fields.inner(nested)
     if inner is None:

@@ -14,11 +14,13 @@ from types import MappingProxyType
 from shardwright.spec.mixers import Product
 from shardwright.spec.model import Attention, Layer, Mlp, Tower
 from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigFields
+from shardwright.spec.tiles import Tiling, grids_within
 
 VISION = "vision_config"
 MOST_SIDE = 100_000  # pixels
 TIED = "tie_word_embeddings"
-TIED_BY_EITHER = ("llava", "qwen2_vl", "qwen2_5_vl")  # by a word in the text config, too
+# By a word in the text config, too.
+TIED_BY_EITHER = ("llava", "llava_next_video", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "video_llama_3")
 # What LlamaConfig and MistralConfig assume, of which the text config inside a multimodal one may say nothing.
 LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
 TEXT_SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
@@ -44,12 +46,12 @@ def tower_of(config: ConfigFields, hidden: int) -> Tower | None:
 
 
 def tied_of(config: ConfigFields, text: ConfigFields) -> dict[str, object]:
-    """Return whether the output projection of a config with a known tower is tied, where it says so: its own word
+    """Return whether the output projection of a config that holds a text model is tied, where it says so: its own word
     counts, and that of the text model where there is none."""
     outer, inner = (fields.section.fields.get(TIED) for fields in (config, text))
-    if outer is None or config.text("model_type", default="") not in FAMILIES:
+    if outer is None:
         return {}
-    return {TIED: True if inner is True and config.section.fields["model_type"] in TIED_BY_EITHER else outer}
+    return {TIED: True if inner is True and config.text("model_type", default="") in TIED_BY_EITHER else outer}
 
 
 def _llava(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower | None:
@@ -59,6 +61,119 @@ def _llava(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower | N
         return None
     read = max(len(config.layer_list("vision_feature_layer")), 1) if _listed(config) else 1
     return replace(encoder, projector=_pair(read * encoder.hidden, hidden, hidden, bias=_biased(config, default=True)))
+
+
+def _llava_next(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower | None:
+    """The tower of LLaVA on tiles, in one of several grids, and on the whole image; a learned token ends rows."""
+    tower = _llava(config, vision, hidden)
+    if tower is None or tower.image is None:
+        return None
+    sides = _grid_sides(config, tower.image)
+    words = config.text("vision_aspect_ratio", default="anyres_max_9").removeprefix("anyres_max_")
+    most = int(words) if words.isdecimal() and config.text("model_type", default="") == "llava_onevision" else None
+    return replace(tower, tiling=Tiling(by="area", grids=sides, most=most), row_end=hidden)
+
+
+def _grid_sides(config: ConfigFields, image: int) -> tuple[tuple[int, int], ...]:
+    """Return rows and columns of the grids that a config lists as heights and widths in pixels."""
+    name = "image_grid_pinpoints"
+    grids: list[tuple[int, int]] = []
+    for sides in config.layer_list(name):
+        match sides:
+            case [int(height), int(width)] if height > 0 < width and height % image == width % image == 0:
+                grids.append((height // image, width // image))
+            case _:
+                config.section.report(name, f"expected pairs of multiples of {image} pixels", "write [[336, 672], …]")
+                return ((1, 1),)
+    if grids:
+        return tuple(grids)
+    if config.text("model_type", default="") == "llava_onevision":
+        return tuple((rows, columns) for rows in range(1, 7) for columns in range(1, 7))
+    return ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
+
+
+def _internvl(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower | None:
+    """InternViT on up to 12 tiles and the whole image; a norm over merged patches, and two products. In configs of the
+    authors' own code (`internvl_chat`) the tower says nothing of biases but those of queries, keys and values."""
+    ours = config.text("model_type", default="") == "internvl"
+    width = vision.size("hidden_size", most=MOST_WIDTH) or (1024 if ours else 3200)
+    heads = vision.size("num_attention_heads") or (16 if ours else 25)
+    inner = vision.size("intermediate_size", most=MOST_WIDTH) or (4096 if ours else 12800)
+    image, patch = _side(vision, "image_size", 448 if ours else 224), _side(vision, "patch_size", 14)
+    image = image if ours else config.size("force_image_size", most=MOST_SIDE) or image
+    normed = vision.flag("use_qk_norm" if ours else "qk_normalization", default=not ours)
+    biased = vision.flag("attention_bias" if ours else "qkv_bias", default=False)
+    root = vision.text("norm_type", default="layer_norm" if ours else "rms_norm") == "rms_norm"
+    ratio = config.fraction("downsample_ratio", most=1.0) or 0.5
+    merge = round(1.0 / ratio)
+    if (image // patch) % merge:
+        message = f"{image // patch} patches of a side are not merged by {merge}"
+        config.section.report("downsample_ratio", message, "check both numbers")
+        return None
+    tiled = ours or config.flag("dynamic_image_size", default=False)
+    least, most = (1, 12) if ours else (config.size("min_dynamic_patch") or 1, config.size("max_dynamic_patch") or 6)
+    thumbnail = ours or config.flag("use_thumbnail", default=False)
+    attention = replace(_attention(vision, width, heads, biased=biased), out_bias=True)
+    mlp = Mlp(width=inner, gated=False, bias=True)
+    vectors = 2 * width + 2 * width * normed  # scales of both sums, norms of queries and keys over all heads
+    table = not ours or vision.flag("use_absolute_position_embeddings", default=True)
+    tower = Tower(
+        family="internvl_vision",
+        hidden=width,
+        depth=vision.size("num_hidden_layers", most=MOST_LAYERS) or (24 if ours else 48),
+        layer=Layer(attention=attention, mlp=mlp, moe=None, vector_parameters=vectors),
+        patch=patch,
+        patch_values=(vision.size("num_channels") or 3) * patch * patch,
+        image=image,
+        tiling=Tiling(by="ratio", grids=grids_within(least, most), whole=thumbnail) if tiled else None,
+        merge=merge,
+        norm="rmsnorm" if root else "layernorm",
+        position="learned" if table else "none",
+        learned_positions=(image // patch) ** 2 + 1 if table else 0,
+        patch_bias=True,
+        class_token=True,
+        activation=vision.text("hidden_act", default="gelu"),
+        copies=2 + 6 * normed,  # norms of queries and keys save theirs in fp32 and in bf16
+    )
+    inputs = width * merge**2
+    return replace(tower, projector=_pair(inputs, hidden, hidden, bias=True), projector_vectors=2 * inputs)
+
+
+def _paligemma(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower | None:
+    """SigLIP without its head, and one product."""
+    encoder = _encoder(vision.over({"vision_use_head": False, **vision.section.fields}))
+    if encoder is None:
+        return None
+    outputs = vision.size("projection_dim", most=MOST_WIDTH) or hidden
+    return replace(encoder, projector=(Product(inputs=encoder.hidden, outputs=outputs, cut="whole", bias=True),))
+
+
+def _glm4v(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower:
+    """Layers with gates and RMSNorms; a convolution merges patches, then a product, a norm and a gated pair."""
+    width = vision.size("hidden_size", most=MOST_WIDTH) or 1536
+    outputs = vision.size("out_hidden_size", most=MOST_WIDTH) or hidden
+    inner = vision.size("intermediate_size", most=MOST_WIDTH) or 13696
+    mlp = Mlp(width=outputs, gated=True)
+    tower = _qwen_tower(vision, "glm4v_vision", width, mlp, "silu", depth=24, heads=12)
+    biased = vision.flag("attention_bias", default=False)
+    layer = replace(tower.layer, attention=replace(tower.layer.self_attention, qkv_bias=biased, out_bias=False))
+    chain = (
+        Product(inputs=width * tower.merge**2, outputs=outputs, cut="whole", bias=True),
+        Product(inputs=outputs, outputs=outputs, cut="whole"),
+        Product(inputs=outputs, outputs=2 * inner, cut="whole"),
+        Product(inputs=inner, outputs=outputs, cut="whole"),
+    )
+    return replace(
+        tower,
+        layer=layer,
+        norm="rmsnorm",
+        patch_bias=True,
+        first_norm=True,
+        final_norm=True,
+        learned_positions=(_side(vision, "image_size", 336) // tower.patch) ** 2,
+        projector=chain,
+        projector_vectors=2 * outputs,
+    )
 
 
 def _gemma3(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower | None:
@@ -87,7 +202,8 @@ def _mistral3(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower 
 
 
 def _idefics3(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower | None:
-    """SigLIP without its head on tiles of one size, each an image here; one product merges squares of patches."""
+    """SigLIP without its head on tiles, four on the longer side, and on the whole image; one product merges squares of
+    patches."""
     encoder = _encoder(vision)
     if encoder is None or encoder.image is None:
         return None
@@ -97,14 +213,15 @@ def _idefics3(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower 
         config.section.report("scale_factor", message, "check both numbers")
         return None
     projector = (Product(inputs=encoder.hidden * merge * merge, outputs=hidden, cut="whole"),)
-    return replace(encoder, merge=merge, projector=projector)
+    return replace(encoder, merge=merge, projector=projector, tiling=Tiling(by="edge", longest=4))
 
 
 def _qwen2(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower:
     width = vision.size("embed_dim", most=MOST_WIDTH) or 1280
     ratio = vision.size("mlp_ratio") or 4
     mlp = Mlp(width=ratio * width, gated=False, bias=True)
-    return _merged(_qwen_tower(vision, "qwen2_vl", width, mlp, "quick_gelu"), hidden)
+    tower = _qwen_tower(vision, "qwen2_vl", width, mlp, "quick_gelu")
+    return _merged(tower, vision.size("hidden_size", most=MOST_WIDTH) or hidden)
 
 
 def _qwen2_5(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower:
@@ -121,23 +238,33 @@ def _qwen2_5(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower:
 
 
 def _qwen3(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower:
-    """What some layers give goes through a merger of its own and is added to the first layers of the text model."""
+    """What some layers give goes through a merger of its own and is added to the first layers of the text model; not in
+    Qwen3.5."""
     width = vision.size("hidden_size", most=MOST_WIDTH) or 1152
     mlp = Mlp(width=vision.size("intermediate_size", most=MOST_WIDTH) or 4304, gated=False, bias=True)
     positions = vision.size("num_position_embeddings") or 2304
     tower = _qwen_tower(vision, "qwen3_vl", width, mlp, "gelu_pytorch_tanh", patch=16, depth=27)
     tower = replace(tower, patch_bias=True, learned_positions=positions)
     deep = len(vision.layer_list("deepstack_visual_indexes") or (8, 16, 24))
+    deep *= not config.text("model_type", default="").startswith("qwen3_5")
     merged = _merged(tower, vision.size("out_hidden_size", most=MOST_WIDTH) or hidden)
     after = 2 * width * merged.merge**2  # the norms of these mergers go over merged patches
     return replace(merged, projectors=1 + deep, projector_vectors=merged.projector_vectors + deep * after)
 
 
 def _qwen_tower(
-    vision: ConfigFields, family: str, width: int, mlp: Mlp, activation: str, *, patch: int = 14, depth: int = 32
+    vision: ConfigFields,
+    family: str,
+    width: int,
+    mlp: Mlp,
+    activation: str,
+    *,
+    patch: int = 14,
+    depth: int = 32,
+    heads: int = 16,
 ) -> Tower:
-    """Return the encoder that the three have in common: of images of any size, each a pair of equal frames."""
-    heads = vision.size("num_heads", "num_attention_heads") or 16
+    """Return the encoder that Qwen's and GLM's have in common: of images of any size, each a pair of equal frames."""
+    heads = vision.size("num_heads", "num_attention_heads") or heads
     patch = _side(vision, "patch_size", patch)
     frames = vision.size("temporal_patch_size") or 2
     return Tower(
@@ -240,12 +367,23 @@ def _side(vision: ConfigFields, name: str, usual: int) -> int:
 FAMILIES: Mapping[str, Callable[[ConfigFields, ConfigFields, int], Tower | None]] = MappingProxyType(
     {
         "llava": _llava,
+        "llava_next": _llava_next,
+        "llava_onevision": _llava_next,
+        "internvl": _internvl,
+        "internvl_chat": _internvl,
+        "paligemma": _paligemma,
+        "glm4v": _glm4v,
+        "glm46v": _glm4v,
+        "glm4v_moe": _glm4v,
+        "lighton_ocr": _mistral3,
         "gemma3": _gemma3,
         "mistral3": _mistral3,
         "qwen2_vl": _qwen2,
         "qwen2_5_vl": _qwen2_5,
         "qwen3_vl": _qwen3,
         "qwen3_vl_moe": _qwen3,
+        "qwen3_5": _qwen3,
+        "qwen3_5_moe": _qwen3,
         "idefics3": _idefics3,
         "smolvlm": _idefics3,
     }
