@@ -285,6 +285,7 @@ def planned(settings: TrainerSettings, gpus: int | None, question: Question) -> 
     if model is None and (settings.model or not described):
         model = model_named(settings.model, name)
     job = Job(global_batch=1, seq_len=question.seq_len or 0, framework=settings.framework, options=settings.options)
+    job = replace(job, optimizer=settings.optimizer, optimizer_rank=settings.optimizer_rank)
     flags = scan(settings.words, name, problems)
     notes = [*question.notes, *settings.notes]
     reading = reading_of_flags(flags, gpus, notes, problems, cluster=question.cluster, model=model, job=job, name=name)
