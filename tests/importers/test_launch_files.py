@@ -52,6 +52,7 @@ def shape(plan: Any) -> dict[str, Any]:
         "layers": stage.recompute.layers,
         "framework": plan.job.framework,
         "optimizer": plan.job.optimizer,
+        "rank": plan.job.optimizer_rank,
         "flash": plan.flash_attention,
         "model": plan.model.name,
     }
@@ -236,8 +237,14 @@ CASES = {
     "factory kto": _factory("stage: kto", "stage: is kto: trains by preferences"),
     "factory ppo": _factory("stage: ppo", "stage: is ppo: trains by preferences"),
     "factory rewards": _factory("stage: rm", "stage: is rm: trains by preferences"),
-    "factory galore": _factory("use_galore: true", "use_galore: keeps state of lower rank", FACTORY),
-    "factory apollo": _factory("use_apollo: true", "use_apollo: keeps state of lower rank", FACTORY),
+    "factory galore": Case(
+        files={"train.yaml": FACTORY + "use_galore: true\ngalore_rank: 128\ngalore_target: all\n"},
+        expected={"optimizer": "galore", "rank": 128, "sharding": "none"},
+    ),
+    "factory apollo": Case(
+        files={"train.yaml": FACTORY + "use_apollo: true\n"}, expected={"optimizer": "apollo", "rank": 16}
+    ),
+    "factory galore under DeepSpeed": _factory("use_galore: true", "use_galore: projects whole matrices"),
     "factory badam": _factory("use_badam: true", "use_badam: keeps state", FACTORY),
     "factory adam mini": _factory("use_adam_mini: true", "use_adam_mini: Adam-mini", FACTORY),
     "factory mixture of depths": _factory("mixture_of_depths: convert", "mixture_of_depths: is convert", FACTORY),
@@ -287,7 +294,11 @@ CASES = {
         expected="gradient_checkpointing: is offload, which offloads",
     ),
     "axolotl galore": Case(
-        files={"train.yml": AXOLOTL.replace("adamw_torch_fused", "galore_adamw")}, expected="galore_adamw keeps other"
+        files={
+            "train.yml": AXOLOTL.replace("adamw_torch_fused", "galore_adamw")
+            + "optim_target_modules: [self_attn, mlp]\noptim_args:\n  rank: 256\n  update_proj_gap: 50\n"
+        },
+        expected={"optimizer": "galore", "rank": 256},
     ),
     # TRL: bf16 and recomputation are on, sequences have 1,024 tokens.
     "trl sft": _line(
@@ -383,7 +394,27 @@ CASES = {
         {"precision": "fp32"},
         words=("neither bf16 nor fp16 is said: fp32 is priced",),
     ),
-    "galore": _line(f"torchrun --nproc_per_node 8 train.py {TRAIN} --optim galore_adamw", "galore_adamw keeps other"),
+    "galore": _line(
+        f"torchrun --nproc_per_node 8 train.py {TRAIN} --optim galore_adamw --optim_args rank=64,scale=0.1 "
+        "--optim_target_modules attn mlp --bf16",
+        {"optimizer": "galore", "rank": 64, "sharding": "none"},
+    ),
+    "apollo of the usual rank, layer by layer": _line(
+        f"torchrun --nproc_per_node 1 train.py {TRAIN} --optim apollo_adamw_layerwise --optim_target_modules all-linear",
+        {"optimizer": "apollo", "rank": None},
+        cluster="1x1xH100-SXM",
+    ),
+    "galore under FSDP": _line(
+        f"torchrun --nproc_per_node 8 train.py {TRAIN} --optim galore_adamw --fsdp full_shard",
+        "galore projects whole matrices",
+    ),
+    "galore of no rank": _line(
+        f"torchrun --nproc_per_node 8 train.py {TRAIN} --optim galore_adamw --optim_args rank=all",
+        "optim_args: has the rank all",
+    ),
+    "galore in 8 bits": _line(
+        f"torchrun --nproc_per_node 8 train.py {TRAIN} --optim galore_adamw_8bit", "galore_adamw_8bit keeps other"
+    ),
     "sgd": _line(f"torchrun --nproc_per_node 8 train.py {TRAIN} --optim sgd --bf16", {"optimizer": "sgd"}),
     "batch while it runs": _line(
         f"torchrun --nproc_per_node 8 train.py {TRAIN} --auto_find_batch_size",

@@ -34,6 +34,7 @@ def with_stage(**values: Any) -> Callable[[Plan], Plan]:
 
 # Options that `train` does not run, with what asks for them and where `check` says so.
 REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
+    "Job.optimizer_rank": (with_job(optimizer_rank=64), "job.optimizer_rank"),
     "Overlap.tensor_parallel": (
         lambda plan: replace(plan, overlap=Overlap(tensor_parallel=True)),
         "overlap.tensor_parallel",

@@ -127,6 +127,7 @@ CHANGED = {
     "precision": "fp8",
     "fp8_recipe": "tensor",
     "optimizer": "muon",
+    "optimizer_rank": 64,
     "fp8_storage": True,
     "fused_loss": True,
     "document_tokens": 100.0,

@@ -68,8 +68,8 @@ Optimizer = Annotated[
     str,
     option(
         metavar="NAME",
-        help="adam, adam8bit (moments in 8 bits), paged_adam and paged_adam8bit (paged to the host), lion, adafactor, "
-        "muon or sgd.",
+        help="adam, adam8bit (moments in 8 bits), paged_adam and paged_adam8bit (paged to the host), galore and "
+        "apollo (moments of projected gradients; galore:64 for that rank), lion, adafactor, muon or sgd.",
     ),
 ]
 MasterWeights = Annotated[

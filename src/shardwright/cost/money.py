@@ -117,7 +117,7 @@ def checkpoint_bytes(model: Model, job: Job) -> float:
     """Return the size of a checkpoint: weights that are trained, and the optimizer's state of them; in fp32 the weights
     are the optimizer's own."""
     weights = 0.0 if job.precision == "fp32" and job.optimizer != "none" else 2.0
-    return (weights + stored_width(job)) * trained_parameters(model, job)
+    return (weights + stored_width(model, job)) * trained_parameters(model, job)
 
 
 def together(model: Model, job: Job, terms: Terms, machines: Ints, gpus: Ints, preemptions: Floats) -> Exposure:

@@ -21,7 +21,7 @@ from shardwright.spec.model import Model
 PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp32": "no"}
 OPTIMIZER = {
     "adam8bit": "adamw_bnb_8bit", "paged_adam": "paged_adamw_32bit", "paged_adam8bit": "paged_adamw_8bit",
-    "lion": "lion_32bit", "adafactor": "adafactor", "sgd": "sgd",
+    "galore": "galore_adamw", "apollo": "apollo_adamw", "lion": "lion_32bit", "adafactor": "adafactor", "sgd": "sgd",
 }  # fmt: skip
 CHUNKED = dict.fromkeys(("rope", "swiglu", "rms_norm", "cross_entropy"), False) | {"fused_linear_cross_entropy": True}
 
@@ -65,6 +65,8 @@ def trainer_arguments(plan: Plan) -> dict[str, object]:
     }
     if plan.job.optimizer in OPTIMIZER:
         found["optim"] = OPTIMIZER[plan.job.optimizer]
+    if plan.job.projection_rank is not None:
+        found |= {"optim_target_modules": ["attn", "mlp"], "optim_args": f"rank={plan.job.projection_rank}"}
     if options.activation_offload == "inputs":
         found["gradient_checkpointing_kwargs"] = {"offload": True}
     if options.loss == "chunked":

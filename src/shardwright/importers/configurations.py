@@ -286,6 +286,7 @@ def planned(settings: TrainerSettings, gpus: int | None, question: Question) -> 
     if model is None and (settings.model or not described):
         model = model_named(settings.model, name)
     job = Job(global_batch=1, seq_len=question.seq_len or 0, framework=settings.framework, options=settings.options)
+    job = replace(job, optimizer=settings.optimizer, optimizer_rank=settings.optimizer_rank)
     if settings.freeze and model is not None and model.tower is not None and model.tower.input == "image":
         job = replace(job, freeze=settings.freeze)
     flags = scan(settings.words, name, problems)

@@ -284,9 +284,10 @@ def _with_files(arguments: dict[Fields, Any], launch: Launch, question: Question
     """Return a program's arguments over the fields of the files that it is told, and `key=value` over both."""
     told: list[Fields] = [("accelerate_config",), ("config",)]  # the first of TRL's command
     files = [str(arguments[key]) for key in told if key in arguments]
-    files += [word for word in launch.arguments if word.endswith(FILES) and word not in map(str, arguments.values())]
+    values = {str(value) for value in arguments.values()}
+    files += [word for word in launch.arguments if word.endswith(FILES) and word not in values]
     read = {path: value for file in files for path, value in named(file, question).items()}
-    changes = [word for word in launch.arguments if "=" in word and not word.startswith("-")]
+    changes = [word for word in launch.arguments if "=" in word and not word.startswith("-") and word not in values]
     return overridden(read | {key: value for key, value in arguments.items() if key not in told}, changes)
 
 

@@ -9,7 +9,7 @@ from shardwright.errors import Problem
 from shardwright.importers.python_values import COMPUTED, Path
 from shardwright.importers.settings import first
 from shardwright.records import record
-from shardwright.spec.job import Part
+from shardwright.spec.job import PROJECTED, Optimizer, Part
 from shardwright.spec.options import DEFAULTS, GradientSync, Options
 
 STRATEGIES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "TRUE": 3, "1": 3, "2": 2, "3": 0}
@@ -56,6 +56,8 @@ class TrainerSettings:
     notes: tuple[str, ...] = ()
     options: Options = DEFAULTS
     freeze: tuple[Part, ...] = ()
+    optimizer: Optimizer = "adam"
+    optimizer_rank: int | None = None
 
 
 @record(kw_only=False)
@@ -116,6 +118,9 @@ def batch_words(micro: int, total: int) -> list[str]:
 
 def deepspeed_settings(config: TrainerFields, trainer: TrainerFields, gpus: int) -> TrainerSettings:
     """Return a DeepSpeed configuration, whose "auto" values are those that a Trainer and Accelerate are told."""
+    for name in PROJECTED:
+        if trainer.first(f"use_{name}") is True:
+            trainer.report(f"use_{name}", "projects whole matrices, which DeepSpeed's optimizer has not", "use DDP")
     tensor = config.whole("autotp_size", 1)
     words = [*sharding_words(config.whole("stage", 0)), *_deepspeed_batch(config, trainer, max(gpus // tensor, 1))]
     words += [*_trainer_words(trainer), "--tensor-model-parallel-size", str(tensor)]
@@ -183,11 +188,17 @@ def accelerate_settings(fields: TrainerFields, gpus: int) -> TrainerSettings:
     words += batch_words(micro, micro * steps * max(gpus // (tensor * context), 1))
     words += ["--tensor-model-parallel-size", str(tensor), "--context-parallel-size", str(context)]
     precision, notes = _precision(fields)
-    optimizer, uncounted = optimizer_words(fields, "optim")
+    projected, rank = _projected(fields)
+    optimizer, uncounted = optimizer_words(fields, "optim") if projected is None else ((), _layerwise(fields))
     words += [*_trainer_words(fields), *precision, *optimizer]
     words += FULL if fields.first("fsdp_activation_checkpointing") is True else ()
+    if projected is not None and sharded:
+        fields.report(
+            "optim", f"{projected} projects whole matrices, of which FSDP leaves a part", "train without FSDP"
+        )
     name, options = fields.first("model_name_or_path"), Options(gradient_sync=_gradient_sync(fields, sharded, steps))
-    return TrainerSettings(tuple(words), uncounted, "fsdp", name, notes, options, _frozen(fields))
+    frozen, method = _frozen(fields), projected or "adam"
+    return TrainerSettings(tuple(words), uncounted, "fsdp", name, notes, options, frozen, method, rank)
 
 
 def _frozen(fields: TrainerFields) -> tuple[Part, ...]:
@@ -199,6 +210,45 @@ def _frozen(fields: TrainerFields) -> tuple[Part, ...]:
         "freeze_language_model": "language",
     }
     return tuple(part for key, part in keys.items() if fields.first(key) is True)
+
+
+def _projected(fields: TrainerFields) -> tuple[Optimizer | None, int | None]:
+    """Return an optimizer of projected gradients and its rank, none where it is another: by a Trainer's `optim` and
+    `optim_args`, or LLaMA-Factory's switches, whose usual rank is 16 (hparams/finetuning_args.py)."""
+    name = _optimizer_name(fields, "optim")
+    for projected in PROJECTED:
+        if fields.first(f"use_{projected}") is True:
+            return projected, fields.whole(f"{projected}_rank", 16)
+        if name in (f"{projected}_adamw", f"{projected}_adamw_layerwise"):
+            return projected, _rank_of(fields)
+    return None, None
+
+
+def _rank_of(fields: TrainerFields) -> int | None:
+    """Return the rank in `optim_args`, which are words "name=value" or a mapping; none where they leave it out."""
+    words = str(fields.first("optim_args") or "").replace(" ", "").split(",")
+    said = dict(word.partition("=")[::2] for word in words)
+    said |= {path[-1]: str(value) for path, value in fields.values.items() if path[-2:-1] == ("optim_args",)}
+    rank = said.get("rank")
+    if rank is None or (rank.isdecimal() and int(rank)):
+        return None if rank is None else int(rank)
+    fields.report("optim_args", f"has the rank {rank}", "write a whole number from 1")
+    return None
+
+
+def _layerwise(fields: TrainerFields) -> tuple[str, ...]:
+    """Return what of a Trainer's projected optimizer is not modelled: all linear modules of layers are taken for
+    projected."""
+    named = fields.first("optim_target_modules", "galore_target", "apollo_target") or "all-linear"
+    words = " ".join(map(str, named)) if isinstance(named, list | tuple) else str(named)
+    whole = words.replace("_", "-") in ("all", "all-linear") or ("attn" in words and "mlp" in words)
+    layerwise = _optimizer_name(fields, "optim").endswith("layerwise") or any(
+        fields.first(f"{name}_layerwise") is True for name in PROJECTED
+    )
+    return (
+        *(("an update layer by layer within the backward pass, which keeps fewer gradients",) if layerwise else ()),
+        *(() if whole else (f"an optimizer of some modules alone ({words})",)),
+    )
 
 
 def _gradient_sync(fields: TrainerFields, sharded: bool, steps: int) -> GradientSync | None:
@@ -263,9 +313,13 @@ def _trainer_words(fields: TrainerFields) -> list[str]:
     return [*words, *(("--attention-backend", "unfused") if fields.first("attn_implementation") == "eager" else ())]
 
 
+def _optimizer_name(config: TrainerFields, leaf: str) -> str:
+    return str(config.first(leaf) or "adamw").rsplit(".", 1)[-1].casefold()  # torchtune names classes in full
+
+
 def optimizer_words(config: TrainerFields, leaf: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the arguments of an optimizer, and what is not modelled of one that is priced as Adam."""
-    name = str(config.first(leaf) or "adamw").rsplit(".", 1)[-1].casefold()  # torchtune names classes in full
+    name = _optimizer_name(config, leaf)
     if name == "sgd":
         return ("--optimizer", "sgd"), ()
     if any(part in name for part in OTHER_UPDATES):

@@ -180,6 +180,11 @@ def _optimizer(plan: Plan) -> Iterator[Problem]:
         yield Problem("optimizer.offload", f"is {offload:g}", "write a fraction from 0 to 1")
     elif offload > 0 and not plan.optimizer.distributed:
         yield Problem("optimizer.offload", "needs a sharded optimizer", "use sharding zero1, or offload 0")
+    if plan.job.projection_rank is not None and plan.optimizer.sharding != "none":
+        message = f"is {plan.optimizer.sharding} beside {plan.job.optimizer}, which projects whole matrices"
+        yield Problem("optimizer.sharding", message, "use sharding none")
+    if plan.job.optimizer_rank is not None and plan.job.projection_rank is None:
+        yield Problem("job.optimizer_rank", f"has no meaning for {plan.job.optimizer}", "leave it out")
 
 
 def _overlap(plan: Plan) -> Iterator[Problem]:

@@ -27,7 +27,7 @@ from shardwright.spec.model import Layer
 VERSION = 1
 STATIC = {"parameters": "weights_bytes", "gradients": "gradients_bytes", "state": "optimizer_bytes"}
 PASSING = ("activations", "buffers", "temporaries")
-STOPS_EARLY = ("fsdp", "eager", "torchtitan")  # whose recomputation is PyTorch's, layer by layer
+STOPS_EARLY = ("fsdp", "eager", "torchtitan", "train")  # whose recomputation is PyTorch's, layer by layer
 PASSING_TERMS = ("activations_bytes", "logits_bytes", "buffers_bytes")
 
 

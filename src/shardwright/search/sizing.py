@@ -154,6 +154,8 @@ def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
     account = _Account(model, replace(least, host_memory_bytes=host * least.gpus_per_node), cluster.gpus)
     described = model.tower is None or model.tower.input == "image"  # of encoder-decoders no adapters are
     tried = [way for way in ways(cluster.gpus, job.adapter) if described or way.adapter is None]
+    if job.projection_rank is not None:  # of whole matrices
+        tried = [way for way in tried if way.sharding == "none" and way.adapter is None]
     sizes = tuple(_sized(account, way, job, samples) for way in tried)
     return Sizing(model=model, cluster=cluster, pool=least, job=job, sizes=sizes)
 

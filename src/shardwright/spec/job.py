@@ -15,10 +15,12 @@ Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 FP8_RECIPES: tuple[Fp8Recipe, ...] = get_args(Fp8Recipe)
 Optimizer = Literal[
-    "adam", "adam8bit", "paged_adam", "paged_adam8bit", "lion", "adafactor", "muon", "sgd", "none"
+    "adam", "adam8bit", "paged_adam", "paged_adam8bit", "galore", "apollo", "lion", "adafactor", "muon", "sgd", "none"
 ]  # fmt: skip
 Part = Literal["vision", "projector", "language", "encoder"]
 PARTS: tuple[Part, ...] = get_args(Part)
+PROJECTED: tuple[Optimizer, ...] = ("galore", "apollo")
+USUAL_RANK = 128  # transformers/trainer_optimizer.py 5.23
 Framework = str  # a row of `catalog/data/frameworks.csv`
 Objective = Literal["time", "cost"]
 # Compute capabilities that DeepEP and HybridEP are built for, from one on and below another (README of DeepEP).
@@ -31,9 +33,10 @@ class Job:
 
     `framework` is the software that runs it; "megatron-2021" stands for Megatron of the time before FlashAttention,
     "fsdp" for FSDP without compilation, "eager" for plain PyTorch. Optimizer "adam8bit" keeps Adam's moments in 8 bits,
-    the paged ones keep them in memory that is paged to the host,
-    "muon" orthogonalises the steps of matrices of layers (Adam takes the rest); with "none" an iteration is a forward
-    and a backward pass alone. `adapter`: the weights are frozen, and small matrices (LoRA) are trained beside them.
+    the paged ones keep them in memory that is paged to the host; "galore" and "apollo" keep those of gradients of
+    matrices of layers that are projected to `optimizer_rank` (None: 128) dimensions; "muon" orthogonalises the steps of
+    matrices of layers (Adam takes the rest); with "none" an iteration is a forward and a backward pass alone.
+    `adapter`: the weights are frozen, and small matrices (LoRA) are trained beside them.
     `fp8_storage`: weights and the inputs of non-linearities are kept in fp8 alone and gradients in bf16, as
     the peaks of NeMo's recipes imply (in Megatron-LM: fp8-param-gather, activation-func-fp8-input-store, no fp32
     reduction). `options` are what the framework leaves to choose beside. `fused_loss`: the output projection and the
@@ -56,6 +59,7 @@ class Job:
     precision: Precision = "bf16"
     fp8_recipe: Fp8Recipe | None = None
     optimizer: Optimizer = "adam"
+    optimizer_rank: int | None = None
     objective: Objective = "time"
     framework: Framework = "megatron"
     fp8_storage: bool = False
@@ -89,6 +93,16 @@ class Job:
     def int8(self) -> bool:
         """Whether frozen weights of layers are kept in eight bits."""
         return self.adapter is not None and self.adapter.frozen == "int8"
+
+    @property
+    def projection_rank(self) -> int | None:
+        """To how many dimensions gradients are projected for the optimizer, None where they are not."""
+        return (self.optimizer_rank or USUAL_RANK) if self.optimizer in PROJECTED else None
+
+    @property
+    def optimizer_words(self) -> str:
+        """The optimizer as `make_job` takes it."""
+        return self.optimizer if self.optimizer_rank is None else f"{self.optimizer}:{self.optimizer_rank}"
 
     def trains(self, part: Part) -> bool:
         """Whether the weights of a part of a model are trained: those that adapters are beside are not, nor is a tower

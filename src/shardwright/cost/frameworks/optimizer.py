@@ -13,7 +13,9 @@ from functools import cache
 
 from shardwright.files import shipped_table
 from shardwright.records import record
-from shardwright.spec.job import Job
+from shardwright.spec.adapter import matrices
+from shardwright.spec.job import PROJECTED, Job
+from shardwright.spec.model import Model
 from shardwright.spec.options import WIDTH
 
 COPY_BYTES = 4.0  # an fp32 copy of a gradient; documented
@@ -46,13 +48,34 @@ def optimizer_widths() -> dict[str, OptimizerWidths]:
     return {row["optimizer"]: OptimizerWidths(**{name: float(row[name]) for name in names}) for row in rows}
 
 
-def state_width(job: Job) -> float:
-    """Return the bytes of optimizer state of a trained parameter on the ranks that update it."""
-    return whole_state_width(job) - paged_width(job)
+def state_width(model: Model, job: Job) -> float:
+    """Return the bytes of optimizer state of a trained parameter of a layer on the ranks that update it."""
+    return _whole_state_width(job) + _projected_width(model, job) - paged_width(job)
 
 
-def whole_state_width(job: Job) -> float:
-    """Return the same with what is paged to the host."""
+def _projected_width(model: Model, job: Job) -> float:
+    """Return the bytes of moments of projected gradients and of projections, for each parameter of layers.
+
+    Of a matrix [m, n], m >= n, GaLore and APOLLO of rank r keep two moments [m, r] and a projection [r, n], all of the
+    type of the gradient. What is no linear module has Adam's moments: norms, and experts in one tensor (galore_torch
+    1.0, adamw.py and galore_projector.py; apollo_torch 1.0.3; transformers 5.23, trainer_optimizer.py).
+    """
+    rank = job.projection_rank
+    if rank is None:
+        return 0.0
+    width, kept, projected = WIDTH["fp32"] if job.masters else WIDTH["bf16"], 0.0, 0.0
+    for layer in model.layers:
+        for matrix in (matrix for matrix in matrices(model, layer) if matrix.target != "experts"):
+            larger, smaller = max(matrix.inputs, matrix.outputs), min(matrix.inputs, matrix.outputs)
+            most = min(rank, smaller) if job.optimizer == "galore" else rank  # singular vectors, or random ones
+            kept += matrix.copies * (2.0 * larger + smaller) * most
+            projected += matrix.copies * larger * smaller
+    inside = model.parameters - model.embedding_parameters - model.head_parameters
+    return width * (kept + 2.0 * (inside - projected)) / max(inside, 1)
+
+
+def _whole_state_width(job: Job) -> float:
+    """Return the bytes of optimizer state with what is paged to the host, without what is projected."""
     widths = optimizer_widths()[job.optimizer]
     if not job.masters:
         return widths.state_16
@@ -72,19 +95,21 @@ def paged_width(job: Job) -> float:
     return widths.paged if job.masters else widths.paged_16
 
 
-def stored_width(job: Job) -> float:
+def stored_width(model: Model, job: Job) -> float:
     """Return the bytes of a trained parameter's state in a checkpoint, beside its weight in 16 bits."""
     widths = optimizer_widths()[job.optimizer]
-    return widths.stored if job.masters else widths.state_16
+    return (widths.stored if job.masters else widths.state_16) + _projected_width(model, job)
 
 
-def ends_width(job: Job) -> float:
+def ends_width(model: Model, job: Job) -> float:
     """Return the bytes of state that a parameter of embedding or output projection has beyond one of a layer: under
-    Muon these stay with Adam."""
+    Muon, GaLore and APOLLO these stay with Adam."""
     rows = optimizer_widths()
-    if job.optimizer != "muon":
+    if job.optimizer not in ("muon", *PROJECTED):
         return 0.0
-    return rows["adam"].state - rows["muon"].state if job.masters else rows["adam"].state_16 - rows["muon"].state_16
+    adam, other = rows["adam"], rows[job.optimizer]
+    more = adam.state - other.state if job.masters else adam.state_16 - other.state_16
+    return more - _projected_width(model, job)
 
 
 def update_width(job: Job) -> float:

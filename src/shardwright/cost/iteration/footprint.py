@@ -171,7 +171,7 @@ def fixed_bytes(
     units = whole_units(model, job, rows, layer, ranks, count)
     logits = np.zeros_like(state.weights)
     logits[:, -1], last = units.head, units.last[:, None]
-    updated = np.where(rows.sharding[:, None] == ZERO3, 0.0, facts.by_unit * _own_weights(context, rows, held))
+    updated = np.where(rows.sharding[:, None] == ZERO3, 0.0, facts.by_unit * _updated_weights(context, rows, held))
     return Fixed(
         weights=state.weights,
         gradients=state.gradients + last,
@@ -187,17 +187,13 @@ def fixed_bytes(
     )
 
 
-def _own_weights(context: Context, rows: Strategies, held: HeldParameters) -> Floats:
+def _updated_weights(context: Context, rows: Strategies, held: HeldParameters) -> Floats:
     """Return the bytes of the trained weights that each rank updates, [N, P], none where it updates all: the runtime
     hands out a copy of these (`runtime.step.unshard`)."""
     groups = data_parallel(context, rows)
-    own = held.dense / groups.dense.size[:, None] + held.expert / groups.expert.size[:, None]
-    return (
-        np.where(rows.sharding[:, None] == UNSHARDED, 0.0, 1.0)
-        * weight_bytes(context.job)
-        * own
-        * trained_share(context.model, context.job)
-    )
+    parameters = held.dense / groups.dense.size[:, None] + held.expert / groups.expert.size[:, None]
+    width = weight_bytes(context.job) * trained_share(context.model, context.job)
+    return np.where(rows.sharding[:, None] == UNSHARDED, 0.0, width * parameters)
 
 
 def message_buffers(boundary: Floats, staged: Bools | bool) -> Floats:

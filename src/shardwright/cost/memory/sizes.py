@@ -67,7 +67,7 @@ def state_bytes(
     weight, gradient, frozen = weight_bytes(job), gradient_bytes(job), frozen_bytes(job)
     own_shard = weight if full or not job.masters else weight - 2.0 + facts.shard_weight
     passing = gradient if facts.shard_weight else min(gradient, weight)
-    share, state = trained_share(model, job), state_width(job)
+    share, state = trained_share(model, job), state_width(model, job)
     held, kept = dense + expert, dense / dense_ranks + expert / expert_ranks
     weights_away = offload * facts.weights_follow * (sharding == ZERO3)
     gradients_away = offload * facts.gradients_follow * (sharding >= ZERO2)
@@ -88,7 +88,7 @@ def state_bytes(
     waiting = np.where(unsharded, widths_of(job).gradient_reduction * total, 0.0)
     gradients = np.where(sharding >= ZERO2, staying + waiting + leaving, gradient * total)
     on_their_way = opened * (sharding == ZERO3) + leaving * (sharding >= ZERO2)
-    apart = share * ends_width(job)
+    apart = share * ends_width(model, job)
     updated = np.where(sharding == UNSHARDED, total, sharded)
     optimizer = state * updated + np.where(sharding == UNSHARDED, apart * ends, apart * ends / dense_ranks)
     return StateBytes(

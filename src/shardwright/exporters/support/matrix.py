@@ -3,7 +3,8 @@
 A fact says whether targets run a `value` of a `subject`: yes, no, or within a limit. `when` is a rule on candidates
 (docs/rules.md) that says where they do not, for models with the trait `only`; a search that is given these rules looks
 at what the target runs and at nothing else. `message` and `remedy` are what a refusal says; a remedy that is a setting
-of the search begins with `--set`; `only` may also be what the job's adapters are beside (`quantised`, `int8`).
+of the search begins with `--set`; `only` may also be what the job's adapters are beside (`quantised`, `int8`), or
+that its optimizer projects gradients (`projected`).
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ def limits_in_rules(target: str, model: Model, job: Job | None = None) -> tuple[
     there = names(model)
     if job is not None and job.adapter is not None and job.adapter.quantised:
         there |= {"quantised", job.adapter.frozen}
+    if job is not None and job.projection_rank is not None:
+        there |= {"projected"}
     there |= {"dense"} if "experts" not in there else set()
     return tuple((row, _rule(row)) for row in facts(target) if row.when and (not row.only or row.only in there))
 

@@ -132,7 +132,7 @@ def _job(flags: Flags, job: Job | None, global_batch: int, seq_len: int, name: s
         tokens=tokens,
         precision="fp8" if fp8 else precision,
         fp8_recipe=cast("Fp8Recipe", flags["--fp8-recipe"]) if fp8 else None,
-        optimizer="sgd" if flags["--optimizer"] == "sgd" else "adam",
+        optimizer="sgd" if flags["--optimizer"] == "sgd" else base.optimizer,
         fused_loss=flags["--cross-entropy-loss-fusion"] and flags["--cross-entropy-fusion-impl"] == "linear",
     )
 

@@ -92,6 +92,8 @@ def beyond_positions(model: Model, job: Job) -> str:
 def job_line(job: Job) -> str:
     """Return batch, sequence, precision and length of a job."""
     words = [f"global batch {job.global_batch} × {job.seq_len} tokens", job.precision, job.optimizer]
+    if job.projection_rank is not None:
+        words[-1] += f" of rank {job.projection_rank}"
     if job.adapter is not None:
         words.append(f"{job.adapter.name} beside {'+'.join(job.adapter.targets)}")
     if job.document_tokens is not None:

@@ -100,10 +100,14 @@ def next_command(sizing: Sizing, source: str) -> str:
         nodes = -(-chosen.fewest_gpus // pool.gpus_per_node)
         machines, count = f"{nodes}x{pool.gpus_per_node}x{pool.gpu.name}", nodes * pool.gpus_per_node
     batch = max(job.global_batch, count)
-    asked = [(name, getattr(job, name)) for name, usual in USUAL.items() if getattr(job, name) != usual]
+    words = {"precision": job.precision, "optimizer": job.optimizer_words}
+    asked = [(name, words[name]) for name, usual in USUAL.items() if words[name] != usual]
+    if not job.masters:
+        asked.append(("master-weights", "none"))
     if chosen.way.adapter is not None:
         asked.append(("adapter", chosen.way.adapter.name))
-    if chosen.way.adapter is not None or (chosen.way.sharding == "zero3" and chosen.way.offload):
+    beside = chosen.way.adapter is not None or job.projection_rank is not None
+    if beside or (chosen.way.sharding == "zero3" and chosen.way.offload):
         asked.append(("framework", job.framework))
     asked += _images_asked(job)
     return (

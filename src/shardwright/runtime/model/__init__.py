@@ -8,6 +8,7 @@
 * `products`: products with the matrices of a layer and with adapters beside them, and what they keep
 * `fp8`: the same in 8 bits
 * `parallel`: communication inside a stage, with its gradient
+* `lookup`: rows of the embedding, and the gradient of it
 * `loss`: cross-entropy over a split vocabulary
 * `rotary`: rotary positions
 * `attention`: its windows, documents and scores

@@ -125,7 +125,8 @@ def states(context: Context, how: Axes, rows: ExpandedRows) -> ExpandedRows:
     given = rows.strategies
     ranks, alone, on_one = given.dp * given.cp > 1, given.pp == 1, told_to_shard(how.space)
     parts = [(np.zeros(0, dtype=np.int64), (UNSHARDED, 0.0, False, False))]
-    for sharding in how.values("sharding", UNSHARDED, ZERO1, ZERO2, ZERO3):
+    whole = context.job.projection_rank is not None
+    for sharding in how.values("sharding", UNSHARDED, *(() if whole else (ZERO1, ZERO2, ZERO3))):
         for offload in offload_fractions(how.space, sharded=sharding != UNSHARDED):
             legal = np.ones(len(given), dtype=bool)
             if sharding != UNSHARDED:

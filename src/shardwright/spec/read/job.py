@@ -9,7 +9,7 @@ from typing import cast, get_args
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.spec.adapter import Adapter, parse_adapter
 from shardwright.spec.catalog.frameworks import framework_names
-from shardwright.spec.job import PARTS, Fp8Recipe, Job, Objective, Optimizer, Part, Precision
+from shardwright.spec.job import PARTS, PROJECTED, Fp8Recipe, Job, Objective, Optimizer, Part, Precision
 from shardwright.spec.options import DEFAULTS, VALUES, Options
 from shardwright.spec.text.fields import number_problem, shown
 
@@ -63,7 +63,8 @@ def make_job(
 ) -> Job:
     """Return the job, checked. `tokens` may be a human form such as "1.5T"; `steps` says the same in iterations.
     `adapter` is what is trained beside frozen weights, such as `lora:16` or `qlora:16` (`spec.adapter.parse_adapter`),
-    beside the matrices that `adapter_targets` names. `master_weights` "none": the 16-bit weights are updated as they
+    beside the matrices that `adapter_targets` names. `optimizer` may have a rank, where it projects gradients:
+    `galore:64`. `master_weights` "none": the 16-bit weights are updated as they
     are. A sequence of a model with a tower has `images_per_sequence` images of `image_size` pixels, 448 or "1280x720"
     (width and height); the parts that `freeze` names, of vision, projector and language, keep their weights; of
     a model of speech, encoder. An encoder-decoder has `seq_len` tokens in its decoder, and `encoder_seq_len` in its
@@ -84,6 +85,7 @@ def make_job(
                 )
     if document_tokens is not None:
         _check_number(problems, "document_tokens", document_tokens)
+    optimizer, rank = _optimizer(problems, optimizer)
     problems += _name_problems(precision, fp8_recipe, optimizer, framework, objective)
     if master_weights not in (None, *VALUES["master_weights"]):
         problems.append(_unknown("master_weights", master_weights, VALUES["master_weights"]))
@@ -107,6 +109,7 @@ def make_job(
         precision=cast("Precision", precision),
         fp8_recipe=cast("Fp8Recipe | None", fp8_recipe),
         optimizer=cast("Optimizer", optimizer),
+        optimizer_rank=rank,
         framework=framework,
         objective=cast("Objective", objective),
         budget_dollars=None if budget_dollars is None else float(budget_dollars),
@@ -119,6 +122,22 @@ def make_job(
         freeze=frozen,
         encoder_seq_len=None if encoder_seq_len is None else int(encoder_seq_len),
     )
+
+
+def _optimizer(problems: list[Problem], words: str) -> tuple[str, int | None]:
+    """Return an optimizer and its rank; a rank that is wrong or has no meaning adds a problem."""
+    name, mark, rank = words.partition(":") if isinstance(words, str) else (words, "", "")
+    if not mark:
+        return name, None
+    if name not in PROJECTED:
+        problems.append(Problem("optimizer", f"{name} has no rank", f"write `{name}`, or `galore:{rank or 128}`"))
+    elif not rank.isdecimal() or int(rank) < 1:
+        problems.append(
+            Problem("optimizer", f"the rank {shown(rank)} is no whole number from 1", f"write `{name}:128`")
+        )
+    else:
+        return name, int(rank)
+    return name, None
 
 
 def _image_size(problems: list[Problem], size: int | str | None) -> tuple[int, int] | None:
