@@ -340,7 +340,8 @@ def _unmerged_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Float
     """Return what is there while gradients of the weights of a feed-forward block or of experts are on their way to
     buffers of another type (`MemoryFacts.unmerged`), [M], beyond what is kept: that of the second projection, beside
     that of its output, when its input has given way to its gradient; or those of the first ones, which a
-    tensor-parallel rank makes together, when nothing of the block's inside is kept any more."""
+    tensor-parallel rank makes together, when nothing of the block's inside is kept any more; those of all matrices of
+    experts go together, too."""
     unmerged, total = memory_facts(job.framework).unmerged, np.zeros(len(shard.tp))
     if not unmerged or not job.trains("language"):
         return total
@@ -357,7 +358,10 @@ def _unmerged_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Float
         moe, routed = layer.moe, _routed(layer.moe, shard, job)
         outside, width = moe.latent or model.hidden, moe.expert_width / shard.etp
         matrices = moe.experts / shard.ep * outside * width
-        total = np.maximum(total, copies * matrices + saved * routed * outside)
+        inside = _inner_bytes(job, _expert_input(job), "experts", gated=moe.gated) * width * routed
+        cast = SINGLE if copies > SINGLE else 0.0
+        whole = (copies - cast) * (2.0 + moe.gated) + cast
+        total = np.maximum(total, np.maximum(copies * matrices + saved * routed * outside, whole * matrices - inside))
     return np.asarray(total)
 
 
