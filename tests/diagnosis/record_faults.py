@@ -261,6 +261,8 @@ def _step_seconds(plan: Plan) -> float:
 def _emulate_links(rate: float, step: Any, sums: Any) -> None:
     import torch.distributed as dist
 
+    from shardwright.runtime.step import parts
+
     class Late:
         """A message or sum that is there no sooner than its link lets it."""
 
@@ -276,6 +278,12 @@ def _emulate_links(rate: float, step: Any, sums: Any) -> None:
 
     send = step.send
     busy = [0.0]
+
+    def turn(passes: float, ranks: int, size: float) -> float:
+        """Return when a ring is through with so many bytes: each takes its turn on the link."""
+        begin = max(time.perf_counter(), busy[0])
+        busy[0] = begin + passes * (LATENCY * (ranks - 1) + (ranks - 1) / ranks * size / rate)
+        return busy[0]
 
     def later(channels: Any, operation: Any, message: Any, leaving: list[Any]) -> None:
         takes = LATENCY + message.numel() * message.element_size() / rate
@@ -305,11 +313,16 @@ def _emulate_links(rate: float, step: Any, sums: Any) -> None:
             ranks = dist.get_world_size(self._groups[buffer])
             size = buffer.gradients.whole.numel() * buffer.gradients.whole.element_size()
             passes = 1.0 if self._sharded else 2.0
-            begin = max(time.perf_counter(), busy[0])  # sums take their turn on the link
-            busy[0] = begin + passes * (LATENCY * (ranks - 1) + (ranks - 1) / ranks * size / rate)
-            self._work[place] = Late(self._work[place], busy[0])
+            self._work[place] = Late(self._work[place], turn(passes, ranks, size))
 
     sums._start = started
+    gather = vars(parts)["gather_into"]
+
+    def gathered(whole: Any, part: Any, *, group: Any, async_op: bool) -> Any:
+        work = gather(whole, part, group=group, async_op=async_op)
+        return Late(work, turn(1.0, dist.get_world_size(group), whole.numel() * whole.element_size()))
+
+    vars(parts)["gather_into"] = gathered  # weights, where ranks share the optimizer's state
 
 
 def write_data(path: Path, padded: float) -> None:
