@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests import warm
 from tests.cli.running import refused, run
 from tests.cli.schemas import holds
 from tests.measure.samples import few_rows
@@ -118,7 +119,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_sigint_leaves_what_was_measured(tmp_path: Path) -> None:
     out = tmp_path / "p.json"
     command = [sys.executable, "-m", "shardwright", "profile", "--device", "cpu", "--minutes", "2", "-o", str(out)]
-    with interruptible():
+    with interruptible(), warm.programs():
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while not (partial_path(out).exists() and load_profile(partial_path(out)).operators):
         assert process.poll() is None, "it measures on"
@@ -216,7 +217,7 @@ def test_collectives_are_measured_between_real_processes_which_fail_with_their_l
     ]
     unknown = CollectiveTime(collective="reduce_everywhere", ranks=2, bytes=64, seconds=0.0)
     found: list[CollectiveTime] = []
-    with pytest.raises(SpecError, match="measuring collectives failed"):
+    with warm.programs(), pytest.raises(SpecError, match="measuring collectives failed"):
         found.extend(measured([*rows, unknown], find_device("cpu", None), 0.01))
     assert [replace(row, seconds=0.0, spread=0.0) for row in found] == rows
     assert all(row.seconds > 0 for row in found)

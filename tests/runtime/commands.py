@@ -10,11 +10,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import forked
+from tests import forked, warm
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 from tests.signals import interruptible
 
@@ -104,8 +105,10 @@ def children(process: subprocess.Popen[str]) -> list[int]:
 
 
 def rank_process(processes: list[int], rank: int) -> int:
+    """Return the process of a rank: its environment says which it is, or its name, where it began warm."""
     wanted = f"RANK={rank}".encode()
-    return next(p for p in processes if wanted in Path(f"/proc/{p}/environ").read_bytes().split(b"\0"))
+    said = {p: (Path(f"/proc/{p}/environ").read_bytes(), Path(f"/proc/{p}/comm").read_bytes()) for p in processes}
+    return next(p for p, (environ, name) in said.items() if wanted in (*environ.split(b"\0"), name.strip()))
 
 
 def started(
@@ -114,7 +117,7 @@ def started(
     """Return a run that has done its first steps."""
     told = [folder / f"{plan}.json", "--data", folder / "c.bin", "--steps", 100_000, "--out", out, *arguments]
     told += ["--patience", patience]
-    with interruptible():
+    with interruptible(), nullcontext() if under else warm.programs():
         process = subprocess.Popen(
             command(*told, under=under), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

@@ -9,10 +9,13 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests import warm
 from tests.runtime.commands import (
     children,
     command,
@@ -186,10 +189,11 @@ def test_training_goes_on_to_the_end_where_the_disk_is_full(folder: Path, tmp_pa
     out = tmp_path / "out"
     words = command(folder / "pair.json", *arguments(folder, out, 6), "--checkpoint-every", 2, under=under)
     limit = (1 << 16, 1 << 16)  # no file may be larger: metrics fit, state does not
-    done = subprocess.run(
-        words, capture_output=True, text=True, timeout=120, check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
-    )  # fmt: skip
+    with nullcontext() if under else warm.programs():
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=120, check=False,
+            preexec_fn=partial(resource.setrlimit, resource.RLIMIT_FSIZE, limit),
+        )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert "warning: step 2 is not saved, training goes on: " in done.stderr
     for step in (2, 4, 6):
@@ -220,7 +224,8 @@ def test_a_rank_that_computes_for_ever_is_named(folder: Path, tmp_path: Path) ->
     """A rank whose watch thread lives while its main thread stands still: as on a GPU that hangs."""
     environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}/stuck:{os.environ.get('PYTHONPATH', '')}"}
     words = command(folder / "tensor.json", *arguments(folder, tmp_path / "out", 50), "--patience", 10)
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    with warm.programs():
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert done.returncode == 1
     assert "error: rank 1 (replica 0.0, stage 0, tp 1) is stuck: computing, forward of micro-batch " in done.stderr
     assert ", step 5, for " in done.stderr

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests import warm
 from tests.cli.running import refused
 from tests.cli.running import run as run_here
 from tests.cli.schemas import holds
@@ -158,7 +159,8 @@ def test_a_rank_out_of_memory_ends_all_at_once_with_its_message(folder: Path, tm
     deaths = Path(__file__).parent / "recovery" / "deaths"
     more = {"DEATHS": str(tmp_path), "PYTHONPATH": f"{deaths}:{os.environ.get('PYTHONPATH', '')}"}
     words = command(folder / "pair.json", "--data", folder / "c.bin", "--out", tmp_path / "out", "--patience", 600)
-    done = subprocess.run(words, env=os.environ | more, capture_output=True, text=True, timeout=300, check=False)
+    with warm.programs():
+        done = subprocess.run(words, env=os.environ | more, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert done.stderr.count(" failed: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB") == 1
     assert "no sign of life" not in done.stderr

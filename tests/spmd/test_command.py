@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests import warm
 from tests.cli.running import refused, run
 from tests.cli.schemas import holds
 from tests.spmd.programs import stored_bytes
@@ -39,7 +40,8 @@ def under_torchrun(folder: Path, ranks: int, *arguments: str) -> str:
     path = os.pathsep.join([*sys.path, str(folder), str(EXAMPLES)])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     start = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", "shardwright"]
-    done = subprocess.run([sys.executable, *start, *arguments], env=environment, capture_output=True, text=True)
+    with warm.programs():
+        done = subprocess.run([sys.executable, *start, *arguments], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tests import warm
 from tests.golden.plans import cluster_of
 from tests.runtime.commands import run_ranks
 from tests.runtime.recovery.network import Network
@@ -143,7 +144,7 @@ class Fleet:
         words = [sys.executable, "-m", "shardwright", "train", *map(str, arguments)]
         if self.network is not None:
             words = self.network.command(index, self.folder, place, words)
-        with (place / "log").open("ab") as log:
+        with (place / "log").open("ab") as log, warm.programs():
             self.running[index] = subprocess.Popen(
                 words,
                 stdout=log,

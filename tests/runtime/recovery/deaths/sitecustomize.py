@@ -53,7 +53,13 @@ def _out_of_memory():
 
 
 class Deaths(importlib.abc.MetaPathFinder):
-    """Wraps functions of the modules named in PLACES once they are imported."""
+    """Wraps functions of the modules named in PLACES once they are imported, or at once where they are already: in a
+    process that began warm."""
+
+    def __init__(self):
+        for name in PLACES:
+            if name in sys.modules:
+                _wrap(sys.modules[name])
 
     def find_spec(self, name, path, target=None):
         if name not in PLACES:
@@ -65,16 +71,28 @@ class Deaths(importlib.abc.MetaPathFinder):
 
         def execute(module):
             run(module)
-            for place, function, victim in PLACES[name]:
-                owner, _, attribute = function.rpartition(".")
-                holder = getattr(module, owner) if owner else module
-                if isinstance(holder, dict):
-                    holder[attribute] = _mortal(holder[attribute], place, victim)
-                else:
-                    setattr(holder, attribute, _mortal(getattr(holder, attribute), place, victim))
+            _wrap(module)
 
         spec.loader.exec_module = execute
         return spec
+
+
+def _wrap(module):
+    for place, function, victim in PLACES[module.__name__]:
+        owner, _, attribute = function.rpartition(".")
+        holder = getattr(module, owner) if owner else module
+        if isinstance(holder, dict):
+            holder[attribute] = _mortal(holder[attribute], place, victim)
+            continue
+        before = getattr(holder, attribute)
+        mortal = _mortal(before, place, victim)
+        for place_of in [holder] if owner else _holders(attribute, before):
+            setattr(place_of, attribute, mortal)
+
+
+def _holders(name, function):
+    """Return the modules that have a function by its name: its own, and those that have imported it."""
+    return [module for module in list(sys.modules.values()) if getattr(module, "__dict__", {}).get(name) is function]
 
 
 def _mortal(function, place, victim):
