@@ -36,7 +36,7 @@ PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 quick: $(EXTRAS)
 	$(PYTEST) tests/test_architecture.py tests/golden_replay tests/plans tests/reports tests/docs
 
-# About twenty minutes on two cores that do nothing else: 35 minutes of processor time, and waits for processes.
+# A quarter of an hour on two cores that do nothing else: half an hour of processor time.
 test: $(EXTRAS)
 	$(PYTEST)
 

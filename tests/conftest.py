@@ -1,6 +1,9 @@
-"""What holds for all tests: an ordinary run makes none that only `make nightly` runs."""
+"""What holds for all tests: an ordinary run makes none that only `make nightly` runs, and none takes a second processor."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,3 +20,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_pycollect_makeitem(obj: object) -> list[pytest.Item] | None:
     marks = [] if nightly.wanted else getattr(obj, "pytestmark", [])
     return [] if any(mark.name == "nightly" for mark in marks) else None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Tiny tensors gain nothing from threads, and threads of several processes wait for each other."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
