@@ -73,7 +73,7 @@ lint: $(EXTRAS)
 	$(BIN)/lint-imports
 
 types: $(EXTRAS)
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix
