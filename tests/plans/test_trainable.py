@@ -62,6 +62,7 @@ REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
             "master_weights": "none",
             "activation_offload": "inputs",
             "gradient_sync": "last",
+            "param_gather": "fp8",
         }.items()
     },
 }

@@ -195,12 +195,16 @@ def precision_of(plan: Plan) -> str:
 
 
 def _mixed_precision(plan: Plan) -> str:
-    """Return the expression of the recipe's mixed precision, which decides how gradients are reduced."""
+    """Return the expression of the recipe's mixed precision, which decides how gradients are reduced and in which type
+    weights are kept."""
     named = f"get_mixed_precision_config({precision_of(plan)!r})"
-    options = plan.job.options
-    if options.grad_reduce is None and not options.bf16_gradients:
-        return named
-    return f"dataclasses.replace({named}, grad_reduce_in_fp32={not options.bf16_gradients})"
+    options, changes = plan.job.options, []
+    if options.grad_reduce is not None or options.bf16_gradients:
+        changes.append(f"grad_reduce_in_fp32={not options.bf16_gradients}")
+    if plan.job.precision == "fp8":
+        changes.append(f"fp8_param_gather={options.param_gather == 'fp8'}")
+        changes += ["reuse_grad_buf_for_mxfp8_param_ag=False"] if plan.job.fp8_recipe == "mxfp8" else []
+    return f"dataclasses.replace({', '.join([named, *changes])})" if changes else named
 
 
 def _file(plan: Plan, values: Mapping[str, Mapping[str, Any]]) -> str:

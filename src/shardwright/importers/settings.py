@@ -65,6 +65,7 @@ BRIDGE_COMMON: Mapping[Path, Any] = {
 # takes from Hugging Face have (models/qwen/qwen3_moe_bridge.py 67 and its like).
 BRIDGE_MODEL: Mapping[Path, Any] = {("model", "cross_entropy_loss_fusion"): True}
 BRIDGE_EXPERTS: Mapping[Path, Any] = {("model", "moe_token_dispatcher_type"): "alltoall"}
+FP8_WEIGHTS = "--fp8-param-gather"
 # What the names of precisions contain: `bf16_with_fp8_current_scaling_mixed`, `16-true`.
 PRECISIONS = {"bf16": ("--bf16",), "16": ("--fp16",), "32": (), "none": ()}
 Effect = Literal["read", "none", "uncounted", "refused", "holds"]
@@ -99,6 +100,8 @@ def arguments_of(
         words += _special(path, value, name, problems)
     if any(path[-1] == "kv_lora_rank" and value for path, value in values.items()):
         words.append("--multi-latent-attention")
+    if any(path[-1] in ("fp8_param_gather", "fp8_params") and value is False for path, value in values.items()):
+        words = [word for word in words if word != FP8_WEIGHTS]  # which the name of a precision had turned on
     return words, list(others.uncounted)
 
 
@@ -167,13 +170,15 @@ def _text(value: Any) -> str:
 
 
 def _precision(value: Any) -> list[str] | None:
-    """The arguments of a precision by its name, None for one that is not known."""
+    """The arguments of a precision by its name, None for one that is not known. With one scale a tensor recipes keep
+    weights in 8 bits (Megatron-Bridge 0.6.2, training/mixed_precision.py)."""
     text = str(value).casefold()
     words = next((list(flags) for part, flags in PRECISIONS.items() if part in text), None)
     if words and "fp8" in text:
         recipe = "mxfp8" if "mxfp8" in text else "blockwise" if "subchannel" in text else "tensorwise"
         recipe = "delayed" if "delayed" in text or text == "bf16_with_fp8_mixed" else recipe  # NeMo's name of it
         words += ["--fp8-format", "hybrid", "--fp8-recipe", recipe]
+        words += [FP8_WEIGHTS] if recipe in ("delayed", "tensorwise") else []
     return words
 
 

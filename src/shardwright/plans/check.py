@@ -214,8 +214,11 @@ def _precision(plan: Plan) -> Iterator[Problem]:
 
 
 def _options(plan: Plan) -> Iterator[Problem]:
-    """The precision-aware optimizer is a distributed one (optimizer_config.py 434 of Megatron-LM core_v0.19.2)."""
+    """The precision-aware optimizer is a distributed one (optimizer_config.py 434 of Megatron-LM core_v0.19.2), and
+    such a one alone quantises its masters anew (arguments.py: fp8_param_gather)."""
     yield from option_problems(plan.model, plan.job)
+    if plan.job.options.param_gather == "fp8" and plan.optimizer.sharding != "zero1":
+        yield Problem("optimizer.sharding", "must be zero1 where weights are kept in fp8", "use zero1")
     if not plan.job.options.precision_aware:
         return
     if plan.optimizer.sharding != "zero1":

@@ -40,6 +40,7 @@ def option_problems(model: Model, job: Job) -> Iterator[Problem]:
         _modules(model, job),
         _experts(model, given),
         _loss(job, given),
+        _gathers(job, given),
     )
     for faults in checks:
         for name, message, hint in faults:
@@ -103,6 +104,16 @@ def _modules(model: Model, job: Job) -> Faults:
 def _experts(model: Model, given: Mapping[str, str]) -> Faults:
     if "dispatcher" in given and not any(kind.moe for kind in model.kinds):
         yield "dispatcher", f"is {given['dispatcher']}, but the model has no experts", "leave it out"
+
+
+def _gathers(job: Job, given: Mapping[str, str]) -> Faults:
+    """Weights of mxfp8 are gathered in 16 bits (param_and_grad_buffer.py: reuse_grad_buf_for_mxfp8_param_ag)."""
+    if given.get("param_gather") != "fp8":
+        return
+    if job.precision != "fp8":
+        yield "param_gather", f"is fp8 with precision {job.precision}", "use fp8, or leave it out"
+    elif job.fp8_recipe == "mxfp8":
+        yield "param_gather", "is fp8 with mxfp8, whose weights are gathered in 16 bits", "leave it out"
 
 
 def _loss(job: Job, given: Mapping[str, str]) -> Faults:

@@ -124,6 +124,11 @@ class Job:
         return self.options.bf16_gradients
 
     @property
+    def fp8_weights(self) -> bool:
+        """Whether weights are kept in fp8 alone, without ones in 16 bits."""
+        return self.fp8_storage or self.options.param_gather == "fp8"
+
+    @property
     def masters(self) -> bool:
         """Whether 16-bit weights have fp32 masters that are updated in their place."""
         return self.options.master_weights != "none"

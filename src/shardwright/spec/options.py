@@ -16,6 +16,7 @@ MODULES: tuple[Module, ...] = get_args(Module)
 GradReduce = Literal["fp32", "bf16"]
 MainGrads = Literal["fp32", "bf16"]
 MainParams = Literal["fp32", "fp16"]
+ParamGather = Literal["bf16", "fp8"]
 MasterWeights = Literal["fp32", "none"]
 ActivationOffload = Literal["none", "inputs"]
 GradientSync = Literal["every", "last"]
@@ -36,7 +37,8 @@ class Options:
     gradients and moments have their type. `activation_offload` keeps the inputs of layers that run again in host
     memory. `dispatcher` sends tokens to their experts: one copy for each expert (`alltoall`), all tokens to all
     ranks (`allgather`), or one copy for each machine (`flex`: DeepEP, HybridEP). Sharded gradients are summed in
-    `every` micro-batch, or whole ones are kept until the `last` (`gradient_sync`)."""
+    `every` micro-batch, or whole ones are kept until the `last` (`gradient_sync`). With `param_gather` in fp8 the
+    weights of fp8 products are kept and gathered in 8 bits alone."""
 
     recompute_modules: tuple[Module, ...] | None = None
     grad_reduce: GradReduce | None = None
@@ -49,6 +51,7 @@ class Options:
     master_weights: MasterWeights | None = None
     activation_offload: ActivationOffload | None = None
     gradient_sync: GradientSync | None = None
+    param_gather: ParamGather | None = None
 
     @property
     def precision_aware(self) -> bool:

@@ -1,7 +1,7 @@
 """How many bytes an element of each kind of traffic and buffer has, from the job: `data/widths.csv`.
 
 A row of the table names a traffic, a precision and a framework (`*` for any) and a flag: a switch of the job
-(`fp8_storage`, `adapters`) or an fp8 recipe, which must be on. The first row that applies counts.
+(`fp8_storage`, `fp8_weights`, `adapters`) or an fp8 recipe, which must be on. The first row that applies counts.
 """
 
 from __future__ import annotations

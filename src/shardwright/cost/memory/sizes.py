@@ -103,10 +103,10 @@ def state_bytes(
 
 def weight_bytes(job: Job) -> float:
     """Return the bytes of a weight that a rank computes with. In fp8 an fp8 copy and its transpose stand beside the
-    16-bit weight (or, with `fp8_storage`, in its place; frozen weights need no transpose)."""
+    16-bit weight (or, with `fp8_weights`, in its place; frozen weights need no transpose)."""
     if job.precision == "fp32":
         return 4.0
-    if job.fp8_storage:
+    if job.fp8_weights:
         return 2.0 if job.trains("language") else 1.0
     return 2.0 + (memory_facts(job.framework).fp8_weight if job.precision == "fp8" else 0.0)
 

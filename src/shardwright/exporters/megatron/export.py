@@ -250,6 +250,8 @@ def _precision_arguments(plan: Plan) -> Arguments:
         arguments += [("--fp8-format", FP8_FORMAT[recipe]), ("--fp8-recipe", recipe)]
         if recipe == "delayed":  # Megatron's own history is one step
             arguments += [("--fp8-amax-history-len", "1024"), ("--fp8-amax-compute-algo", "max")]
+        if options_of(plan).get("param_gather") == "fp8":
+            arguments.append(("--fp8-param-gather",))
     if not plan.flash_attention:
         arguments.append(("--attention-backend", "unfused"))
     if job.options.loss != "unfused":  # as it is priced where nothing is said

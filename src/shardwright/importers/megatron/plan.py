@@ -254,6 +254,8 @@ def unpriced(flags: Flags, job: Job, optimizer: OptimizerPlan) -> Iterator[str]:
     """Yield what the arguments say of types that the plan does not."""
     if flags["--use-precision-aware-optimizer"] and job.precision in ("bf16", "fp8") and not _aware(optimizer):
         yield from (f"{_flag(name)} ({PLAIN})" for name in STATE if flags[_flag(name)] != "fp32")
+    if flags["--fp8-param-gather"] and not _keeps_fp8(flags, job, optimizer):
+        yield "--fp8-param-gather (weights are priced in 16 bits and in fp8)"
 
 
 def _said(flags: Flags, model: Model, job: Job, optimizer: OptimizerPlan) -> Iterator[tuple[str, Any]]:
@@ -265,6 +267,8 @@ def _said(flags: Flags, model: Model, job: Job, optimizer: OptimizerPlan) -> Ite
             yield "grad_reduce", "bf16"
         if aware:
             yield from ((name, flags[_flag(name)]) for name in STATE)
+    if _keeps_fp8(flags, job, optimizer):
+        yield "param_gather", "fp8"
     if (
         job.framework == MEGATRON and not flags["--cross-entropy-loss-fusion"]
     ):  # a fused one is what plans that say none are priced and exported with
@@ -275,6 +279,16 @@ def _said(flags: Flags, model: Model, job: Job, optimizer: OptimizerPlan) -> Ite
         else:
             name = flags["--moe-token-dispatcher-type"]
             yield "dispatcher", DISPATCHERS.get(name, name)
+
+
+def _keeps_fp8(flags: Flags, job: Job, optimizer: OptimizerPlan) -> bool:
+    """Return whether weights are kept in fp8 alone; those of mxfp8 are gathered in 16 bits."""
+    return (
+        flags["--fp8-param-gather"]
+        and job.precision == "fp8"
+        and job.fp8_recipe != "mxfp8"
+        and optimizer.sharding == "zero1"
+    )
 
 
 def _aware(optimizer: OptimizerPlan) -> bool:

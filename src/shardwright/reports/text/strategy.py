@@ -113,6 +113,7 @@ OPTION_NAMES = {
     "master_weights": "master weights",
     "activation_offload": "offloaded to the host:",
     "gradient_sync": "sharded gradients summed in micro-batches:",
+    "param_gather": "weights kept and gathered in",
 }
 
 

@@ -157,11 +157,13 @@ def _measurable(context: Context, space: Space) -> Space:
 
 def as_options_need(space: Space, job: Job) -> Space:
     """Return the space without what does not go with the job's options: the precision-aware optimizer is a distributed
-    one on the GPU."""
-    if not job.options.precision_aware:
-        return space
-    pins = {"sharding": space.allowed("sharding", (ZERO1,)), "offload": space.allowed("offload", (0.0,))}
-    return replace(space, pins={**space.pins, **pins})
+    one on the GPU, and where weights are kept in fp8 it is a distributed one."""
+    pins = dict(space.pins)
+    if job.options.precision_aware or job.options.param_gather == "fp8":
+        pins["sharding"] = space.allowed("sharding", (ZERO1,))
+    if job.options.precision_aware:
+        pins["offload"] = space.allowed("offload", (0.0,))
+    return replace(space, pins=pins) if pins != space.pins else space
 
 
 def _runnable(context: Context, space: Space) -> Space:
