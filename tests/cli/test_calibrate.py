@@ -45,7 +45,7 @@ def test_a_plan_says_what_the_calibration_did(site: Path) -> None:
     moved = json.loads(run(["plan", *QUESTION, *PINS, "--calibration", str(site / "site.json"), "--json"]).out)
     moved = moved["plans"][0]["prediction"]
     assert moved["iteration_seconds"] == pytest.approx(moved["site"]["factor"] * plain["iteration_seconds"])
-    assert 1.05 < moved["site"]["factor"] < 1.15
+    assert 1.05 < moved["site"]["factor"] < 1.25
 
 
 def test_two_machines_are_not_moved_by_one(site: Path) -> None:

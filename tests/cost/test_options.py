@@ -50,7 +50,7 @@ def test_master_weights_in_fp8_are_whole_unless_scaling_is_delayed() -> None:
     moments = {"exp_avg": "bf16", "exp_avg_sq": "bf16"}
     for recipe, width in ((None, 2.0), ("delayed", 2.0), ("blockwise", 4.0), ("mxfp8", 4.0)):
         job = replace(with_options(**moments), precision="fp8", fp8_recipe=recipe)
-        assert state_width(job) == width + 4.0
+        assert state_width(DEEPSEEK, job) == width + 4.0
 
 
 def test_bytes_of_an_update() -> None:

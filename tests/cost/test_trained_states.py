@@ -75,7 +75,7 @@ def test_bytes_of_a_parameter(optimizer: Optimizer, mixed: float, pure: float) -
 
 def test_no_masters_move_less_and_are_stored_smaller() -> None:
     assert update_width(job(options=PURE)) == 2 * 2 + 2 * 2 + 2 * 4  # gradients twice, weights and moments both ways
-    assert stored_width(job(options=PURE)) == state_width(job(options=PURE)) == 4.0
+    assert stored_width(MODEL, job(options=PURE)) == state_width(MODEL, job(options=PURE)) == 4.0
 
 
 def test_a_paged_state_waits_on_the_link_to_the_host_and_no_other_does() -> None:

@@ -5,6 +5,7 @@
 * `cluster`: machines, their GPUs and links, and what a description left open
 * `job`: what to train on and what the user wants of it, and which dispatcher that takes
 * `images`: the images of a sequence, as the tower of a model takes them
+* `tiles`: how images are cut for it
 * `adapter`: what is trained beside frozen weights
 * `options`: what a trainer leaves to choose beside the layout
 * `offers`: machines that one could rent

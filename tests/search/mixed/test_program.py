@@ -80,7 +80,7 @@ def test_each_program_is_named_where_it_is_implemented(number, folder, module, n
 
 def test_a_region_without_a_composition_that_good_plans_often_have_is_bounded():
     """Where compositions are many, samples are listed first: here there are none."""
-    problem = small(0, most_gpus=10, most_layers=8)
+    problem = small(11, most_gpus=10, most_layers=8)
     each = instances(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)[0]
     counts = each.compositions(problem.space)
     rare = counts[~each.samples(counts)]

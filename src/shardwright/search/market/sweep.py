@@ -75,7 +75,7 @@ def sweep(
     """Return the layouts on up to all machines of `context`, with bounds. Layer times are those of undisturbed
     machines: `strains` [machines + 1] is by what waiting for the slowest of more machines lengthens them."""
     space, pool = searched(context, space), context.pool
-    how = axes(space, filters.axes)
+    how = axes(space, filters.axes | {switch.axis for switch in context.rare_switches})
     rows = layouts(context, space)
     candidates = len(rows)
     for _, mask in filters.layout_masks(context, rows):
