@@ -12,7 +12,7 @@ from shardwright.arrays import Ints
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.footprint import fewest_recomputed_layers, fits, fixed_bytes
 from shardwright.cost.money import dollars_per_hour, pool_stretch
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, UNSHARDED, ZERO1, Strategies
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, UNSHARDED, ZERO1, Layouts, Strategies
 from shardwright.plans.findings import (
     BlockRecomputation,
     Cause,
@@ -98,7 +98,7 @@ def _nothing_legal(contexts: Sequence[Context], space: Space) -> NoPlan:
     remedies = [
         Unpin(axis, legal=_legal_values(contexts, space, axis))
         for axis in space.pins
-        if any(_legal(place, _without(space, axis)) for place in contexts)
+        if any(len(_legal(place, _without(space, axis))) for place in contexts)
     ]
     reason = NoLegalLayout(
         gpus=context.pool.gpus,
@@ -109,30 +109,25 @@ def _nothing_legal(contexts: Sequence[Context], space: Space) -> NoPlan:
     return NoPlan(reason=reason, remedies=tuple(remedies) or (Change.OTHER_DEGREES,))
 
 
-def _legal(context: Context, space: Space) -> bool:
-    """Return whether a space has any candidate."""
+def _legal(context: Context, space: Space) -> Layouts:
+    """Return the layouts of a space that have any candidate."""
     space = searched(context, space)
     rows = layouts(context, space)
-    return bool(candidate_counts(context, space, rows, splits(context, space, rows.pp * rows.vpp)).any())
+    return rows.take(candidate_counts(context, space, rows, splits(context, space, rows.pp * rows.vpp)) > 0)
 
 
 def _legal_values(contexts: Sequence[Context], space: Space, axis: str) -> tuple[str, ...]:
     """Return the values of an axis, in words, with which the other pins have a candidate. Empty where they are neither
     named nor decided by a layout: layers, parts of the state."""
     if AXES[axis]:
-        named = {code: replace(space, pins={**space.pins, axis: (code,)}) for code in AXES[axis].values()}
-        values = [code for code, pinned in named.items() if any(_legal(place, pinned) for place in contexts)]
+        spaces = {code: replace(space, pins={**space.pins, axis: (code,)}) for code in AXES[axis].values()}
+        values = [code for code, pinned in spaces.items() if any(len(_legal(place, pinned)) for place in contexts)]
     else:
-        values = sorted({value for place in contexts for value in _in_layouts(place, _without(space, axis), axis)})
+        columns = [
+            getattr(_legal(place, _without(space, axis)), axis, np.zeros(0, dtype=np.int64)) for place in contexts
+        ]
+        values = np.unique(np.concatenate(columns)).tolist()
     return tuple(pin_words(axis, (value,)).partition("=")[2] for value in values)
-
-
-def _in_layouts(context: Context, space: Space, axis: str) -> set[int]:
-    """Return the values of an axis in the layouts of a space that have a candidate."""
-    space = searched(context, space)
-    rows = layouts(context, space)
-    counts = candidate_counts(context, space, rows, splits(context, space, rows.pp * rows.vpp))
-    return {int(value) for value in np.unique(getattr(rows, axis)[counts > 0])} if hasattr(rows, axis) else set()
 
 
 def _without(space: Space, axis: str) -> Space:

@@ -68,7 +68,7 @@ def _encoder_words(tower: Tower, job: Job) -> str:
 
 def _images_words(tower: Tower, job: Job) -> str:
     images = images_of(tower, job)
-    sides = f"{images.width} × {images.height} pixels" + (f" ({images.tiles} tiles)" if tower.tiling else "")
+    sides = f"{images.width} × {images.height} pixels" + (f" ({counted(images.tiles, 'tile')})" if tower.tiling else "")
     words = f"{counted(images.count, 'image')} of {sides} in a sequence, {images.all_tokens:,} of its tokens"
     options = {"--images-per-sequence": job.images_per_sequence, "--image-size": job.image_size}
     if tower.tiling is None and tower.image:
