@@ -187,6 +187,13 @@ def test_a_pin_is_named_as_the_reason_only_where_leaving_it_free_helps() -> None
     assert nothing is not None and nothing.remedies == (Unpin("flash", legal=("no",)),)
 
 
+def test_train_is_given_no_sequences_in_parts_where_attention_has_sinks() -> None:
+    job = make_job(global_batch=8, seq_len=8192, framework="train")
+    model, cluster = load_model("gpt-oss-20b"), load_cluster("1x8xH100-SXM")
+    nothing = plan(model, cluster, job, space=parse_pins(["cp=2"])).infeasible
+    assert nothing is not None and nothing.remedies == (Unpin("cp", legal=("1",)),)
+
+
 def test_rules_that_leave_nothing_are_named() -> None:
     result = plan(MODEL, CLUSTER, JOB, rules=parse_rules("all: $tp >= 1", "rules.txt"))
     assert result.infeasible is not None

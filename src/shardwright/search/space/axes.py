@@ -243,8 +243,10 @@ def _splits(heads: int, kv_heads: int, tp: int) -> bool:
 
 def context_parallel_degrees(context: Context) -> list[int]:
     """Return degrees for which each rank has two equal chunks of the sequence (Megatron-LM balances the causal mask
-    so). BERT-like models are not split, nor those with a mixer that no trainer splits; heads of the others are dealt
-    out."""
+    so). BERT-like models are not split, nor those with a mixer that no trainer splits, nor by `train` those with sinks
+    (`plans.trainable.untrainable_parts`); heads of the others are dealt out."""
+    if context.job.framework == OWN and context.model.computed.sinks:
+        return [1]
     mixers = [kind.mixer for kind in context.model.kinds if kind.mixer]
     if not context.model.causal or any(mixer.context_heads is None for mixer in mixers):
         return [1]
