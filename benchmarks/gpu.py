@@ -6,9 +6,10 @@
 In this order: the machine's profile; the CUDA tests, on one GPU and, if there are more, on several; the bandwidth of
 NCCL's all-reduce; steps of a 1B model and of layers as wide as an 8B model's at several micro-batches and with
 recomputation, run by `shardwright train`'s runtime, by plain PyTorch, and by plain PyTorch compiled, with the predicted
-times (without the profile and with it) and bytes beside the measured ones. Predictions are made before anything is
-trained. Figures are appended to benchmarks/history/gpu.csv, where the project keeps its own measurements. Without a GPU
-the same code runs on the CPU and under fake tensors, and says so: its figures are not kept. Needs PyTorch.
+times (without the profile and with it) and bytes beside the measured ones; and ranks of plans of many GPUs, rehearsed
+and run. Predictions are made before anything is trained. Figures are appended to benchmarks/history/gpu.csv, where the
+project keeps its own measurements. Without a GPU the same code runs on the CPU and under fake tensors, and says so: its
+figures are not kept. Needs PyTorch.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from gpu_rehearsals import text as rehearsals_text
 from gpu_steps import WAYS, WAYS_IN_FP8, Row, configurations, kept_bytes, measured, own_step, plain_step, planned
 
 from shardwright.cost.compute.efficiency import computes
@@ -42,7 +44,7 @@ from shardwright.spec.read.machine_profile import MachineProfile
 ROOT = Path(__file__).parents[1]
 HISTORY = ROOT / "benchmarks" / "history" / "gpu.csv"
 CUDA_TESTS = ROOT / "tests" / "runtime" / "test_cuda.py"
-PARTS = ("tests", "links", "steps")
+PARTS = ("tests", "links", "steps", "rehearsals")
 PROFILE_SHARE = 0.15
 NO_GPU = """There is no GPU here. The same code runs on the CPU with a tiny model, in some minutes, which shows that it
 runs. Its figures say nothing of GPUs and are not kept. Left out are the CUDA tests, NCCL, fp8 and real sizes.
@@ -93,6 +95,8 @@ def main() -> int:
         rows = steps(device, options.gpu, options.minutes, end)
         if device.backend == "cuda":
             append(options.out, rows, device)
+    if "rehearsals" in parts:
+        print(rehearsals_text(device.backend == "cuda"))
     return failed
 
 

@@ -100,7 +100,6 @@ def own_step(plan: Plan, precision: str, device: MeasuredDevice) -> Callable[[],
     from shardwright.runtime.layout.process_groups import make_process_groups
     from shardwright.runtime.model.blocks import layer_forward
     from shardwright.runtime.model.details import Details
-    from shardwright.runtime.model.initial import seeded
     from shardwright.runtime.model.regions import compiled
     from shardwright.runtime.state.recipe import Recipe
     from shardwright.runtime.step.engine import make_engine, train_step
@@ -108,7 +107,7 @@ def own_step(plan: Plan, precision: str, device: MeasuredDevice) -> Callable[[],
     layout, where = layout_of(plan), torch.device(torch_device(device))
     engine = make_engine(
         layout, 0, make_process_groups(layout, 0), details=Details(), recipe=Recipe(learning_rate=1e-4),
-        initial=seeded(plan.model, 0), precision=precision, device=where,
+        initial=lambda parameter: _values(parameter, where), precision=precision, device=where,
         layer=compiled() if device.backend == "cuda" else layer_forward,
     )  # fmt: skip
     rows = torch.randint(plan.model.vocab, (plan.micro_batch, plan.job.seq_len + 1), device=where)
@@ -160,6 +159,14 @@ def kept_bytes(plan: Plan, precision: str) -> float:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
             forward(engine.pipeline.chunks[0], rows, rows)
         return float(sum(value.untyped_storage().nbytes() for value in found.values()))
+
+
+def _values(parameter: Any, where: Any) -> Any:
+    """Return random values of a parameter, made on the device: on the host those of 8B would take a minute."""
+    torch = require_torch()
+    if parameter.start in ("zeros", "ones"):
+        return torch.full(parameter.shape, float(parameter.start == "ones"), device=where)
+    return torch.randn(parameter.shape, device=where).mul_(parameter.deviation)
 
 
 def _clean(device: MeasuredDevice) -> None:

@@ -53,6 +53,13 @@ def test_ranks_asked_for_are_played_once(plan: Plan) -> None:
         ranks_of(plan, (8,))
 
 
+def test_a_rank_runs_on_a_gpu_only_where_there_is_one(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    question = question_of(plan, "train", ranks_of(plan)[0]) | {"on_gpu": True}
+    with pytest.raises(SpecError, match="GPU: PyTorch finds none on this machine"):
+        asked(question, python=None, seconds=300.0, limit_bytes=8e9)
+
+
 @pytest.mark.parametrize("name", ["torchtitan", "deepspeed", "nothing"])
 def test_other_trainers_are_refused_by_name(plan: Plan, name: str) -> None:
     with pytest.raises(SpecError, match=f"`trainer={name}`"):

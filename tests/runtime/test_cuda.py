@@ -15,12 +15,16 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from tests.rehearsal.tiny import tiny_plan
 from tests.runtime.equal import ADAM
 from tests.runtime.reference import reference_run
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 from tests.runtime.workers import batch_of
 
 from shardwright.plans.plan import Plan
+from shardwright.rehearsal.inside.guard import PINNED
+from shardwright.rehearsal.rehearse import asked, ranks_of
+from shardwright.rehearsal.trainers import question_of
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.attention import Documents, masked_attention
@@ -39,6 +43,9 @@ GROUPED = pytest.mark.skipif(
     not GPUS or torch.cuda.get_device_capability()[0] not in (9, 10),
     reason="PyTorch has no grouped product for the GPU",
 )
+WORK_SPACE_BYTES = (
+    2 * 32 << 20
+)  # of cuBLAS and cuBLASLt on Hopper (aten/src/ATen/cuda/CublasHandlePool.cpp), from the allocator
 SMALL = plan_of(tiny_model(3), replica(stage((0, 3)), micro_batches=2))
 PAIR = plan_of(tiny_model(4), replica(stage((0, 2)), stage((2, 4)), micro_batches=4))
 
@@ -105,6 +112,17 @@ def test_no_wait_for_the_device_up_to_the_end_of_a_step(experts: int, monkeypatc
     rows = [tuple(part.cuda() for part in batch_of(engine, 2)(number)) for number in range(2)]
     with no_waits():
         train_step(engine, lambda number: rows[number], 2)
+
+
+@pytest.mark.skipif(not torch.__version__.startswith(f"{PINNED}."), reason=f"rehearsals are of PyTorch {PINNED}")
+def test_a_rank_of_a_plan_for_eight_takes_what_its_rehearsal_counts() -> None:
+    plan = tiny_plan("train", "tp=2 pp=4 vpp=1 micro_batch=1 recompute=none")
+    question = question_of(plan, "train", ranks_of(plan)[0])
+    rehearsed, there = (
+        asked(question | {"on_gpu": on_gpu}, python=None, seconds=300.0, limit_bytes=8e9) for on_gpu in (False, True)
+    )
+    beside = there["allocated_bytes"] - rehearsed["peak_bytes"] - rehearsed["rounding_bytes"]
+    assert 0 <= beside <= WORK_SPACE_BYTES and there["reserved_bytes"] >= there["allocated_bytes"]
 
 
 @pytest.mark.skipif(GPUS < 2, reason="there are not two GPUs")

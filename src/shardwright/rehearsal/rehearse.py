@@ -106,7 +106,7 @@ def asked(question: dict[str, Any], *, python: str | None, seconds: float, limit
         try:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", cwd=folder,
-                timeout=seconds, env=environment | {"CUDA_VISIBLE_DEVICES": ""},
+                timeout=seconds, env=environment | ({} if question.get("on_gpu") else {"CUDA_VISIBLE_DEVICES": ""}),
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise NoRoomError(f"rank {question['rank']} took over `time_limit={seconds:g}` seconds") from None

@@ -188,7 +188,7 @@ def install(meter: Meter, gpu: dict[str, Any]) -> None:
     version.cuda = version.cuda or "12.8"
     _install_tensors()
     _install_modules()
-    _install_groups()
+    install_groups()
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -244,7 +244,7 @@ def _install_modules() -> None:
     module._apply = apply_fake
 
 
-def _install_groups() -> None:
+def install_groups() -> None:
     """Make every process group a fake one, and have its objects be this rank's own."""
     distributed: Any = dist
     make = distributed.new_group

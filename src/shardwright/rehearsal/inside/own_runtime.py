@@ -12,7 +12,9 @@ from shardwright.rehearsal.inside.fake_device import choose_lower_right, even_li
 from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Meter
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import ProcessGroups
+from shardwright.runtime.model.blocks import layer_forward
 from shardwright.runtime.model.details import details_of
+from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.state.blocks import Blocks
 from shardwright.runtime.state.recipe import METHOD_OF, Recipe
 from shardwright.runtime.step.engine import Engine, make_engine, train_step
@@ -28,9 +30,10 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
     engine = make_engine(
         layout, rank, groups, details=details_of(plan.model, None),
         recipe=Recipe(method=METHOD_OF[plan.job.optimizer]), initial=None, precision=plan.job.precision, device=device,
+        layer=compiled() if question.get("compiled") else layer_forward,
     )  # fmt: skip
     _mark(engine, meter)
-    if place.context_parallel > 1:
+    if place.context_parallel > 1 and not question.get("on_gpu"):
         choose_lower_right()
     moes = [kind.moe for kind in plan.model.kinds if kind.moe]
     tokens = plan.micro_batch * plan.job.seq_len // place.context_parallel
@@ -46,9 +49,10 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
     def note(words: str) -> None:
         meter.phase = "update" if words in ("updating", "waiting for updated weights") else "forward"
 
-    meter.begin_step()
-    train_step(engine, batch, 0, note=note)
-    engine.unsharding.arrive()
+    for step in range(2 if question.get("on_gpu") else 1):  # kernels are chosen and compiled in the first
+        meter.begin_step()
+        train_step(engine, batch, step, note=note)
+        engine.unsharding.arrive()
     shims = {"even split of tokens over experts": "the host reads how many rows go where"} if moes else {}
     return {"shims": shims, "choices": ["layers run one operator after another; `train` compiles them on GPUs"]}
 

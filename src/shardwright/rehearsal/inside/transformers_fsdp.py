@@ -28,6 +28,8 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
     """Run two steps of a rank, of which the second is measured: Adam's state appears in the first."""
     model, transformers = _model(question)
     sharded = _sharded(model, question, meter)
+    if question.get("on_gpu"):
+        sharded.to_empty(device="cuda")
     trained = [parameter for parameter in sharded.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
     meter.mark(PARAMETERS, sharded.parameters())
@@ -56,7 +58,7 @@ def _model(question: dict[str, Any]) -> tuple[Any, str]:
     fields = dict(question["config"])
     config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
     dtype = torch.float32 if question["adapter"] is None else DTYPES[question["precision"]]
-    with torch.device("cuda"):
+    with torch.device("meta" if question.get("on_gpu") else "cuda"):  # whole, it may not fit on a GPU
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
         if question["adapter"] is not None:
             model = _adapted(model, question["adapter"])
