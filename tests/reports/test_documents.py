@@ -101,11 +101,13 @@ def test_kinds_are_keys_and_none_names_two_findings() -> None:
 
 
 def test_a_finding_has_its_figures_beside_its_kind_and_words() -> None:
-    need = findings.Need(gpus=8, gpu="L4", needed_bytes=3e10, memory_bytes=2.4e10)
+    need = findings.Need(framework="megatron", gpus=8, gpu="L4", needed_bytes=3e10, memory_bytes=2.4e10)
     document = finding_document(findings.TooLittleMemory((need,)))
     assert document["kind"] == "too_little_memory"
-    assert document["needs"] == [{"gpus": 8, "gpu": "L4", "needed_bytes": 3e10, "memory_bytes": 2.4e10}]
-    assert document["words"] == "the leanest plan on 8 × L4 needs 27.9 GiB a GPU of 22.4 GiB"
+    assert document["needs"] == [
+        {"framework": "megatron", "gpus": 8, "gpu": "L4", "needed_bytes": 3e10, "memory_bytes": 2.4e10}
+    ]
+    assert document["words"] == "the leanest plan for megatron on 8 × L4 needs 27.9 GiB a GPU of 22.4 GiB"
     for finding in every_finding():
         json.dumps(finding_document(finding), allow_nan=False)
 

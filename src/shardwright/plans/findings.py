@@ -242,8 +242,9 @@ class PinsTooTight:
 
 @record
 class Need:
-    """The leanest plan on so many GPUs of a type needs more memory than one of them has."""
+    """The leanest plan for a framework on so many GPUs of a type needs more memory than one of them has."""
 
+    framework: str
     gpus: int
     gpu: str
     needed_bytes: float

@@ -107,7 +107,8 @@ SENTENCES = {
     findings.RulesDropAll: "the rules drop every plan that fits ({0.rules:names})",
     findings.PinsTooTight: "nothing fits with the parameters that --set pins",
     findings.Need: (
-        "the leanest plan on {0.gpus} × {0.gpu} needs {0.needed_bytes:bytes} a GPU of {0.memory_bytes:bytes}"
+        "the leanest plan for {0.framework} on {0.gpus} × {0.gpu} needs {0.needed_bytes:bytes} a GPU of "
+        "{0.memory_bytes:bytes}"
     ),
     findings.NoOfferKeeps: "no offer keeps the {0.limits:limits}",
     findings.NeverEnds: "a run on these machines is interrupted too often to ever end ({0.gpus:names})",
@@ -239,9 +240,9 @@ def _(finding: findings.NoTrainer) -> str:
     others = "`shardwright spmd` can" if finding.as_program else "nor does any other"
     runs = f"these would run it: {', '.join(finding.able)}" if finding.able else others
     lacks = "; ".join(f"{trainer}: {words}" for trainer, words in finding.lacks)
-    return (
-        f"no trainer for {' or '.join(finding.frameworks)} that we know runs family {finding.family} ({lacks}); {runs}"
-    )
+    of_model = any(words.startswith("model") for _, words in finding.lacks)
+    what = f"family {finding.family}" if of_model else f"this job of {finding.family}"
+    return f"no trainer for {' or '.join(finding.frameworks)} that we know runs {what} ({lacks}); {runs}"
 
 
 @in_words.register

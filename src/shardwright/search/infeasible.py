@@ -66,12 +66,15 @@ def explain(
         [replace(context, job=_freed(context.job, "time")) for context in contexts], space, filters
     ):
         return _too_dear(contexts, space, filters, mixed)
+    dropping = [rejection.rule for rejection, _ in report.rejected if rejection.cause is Cause.RULE]
     if filters.rules and _possible(contexts, space, Filters()):
-        dropping = [rejection.rule for rejection, _ in report.rejected if rejection.cause is Cause.RULE]
         return _ruled_out(contexts, space, filters, dropping)
     if space.pins and _possible(contexts, Space(), filters):
         return _pinned(contexts, space, filters)
-    return _memory(contexts, space)
+    needs, remedies = _short_of_memory(contexts, space, filters)
+    if filters.rules and not needs:  # with any memory
+        return _ruled_out(contexts, space, filters, dropping)
+    return NoPlan(reason=TooLittleMemory(needs), remedies=remedies)
 
 
 def _possible(contexts: Sequence[Context], space: Space, filters: Filters) -> bool:
@@ -212,50 +215,58 @@ def _whole_dollars(context: Context, space: Space, filters: Filters) -> float | 
     return None if dollars is None or job.iterations is None else dollars * job.iterations
 
 
-def _memory(contexts: Sequence[Context], space: Space) -> NoPlan:
-    """Nothing fits: how much is missing on each GPU, and how many machines would do."""
+def _short_of_memory(
+    contexts: Sequence[Context], space: Space, filters: Filters
+) -> tuple[tuple[Need, ...], tuple[Remedy, ...]]:
+    """Nothing fits: return how much memory each GPU would need, and what would do: each has a plan within the rules."""
     needs: list[Need] = []
     remedies: list[Remedy] = []
     for context in contexts:
-        pool, least = context.pool, _least_memory(context, space)
+        pool, least = context.pool, _least_memory(context, space, filters)
         if least is None:
             continue
-        needs.append(Need(gpus=pool.gpus, gpu=pool.gpu.name, needed_bytes=least, memory_bytes=pool.memory_bytes))
+        needs.append(
+            Need(
+                framework=context.job.framework, gpus=pool.gpus, gpu=pool.gpu.name, needed_bytes=least,
+                memory_bytes=pool.memory_bytes,
+            )
+        )  # fmt: skip
         for factor in MORE_MACHINES:
-            if _fits(replace(context, pool=pool.resized(pool.nodes * factor)), space):
-                remedies.append(MoreMachines(_fewest(context, space, factor), pool.gpus_per_node, pool.gpu.name))
+            if _fits(replace(context, pool=pool.resized(pool.nodes * factor)), space, filters):
+                machines = _fewest(context, space, filters, factor)
+                remedies.append(MoreMachines(machines, pool.gpus_per_node, pool.gpu.name))
                 break
         remedies.append(MoreMemory(least))
-        if (host := _least_host_memory(context, space)) is not None:
+        if (host := _least_host_memory(context, space, filters)) is not None:
             remedies.append(MoreHostMemory(host, pool.gpu.name))
     job = contexts[0].job
     if job.seq_len > 1024:
         half = replace(job, seq_len=job.seq_len // 2)
-        if any(_fits(replace(place, job=half), space) for place in contexts):
+        if any(_fits(replace(place, job=half), space, filters) for place in contexts):
             remedies.append(ShorterSequence(half.seq_len))
-    return NoPlan(reason=TooLittleMemory(tuple(needs)), remedies=tuple(remedies))
+    return tuple(needs), tuple(remedies)
 
 
-def _fewest(context: Context, space: Space, factor: int) -> int:
+def _fewest(context: Context, space: Space, filters: Filters, factor: int) -> int:
     """Return the least number of machines that does, between half of `factor` times the pool's and that."""
     low, high = context.pool.nodes * factor // 2 + 1, context.pool.nodes * factor
     while low < high:
         middle = (low + high) // 2
-        if _fits(replace(context, pool=context.pool.resized(middle)), space):
+        if _fits(replace(context, pool=context.pool.resized(middle)), space, filters):
             high = middle
         else:
             low = middle + 1
     return high
 
 
-def _fits(context: Context, space: Space) -> bool:
-    fitting = fitting_layouts(context, searched(context, space), Filters())
+def _fits(context: Context, space: Space, filters: Filters) -> bool:
+    fitting = fitting_layouts(context, searched(context, space), filters)
     return any(map(len, fitting(context.pool.memory_bytes, None)))
 
 
-def _least_memory(context: Context, space: Space) -> float | None:
-    """Return the least memory with which a GPU of this kind would have a plan, to 1 %."""
-    fitting = fitting_layouts(context, searched(context, space), Filters())
+def _least_memory(context: Context, space: Space, filters: Filters) -> float | None:
+    """Return the least memory with which a GPU of this kind would have a plan, to 1 %, None where none would do."""
+    fitting = fitting_layouts(context, searched(context, space), filters)
     low, high = context.pool.memory_bytes, context.pool.memory_bytes
     for _ in range(12):
         high *= 2.0
@@ -274,11 +285,11 @@ def _numbers(parts: Iterable[Ints]) -> Ints:
     return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *parts]))
 
 
-def _least_host_memory(context: Context, space: Space) -> float | None:
+def _least_host_memory(context: Context, space: Space, filters: Filters) -> float | None:
     """Return the least memory of a machine with which these GPUs would have a plan, to 1 %, None where none would."""
 
     def roomy(memory_bytes: float) -> bool:
-        return _fits(replace(context, pool=replace(context.pool, host_memory_bytes=memory_bytes)), space)
+        return _fits(replace(context, pool=replace(context.pool, host_memory_bytes=memory_bytes)), space, filters)
 
     low, high = max(context.pool.host_memory_bytes, 1.0), MOST_HOST_BYTES
     if low >= high or not roomy(high):

@@ -7,6 +7,7 @@ frameworks each is a search of its own, and the best plan says which it is price
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -26,7 +27,7 @@ from shardwright.exporters.support.matrix import limits_in_rules
 from shardwright.exporters.support.refusals import traced
 from shardwright.exporters.targets import TRAINERS
 from shardwright.plans.check import position_problems
-from shardwright.plans.findings import NoTrainer
+from shardwright.plans.findings import NoTrainer, TooLittleMemory
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, NoPlan, Ranking, SearchReport
 from shardwright.records import record
@@ -218,7 +219,15 @@ def _best(question: Question, able: Mapping[str, Mapping[str, str]], top: int, *
         ranking = best_of(feasible, top)
         plans = [(candidate, names) for candidate in ranking.plans if (names := runners(candidate))]
         return replace(ranking, plans=tuple(plan for plan, _ in plans), trainers=tuple(names for _, names in plans))
-    return next((ranking for ranking in rankings if ranking.infeasible is not None), None)
+    return min((ranking for ranking in rankings if ranking.infeasible is not None), key=_missing, default=None)
+
+
+def _missing(ranking: Ranking) -> float:
+    """Return how many times the memory that there is the leanest plan needs, infinite where memory is not what is
+    missing."""
+    reason = ranking.infeasible and ranking.infeasible.reason
+    needs = reason.needs if isinstance(reason, TooLittleMemory) else ()
+    return min((need.needed_bytes / need.memory_bytes for need in needs), default=math.inf)
 
 
 def _wanted(frameworks: Sequence[str], job: Job, exportable_to: str | None) -> tuple[str, ...]:
