@@ -1,5 +1,5 @@
-"""What is said to give a plan gives one: every remedy for too little memory, over models, frameworks, odd numbers of GPUs
-and odd batches."""
+"""What is said to give a plan gives one, and what is said to make a plan fit is run: every remedy for too little memory,
+over models, frameworks, odd numbers of GPUs and odd batches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from shardwright.cost.iteration.lanes import contexts_of
+from shardwright.cost.learned import default_efficiency
+from shardwright.cost.memory.facts import headroom
+from shardwright.plans.check import check
 from shardwright.plans.findings import (
     MoreHostMemory,
     MoreMachines,
@@ -16,14 +20,26 @@ from shardwright.plans.findings import (
     ShorterSequence,
     TooLittleMemory,
 )
+from shardwright.search.fitting import changes_that_fit
+from shardwright.search.planner import predict
+from shardwright.search.space.axes import parse_pins
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
-from shardwright.trainers.plan import plan
+from shardwright.trainers.plan import evaluate, plan
+from shardwright.trainers.runs import runners
 
-MODELS = ("llama-2-13b", "gpt-oss-20b", "qwen3-30b-a3b", "gemma-2-27b", "deepseek-v2-lite", "falcon-40b", "phi-3-medium")
+MODELS = (
+    "llama-2-13b",
+    "gpt-oss-20b",
+    "qwen3-30b-a3b",
+    "gemma-2-27b",
+    "deepseek-v2-lite",
+    "falcon-40b",
+    "phi-3-medium",
+)
 FRAMEWORKS = ("megatron", "fsdp", "deepspeed", "torchtitan", "train", None)
 GPUS = ("RTX3090", "A10G", "L4", "V100-SXM2-32")
 MORE = 1.02  # the least memory is found to 1 %
@@ -58,3 +74,28 @@ def test_what_would_do_does(seed: int) -> None:
     for remedy in nothing.remedies:
         bigger, other = with_remedy(cluster, job, remedy)
         assert plan(model, bigger, other, framework=framework, top=1).plans, (remedy, nothing.reason)
+
+
+@pytest.mark.parametrize("seed", [7, 26, 28, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(60, 120))])
+def test_what_would_make_a_plan_fit_does_and_its_trainer_runs_it(seed: int) -> None:
+    draw = random.Random(seed)
+    model, framework = load_model(draw.choice(MODELS)), draw.choice(FRAMEWORKS[:-1])
+    cluster = load_cluster(f"{draw.choice((1, 2))}x8xH100-SXM")
+    job = make_job(global_batch=draw.choice((16, 32, 64)), seq_len=draw.choice((2048, 4096, 8192)), framework=framework)
+    pins = [f"recompute={draw.choice(('none', 'selective'))}", f"micro_batch={draw.choice((1, 2, 4))}", "offload=0"]
+    if framework in ("megatron", "train"):
+        pins.append(f"sharding={draw.choice(('none', 'zero1'))}")
+    roomy = replace(cluster, pools=(replace(cluster.pools[0], memory_bytes=4e12),))
+    best = plan(model, roomy, job, space=parse_pins(pins), framework=framework, top=1).plans
+    if not best or not runners(best[0]):
+        return
+    assert best[0].prediction is not None
+    fullest = max(stage.total_bytes for row in best[0].prediction.memory for stage in row)
+    tight = replace(cluster, pools=(replace(cluster.pools[0], memory_bytes=draw.uniform(0.5, 1.0) * fullest),))
+    mine = replace(best[0], cluster=tight, prediction=None)
+    (context,) = contexts_of(mine, default_efficiency()).values()
+    changed = dict(changes_that_fit(replace(context, headroom=headroom(0.9, job)), mine))
+    for change in evaluate(mine).remedies:
+        prediction = predict(changed[change]).prediction
+        assert not tuple(check(changed[change])) and runners(changed[change]), change
+        assert prediction is not None and prediction.fit_probability >= 0.9, change

@@ -224,8 +224,8 @@ def plan(
             keep = None if out is None or is_standard_output(out) else keep_in(kept)
             ranking = with_program(ranking, fit=fit, efficiency=efficiency, keep=keep)
     if ranking.plans and not (frameworks or exportable_to) and ranking.best.job.framework not in (USUAL, OWN):
-        job_of = f"this job of {found_model.name}"
-        note(f"{USUAL} does not run {job_of}: the best plan of the others, for {ranking.best.job.framework}")
+        others = f"the best plan of the others, for {ranking.best.job.framework}"
+        note(f"{USUAL} does not run this job of {found_model.name}: {others}")
     if out is not None and ranking.plans:
         deliver(dumps(ranking.best), out)
         if kept:

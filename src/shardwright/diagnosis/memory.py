@@ -6,15 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
 from shardwright.cost.iteration.lanes import contexts_of
-from shardwright.cost.strategies import row_of, stage_starts
 from shardwright.diagnosis.case import Case
 from shardwright.plans.findings import Remedy
 from shardwright.plans.plan import StageMemory
 from shardwright.records import record
-from shardwright.search.infeasible import remedies
+from shardwright.trainers.plan import changes_to_run
 from shardwright.units import GIBIBYTE, format_bytes
 
 FRAGMENTED = 0.08  # of the GPU's memory, reserved and not used, from which on it is in pieces; chosen, 0.05 to 0.15
@@ -105,6 +102,4 @@ def _changes(case: Case, expected: StageMemory, needed: float | None, capacity: 
     (context,) = contexts_of(plan, case.efficiency).values()
     scale = max((needed or expected.total_bytes) / expected.total_bytes, 1.0)
     limit = min(capacity / scale, 0.999 * expected.total_bytes)
-    starts = np.array([stage_starts(plan.replicas[0], plan.schedule.virtual_stages)])
-    tight = replace(context, headroom=limit / context.pool.memory_bytes)
-    return tuple(remedies(tight, row_of(plan), starts))
+    return changes_to_run(replace(context, headroom=limit / context.pool.memory_bytes), plan)

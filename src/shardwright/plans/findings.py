@@ -339,6 +339,7 @@ class Change(Enum):
     LARGER_OFFERS = "offers with more memory"
     OTHER_MACHINES = "other machines, or spot ones"
     SELECTIVE_RECOMPUTATION = "selective recomputation"
+    FULL_RECOMPUTATION = "full recomputation"
     ZERO1 = "the distributed optimizer"
     OFFLOADED_OPTIMIZER = "the optimizer's state in host memory"
 

@@ -67,6 +67,7 @@ FIXED = {
     findings.Change.LARGER_OFFERS: "offer more machines, or GPUs with more memory",
     findings.Change.OTHER_MACHINES: "`shardwright shop` with the same limits looks at other machines and spot prices",
     findings.Change.SELECTIVE_RECOMPUTATION: "it fits with selective recomputation",
+    findings.Change.FULL_RECOMPUTATION: "it fits with full recomputation of every layer",
     findings.Change.ZERO1: "it fits with the distributed optimizer (ZeRO-1)",
     findings.Change.OFFLOADED_OPTIMIZER: "it fits with the distributed optimizer's state in host memory (offload 1.0)",
     findings.Failure.NO_LEGAL_SETTING: "no legal setting",

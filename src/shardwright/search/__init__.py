@@ -18,7 +18,8 @@ rest. Start reading at `planner`.
 * `uneven/`: uneven FSDP: shares of rows and state, with a bound
 * `programs`: the fastest SPMD program for a job, on a small cluster
 * `rules/`: the user's rules and filters
-* `infeasible`: why there is no plan, and the smallest changes that give one
+* `infeasible`: why there is no plan, and the smallest changes of the question that give one
+* `fitting`: single changes under which a plan fits in memory
 * `nearby`: other batches and numbers of machines that pay, and the same run on fewer machines
 * `renting`: what a plan on rented machines is expected to come to, interruptions counted
 * `market/`: what to rent

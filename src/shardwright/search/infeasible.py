@@ -1,4 +1,4 @@
-"""Why a search found nothing, and the smallest changes that would give a plan."""
+"""Why a search found nothing, and the smallest changes of the question that would give a plan."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Literal
 import numpy as np
 
 from shardwright.arrays import Ints
-from shardwright.cost.context import Context, layer_rows
-from shardwright.cost.iteration.footprint import fewest_recomputed_layers, fits, fixed_bytes
+from shardwright.cost.context import Context
 from shardwright.cost.money import dollars_per_hour, pool_stretch
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, UNSHARDED, ZERO1, Layouts, Strategies
+from shardwright.cost.strategies import Layouts
 from shardwright.plans.findings import (
-    BlockRecomputation,
     Cause,
     Change,
     Cheapest,
@@ -30,7 +28,6 @@ from shardwright.plans.findings import (
     Remedy,
     RulesDropAll,
     ShorterSequence,
-    SmallerMicroBatch,
     TooLittleMemory,
     Unpin,
 )
@@ -298,36 +295,3 @@ def _least_host_memory(context: Context, space: Space, filters: Filters) -> floa
         middle = (low * high) ** 0.5
         low, high = (low, middle) if roomy(middle) else (middle, high)
     return high
-
-
-def remedies(context: Context, row: Strategies, starts: Ints) -> Iterator[Remedy]:
-    """Yield single changes of a row under which every stage fits; none if it fits as it is."""
-    if _row_fits(context, row, starts):
-        return
-    single = np.ones(1, dtype=np.int64)
-    if row.recompute[0] == NONE and _row_fits(context, replace(row, recompute=SELECTIVE * single), starts):
-        yield Change.SELECTIVE_RECOMPUTATION
-    if row.recompute[0] != UNIFORM:
-        blocks = replace(row, recompute=BLOCK * single)
-        shards = layer_rows(context, blocks)
-        layers, able = fewest_recomputed_layers(
-            context, blocks, shards, starts, fixed_bytes(context, blocks, shards, starts)
-        )
-        if able[0]:
-            yield BlockRecomputation(int(layers[0]))
-    ranks = int(row.dp[0] * row.cp[0])
-    if ranks > 1 and row.sharding[0] == UNSHARDED and _row_fits(context, replace(row, sharding=ZERO1 * single), starts):
-        yield Change.ZERO1
-    if row.offload[0] < 1.0 and not context.job.options.precision_aware:
-        whole = replace(row, sharding=np.maximum(row.sharding, ZERO1), offload=np.ones(1))
-        if _row_fits(context, whole, starts):
-            yield Change.OFFLOADED_OPTIMIZER
-    if row.micro_batch[0] % 2 == 0 and _row_fits(context, replace(row, micro_batch=row.micro_batch // 2), starts):
-        yield SmallerMicroBatch(int(row.micro_batch[0]) // 2)
-
-
-def _row_fits(context: Context, row: Strategies, starts: Ints) -> bool:
-    if not context.timed(row).all():
-        return False  # of layers that were not measured so nothing is known
-    shards = layer_rows(context, row)
-    return bool(fits(context, row, shards, starts, fixed_bytes(context, row, shards, starts))[0])

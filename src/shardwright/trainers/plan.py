@@ -13,25 +13,23 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.facts import headroom
 from shardwright.cost.site.calibrated import anchored
-from shardwright.cost.strategies import row_of, stage_starts
 from shardwright.errors import SpecError, bad, require, suggestion
 from shardwright.exporters.nearest import search_for
 from shardwright.exporters.support.matrix import limits_in_rules
 from shardwright.exporters.support.refusals import traced
 from shardwright.exporters.targets import TRAINERS
 from shardwright.plans.check import position_problems
-from shardwright.plans.findings import NoTrainer, TooLittleMemory
+from shardwright.plans.findings import BlockRecomputation, Change, NoTrainer, Remedy, TooLittleMemory
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, NoPlan, Ranking, SearchReport
 from shardwright.records import record
-from shardwright.search.infeasible import remedies
+from shardwright.search.fitting import changes_that_fit
 from shardwright.search.objective import INDIFFERENCE, require_sure
 from shardwright.search.planner import plan as search
 from shardwright.search.planner import predict
@@ -312,6 +310,14 @@ def evaluate(
     if not user_plan.uniform:
         return Evaluation(plan=mine, best=best)
     (context,) = contexts_of(user_plan, model_of_time).values()
-    starts = stage_starts(user_plan.replicas[0], user_plan.schedule.virtual_stages)
-    changes = remedies(replace(context, headroom=headroom(fit, context.job)), row_of(user_plan), np.array([starts]))
-    return Evaluation(plan=mine, best=best, remedies=tuple(changes))
+    remedies = changes_to_run(replace(context, headroom=headroom(fit, context.job)), user_plan)
+    return Evaluation(plan=mine, best=best, remedies=remedies)
+
+
+def changes_to_run(context: Context, plan: Plan) -> tuple[Remedy, ...]:
+    """Return single changes under which a uniform plan fits, of a plan that a trainer runs those after which one still
+    does: where a part of the layers may be recomputed, not of all."""
+    ran = bool(runners(plan))
+    changes = [change for change, changed in changes_that_fit(context, plan) if not ran or runners(changed)]
+    part = any(isinstance(change, BlockRecomputation) for change in changes)
+    return tuple(change for change in changes if not (part and change is Change.FULL_RECOMPUTATION))
