@@ -17,7 +17,7 @@ SMALL: Config = {
     "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "word_embed_proj_dim": 32,
     "moe_intermediate_size": 16, "sliding_window": WINDOW, "window_size": WINDOW, "first_k_dense_replace": 1,
     "num_local_experts": 4, "num_experts": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "moe_topk": 2, "moe_layer_start_index": 1, "moe_layer_end_index": 2,
-    "attention_types": [[["global", "local"], 1], [["global"], 1]],
+    "mamba_d_head": 8, "attention_types": [[["global", "local"], 1], [["global"], 1]],
 }  # fmt: skip
 YARN: Config = {
     "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 8.0,
@@ -31,6 +31,7 @@ LONGROPE: Config = {
     "rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0, 1.5, 2.0, 2.5],
     "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 64, "factor": 4.0,
 }  # fmt: skip
+BETWEEN = ["linear_attention", "full_attention", "linear_attention"]
 LINEAR: Config = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
 BESIDE: dict[str, tuple[str, Config]] = {
     "llama, scaled as in Llama 3.1, tied": ("llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -57,6 +58,11 @@ BESIDE: dict[str, tuple[str, Config]] = {
     "cohere, a norm for each head": ("cohere", {"use_qk_norm": True}),
     "olmo, clipped": ("olmo", {"clip_qkv": 0.05}),
     "cohere2, two windows": ("cohere2", {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+    "bamba, short chunks": ("bamba", {"mamba_chunk_size": 4}),
+    "granite hybrid, dense": (
+        "granitemoehybrid", {"num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": "rope", "mamba_chunk_size": 8}
+    ),
+    "lfm2, biases": ("lfm2", {"conv_bias": True}),
     "smollm3, one not rotated": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
 }  # fmt: skip
 # Two that transformers itself cannot run, or that are refused: the precision of Falcon's ALiBi, a norm for each head.
@@ -75,6 +81,8 @@ def small(family: str, fields: Config) -> Config:
         names = {"num_experts", "num_local_experts"} & given.keys()
         given |= dict.fromkeys(names, given["n_routed_experts"])
     given |= {"mask_token_id": 3} if family == "bert" else {}
+    given |= {"layer_types": BETWEEN} if family in ("qwen3_next", "qwen3_5_text") else {}
+    given |= {"attn_layer_indices": [1]} if family == "bamba" else {}
     return {"model_type": family, "pad_token_id": 0, "num_nextn_predict_layers": 0, **given}
 
 

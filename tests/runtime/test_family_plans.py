@@ -52,6 +52,11 @@ def in_parts(model: Model) -> Plan:
     return plan_of(model, parts, sharding="zero3", sequence_parallel=True)
 
 
+def whole_nowhere(model: Model) -> Plan:
+    """Two copies of two ranks, whole weights nowhere."""
+    return plan_of(model, replica(stage((0, 3), tp=2), count=2, micro_batches=2), sharding="zero3")
+
+
 def experts_apart(model: Model) -> Plan:
     """Whole experts on all four ranks of two copies."""
     copies = replica(stage((0, 3), tp=2, ep=4, etp=1), count=2, micro_batches=1)
@@ -63,8 +68,10 @@ def experts_cut(model: Model) -> Plan:
     return plan_of(model, replica(stage((0, 3), tp=2, ep=2), count=2, micro_batches=2), sharding="zero2")
 
 
+MIXED = (in_stages, unequal, whole_nowhere)
 DENSE, EXPERTS = (in_stages, in_four, unequal, in_parts), (experts_apart, experts_cut, in_stages, unequal)
 FAMILIES = {
+    "bamba, short chunks": MIXED,  # Mamba-2, heads in groups
     "bert": (in_stages, in_four, unequal),  # attention to all tokens, norms of sums, a transform before the head
     "bloom": DENSE,  # ALiBi, a norm of the embedding
     "cohere": DENSE,  # a parallel block, one norm without a bias
@@ -76,19 +83,24 @@ FAMILIES = {
     "gemma2, low caps": DENSE,  # four norms, capped scores and logits, windows
     "gpt_neox": DENSE,  # two norms of a parallel block, partial rotation
     "gpt_oss": (experts_apart, experts_cut, in_stages, unequal),  # sinks, biases of experts and of the router
+    "granitemoehybrid": (*MIXED, experts_apart, experts_cut),  # Mamba-2, experts after every mixer
     "hunyuan_v1_dense": DENSE,  # norms after the rotation
+    "lfm2": (*MIXED, in_four),  # short convolutions
     "minicpm3": DENSE,  # scaled latent attention
     "nemotron": DENSE,  # norms about one
     "olmo, clipped": DENSE,  # norms without weights
     "olmo2": DENSE,  # norms over the heads of all ranks
     "opt": DENSE,
+    "qwen3_5_text": MIXED,  # gated delta nets, a gate on attention
+    "qwen3_next": (*MIXED, experts_apart),
     "phi": DENSE,  # a bias of the output projection
 }
 PLANS = {f"{family}: {place.__name__}": (family, place) for family, places in FAMILIES.items() for place in places}
 SAMPLE = (
     "bert: in_stages", "bloom: in_parts", "cohere, a norm for each head: in_four", "deepseek_v3: experts_apart", "falcon: in_four",
     "gemma2, low caps: in_stages", "gpt_neox: unequal", "gpt_oss: experts_cut", "minicpm3: in_parts",
-    "olmo2: in_four", "phi: in_stages",
+    "olmo2: in_four", "phi: in_stages", "granitemoehybrid: experts_apart", "qwen3_next: whole_nowhere",
+    "bamba, short chunks: in_stages", "lfm2: unequal",
 )  # fmt: skip
 
 
@@ -111,6 +123,6 @@ def test_training_under_plans_equals_that_of_one_process(names: tuple[str, ...])
 
 
 def test_what_needs_all_positions_is_refused_in_parts() -> None:
-    for family, words in {"gpt_oss": "sinks", "bert": "later tokens"}.items():
+    for family, words in {"gpt_oss": "sinks", "bert": "later tokens", "lfm2": "layers without attention"}.items():
         plan = in_parts(model_of(family))
         assert any(words in problem.message for problem in unrunnable(plan))

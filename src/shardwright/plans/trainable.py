@@ -13,11 +13,13 @@ from shardwright.plans.plan import Plan, Stage, stages_at
 from shardwright.spec.adapter import TARGETS, Target, adapted
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
+from shardwright.spec.mixers import GatedDelta, Mamba2, ShortConvolution
 from shardwright.spec.model import PLAIN, Attention, Layer, Model
 from shardwright.spec.read.families import FAMILIES, TRAINED
 from shardwright.spec.read.forward_pass import ROWS
 
 WHOLE_ROW_BYTES = 16
+MIXERS = (Mamba2, GatedDelta, ShortConvolution)
 OWN_OPTIMIZERS = ("adam", "adam8bit", "muon", "sgd")
 ACTIVATIONS = ("silu", "swish", "swiglu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")
 HEADS: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj")
@@ -196,6 +198,7 @@ def untrainable_parts(plan: Plan) -> Iterator[Problem]:
     lacking = {
         "attention to later tokens": not plan.model.causal,
         "attention with sinks": plan.model.computed.sinks,
+        "layers without attention": any(kind.mixer for kind in plan.model.kinds),
     }
     for what, there in lacking.items():
         if there and in_parts:
@@ -208,12 +211,14 @@ def untrainable_parts(plan: Plan) -> Iterator[Problem]:
 
 def _unlike(layer: Layer) -> Iterator[str]:
     """Yield what a block has, or lacks, that no block of the runtime does."""
-    attention = layer.attention
+    attention, mixer = layer.attention, layer.mixer
     there = {
-        layer.mixer.words if layer.mixer else "": layer.mixer is not None,
+        mixer.words if mixer else "": mixer is not None and not isinstance(mixer, MIXERS),
+        "a block with two mixers": mixer is not None and attention is not None,
+        "a decay for each channel": isinstance(mixer, GatedDelta) and mixer.decay == "channel",
         "a block without attention": attention is None and layer.mixer is None,
         "a block without feed-forward": layer.mlp is None and layer.moe is None,
-        "a gate on the output of attention": attention is not None and attention.gate is not None,
+        "a gate of each head": attention is not None and attention.gate == "head",
         "sparse attention with an indexer": attention is not None and attention.sparse is not None,
         "experts on a projection of the tokens": layer.moe is not None and layer.moe.latent is not None,
     }

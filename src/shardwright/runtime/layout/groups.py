@@ -84,9 +84,10 @@ class Layout:
 
     def copies_group(self, place: Place) -> tuple[int, ...]:
         """Return the tensor-parallel ranks that hold the same key-value heads as a place, nothing where it has heads of
-        its own, or no layer. Heads of all layers are alike."""
+        its own, or no attention. Heads of all layers are alike."""
         layers = [self.plan.model.layers[unit - 1] for unit in place.units if 0 < unit < self.head]
-        groups = key_value_copies(self.tensor_group(place), layers[0].self_attention.kv_heads) if layers else ()
+        heads = next((layer.attention.kv_heads for layer in layers if layer.attention), None)
+        groups = () if heads is None else key_value_copies(self.tensor_group(place), heads)
         return next((group for group in groups if place.rank in group), ())
 
     def neighbours(self, place: Place) -> tuple[tuple[int, ...], tuple[int, ...]]:

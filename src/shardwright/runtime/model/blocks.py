@@ -18,6 +18,7 @@ from shardwright.runtime.model.context import ContextGroup, attention_in_parts, 
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.experts import Apart, called, experts
 from shardwright.runtime.model.gated import Activation, Weights, inner, inside
+from shardwright.runtime.model.mixers import mixed
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter, mean_over
 from shardwright.runtime.model.products import Products, entered, left, made_here
 from shardwright.runtime.model.rotary import Table, rotated
@@ -35,6 +36,8 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Queries, keys and values head by head, and the gate on the output [micro_batch, positions, heads * width]."""
 LATENT_EPSILON = 1e-6  # of the norms of latents, whatever the config says (transformers 5.23, DeepseekV2RMSNorm)
 
 
@@ -72,6 +75,9 @@ def layer_forward(
     activation = ACTIVATIONS[model.activation]
 
     def attention(normed: torch.Tensor) -> torch.Tensor:
+        if layer.mixer is not None:
+            mixing = inside(weights, "mixer")
+            return apart(mixed, normed, mixing, layer.mixer, details, tensor, products)
         return attend(
             normed, inside(weights, "attention"), layer, model, details, table, tensor, context, products, core
         )
@@ -116,10 +122,12 @@ def attend(
     """Return self-attention of `x`; this rank computes its part of the heads."""
     attention = layer.self_attention
     heads = _heads if attention.latent is None else _latent_heads
-    query, key, value = heads(x, weights, attention, model, details, table, tensor, products)
+    query, key, value, gate = heads(x, weights, attention, model, details, table, tensor, products)
     sinks = weights.get("sinks.weight")
     scoring = scoring_of(model, attention, details.rotary, query.shape[1], tensor.rank, sinks, x.device)
     out = core(query, key, value, attention.window, context, scoring).transpose(1, 2).flatten(2)
+    if gate is not None:
+        out = out * torch.sigmoid(gate)
     return _plus(left(out, weights, "out", tensor, products), weights.get("out.bias"))
 
 
@@ -132,10 +140,11 @@ def _heads(
     table: Table,
     tensor: TensorGroup,
     products: Products,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return this rank's heads of queries, keys and values, [micro_batch, heads, positions, width]."""
+) -> Heads:
+    """Return this rank's heads of queries, keys and values, [micro_batch, heads, positions, width], and the gate."""
     computed = model.computed
-    query, key, value = entered(x, weights, ("query", "key", "value"), tensor, products)
+    parts = ("query", "key", "value", *(("gate",) if attention.gate else ()))
+    query, key, value, *gates = entered(x, weights, parts, tensor, products)
     clip = computed.qkv_clip
     if clip is not None:
         query, key, value = (part.clamp(-clip, clip) for part in (query, key, value))
@@ -152,7 +161,7 @@ def _heads(
     if normed_heads and after:
         query = norm(query, inside(weights, "query_norm"), model, details)
         key = norm(key, inside(weights, "key_norm"), model, details)
-    return query, key, _by_head(value, attention.value_head_dim).transpose(1, 2)
+    return query, key, _by_head(value, attention.value_head_dim).transpose(1, 2), gates[0] if gates else None
 
 
 def _query_key_norm(
@@ -179,7 +188,7 @@ def _latent_heads(
     table: Table,
     tensor: TensorGroup,
     products: Products,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Heads:
     """Return the same of multi-head latent attention (arXiv 2405.04434 §2.1). Latents are of this rank's positions;
     all positions enter where they become heads."""
     mla = attention.latent
@@ -202,7 +211,7 @@ def _latent_heads(
     turn = partial(rotated, table=table, interleaved=model.computed.latent_interleaved)
     key_turned = turn(enter(turning, tensor)[:, None]).expand(-1, key_still.shape[1], -1, -1)
     query = torch.cat([still, turn(query_turning)], dim=-1)
-    return query, torch.cat([key_still, key_turned], dim=-1), value
+    return query, torch.cat([key_still, key_turned], dim=-1), value, None
 
 
 def feed_forward(

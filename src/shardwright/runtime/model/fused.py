@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 
 from shardwright.records import record
+from shardwright.runtime.model.mixer_shapes import rows_of
 from shardwright.runtime.model.parameters import ModelParameter
+from shardwright.spec.mixers import GatedDelta, Mixer
 from shardwright.spec.model import Attention, Model
 
 Index = tuple[int | slice, ...]
@@ -15,17 +18,20 @@ Form = Literal[
     "alone", "turned", "turned thirds", "head by head", "group by group", "one after the other", "quarters of q, v, k",
     "first half", "second half", "first half of experts", "second half of experts", "one of experts",
     "even columns of experts", "odd columns of experts", "one of turned experts", "row of each head", "one row",
+    "query and gate by head", "by key head",
 ]  # fmt: skip
 """How a tensor holds parameters.
 
 * `turned`: as GPT-2 keeps matrices, [inputs, outputs]; its `thirds` are queries, keys and values.
 * Queries, keys and values `one after the other`; `head by head`, each with all three; `group by group`, the queries of
   a group before its key and value; in four `quarters`, each with queries, values and keys (CodeGen).
+* Queries and their gate `by head`, one after the other; what a key head of the delta rule has `by key head`.
 * Gate and up projection are the first and the second half of the rows.
 * A vector is a matrix with a `row of each head`, or with one row.
 * All experts in one tensor: [experts, outputs, inputs], or turned; gpt-oss has gates in even columns.
 """
 PARTS = ("query", "key", "value")
+TAPS = "_taps"
 WHOLE = slice(None)
 
 
@@ -61,11 +67,17 @@ def source_in(name: str, form: Form, model: Model, parameter: ModelParameter, bl
     if form == "turned":
         return TensorSource(name=name, shape=shape[::-1], turned=matrix)
     if form in ("row of each head", "one row"):
-        rows = 1 if form == "one row" else shape[0] // model.layers[0].self_attention.head_dim
+        rows = 1 if form == "one row" else shape[0] // model.self_attention.head_dim
         return TensorSource(name=name, shape=(rows, shape[0] // rows), view=shape)
     part = block.rsplit(".", 1)[-1]
+    if form == "query and gate by head":
+        heads, inputs = model.self_attention.heads, shape[1:]
+        return TensorSource(
+            name=name, shape=(2 * shape[0], *inputs), view=(heads, 2, shape[0] // heads, *inputs),
+            index=(WHOLE, int(part == "gate")),
+        )  # fmt: skip
     if part in PARTS:
-        return _attention_source(name, form, model.layers[0].self_attention, parameter, PARTS.index(part))
+        return _attention_source(name, form, model.self_attention, parameter, PARTS.index(part))
     if form in ("first half", "second half"):
         rows = shape[0]
         index: Index = (slice(0, rows) if form == "first half" else slice(rows, 2 * rows),)
@@ -96,6 +108,22 @@ def _attention_source(
     shared = heads // groups
     queries: int | slice = slice(0, shared) if number == 0 else shared + number - 1
     return TensorSource(name=name, shape=whole, view=(groups, shared + 2, dim, *inputs), index=(WHOLE, queries))
+
+
+def mixer_source(
+    name: str, form: Form, mixer: Mixer, parameter: ModelParameter, part: str, together: Sequence[str]
+) -> TensorSource:
+    """Return where a projection or the convolution of a mixer lies in a tensor that holds several `together`."""
+    rows = rows_of(mixer)
+    sizes, inputs = [rows[other.removesuffix(TAPS)] for other in together], parameter.shape[1:]
+    number, whole = together.index(part), (sum(sizes), *inputs)
+    if form == "by key head":
+        assert isinstance(mixer, GatedDelta)
+        sizes = [size // mixer.key_heads for size in sizes]
+        view, before = (mixer.key_heads, sum(sizes), *inputs), sum(sizes[:number])
+        return TensorSource(name=name, shape=whole, view=view, index=(WHOLE, slice(before, before + sizes[number])))
+    before = sum(sizes[:number])
+    return TensorSource(name=name, shape=whole, view=whole, index=(slice(before, before + sizes[number]),))
 
 
 def _expert_source(name: str, form: Form, model: Model, parameter: ModelParameter) -> TensorSource:

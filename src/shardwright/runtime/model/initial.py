@@ -38,6 +38,8 @@ def initial_values(parameter: ModelParameter, seed: int, *, rows: int | None = N
     values do not depend on it."""
     if parameter.start in ("zeros", "ones"):
         return torch.full(parameter.shape, float(parameter.start == "ones"))
+    if parameter.start == "log of counts":
+        return torch.arange(1, parameter.shape[0] + 1, dtype=torch.float32).log()
     used = parameter.shape if rows is None else (rows, *parameter.shape[1:])
     digest = hashlib.sha256(f"{seed} {parameter.name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

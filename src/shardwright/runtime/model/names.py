@@ -11,7 +11,8 @@ from dataclasses import field, replace
 from types import MappingProxyType
 
 from shardwright.records import record
-from shardwright.runtime.model.fused import Form, TensorSource, source_in
+from shardwright.runtime.model.fused import TAPS, Form, TensorSource, mixer_source, source_in
+from shardwright.runtime.model.mixer_shapes import convolved_of, rows_of
 from shardwright.runtime.model.parameters import ModelParameter
 from shardwright.spec.model import Model
 
@@ -224,6 +225,51 @@ GPT_OSS = _like(
         "moe.experts.down": "one of turned experts",
     },
 )
+MAMBA2 = {
+    **dict.fromkeys((f"mixer.{part}" for part in ("gate", "value", "key", "query", "step")), "mamba.in_proj"),
+    **dict.fromkeys((f"mixer.{part}_taps" for part in ("value", "key", "query")), "mamba.conv1d"),
+    "mixer.decay.weight": "mamba.A_log",
+    "mixer.step_shift.weight": "mamba.dt_bias",
+    "mixer.skip.weight": "mamba.D",
+    "mixer.norm": "mamba.norm",
+    "mixer.out": "mamba.out_proj",
+}
+DELTA = {
+    **dict.fromkeys((f"mixer.{part}_taps" for part in ("query", "key", "value")), "linear_attn.conv1d"),
+    "mixer.decay.weight": "linear_attn.A_log",
+    "mixer.step_shift.weight": "linear_attn.dt_bias",
+    "mixer.norm": "linear_attn.norm",
+    "mixer.out": "linear_attn.out_proj",
+}
+DELTA_BY_HEAD = DELTA | {
+    **dict.fromkeys((f"mixer.{part}" for part in ("query", "key", "value", "gate")), "linear_attn.in_proj_qkvz"),
+    **dict.fromkeys(("mixer.rate", "mixer.decay_step"), "linear_attn.in_proj_ba"),
+}
+DELTA_IN_PARTS = DELTA | {
+    **dict.fromkeys((f"mixer.{part}" for part in ("query", "key", "value")), "linear_attn.in_proj_qkv"),
+    "mixer.gate": "linear_attn.in_proj_z",
+    "mixer.rate": "linear_attn.in_proj_b",
+    "mixer.decay_step": "linear_attn.in_proj_a",
+}
+GATED_QUERY = {"attention.gate": "self_attn.q_proj"}
+GATED_FORMS: Mapping[str, Form] = dict.fromkeys(("attention.query", "attention.gate"), "query and gate by head")
+LFM2 = _like(
+    LLAMA,
+    ends={"head.norm": "model.embedding_norm"},
+    blocks={
+        **dict.fromkeys((f"mixer.{part}" for part in ("before", "after", "value")), "conv.in_proj"),
+        "mixer.value_taps": "conv.conv",
+        "mixer.out": "conv.out_proj",
+        "attention_norm": "operator_norm",
+        "mlp_norm": "ffn_norm",
+        "attention.out": "self_attn.out_proj",
+        "attention.query_norm": "self_attn.q_layernorm",
+        "attention.key_norm": "self_attn.k_layernorm",
+        "mlp.gate": "feed_forward.w1",
+        "mlp.up": "feed_forward.w3",
+        "mlp.down": "feed_forward.w2",
+    },
+)
 HALVES: Mapping[str, Form] = {"mlp.gate": "first half", "mlp.up": "second half"}
 FAMILIES: Mapping[str, Names] = MappingProxyType(
     {
@@ -266,6 +312,33 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
         **dict.fromkeys(("gemma2", "gemma3_text"), _like(LLAMA, blocks=GEMMA2_NORMS)),
         **dict.fromkeys(("olmo2", "olmo3", "exaone4"), _like(LLAMA, blocks=OLMO2_NORMS)),
         **dict.fromkeys(("hunyuan_v1_dense",), _like(LLAMA, blocks=HUNYUAN)),
+        "bamba": _like(
+            LLAMA,
+            ends={"head.norm": "model.final_layernorm"},
+            blocks=MAMBA2
+            | {"mlp_norm": "pre_ff_layernorm"}
+            | {f"mlp.{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+        ),
+        "granitemoehybrid": _like(
+            GRANITE_MOE,
+            blocks=MAMBA2
+            | {"mlp.gate": "shared_mlp.input_linear", "mlp.up": "shared_mlp.input_linear"}
+            | {"mlp.down": "shared_mlp.output_linear"},
+            forms={**GRANITE_MOE.forms, **HALVES},
+        ),
+        "lfm2": LFM2,
+        "qwen3_5_text": _like(LLAMA, blocks=DELTA_IN_PARTS | GATED_QUERY, forms=GATED_FORMS),
+        "qwen3_next": _like(
+            QWEN_MOE,
+            blocks=DELTA_BY_HEAD | GATED_QUERY,
+            forms={
+                **GATED_FORMS,
+                **dict.fromkeys(
+                    (f"mixer.{part}" for part in ("query", "key", "value", "gate", "rate", "decay_step")),
+                    "by key head",
+                ),
+            },
+        ),
         "bert": Names(layers="bert.encoder.layer", blocks=BERT_BLOCKS, ends=BERT_ENDS),
         "biogpt": replace(
             OPT,
@@ -393,4 +466,13 @@ def source_of(model: Model, parameter: ModelParameter) -> TensorSource:
     whole = names.blocks.get(f"{block}.{kind}")  # a name that says already what of the block it is
     name = whole or f"{names.blocks[block]}.{kind}"
     name = f"{names.layers}.{layer}.{name.format(parameter.expert)}"
-    return source_in(name, names.forms.get(block, "alone"), model, parameter, block)
+    form = names.forms.get(block, "alone")
+    mixer = model.layers[int(layer)].mixer
+    if mixer is not None and block.startswith("mixer.") and kind in ("weight", "bias"):
+        part = block.removeprefix("mixer.")
+        parts = convolved_of(mixer) if part.endswith(TAPS) else rows_of(mixer)
+        like = [f"{other}{TAPS}" for other in parts] if part.endswith(TAPS) else list(parts)
+        together = [other for other in like if names.blocks[f"mixer.{other}"] == names.blocks.get(block)]
+        if len(together) > 1:
+            return mixer_source(name, form, mixer, parameter, part, together)
+    return source_in(name, form, model, parameter, block)

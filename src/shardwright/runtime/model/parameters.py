@@ -17,10 +17,12 @@ from dataclasses import replace
 from typing import Literal
 
 from shardwright.records import record
+from shardwright.runtime.model.mixer_shapes import biases_of, convolved_of, rows_of
 from shardwright.spec.adapter import Adapter, Target
+from shardwright.spec.mixers import GatedDelta, Mamba2, Mixer, ShortConvolution
 from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe
 
-Start = Literal["normal", "ones", "zeros", "uniform", "row lengths"]
+Start = Literal["normal", "ones", "zeros", "uniform", "log of counts", "row lengths"]
 Summed = Literal["", "sequence", "tensor", "copies"]
 INITIAL_DEVIATION = 0.02
 
@@ -49,7 +51,7 @@ class ModelParameter:
     """One parameter of the whole model.
 
     `dim` is the dimension that is cut, None if none is; `pieces` into how many at most. `start` and `deviation` say how
-    it is initialised: "uniform" between `deviation` and its negative. `summed` says over which ranks of a stage its
+    it is initialised: "uniform" between `deviation` and its negative, with the "log of counts" from 1. `summed` says over which ranks of a stage its
     gradient is a sum: none; those of the tensor-parallel group under sequence parallelism ("sequence") or always
     ("tensor"); those with the same key-value heads ("copies"). `expert` is the number of the expert that it belongs to.
     A part of an adapter is `beside` a frozen matrix, and may start with the "row lengths" of that.
@@ -74,7 +76,7 @@ class ModelParameter:
     def hidden(self) -> bool:
         """Whether it is a matrix of a layer, for which some optimizers have another rule than for embeddings, the
         output projection, norms and biases."""
-        return self.decayed and self.name.startswith("layers.")
+        return len(self.shape) == 2 and self.name.startswith("layers.")
 
     @property
     def padded(self) -> bool:
@@ -135,7 +137,10 @@ def _layer(model: Model, layer: Layer, name: str) -> Iterator[ModelParameter]:
     before, after = norms_of(model, layer)
     for norm in before:
         yield from _norm(model, f"{name}.{norm}")
-    yield from _attention(model, layer.self_attention, f"{name}.attention")
+    if layer.mixer is not None:
+        yield from _mixer(model, layer.mixer, f"{name}.mixer")
+    else:
+        yield from _attention(model, layer.self_attention, f"{name}.attention")
     if layer.mlp is not None:
         yield from _mlp(model, layer.mlp, f"{name}.mlp")
     if layer.moe is not None:
@@ -183,11 +188,51 @@ def _attention(model: Model, attention: Attention, name: str) -> Iterator[ModelP
         yield _shared(f"{name}.out.bias", (model.hidden,), start="zeros")
 
 
+def _mixer(model: Model, mixer: Mixer, name: str) -> Iterator[ModelParameter]:
+    """Projections, convolutions [channels, 1, width] and what each head has: all cut by groups of heads, of which
+    those of Mamba-2 share keys and queries, those of the delta rule a key head."""
+    pieces, inner = min(count for _, count in mixer.splits), rows_of(mixer)["value"]
+    biased, taps_biased, out_biased = biases_of(mixer)
+
+    def cut(
+        part: str, shape: tuple[int, ...], start: Start = "normal", deviation: float = INITIAL_DEVIATION
+    ) -> ModelParameter:
+        return ModelParameter(
+            name=f"{name}.{part}", shape=shape, dim=0, pieces=pieces, start=start, deviation=deviation
+        )
+
+    for part, rows in rows_of(mixer).items():
+        yield cut(f"{part}.weight", (rows, model.hidden))
+        if biased:
+            yield cut(f"{part}.bias", (rows,), "zeros")
+    for part, channels in convolved_of(mixer).items():
+        width = int(mixer.width)
+        yield cut(f"{part}_taps.weight", (channels, 1, width), "uniform", width**-0.5)
+        if taps_biased:
+            yield cut(f"{part}_taps.bias", (channels,), "zeros")
+    if not isinstance(mixer, ShortConvolution):
+        heads = mixer.heads if isinstance(mixer, Mamba2) else mixer.value_heads
+        yield cut("decay.weight", (heads,), "log of counts")
+        yield cut("step_shift.weight", (heads,), "ones")
+    if isinstance(mixer, Mamba2):
+        yield cut("skip.weight", (mixer.heads,), "ones")
+        if mixer.gated_norm:
+            yield cut("norm.weight", (inner,), "ones")
+    if isinstance(mixer, GatedDelta):
+        yield ModelParameter(name=f"{name}.norm.weight", shape=(mixer.value_dim,), start="ones", summed="tensor")
+    yield ModelParameter(
+        name=f"{name}.out.weight", shape=(model.hidden, inner), dim=1, pieces=pieces, deviation=_residual(model)
+    )
+    if out_biased:
+        yield _shared(f"{name}.out.bias", (model.hidden,), start="zeros")
+
+
 def _heads(model: Model, attention: Attention, name: str) -> Iterator[ModelParameter]:
     query = (attention.query_width, attention.heads, "")
+    gate = {"gate": (attention.gate_width, attention.heads, "")} if attention.gate else {}
     key = (attention.key_width, attention.kv_heads, "copies")
     value = (attention.value_width, attention.kv_heads, "copies")
-    for part, (width, pieces, summed) in {"query": query, "key": key, "value": value}.items():
+    for part, (width, pieces, summed) in {"query": query, **gate, "key": key, "value": value}.items():
         where = f"{name}.{part}"
         how: Summed = "copies" if summed else ""
         yield ModelParameter(name=f"{where}.weight", shape=(width, model.hidden), dim=0, pieces=pieces, summed=how)

@@ -32,9 +32,9 @@ def rotations(
 ) -> Rotations:
     """Return the rotations of a model at `positions` of sequences of `length` tokens. Heads of all layers have one
     size; of latent attention a part of each is rotated."""
-    if model.position != "rope":
+    attention = model.attention
+    if model.position != "rope" or attention is None:
         return Rotations()
-    attention = model.layers[0].self_attention
     width = attention.latent.rope_head_dim if attention.latent else int(attention.head_dim * model.rotary_fraction)
     full = rotary_table(positions, width, model.rotary_base, scaling, dtype, length)
     base = model.computed.window_rotary_base

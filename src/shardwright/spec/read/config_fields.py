@@ -73,6 +73,11 @@ READ = frozenset(
         "sliding_window_pattern", "swiglu_alpha", "swiglu_limit", "tie_word_embeddings", "topk_group",
         "type_vocab_size", "use_bias", "use_parallel_residual", "use_qkv_bias", "use_sliding_window", "v_head_dim",
         "window_size", "word_embed_proj_dim",
+        "attn_layer_indices", "block_auto_adjust_ff_dim", "block_ff_dim", "block_ffn_dim_multiplier",
+        "block_multiple_of", "conv_L_cache", "conv_bias", "full_attention_interval", "full_attn_idxs",
+        "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads",
+        "linear_value_head_dim", "mamba_chunk_size", "mamba_conv_bias", "mamba_d_conv", "mamba_d_head",
+        "mamba_d_state", "mamba_expand", "mamba_n_groups", "mamba_n_heads", "mamba_proj_bias",
     }
 )  # fmt: skip
 BESIDE = frozenset(
@@ -94,6 +99,8 @@ BESIDE = frozenset(
         "slow_but_exact", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
         "summary_use_proj", "task_specific_params", "text_config", "tokenizer_class", "torch_dtype",
         "transformers_version", "unk_index", "unk_token_id", "use_cache", "verbose", "vision_config", "vq_config",
+        "mamba_dt_max", "mamba_dt_min", "mamba_dt_rank", "num_logits_to_keep", "time_step_floor", "time_step_max",
+        "time_step_min", "use_mamba_kernels", "z_loss_coefficient",
         "audio_config", "image_token_id", "image_token_index", "boi_token_id", "eoi_token_id", "experts_implementation",
     }
 )  # fmt: skip

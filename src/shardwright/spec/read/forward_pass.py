@@ -7,6 +7,7 @@ logits and gradients with its class. What a config says of the forward pass that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -199,6 +200,7 @@ ROWS: Mapping[str, tuple[Reader, ...]] = MappingProxyType(
         "gpt_oss": (_gpt_oss,),
         "granite": (_granite,),
         "granitemoe": (_granite,),
+        "granitemoehybrid": (_granite,),
         "granitemoeshared": (_granite,),
         "hunyuan_v1_dense": (_after_rotation,),
         "hunyuan_v1_moe": (_after_rotation,),
@@ -229,13 +231,14 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "attn_temperature_tuning": (False,),
         "is_decoder": (False, True),
         "layer_norm_elementwise_affine": (True,),
-        "position_embedding_type": ("absolute",),
+        "position_embedding_type": ("absolute", "nope", "rope"),
         "attn_config.alibi": (True,),
         "prefix_lm": (False,),
         "qk_ln": (False,),
         "scale_attn_by_inverse_layer_idx": (False,),
         "scale_attn_weights": (True,),
         "scoring_func": ("softmax", "sigmoid"),
+        "time_step_limit": ([0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
         "topk_method": ("greedy", "group_limited_greedy", "noaux_tc"),
         "use_bidirectional_attention": (False,),
         "use_post_norm": (True,),

@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from shardwright.errors import SpecError, bad
-from shardwright.spec.model import Attention, Layer, Model
+from shardwright.spec.mixers import GatedDelta, Mamba2, ShortConvolution
+from shardwright.spec.model import Layer, Model
 from shardwright.spec.read.families import FAMILIES, ModelFamily
 from shardwright.spec.read.huggingface import model_of_config
 
@@ -43,7 +44,7 @@ NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "max_position_embeddings": "max_seq_len", "norm_eps": "layer_norm_epsilon"},
         "opt": {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"},
         "starcoder2": {"norm_eps": "norm_epsilon"},
-        **{key: {"norm_eps": "norm_eps"} for key in ("nemotron", "jais2")},
+        **{key: {"norm_eps": "norm_eps"} for key in ("nemotron", "jais2", "lfm2")},
         **{family: {"norm_eps": "layer_norm_eps"} for family in OF_LAYER_NORM},
         **{key: {"hidden_act": "hidden_activation"} for key in ("gemma", "gemma2", "gemma3_text", "vaultgemma")},
     }
@@ -55,7 +56,7 @@ EXPERTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "gpt_oss": {"experts": "num_local_experts", "width": "intermediate_size"},
         **{
             key: {"experts": "num_local_experts", "width": "intermediate_size"}
-            for key in ("granitemoe", "granitemoeshared")
+            for key in ("granitemoe", "granitemoehybrid", "granitemoeshared")
         },
         "olmoe": {"experts": "num_experts", "width": "intermediate_size"},
         "flex_olmo": {"experts": "num_experts", "width": "intermediate_size"},
@@ -84,6 +85,7 @@ PADDED: Mapping[str, int | None] = MappingProxyType(
 )
 # Classes of families that have several, or that no automatic class knows.
 CLASSES = MappingProxyType({"bert": "BertForMaskedLM", "emu3_text_model": "Emu3ForCausalLM"})
+MIXED = ("bamba", "granitemoehybrid", "lfm2", "qwen3_5_text", "qwen3_next")  # that have layers without attention
 QWEN_EXPERTS = {
     "experts": "num_experts",
     "width": "moe_intermediate_size",
@@ -96,7 +98,7 @@ def config_of_model(model: Model) -> Config:
     family = FAMILIES.get(model.family)
     if family is None:
         raise bad(model.name, f"{model.family} has no config.json of Hugging Face", "write one by hand")
-    if any(kind.attention is None or kind.mixer is not None for kind in model.kinds):
+    if model.attention is None or any(kind.mixer and model.family not in MIXED for kind in model.kinds):
         raise bad(model.name, "config.json is not written for layers without plain attention", "copy the original's")
     config = {key: value for key, value in _fields(model, family) if value is not None}
     config |= {"pad_token_id": PADDED[model.family]} if model.family in PADDED else {}
@@ -123,7 +125,7 @@ def _differs(model: Model, again: Model, name: str) -> bool:
 def _fields(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
     """Yield the fields of a config."""
     names = {**EPSILONS, **NAMES.get(model.family, {})}
-    layer, attention = model.layers[-1], _attention(model)
+    layer, attention = model.layers[-1], model.self_attention
     dense = next((kind.mlp for kind in model.kinds if kind.mlp), None)
     yield "model_type", model.family
     if model.family in CLASSES:
@@ -147,6 +149,7 @@ def _fields(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
     if layer.moe:
         yield from _experts(model, layer)
     yield from _windows(model, family)
+    yield from _mixers(model)
     if attention.latent:
         yield from (("num_key_value_heads", attention.heads), ("num_nextn_predict_layers", model.mtp_layers))
         yield from (("q_lora_rank", attention.latent.query_rank), ("kv_lora_rank", attention.latent.kv_rank))
@@ -156,15 +159,8 @@ def _fields(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
     yield from _particular(model)
 
 
-def _attention(model: Model) -> Attention:
-    """Return the attention of the first layer."""
-    attention = model.layers[0].attention
-    assert attention is not None, "models without are refused before"
-    return attention
-
-
 def _heads(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
-    attention = _attention(model)
+    attention = model.self_attention
     if model.family == "gpt_bigcode":
         yield "multi_query", attention.kv_heads == 1
     elif model.family == "falcon":
@@ -185,7 +181,7 @@ def _positions(model: Model) -> Iterator[tuple[str, Any]]:
         return
     fraction = model.rotary_fraction
     if model.family in ("gptj", "codegen"):
-        yield "rotary_dim", round(fraction * _attention(model).head_dim)
+        yield "rotary_dim", round(fraction * model.self_attention.head_dim)
         return
     parameters: Config = {"rope_type": "default", "rope_theta": model.rotary_base}
     if fraction != 1.0:
@@ -219,7 +215,7 @@ def _positions(model: Model) -> Iterator[tuple[str, Any]]:
 
 def _traits(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
     """Yield the fields by which a config may state a trait of its family."""
-    attention = _attention(model)
+    attention = model.self_attention
     dense = next((kind.mlp for kind in model.kinds if kind.mlp), None)
     values = {
         "qkv_bias": attention.qkv_bias, "out_bias": attention.out_bias, "qk_norm": attention.qk_norm,
@@ -242,7 +238,7 @@ def _experts(model: Model, layer: Layer) -> Iterator[tuple[str, Any]]:
         yield names["shared"], moe.shared_width // moe.expert_width
     elif "shared_width" in names and moe.shared_width:
         yield names["shared_width"], moe.shared_width
-    elif model.family == "granitemoeshared":
+    elif model.family in ("granitemoehybrid", "granitemoeshared"):
         yield "shared_intermediate_size", moe.shared_width
     if model.family == "hunyuan_v1_moe":  # whose class takes the width of experts from the common field
         yield "intermediate_size", moe.expert_width
@@ -288,6 +284,32 @@ def _windows(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
         yield "layer_types", ["sliding_attention" if window else "full_attention" for window in windows]
 
 
+def _mixers(model: Model) -> Iterator[tuple[str, Any]]:
+    """Yield the sizes of what mixes tokens beside attention, and which layers have it."""
+    mixer = next((kind.mixer for kind in model.kinds if kind.mixer), None)
+    if isinstance(mixer, Mamba2):
+        yield from (("mamba_n_heads", mixer.heads), ("mamba_d_head", mixer.head_dim), ("mamba_d_state", mixer.state))
+        yield from (("mamba_n_groups", mixer.groups), ("mamba_d_conv", mixer.width), ("mamba_proj_bias", mixer.bias))
+        yield from (("mamba_conv_bias", mixer.convolution_bias), ("mamba_chunk_size", mixer.chunk))
+        yield "mamba_expand", mixer.inner // model.hidden
+    elif isinstance(mixer, GatedDelta):
+        yield from (("linear_num_key_heads", mixer.key_heads), ("linear_key_head_dim", mixer.key_dim))
+        yield from (("linear_num_value_heads", mixer.value_heads), ("linear_value_head_dim", mixer.value_dim))
+        yield "linear_conv_kernel_dim", mixer.width
+    elif isinstance(mixer, ShortConvolution):
+        yield from (("conv_L_cache", mixer.width), ("conv_bias", mixer.bias), ("block_auto_adjust_ff_dim", False))
+    if model.family == "bamba":
+        yield "attn_layer_indices", [number for number, layer in enumerate(model.layers) if layer.attention]
+    elif mixer is not None:
+        other = "conv" if isinstance(mixer, ShortConvolution) else "linear_attention"
+        yield "layer_types", ["full_attention" if layer.attention else other for layer in model.layers]
+    if model.family == "granitemoehybrid":
+        dense = model.layers[0].mlp
+        yield "position_embedding_type", "rope" if model.position == "rope" else "nope"
+        if dense is not None:
+            yield from (("num_local_experts", 0), ("num_experts_per_tok", 0), ("shared_intermediate_size", dense.width))
+
+
 def _dropout(model: Model) -> Iterator[tuple[str, Any]]:
     """Weights are opened to be evaluated or trained on; which rates they were trained with no model says."""
     if not model.dropout and model.family in NAMES and "n_embd" in NAMES[model.family].values():
@@ -299,8 +321,8 @@ def _dropout(model: Model) -> Iterator[tuple[str, Any]]:
 
 def _particular(model: Model) -> Iterator[tuple[str, Any]]:
     """Yield what tells the forward pass of families whose sizes do not."""
-    computed, head_dim = model.computed, _attention(model).head_dim
-    if model.family in ("granite", "granitemoe", "granitemoeshared"):
+    computed, head_dim = model.computed, model.self_attention.head_dim
+    if model.family in ("granite", "granitemoe", "granitemoehybrid", "granitemoeshared"):
         yield from (
             ("embedding_multiplier", computed.embedding_scale),
             ("residual_multiplier", computed.residual_scale),
