@@ -253,6 +253,9 @@ def require_input(plan: Plan, settings: Settings) -> None:
     for samples in (*mixture.parts, *(held_out.parts if held_out else ())):
         require_known(samples.file, vocab)
     if settings.mask_documents:
+        if any(kind.mixer for kind in plan.model.kinds):
+            message = f"layers without attention, as {plan.model.family} has them, go on from document to document"
+            raise bad("--mask-documents", message, "leave it out")
         mixture.document_end()
     details_for(plan.model, settings)
     if settings.weights is not None:

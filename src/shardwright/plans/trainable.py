@@ -29,6 +29,7 @@ TOGETHER: Mapping[str, tuple[Target, ...]] = {
     **dict.fromkeys(("bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "openai-gpt"), HEADS),
     **dict.fromkeys(("glm", "glm4", "granitemoe", "granitemoeshared"), GATED),
     "persimmon": HEADS,
+    **dict.fromkeys(("qwen3_5_text", "qwen3_next"), ("q_proj",)),
     "phi3": (*HEADS, *GATED),
 }
 OTHERS = "docs/model-families.md lists what it runs; `shardwright spmd train` runs any module"
@@ -66,7 +67,11 @@ def own_job_problems(model: Model, job: Job) -> Iterator[Problem]:
         "fp8_storage": (job.fp8_storage, "keeping weights in 8 bits alone", "leave it out"),
         "fused_loss": (job.fused_loss, "a loss that holds no logits", "leave it out"),
         "optimizer": (job.optimizer == "none", "a step without an update", "name an optimizer"),
-    }
+        "document_tokens": (
+            job.document_tokens is not None and any(kind.mixer for kind in model.kinds),
+            "a state that begins anew with each document", "leave it out",
+        ),
+    }  # fmt: skip
     if job.framework == OWN and job.optimizer not in (*OWN_OPTIMIZERS, "none"):
         yield Problem("job.optimizer", f"{job.optimizer} is not there in {OWN}", f"one of {', '.join(OWN_OPTIMIZERS)}")
     for name, (there, word, hint) in lacking.items():
@@ -119,6 +124,8 @@ def _dense_sizes(plan: Plan, stage: Stage) -> Iterator[int]:
     yield from (plan.model.hidden, plan.job.seq_len // stage.context_parallel)
     for kind in plan.model.kinds:
         attention = kind.attention
+        if kind.mixer is not None:
+            yield from (product.outputs // tp for product in kind.mixer.work(plan.model.hidden).products)
         if attention is None:
             continue
         keys = min(tp, attention.kv_heads)  # ranks beyond have the same heads
@@ -182,6 +189,11 @@ def untrainable_adapters(model: Model, job: Job) -> Iterator[Problem]:
     if "experts" in adapter.targets and any(kind.moe for kind in model.kinds):
         message = "adapters beside routed experts cannot be run"
         yield Problem("job.adapter.targets", message, "leave them out: `adapter_targets=linear`")
+    if any(kind.mixer for kind in model.kinds) and {"q_proj", "o_proj"} & set(adapter.targets):
+        message = "adapters beside the projections of layers without attention cannot be run"
+        yield Problem(
+            "job.adapter.targets", message, "leave q_proj and o_proj out: `adapter_targets=gate_proj+up_proj`"
+        )
     together = [target for target in TOGETHER.get(model.family, ()) if target in adapter.targets]
     if together:
         message = (

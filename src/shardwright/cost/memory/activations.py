@@ -31,10 +31,10 @@ from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.records import record
 from shardwright.spec.adapter import Matrix, Target, adapted, matrices
-from shardwright.spec.catalog.frameworks import experts_in_fp8
+from shardwright.spec.catalog.frameworks import OWN, experts_in_fp8
 from shardwright.spec.images import encoder_job, taken_of
 from shardwright.spec.job import Job
-from shardwright.spec.mixers import Mixer
+from shardwright.spec.mixers import Mixer, ShortConvolution
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, Tower
 
 SINGLE = 4.0  # documented: bytes of an element of 32 bits
@@ -272,9 +272,14 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
 
 
 def _mixer_bytes(model: Model, mixer: Mixer, shard: Shard, job: Job) -> Floats:
-    """Return the bytes of a mixer: its input, and what its kernels keep, each rank of its part of the heads."""
+    """Return the bytes of a mixer: its input, and what its kernels keep, each rank of its part of the heads. `train`
+    keeps what the projections give and what the last takes, and of a scan its result (`runtime.model.mixers`)."""
     work, widths = mixer.work(model.hidden), widths_of(job)
     inside = widths.saved * work.kept + SINGLE * work.kept_single
+    if job.framework == OWN:
+        results = 1 if isinstance(mixer, ShortConvolution) else 2
+        given = sum(product.outputs for product in work.products if product.cut == "columns")
+        inside = widths.saved * (given + results * work.products[-1].inputs)
     return widths.saved_input * norm_tokens(shard, job) * model.hidden + tokens(shard, job) * inside / shard.tp
 
 

@@ -50,7 +50,7 @@ def _mamba2(inputs: tuple[torch.Tensor, ...], weights: Weights, mixer: Mixer, de
         decay, shift, skip = (table.float() for table in tables)
         length = functional.softplus(step.float() + shift)
         value, key, query = (
-            part.float().unflatten(2, (-1, width))
+            _by_head(part.float(), width)
             for part, width in ((value, mixer.head_dim), (key, mixer.state), (query, mixer.state))
         )
         out = state_space_scan(value * length[..., None], -decay.exp() * length, key, query, mixer.chunk)
@@ -62,9 +62,10 @@ def _mamba2(inputs: tuple[torch.Tensor, ...], weights: Weights, mixer: Mixer, de
     width = mixer.inner // mixer.groups
 
     def normed(out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        grouped = (out.float() * functional.silu(gate.float())).unflatten(2, (-1, width))
+        grouped = _by_head(out.float() * functional.silu(gate.float()), width)
         normal = functional.rms_norm(grouped, (width,), eps=details.norm_epsilon)
-        return weights["norm.weight"] * normal.flatten(2).to(gate.dtype)
+        scaled: torch.Tensor = weights["norm.weight"] * normal.flatten(2).to(gate.dtype)
+        return scaled
 
     return _again(normed, out, gate)
 
@@ -83,8 +84,8 @@ def _gated_delta(inputs: tuple[torch.Tensor, ...], weights: Weights, mixer: Mixe
         query, key, value = (
             functional.silu(_convolved(part, weights, name)) for part, name in zip(mixed, names, strict=True)
         )
-        query, key = (_unit(part.float().unflatten(2, (-1, mixer.key_dim))) for part in (query, key))
-        value = value.float().unflatten(2, (-1, mixer.value_dim))
+        query, key = (_unit(_by_head(part.float(), mixer.key_dim)) for part in (query, key))
+        value = _by_head(value.float(), mixer.value_dim)
         shared = mixer.value_heads // mixer.key_heads
         query, key = (part.repeat_interleave(shared, dim=2) for part in (query, key))
         decay = -weights["decay.weight"].float().exp() * functional.softplus(
@@ -94,7 +95,7 @@ def _gated_delta(inputs: tuple[torch.Tensor, ...], weights: Weights, mixer: Mixe
         return out.flatten(2).to(gate.dtype)
 
     def normed(out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        heads = out.float().unflatten(2, (-1, mixer.value_dim))
+        heads = _by_head(out.float(), mixer.value_dim)
         normal = weights["norm.weight"] * functional.rms_norm(heads, (mixer.value_dim,), eps=details.norm_epsilon).to(
             gate.dtype
         )
@@ -130,11 +131,11 @@ def state_space_scan(
     groups, chunk = key.shape[2], min(chunk, positions)
     padding = -positions % chunk
     value, decay, key, query = (
-        functional.pad(part, (0, 0) * (part.dim() - 2) + (0, padding)).unflatten(1, (-1, chunk))
+        _in_chunks(functional.pad(part, (0, 0) * (part.dim() - 2) + (0, padding)), 1, chunk)
         for part in (value, decay, key, query)
     )
-    value = value.unflatten(3, (groups, -1))
-    passed = decay.cumsum(2).unflatten(3, (groups, -1))  # [batch, chunks, chunk, groups, heads of a group]
+    value = value.reshape(*value.shape[:3], groups, -1, width)
+    passed = decay.cumsum(2).reshape(*decay.shape[:3], groups, -1)  # [batch, chunks, chunk, groups, heads of a group]
     between = passed[:, :, :, None] - passed[:, :, None]  # [batch, chunks, chunk of queries, chunk of keys, …]
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=value.device).triu(1)
     weight = between.masked_fill(later[:, :, None, None], -torch.inf).exp()
@@ -163,7 +164,7 @@ def delta_scan(
     positions, chunk = query.shape[1], min(DELTA_CHUNK, query.shape[1])
     padding = -positions % chunk
     query, key, value, decay, rate = (  # [batch, heads, chunks, chunk, …]
-        functional.pad(part, (0, 0) * (part.dim() - 2) + (0, padding)).transpose(1, 2).unflatten(2, (-1, chunk))
+        _in_chunks(functional.pad(part, (0, 0) * (part.dim() - 2) + (0, padding)).transpose(1, 2), 2, chunk)
         for part in (query, key, value, decay, rate)
     )
     passed = decay.cumsum(3)
@@ -184,6 +185,15 @@ def delta_scan(
         outputs.append(reading[:, :, number] @ state + scores[:, :, number] @ change)
         state = through[:, :, number] * state + writing[:, :, number].transpose(-1, -2) @ change
     return torch.cat(outputs, dim=2).transpose(1, 2)[:, :positions]
+
+
+def _by_head(x: torch.Tensor, width: int) -> torch.Tensor:
+    return x.reshape(*x.shape[:-1], -1, width)
+
+
+def _in_chunks(x: torch.Tensor, dim: int, chunk: int) -> torch.Tensor:
+    """Return `x` with a dimension of positions as one of chunks and one within them."""
+    return x.reshape(*x.shape[:dim], -1, chunk, *x.shape[dim + 1 :])
 
 
 def _convolved(x: torch.Tensor, weights: Weights, name: str) -> torch.Tensor:

@@ -51,10 +51,11 @@ class ModelParameter:
     """One parameter of the whole model.
 
     `dim` is the dimension that is cut, None if none is; `pieces` into how many at most. `start` and `deviation` say how
-    it is initialised: "uniform" between `deviation` and its negative, with the "log of counts" from 1. `summed` says over which ranks of a stage its
-    gradient is a sum: none; those of the tensor-parallel group under sequence parallelism ("sequence") or always
-    ("tensor"); those with the same key-value heads ("copies"). `expert` is the number of the expert that it belongs to.
-    A part of an adapter is `beside` a frozen matrix, and may start with the "row lengths" of that.
+    it is initialised: "uniform" between `deviation` and its negative, "log of counts" from 1 on. `summed` says over
+    which ranks of a stage its gradient is a sum: none; those of the tensor-parallel group under sequence parallelism
+    ("sequence") or always ("tensor"); those with the same key-value heads ("copies"). `expert` is the number of the
+    expert that it belongs to. A part of an adapter is `beside` a frozen matrix, and may start with the "row lengths" of
+    that.
     """
 
     name: str
@@ -191,6 +192,7 @@ def _attention(model: Model, attention: Attention, name: str) -> Iterator[ModelP
 def _mixer(model: Model, mixer: Mixer, name: str) -> Iterator[ModelParameter]:
     """Projections, convolutions [channels, 1, width] and what each head has: all cut by groups of heads, of which
     those of Mamba-2 share keys and queries, those of the delta rule a key head."""
+    assert isinstance(mixer, Mamba2 | GatedDelta | ShortConvolution), "others are refused"
     pieces, inner = min(count for _, count in mixer.splits), rows_of(mixer)["value"]
     biased, taps_biased, out_biased = biases_of(mixer)
 
@@ -206,11 +208,10 @@ def _mixer(model: Model, mixer: Mixer, name: str) -> Iterator[ModelParameter]:
         if biased:
             yield cut(f"{part}.bias", (rows,), "zeros")
     for part, channels in convolved_of(mixer).items():
-        width = int(mixer.width)
-        yield cut(f"{part}_taps.weight", (channels, 1, width), "uniform", width**-0.5)
+        yield cut(f"{part}_taps.weight", (channels, 1, mixer.width), "uniform", mixer.width**-0.5)
         if taps_biased:
             yield cut(f"{part}_taps.bias", (channels,), "zeros")
-    if not isinstance(mixer, ShortConvolution):
+    if isinstance(mixer, Mamba2 | GatedDelta):
         heads = mixer.heads if isinstance(mixer, Mamba2) else mixer.value_heads
         yield cut("decay.weight", (heads,), "log of counts")
         yield cut("step_shift.weight", (heads,), "ones")

@@ -243,11 +243,11 @@ def _splits(heads: int, kv_heads: int, tp: int) -> bool:
 
 def context_parallel_degrees(context: Context) -> list[int]:
     """Return degrees for which each rank has two equal chunks of the sequence (Megatron-LM balances the causal mask
-    so). BERT-like models are not split, nor those with a mixer that no trainer splits, nor by `train` those with sinks
-    (`plans.trainable.untrainable_parts`); heads of the others are dealt out."""
-    if context.job.framework == OWN and context.model.computed.sinks:
-        return [1]
+    so). BERT-like models are not split, nor those with a mixer that no trainer splits, nor by `train` those with any or
+    with sinks (`plans.trainable.untrainable_parts`); heads of the others are dealt out."""
     mixers = [kind.mixer for kind in context.model.kinds if kind.mixer]
+    if context.job.framework == OWN and (mixers or context.model.computed.sinks):
+        return [1]
     if not context.model.causal or any(mixer.context_heads is None for mixer in mixers):
         return [1]
     half = context.job.seq_len // 2 if context.job.seq_len % 2 == 0 else 1

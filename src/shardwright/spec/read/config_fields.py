@@ -77,7 +77,7 @@ READ = frozenset(
         "block_multiple_of", "conv_L_cache", "conv_bias", "full_attention_interval", "full_attn_idxs",
         "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads",
         "linear_value_head_dim", "mamba_chunk_size", "mamba_conv_bias", "mamba_d_conv", "mamba_d_head",
-        "mamba_d_state", "mamba_expand", "mamba_n_groups", "mamba_n_heads", "mamba_proj_bias",
+        "mamba_d_state", "mamba_expand", "tie_embedding", "mamba_n_groups", "mamba_n_heads", "mamba_proj_bias",
     }
 )  # fmt: skip
 BESIDE = frozenset(
