@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwright.cost.pipeline.in_flight import in_flight, most_live
+from shardwright.cost.pipeline.in_flight import in_flight, live_at_head, most_live
 from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, WEIGHTS, Order, interleaved, one_f_one_b, zero_bubble
 
 
@@ -56,10 +56,12 @@ def test_candidates_of_different_shape_go_together():
 def test_what_unequal_virtual_stages_hold_is_counted_along_the_order(ranks, virtual, schedule):
     pick, groups = np.random.default_rng(ranks * 10 + virtual), np.array([1, 2, 3, 4, 9, 1, 2])
     values = pick.lognormal(sigma=1.5, size=(len(groups), virtual, ranks))
-    most = most_live(values, groups * ranks, apart=schedule is zero_bubble)
+    most, head = (of(values, groups * ranks, apart=schedule is zero_bubble) for of in (most_live, live_at_head))
     for row, count in enumerate(groups.tolist()):
         order = schedule(ranks, virtual, count * ranks)
         for rank in range(ranks):
             signs = [(sign_of(step.kind, order), step.virtual_stage) for step in order.operations(rank)]
             held = np.cumsum([sign * values[row, stage // ranks, rank] for sign, stage in signs])
             assert most[row, rank] == pytest.approx(held.max(), rel=1e-12)
+        at_head = [stage == ranks * virtual - 1 for _, stage in signs]
+        assert head[row] == pytest.approx(held[at_head].max(), rel=1e-12)

@@ -17,6 +17,7 @@ from shardwright.cost.iteration.step import data_parallel, frozen_on
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import (
     StateBytes,
+    elsewhere,
     gathered_bytes,
     head_bytes,
     least_state_bytes,
@@ -27,7 +28,7 @@ from shardwright.cost.memory.sizes import (
     weight_bytes,
     whole_units,
 )
-from shardwright.cost.pipeline.in_flight import most_live
+from shardwright.cost.pipeline.in_flight import live_at_head, most_live
 from shardwright.cost.stage.exact import (
     fewest_layers,
     in_host_bytes,
@@ -94,12 +95,14 @@ class Fixed(Columns):
 @record
 class HeldParameters:
     """Parameters that one GPU of each rank holds before data-parallel sharding, [N, P]; `ends` are those of `dense` in
-    embedding and output projection, `replicated` those of adapters beyond the rank's part of all of the model's,
-    `frozen` those of a tower that is not trained, which are no part of `dense`."""
+    embedding and output projection, `tied` those of an embedding that the other end of the pipeline holds, too,
+    `replicated` those of adapters beyond the rank's part of all of the model's, `frozen` those of a tower that is not
+    trained, which are no part of `dense`."""
 
     dense: Floats
     expert: Floats
     ends: Floats
+    tied: Floats | float = 0.0
     replicated: Floats | float = 0.0
     frozen: Floats | float = 0.0
 
@@ -110,15 +113,20 @@ def held_parameters(context: Context, rows: Strategies, shards: LayerRows, start
     dense, expert = stages.total(table.dense), stages.total(table.expert)
     ends = per_rank(stages.total(table.ends), chunks).sum(axis=1)
     dense, expert = per_rank(dense, chunks).sum(axis=1), per_rank(expert, chunks).sum(axis=1)
-    if context.model.tied_embeddings and rows.pp[0] == 1:
-        once = (context.model.token_table_parameters / rows.tp)[:, None]
-        dense, ends = dense - once, ends - once
+    tied: Floats | float = 0.0
+    if context.model.tied_embeddings:
+        table_of_tokens = (context.model.token_table_parameters / rows.tp)[:, None]
+        if rows.pp[0] == 1:
+            dense, ends = dense - table_of_tokens, ends - table_of_tokens
+        else:
+            rank = np.arange(dense.shape[1])
+            tied = table_of_tokens * ((rank == 0) | (rank == len(rank) - 1))
     replicated: Floats | float = 0.0
     if context.job.adapters:
         adapters = per_rank(stages.total(table.adapters), chunks).sum(axis=1)
         replicated = np.maximum(adapters - trained_share(context.model, context.job) * (dense + expert), 0.0)
     frozen = per_rank(frozen_on(table, stages), chunks).sum(axis=1)
-    return HeldParameters(dense=dense, expert=expert, ends=ends, replicated=replicated, frozen=frozen)
+    return HeldParameters(dense=dense, expert=expert, ends=ends, tied=tied, replicated=replicated, frozen=frozen)
 
 
 def states(context: Context, rows: Strategies, shards: LayerRows, held: HeldParameters) -> StateBytes:
@@ -136,6 +144,7 @@ def states(context: Context, rows: Strategies, shards: LayerRows, held: HeldPara
         rows.offload[:, None],
         two_layers[:, None],
         held.ends,
+        held.tied,
         held.replicated,
         held.frozen,
         summed_at_last(context.job, rows)[:, None],
@@ -191,7 +200,8 @@ def _updated_weights(context: Context, rows: Strategies, held: HeldParameters) -
     """Return the bytes of the trained weights that each rank updates, [N, P], none where it updates all: the runtime
     hands out a copy of these (`runtime.step.unshard`)."""
     groups = data_parallel(context, rows)
-    parameters = held.dense / groups.dense.size[:, None] + held.expert / groups.expert.size[:, None]
+    dense = held.dense - elsewhere(context.job, held.tied)
+    parameters = dense / groups.dense.size[:, None] + held.expert / groups.expert.size[:, None]
     width = weight_bytes(context.job) * trained_share(context.model, context.job)
     return np.where(rows.sharding[:, None] == UNSHARDED, 0.0, width * parameters)
 
@@ -208,10 +218,12 @@ def footprint(
     """Return the peak of each rank. All rows have equal pp and vpp. `fixed` is what `fixed_bytes` returns for them."""
     fixed = fixed or fixed_bytes(context, rows, shards, starts)
     working = working_set(rows, shards, starts)
-    kept = _most_kept(rows, kept_activations(context, rows, shards, starts), fixed.micro_batches)
+    each = kept_activations(context, rows, shards, starts)
+    kept = _most_kept(rows, each, fixed.micro_batches)
     activations, replaced = kept + working, np.minimum(fixed.late, kept)
     gradients = fixed.gradients - replaced
-    ends = np.maximum(fixed.logits, fixed.bare - kept) - working - fixed.passing - (fixed.late - replaced)
+    head = fixed.logits - (kept - _kept_at_head(rows, each, fixed.micro_batches, kept))
+    ends = np.maximum(head, fixed.bare - kept) - working - fixed.passing - (fixed.late - replaced)
     logits = np.maximum(np.maximum(ends, fixed.before - kept / context.layer_count), 0.0)
     tensors = fixed.weights + gradients + fixed.optimizer + activations + logits + fixed.buffers
     return Footprint(
@@ -244,6 +256,17 @@ def _most_kept(rows: Strategies, values: Floats, count: Ints) -> Floats:
     if rows.zero_bubble.any():
         kept = np.where(rows.zero_bubble[:, None], most_live(values, count, apart=True), kept)
     return kept
+
+
+def _kept_at_head(rows: Strategies, values: Floats, count: Ints, most: Floats) -> Floats:
+    """Return the same while the logits of a micro-batch are there, of which the last ranks of interleaved schedules
+    hold the `most` at other times."""
+    if values.shape[1] == 1:
+        return most
+    last = live_at_head(values, count)
+    if rows.zero_bubble.any():
+        last = np.where(rows.zero_bubble, live_at_head(values, count, apart=True), last)
+    return np.concatenate([most[:, :-1], last[:, None]], axis=1)
 
 
 def least_bytes(context: Context, shards: LayerRows, fixed: Fixed) -> Floats:

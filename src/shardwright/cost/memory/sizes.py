@@ -44,6 +44,7 @@ def state_bytes(
     offload: Array,
     working: Array,
     ends: Array | float = 0.0,
+    tied: Array | float = 0.0,
     replicated: Array | float = 0.0,
     tower: Array | float = 0.0,
     unsharded: Array | bool = False,
@@ -89,8 +90,9 @@ def state_bytes(
     gradients = np.where(sharding >= ZERO2, staying + waiting + leaving, gradient * total)
     on_their_way = opened * (sharding == ZERO3) + leaving * (sharding >= ZERO2)
     apart = share * ends_width(model, job)
-    updated = np.where(sharding == UNSHARDED, total, sharded)
-    optimizer = state * updated + np.where(sharding == UNSHARDED, apart * ends, apart * ends / dense_ranks)
+    away = elsewhere(job, tied)
+    updated = np.where(sharding == UNSHARDED, total, sharded - away / dense_ranks)
+    optimizer = state * updated + apart * np.where(sharding == UNSHARDED, ends, (ends - away) / dense_ranks)
     return StateBytes(
         weights=weights,
         gradients=gradients,
@@ -99,6 +101,11 @@ def state_bytes(
         sharded_gradients=staying * (sharding >= ZERO2),
         in_host=offload * (optimizer + facts.host_beside * updated) + weights_away * shard + paged_width(job) * updated,
     )
+
+
+def elsewhere(job: Job, tied: Array | float) -> Floats:
+    """Return the parameters of a `tied` embedding whose sharded state the other end of a pipeline keeps."""
+    return np.asarray(0.5 * memory_facts(job.framework).tied_once * job.trains("language") * tied)
 
 
 def weight_bytes(job: Job) -> float:

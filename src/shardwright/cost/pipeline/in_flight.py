@@ -51,6 +51,22 @@ def most_live(values: Floats, micro_batches: Ints, *, apart: bool = False) -> Fl
     return most
 
 
+def live_at_head(values: Floats, micro_batches: Ints, *, apart: bool = False) -> Floats:
+    """Return the most that the last rank holds while a micro-batch is in the last virtual stage, [N], of `values` and
+    `micro_batches` as `most_live` has them. Its forward pass there is followed by its backward pass."""
+    virtual_stages, ranks = values.shape[1:]
+    rounds = np.minimum(micro_batches // ranks, _ROUNDS)
+    most = np.empty(len(values))
+    for count in distinct(rounds):
+        rows = np.flatnonzero(rounds == count)
+        live = _chunks_at_head(ranks, virtual_stages, int(count), apart=apart)
+        sums = live[:, 0] * values[rows, None, 0, -1]
+        for chunk in range(1, virtual_stages):
+            sums = sums + live[:, chunk] * values[rows, None, chunk, -1]
+        most[rows] = sums.max(axis=1)
+    return most
+
+
 _ROUNDS = 3  # groups of P micro-batches, from which on more change nothing: warm-up is of less than two
 
 
@@ -67,14 +83,36 @@ def live_chunks(ranks: int, virtual_stages: int, rounds: int, *, apart: bool = F
     warmup = _before_first(ranks, virtual_stages, rank, apart=apart)
     groups = np.arange(0, total + 1, ranks)[:, None]
     before = np.concatenate([groups + 0 * rank, groups - 1 - warmup, total - 1 - warmup[None]])
-    before = np.clip(before, 0, total - 1)[:, None, :]
+    before = np.clip(before, 0, total - 1)
+    return _fullest(_live(ranks, virtual_stages, np.minimum(before + warmup + 1, total), before))
+
+
+@lru_cache(maxsize=256)
+def _chunks_at_head(ranks: int, virtual_stages: int, rounds: int, *, apart: bool) -> Ints:
+    """Return the same of the last rank, [T, v], while a micro-batch is in the last virtual stage: it puts off P - 1
+    gradients of weights where these are `apart`."""
+    total = rounds * ranks * virtual_stages
+    backward = np.arange(total)
+    backward = backward[backward // ranks % virtual_stages == 0][:, None]
+    forwards = np.minimum(backward + (virtual_stages - 1) * ranks + 1, total)
+    completed = np.maximum(backward - (ranks - 1) * apart, 0)
+    return _fullest(_live(ranks, virtual_stages, forwards, completed))[:, :, 0]
+
+
+def _live(ranks: int, virtual_stages: int, forwards: Ints, completed: Ints) -> Ints:
+    """Return the micro-batches of each virtual stage that are live after so many `forwards` and backward passes that
+    are `completed`, [T, ranks looked at] each, as [T, v, ranks looked at]."""
     chunk = np.arange(virtual_stages)[None, :, None]
 
     def done(passes: Ints, place: Ints) -> Ints:
-        whole, rest = np.divmod(passes, ranks * virtual_stages)
+        whole, rest = np.divmod(passes[:, None, :], ranks * virtual_stages)
         return np.asarray(whole * ranks + np.clip(rest - place * ranks, 0, ranks))
 
-    live = done(np.minimum(before + warmup + 1, total), chunk) - done(before, virtual_stages - 1 - chunk)
+    return done(forwards, chunk) - done(completed, virtual_stages - 1 - chunk)
+
+
+def _fullest(live: Ints) -> Ints:
+    """Return the times at which no other holds at least as much of every virtual stage."""
     times = distinct_rows(live.reshape(len(live), -1))
     fullest = [row for row in times if ((times >= row).all(axis=1)).sum() == 1]
-    return np.array(fullest).reshape(-1, virtual_stages, ranks)
+    return np.array(fullest).reshape(-1, *live.shape[1:])

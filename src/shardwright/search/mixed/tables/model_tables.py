@@ -18,6 +18,7 @@ from shardwright.cost.iteration.step import BUCKET_SHARE, message_bytes, optimiz
 from shardwright.cost.layers.table import running_sums
 from shardwright.cost.memory.sizes import (
     copied_bytes,
+    elsewhere,
     gathered_bytes,
     head_bytes,
     room_for_tensors,
@@ -37,6 +38,7 @@ NAMES = {
     "core": "core_seconds",
 }  # of columns of a `LayerTable`
 TIMES = ("forward", "backward", "core")
+TIED = ("tied_near", "tied_far", "tied_parameters", "tied_elsewhere")  # none where ends are not tied
 
 
 def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequence[SiteLink] = ()) -> list[Table]:
@@ -194,7 +196,8 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "tied_far": transfer_seconds(links, tied, yes),
         "step_seconds": software.step_seconds * ones,
         "tied_parameters": model.token_table_parameters / rows.tp,
-        **({} if model.tied_embeddings else dict.fromkeys(("tied_near", "tied_far", "tied_parameters"), 0.0 * ones)),
+        "tied_elsewhere": elsewhere(job, model.token_table_parameters / rows.tp) * (rows.sharding != UNSHARDED),
+        **({} if model.tied_embeddings else dict.fromkeys(TIED, 0.0 * ones)),
         "expert_gpus": expert_gpus,
         "units": usable,
         "local": np.array([max(pool.domain_gpus // setting.gpus[0], 1) for setting in owns]),
