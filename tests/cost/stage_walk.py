@@ -116,13 +116,36 @@ def _most_at_once(plan: Plan, replica: Replica, rank: int, size: list[float], be
     return most
 
 
+def walked_stage_buffers(plan: Plan, replica: Replica, contexts: dict[str, Context]) -> list[float]:
+    """Return the most that activations, gradients and logits take on each rank where a stage has memory of its own for
+    each input and each gradient of its output in a step, of which the input of a layer is no part any more, and keeps
+    its output, with the gradient that it gave last."""
+    depth, sizes = len(replica.stages), []
+    last = depth * plan.schedule.virtual_stages - 1
+    for rank, stage in enumerate(replica.stages):
+        message = max(_layers(plan, replica, stage, contexts[stage.gpu]).inputs)
+        numbers = [rank + chunk * depth for chunk in range(len(stage.layers))]
+        received = replica.micro_batches * sum((number > 0) + (number < last) for number in numbers)
+        output = [message * ((number < last) - (number > 0)) for number in numbers]
+        given = len(numbers) == 1 and rank > 0
+        walked = _walked(plan, replica, rank, contexts, output)
+        sizes.append(walked + message * (received + given) * (depth > 1))
+    return sizes
+
+
 def walked_bytes(plan: Plan, replica: Replica, contexts: dict[str, Context]) -> list[float]:
     """Return the most that activations, gradients of these and logits take on each rank of a replica."""
-    depth, peaks = len(replica.stages), []
-    for rank, stage in enumerate(replica.stages):
-        of = _layers(plan, replica, stage, contexts[stage.gpu])
-        size = [_kept(of, begin, end, stage.recompute) for begin, end in stage.layers]
-        size[0] += of.ends[0] if rank == 0 else 0.0
-        size[-1] += of.ends[1] if rank == depth - 1 else 0.0
-        peaks.append(_most_at_once(plan, replica, rank, size, _working(of, stage.layers, stage.recompute), of.logits))
-    return peaks
+    return [_walked(plan, replica, rank, contexts) for rank in range(len(replica.stages))]
+
+
+def _walked(
+    plan: Plan, replica: Replica, rank: int, contexts: dict[str, Context], more: list[float] | None = None
+) -> float:
+    """Return the same of a rank, of whose virtual stages each keeps so much `more` of a micro-batch."""
+    stage, depth = replica.stages[rank], len(replica.stages)
+    of = _layers(plan, replica, stage, contexts[stage.gpu])
+    size = [_kept(of, begin, end, stage.recompute) for begin, end in stage.layers]
+    size[0] += of.ends[0] if rank == 0 else 0.0
+    size[-1] += of.ends[1] if rank == depth - 1 else 0.0
+    size = [held + extra for held, extra in zip(size, more or [0.0] * len(size), strict=True)]
+    return _most_at_once(plan, replica, rank, size, _working(of, stage.layers, stage.recompute), of.logits)

@@ -114,7 +114,8 @@ def main() -> None:
             plan = DRAWS[trainer](seed)
             rank = one_rank(plan, seed)
             distances.append(rank.difference)
-            flops = rank.expected.flops / rank.figures["flops"] - 1.0
+            computed = rank.figures["flops"]  # none where a rank has the embedding alone
+            flops = rank.expected.flops / computed - 1.0 if computed else 0.0
             print(
                 f"{trainer} {seed}: {rank.difference:+.2%}, FLOPs {flops:+.2%}; {rank.place.name}, {setting(plan)}",
                 flush=True,

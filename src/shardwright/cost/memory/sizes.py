@@ -237,7 +237,7 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
     tied = model.tied_embeddings
     return WholeUnits(
         head=np.asarray(np.maximum(forward, backward)),
-        first=np.asarray(first * (rows.sharding >= ZERO2)),
+        first=np.asarray(first),
         last=np.asarray(gradient * (end + layer * (arriving - 1.0) if tied else end * arriving - layer)),
         before=np.asarray(gradient * (0.0 if tied else np.maximum(layer - end, 0.0)) * arriving),
     )

@@ -51,18 +51,23 @@ def most_live(values: Floats, micro_batches: Ints, *, apart: bool = False) -> Fl
     return most
 
 
-def live_at_head(values: Floats, micro_batches: Ints, *, apart: bool = False) -> Floats:
-    """Return the most that the last rank holds while a micro-batch is in the last virtual stage, [N], of `values` and
-    `micro_batches` as `most_live` has them. Its forward pass there is followed by its backward pass."""
+def live_at_end(values: Floats, micro_batches: Ints, *, last: bool, apart: bool = False) -> Floats:
+    """Return the most that the `last` rank holds while a micro-batch is in the last virtual stage, where its forward
+    pass is followed by its backward pass; or the first rank beside a micro-batch that has gone backward through its
+    first virtual stage: [N], of `values` and `micro_batches` as `most_live` has them."""
     virtual_stages, ranks = values.shape[1:]
+    held = values[:, :, ranks - 1 if last else 0]
+    if virtual_stages == 1:
+        count = in_flight(ranks, 1, micro_batches, ranks - 1 if last else 0, apart=apart)
+        return np.asarray(held[:, 0] * (count - (not last)))
     rounds = np.minimum(micro_batches // ranks, _ROUNDS)
     most = np.empty(len(values))
     for count in distinct(rounds):
         rows = np.flatnonzero(rounds == count)
-        live = _chunks_at_head(ranks, virtual_stages, int(count), apart=apart)
-        sums = live[:, 0] * values[rows, None, 0, -1]
+        live = _chunks_at_end(ranks, virtual_stages, int(count), last=last, apart=apart)
+        sums = live[:, 0] * held[rows, None, 0]
         for chunk in range(1, virtual_stages):
-            sums = sums + live[:, chunk] * values[rows, None, chunk, -1]
+            sums = sums + live[:, chunk] * held[rows, None, chunk]
         most[rows] = sums.max(axis=1)
     return most
 
@@ -88,15 +93,16 @@ def live_chunks(ranks: int, virtual_stages: int, rounds: int, *, apart: bool = F
 
 
 @lru_cache(maxsize=256)
-def _chunks_at_head(ranks: int, virtual_stages: int, rounds: int, *, apart: bool) -> Ints:
-    """Return the same of the last rank, [T, v], while a micro-batch is in the last virtual stage: it puts off P - 1
-    gradients of weights where these are `apart`."""
-    total = rounds * ranks * virtual_stages
+def _chunks_at_end(ranks: int, virtual_stages: int, rounds: int, *, last: bool, apart: bool) -> Ints:
+    """Return the same of one end alone, [T, v], at the times of `live_at_end`. The last rank puts off P - 1 gradients
+    of weights where these are `apart`, the first none."""
+    total, rank = rounds * ranks * virtual_stages, ranks - 1 if last else 0
     backward = np.arange(total)
-    backward = backward[backward // ranks % virtual_stages == 0][:, None]
-    forwards = np.minimum(backward + (virtual_stages - 1) * ranks + 1, total)
-    completed = np.maximum(backward - (ranks - 1) * apart, 0)
-    return _fullest(_live(ranks, virtual_stages, forwards, completed))[:, :, 0]
+    backward = backward[backward // ranks % virtual_stages == (0 if last else virtual_stages - 1)][:, None]
+    warmup = _before_first(ranks, virtual_stages, rank, apart=apart) - rank * apart
+    forwards = np.minimum(backward + warmup + 1, total)
+    live = _live(ranks, virtual_stages, forwards, np.maximum(backward - rank * apart, 0))[:, :, 0]
+    return _fullest(live - (np.arange(virtual_stages) == 0) * (not last))
 
 
 def _live(ranks: int, virtual_stages: int, forwards: Ints, completed: Ints) -> Ints:

@@ -12,7 +12,7 @@ import numpy as np
 from shardwright.arrays import Floats
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.iteration.footprint import message_buffers
+from shardwright.cost.iteration.footprint import least_message_buffers
 from shardwright.cost.iteration.orthogonalisation import running_product_seconds
 from shardwright.cost.iteration.step import BUCKET_SHARE, message_bytes, optimizer_seconds, tied_bytes
 from shardwright.cost.layers.table import running_sums
@@ -178,7 +178,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "far": transfer_seconds(links, size, yes),
         "room_bytes": room_for_tensors(job, context.memory_limit_bytes) * ones,
         "fixed_bytes": single,
-        "staged_bytes": message_buffers(table.boundary[row], True) + gathered - single,
+        "staged_bytes": least_message_buffers(job, table.boundary[row], True) + gathered - single,
         "tower_again": table.tower_again[row],
         "frozen_bytes": copied_bytes(model, job)[0] * table.frozen[row],
         "live": table.live[row],
