@@ -244,13 +244,15 @@ def footprint(
     """Return the peak of each rank. All rows have equal pp and vpp. `fixed` is what `fixed_bytes` returns for them."""
     fixed = fixed or fixed_bytes(context, rows, shards, starts)
     working = working_set(rows, shards, starts)
-    each = kept_activations(context, rows, shards, starts)
-    kept = _most_kept(rows, each, fixed.micro_batches)
+    values = kept_activations(context, rows, shards, starts)
+    kept = _most_kept(rows, values, fixed.micro_batches)
     activations, replaced = kept + working, np.minimum(fixed.late, kept)
     gradients = fixed.gradients - replaced
-    at_first, at_last = _kept_at_ends(rows, each, fixed.micro_batches)
     ends = fixed.bare - kept
-    ends[:, 0] = np.maximum(ends[:, 0], fixed.first - (kept[:, 0] - at_first))
+    if fixed.first.any():
+        at_first = _kept_at_end(rows, values, fixed.micro_batches, last=False)
+        ends[:, 0] = np.maximum(ends[:, 0], fixed.first - (kept[:, 0] - at_first))
+    at_last = _kept_at_end(rows, values, fixed.micro_batches, last=True)
     ends[:, -1] = np.maximum(ends[:, -1], fixed.head - (kept[:, -1] - at_last))
     ends = ends - working - fixed.passing - (fixed.late - replaced)
     logits = np.maximum(np.maximum(ends, fixed.before - kept / context.layer_count), 0.0)
@@ -287,13 +289,12 @@ def _most_kept(rows: Strategies, values: Floats, count: Ints) -> Floats:
     return kept
 
 
-def _kept_at_ends(rows: Strategies, values: Floats, count: Ints) -> list[Floats]:
-    """Return the same of the first rank while the embedding runs backward, and of the last while the logits of a
-    micro-batch are there, [N] each."""
-    kept = [live_at_end(values, count, last=last) for last in (False, True)]
+def _kept_at_end(rows: Strategies, values: Floats, count: Ints, *, last: bool) -> Floats:
+    """Return the same of the first rank while the embedding runs backward, or of the `last` while the logits of a
+    micro-batch are there, [N]."""
+    kept = live_at_end(values, count, last=last)
     if rows.zero_bubble.any():
-        apart = (live_at_end(values, count, last=last, apart=True) for last in (False, True))
-        kept = [np.where(rows.zero_bubble, *both) for both in zip(apart, kept, strict=True)]
+        kept = np.where(rows.zero_bubble, live_at_end(values, count, last=last, apart=True), kept)
     return kept
 
 

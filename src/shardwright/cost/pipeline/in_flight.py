@@ -57,6 +57,8 @@ def live_at_end(values: Floats, micro_batches: Ints, *, last: bool, apart: bool 
     first virtual stage: [N], of `values` and `micro_batches` as `most_live` has them."""
     virtual_stages, ranks = values.shape[1:]
     held = values[:, :, ranks - 1 if last else 0]
+    if last and not apart:  # a group of micro-batches waits in all others
+        return np.asarray(ranks * held[:, :-1].sum(axis=1) + held[:, -1])
     if virtual_stages == 1:
         count = in_flight(ranks, 1, micro_batches, ranks - 1 if last else 0, apart=apart)
         return np.asarray(held[:, 0] * (count - (not last)))
