@@ -79,7 +79,8 @@ class Fixed(Columns):
     While layers run, `passing` is there, a part of weights and gradients; in its place there is what the last rank has
     with its logits, `head` [N], the first in the backward pass of its embedding, `first` [N], and each in the update,
     `bare`, when nothing is kept any more. Layers before the last have `before` more, when what the last kept is gone.
-    `late` is the part of gradients that comes in place of activations; `in_host` is the state in host memory."""
+    `late` is the part of gradients that comes in place of activations and of weights, which leave layer by layer where
+    they are `resharded`; `in_host` is the state in host memory."""
 
     weights: Floats
     gradients: Floats
@@ -90,6 +91,7 @@ class Fixed(Columns):
     passing: Floats
     before: Floats
     bare: Floats
+    resharded: Floats
     late: Floats
     in_host: Floats
     micro_batches: Ints
@@ -202,6 +204,7 @@ def fixed_bytes(
         passing=np.where(cut & (facts.freed | facts.by_unit), state.gathered + last, 0.0),
         before=np.broadcast_to(units.before[:, None], state.weights.shape),
         bare=updated,
+        resharded=state.resharded,
         late=np.where(cut & facts.freed & (count == 1)[:, None], state.sharded_gradients, 0.0),
         in_host=np.broadcast_to(state.in_host, state.weights.shape),
         micro_batches=count,
@@ -246,7 +249,7 @@ def footprint(
     working = working_set(rows, shards, starts)
     values = kept_activations(context, rows, shards, starts)
     kept = _most_kept(rows, values, fixed.micro_batches)
-    activations, replaced = kept + working, np.minimum(fixed.late, kept)
+    activations, replaced = kept + working, np.minimum(fixed.late, kept + fixed.resharded)
     gradients = fixed.gradients - replaced
     ends = fixed.bare - kept
     if fixed.first.any():
@@ -303,7 +306,8 @@ def least_bytes(context: Context, shards: LayerRows, fixed: Fixed) -> Floats:
     the logits."""
     working = shards.table.live[shards.row, WHOLE][:, None] + 0.0 * fixed.weights
     working[:, -1] = np.maximum(working[:, -1], fixed.head - (fixed.passing + fixed.late)[:, -1])
-    tensors = fixed.weights + fixed.gradients + fixed.optimizer + fixed.buffers + working
+    gradients = fixed.gradients - np.minimum(fixed.late, fixed.resharded)
+    tensors = fixed.weights + gradients + fixed.optimizer + fixed.buffers + working
     return np.asarray((tensors + reserved_bytes(context.job, tensors)).max(axis=1))
 
 

@@ -22,13 +22,14 @@ CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi mi
 class StateBytes:
     """Weights, gradients and optimizer state of one GPU, arrays of any broadcast shape. Of weights and gradients,
     `gathered` are those of layers that are gathered for their passes; the rest of sharded gradients is
-    `sharded_gradients`. `in_host` are the bytes of host memory: offloaded state with its gradients and what else
-    follows it, and state that is paged."""
+    `sharded_gradients`, and weights that a backward pass leaves sharded, layer by layer, are `resharded`. `in_host` are
+    the bytes of host memory: offloaded state with its gradients and what else follows it, and state that is paged."""
 
     weights: Floats
     gradients: Floats
     optimizer: Floats
     gathered: Floats
+    resharded: Floats
     sharded_gradients: Floats
     in_host: Floats
 
@@ -85,10 +86,11 @@ def state_bytes(
     unchanged = (frozen or weight) * tower
     whole, shard = whole + unchanged, shard + unchanged / dense_ranks
     kept_too = (sharding == ZERO2) & (facts.shard_weight == 0.0)
+    resharded = kept_too * whole
     whole = whole + kept_too * (shard - scales - sharded * own_shard * (job.masters and not full))
     weights = np.where(sharding == ZERO3, (1.0 - weights_away) * shard + opened, whole)
     staying, leaving = gradient * sharded * (1.0 - gradients_away), passing * share * reduced
-    staying, leaving = np.where(unsharded, 0.0, staying), np.where(unsharded, 0.5, 1.0) * leaving
+    staying, leaving = np.where(unsharded, 0.0, staying), np.where(unsharded | kept_too, 0.5, 1.0) * leaving
     waiting = np.where(unsharded, widths_of(job).gradient_reduction * total, 0.0)
     gradients = np.where(sharding >= ZERO2, staying + waiting + leaving, gradient * total)
     on_their_way = opened * (sharding == ZERO3) + leaving * (sharding >= ZERO2)
@@ -101,6 +103,7 @@ def state_bytes(
         gradients=gradients,
         optimizer=optimizer * (1.0 - offload),
         gathered=on_their_way,
+        resharded=resharded,
         sharded_gradients=staying * (sharding >= ZERO2),
         in_host=offload * (optimizer + facts.host_beside * updated) + weights_away * shard + paged_width(job) * updated,
     )
