@@ -1,7 +1,7 @@
 """What the stages of a plan keep, by a walk over the schedule: slow, obvious, layer by layer and pass by pass.
 
 A forward pass leaves on its rank what its layers keep, and a backward pass frees it. While one runs backward, the
-gradients of a layer are there, and what is computed again; on the last rank these alternate with the logits.
+gradients of a layer are there, and what is computed again; in the last virtual stage these alternate with the logits.
 """
 
 from __future__ import annotations
@@ -97,32 +97,55 @@ def walked_host_bytes(plan: Plan, replica: Replica, contexts: dict[str, Context]
     for rank, stage in enumerate(replica.stages):
         of = _layers(plan, replica, stage, contexts[stage.gpu])
         size = [_offloaded(of, begin, end, stage.recompute) for begin, end in stage.layers]
-        peaks.append(_most_at_once(plan, replica, rank, size))
+        peaks.append(_most_at_once(plan, replica, rank, size, 0.0, 0.0))
     return peaks
 
 
-def _most_at_once(plan: Plan, replica: Replica, rank: int, size: list[float]) -> float:
+def _most_at_once(plan: Plan, replica: Replica, rank: int, size: list[float], beside: float, at_head: float) -> float:
     """Return the most that a rank holds, where a forward pass of each of its virtual stages leaves `size` there until
-    the backward pass."""
+    the backward pass is done; `beside` is there while one runs, or where that is more, `at_head` in the last virtual
+    stage."""
     depth = len(replica.stages)
     order = interleaved(depth, plan.schedule.virtual_stages, replica.micro_batches)
-    live, most = 0.0, 0.0
+    live, most, last = 0.0, 0.0, depth * plan.schedule.virtual_stages - 1
     for operation in order.operations(rank):
-        live += size[operation.virtual_stage // depth] * (1.0 if operation.kind == FORWARD else -1.0)
-        most = max(most, live)
+        held, there = size[operation.virtual_stage // depth], at_head if operation.virtual_stage == last else 0.0
+        live += held if operation.kind == FORWARD else 0.0
+        most = max(most, live + max(beside, there))
+        live -= 0.0 if operation.kind == FORWARD else held
     return most
+
+
+def walked_stage_buffers(plan: Plan, replica: Replica, contexts: dict[str, Context]) -> list[float]:
+    """Return the most that activations, gradients and logits take on each rank where a stage has memory of its own for
+    each input and each gradient of its output in a step, of which the input of a layer is no part any more, and keeps
+    its output, with the gradient that it gave last."""
+    depth, sizes = len(replica.stages), []
+    last = depth * plan.schedule.virtual_stages - 1
+    for rank, stage in enumerate(replica.stages):
+        message = max(_layers(plan, replica, stage, contexts[stage.gpu]).inputs)
+        numbers = [rank + chunk * depth for chunk in range(len(stage.layers))]
+        received = replica.micro_batches * sum((number > 0) + (number < last) for number in numbers)
+        output = [message * ((number < last) - (number > 0)) for number in numbers]
+        given = len(numbers) == 1 and rank > 0
+        walked = _walked(plan, replica, rank, contexts, output)
+        sizes.append(walked + message * (received + given) * (depth > 1))
+    return sizes
 
 
 def walked_bytes(plan: Plan, replica: Replica, contexts: dict[str, Context]) -> list[float]:
     """Return the most that activations, gradients of these and logits take on each rank of a replica."""
-    depth, peaks = len(replica.stages), []
-    for rank, stage in enumerate(replica.stages):
-        of = _layers(plan, replica, stage, contexts[stage.gpu])
-        size = [_kept(of, begin, end, stage.recompute) for begin, end in stage.layers]
-        size[0] += of.ends[0] if rank == 0 else 0.0
-        size[-1] += of.ends[1] if rank == depth - 1 else 0.0
-        beside = _working(of, stage.layers, stage.recompute)
-        if rank == depth - 1:
-            beside = max(beside, of.logits)
-        peaks.append(_most_at_once(plan, replica, rank, size) + beside)
-    return peaks
+    return [_walked(plan, replica, rank, contexts) for rank in range(len(replica.stages))]
+
+
+def _walked(
+    plan: Plan, replica: Replica, rank: int, contexts: dict[str, Context], more: list[float] | None = None
+) -> float:
+    """Return the same of a rank, of whose virtual stages each keeps so much `more` of a micro-batch."""
+    stage, depth = replica.stages[rank], len(replica.stages)
+    of = _layers(plan, replica, stage, contexts[stage.gpu])
+    size = [_kept(of, begin, end, stage.recompute) for begin, end in stage.layers]
+    size[0] += of.ends[0] if rank == 0 else 0.0
+    size[-1] += of.ends[1] if rank == depth - 1 else 0.0
+    size = [held + extra for held, extra in zip(size, more or [0.0] * len(size), strict=True)]
+    return _most_at_once(plan, replica, rank, size, _working(of, stage.layers, stage.recompute), of.logits)

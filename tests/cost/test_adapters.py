@@ -30,8 +30,9 @@ from shardwright.plans.plan import (
 )
 from shardwright.spec.adapter import (
     ATTENTION,
-    NF4_BYTES,
+    FROZEN_BYTES,
     TARGETS,
+    WHOLE_BYTES,
     Adapter,
     adapter_parameters,
     matrices,
@@ -78,17 +79,19 @@ def test_matrices_are_all_that_a_layer_has_but_routers_norms_and_biases(name: st
 @pytest.mark.parametrize("sharding", [UNSHARDED, ZERO1, ZERO2, ZERO3])
 def test_frozen_weights_are_kept_once_as_they_are_and_sharded_with_all_else(framework, frozen, sharding):
     """Of n frozen weights of b bytes a rank of d keeps b·n, or b·n/d under ZeRO-3, or both under the ZeRO-2 of FSDP2,
-    whatever the framework makes of the shards of trained ones; gradients and state are those of the adapters."""
+    whatever the framework makes of the shards of trained ones; gradients and state are those of the adapters. Scales of
+    quantised weights are no part of the parameters that are sharded."""
     job = replace(LORA, framework=framework, adapter=Adapter(frozen=frozen))
     one, none, ranks = np.ones(1), np.zeros(1), 8
-    share, width = trained_share(DENSE, job), {"16-bit": 2.0, "nf4": NF4_BYTES, "int8": 1.0}[frozen]
+    share, width = trained_share(DENSE, job), {"16-bit": 2.0, "nf4": FROZEN_BYTES["nf4"], "int8": 1.0}[frozen]
     held = state_bytes(DENSE, job, one, none, ranks * one, one, np.array([sharding]), none, none)
     both = sharding == ZERO2 and framework in ("fsdp", "torchtitan", "jax")
     part = (1.0 / ranks if sharding == ZERO3 else 1.0) + both / ranks
-    assert held.weights == pytest.approx(width * part, abs=2.001 * share)
+    scales = WHOLE_BYTES[frozen]
+    assert held.weights == pytest.approx((width - scales) * part + scales, abs=2.001 * share)
     assert held.gradients + held.optimizer < 20.0 * share
     ends = state_bytes(DENSE, job, one, none, ranks * one, one, np.array([sharding]), none, none, 0.25 * one)
-    assert ends.weights - held.weights == pytest.approx(0.25 * (2.0 - width) * part, abs=1e-12)
+    assert ends.weights - held.weights == pytest.approx(0.25 * ((2.0 - width + scales) * part - scales), abs=1e-12)
 
 
 def test_what_is_gathered_under_full_sharding_is_as_wide_as_it_is_kept():
@@ -98,7 +101,9 @@ def test_what_is_gathered_under_full_sharding_is_as_wide_as_it_is_kept():
         state_bytes(DENSE, job, one, none, 8 * one, one, np.array([ZERO3]), none, working * one)
         for working in (0, 0.25)
     )
-    assert open_.weights - alone.weights == pytest.approx(0.25 * NF4_BYTES, abs=0.25 * 2 * trained_share(DENSE, job))
+    assert open_.weights - alone.weights == pytest.approx(
+        0.25 * FROZEN_BYTES["nf4"], abs=0.25 * 2 * trained_share(DENSE, job)
+    )
 
 
 def of_rank(job: Job, model: Model = DENSE, **columns) -> Footprint:
@@ -171,7 +176,7 @@ def test_dequantisation_reads_what_is_kept_and_writes_16_bits_in_each_pass():
     lora, nf4, int8 = (timed(Adapter(frozen=kind)) for kind in ("16-bit", "nf4", "int8"))
     for direction in (0, 1):
         more = [kind[direction] - lora[direction] for kind in (nf4, int8)]
-        assert more[0] / more[1] == pytest.approx((NF4_BYTES + 2.0) / 3.0, rel=0.03)
+        assert more[0] / more[1] == pytest.approx((FROZEN_BYTES["nf4"] + 2.0) / 3.0, rel=0.03)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwright.cost.pipeline.in_flight import in_flight, most_live
+from shardwright.cost.pipeline.in_flight import in_flight, live_at_end, most_live
 from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, WEIGHTS, Order, interleaved, one_f_one_b, zero_bubble
 
 
@@ -56,10 +56,17 @@ def test_candidates_of_different_shape_go_together():
 def test_what_unequal_virtual_stages_hold_is_counted_along_the_order(ranks, virtual, schedule):
     pick, groups = np.random.default_rng(ranks * 10 + virtual), np.array([1, 2, 3, 4, 9, 1, 2])
     values = pick.lognormal(sigma=1.5, size=(len(groups), virtual, ranks))
-    most = most_live(values, groups * ranks, apart=schedule is zero_bubble)
+    apart = schedule is zero_bubble
+    most = most_live(values, groups * ranks, apart=apart)
+    head, first = (live_at_end(values, groups * ranks, last=last, apart=apart) for last in (True, False))
     for row, count in enumerate(groups.tolist()):
         order = schedule(ranks, virtual, count * ranks)
         for rank in range(ranks):
             signs = [(sign_of(step.kind, order), step.virtual_stage) for step in order.operations(rank)]
             held = np.cumsum([sign * values[row, stage // ranks, rank] for sign, stage in signs])
             assert most[row, rank] == pytest.approx(held.max(), rel=1e-12)
+            stages, back = np.array([stage for _, stage in signs]), np.array([sign < 0 for sign, _ in signs])
+            if rank == 0:
+                assert first[row] == pytest.approx(held[back & (stages == 0)].max(), rel=1e-12, abs=1e-12)
+            if rank == ranks - 1:
+                assert head[row] == pytest.approx(held[stages == ranks * virtual - 1].max(), rel=1e-12)

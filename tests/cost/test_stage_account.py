@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.cost.draws import EFFICIENCY, some_problem
-from tests.cost.stage_walk import walked_bytes, walked_host_bytes
+from tests.cost.stage_walk import walked_bytes, walked_host_bytes, walked_stage_buffers
 from tests.nightly import nightly
 
 from shardwright.cost.iteration.batch import evaluate
 from shardwright.cost.iteration.mixed import mixed_iteration
+from shardwright.cost.memory.facts import memory_facts, trial
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN
 from shardwright.cost.stage.exact import left_over
 from shardwright.cost.strategies import RECOMPUTE, plan_of_row
@@ -34,6 +35,20 @@ def test_rows_plans_and_a_walk_agree(seed: int) -> None:
         assert exact.seconds == pytest.approx(verdict.seconds[place], rel=1e-9), mode
         assert alone.total.max() == pytest.approx(verdict.peak_bytes[place], rel=1e-9), mode
         assert alone.activations + alone.logits == pytest.approx(walked, rel=1e-9), mode
+
+
+@pytest.mark.parametrize("seed", [*range(8), *nightly(range(8, 400))])
+def test_stages_of_pytorch_have_memory_for_every_micro_batch(seed: int) -> None:
+    where, cluster, rows = some_problem(seed)
+    framework = where.job.framework
+    facts = replace(memory_facts(framework), stage_buffers=True, gathered=0.0, gathered_staged=0.0)
+    for place in range(len(rows)):
+        plan = plan_of_row(rows.take(slice(place, place + 1)), where.model, where.job, cluster, where.pool.gpu.name)
+        with trial({framework: facts}):
+            alone = mixed_iteration(plan, EFFICIENCY, contexts={where.pool.gpu.name: where}).replicas[0].memory
+        walked = walked_stage_buffers(plan, plan.replicas[0], {where.pool.gpu.name: where})
+        needed = (alone.activations + alone.logits + alone.buffers).tolist()
+        assert needed == pytest.approx(walked, rel=1e-9), RECOMPUTE[rows.recompute[place]]
 
 
 @pytest.mark.parametrize("seed", [*range(4), *nightly(range(4, 400))])

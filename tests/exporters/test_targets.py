@@ -265,3 +265,25 @@ def test_sharded_gradients_are_summed_in_every_micro_batch(sharding: str, every:
     told = twice.get("accelerator_config", {}).get("gradient_accumulation_kwargs", {})
     assert twice["gradient_accumulation_steps"] == 2 and told.get("sync_each_batch") is every
     assert "accelerator_config" not in arguments(4)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "sharding", "name"),
+    [
+        ("adam8bit", "zero3", "adamw_torch_8bit"),
+        ("adam8bit", "none", "adamw_bnb_8bit"),
+        ("paged_adam", "zero2", None),
+        ("lion", "zero3", None),
+    ],
+)
+def test_fsdp2_gets_an_optimizer_that_updates_its_shards(optimizer: str, sharding: str, name: str | None) -> None:
+    """bitsandbytes' operators take no distributed tensors."""
+    job = shardwright.make_job(global_batch=4, seq_len=512, framework="fsdp", optimizer=optimizer)
+    model, cluster = shardwright.load_model("qwen3-0.6b"), shardwright.load_cluster("1x4xA100-SXM-80")
+    plan = shardwright.plan(model, cluster, job, space=parse_pins([f"sharding={sharding}", "dp=4"])).best
+    if name is None:
+        with pytest.raises(SpecError, match="bitsandbytes' alone"):
+            shardwright.export(plan, "accelerate")
+    else:
+        files = shardwright.export(plan, "accelerate").files
+        assert json.loads(files["training_arguments.json"])["optim"] == name

@@ -536,7 +536,14 @@ CASES = {
     ),
     "torchtitan offloads": Case(
         files={"t.toml": TITAN.replace("steps = 1000", "steps = 1000\nenable_cpu_offload = true")},
-        expected="enable_cpu_offload: offload of parameters",
+        expected={"sharding": "zero3", "offload": 1.0},
+    ),
+    "torchtitan offloads what is whole": Case(
+        files={
+            "t.toml": TITAN.replace("steps = 1000", "steps = 1000\nenable_cpu_offload = true")
+            + "[parallelism]\ndata_parallel_replicate_degree = 8\ndata_parallel_shard_degree = 1\n"
+        },
+        expected="enable_cpu_offload: offload of weights that are not sharded",
     ),
     "torchtitan updates in backward": Case(
         files={"t.toml": TITAN.replace("lr = 3e-4", "lr = 3e-4\nearly_step_in_backward = true")},

@@ -1,6 +1,6 @@
 """Plans drawn at random for rehearsals, and how far the account is from what they took:
 
-    python -m tests.rehearsal.draws [--trainer fsdp|train] [--seeds 0 40]
+    python -m tests.rehearsal.draws [--trainer fsdp|"few bits"|train] [--seeds 0 40] [--python …]
 
 prints each distance, and for each trainer the median, the 90th percentile, the lowest and the highest.
 """
@@ -20,6 +20,7 @@ from shardwright.rehearsal.document import RankRehearsal
 from shardwright.rehearsal.rehearse import rehearse
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.adapter import Adapter, parse_adapter
+from shardwright.spec.job import Optimizer
 from shardwright.spec.model import Model
 
 MODELS = ("llama-3-8b", "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "mistral-7b-v0.3", "llama-3.2-1b", "qwen3-0.6b")
@@ -30,6 +31,24 @@ TARGETS = ("linear", "attention", "q_proj+v_proj")
 def of_fsdp(seed: int) -> Plan:
     """Return a plan of a few layers of a model on 2 to 16 GPUs, with adapters in every third."""
     draw = random.Random(seed)
+    drawn = _of_fsdp(draw)
+    adapter = None
+    if draw.random() < 1 / 3:
+        form = draw.choice(("lora", "lora", "dora"))
+        adapter = parse_adapter(f"{form}:{draw.choice((8, 16, 64))}", draw.choice(TARGETS))
+    return _best(*drawn, adapter)
+
+
+def of_few_bits(seed: int) -> Plan:
+    """Return such a plan with frozen weights in four bits or Adam's state in eight."""
+    draw = random.Random(seed)
+    drawn = _of_fsdp(draw)
+    if draw.random() < 1 / 3:
+        return _best(*drawn, optimizer="adam8bit")
+    return _best(*drawn, parse_adapter(f"qlora:{draw.choice((8, 16, 64))}", draw.choice(TARGETS)))
+
+
+def _of_fsdp(draw: random.Random) -> tuple[Model, str, int, int, int, Mapping[str, object]]:
     model, gpus = _model(draw, 4, 8), draw.choice((2, 4, 8, 16))
     micro_batch, length = draw.choice((1, 1, 2)), draw.choice((1024, 2048, 4096, 8192))
     times = draw.choice((1, 2, 3))
@@ -37,12 +56,7 @@ def of_fsdp(seed: int) -> Plan:
         "sharding": draw.choice(("zero2", "zero3")), "recompute": draw.choice(RECOMPUTE), "micro_batch": micro_batch,
         "gradient_sync": draw.choice(("every", "last")), "dp": gpus, "offload": 0,
     }  # fmt: skip
-    adapter = None
-    if draw.random() < 1 / 3:
-        adapter = parse_adapter(
-            f"{draw.choice(('lora', 'lora', 'dora'))}:{draw.choice((8, 16, 64))}", draw.choice(TARGETS)
-        )
-    return _best(model, "fsdp", gpus, length, gpus * micro_batch * times, pins | {"tp": 1, "pp": 1}, adapter)
+    return model, "fsdp", gpus, length, gpus * micro_batch * times, pins | {"tp": 1, "pp": 1}
 
 
 def of_train(seed: int) -> Plan:
@@ -60,7 +74,8 @@ def of_train(seed: int) -> Plan:
     return _best(model, "train", 8, length, dp * micro_batch * pp * draw.choice((1, 2)), pins)
 
 
-DRAWS: Mapping[str, Callable[[int], Plan]] = {"fsdp": of_fsdp, "train": of_train}
+DRAWS: Mapping[str, Callable[[int], Plan]] = {"fsdp": of_fsdp, "few bits": of_few_bits, "train": of_train}
+NEEDS = {"fsdp": ("transformers", "peft"), "few bits": ("transformers", "peft", "bitsandbytes", "torchao")}
 SKIPPED = {
     "torchtitan": "is not rehearsed yet", "megatron": "needs an environment of its own",
 }  # fmt: skip
@@ -79,8 +94,10 @@ def _best(
     batch: int,
     pins: Mapping[str, object],
     adapter: Adapter | None = None,
+    optimizer: Optimizer = "adam",
 ) -> Plan:
-    job = replace(shardwright.make_job(global_batch=batch, seq_len=length, framework=framework), adapter=adapter)
+    job = shardwright.make_job(global_batch=batch, seq_len=length, framework=framework)
+    job = replace(job, adapter=adapter, optimizer=optimizer)
     cluster = shardwright.load_cluster(f"{-(-gpus // 8)}x{min(gpus, 8)}xH200-SXM")
     words = " ".join(f"{name}={value}" for name, value in pins.items())
     return shardwright.plan(model, cluster, job, space=parse_pins(f"cp=1 {words}".split()), top=1).best
@@ -90,6 +107,7 @@ def setting(plan: Plan) -> str:
     """Return in a few words what of a plan was drawn."""
     stage, replica = plan.replicas[0].stages[0], plan.replicas[0]
     adapter = f", {plan.job.adapter.name} beside {'+'.join(plan.job.adapter.targets)}" if plan.job.adapter else ""
+    adapter += f", {plan.job.optimizer}" if plan.job.optimizer != "adam" else ""
     gathered = f", gradients summed in {plan.job.options.gradient_sync}" if plan.job.options.gradient_sync else ""
     return (
         f"{plan.model.name}, {len(plan.model.layers)} layers, tp {stage.tensor_parallel} pp {len(replica.stages)} dp"
@@ -98,23 +116,25 @@ def setting(plan: Plan) -> str:
     )
 
 
-def one_rank(plan: Plan, seed: int) -> RankRehearsal:
-    """Return the rehearsal of the first or the last rank, whichever the seed draws."""
-    return rehearse(plan, rank=[random.Random(seed).choice((0, plan.gpus - 1))]).ranks[0]
+def one_rank(plan: Plan, seed: int, python: str | None = None) -> RankRehearsal:
+    """Return the rehearsal of the first or the last rank, whichever the seed draws, by the interpreter `python`."""
+    return rehearse(plan, rank=[random.Random(seed).choice((0, plan.gpus - 1))], python=python).ranks[0]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trainer", choices=[*DRAWS], action="append")
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 40), metavar=("FIRST", "END"))
+    parser.add_argument("--python", help="an interpreter that has the trainer")
     arguments = parser.parse_args()
     for trainer in arguments.trainer or DRAWS:
         distances = []
         for seed in range(*arguments.seeds):
             plan = DRAWS[trainer](seed)
-            rank = one_rank(plan, seed)
+            rank = one_rank(plan, seed, arguments.python)
             distances.append(rank.difference)
-            flops = rank.expected.flops / rank.figures["flops"] - 1.0
+            computed = rank.figures["flops"]  # none where a rank has the embedding alone
+            flops = rank.expected.flops / computed - 1.0 if computed else 0.0
             print(
                 f"{trainer} {seed}: {rank.difference:+.2%}, FLOPs {flops:+.2%}; {rank.place.name}, {setting(plan)}",
                 flush=True,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.rehearsal.draws import DRAWS, SKIPPED, one_rank, setting
+from tests.rehearsal.draws import DRAWS, NEEDS, SKIPPED, one_rank, setting
 from tests.rehearsal.tiny import require_guard
 
 from shardwright.plans.plan import Plan
@@ -42,7 +42,8 @@ def test_of_forty_drawn_nine_in_ten_are_near(trainer: str) -> None:
     if trainer in SKIPPED:
         pytest.skip(f"{trainer} {SKIPPED[trainer]}")
     require_guard()
-    pytest.importorskip("transformers")
+    for name in NEEDS.get(trainer, ()):
+        pytest.importorskip(name)
     distances = {}
     for seed in range(NIGHT * A_NIGHT, (NIGHT + 1) * A_NIGHT):
         plan = DRAWS[trainer](seed)

@@ -139,7 +139,7 @@ CHANGED = {
     "fused_loss": True,
     "document_tokens": 100.0,
     "options": Options(loss="chunked"),
-    "adapter": parse_adapter("qlora:8"),
+    "adapter": parse_adapter("lora8bit:8"),
     "images_per_sequence": 2,
     "image_size": (448, 448),
     "freeze": ("vision",),
@@ -163,6 +163,15 @@ def test_fsdp_is_told_of_adapters(sharded: Plan) -> None:
     adapted = replace(sharded, job=replace(sharded.job, adapter=parse_adapter("dora:8")))
     asked_of = question_of(adapted, "fsdp", ranks_of(adapted)[0])["adapter"]
     assert (asked_of["r"], asked_of["use_dora"]) == (8, True) and not tuple(TRAINERS["fsdp"].limits(adapted))
+
+
+def test_fsdp_is_told_of_few_bits(sharded: Plan) -> None:
+    jobs = [replace(sharded.job, adapter=parse_adapter("qlora:8")), replace(sharded.job, optimizer="adam8bit")]
+    plans = [replace(sharded, job=job) for job in jobs]
+    frozen, state = (question_of(plan, "fsdp", ranks_of(plan)[0]) for plan in plans)
+    assert frozen["quantisation"]["bnb_4bit_quant_storage"] == "bfloat16" and not state["quantisation"]
+    assert (frozen["optimizer"], state["optimizer"]) == ("adam", "adam8bit")
+    assert not any(tuple(TRAINERS["fsdp"].limits(plan)) for plan in plans)
 
 
 def test_fsdp_is_told_when_gradients_are_summed(sharded: Plan) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
+
 import pytest
 import torch
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
+from shardwright.cost.frameworks.optimizer import state_width
+from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.sizes import copied_bytes, gradient_bytes, weight_bytes
+from shardwright.cost.predict import predict
 from shardwright.plans.plan import Plan, Sharding
 from shardwright.runtime.job.describe import layout_text
 from shardwright.runtime.layout.groups import layout_of
@@ -97,3 +103,24 @@ def test_weights_and_gradients_of_unequal_degrees_take_what_is_priced(degree: in
     assert kept == pytest.approx(
         (once + (sum(copied_bytes(layout.plan.model, layout.plan.job)) if degree == 1 else 0.0)) * held, rel=0.02
     )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_account_has_the_state_that_ranks_keep(seed: int) -> None:
+    """Of pipelines, whose two ends share out the state of a tied embedding, and of single stages."""
+    draw = Random(seed)
+    depth, tp = draw.choice((1, 2, 4)), draw.choice((1, 2))
+    copies = draw.choice((1, 2, 4)) if depth * tp == 1 else draw.choice((1, 8 // (depth * tp)))
+    sharding: Sharding = "zero1" if copies > 1 else "none"
+    model = tiny_model(4, tied=draw.random() < 0.7, vocab=2048, hidden=256)
+    stages = [stage((4 * rank // depth, 4 * (rank + 1) // depth), tp=tp) for rank in range(depth)]
+    plan = plan_of(model, replica(*stages, count=copies, micro_batches=4), sharding=sharding)
+    plan = replace(plan, job=replace(plan.job, framework="train"))
+    layout, account = layout_of(plan), predict(plan, default_efficiency()).memory[0]
+    for place in layout.places:
+        parts = (
+            bucket.own(place.rank, sharded=plan.optimizer.distributed) for bucket in buckets.buckets_of(layout, place)
+        )
+        elements = sum(stop - start for start, stop in parts)
+        state = account[place.stage].optimizer_bytes / state_width(model, plan.job)
+        assert state == pytest.approx(elements, rel=0.003)

@@ -16,7 +16,7 @@ from shardwright.cost.predict import predict
 from shardwright.errors import SpecError
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.search.sizing import Size, Sizing, fit, ways
-from shardwright.spec.adapter import NF4_BYTES
+from shardwright.spec.adapter import FROZEN_BYTES
 from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import load_cluster
@@ -58,11 +58,11 @@ def test_adapters_leave_the_weights_and_take_the_state() -> None:
 
 
 def test_quantized_weights_are_those_of_the_paper() -> None:
-    assert pytest.approx(4.127, abs=1e-3) == NF4_BYTES * 8
+    assert pytest.approx(4.127, abs=1e-3) == FROZEN_BYTES["nf4"] * 8
     model = load_model("llama-2-70b")
     weights = size_of(sized("llama-2-70b", "1x1xA100-SXM-80"), "QLoRA").memory.weights_bytes
     embeddings = 2 * model.vocab * model.hidden
-    assert weights == pytest.approx(NF4_BYTES * (model.parameters - embeddings) + 2 * embeddings, rel=0.02)
+    assert weights == pytest.approx(FROZEN_BYTES["nf4"] * (model.parameters - embeddings) + 2 * embeddings, rel=0.02)
 
 
 @pytest.mark.parametrize("limit", [77, 200, 448, 1026, 2047])

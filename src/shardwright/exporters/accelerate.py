@@ -26,13 +26,15 @@ from shardwright.plans.plan import Plan
 
 TARGET = "accelerate"
 VERSION = trainers()[TARGET].version
+# In place of bitsandbytes', whose operators take no distributed tensors (its issue 1633; bitsandbytes/optim 0.50).
+OF_SHARDS = {"adam8bit": "adamw_torch_8bit"}
 ON_THE_GPU = frozenset({"adam8bit", "paged_adam", "paged_adam8bit", "lion"})  # bitsandbytes/functional.py: is_on_gpu
 
 
 def export_config(plan: Plan) -> Exported:
     """Return `accelerate.yaml`, the arguments of a Trainer, and the launch script. Raises SpecError with every reason
     where the plan is illegal or Accelerate cannot run it."""
-    if problems := check(plan) or tuple(unsupported(plan)):
+    if problems := check(plan) or (*unsupported(plan), *_with_fsdp2(plan)):
         raise SpecError(*problems)
     document, arguments = config(plan), _arguments(plan)
     return Exported(
@@ -65,6 +67,13 @@ def unsupported(plan: Plan) -> Iterator[Problem]:
         yield Problem("replicas", message, "plan with GPUs that the machines share evenly")
 
 
+def _with_fsdp2(plan: Plan) -> Iterator[Problem]:
+    """Yield why FSDP2, for which the export is, does not run what FSDP did: `--framework fsdp` is a price for both."""
+    if _is_sharded(plan) and plan.job.optimizer in ON_THE_GPU - OF_SHARDS.keys():
+        message = f"{plan.job.optimizer} is bitsandbytes' alone, which updates no parameters that FSDP2 shards"
+        yield Problem("job.optimizer", message, "use --optimizer adam8bit, which torchao has, or --set sharding=none")
+
+
 def _is_sharded(plan: Plan) -> bool:
     return plan.optimizer.sharding in ("zero2", "zero3")
 
@@ -74,6 +83,8 @@ def _arguments(plan: Plan) -> dict[str, object]:
     left alone, Accelerate keeps whole ones on every GPU until the last (`no_sync`)."""
     (replica,) = plan.replicas
     kept = trainer_arguments(plan)
+    if _is_sharded(plan) and plan.job.optimizer in OF_SHARDS:
+        kept["optim"] = OF_SHARDS[plan.job.optimizer]
     if _is_sharded(plan) and replica.micro_batches > 1 and plan.job.options.gradient_sync != "last":
         kept["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     return kept

@@ -32,7 +32,7 @@ def nearest_plan(plan: Plan, to: str) -> Plan | None:
     """Return the best plan for the same model, machines and job that target `to` can run, with its prediction; None
     where the target runs every legal plan, or where nothing but another model or job would help."""
     limits = limits_of(to)
-    if limits is None or check(plan):
+    if limits is None or check(plan) or not tuple(limits(plan)):
         return None
     job = replace(plan.job, framework=TARGETS[to].framework)
     options = [problem for problem in limits(plan) if problem.path.startswith("job.options.")]

@@ -15,6 +15,7 @@ from shardwright.importers.trainers import (
     TrainerFields,
     TrainerSettings,
     batch_words,
+    offload_words,
     optimizer_words,
     sharding_words,
 )
@@ -79,7 +80,14 @@ def torchtitan_settings(config: TrainerFields, gpus: int, layers: int) -> Traine
     total = config.whole("global_batch_size", -1)
     reshard = config.first("fsdp_reshard_after_forward") or "default"
     stage = 0 if sharers <= 1 else 2 if reshard == "never" or (reshard == "default" and depth > 1) else 3
-    words = [*sharding_words(stage), *batch_words(micro, total if total > 0 else local * ranks)]
+    offloads = config.first("enable_cpu_offload") is True
+    if offloads and stage < 3:
+        config.report("enable_cpu_offload", "offload of weights that are not sharded is not described", "write False")
+    words = [
+        *sharding_words(stage),
+        *(offload_words(1.0) if offloads else ()),
+        *batch_words(micro, total if total > 0 else local * ranks),
+    ]
     words += ["--seq-length", str(config.whole("seq_len", 2048)), "--tensor-model-parallel-size", str(tensor)]
     words += ["--pipeline-model-parallel-size", str(depth), "--context-parallel-size", str(context)]
     words += ["--expert-model-parallel-size", str(experts)]

@@ -28,6 +28,9 @@ VERSION = 1
 STATIC = {"parameters": "weights_bytes", "gradients": "gradients_bytes", "state": "optimizer_bytes"}
 PASSING = ("activations", "buffers", "temporaries")
 STOPS_EARLY = ("fsdp", "eager", "torchtitan", "train")  # whose recomputation is PyTorch's, layer by layer
+# Where layers run again, what enters the first has a gradient, too (transformers/modeling_utils.py 5.24:
+# enable_input_require_grads).
+WANTS_ALL = ("fsdp", "eager", "deepspeed")
 PASSING_TERMS = ("activations_bytes", "logits_bytes", "buffers_bytes")
 
 
@@ -193,8 +196,10 @@ def _flops(plan: Plan, place: Place) -> float:
             total += passes * every + (1.0 + FLASH_BACKWARD_FLOPS - passes) * scores
             if job.adapter is not None:
                 beside = adapted(model, layer, job.adapter)
-                total += 6.0 * sum(job.adapter.rank * (matrix.inputs + matrix.outputs) for matrix in beside)
-                total -= _into_frozen(layer, model.hidden, beside, job.adapter.rank) if unit == 1 else 0.0
+                products = 6.0 + 2.0 * (number < again)
+                total += products * sum(job.adapter.rank * (matrix.inputs + matrix.outputs) for matrix in beside)
+                stops = unit == 1 and not (again and job.framework in WANTS_ALL)
+                total -= _into_frozen(layer, model.hidden, beside, job.adapter.rank) if stops else 0.0
             total += every - _not_again(layer, job, model.hidden) if number < again else 0.0
             total += scores if recompute.granularity == "selective" else 0.0
         if len(model.layers) + 1 in units:

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.exporters.accelerate import unsupported as accelerate_limits
-from shardwright.exporters.hugging_face import adapter_config
+from shardwright.exporters.hugging_face import adapter_config, quantisation_config
 from shardwright.exporters.megatron.limits import unsupported as megatron_limits
 from shardwright.plans.check import check
 from shardwright.plans.document import to_document
@@ -27,6 +27,7 @@ NOT_YET = ("torchtitan", "deepspeed", "nanotron", "jax", "trl")
 SIZES = ("global_batch", "seq_len", "precision")
 OF_NO_STEP = ("tokens", "objective", "framework", "budget_dollars", "deadline_hours")
 SCALES = ("embedding_scale", "residual_scale", "logit_scale", "score_scale")  # of what is computed all the same
+OPTIMIZERS = ("adam", "adam8bit")
 HINT = "rehearse a dense model of the families llama, mistral, qwen2 or qwen3"
 
 
@@ -77,6 +78,8 @@ def _of_fsdp(plan: Plan) -> dict[str, Any]:
     return {
         "config": configuration(plan.model),
         "adapter": None if plan.job.adapter is None else adapter_config(plan.model, plan.job.adapter),
+        "quantisation": quantisation_config(plan),
+        "optimizer": plan.job.optimizer,
         "micro_batch": plan.micro_batch,
         "micro_batches": replica.micro_batches,
         "seq_len": plan.job.seq_len,
@@ -106,16 +109,16 @@ def _fsdp_limits(plan: Plan) -> Iterable[Problem]:
 def _unrehearsed(job: Job) -> Iterator[Problem]:
     """Yield what of a job a rehearsal is not asked for (`_of_fsdp`): all that is not as in a plain job of its size."""
     plain = Job(global_batch=job.global_batch, seq_len=job.seq_len)
-    asked = (*SIZES, *OF_NO_STEP, "options", "adapter")
+    asked = (*SIZES, *OF_NO_STEP, "options", "adapter", "optimizer")
     parts = (("job", job, plain, asked), ("job.options", job.options, plain.options, ("gradient_sync",)))
     for place, record_of, usual, left in parts:
         for field in fields(record_of):
             if field.name not in left and getattr(record_of, field.name) != getattr(usual, field.name):
                 hint = "plan without, or rehearse the plan of another trainer"
                 yield Problem(f"{place}.{field.name}", "is not rehearsed under FSDP2 yet", hint)
-    if job.adapter is not None and job.adapter.quantised:
-        message = "beside quantised weights are not rehearsed under FSDP2: bitsandbytes' kernels need a GPU"
-        yield Problem("job.adapter", message, "plan with `adapter=lora:16` or `adapter=dora:16`")
+    if job.optimizer not in OPTIMIZERS:
+        message = f"{job.optimizer} is not rehearsed under FSDP2 yet"
+        yield Problem("job.optimizer", message, f"plan with optimizer={' or '.join(OPTIMIZERS)}")
     if job.precision == "fp8":
         yield Problem("job.precision", "fp8 is not rehearsed under FSDP2 yet", "plan with precision=bf16")
 

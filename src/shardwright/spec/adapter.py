@@ -31,8 +31,10 @@ USUAL_RANK = 16
 MOST_RANK = 4096
 # Bits of a frozen weight: four with a scale of eight bits for each 64 of them and one in fp32 for each 256 of these
 # scales (arXiv 2305.14314 §3); eight with a scale in fp32 for each row, which is nothing.
-NF4_BYTES = (4.0 + 8.0 / 64 + 32.0 / (64 * 256)) / 8.0
-FROZEN_BYTES: dict[Frozen, float] = {"16-bit": 2.0, "nf4": NF4_BYTES, "int8": 1.0}
+NF4_SCALES = (8.0 / 64 + 32.0 / (64 * 256)) / 8.0
+FROZEN_BYTES: dict[Frozen, float] = {"16-bit": 2.0, "nf4": 0.5 + NF4_SCALES, "int8": 1.0}
+# Of these, what no trainer shards: it stands beside the parameter (bitsandbytes/functional.py 0.50: QuantState).
+WHOLE_BYTES: dict[Frozen, float] = {"16-bit": 0.0, "nf4": NF4_SCALES, "int8": 0.0}
 
 
 @record

@@ -17,6 +17,7 @@ from shardwright.cost.iteration.step import data_parallel, frozen_on
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import (
     StateBytes,
+    elsewhere,
     gathered_bytes,
     head_bytes,
     least_state_bytes,
@@ -27,7 +28,7 @@ from shardwright.cost.memory.sizes import (
     weight_bytes,
     whole_units,
 )
-from shardwright.cost.pipeline.in_flight import most_live
+from shardwright.cost.pipeline.in_flight import live_at_end, most_live
 from shardwright.cost.stage.exact import (
     fewest_layers,
     in_host_bytes,
@@ -40,6 +41,7 @@ from shardwright.cost.stage.exact import (
 from shardwright.cost.stage.terms import WHOLE
 from shardwright.cost.strategies import UNSHARDED, ZERO2, ZERO3, Layouts, Strategies
 from shardwright.records import record
+from shardwright.spec.job import Job
 
 # Activations and gradients that a rank sends and receives at a time: the four tensors of `_communicate` in
 # megatron/core/pipeline_parallel/p2p_communication.py.
@@ -73,19 +75,23 @@ class Footprint:
 @record
 class Fixed(Columns):
     """The terms that recomputation does not change, [N, P] in bytes, and the micro-batches of each pipeline, [N].
-    `logits` is whole here; in a `Footprint` it is what they need beyond the working set they alternate with. So do
-    `passing`, the part of weights and gradients that is there while layers run, and `bare`, what the embedding or the
-    update has when nothing is kept any more; layers before the last have `before` more, when what the last kept is
-    gone. `late` is the part of gradients that comes in place of activations; `in_host` is the state in host memory."""
+
+    While layers run, `passing` is there, a part of weights and gradients; in its place there is what the last rank has
+    with its logits, `head` [N], the first in the backward pass of its embedding, `first` [N], and each in the update,
+    `bare`, when nothing is kept any more. Layers before the last have `before` more, when what the last kept is gone.
+    `late` is the part of gradients that comes in place of activations and of weights, which leave layer by layer where
+    they are `resharded`; `in_host` is the state in host memory."""
 
     weights: Floats
     gradients: Floats
     optimizer: Floats
-    logits: Floats
     buffers: Floats
+    head: Floats
+    first: Floats
     passing: Floats
     before: Floats
     bare: Floats
+    resharded: Floats
     late: Floats
     in_host: Floats
     micro_batches: Ints
@@ -94,12 +100,14 @@ class Fixed(Columns):
 @record
 class HeldParameters:
     """Parameters that one GPU of each rank holds before data-parallel sharding, [N, P]; `ends` are those of `dense` in
-    embedding and output projection, `replicated` those of adapters beyond the rank's part of all of the model's,
-    `frozen` those of a tower that is not trained, which are no part of `dense`."""
+    embedding and output projection, `tied` those of an embedding that the other end of the pipeline holds, too,
+    `replicated` those of adapters beyond the rank's part of all of the model's, `frozen` those of a tower that is not
+    trained, which are no part of `dense`."""
 
     dense: Floats
     expert: Floats
     ends: Floats
+    tied: Floats | float = 0.0
     replicated: Floats | float = 0.0
     frozen: Floats | float = 0.0
 
@@ -110,15 +118,20 @@ def held_parameters(context: Context, rows: Strategies, shards: LayerRows, start
     dense, expert = stages.total(table.dense), stages.total(table.expert)
     ends = per_rank(stages.total(table.ends), chunks).sum(axis=1)
     dense, expert = per_rank(dense, chunks).sum(axis=1), per_rank(expert, chunks).sum(axis=1)
-    if context.model.tied_embeddings and rows.pp[0] == 1:
-        once = (context.model.token_table_parameters / rows.tp)[:, None]
-        dense, ends = dense - once, ends - once
+    tied: Floats | float = 0.0
+    if context.model.tied_embeddings:
+        table_of_tokens = (context.model.token_table_parameters / rows.tp)[:, None]
+        if rows.pp[0] == 1:
+            dense, ends = dense - table_of_tokens, ends - table_of_tokens
+        else:
+            rank = np.arange(dense.shape[1])
+            tied = table_of_tokens * ((rank == 0) | (rank == len(rank) - 1))
     replicated: Floats | float = 0.0
     if context.job.adapters:
         adapters = per_rank(stages.total(table.adapters), chunks).sum(axis=1)
         replicated = np.maximum(adapters - trained_share(context.model, context.job) * (dense + expert), 0.0)
     frozen = per_rank(frozen_on(table, stages), chunks).sum(axis=1)
-    return HeldParameters(dense=dense, expert=expert, ends=ends, replicated=replicated, frozen=frozen)
+    return HeldParameters(dense=dense, expert=expert, ends=ends, tied=tied, replicated=replicated, frozen=frozen)
 
 
 def states(context: Context, rows: Strategies, shards: LayerRows, held: HeldParameters) -> StateBytes:
@@ -136,6 +149,7 @@ def states(context: Context, rows: Strategies, shards: LayerRows, held: HeldPara
         rows.offload[:, None],
         two_layers[:, None],
         held.ends,
+        held.tied,
         held.replicated,
         held.frozen,
         summed_at_last(context.job, rows)[:, None],
@@ -146,7 +160,16 @@ def kept_activations(context: Context, rows: Strategies, shards: LayerRows, star
     """Return the bytes that one micro-batch leaves on each virtual stage until its backward pass, [N, v, P]."""
     stages = of_pipelines(shards.row, starts, context.layer_count)
     kept = kept_bytes(shards.table.kept, stages, rows.recompute[:, None], rows.recompute_layers[:, None])
+    if memory_facts(context.job.framework).stage_buffers:
+        kept = kept + shards.table.boundary[shards.row][:, None] * _outputs_beyond_inputs(context.job, kept.shape[1])
     return np.asarray(per_rank(kept, int(rows.vpp[0])))
+
+
+def _outputs_beyond_inputs(job: Job, stages: int) -> Ints:
+    """Return how many messages of a micro-batch more each of so many virtual stages keeps where it keeps what it gives,
+    and its input is in a buffer (`message_buffers`)."""
+    stage, on_gpu = np.arange(stages), job.options.activation_offload != "inputs"
+    return np.asarray((stage < stages - 1).astype(int) - (stage > 0) * on_gpu)
 
 
 def working_set(rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
@@ -169,20 +192,21 @@ def fixed_bytes(
     count = micro_batches(job, rows) if count is None else count
     layer, ranks = shards.table.parameters[shards.row], data_parallel(context, rows).dense.size
     units = whole_units(model, job, rows, layer, ranks, count)
-    logits = np.zeros_like(state.weights)
-    logits[:, -1], last = units.head, units.last[:, None]
+    last = units.last[:, None]
     updated = np.where(rows.sharding[:, None] == ZERO3, 0.0, facts.by_unit * _updated_weights(context, rows, held))
     return Fixed(
         weights=state.weights,
         gradients=state.gradients + last,
         optimizer=state.optimizer,
-        logits=logits,
-        buffers=np.broadcast_to(message_buffers(boundary, (rows.pp > 1)[:, None]) + gathered, logits.shape),
+        buffers=message_buffers(job, rows, boundary, count) + gathered,
+        head=units.head,
+        first=units.first,
         passing=np.where(cut & (facts.freed | facts.by_unit), state.gathered + last, 0.0),
-        before=np.broadcast_to(units.before[:, None], logits.shape),
-        bare=np.maximum(units.first[:, None], updated),
+        before=np.broadcast_to(units.before[:, None], state.weights.shape),
+        bare=updated,
+        resharded=state.resharded,
         late=np.where(cut & facts.freed & (count == 1)[:, None], state.sharded_gradients, 0.0),
-        in_host=np.broadcast_to(state.in_host, logits.shape),
+        in_host=np.broadcast_to(state.in_host, state.weights.shape),
         micro_batches=count,
     )
 
@@ -191,15 +215,30 @@ def _updated_weights(context: Context, rows: Strategies, held: HeldParameters) -
     """Return the bytes of the trained weights that each rank updates, [N, P], none where it updates all: the runtime
     hands out a copy of these (`runtime.step.unshard`)."""
     groups = data_parallel(context, rows)
-    parameters = held.dense / groups.dense.size[:, None] + held.expert / groups.expert.size[:, None]
+    dense = held.dense - elsewhere(context.job, held.tied)
+    parameters = dense / groups.dense.size[:, None] + held.expert / groups.expert.size[:, None]
     width = weight_bytes(context.job) * trained_share(context.model, context.job)
     return np.where(rows.sharding[:, None] == UNSHARDED, 0.0, width * parameters)
 
 
-def message_buffers(boundary: Floats, staged: Bools | bool) -> Floats:
-    """Return the bytes of what a rank that has neighbours (`staged`) sends and receives at a time, where a message has
-    `boundary` bytes."""
-    return np.asarray(P2P_BUFFERS * boundary * staged)
+def message_buffers(job: Job, rows: Strategies, boundary: Floats, count: Ints) -> Floats:
+    """Return the bytes of what ranks that have neighbours send and receive at a time, [N, P], where a message has
+    `boundary` [N, 1] bytes, and with `stage_buffers` of what they receive of `count` [N] micro-batches: inputs but on
+    the first virtual stage, gradients but on the last. There the gradient that the last backward pass gave is kept
+    until the next one."""
+    ranks = int(rows.pp[0])
+    if ranks == 1:
+        return 0.0 * boundary
+    rank, alone = np.arange(ranks), rows.vpp[:, None] == 1
+    if not memory_facts(job.framework).stage_buffers:
+        return np.asarray(P2P_BUFFERS * boundary + 0.0 * rank)
+    received = 2 * rows.vpp[:, None] - (rank == 0) - (rank == ranks - 1)
+    return np.asarray(boundary * (count[:, None] * received + alone * (rank > 0)))
+
+
+def least_message_buffers(job: Job, boundary: Floats, staged: Bools | bool) -> Floats:
+    """Return the least of these on a rank that has neighbours (`staged`), beyond what it keeps."""
+    return np.asarray(P2P_BUFFERS * boundary * staged * (not memory_facts(job.framework).stage_buffers))
 
 
 def footprint(
@@ -208,10 +247,17 @@ def footprint(
     """Return the peak of each rank. All rows have equal pp and vpp. `fixed` is what `fixed_bytes` returns for them."""
     fixed = fixed or fixed_bytes(context, rows, shards, starts)
     working = working_set(rows, shards, starts)
-    kept = _most_kept(rows, kept_activations(context, rows, shards, starts), fixed.micro_batches)
-    activations, replaced = kept + working, np.minimum(fixed.late, kept)
+    values = kept_activations(context, rows, shards, starts)
+    kept = _most_kept(rows, values, fixed.micro_batches)
+    activations, replaced = kept + working, np.minimum(fixed.late, kept + fixed.resharded)
     gradients = fixed.gradients - replaced
-    ends = np.maximum(fixed.logits, fixed.bare - kept) - working - fixed.passing - (fixed.late - replaced)
+    ends = fixed.bare - kept
+    if fixed.first.any():
+        at_first = _kept_at_end(rows, values, fixed.micro_batches, last=False)
+        ends[:, 0] = np.maximum(ends[:, 0], fixed.first - (kept[:, 0] - at_first))
+    at_last = _kept_at_end(rows, values, fixed.micro_batches, last=True)
+    ends[:, -1] = np.maximum(ends[:, -1], fixed.head - (kept[:, -1] - at_last))
+    ends = ends - working - fixed.passing - (fixed.late - replaced)
     logits = np.maximum(np.maximum(ends, fixed.before - kept / context.layer_count), 0.0)
     tensors = fixed.weights + gradients + fixed.optimizer + activations + logits + fixed.buffers
     return Footprint(
@@ -246,12 +292,22 @@ def _most_kept(rows: Strategies, values: Floats, count: Ints) -> Floats:
     return kept
 
 
+def _kept_at_end(rows: Strategies, values: Floats, count: Ints, *, last: bool) -> Floats:
+    """Return the same of the first rank while the embedding runs backward, or of the `last` while the logits of a
+    micro-batch are there, [N]."""
+    kept = live_at_end(values, count, last=last)
+    if rows.zero_bubble.any():
+        kept = np.where(rows.zero_bubble, live_at_end(values, count, last=last, apart=True), kept)
+    return kept
+
+
 def least_bytes(context: Context, shards: LayerRows, fixed: Fixed) -> Floats:
     """Return what the fullest rank needs whatever is recomputed, [N]: states, buffers and one layer's gradients or
     the logits."""
-    logits = fixed.logits - fixed.passing - fixed.late
-    working = np.maximum(shards.table.live[shards.row, WHOLE][:, None], logits)
-    tensors = fixed.weights + fixed.gradients + fixed.optimizer + fixed.buffers + working
+    working = shards.table.live[shards.row, WHOLE][:, None] + 0.0 * fixed.weights
+    working[:, -1] = np.maximum(working[:, -1], fixed.head - (fixed.passing + fixed.late)[:, -1])
+    gradients = fixed.gradients - np.minimum(fixed.late, fixed.resharded)
+    tensors = fixed.weights + gradients + fixed.optimizer + fixed.buffers + working
     return np.asarray((tensors + reserved_bytes(context.job, tensors)).max(axis=1))
 
 
@@ -282,7 +338,7 @@ def most_room(context: Context, rows: Strategies, shards: LayerRows, dense: Floa
         for group in (groups.dense, groups.expert)
     ]
     room = room_for_tensors(job, context.memory_limit_bytes)
-    room = room - table.live[row, WHOLE] - message_buffers(table.boundary[row], rows.pp > 1)
+    room = room - table.live[row, WHOLE] - least_message_buffers(job, table.boundary[row], rows.pp > 1)
     return np.asarray(room - (state[0] * dense + state[1] * expert))
 
 

@@ -151,9 +151,8 @@ def _stages(plan: Plan, lanes: list[Lanes], held: list[HeldParameters], places: 
 
 def _footprint(lanes: Lanes) -> Footprint:
     """Return the memory of every stage if all were like one lane: a replica has micro-batches of its own."""
-    context, rows, shards, starts = lanes.context, lanes.rows, lanes.shards, lanes.starts
-    fixed = replace(fixed_bytes(context, rows, shards, starts), micro_batches=lanes.micro_batches)
-    return footprint(context, rows, shards, starts, fixed)
+    given = (lanes.context, lanes.rows, lanes.shards, lanes.starts)
+    return footprint(*given, fixed_bytes(*given, lanes.micro_batches))
 
 
 def _each(term: Callable[[str], Floats]) -> Footprint:

@@ -31,7 +31,11 @@ class MemoryFacts:
     the gradient of a weight of a layer and of its copy in the type of its buffer, before it is added there.
     `chunk_elements`: logits that are in fp32 at a time, and twice the elements of the gradient of the output projection
     or the embedding that are made at a time; 0 where they are not made so. `by_unit`: whether under ZeRO-2 and 3 the
-    head and the embedding are whole alone, as each layer is. `freed`: whether
+    head and the embedding are whole alone, as each layer is. `tied_once`: whether the ranks of both ends of a pipeline
+    share out the state of a tied embedding, which each end else has for itself. `stage_buffers`: whether a stage of a
+    pipeline receives the inputs and the gradients of every micro-batch of a step in memory of their own, and keeps what
+    it gives until the backward pass (torch/distributed/pipelining/stage.py 2.13: `_setup_forward_recv_info`,
+    `_create_grad_recv_info`, `fwd_cache`). `freed`: whether
     gradients end with the update, so that under ZeRO-2 and 3 a step of one micro-batch has them in place of
     activations, and weights of two layers are gathered in place of the head's. `gradients_follow`: whether under ZeRO-2
     and 3 gradients go to host memory with the state that is there, in every micro-batch (DeepSpeed, FSDP2);
@@ -56,6 +60,8 @@ class MemoryFacts:
     unmerged: float
     chunk_elements: float
     by_unit: bool
+    tied_once: bool
+    stage_buffers: bool
     freed: bool
     gradients_follow: bool
     weights_follow: bool

@@ -10,7 +10,7 @@ from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Strategies
 from shardwright.records import record
-from shardwright.spec.adapter import FROZEN_BYTES
+from shardwright.spec.adapter import FROZEN_BYTES, WHOLE_BYTES
 from shardwright.spec.images import tower_parameters, trained_parameters
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -22,13 +22,14 @@ CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi mi
 class StateBytes:
     """Weights, gradients and optimizer state of one GPU, arrays of any broadcast shape. Of weights and gradients,
     `gathered` are those of layers that are gathered for their passes; the rest of sharded gradients is
-    `sharded_gradients`. `in_host` are the bytes of host memory: offloaded state with its gradients and what else
-    follows it, and state that is paged."""
+    `sharded_gradients`, and weights that a backward pass leaves sharded, layer by layer, are `resharded`. `in_host` are
+    the bytes of host memory: offloaded state with its gradients and what else follows it, and state that is paged."""
 
     weights: Floats
     gradients: Floats
     optimizer: Floats
     gathered: Floats
+    resharded: Floats
     sharded_gradients: Floats
     in_host: Floats
 
@@ -44,6 +45,7 @@ def state_bytes(
     offload: Array,
     working: Array,
     ends: Array | float = 0.0,
+    tied: Array | float = 0.0,
     replicated: Array | float = 0.0,
     tower: Array | float = 0.0,
     unsharded: Array | bool = False,
@@ -56,12 +58,13 @@ def state_bytes(
     data-parallel ranks, ZeRO-2 the gradients as well, ZeRO-3 the weights too, of which `working` parameters are
     gathered at a time. `offload` is the fraction of the state in host memory, with what follows it there
     (`MemoryFacts`). `ends` are the dense parameters of embedding and output projection, which stay with Adam under Muon
-    and in 16 bits beside quantised layers.
+    and in 16 bits beside quantised layers; `tied` those of an embedding that the other end of a pipeline holds, too.
 
     Frozen weights have no gradients and no state, and so no master weight either: of these a rank keeps its shard as
-    they are. `replicated` are the weights of adapters that a GPU has beyond its part of all, `tower` those of a frozen
-    tower, which count nowhere else. `unsharded` says that gradients are whole until the last micro-batch, in the type
-    that is sent. Under FSDP2's ZeRO-2 shards that are no masters stay beside the weights that are gathered from them.
+    they are, and of quantised ones all scales. `replicated` are the weights of adapters that a GPU has beyond its part
+    of all, `tower` those of a frozen tower, which count nowhere else. `unsharded` says that gradients are whole until
+    the last micro-batch, in the type that is sent. Under FSDP2's ZeRO-2 shards that are no masters stay beside the
+    weights that are gathered from them.
     """
     full, facts = job.precision == "fp32", memory_facts(job.framework)
     weight, gradient, frozen = weight_bytes(job), gradient_bytes(job), frozen_bytes(job)
@@ -74,31 +77,41 @@ def state_bytes(
     open_at_once, reduced = (np.minimum(working, held - kept * (1.0 - part)) for part in (weights_away, gradients_away))
     total, sharded = share * held + replicated, share * kept + replicated / dense_ranks
     whole, shard, opened = weight * total, own_shard * sharded, weight * share * open_at_once
+    scales: Array | float = 0.0
     if frozen:
-        wider, still = max(weight - frozen, 0.0) * ends, frozen * (1.0 if job.adapters else 1.0 - share)
-        whole = whole + still * held + wider
-        shard, opened = shard + still * kept + wider / dense_ranks, opened + still * open_at_once
+        part, apiece = 1.0 if job.adapters else 1.0 - share, WHOLE_BYTES[job.adapter.frozen] if job.adapter else 0.0
+        wider, scales = max(weight - frozen, 0.0) * ends, part * apiece * (held - ends)
+        whole, opened = whole + part * frozen * held + wider, opened + part * (frozen - apiece) * open_at_once
+        shard = shard + part * (frozen - apiece) * kept + scales + (wider + part * apiece * ends) / dense_ranks
     unchanged = (frozen or weight) * tower
     whole, shard = whole + unchanged, shard + unchanged / dense_ranks
-    beside = (sharding == ZERO2) & (facts.shard_weight == 0.0)
-    whole = whole + beside * (shard - sharded * own_shard * (job.masters and not full))
+    kept_too = (sharding == ZERO2) & (facts.shard_weight == 0.0)
+    resharded = kept_too * whole
+    whole = whole + kept_too * (shard - scales - sharded * own_shard * (job.masters and not full))
     weights = np.where(sharding == ZERO3, (1.0 - weights_away) * shard + opened, whole)
     staying, leaving = gradient * sharded * (1.0 - gradients_away), passing * share * reduced
-    staying, leaving = np.where(unsharded, 0.0, staying), np.where(unsharded, 0.5, 1.0) * leaving
+    staying, leaving = np.where(unsharded, 0.0, staying), np.where(unsharded | kept_too, 0.5, 1.0) * leaving
     waiting = np.where(unsharded, widths_of(job).gradient_reduction * total, 0.0)
     gradients = np.where(sharding >= ZERO2, staying + waiting + leaving, gradient * total)
     on_their_way = opened * (sharding == ZERO3) + leaving * (sharding >= ZERO2)
     apart = share * ends_width(model, job)
-    updated = np.where(sharding == UNSHARDED, total, sharded)
-    optimizer = state * updated + np.where(sharding == UNSHARDED, apart * ends, apart * ends / dense_ranks)
+    away = elsewhere(job, tied)
+    updated = np.where(sharding == UNSHARDED, total, sharded - away / dense_ranks)
+    optimizer = state * updated + apart * np.where(sharding == UNSHARDED, ends, (ends - away) / dense_ranks)
     return StateBytes(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer * (1.0 - offload),
         gathered=on_their_way,
+        resharded=resharded,
         sharded_gradients=staying * (sharding >= ZERO2),
         in_host=offload * (optimizer + facts.host_beside * updated) + weights_away * shard + paged_width(job) * updated,
     )
+
+
+def elsewhere(job: Job, tied: Array | float) -> Floats:
+    """Return the parameters of a `tied` embedding whose sharded state the other end of a pipeline keeps."""
+    return np.asarray(0.5 * memory_facts(job.framework).tied_once * job.trains("language") * tied)
 
 
 def weight_bytes(job: Job) -> float:
@@ -145,11 +158,13 @@ def least_state_bytes(model: Model, job: Job, ranks: Array, everything: Array, *
     state in host memory. Without `gradients` those that come in place of activations do not count."""
 
     def kept(sharding: int) -> Floats:
-        dense, expert, offload = np.ones(1), np.zeros(1), np.ones(1)
-        alone, working = np.ones(1), np.zeros(1)
-        state = state_bytes(model, job, dense, expert, ranks, alone, np.full(1, sharding), offload, working)
-        late = 0.0 if gradients or not memory_facts(job.framework).freed else state.sharded_gradients
-        return np.asarray(state.weights + state.gradients - late)
+        one, none, cut = np.ones(1), np.zeros(1), np.full(1, sharding)
+        of_layers, of_ends = (
+            state_bytes(model, job, one, none, ranks, one, cut, one, none, ends) for ends in (0.0, 1.0)
+        )
+        weights = np.minimum(of_layers.weights, of_ends.weights)
+        late = 0.0 if gradients or not memory_facts(job.framework).freed else of_layers.sharded_gradients
+        return np.asarray(weights + of_layers.gradients - late)
 
     whole = kept(ZERO1)
     return np.where(everything, np.minimum(whole, kept(ZERO3)), whole)
@@ -230,7 +245,7 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
     tied = model.tied_embeddings
     return WholeUnits(
         head=np.asarray(np.maximum(forward, backward)),
-        first=np.asarray(first * (rows.sharding >= ZERO2)),
+        first=np.asarray(first),
         last=np.asarray(gradient * (end + layer * (arriving - 1.0) if tied else end * arriving - layer)),
         before=np.asarray(gradient * (0.0 if tied else np.maximum(layer - end, 0.0)) * arriving),
     )

@@ -51,6 +51,29 @@ def most_live(values: Floats, micro_batches: Ints, *, apart: bool = False) -> Fl
     return most
 
 
+def live_at_end(values: Floats, micro_batches: Ints, *, last: bool, apart: bool = False) -> Floats:
+    """Return the most that the `last` rank holds while a micro-batch is in the last virtual stage, where its forward
+    pass is followed by its backward pass; or the first rank beside a micro-batch that has gone backward through its
+    first virtual stage: [N], of `values` and `micro_batches` as `most_live` has them."""
+    virtual_stages, ranks = values.shape[1:]
+    held = values[:, :, ranks - 1 if last else 0]
+    if last and not apart:  # a group of micro-batches waits in all others
+        return np.asarray(ranks * held[:, :-1].sum(axis=1) + held[:, -1])
+    if virtual_stages == 1:
+        count = in_flight(ranks, 1, micro_batches, ranks - 1 if last else 0, apart=apart)
+        return np.asarray(held[:, 0] * (count - (not last)))
+    rounds = np.minimum(micro_batches // ranks, _ROUNDS)
+    most = np.empty(len(values))
+    for count in distinct(rounds):
+        rows = np.flatnonzero(rounds == count)
+        live = _chunks_at_end(ranks, virtual_stages, int(count), last=last, apart=apart)
+        sums = live[:, 0] * held[rows, None, 0]
+        for chunk in range(1, virtual_stages):
+            sums = sums + live[:, chunk] * held[rows, None, chunk]
+        most[rows] = sums.max(axis=1)
+    return most
+
+
 _ROUNDS = 3  # groups of P micro-batches, from which on more change nothing: warm-up is of less than two
 
 
@@ -67,14 +90,37 @@ def live_chunks(ranks: int, virtual_stages: int, rounds: int, *, apart: bool = F
     warmup = _before_first(ranks, virtual_stages, rank, apart=apart)
     groups = np.arange(0, total + 1, ranks)[:, None]
     before = np.concatenate([groups + 0 * rank, groups - 1 - warmup, total - 1 - warmup[None]])
-    before = np.clip(before, 0, total - 1)[:, None, :]
+    before = np.clip(before, 0, total - 1)
+    return _fullest(_live(ranks, virtual_stages, np.minimum(before + warmup + 1, total), before))
+
+
+@lru_cache(maxsize=256)
+def _chunks_at_end(ranks: int, virtual_stages: int, rounds: int, *, last: bool, apart: bool) -> Ints:
+    """Return the same of one end alone, [T, v], at the times of `live_at_end`. The last rank puts off P - 1 gradients
+    of weights where these are `apart`, the first none."""
+    total, rank = rounds * ranks * virtual_stages, ranks - 1 if last else 0
+    backward = np.arange(total)
+    backward = backward[backward // ranks % virtual_stages == (0 if last else virtual_stages - 1)][:, None]
+    warmup = _before_first(ranks, virtual_stages, rank, apart=apart) - rank * apart
+    forwards = np.minimum(backward + warmup + 1, total)
+    live = _live(ranks, virtual_stages, forwards, np.maximum(backward - rank * apart, 0))[:, :, 0]
+    return _fullest(live - (np.arange(virtual_stages) == 0) * (not last))
+
+
+def _live(ranks: int, virtual_stages: int, forwards: Ints, completed: Ints) -> Ints:
+    """Return the micro-batches of each virtual stage that are live after so many `forwards` and backward passes that
+    are `completed`, [T, ranks looked at] each, as [T, v, ranks looked at]."""
     chunk = np.arange(virtual_stages)[None, :, None]
 
     def done(passes: Ints, place: Ints) -> Ints:
-        whole, rest = np.divmod(passes, ranks * virtual_stages)
+        whole, rest = np.divmod(passes[:, None, :], ranks * virtual_stages)
         return np.asarray(whole * ranks + np.clip(rest - place * ranks, 0, ranks))
 
-    live = done(np.minimum(before + warmup + 1, total), chunk) - done(before, virtual_stages - 1 - chunk)
+    return done(forwards, chunk) - done(completed, virtual_stages - 1 - chunk)
+
+
+def _fullest(live: Ints) -> Ints:
+    """Return the times at which no other holds at least as much of every virtual stage."""
     times = distinct_rows(live.reshape(len(live), -1))
     fullest = [row for row in times if ((times >= row).all(axis=1)).sum() == 1]
-    return np.array(fullest).reshape(-1, virtual_stages, ranks)
+    return np.array(fullest).reshape(-1, *live.shape[1:])

@@ -77,8 +77,10 @@ def settings(plan: Plan) -> dict[str, dict[str, object]]:
         "seq_len": plan.job.seq_len,
         "dtype": "float32" if plan.job.masters else "bfloat16",
         "mixed_precision_param": "float32" if plan.job.precision == "fp32" else "bfloat16",
-        "disable_cuda_graphs": depth > 1 or stage.expert_parallel > 1,
+        "disable_cuda_graphs": depth > 1 or stage.expert_parallel > 1 or plan.optimizer.offload > 0.0,
     }
+    if plan.optimizer.offload:
+        training["enable_cpu_offload"] = True
     if plan.job.iterations is not None:
         training["steps"] = math.ceil(plan.job.iterations)
     return {"training": training, "parallelism": parallelism}

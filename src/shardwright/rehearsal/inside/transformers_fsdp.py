@@ -5,7 +5,8 @@ optimizer state are fp32, and with bf16 parameters are gathered and gradients re
 accelerate/utils/fsdp_utils.py, `set_mixed_precision` of accelerate/utils/dataclasses.py); AdamW's fused kernel,
 and gradients are clipped (`optim` and `max_grad_norm` of transformers/training_args.py). Beside frozen weights, which
 are loaded in the type of the passes and sharded with their layers, PEFT's adapters are fp32 (`autocast_adapter_dtype`
-of peft/mapping_func.py 0.21).
+of peft/mapping_func.py 0.21); those in four bits are bitsandbytes'. Adam in 8 bits is torchao's, as bitsandbytes'
+takes no sharded parameters.
 """
 
 from __future__ import annotations
@@ -17,33 +18,58 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from shardwright.rehearsal.inside.bits_and_bytes import quantise
 from shardwright.rehearsal.inside.guard import Refused
 from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Meter
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 RELEASE = 5  # of transformers
+UPDATE = "update in 8 bits"
+WHY = "compiled kernels for each parameter, which allocate nothing here (torchao/optim/adam.py)"
 
 
 def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
     """Run two steps of a rank, of which the second is measured: Adam's state appears in the first."""
-    model, transformers = _model(question)
+    model, transformers, shims = _model(question, meter)
     sharded = _sharded(model, question, meter)
     if question.get("on_gpu"):
         sharded.to_empty(device="cuda")
     trained = [parameter for parameter in sharded.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
+    optimizer, words = _optimizer(question["optimizer"], trained, shims)
     meter.mark(PARAMETERS, sharded.parameters())
     for _ in range(2):
         meter.begin_step()
         _step(sharded, optimizer, question, meter)
-        meter.mark(STATE, (value for state in optimizer.state.values() for value in state.values()))
+        meter.mark(
+            STATE, (part for state in optimizer.state.values() for value in state.values() for part in _parts(value))
+        )
     return {
-        "shims": {}, "choices": ["optimizer: torch.optim.AdamW(fused=True)", f"transformers {transformers}"],
+        "shims": shims, "choices": [f"optimizer: {words}", f"transformers {transformers}"],
         "masters": question["precision"] != "fp32" and question["adapter"] is None,
     }  # fmt: skip
 
 
-def _model(question: dict[str, Any]) -> tuple[Any, str]:
+def _optimizer(name: str, parameters: list[Any], shims: dict[str, str]) -> tuple[Any, str]:
+    """Return the optimizer that transformers' Trainer is told to take, and what it is."""
+    if name == "adam":
+        return torch.optim.AdamW(parameters, lr=1e-4, fused=True), "torch.optim.AdamW(fused=True)"
+    if importlib.util.find_spec("torchao") is None:
+        raise Refused("torchao", "is not installed where the trainer is to run", "pip install torchao")
+    with _disable_current_modes():
+        library = importlib.import_module("torchao.optim")
+        steps: Any = importlib.import_module("torchao.optim.adam")
+    steps.single_param_adam = lambda *_, **__: None
+    shims[UPDATE] = WHY
+    return library.AdamW8bit(parameters, lr=1e-4), "torchao.optim.AdamW8bit"
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return the tensors of a state: the codes and scales of one in eight bits."""
+    inner = getattr(value, "_local_tensor", value)
+    return [inner.codes, inner.scale] if hasattr(inner, "codes") else [inner]
+
+
+def _model(question: dict[str, Any], meter: Meter) -> tuple[Any, str, dict[str, str]]:
     if importlib.util.find_spec("transformers") is None:
         raise Refused(
             "transformers", "is not installed where the trainer is to run", f"pip install 'transformers>={RELEASE}'"
@@ -60,11 +86,12 @@ def _model(question: dict[str, Any]) -> tuple[Any, str]:
     dtype = torch.float32 if question["adapter"] is None else DTYPES[question["precision"]]
     with torch.device("meta" if question.get("on_gpu") else "cuda"):  # whole, it may not fit on a GPU
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        shims = quantise(model, question["quantisation"], meter) if question["quantisation"] else {}
         if question["adapter"] is not None:
             model = _adapted(model, question["adapter"])
     if question["recompute"]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train(), transformers.__version__
+    return model.train(), transformers.__version__, shims
 
 
 def _adapted(model: Any, fields: dict[str, Any]) -> Any:

@@ -147,7 +147,7 @@ class Figures(Columns):
 def figures(table: Table, layers: Layers, copies: int) -> Figures:
     """Return the figures of every type in a pipeline, where `copies` replicas share the optimizer state."""
     per_weight, more = table.kept_bytes(copies)
-    move = least_move_seconds(table)
+    move, (elsewhere, _) = least_move_seconds(table), table.elsewhere_bytes(copies)
     return Figures(
         layer=layers.least,
         state=(layers.weights * per_weight).sum(axis=0),
@@ -158,9 +158,10 @@ def figures(table: Table, layers: Layers, copies: int) -> Figures:
         move=move,
         first_seconds=layers.first_seconds,
         last_seconds=layers.last_seconds,
-        first_held=(per_weight * layers.first_weights).sum(axis=0) + more * layers.first_ends,
+        first_held=(per_weight * layers.first_weights).sum(axis=0) + more * layers.first_ends - elsewhere,
         first_bytes=layers.first_bytes,
-        last_held=(per_weight * layers.last_weights).sum(axis=0) + more * layers.last_ends + layers.last_bytes,
+        last_held=(per_weight * layers.last_weights).sum(axis=0)
+        + (more * layers.last_ends - elsewhere + layers.last_bytes),
     )
 
 

@@ -79,13 +79,17 @@ def lone_stages(
         dense, ends = (held - table.tied_parameters[kinds] for held in (dense, ends))
     weights = np.stack([dense, expert])
 
-    def left(room: Floats, kept: tuple[Floats, Floats]) -> Floats:
-        per_weight, more = kept
-        return np.asarray(room - (per_weight[:, kinds] * weights).sum(axis=0) - more[kinds] * ends)
+    at_end = staged * ((begin == 0) | last)
 
-    room = left(table.rooms(staged=staged)[kinds], table.kept_bytes(copies))
+    def left(room: Floats, kept: tuple[Floats, Floats], elsewhere: Floats) -> Floats:
+        per_weight, more = kept
+        held = (per_weight[:, kinds] * weights).sum(axis=0) + more[kinds] * ends
+        return np.asarray(room - (held - at_end * elsewhere[kinds]))
+
+    on_gpu, in_host = table.elsewhere_bytes(copies)
+    room = left(table.rooms(staged=staged)[kinds], table.kept_bytes(copies), on_gpu)
     room = room - np.where(begin == 0, table.frozen_bytes[kinds], 0.0)
-    host_room = left(table.host_room[kinds], table.host_bytes(copies))
+    host_room = left(table.host_room[kinds], table.host_bytes(copies), in_host)
     logits = np.where(last, table.logit_bytes[kinds], 0.0)
     again, code, count = fitting_recomputation(table, of, logits, flight, room, host_room, modes, alone=table.alone)
     fits = np.isfinite(again)

@@ -72,8 +72,8 @@ class Table:
     `fabrics` are the links of the types, `wide` how many times the least tensor-parallel degree of the setting that of
     a type is; `copied_bytes` are those of a parameter that is laid out twice where copies of a layer differ in degree;
     `step_seconds` once an iteration; `tied_near` and `tied_far` to add the gradients of a tied embedding between the
-    ends of a pipeline inside a domain and across; `tied_parameters` are counted twice where one stage has both ends;
-    `units` of the type and `local` of them in a domain.
+    ends of a pipeline inside a domain and across; `tied_parameters` are counted twice where one stage has both ends, of
+    `tied_elsewhere` the other end of a pipeline has the state; `units` of the type and `local` of them in a domain.
 
     `reduced_bytes` of a parameter are reduced as gradient, `gathered_bytes` gathered as weight, beside these parts of a
     backward and a forward pass, `reduced_beside` and `gathered_beside`; no message takes longer than `longest_move`
@@ -122,6 +122,7 @@ class Table:
     tied_near: Floats
     tied_far: Floats
     tied_parameters: Floats
+    tied_elsewhere: Floats
     reduced_bytes: float
     gathered_bytes: float
     reduced_beside: float
@@ -161,6 +162,13 @@ class Table:
         """Return the same in host memory."""
         ranks = self.sharers(copies)
         return self.in_host / ranks, self.in_host_ends / ranks[0]
+
+    def elsewhere_bytes(self, copies: int) -> tuple[Floats, Floats]:
+        """Return the bytes of a tied embedding's state that the other end of a pipeline has, [G], and those in host
+        memory."""
+        ranks, (host, ends) = self.sharers(copies)[0], self.host_bytes(copies)
+        on_gpu = self.shared_bytes / (copies * self.holders[0]) + self.ends_bytes / ranks
+        return self.tied_elsewhere * on_gpu, self.tied_elsewhere * (host[0] + ends)
 
     @property
     def links(self) -> Floats:

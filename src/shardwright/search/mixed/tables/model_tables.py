@@ -12,12 +12,13 @@ import numpy as np
 from shardwright.arrays import Floats
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.iteration.footprint import message_buffers
+from shardwright.cost.iteration.footprint import least_message_buffers
 from shardwright.cost.iteration.orthogonalisation import running_product_seconds
 from shardwright.cost.iteration.step import BUCKET_SHARE, message_bytes, optimizer_seconds, tied_bytes
 from shardwright.cost.layers.table import running_sums
 from shardwright.cost.memory.sizes import (
     copied_bytes,
+    elsewhere,
     gathered_bytes,
     head_bytes,
     room_for_tensors,
@@ -37,6 +38,7 @@ NAMES = {
     "core": "core_seconds",
 }  # of columns of a `LayerTable`
 TIMES = ("forward", "backward", "core")
+TIED = ("tied_near", "tied_far", "tied_parameters", "tied_elsewhere")  # none where ends are not tied
 
 
 def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequence[SiteLink] = ()) -> list[Table]:
@@ -176,7 +178,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "far": transfer_seconds(links, size, yes),
         "room_bytes": room_for_tensors(job, context.memory_limit_bytes) * ones,
         "fixed_bytes": single,
-        "staged_bytes": message_buffers(table.boundary[row], True) + gathered - single,
+        "staged_bytes": least_message_buffers(job, table.boundary[row], True) + gathered - single,
         "tower_again": table.tower_again[row],
         "frozen_bytes": copied_bytes(model, job)[0] * table.frozen[row],
         "live": table.live[row],
@@ -194,7 +196,8 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "tied_far": transfer_seconds(links, tied, yes),
         "step_seconds": software.step_seconds * ones,
         "tied_parameters": model.token_table_parameters / rows.tp,
-        **({} if model.tied_embeddings else dict.fromkeys(("tied_near", "tied_far", "tied_parameters"), 0.0 * ones)),
+        "tied_elsewhere": elsewhere(job, model.token_table_parameters / rows.tp) * (rows.sharding != UNSHARDED),
+        **({} if model.tied_embeddings else dict.fromkeys(TIED, 0.0 * ones)),
         "expert_gpus": expert_gpus,
         "units": usable,
         "local": np.array([max(pool.domain_gpus // setting.gpus[0], 1) for setting in owns]),
