@@ -22,17 +22,18 @@ from shardwright.spec.model import Layer, Model
 
 WHOLE_ROW_BYTES = 16
 FP8_ROWS, FP8_COLUMNS, MXFP8 = 8, 16, 32
-Size = tuple[str, int, Ints | int]  # in words, of all ranks together, and the ways it is cut
+Numbers = Ints | int
+Size = tuple[str, int, Numbers]  # in words, of all ranks together, and the ways it is cut
 
 
 @record(kw_only=False)
 class Cut:
     """Degrees and micro-batches, [N] or a number each, that cut matrices and sequences."""
 
-    tp: Ints
-    cp: Ints
-    etp: Ints
-    micro_batch: Ints
+    tp: Numbers
+    cp: Numbers
+    etp: Numbers
+    micro_batch: Numbers
 
 
 @record(kw_only=False)
@@ -43,13 +44,8 @@ class Part:
     of: str
     what: str
     whole: int
-    sizes: Ints
+    sizes: Numbers
     multiple: int
-
-    @property
-    def misfits(self) -> Bools:
-        """Which sizes are no multiple."""
-        return np.asarray(self.sizes % self.multiple != 0)
 
 
 def misfits(plan: Plan, framework: str) -> list[tuple[str, str, int, int]]:
@@ -61,8 +57,9 @@ def misfits(plan: Plan, framework: str) -> list[tuple[str, str, int, int]]:
     job = replace(plan.job, framework=framework)
     found = {
         (part.of, part.what, int(size), part.multiple)
-        for part in parts(plan.model, job, Cut(tp, cp, etp, np.array(plan.micro_batch)))
-        for size in np.atleast_1d(part.sizes)[np.atleast_1d(part.misfits)]
+        for part in parts(plan.model, job, Cut(tp, cp, etp, plan.micro_batch))
+        for size in np.atleast_1d(part.sizes)
+        if size % part.multiple
     }
     return sorted(found)
 
@@ -75,13 +72,13 @@ def parts(model: Model, job: Job, cut: Cut) -> Iterator[Part]:
         yield from _of_transformer_engine(model, job, cut)
 
 
-def cuts_fit(model: Model, job: Job, cut: Cut) -> Bools:
-    """Return which cuts make no part that the trainers of a job's framework do not take, [N]. What they do not take
-    whole either is no fault of a cut."""
-    fit = np.ones(np.broadcast(cut.tp, cut.cp, cut.etp, cut.micro_batch).shape, dtype=bool)
+def cuts_fit(model: Model, job: Job, cut: Cut) -> Bools | bool:
+    """Return which cuts make no part that the trainers of a job's framework do not take, [N] or one answer for all.
+    What they do not take whole either is no fault of a cut."""
+    fit: Bools | bool = True
     for part in parts(model, job, cut):
         if part.whole % part.multiple == 0:
-            fit &= ~part.misfits
+            fit = fit & (part.sizes % part.multiple == 0)
     return fit
 
 
@@ -93,13 +90,13 @@ def whole_sequences(model: Model, framework: str) -> Iterator[str]:
         yield "attention with sinks"
 
 
-def sequences_split(model: Model, tp: Ints, cp: Ints) -> Bools:
+def sequences_split(model: Model, tp: Numbers, cp: Numbers) -> Bools | bool:
     """Return which degrees leave every mixer, whose heads context parallelism deals out where its sequence is in parts,
-    whole heads on a rank, [N]."""
-    split = np.ones(np.broadcast(tp, cp).shape, dtype=bool)
+    whole heads on a rank, [N] or one answer for all."""
+    split: Bools | bool = True
     for mixer in dict.fromkeys(kind.mixer for kind in model.kinds if kind.mixer):
         heads = mixer.context_heads
-        split &= (cp == 1) | (False if heads is None else heads // tp % cp == 0)
+        split = split & ((cp == 1) | (heads // tp % cp == 0 if heads else False))
     return split
 
 
@@ -116,10 +113,10 @@ def _of_train(model: Model, job: Job, cut: Cut) -> Iterator[Part]:
 
 def _parts(of: str, sizes: Iterable[Size], multiple: int) -> Iterator[Part]:
     for what, whole, degree in sizes:
-        yield Part(of, what, whole, np.asarray(whole // degree), multiple)
+        yield Part(of, what, whole, whole // degree, multiple)
 
 
-def _matrices(kind: Layer, tp: Ints) -> Iterator[Size]:
+def _matrices(kind: Layer, tp: Numbers) -> Iterator[Size]:
     """Yield what the matrices of a layer beside its experts have of rows or columns, and by what they are cut."""
     attention = kind.attention
     if attention is not None:
@@ -143,5 +140,5 @@ def _of_transformer_engine(model: Model, job: Job, cut: Cut) -> Iterator[Part]:
             ("the feed-forward width of a rank", kind.mlp.width if kind.mlp else 0, cut.tp),
         )
         yield from _parts("fp8", sizes, columns)
-    tokens = np.asarray(job.seq_len * cut.micro_batch // cut.cp)
+    tokens = job.seq_len * cut.micro_batch // cut.cp
     yield Part("tokens", "tokens of a rank", job.seq_len * job.global_batch, tokens, rows)

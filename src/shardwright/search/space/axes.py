@@ -250,7 +250,7 @@ def context_parallel_degrees(context: Context) -> list[int]:
         return [1]
     half = context.job.seq_len // 2 if context.job.seq_len % 2 == 0 else 1
     degrees = divisors(half, min(MAX_CONTEXT_PARALLEL, context.pool.gpus))
-    return [cp for cp in degrees if sequences_split(context.model, np.array(1), np.array(cp))]
+    return [cp for cp in degrees if sequences_split(context.model, 1, cp)]
 
 
 def expert_degrees(context: Context) -> list[int]:

@@ -61,7 +61,7 @@ def layouts(context: Context, space: Space) -> Layouts:
     table = _with_virtual_stages(table, context, space)
     rows = Layouts(**_with_experts(table, context, space))
     fit = cuts_fit(context.model, context.job, Cut(rows.tp, rows.cp, rows.etp, rows.micro_batch))
-    return rows if fit.all() else rows.take(fit)
+    return rows if np.all(fit) else rows.take(np.broadcast_to(fit, len(rows)))
 
 
 def _crossed(table: dict[str, Ints], columns: dict[str, Ints], legal: Bools) -> dict[str, Ints]:

@@ -121,8 +121,7 @@ def _row(context: Context, **given: Any) -> Row | None:
     ends = {"first_layers": first, "last_layers": last}
     usual = {"dp": dp, "ep": ep, "sequence_parallel": sequence, "flash": fused, "sharding": ZERO1, **BESIDE, **ends}
     row = settled({**usual, **given})
-    tp, cp, etp, size = (np.array(row[name]) for name in ("tp", "cp", "etp", "micro_batch"))
-    return row if cuts_fit(context.model, job, Cut(tp, cp, etp, size)) else None
+    return row if cuts_fit(context.model, job, Cut(tp, row["cp"], row["etp"], micro)) else None
 
 
 def _rows(context: Context, wanted: Rows) -> Rows:

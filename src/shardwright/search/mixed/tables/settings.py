@@ -258,9 +258,9 @@ def units(context: Context, setting: Setting) -> int:
 def _fits(context: Context, setting: Setting) -> bool:
     """Return whether a setting of one type cuts matrices and sequences into parts that the framework takes."""
     experts = any(kind.moe is not None for kind in context.model.kinds)
-    tp, cp, etp = (np.array(degree) for degree in (setting.tp[0], setting.cp, setting.etp(0, experts=experts)))
-    cut = Cut(tp, cp, etp, np.array(setting.micro_batch))
-    return bool(sequences_split(context.model, tp, cp) & cuts_fit(context.model, context.job, cut))
+    tp, cp = setting.tp[0], setting.cp
+    cut = Cut(tp, cp, setting.etp(0, experts=experts), setting.micro_batch)
+    return bool(sequences_split(context.model, tp, cp) and cuts_fit(context.model, context.job, cut))
 
 
 def timed(context: Context, setting: Setting) -> bool:
