@@ -50,6 +50,7 @@ SEVERAL = (
     "1x4xRTX4090+1x4xRTX3090", "1x6xA100-SXM-80+1x8xA100-SXM-40",
 )  # fmt: skip
 LENGTHS, BATCHES = (40, 64, 96, 128, 512, 1000, 2048, 4096), (8, 12, 16, 32, 48)
+SMALL = ", small"
 ADAPTERS = ("lora:16", "qlora:16", "dora:8", "lora8bit:16")
 
 
@@ -132,12 +133,17 @@ def _names() -> tuple[str, ...]:
 @cache
 def _configs() -> dict[str, dict[str, object]]:
     cases = {f"{family} as transformers has it {number}": {"model_type": family, **fields} for number, (family, fields) in enumerate(CASES)}  # fmt: skip
-    return {f"{name}, small": config for name, config in first_of_each().items()} | cases
+    return {f"{name}{SMALL}": config for name, config in first_of_each().items()} | cases
 
 
 @cache
 def _model(name: str) -> Model:
     return model_of_config(_configs()[name], name) if name in _configs() else preset_model(name)
+
+
+def small_models() -> tuple[Model, ...]:
+    """Return a small model of each family that `train` runs, and the further ones."""
+    return tuple(_model(name) for name in _configs() if name.endswith(SMALL))
 
 
 def candidates(question: Question, chance: Random, most: int) -> Iterator[Plan]:

@@ -13,10 +13,12 @@ import pytest
 from tests.nightly import nightly
 from tests.support.spaces import ONE_TYPE, SEVERAL, candidates, over_several_types, questions
 
+import shardwright
 from shardwright.errors import Problem
 from shardwright.exporters.exported import Limit
 from shardwright.exporters.targets import TRAINERS
 from shardwright.plans.check import check
+from shardwright.plans.findings import NoTrainer
 from shardwright.plans.plan import Plan
 from shardwright.spec.catalog.frameworks import MEGATRON, OWN
 from shardwright.trainers.runs import limits_of_trainer
@@ -49,3 +51,20 @@ def test_trainers_take_every_setting_over_several_types(seed: int) -> None:
             tried += 1
             assert not faults(plan, trainer), question.name
     assert tried > 100
+
+
+@pytest.mark.parametrize("seed", nightly(range(100, 250)))
+def test_what_is_found_for_a_trainer_it_runs(seed: int) -> None:
+    """And where there is no plan, another reason is named than that nobody runs any."""
+    (question,) = questions(seed, 1, (*ONE_TYPE, *SEVERAL), TARGETS)
+    own = question.trainer == OWN
+    ranking = shardwright.plan(
+        question.model,
+        question.cluster,
+        question.job,
+        frameworks=(OWN,) if own else (),
+        exportable_to=None if own else question.trainer,
+    )
+    assert ranking.plans or (ranking.infeasible and not isinstance(ranking.infeasible.reason, NoTrainer)), question.name
+    for plan in ranking.plans:
+        assert not faults(plan, question.trainer), question.name
