@@ -191,7 +191,7 @@ def test_accelerate_is_refused_groups_that_its_machines_would_part() -> None:
     replicas = (replace(whole.replicas[0], count=3, micro_batches=1, stages=(replace(stage, tensor_parallel=4),)),)
     job = replace(whole.job, global_batch=3 * whole.micro_batch)
     plan = replace(whole, cluster=cluster_of(2), job=job, replicas=replicas)
-    with pytest.raises(SpecError, match="12 processes on 2 machines in groups of 4"):
+    with pytest.raises(SpecError, match="12 processes on 2 machines, in groups of 4"):
         shardwright.export(plan, "accelerate")
 
 

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 import torch
-from tests.runtime.equal import ADAM, require_equal
+from tests.runtime.equal import ADAM, SGD, require_equal
 from tests.runtime.reference import reference_run
 from tests.runtime.samples import SEQ_LEN, STEPS, tiny_model
 from tests.runtime.workers import Case, run_cases
@@ -23,8 +23,10 @@ from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.state.store import make_store
 from shardwright.search.mixed.branch_and_bound.fastest import search
 from shardwright.search.mixed.branch_and_bound.run import Effort, MixedProblem
+from shardwright.search.mixed.heuristics.unequal_counts import unequal_counts
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import settings
+from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
@@ -80,3 +82,14 @@ def test_weights_that_are_kept_twice_are_counted(name):
         counted = float(replicas[place.replica].memory.weights[place.stage])
         alike = len({buffer.bucket.alone for buffer in store.buffers}) == 1
         assert kept == pytest.approx(counted, rel=0.05) if alike else kept < counted, place.name
+
+
+def test_replicas_with_unequal_counts_and_experts_spread_train_like_one_process() -> None:
+    job = make_job(global_batch=8, seq_len=SEQ_LEN, precision="fp32", framework="train", optimizer="sgd")
+    cluster = build_cluster({"nodes": [{"count": 1, "gpu": "H100-SXM", "gpus": 6}]}, "test")
+    context = Context(model=tiny_model(2, experts=4), pool=cluster.pools[0], job=job, efficiency=EFFICIENCY)
+    pins = {"pp": (1,), "tp": (1,), "ep": (2,), "micro_batch": (1,)}
+    (plan,) = unequal_counts(context, cluster, Space(pins=pins), Filters(), float("inf"))
+    assert [(replica.count, replica.micro_batches) for replica in plan.replicas] == [(2, 2), (4, 1)]
+    outcome = run_cases([Case("unequal counts", plan, SGD, steps=STEPS)], processes=6)["unequal counts"]
+    require_equal(outcome, reference_run(plan, SGD, steps=STEPS, seed=Case.seed))

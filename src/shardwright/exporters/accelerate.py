@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.errors import Problem, SpecError
-from shardwright.exporters.exported import Exported, limit, run_script, yaml_text
+from shardwright.exporters.exported import Exported, run_script, yaml_text
 from shardwright.exporters.hugging_face import (
     frozen_parts,
     mixed_precision,
@@ -53,18 +53,7 @@ def export_config(plan: Plan) -> Exported:
 def unsupported(plan: Plan) -> Iterator[Problem]:
     """Yield why Accelerate cannot run a legal plan."""
     yield from refusals(plan, TARGET) if plan.uniform else several_types(TARGET)
-    if not plan.uniform:
-        return
-    yield from unnamed_targets(plan)
-    if plan.optimizer.offload > 0 and plan.job.optimizer in ON_THE_GPU:
-        message = f"is not there for {plan.job.optimizer}, which bitsandbytes updates on the GPU"
-        yield limit("optimizer.offload", message, "offload=0")
-    stage, sizes = plan.replicas[0].stages[0], machine_sizes(plan)
-    group = stage.tensor_parallel * stage.context_parallel
-    if len(set(sizes)) > 1 and plan.gpus % (len(sizes) * group):
-        groups = f" in groups of {group}" if group > 1 else ""
-        message = f"{plan.gpus} processes on {len(sizes)} machines{groups}; Accelerate starts as many on each"
-        yield Problem("replicas", message, "plan with GPUs that the machines share evenly")
+    yield from unnamed_targets(plan) if plan.uniform else ()
 
 
 def _with_fsdp2(plan: Plan) -> Iterator[Problem]:

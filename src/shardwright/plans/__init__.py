@@ -6,6 +6,7 @@
 * `trainable`: what `shardwright train` does not run, of plans and of models
 * `shares`: rows and state of each GPU under uneven FSDP
 * `abilities`: what GPUs and links can do
+* `cuts`: into which parts degrees cut matrices and sequences, and which trainers take
 * `placement`: where each of its GPUs stands
 * `mesh`: machines in the order of one mesh of ranks
 * `document`: its file, and JSON schemas of it and of dataclasses

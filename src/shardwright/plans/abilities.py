@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import inf
 
 from shardwright.errors import Problem
 from shardwright.plans.plan import Plan
-from shardwright.spec.catalog.frameworks import OWN
+from shardwright.spec.catalog.frameworks import MEGATRON, OWN
 from shardwright.spec.cluster import Gpu, NodePool
-from shardwright.spec.job import Job, Precision
+from shardwright.spec.job import FLEX, Job, Precision, flex_runs
 
 # Their attention is PyTorch's, or XLA's, which has fused kernels for every GPU and precision.
 OWN_KERNELS = frozenset({"torchtitan", "fsdp", "jax", "eager", "train"})
+# Capabilities that a recipe runs on, from one on and below another, and in words.
+RECIPE_CAPABILITY = {"mxfp8": ((10.0, 12.0), "10.0 to 11.x"), "blockwise": ((9.0, 10.0), "9.x")}
 FLASH_CAPABILITY = 8.0  # Ampere: FlashAttention-2's requirement (github.com/Dao-AILab/flash-attention, README)
 
 
@@ -30,6 +33,21 @@ def tensor_parallel_overlaps(pool: NodePool, job: Job) -> bool:
     """Whether the job's framework can run tensor-parallel communication beside products: `train` does not, and user
     buffers of Transformer Engine are written by peers, over links that join GPUs directly."""
     return job.framework != OWN and pool.gpu.link_domain > 1
+
+
+def job_problems(gpu: Gpu, job: Job) -> Iterator[Problem]:
+    """Yield what of a job the trainers of its framework cannot run on a GPU, whatever the plan: recipes of Transformer
+    Engine (transformer_engine/pytorch/fp8.py 48-72 of 2.8.0) and DeepEP (fused_a2a.py of Megatron-LM core_v0.19.2 and
+    the README of DeepEP)."""
+    if job.framework != MEGATRON:
+        return
+    (least, below), which = RECIPE_CAPABILITY.get(job.fp8_recipe or "", ((0.0, inf), ""))
+    if gpu.vendor == "nvidia" and not least <= gpu.capability < below:
+        message = f"{job.fp8_recipe} needs compute capability {which}, {gpu.name} has {gpu.compute_capability}"
+        yield Problem("job.fp8_recipe", message, "use delayed or tensorwise")
+    if job.options.dispatcher == "flex" and not flex_runs([gpu]):
+        message = f"is flex (DeepEP), which needs NVIDIA GPUs of capability {FLEX[0]:g} to below {FLEX[1]:g}"
+        yield Problem("job.options.dispatcher", message, "use alltoall")
 
 
 def computes_weights_apart(job: Job) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from shardwright.errors import Problem
-from shardwright.plans.plan import Plan, Stage, stages_at
+from shardwright.plans.cuts import misfits, whole_sequences
+from shardwright.plans.plan import Plan, stages_at
 from shardwright.spec.adapter import TARGETS, Target, adapted
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
@@ -18,7 +19,6 @@ from shardwright.spec.model import PLAIN, Attention, Layer, Model
 from shardwright.spec.read.families import FAMILIES, TRAINED
 from shardwright.spec.read.forward_pass import ROWS
 
-WHOLE_ROW_BYTES = 16
 MIXERS = (Mamba2, GatedDelta, ShortConvolution)
 OWN_OPTIMIZERS = ("adam", "adam8bit", "muon", "sgd")
 ACTIVATIONS = ("silu", "swish", "swiglu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")
@@ -100,41 +100,10 @@ def _degrees(plan: Plan) -> Iterator[Problem]:
 
 
 def _sizes(plan: Plan) -> Iterator[Problem]:
-    """Rows that tensor cores read begin at multiples of 16 bytes: in fp8, and those of experts in any precision."""
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
-    width = 4 if plan.job.precision == "fp32" else 2
-    sizes = {(size, WHOLE_ROW_BYTES // width, "experts") for stage in stages for size in _expert_sizes(plan, stage)}
-    if plan.job.precision == "fp8":
-        sizes |= {(size, WHOLE_ROW_BYTES, "fp8") for stage in stages for size in _dense_sizes(plan, stage)}
-    for size, multiple, what in sorted(sizes):
-        if size % multiple:
-            message = (
-                f"{what} cannot be run: a rank has {size} of a matrix's rows or columns, no multiple of {multiple}"
-            )
-            yield Problem("model", message, "use other degrees" if what == "experts" else "use bf16, or other degrees")
-
-
-def _expert_sizes(plan: Plan, stage: Stage) -> Iterator[int]:
-    for moe in (kind.moe for kind in plan.model.kinds if kind.moe):
-        yield from (plan.model.hidden, moe.expert_width // stage.expert_tensor_parallel)
-
-
-def _dense_sizes(plan: Plan, stage: Stage) -> Iterator[int]:
-    tp = stage.tensor_parallel
-    yield from (plan.model.hidden, plan.job.seq_len // stage.context_parallel)
-    for kind in plan.model.kinds:
-        attention = kind.attention
-        if kind.mixer is not None:
-            yield from (product.outputs // tp for product in kind.mixer.work(plan.model.hidden).products)
-        if attention is None:
-            continue
-        keys = min(tp, attention.kv_heads)  # ranks beyond have the same heads
-        yield from (attention.query_width // tp, attention.out_width // tp)
-        yield from (attention.key_width // keys, attention.value_width // keys)
-        if attention.latent is not None:
-            yield from (attention.latent.kv_rank, attention.latent.query_rank or 0)
-        yield (kind.mlp.width if kind.mlp else 0) // tp
-        yield (kind.moe.shared_width if kind.moe else 0) // tp
+    hints = {"experts": "use other degrees", "fp8": "use bf16, or other degrees"}
+    for of, what, size, multiple in misfits(plan, OWN):
+        message = f"{of} cannot be run: a rank has {size} of {what}, no multiple of {multiple}"
+        yield Problem("model", message, hints[of])
 
 
 def untrainable_model(model: Model) -> Iterator[Problem]:
@@ -206,18 +175,12 @@ def untrainable_adapters(model: Model, job: Job) -> Iterator[Problem]:
 def untrainable_parts(plan: Plan) -> Iterator[Problem]:
     """Yield which models are not run under the degrees of a plan."""
     stages = [stage for replica in plan.replicas for stage in replica.stages]
-    in_parts = any(stage.context_parallel > 1 for stage in stages)
-    lacking = {
-        "attention to later tokens": not plan.model.causal,
-        "attention with sinks": plan.model.computed.sinks,
-        "layers without attention": any(kind.mixer for kind in plan.model.kinds),
-    }
-    for what, there in lacking.items():
-        if there and in_parts:
+    if any(stage.context_parallel > 1 for stage in stages):
+        for what in whole_sequences(plan.model, OWN):
             yield Problem("replicas", f"{what} cannot be run in parts of sequences", "use context_parallel 1")
-    parts = max(stage.expert_tensor_parallel for stage in stages)
-    if plan.model.computed.expert_bias and plan.model.hidden % parts:
-        message = f"biases of experts cannot be run: {parts} does not divide hidden {plan.model.hidden}"
+    widest = max(stage.expert_tensor_parallel for stage in stages)
+    if plan.model.computed.expert_bias and plan.model.hidden % widest:
+        message = f"biases of experts cannot be run: {widest} does not divide hidden {plan.model.hidden}"
         yield Problem("replicas", message, "use expert_tensor_parallel 1")
 
 

@@ -16,6 +16,7 @@ from shardwright.cost.iteration.batch import bounded
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.facts import headroom
 from shardwright.cost.strategies import ZERO3, Strategies
+from shardwright.plans.abilities import job_problems
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.search.objective import affordable_value
@@ -64,7 +65,7 @@ class _Start:
 def _rules_of_thumb(model: Model, cluster: Cluster, job: Job, fit: float, efficiency: Efficiency) -> Iterator[_Start]:
     """Yield, of each pool, the rows that fit, best first, each with another tensor-parallel degree or micro-batch."""
     for pool in cluster.pools:
-        if not computes(pool.gpu, job.precision):
+        if not computes(pool.gpu, job.precision) or any(job_problems(pool.gpu, job)):
             continue
         context = Context(model=model, pool=pool, job=job, efficiency=efficiency, headroom=headroom(fit, job))
         rows = rows_tried(context)

@@ -18,6 +18,7 @@ from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.site.calibrated import Calibrated, anchored, without_site
 from shardwright.cost.trust.rarity import rare_in, switches_for
 from shardwright.errors import SpecError, bad, require
+from shardwright.plans.abilities import job_problems
 from shardwright.plans.check import position_problems
 from shardwright.plans.findings import NothingAsFast, Stopped
 from shardwright.plans.plan import Plan
@@ -133,7 +134,7 @@ def _plan(
     begin = time.perf_counter()
     filters = Filters(rules=tuple(rules))
     asked, space = space, as_options_need(space, job)
-    results, able = [], _contexts(model, cluster, job, fit, efficiency)
+    results, able = [], contexts_for(model, cluster, job, fit, efficiency)
     alone = 1.0 if len(able) == 1 else UNIFORM_SHARE
     for number, context in enumerate(able):
         with within(alone * number / len(able), alone * (number + 1) / len(able)):
@@ -319,7 +320,7 @@ def on_fewer(
         return known
 
     def found(cluster: Cluster) -> Plan | None:
-        results = [alone(context) for context in _contexts(best.model, cluster, best.job, fit, efficiency)]
+        results = [alone(context) for context in contexts_for(best.model, cluster, best.job, fit, efficiency)]
         asked = Asked(cluster=cluster, space=alike, filters=filters, gap=GAP, indifference=indifference, fit=fit)
         mixed, _ = _beyond_one_type(results, asked, 1, EXPORTABLE[0])
         _, plans = best_plans(results, cluster, 1, mixed, None, indifference)
@@ -344,11 +345,13 @@ def with_program(
     return replace(ranking, program=found)
 
 
-def _contexts(model: Model, cluster: Cluster, job: Job, fit: float, efficiency: Efficiency | None) -> list[Context]:
-    """Return a context for each pool whose GPUs compute in the job's precision. Raises SpecError if there are none."""
+def contexts_for(model: Model, cluster: Cluster, job: Job, fit: float, efficiency: Efficiency | None) -> list[Context]:
+    """Return a context for each pool whose GPUs compute in the job's precision, and run the rest of the job where any
+    do. Raises SpecError if none compute in it."""
     able = [pool for pool in cluster.pools if computes(pool.gpu, job.precision)]
     if not able:
         peak_flops(cluster.pools[0].gpu, job.precision)
+    able = [pool for pool in able if not any(job_problems(pool.gpu, job))] or able
     time_of, room = efficiency or default_efficiency(), headroom(fit, job)
     return [Context(model=model, pool=pool, job=job, efficiency=time_of, headroom=room) for pool in able]
 

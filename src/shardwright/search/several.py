@@ -35,6 +35,7 @@ from shardwright.search.mixed.entry import (
     run_by_train,
     with_state_in_host,
 )
+from shardwright.search.mixed.heuristics.unequal_counts import unequal_counts
 from shardwright.search.mixed.offload import in_host
 from shardwright.search.mixed.one_mesh import mesh_search
 from shardwright.search.mixed.restrictions import dropped, lacking, narrowed
@@ -79,6 +80,10 @@ def search_pipelines(results: Sequence[OneType], asked: Asked, top: int, *, one_
         fewer = _in_use(every, contexts, incumbent, asked.gap)
     if len(of_each_maker(contexts)) > 1:
         every = replace(every, uniform=None)
+    if len(contexts) == 1 and not one_mesh and not by_dollars(contexts[0].job):
+        longest = min([incumbent, *_values(every)])
+        beside = unequal_counts(contexts[0], asked.cluster, asked.space, asked.filters, longest)
+        every = replace(every, plans=(*every.plans, *beside))
     return Pipelines(every, time.perf_counter() - begin)
 
 

@@ -3,8 +3,7 @@
 A fact says whether targets run a `value` of a `subject`: yes, no, or within a limit. `when` is a rule on candidates
 (docs/rules.md) that says where they do not, for models with the trait `only`; a search that is given these rules looks
 at what the target runs and at nothing else. `message` and `remedy` are what a refusal says; a remedy that is a setting
-of the search begins with `--set`; `only` may also be what the job's adapters are beside (`quantised`, `int8`), or
-that its optimizer projects gradients (`projected`).
+of the search begins with `--set`; `only` may also be what a job asks (`traits.names_of_job`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Literal, cast
 
-from shardwright.exporters.support.traits import names
+from shardwright.exporters.support.traits import names, names_of_job
 from shardwright.files import shipped_table
 from shardwright.records import record
 from shardwright.search.rules.rules import Rule, parse_rules
@@ -90,11 +89,7 @@ def _by_value(target: str) -> Mapping[tuple[str, str], Fact]:
 
 def limits_in_rules(target: str, model: Model, job: Job | None = None) -> tuple[tuple[Fact, Rule], ...]:
     """Return the facts that rule out candidates for a model, and for a job where it is given, each with its rule."""
-    there = names(model)
-    if job is not None and job.adapter is not None and job.adapter.quantised:
-        there |= {"quantised", job.adapter.frozen}
-    if job is not None and job.projection_rank is not None:
-        there |= {"projected"}
+    there = names(model) | (frozenset() if job is None else names_of_job(job))
     there |= {"dense"} if "experts" not in there else set()
     return tuple((row, _rule(row)) for row in facts(target) if row.when and (not row.only or row.only in there))
 

@@ -11,7 +11,8 @@ from shardwright.errors import Problem
 from shardwright.exporters.exported import limit
 from shardwright.exporters.support.matrix import Fact, fact, facts, limits_in_rules
 from shardwright.exporters.support.traits import options_of, traits
-from shardwright.plans.plan import Plan, Stage
+from shardwright.plans.placement import machine_sizes
+from shardwright.plans.plan import Plan
 from shardwright.search.rules.filters import number, strategy_columns
 from shardwright.search.rules.rules import Rule
 from shardwright.spec.model import Model
@@ -28,9 +29,8 @@ def refusals(plan: Plan, target: str) -> Iterator[Problem]:
         row = fact(target, subject, value)
         if row is not None and row.runs == "no":
             yield _problem(row, {"value": word})
-    degrees = _degrees(plan.replicas[0].stages[0])
     limits = limits_in_rules(target, plan.model, plan.job)
-    yield from (_problem(row, degrees) for row, rule in limits if _broken(rule, plan))
+    yield from (_problem(row, _words(plan)) for row, rule in limits if _broken(rule, plan))
 
 
 def several_types(target: str) -> Iterator[Problem]:
@@ -71,9 +71,19 @@ def job_values(plan: Plan) -> Iterator[tuple[str, str, str]]:
         yield "option", CHUNKED_LOSS if (name, word) == ("loss", "chunked") else name, word
 
 
-def _degrees(stage: Stage) -> Mapping[str, object]:
+def _words(plan: Plan) -> Mapping[str, object]:
+    stage = plan.replicas[0].stages[0]
     tp, ep = stage.tensor_parallel, stage.expert_parallel
-    return {"tp": tp, "etp": stage.expert_tensor_parallel, "split": tp if ep == 1 else 1}
+    return {
+        "tp": tp,
+        "etp": stage.expert_tensor_parallel,
+        "split": tp if ep == 1 else 1,
+        "gpus": plan.gpus,
+        "machines": len(machine_sizes(plan)),
+        "group": tp * stage.context_parallel,
+        "optimizer": plan.job.optimizer,
+        **options_of(plan),
+    }
 
 
 def _problem(row: Fact, words: Mapping[str, object]) -> Problem:

@@ -9,10 +9,12 @@ from types import MappingProxyType
 
 from shardwright.plans.plan import Plan
 from shardwright.records import record
+from shardwright.spec.job import Job
 from shardwright.spec.mixers import GatedDelta, GatedRecurrence, Lightning, Mamba, Mamba2, Rwkv7, ShortConvolution
 from shardwright.spec.model import Layer, Model
 from shardwright.spec.options import said
 
+ON_THE_GPU = frozenset({"adam8bit", "paged_adam", "paged_adam8bit", "lion"})  # bitsandbytes/functional.py: is_on_gpu
 SILU, QUICK_GELU, SQUARED_RELU = ("silu", "swish", "swiglu"), ("quick_gelu",), ("relu2", "squared_relu")
 
 
@@ -50,6 +52,18 @@ def traits(model: Model) -> Iterator[Trait]:
 def names(model: Model) -> frozenset[str]:
     """Return the names of a model's traits."""
     return frozenset(trait.name for trait in traits(model))
+
+
+def names_of_job(job: Job) -> frozenset[str]:
+    """Return the names of what a job asks of strategies."""
+    adapter = job.adapter
+    frozen = {"quantised", adapter.frozen} if adapter is not None and adapter.quantised else set[str]()
+    there = {
+        "projected": job.projection_rank is not None,
+        "bitsandbytes": job.optimizer in ON_THE_GPU,
+        "no Adam": job.optimizer != "adam",
+    }
+    return frozenset(frozen | {name for name, asked in there.items() if asked})
 
 
 def _of_the_whole(model: Model) -> Iterator[Trait]:

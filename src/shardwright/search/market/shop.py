@@ -15,6 +15,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.facts import headroom
 from shardwright.errors import SpecError, bad, require
+from shardwright.plans.abilities import job_problems
 from shardwright.plans.check import position_problems
 from shardwright.plans.findings import (
     Change,
@@ -166,10 +167,12 @@ Lot = tuple[Offer, ...]  # offers of equal machines
 
 
 def _lots(offers: Offers, job: Job) -> list[Lot]:
-    """Return offers by what machines they are of. Raises SpecError where none computes in the job's precision."""
+    """Return offers by what machines they are of, without those that do not run the job where others do. Raises
+    SpecError where none computes in the job's precision."""
     able = [offer for offer in offers.offers if computes(offer.pool.gpu, job.precision)]
     if not able:
         peak_flops(offers.offers[0].pool.gpu, job.precision)
+    able = [offer for offer in able if not any(job_problems(offer.pool.gpu, job))] or able
     offers_of: dict[NodePool, list[Offer]] = {}
     for offer in able:
         terms = {"nodes": 1, "price": None, "preemptions_per_hour": None, "spot": False, "site": "", "assumed": ()}

@@ -25,6 +25,7 @@ from shardwright.plans.abilities import (
     flash_attention_runs,
     tensor_parallel_overlaps,
 )
+from shardwright.plans.cuts import sequences_split, whole_sequences
 from shardwright.records import record
 from shardwright.search.space.parameters import AXES, SYNONYMS
 from shardwright.spec.catalog.frameworks import OWN
@@ -243,16 +244,13 @@ def _splits(heads: int, kv_heads: int, tp: int) -> bool:
 
 def context_parallel_degrees(context: Context) -> list[int]:
     """Return degrees for which each rank has two equal chunks of the sequence (Megatron-LM balances the causal mask
-    so). BERT-like models are not split, nor those with a mixer that no trainer splits, nor by `train` those with any or
-    with sinks (`plans.trainable.untrainable_parts`); heads of the others are dealt out."""
-    mixers = [kind.mixer for kind in context.model.kinds if kind.mixer]
-    if context.job.framework == OWN and (mixers or context.model.computed.sinks):
-        return [1]
-    if not context.model.causal or any(mixer.context_heads is None for mixer in mixers):
+    so). What the framework does not run in parts (`plans.cuts.whole_sequences`) has one, and so have mixers that no
+    trainer splits; heads of the others are dealt out, those that tensor parallelism leaves a rank."""
+    if any(whole_sequences(context.model, context.job.framework)):
         return [1]
     half = context.job.seq_len // 2 if context.job.seq_len % 2 == 0 else 1
     degrees = divisors(half, min(MAX_CONTEXT_PARALLEL, context.pool.gpus))
-    return [cp for cp in degrees if all((mixer.context_heads or 1) % cp == 0 for mixer in mixers)]
+    return [cp for cp in degrees if sequences_split(context.model, 1, cp)]
 
 
 def expert_degrees(context: Context) -> list[int]:

@@ -8,6 +8,7 @@ from shardwright.arrays import Bools, Floats, Ints, distinct
 from shardwright.cost.compute.flops import layer_flops_per_token
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, ZERO3, Layouts
+from shardwright.plans.cuts import Cut, cuts_fit, sequences_split
 from shardwright.records import record
 from shardwright.search.space.axes import (
     Space,
@@ -47,7 +48,8 @@ def layouts(context: Context, space: Space) -> Layouts:
 
     table = {"tp": pinned("tp", tensor_parallel_degrees(context))}
     degrees = pinned("cp", context_parallel_degrees(context))
-    table = _crossed(table, {"cp": degrees}, table["tp"][:, None] * degrees <= gpus)
+    tp = table["tp"][:, None]
+    table = _crossed(table, {"cp": degrees}, (tp * degrees <= gpus) & sequences_split(context.model, tp, degrees))
     depths, used = pinned("pp", list(range(1, min(layers, gpus) + 1))), table["tp"] * table["cp"]
     table = _crossed(table, {"pp": depths}, used[:, None] * depths <= gpus)
     copies = pinned("dp", divisors(batch, gpus))
@@ -57,8 +59,9 @@ def layouts(context: Context, space: Space) -> Layouts:
     sizes = pinned("micro_batch", divisors(batch, batch))
     table = _crossed(table, {"micro_batch": sizes}, batch % (table["dp"][:, None] * sizes) == 0)
     table = _with_virtual_stages(table, context, space)
-    table = _with_experts(table, context, space)
-    return Layouts(**table)
+    rows = Layouts(**_with_experts(table, context, space))
+    fit = cuts_fit(context.model, context.job, Cut(rows.tp, rows.cp, rows.etp, rows.micro_batch))
+    return rows if np.all(fit) else rows.take(np.broadcast_to(fit, len(rows)))
 
 
 def _crossed(table: dict[str, Ints], columns: dict[str, Ints], legal: Bools) -> dict[str, Ints]:

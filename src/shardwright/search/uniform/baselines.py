@@ -11,6 +11,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.iteration.batch import Verdict, evaluate
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, ZERO1, ZERO3, Row, Strategies, settled, strategies
 from shardwright.plans.abilities import flash_attention_runs
+from shardwright.plans.cuts import Cut, cuts_fit
 from shardwright.plans.findings import Failure, Shortage
 from shardwright.records import record
 from shardwright.search.space.axes import Space, divisors, tensor_parallel_degrees, virtual_stages
@@ -119,7 +120,8 @@ def _row(context: Context, **given: Any) -> Row | None:
     fused = "flash" in only or flash_attention_runs(context.pool.gpu, job)
     ends = {"first_layers": first, "last_layers": last}
     usual = {"dp": dp, "ep": ep, "sequence_parallel": sequence, "flash": fused, "sharding": ZERO1, **BESIDE, **ends}
-    return settled({**usual, **given})
+    row = settled({**usual, **given})
+    return row if cuts_fit(context.model, job, Cut(tp, row["cp"], row["etp"], micro)) else None
 
 
 def _rows(context: Context, wanted: Rows) -> Rows:

@@ -12,6 +12,7 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import UNSHARDED, ZERO1, Row, Strategies, settled, strategies
 from shardwright.plans.abilities import flash_attention_runs, tensor_parallel_overlaps
+from shardwright.plans.cuts import Cut, cuts_fit, sequences_split
 from shardwright.plans.findings import NotCovered, OtherContexts, Uncovered, UnequalReplicas
 from shardwright.records import record
 from shardwright.search.space.axes import (
@@ -247,10 +248,19 @@ def units(context: Context, setting: Setting) -> int:
     """Return how many units the pool's GPUs form in a setting of its type alone; 0 where the degrees or a switch do not
     suit it."""
     able = (_fuses(context) or not setting.flash) and (_hides(context) or not setting.overlap_tp)
+    able = able and _fits(context, setting)
     if not able or setting.tp[0] not in unit_degrees(context) or not timed(context, setting):
         return 0
     (unit,) = setting.gpus
     return context.pool.gpus // unit if tiles_machines(context.pool, unit) else 0
+
+
+def _fits(context: Context, setting: Setting) -> bool:
+    """Return whether a setting of one type cuts matrices and sequences into parts that the framework takes."""
+    experts = any(kind.moe is not None for kind in context.model.kinds)
+    tp, cp = setting.tp[0], setting.cp
+    cut = Cut(tp, cp, setting.etp(0, experts=experts), setting.micro_batch)
+    return bool(sequences_split(context.model, tp, cp) and cuts_fit(context.model, context.job, cut))
 
 
 def timed(context: Context, setting: Setting) -> bool:
