@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from tests.nightly import nightly
+from tests.nightly import examples, nightly
 from tests.search.mixed.oracle import MODES, cost
 from tests.search.mixed.problems import Small, small, unlike
 
@@ -129,7 +129,7 @@ def test_no_plan_between_sites_is_ruled_out(seed):
 
 @pytest.mark.parametrize("seed", SOME)
 def test_no_plan_of_unlike_layers_is_ruled_out(seed):
-    plans = list(existing(unlike(small(seed, most_layers=6), seed), seed, tries=12))
+    plans = list(existing(unlike(small(seed, most_layers=6), seed), seed, tries=examples(12)))
     rule_out_no_composition(plans)
     close_no_region(plans)
 
@@ -137,7 +137,7 @@ def test_no_plan_of_unlike_layers_is_ruled_out(seed):
 @pytest.mark.parametrize("seed", SOME)
 @pytest.mark.parametrize("pins", [{"first_layers": (1, 2)}, {"last_layers": (1,)}])
 def test_no_plan_with_its_ends_pinned_is_ruled_out(seed, pins):
-    close_no_region(existing(small(seed, most_layers=6, pins=pins), seed, tries=24))
+    close_no_region(existing(small(seed, most_layers=6, pins=pins), seed, tries=examples(24)))
 
 
 def rule_out_no_composition(plans: Iterable[Existing]) -> None:
