@@ -125,14 +125,18 @@ schemas: $(INSTALLED)
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
 
-$(INSTALLED): pyproject.toml constraints.txt
+# A virtual environment with the project and the named extras.
+define installed
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(1)]'
+	@touch $(INSTALLED) $@
+endef
 
+$(INSTALLED): pyproject.toml constraints.txt
+	$(call installed,dev)
+
+comma := ,
 # PyTorch, XGBoost and Transformers, which planning does not need but the tests of measuring, running and fitting do.
-$(EXTRAS): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[dev,runtime,refit,text,reference,prices,mcp]'
-	@touch $@
+$(EXTRAS): pyproject.toml constraints.txt
+	$(call installed,dev$(comma)runtime$(comma)refit$(comma)text$(comma)reference$(comma)prices$(comma)mcp)

@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from tests import nightly
 from tests.runtime.equal import ADAM, SGD, require_equal
 from tests.runtime.reference import reference_run
 from tests.runtime.samples import SEQ_LEN, STEPS, tiny_model
@@ -60,7 +61,8 @@ def found(name: str) -> Plan:
 
 
 def test_found_plans_train_like_one_process():
-    plans = {name: found(name) for name in CASES}
+    names = list(CASES)
+    plans = {name: found(name) for name in (names if nightly.wanted else (names[1], names[2]))}
     outcomes = run_cases([Case(name, plan, ADAM, steps=STEPS) for name, plan in plans.items()], processes=5)
     for name, plan in plans.items():
         assert {stage.tensor_parallel for replica in plan.replicas for stage in replica.stages} == {1, 2}

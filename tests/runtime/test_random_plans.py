@@ -18,10 +18,10 @@ from shardwright.runtime.layout.limits import unrunnable
 PLANS, TOGETHER = 2_000, 100  # seeds from 0, and how many of them run in the same processes
 # How many of their plans were legal when they were first drawn, and how many of these `shardwright train` ran.
 LEGAL, TRAINABLE = 1_401, 1_297
-# Unequal expert-parallel degrees in and between replicas (30, 56, 82), stages without layers (82), a head without
-# parameters (24), uneven FSDP (72), three virtual stages (87), context parallelism (56, 74), tensor parallelism 1 and 4
-# (108), zero bubble (71, 108).
-SAMPLE = (24, 30, 56, 71, 72, 74, 82, 87, 108)
+# Unequal expert-parallel degrees in and between replicas (56, 82), stages without layers (82), a head without parameters
+# (24), uneven FSDP (72), three virtual stages (87), context parallelism (56), tensor parallelism 1 and 4 and zero bubble
+# (108).
+SAMPLE = (24, 56, 72, 82, 87, 108)
 
 
 @pytest.mark.parametrize("seeds", [SAMPLE, *nightly(range(i, i + TOGETHER) for i in range(0, PLANS, TOGETHER))])

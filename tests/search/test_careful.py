@@ -35,6 +35,7 @@ def seconds(found: Plan) -> float:
     return found.prediction.iteration_seconds
 
 
+@cache
 def ranked(*pins: str, indifference: float = 0.05) -> Ranking:
     return plan(MODEL, MACHINE, JOB, space=parse_pins(pins), efficiency=Analytic(), indifference=indifference)
 
@@ -153,7 +154,7 @@ def test_nothing_stands_beside_a_plan_of_what_was_measured_or_of_several_types()
 def over(*pins: str) -> Ranking:
     """Return the plans for machines of two types."""
     job = make_job(global_batch=19, seq_len=4096)
-    return plan(MODEL, load_cluster("1x4xRTX3090+1x2xA100-40"), job, space=parse_pins(pins), gap=0.05)
+    return plan(MODEL, load_cluster("1x4xRTX3090+1x2xA100-40"), job, space=parse_pins(pins), gap=0.2)
 
 
 def test_plans_that_are_as_good_are_in_the_order_of_their_rare_switches() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.nightly import nightly
 
 import shardwright
 from shardwright.plans.check import check
@@ -27,7 +28,7 @@ def seconds(plan: Plan) -> float:
     return plan.prediction.iteration_seconds
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("cluster", [*CLUSTERS[:2], *nightly(CLUSTERS[2:])])
 def test_they_get_better_and_none_beats_what_is_proved(cluster: str) -> None:
     asked = (shardwright.load_model("gpt2-xl"), *question(cluster)[1:])
     found = list(first_plans(*asked))

@@ -38,7 +38,7 @@ def seconds(ranking: Ranking) -> float:
     return np.inf if ranking.infeasible else min(predicted(made).iteration_seconds for made in ranking.plans)
 
 
-@pytest.mark.parametrize("seed", [1, 2, *nightly([0, *range(3, 60)])])
+@pytest.mark.parametrize("seed", [1, *nightly([0, *range(2, 60)])])
 def test_plans_stay_within_the_host_and_more_of_it_is_never_slower(seed: int) -> None:
     name, cluster, job = drawn(seed)
     model, before = load_model(name), np.inf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ CLUSTER = shardwright.load_cluster("2x8xH100-SXM")
 JOB = shardwright.make_job(global_batch=64, seq_len=4096)
 
 
+@cache
 def _plan(*pins: str, rules: str = "", **told: Any) -> Ranking:
     job = replace(JOB, **told)
     limits = parse_rules(rules, "rules")

@@ -225,16 +225,20 @@ def test_cheapest_within_a_deadline_and_fastest_within_a_budget(ranking: Ranking
 
 SMALL_MODEL, SMALL_FIRST = (
     load_model("gpt2-xl"),
-    "1x1xT4+1x4xV100-SXM2",
+    "1x1xT4+1x1xV100-SXM2",
 )  # the first type cannot hold the model, the second can
 
 
 @pytest.mark.parametrize(
-    ("limits", "remedy"), [({"budget_dollars": 1.0}, Cheapest), ({"deadline_hours": 0.01}, Fastest)]
+    ("limits", "remedy", "target"),
+    [({"budget_dollars": 1.0}, Cheapest, "deepspeed"), ({"deadline_hours": 0.01}, Fastest, None)],
 )
-def test_limits_are_told_where_only_the_second_type_holds_the_model(limits: dict[str, float], remedy: type) -> None:
+def test_limits_are_told_where_only_the_second_type_holds_the_model(
+    limits: dict[str, float], remedy: type, target: str | None
+) -> None:
+    """Also where plans over both types are searched for, which takes much longer."""
     job = make_job(global_batch=16, seq_len=1024, tokens="1B", precision="fp16", **limits)  # type: ignore[arg-type]
-    result = plan(SMALL_MODEL, load_cluster(SMALL_FIRST), job)
+    result = plan(SMALL_MODEL, load_cluster(SMALL_FIRST), job, exportable_to=target)
     assert result.infeasible is not None
     assert isinstance(result.infeasible.reason, LimitsNotKept)
     assert isinstance(result.infeasible.remedies[0], remedy)
@@ -248,21 +252,28 @@ def test_rules_are_named_where_only_the_second_type_holds_the_model() -> None:
     assert result.infeasible.reason == RulesDropAll(("all",))
 
 
-def test_a_rule_of_thumb_that_misses_the_deadline_is_no_rival() -> None:
-    cluster, job = load_cluster("2x8xA100-SXM-80+2x8xH100-SXM"), _job()
-    whole = plan(MODEL, cluster, job)
+TWO_TYPES = load_cluster("2x8xA100-SXM-80+2x8xH100-SXM")
+
+
+@pytest.fixture(scope="module")
+def over_two_types() -> Ranking:
+    return plan(MODEL, TWO_TYPES, JOB)
+
+
+def test_a_rule_of_thumb_that_misses_the_deadline_is_no_rival(over_two_types: Ranking) -> None:
+    whole = over_two_types
     (uniform,) = [
         entry.plan for entry in whole.baselines if entry.plan is not None and len(entry.plan.gpus_by_type) > 1
     ]
     hours = 0.5 * sum(found.prediction.hours_total or 0.0 for found in (uniform, whole.best) if found.prediction)
     assert seconds(whole.best) < seconds(uniform)
-    limited = plan(MODEL, cluster, _job(deadline_hours=hours))
+    limited = plan(MODEL, TWO_TYPES, _job(deadline_hours=hours), gap=0.2)
     assert limited.plans
     assert [entry.failure for entry in limited.baselines if "uniform" in entry.rule] == [Failure.MISSES_LIMITS]
 
 
-def test_two_types_together_beat_each_alone() -> None:
-    result = plan(MODEL, load_cluster("2x8xA100-SXM-80+2x8xH100-SXM"), JOB)
+def test_two_types_together_beat_each_alone(over_two_types: Ranking) -> None:
+    result = over_two_types
     types = {stage.gpu for replica in result.best.replicas for stage in replica.stages}
     assert types == {"A100-SXM-80", "H100-SXM"}
     assert check(result.best) == ()
@@ -313,7 +324,7 @@ def test_a_pinned_pipeline_length_holds_in_mixed_plans() -> None:
     job = make_job(global_batch=64, seq_len=2048, precision="fp16")
     for depth in (1, 2):
         space = parse_pins([f"pp={depth}"])
-        ranking = plan(load_model("llama-2-7b"), cluster, job, space=space, top=3)
+        ranking = plan(load_model("llama-2-7b"), cluster, job, space=space, top=3, gap=0.2)
         assert all(len(replica.stages) == depth for found in ranking.plans for replica in found.replicas)
 
 

@@ -85,7 +85,7 @@ def test_uneven_fsdp_as_a_program_is_the_strategy() -> None:
         ("deepseek-v2-lite", BOX, {}, "has layers of several kinds, which no graph that ships has"),
         ("gpt2", "4x8xH100-SXM", {}, "2 to 16 GPUs"),
         ("gpt2", "1x8xH100-SXM", {"precision": "fp8"}, "fp32, bf16 or fp16"),
-        ("llama-2-70b", BOX, {}, "fits the memory"),
+        ("llama-2-13b", BOX, {}, "fits the memory"),
     ],
 )
 def test_where_there_is_no_program_it_says_why(

@@ -11,7 +11,7 @@ import pytest
 from tests.nightly import nightly
 
 from shardwright.cost.compute.efficiency import Analytic
-from shardwright.cost.layers import source
+from shardwright.cost.layers.source import PredictedLayers
 from shardwright.plans.check import check
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
@@ -136,7 +136,7 @@ def test_kept_layer_times_are_made_once(before, monkeypatch):
     def never(*_: object, **__: object) -> None:
         raise AssertionError("layer times are made again")
 
-    monkeypatch.setattr(source, "layer_table", never)
+    monkeypatch.setattr(PredictedLayers, "table", never)
     for changed in ("3x8xA100-SXM-80+2x8xH20", "6x8xA100-SXM-80+1x8xH20", "4x8xA100-SXM-80"):
         assert replan(before, load_cluster(changed), kept=kept, efficiency=EFFICIENCY) is not None
     assert {key: len(tables) for key, tables in kept.items()} == entries

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.nightly import examples
 from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, limited, problems, values
 
@@ -45,7 +46,7 @@ def assert_optimal(problem: Problem, where: Context, allowed: Bools, rows: Strat
         np.testing.assert_allclose(found.least[0], cost.min(), rtol=1e-9)
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=examples(60), suppress_health_check=list(HealthCheck), derandomize=True)
 @given(problem=problems(most=4000), rack=st.integers(1, 4), share=st.sampled_from([0.02, 0.2, 0.7]))
 def test_with_racks(problem: Problem, rack: int, share: float) -> None:
     pool = problem.context.pool
@@ -55,7 +56,7 @@ def test_with_racks(problem: Problem, rack: int, share: float) -> None:
     assert_optimal(problem, where, np.ones(len(rows), dtype=bool), rows)
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=examples(60), suppress_health_check=list(HealthCheck), derandomize=True)
 @given(problem=problems(most=4000), seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([1.0, 1.5, 10.0]))
 def test_with_measured_layers(problem: Problem, seed: int, spread: float) -> None:
     rows = oracle.candidates(problem.context, problem.pins)

@@ -42,12 +42,17 @@ def test_a_graph_run_whole_is_the_module_s_own_step(name: str) -> None:
     torch.testing.assert_close(found, {name: case.expected[name] for name in found}, rtol=1e-5, atol=1e-6)
 
 
+@cache
+def choices_of(name: str) -> Choices:
+    return choices(traced(name).graph)
+
+
 @pytest.mark.parametrize("name", CASES)
 @given(seed=SEEDS, ranks=RANKS)
 @settings(max_examples=2)
 def test_a_random_program_equals_the_module(name: str, seed: int, ranks: int) -> None:
     case = traced(name)
-    require_equal(case, drawn(case.graph, choices(case.graph), ranks, Random(seed)))
+    require_equal(case, drawn(case.graph, choices_of(name), ranks, Random(seed)))
 
 
 @dataclass(frozen=True, kw_only=True)

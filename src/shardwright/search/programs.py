@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -92,11 +93,8 @@ def _refused(model: Model, cluster: Cluster, job: Job) -> str:
 
 
 def _decisions(contexts: Sequence[Context], rows: int, steps: int) -> Decisions:
-    graph, job = _graph(contexts[0], rows), contexts[0].job
     ranks = sum(context.pool.gpus for context in contexts)
-    return decisions(
-        graph, ranks=ranks, state_ratio=True, state=_state(contexts[0].model, job, DTYPES[job.precision], steps)
-    )
+    return decisions(_graph(contexts[0], rows), ranks=ranks, state_ratio=True, state=_state(contexts[0], steps))
 
 
 def _graph(context: Context, rows: int) -> Graph:
@@ -104,11 +102,11 @@ def _graph(context: Context, rows: int) -> Graph:
     return training_step(context.model, batch=rows, seq_len=job.seq_len, dtype=DTYPES[job.precision])
 
 
-def _state(model: Model, job: Job, dtype: str, steps: int) -> ParameterState:
+def _state(context: Context, steps: int) -> ParameterState:
     """Return what is held for each byte of a parameter; gradients of several steps are added up."""
-    one, none = np.ones(1), np.zeros(1)
-    held = state_bytes(model, job, one, none, one, one, np.full(1, UNSHARDED), none, none)
-    size = ITEM_BYTES[dtype]
+    one, none, job = np.ones(1), np.zeros(1), context.job
+    held = state_bytes(context.model, job, one, none, one, one, np.full(1, UNSHARDED), none, none)
+    size = ITEM_BYTES[DTYPES[job.precision]]
     return ParameterState(
         bytes=float((held.weights + held.optimizer)[0]) / size,
         sum_bytes=float(held.gradients[0]) / size if steps > 1 else 0.0,
@@ -119,9 +117,10 @@ def _that_may_fit(contexts: Sequence[Context], steps: Sequence[int]) -> list[int
     """Return the step counts whose total memory fits the GPUs together: bytes are linear in the rows."""
     batch = contexts[0].job.global_batch
     room = sum(room_bytes(context) * context.pool.gpus for context in contexts)
-    found = []
+    found, spaces = [], [_decisions(contexts, rows, 1) for rows in (1, 2)]
     for several in (1, 2):
-        one, two = (alone(_decisions(contexts, rows, several)) for rows in (1, 2))
+        state = _state(contexts[0], several)
+        one, two = (alone(replace(space, state=state)) for space in spaces)
         counts = [count for count in steps if min(count, 2) == several]
         found += [count for count in counts if (one + (batch // count - 1) * (two - one)).max() <= room]
     return found

@@ -220,8 +220,8 @@ def broken(program: IntegerProgram, x: Floats, gap: float) -> list[TimeRow]:
     ahead = program.sent_before @ (program.ahead * y)
     behind = program.sent_before @ (program.behind * y)
     worst: list[tuple[float, TimeRow]] = []
-    for kind, first in product(range(program.compute.shape[1]), program.passes):
-        done = program.before @ (program.compute[:, kind] * x[:count])
+    computed = [program.before @ (seconds * x[:count]) for seconds in program.compute.T]
+    for (kind, done), first in product(enumerate(computed), program.passes):
         sent = done[first] + ahead[-1] - ahead[first] + behind[-1] - behind[first]
         worst.append((float(sent), TimeRow(first, len(behind) - 1, first + 1, first + 1, kind)))
         # T(j, k) = done[first] + ahead[j] - ahead[first] - done[j-1] + done[k] + behind[-1] - behind[k-1], j ≤ k

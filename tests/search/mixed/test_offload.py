@@ -20,10 +20,10 @@ def seconds(ranking):
 
 
 def test_machines_with_more_memory_are_no_slower_than_those_that_they_replace():
-    job = make_job(global_batch=64, seq_len=4096)
+    job = make_job(global_batch=16, seq_len=4096)
     few, many = (
-        plan(load_model("llama-2-70b"), load_cluster(names), job, top=1)
-        for names in ("2x8xA100-SXM-40", "1x8xA100-SXM-40+1x8xA100-SXM-80")
+        plan(load_model("llama-2-13b"), load_cluster(names), job, top=1)
+        for names in ("1x4xA100-SXM-40", "1x2xA100-SXM-40+1x2xA100-SXM-80")
     )
     assert seconds(many) <= seconds(few)
     assert many.best.optimizer.offload > 0
@@ -33,7 +33,7 @@ def test_machines_with_more_memory_are_no_slower_than_those_that_they_replace():
 
 def test_cards_of_two_types_hold_what_those_of_one_type_hold():
     job = make_job(global_batch=16, seq_len=2048)
-    found = plan(load_model("llama-2-7b"), load_cluster("1x2xRTX4090+1x1xRTX3090"), job, top=1)
+    found = plan(load_model("llama-2-7b"), load_cluster("1x2xRTX4090+1x1xRTX3090"), job, top=1, gap=0.2)
     assert found.best.gpus_by_type == {"RTX4090": 2, "RTX3090": 1}
     prediction = found.best.prediction
     assert prediction is not None

@@ -144,21 +144,21 @@ def dollars_against_enumeration(seed: int) -> bool:
 
 
 def test_enumeration_does_not_beat_the_certificate_in_dollars() -> None:
-    assert all(map(dollars_against_enumeration, range(2)))
+    assert dollars_against_enumeration(1)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(2, 60))
+@pytest.mark.parametrize("seed", [0, *range(2, 60)])
 def test_enumeration_of_more_clusters_does_not_beat_it_in_dollars(seed: int) -> None:
     dollars_against_enumeration(seed)
 
 
 def test_enumeration_does_not_beat_the_certificate_of_a_mesh() -> None:
-    assert all(against_enumeration(small(seed, **SIZES)) for seed in range(2))
+    assert against_enumeration(small(0, **SIZES))
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(2, 80))
+@pytest.mark.parametrize("seed", range(1, 80))
 def test_enumeration_of_more_clusters_does_not_beat_the_certificate_of_a_mesh(seed: int) -> None:
     against_enumeration(small(seed, **SIZES))
 
@@ -222,8 +222,8 @@ def bounds_of_candidates(seed: int, problem: Small) -> int:
 
 
 def test_megatron_plans_over_several_types_by_time_and_by_dollars() -> None:
-    model, cluster = shardwright.load_model("llama-2-7b"), shardwright.load_cluster("1x8xH100-SXM+2x8xA100-SXM-80")
-    job = shardwright.make_job(global_batch=48, seq_len=4096, tokens=1e9)
+    model, cluster = shardwright.load_model("llama-2-7b"), shardwright.load_cluster("1x4xH100-SXM+1x8xA100-SXM-80")
+    job = shardwright.make_job(global_batch=24, seq_len=4096, tokens=1e9)
     found = shardwright.plan(model, cluster, job, exportable_to="megatron")
     assert len(found.best.gpus_by_type) == 2 and is_mesh(found.best)
     assert found.best.job.framework == "megatron"

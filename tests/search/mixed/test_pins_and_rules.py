@@ -30,8 +30,8 @@ from shardwright.spec.read.model_yaml import model_of_dimensions
 def planned(pin: str = "", rule: str = "") -> Ranking:
     return plan(
         load_model("llama-2-7b"),
-        load_cluster("1x8xH100-SXM+2x8xA100-SXM-80"),
-        make_job(global_batch=96, seq_len=4096),
+        load_cluster("1x4xH100-SXM+1x8xA100-SXM-80"),
+        make_job(global_batch=48, seq_len=4096),
         space=parse_pins([pin] if pin else []),
         rules=parse_rules(rule, "r") if rule else (),
         efficiency=Analytic(),
@@ -57,7 +57,7 @@ OBEYED = (
 OBEYED_TOO = (
     ("rank_order=tp-cp-ep-pp-dp", "$rank_order != 'tp-cp-ep-pp-dp'", 1.1),
     ("overlap_param_gather=off", "$overlap_param_gather", 1.2),
-    ("gpus=20", "$num_gpus != 20", 1.5),
+    ("gpus=10", "$num_gpus != 10", 1.5),
     ("flash=off", "$use_flash_attn", 1.7),
     ("first_layers=2", "$first_stage_layers != 2", 1.5),
     ("overlap_grad_reduce=on", "not $overlap_grad_reduce", 1.05),

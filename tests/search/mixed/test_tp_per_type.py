@@ -37,7 +37,7 @@ GPUS = ("A100-SXM-40", "V100-SXM2", "A10G", "RTX3090", "L4", "T4")
 MODELS = ("gpt2-medium", "gpt2-large", "pythia-410m", "pythia-1b", "opt-1.3b")
 CLUSTER = """nodes:
   - {count: 2, gpu: V100-SXM2-16, gpus: 4}
-  - {count: 2, gpu: H100-SXM, gpus: 1}
+  - {count: 1, gpu: H100-SXM, gpus: 1}
 """
 SOME = (0, 1, 2, 3, 4, 6, 7, 129)  # of the last the best plan is a pipeline over all units
 FEW = (0, 2, 129)
@@ -178,7 +178,9 @@ def test_the_command_line_searches_degrees_per_type(tmp_path):
     assert kept is not None and check(kept) == () and degrees(kept) == degrees(plan)
     evaluated = run(["evaluate", str(tmp_path / "plan.json"), "--json"])
     assert evaluated.code == 0
-    assert json.loads(evaluated.out)["best"]["replicas"] == both["plans"][0]["replicas"]
+    best = json.loads(evaluated.out)["best"]  # to a closer gap
+    assert best["prediction"]["iteration_seconds"] <= seconds[1]
+    assert len({stage["tensor_parallel"] for replica in best["replicas"] for stage in replica["stages"]}) == 2
     again = predict(plan).prediction
     assert again is not None and again.iteration_seconds == pytest.approx(seconds[1], rel=1e-12)
 
@@ -196,9 +198,9 @@ def fewer_machines(plan: Plan) -> Cluster:
 def planned(folder: Path, *options: str) -> dict[str, Any]:
     job = [
         "--model",
-        "llama-2-7b",
+        "llama-3.2-3b",
         "--global-batch",
-        "32",
+        "16",
         "--seq-len",
         "2048",
         "--precision",
@@ -206,7 +208,7 @@ def planned(folder: Path, *options: str) -> dict[str, Any]:
         "--framework",
         "train",
         "--gap",
-        "0.05",
+        "0.3",
     ]
     files = ["--cluster", str(folder / "cluster.yaml"), "--out", str(folder / "plan.json"), "--json"]
     outcome = run(["plan", *job, *files, *options])

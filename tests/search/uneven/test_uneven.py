@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cost.samples import llama
-from tests.nightly import nightly
+from tests.nightly import examples, nightly
 
 import shardwright
 from shardwright.cost.context import Context
@@ -126,7 +126,7 @@ ROOMY, TIGHT, LOPSIDED = (40e9, 32e9), (9e9, 6.5e9), (12e9, 4.2e9)
 
 @pytest.mark.parametrize(
     ("memory", "optimizer"),
-    [(TIGHT, "adam"), (LOPSIDED, "adam"), *nightly([(ROOMY, "adam"), (ROOMY, "muon")])],
+    [(LOPSIDED, "adam"), *nightly([(TIGHT, "adam"), (ROOMY, "adam"), (ROOMY, "muon")])],
 )
 def test_nothing_that_brute_force_finds_is_better(memory: tuple[float, float], optimizer: str) -> None:
     found = contexts("1x1xA100-SXM-40 + 1x1xV100-SXM2", 4, 1024, memory, optimizer)
@@ -161,7 +161,7 @@ def test_uneven_shares_beat_even_ones() -> None:
     assert seconds_of(best.plans[0]) < 0.75 * seconds_of(best.even)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(st.integers(4, 40), st.sampled_from([ROOMY, (16e9, 16e9), TIGHT]), st.sampled_from([512, 2048]))
 def test_every_plan_is_legal_and_above_the_bound(batch: int, memory: tuple[float, float], seq_len: int) -> None:
     best = searched(contexts("1x3xA100-SXM-40 + 1x1xV100-SXM2", batch, seq_len, memory))

@@ -4,9 +4,10 @@ and evidence, so that nobody else needs to know which of them a search has."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import singledispatch
+from dataclasses import fields, replace
+from functools import lru_cache, singledispatch
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -26,6 +27,8 @@ from shardwright.spec.model import Model
 
 if TYPE_CHECKING:
     from shardwright.cost.network.curves import LinkTimes
+
+FEW_ROWS = 32  # numeric: of such layer tables hundreds are remembered, of larger ones the last few
 
 Basis = tuple[tuple[float, float], tuple[Evidence, ...], Precedents | None]
 NO_LIMITS: Mapping[str, tuple[int | float, ...]] = MappingProxyType({})
@@ -78,6 +81,38 @@ def layer_source(efficiency: Efficiency) -> LayerSource:
     return PredictedLayers(efficiency=efficiency)
 
 
+Column = tuple[str, str, bytes]  # name, type and content of an array, which has no hash itself
+
+
+def _has_hash(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _table(
+    model: Model,
+    gpu: Gpu,
+    job: Job,
+    ways: tuple[Column, ...],
+    efficiency: Any,
+    links: Fabric,
+    software: Overheads,
+    strain: float,
+) -> LayerTable:
+    """Return the table of a model, which nobody may write to: it is remembered."""
+    shard = Shard(**{name: np.frombuffer(content, dtype=kind) for name, kind, content in ways})
+    table = layer_table(model, gpu, job, shard, efficiency, links, software, strain=strain)
+    for item in fields(table):
+        getattr(table, item.name).flags.writeable = False
+    return table
+
+
+_small_table, _large_table = lru_cache(maxsize=256)(_table), lru_cache(maxsize=8)(_table)
+
+
 @record
 class PredictedLayers:
     """Layers summed from the operators that `efficiency` times."""
@@ -94,7 +129,14 @@ class PredictedLayers:
     def table(
         self, model: Model, gpu: Gpu, job: Job, shard: Shard, links: Fabric, software: Overheads, *, strain: float
     ) -> LayerTable:
-        return layer_table(model, gpu, job, shard, self.efficiency, links, software, strain=strain)
+        if not _has_hash((self.efficiency, links)):  # measured ones may have arrays
+            return layer_table(model, gpu, job, shard, self.efficiency, links, software, strain=strain)
+        columns = ((item.name, getattr(shard, item.name)) for item in fields(shard))
+        ways = tuple((name, values.dtype.str, values.tobytes()) for name, values in columns)
+        efficiency: Any = self.efficiency
+        remembered = _small_table if len(shard.tp) <= FEW_ROWS else _large_table
+        timeless = replace(job, tokens=None, objective="time", budget_dollars=None, deadline_hours=None)
+        return remembered(model, gpu, timeless, ways, efficiency, links, software, strain)
 
     def alike_after(self, gpu: Gpu, model: Model) -> int:
         kinds = model.kind_of_layer

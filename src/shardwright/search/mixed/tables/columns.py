@@ -287,7 +287,7 @@ class Layers:
     @property
     def weights(self) -> Floats:
         """Parameters of a layer, dense ones and experts', [2, G]."""
-        return np.stack([self.dense, self.expert])
+        return np.array([self.dense, self.expert])
 
     @property
     def all_weights(self) -> Floats:
@@ -315,11 +315,11 @@ def layers_of(table: Table) -> Layers:
         return np.asarray((middle[name] / weight).min(axis=-1))
 
     forward, backward = least("forward"), least("backward")
-    launches = np.stack([BACKWARD_LAUNCHES * table.host, table.host])  # of a backward and a forward pass, [2, G]
-    staged_backward, staged_forward = launched_seconds(np.stack([backward, forward]), launches / weight.max())
-    passes = np.stack([middle["backward"], middle["forward"]])
+    launches = np.array([BACKWARD_LAUNCHES * table.host, table.host])  # of a backward and a forward pass, [2, G]
+    staged_backward, staged_forward = launched_seconds(np.array([backward, forward]), launches / weight.max())
+    passes = np.array([middle["backward"], middle["forward"]])
     staged = launched_seconds(passes, launches[..., None])
-    ends = np.stack([each["backward"], each["forward"]])
+    ends = np.array([each["backward"], each["forward"]])
     # The smooth maximum is convex: its tangent at the layers bounds what more device time adds.
     gain_forward = (forward / staged_forward) ** (SHARPNESS - 1.0)
     gain_backward = (backward / staged_backward) ** (SHARPNESS - 1.0)

@@ -56,7 +56,7 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
     found = []
     for setting in settings:
         own = [part[setting.on(place)] for place, part in enumerate(parts)]
-        columns: dict[str, Any] = {name: np.stack([each[name] for each in own]) for name in own[0]}
+        columns: dict[str, Any] = {name: np.array([each[name] for each in own]) for name in own[0]}
         degrees = np.array(setting.tp)
         shards = np.lcm.reduce(degrees[columns["units"] > 0], initial=1)
         whole_bytes = float((columns.pop("part_bytes") * degrees * setting.cp).min())
