@@ -135,6 +135,8 @@ CHANGED = {
     "adapter": parse_adapter("qlora:8"),
     "images_per_sequence": 2,
     "image_size": (448, 448),
+    "sounds_per_sequence": 2,
+    "sound_seconds": 10.0,
     "freeze": ("vision",),
     "encoder_seq_len": 512,
 }

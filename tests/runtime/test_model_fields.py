@@ -92,6 +92,7 @@ REFUSED: dict[str, tuple[Change, Model]] = {
     "Model.embedding_width": (whole(embedding_width=16), DENSE),
     "Model.particular": (whole(particular="soft caps"), DENSE),
     "Model.tower": (whole(tower=load_model("llava-1.5-7b").tower), DENSE),
+    "Model.audio": (whole(audio=load_model("qwen2-audio-7b").audio), DENSE),
     "Model.guesses": (whole(guesses=("no biases",)), DENSE),
     "Layer.norms": (each_layer(norms=4), DENSE),
     "Layer.mixer": (each_layer(mixer=ShortConvolution(channels=32, width=3)), DENSE),

@@ -141,7 +141,7 @@ def untrainable_model(model: Model) -> Iterator[Problem]:
         f"what is particular to the model ({model.particular})": bool(model.particular) and model.forward_pass is None,
         f"the activation {model.activation}": model.activation not in ACTIVATIONS,
         "an embedding narrower than the model": model.embedding_width is not None,
-        model.tower.noun if model.tower else "a tower": model.tower is not None,
+        **{tower.noun: True for tower in model.towers},
         "attention to what an encoder gives": any(kind.cross is not None for kind in model.kinds),
         "multi-token prediction": model.mtp_layers > 0,
         "masked tokens without a token for them": not model.causal and computed.mask_token is None,

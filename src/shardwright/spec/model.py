@@ -262,22 +262,24 @@ class Layer:
 
 @record(slots=False)
 class Tower:
-    """An encoder before the first layer of a model: of images, with the projector that makes tokens of what it gives;
-    or, in an encoder-decoder, of text or of sound, which the decoder's layers read by their `cross` attention.
+    """An encoder before the first layer of a model: of images or sound, with the projector that makes tokens of what it
+    gives; or, in an encoder-decoder, of text or of sound, which the decoder's layers read by their `cross` attention.
 
     An image is cut into patches of `patch` × `patch` pixels, each of `patch_values` numbers (channels, frames, pixels),
     which a matrix takes to the width `hidden`. `depth` equal layers follow; those in `whole` (from 0) attend over the
     whole image where the `layer` has a window. `image` is the side of images where the encoder takes one size alone, of
     larger ones tiles where there is a `tiling`. A square of `merge` × `merge` patches becomes one token, by
     `projectors` chains of the products of `projector`, with a non-linearity before the last; `projector_vectors` counts
-    the weights of norms beside them, `row_end` those of the token that ends a row of patches. A layer keeps `copies` of
-    its tokens for the backward pass beside what its products take: of queries and keys after their rotation, where
-    values keep all of one projection, and of what attention gives, where that goes image by image; of what a learned
-    scale multiplies.
+    the weights of norms beside them, `loose` those of tokens that end a row of patches or stand around a sound. A layer
+    keeps `copies` of its tokens for the backward pass beside what its products take: of queries and keys after their
+    rotation, where values keep all of one projection, and of what attention gives, where that goes image by image; of
+    what a learned scale multiplies.
 
-    Text goes through the embedding of the decoder. Sound comes as spectra of a fixed length, of which the convolutions
-    in `stem` make `positions`, each half as many as the one before. `score_biases` are the numbers that are added to
-    the scores of all layers.
+    Text goes through the embedding of the decoder. Sound comes as spectra, of which the convolutions in `stem` make
+    positions, each half as many as the one before: always `positions` of them where that is set, to which shorter
+    sounds are padded. Longer ones are cut into segments of so many, whose padding gives tokens, too, or is trimmed
+    (`segments`), or are not taken (None). `joined` positions become one token. `score_biases` are the numbers that are
+    added to the scores of all layers.
     """
 
     family: str
@@ -292,7 +294,7 @@ class Tower:
     merge: int = 1
     image: int | None = None
     tiling: Tiling | None = None
-    row_end: int = 0
+    loose: int = 0
     whole: tuple[int, ...] | None = None
     norm: Norm = "layernorm"
     position: Position = "learned"
@@ -306,18 +308,22 @@ class Tower:
     input: Literal["image", "text", "sound"] = "image"
     stem: tuple[Product, ...] = ()
     positions: int | None = None
+    segments: Literal["trimmed", "padded"] | None = None
+    joined: int = 1
     score_biases: int = 0
     dropout: bool = False
 
     @property
-    def part(self) -> Literal["vision", "encoder"]:
+    def part(self) -> Literal["vision", "audio", "encoder"]:
         """What a job calls it."""
-        return "vision" if self.input == "image" else "encoder"
+        if self.input == "image":
+            return "vision"
+        return "audio" if self.projector else "encoder"
 
     @property
     def noun(self) -> str:
         """What it is, in words."""
-        return "a vision tower" if self.input == "image" else "an encoder"
+        return {"vision": "a vision tower", "audio": "a tower of sound", "encoder": "an encoder"}[self.part]
 
     @cached_property
     def encoder(self) -> Model:
@@ -350,7 +356,7 @@ class Tower:
     @property
     def projector_parameters(self) -> int:
         """Weights of all projectors."""
-        return self.projectors * _products(self.projector) + self.projector_vectors + self.row_end
+        return self.projectors * _products(self.projector) + self.projector_vectors + self.loose
 
     @property
     def parameters(self) -> int:
@@ -364,7 +370,7 @@ def _products(chain: tuple[Product, ...]) -> int:
 
 @record(slots=False)
 class Model:
-    """A model of language, with a `tower` where it sees images or is an encoder-decoder.
+    """A model of language, with a `tower` where it sees images or is an encoder-decoder, and `audio` where it hears.
 
     `layers` has one entry per block, in order; equal layers are equal objects.
 
@@ -410,6 +416,7 @@ class Model:
     particular: str | None = None
     forward_pass: ForwardPass | None = None
     tower: Tower | None = None
+    audio: Tower | None = None
     guesses: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
 
@@ -483,11 +490,16 @@ class Model:
     @cached_property
     def parameters(self) -> int:
         """All parameters, without the multi-token-prediction layers (as the published counts have it)."""
-        return self.language_parameters + (self.tower.parameters if self.tower else 0)
+        return self.language_parameters + sum(tower.parameters for tower in self.towers)
+
+    @property
+    def towers(self) -> tuple[Tower, ...]:
+        """What runs before the first layer."""
+        return tuple(tower for tower in (self.tower, self.audio) if tower is not None)
 
     @cached_property
     def language_parameters(self) -> int:
-        """The same without those of a tower."""
+        """The same without those of towers."""
         per_kind = [self.dense_layer_parameters(kind) + self.expert_layer_parameters(kind) for kind in self.kinds]
         layers = sum(per_kind[kind] for kind in self.kind_of_layer)
         return self.embedding_parameters + layers + self.head_parameters + self.extra_parameters
@@ -598,6 +610,6 @@ def family_of(model: Model) -> str:
     """Return the family of a model, by its text model and whether it sees images. Dimensions alone, as of a launch,
     name none: their layers are those of Llama or of GPT-2."""
     if model.family not in UNNAMED:
-        return f"{model.family} vision" if model.tower and model.tower.input == "image" else model.family
+        return " ".join([model.family, *(tower.part for tower in model.towers if tower.projector)])
     gated = all(layer.mlp is None or layer.mlp.gated for layer in model.layers)
     return "llama" if gated and model.norm == "rmsnorm" else "gpt2"

@@ -39,10 +39,12 @@ def cross_flops(model: Model, job: Job) -> float:
 
 
 def _of_towers(model: Model, job: Job) -> float:
-    """Return the FLOPs of all that the tower of a model takes in an iteration, 0 without one."""
-    if model.tower is None:
-        return 0.0
-    tower, taken = model.tower, taken_of(model.tower, job)
+    """Return the FLOPs of all that the towers of a model take in an iteration, 0 without one."""
+    return sum(_of_tower(model, tower, job) for tower in model.towers)
+
+
+def _of_tower(model: Model, tower: Tower, job: Job) -> float:
+    taken = taken_of(tower, job)
     encoder, projector = image_flops(tower, taken)
     vision, after = job.trains(tower.part), job.trains("projector")
     first = stem_flops(tower, taken)[0] * vision

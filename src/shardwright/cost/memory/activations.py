@@ -115,12 +115,12 @@ def norm_copies(job: Job) -> float:
 
 
 def tower_kept_bytes(tower: Tower, shard: Shard, job: Job) -> tuple[Floats, Floats]:
-    """Return what the tower of a model keeps of a micro-batch for its backward pass, [M]: where nothing runs again, and
+    """Return what a tower of a model keeps of a micro-batch for its backward pass, [M]: where nothing runs again, and
     where its layers run again with those of the model, which keep their inputs then."""
     positions, merged = tower_tokens(tower, shard, job)
     saved = widths_of(job).saved
     beside = saved * merged * projector_inputs(tower, job)
-    if tower.input != "image":  # what the decoder's layers read
+    if not tower.projector:  # what the decoder's layers read
         beside = saved * merged * tower.hidden
     if not job.trains(tower.part):
         return beside, beside

@@ -54,9 +54,11 @@ def names(model: Model) -> frozenset[str]:
 
 def _of_the_whole(model: Model) -> Iterator[Trait]:
     there = {
-        ("encoder" if model.tower and model.tower.part == "encoder" else "tower", "model.tower"): model.tower.noun
-        if model.tower
-        else "",
+        ("encoder" if tower.part == "encoder" else "tower", f"model.{place}"): tower.noun
+        for place, tower in (("tower", model.tower), ("audio", model.audio))
+        if tower is not None
+    }
+    there |= {
         ("alibi", "model.position"): "ALiBi positions" if model.position == "alibi" else "",
         ("parallel_block", "model.parallel_block"): "attention and feed-forward side by side"
         if model.parallel_block

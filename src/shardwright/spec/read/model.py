@@ -91,7 +91,7 @@ def weights_checked(model: Model, config: Mapping[str, object], folder: Path) ->
     width = BYTES.get(str(config.get("dtype") or config.get("torch_dtype")))
     if not isinstance(size, int) or isinstance(size, bool) or size < 1 or width is None:
         return f"{INDEX} is not compared: it has no total_size, or the config no dtype"
-    unread = model.tower is None and any(name in config for name in TOWERS)
+    unread = not model.towers and any(name in config for name in TOWERS)
     if config.get("quantization_config") is not None or unread:
         return f"{INDEX} is not compared: the weights are quantized, or those of more than a text model"
     published = size / width

@@ -21,10 +21,26 @@ MOST_SIDE = 100_000  # pixels
 TIED = "tie_word_embeddings"
 # By a word in the text config, too.
 TIED_BY_EITHER = ("llava", "llava_next_video", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "video_llama_3")
-# What LlamaConfig and MistralConfig assume, of which the text config inside a multimodal one may say nothing.
+# What the configs of Llama, Mistral and Qwen2 assume, of which the text config inside a multimodal one may say nothing;
+# VoxtralConfig has values of its own.
 LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
+QWEN2 = {
+    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+    "intermediate_size": 22016, "max_position_embeddings": 32768, "vocab_size": 151936,
+}  # fmt: skip
 TEXT_SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
+        "qwen2": QWEN2,
+        "voxtral": {
+            "vocab_size": 131072,
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+        },
         "llama": {**LLAMA, "intermediate_size": 11008, "max_position_embeddings": 2048},
         "mistral": {
             **LLAMA,
@@ -71,7 +87,7 @@ def _llava_next(config: ConfigFields, vision: ConfigFields, hidden: int) -> Towe
     sides = _grid_sides(config, tower.image)
     words = config.text("vision_aspect_ratio", default="anyres_max_9").removeprefix("anyres_max_")
     most = int(words) if words.isdecimal() and config.text("model_type", default="") == "llava_onevision" else None
-    return replace(tower, tiling=Tiling(by="area", grids=sides, most=most), row_end=hidden)
+    return replace(tower, tiling=Tiling(by="area", grids=sides, most=most), loose=hidden)
 
 
 def _grid_sides(config: ConfigFields, image: int) -> tuple[tuple[int, int], ...]:
@@ -380,6 +396,7 @@ FAMILIES: Mapping[str, Callable[[ConfigFields, ConfigFields, int], Tower | None]
         "mistral3": _mistral3,
         "qwen2_vl": _qwen2,
         "qwen2_5_vl": _qwen2_5,
+        "qwen2_5_omni_thinker": _qwen2_5,
         "qwen3_vl": _qwen3,
         "qwen3_vl_moe": _qwen3,
         "qwen3_5": _qwen3,
