@@ -84,6 +84,8 @@ EXACT = {
     "glm-4.1v-9b": 10_292_777_472,
     "paligemma-3b-224": 2_923_466_480,
     "smolvlm-2b": 2_246_272_880,
+    "llama-4-scout-vision": 108_641_793_536,
+    "llama-4-maverick-vision": 401_583_781_376,
     "qwen2-audio-7b": 8_397_094_912,
     "voxtral-mini-3b": 4_676_271_104,
     "voxtral-small-24b": 24_261_800_960,

@@ -8,6 +8,7 @@
 * `huggingface_layers`: its layers
 * `towers`: vision towers of multimodal configs
 * `sound_towers`: their towers of sound
+* `preprocessor`: how images are cut, as the file beside a config says
 * `encoder_decoders`: T5, BART, Whisper and their kin
 * `block_patterns`: which block every layer is
 * `mixers`: mixers of tokens that are no softmax attention

@@ -232,6 +232,39 @@ def _idefics3(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower 
     return replace(encoder, merge=merge, projector=projector, tiling=Tiling(by="edge", longest=4))
 
 
+def _llama4(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower | None:
+    """CLIP's layers with rotary positions beside the table, on up to 16 tiles and the whole image; squares of patches
+    are merged, and go through two products and their non-linearities, then a third."""
+    usual = {"hidden_size": 768, "num_hidden_layers": 34, "num_attention_heads": 16, "intermediate_size": 5632}
+    usual |= {"image_size": 448, "patch_size": 14}
+    clip = vision.over({**usual, **vision.section.fields, "model_type": "clip_vision_model"})
+    encoder, merge = _encoder(clip), round(1.0 / (vision.fraction("pixel_shuffle_ratio", most=1.0) or 0.5))
+    if encoder is None or encoder.image is None or encoder.layer.mlp is None:
+        return None
+    if (encoder.image // encoder.patch) % merge or encoder.hidden * merge**2 != encoder.layer.mlp.width:
+        message = f"{merge} × {merge} patches of {encoder.hidden} are no input of {encoder.layer.mlp.width}"
+        vision.section.report("pixel_shuffle_ratio", message, "check it beside intermediate_size and image_size")
+        return None
+    names = {"projector_input_dim": 4096, "projector_output_dim": 4096, "vision_output_dim": 7680}
+    inner, outer, output = (vision.size(name, most=MOST_WIDTH) or number for name, number in names.items())
+    if not inner == outer == output:
+        message = f"is {output}, the widths of the adapter are {inner} and {outer}"
+        vision.section.report("vision_output_dim", message, "write the same width for all three")
+    chain = (
+        Product(inputs=encoder.hidden * merge**2, outputs=inner, cut="whole"),
+        Product(inputs=outer, outputs=outer, cut="whole"),
+        Product(inputs=output, outputs=hidden, cut="whole"),
+    )
+    return replace(
+        encoder,
+        family="llama4_vision_model",
+        merge=merge,
+        activation="gelu",
+        projector=chain,
+        tiling=Tiling(by="scale", grids=grids_within(1, 16)),
+    )
+
+
 def _qwen2(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower:
     width = vision.size("embed_dim", most=MOST_WIDTH) or 1280
     ratio = vision.size("mlp_ratio") or 4
@@ -392,6 +425,7 @@ FAMILIES: Mapping[str, Callable[[ConfigFields, ConfigFields, int], Tower | None]
         "glm46v": _glm4v,
         "glm4v_moe": _glm4v,
         "lighton_ocr": _mistral3,
+        "llama4": _llama4,
         "gemma3": _gemma3,
         "mistral3": _mistral3,
         "qwen2_vl": _qwen2,
