@@ -215,6 +215,9 @@ def _unlike(layer: Layer) -> Iterator[str]:
         "a block without feed-forward": layer.mlp is None and layer.moe is None,
         "a gate on the output of attention": attention is not None and attention.gate is not None,
         "sparse attention with an indexer": attention is not None and attention.sparse is not None,
+        "keys or values of another projection or layer": attention is not None and attention.reused is not None,
+        "a norm of values": attention is not None and attention.value_norm,
+        "a token's own embedding for each layer": layer.embedded is not None,
         "experts on a projection of the tokens": layer.moe is not None and layer.moe.latent is not None,
     }
     yield from (words for words, is_there in there.items() if is_there)

@@ -99,7 +99,8 @@ def iteration_flops(model: Model, global_batch: int, seq_len: int, attended_toke
     predicted = model.mtp_layers * layer_flops_per_token(model, last, attended)
     predicted += model.mtp_layers * 4.0 * model.hidden * model.hidden
     logits = 2.0 * model.hidden * model.vocab * (1 + model.mtp_layers)
-    return 3.0 * tokens * (layers + predicted + logits)
+    embedded = 2.0 * model.hidden * model.embedded_width
+    return 3.0 * tokens * (layers + predicted + logits + embedded)
 
 
 def layer_flops_per_token(model: Model, layer: Layer, seq_len: float) -> float:
@@ -116,7 +117,7 @@ def layer_flops_per_token(model: Model, layer: Layer, seq_len: float) -> float:
         flops += 2.0 * moe.matrices * inner * moe.top_k * moe.expert_width
         flops += 2.0 * moe.matrices * model.hidden * moe.shared_width
         flops += 4.0 * model.hidden * (moe.latent or 0)
-    return flops
+    return flops + 4.0 * model.hidden * (layer.embedded or 0)
 
 
 def attention_weights(model: Model, attention: Attention) -> int:
@@ -124,7 +125,7 @@ def attention_weights(model: Model, attention: Attention) -> int:
     out = (attention.out_width + attention.gate_width) * model.hidden
     mla = attention.latent
     if mla is None:
-        return model.hidden * (attention.query_width + attention.key_width + attention.value_width) + out
+        return model.hidden * sum(attention.projected_widths) + out
     if mla.query_rank is None:
         query = model.hidden * attention.query_width
     else:

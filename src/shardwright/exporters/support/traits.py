@@ -129,6 +129,12 @@ def _of_unlike_blocks(kind: Layer, path: str) -> Iterator[Trait]:
     if kind.attention is not None and kind.attention.gate is not None:
         name = "gated_attention" if kind.attention.gate == "element" else "gated_heads"
         yield Trait(name, f"{path}.attention.gate", "has a gate on the output of attention")
+    if kind.embedded:
+        yield Trait("layer_embedding", f"{path}.embedded", "has a token's own embedding for each layer")
+    if kind.attention is not None and kind.attention.reused is not None:
+        yield Trait("reused_keys", f"{path}.attention.reused", "has keys or values of another projection or layer")
+    if kind.attention is not None and kind.attention.value_norm:
+        yield Trait("value_norm", f"{path}.attention.value_norm", "has a norm of values")
     if kind.attention is not None and kind.attention.sparse is not None:
         yield Trait("sparse_attention", f"{path}.attention.sparse", "has sparse attention with an indexer")
     if kind.moe is not None and kind.moe.latent is not None:

@@ -158,6 +158,7 @@ def _layer_words(layer: Layer) -> str:
         parts.append(_moe_words(layer.moe))
     if layer.mlp is not None:
         parts.append(f"feed-forward of width {layer.mlp.width:,}" + (", gated" if layer.mlp.gated else ""))
+    parts += [f"an embedding of its own of width {layer.embedded:,}"] if layer.embedded else []
     return "; ".join(parts)
 
 
@@ -169,6 +170,7 @@ def _attention_words(attention: Attention) -> str:
         words = (
             f"attention of {attention.heads} heads of {attention.head_dim}, {attention.kv_heads} for keys and values"
         )
+    words += {"values": ", which are the same", "both": " of an earlier layer"}.get(attention.reused or "", "")
     words += f", window {attention.window:,}" if attention.window is not None else ""
     words += "" if attention.causal else ", in both directions"
     words += ", gated" if attention.gate is not None else ""

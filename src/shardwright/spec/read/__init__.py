@@ -9,6 +9,7 @@
 * `towers`: vision towers of multimodal configs
 * `sound_towers`: their towers of sound
 * `preprocessor`: how images are cut, as the file beside a config says
+* `gemma4`: layers of Gemma 4
 * `encoder_decoders`: T5, BART, Whisper and their kin
 * `block_patterns`: which block every layer is
 * `mixers`: mixers of tokens that are no softmax attention

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from shardwright.errors import bad
 from shardwright.files import shipped_file
 from shardwright.records import record
-from shardwright.spec.model import Norm, Position
+from shardwright.spec.model import Norm, NormForm, Position
 from shardwright.spec.read.config_fields import ConfigFields
 
 Stated = bool | tuple[str, bool]
@@ -53,6 +53,7 @@ class ModelFamily:
     norms: int = 2
     norm_vectors: int | None = None
     norm_about_one: bool = False
+    norm_form: NormForm | None = None
     final_norm: bool = True
     embedding_norm: bool = False
     position: Position = "rope"

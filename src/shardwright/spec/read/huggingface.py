@@ -15,6 +15,7 @@ from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigF
 from shardwright.spec.read.encoder_decoders import ENCODER_DECODERS, encoder_decoder
 from shardwright.spec.read.families import FAMILIES, SYNONYMS, ModelFamily, reject_refused
 from shardwright.spec.read.forward_pass import forward_pass_of
+from shardwright.spec.read.gemma4 import gemma4_config, gemma4_layers
 from shardwright.spec.read.huggingface_layers import layers_of, stated
 from shardwright.spec.read.sound_towers import AUDIO, sound_tower_of
 from shardwright.spec.read.towers import TEXT_SIZES, VISION, tied_of, tower_of
@@ -243,6 +244,7 @@ CONFIGURED: Mapping[str, Callable[[ConfigFields, ModelFamily], tuple[ModelFamily
             "falcon_h1": _falcon_h1,
             "jamba": _jamba,
             "lfm2_moe": _lfm2_moe,
+            "gemma4_text": gemma4_config,
         }
     )
 )
@@ -253,6 +255,7 @@ def _model(fields: ConfigFields, family: ModelFamily, model_type: str, title: st
     vocab = fields.required(*spelled.VOCAB)
     count = fields.required(*spelled.LAYERS, most=MOST_LAYERS)
     layers = layers_of(fields, family, hidden, count)
+    layers = gemma4_layers(fields, layers, hidden) if model_type == "gemma4_text" else layers
     learned = family.position == "learned"
     positions = fields.required(*spelled.POSITIONS) if learned else fields.size(*spelled.POSITIONS) or 0
     rates = [fields.fraction(name, most=1.0) for name in spelled.DROPOUT if fields.has((name,))]
@@ -285,10 +288,12 @@ def _model(fields: ConfigFields, family: ModelFamily, model_type: str, title: st
         activation=_activation(fields, family, model_type),
         extra_parameters=_extra_parameters(fields, model_type, family, hidden, layers),
         embedding_width=_embedding_width(fields, model_type, hidden),
+        layer_vocab=fields.size("vocab_size_per_layer_input") or vocab if layers[0].embedded else None,
         parallel_block=stated(fields, family.parallel),
         norm_vectors=family.norm_vectors,
         norm_epsilon=fields.fraction(*spelled.EPSILON, most=1.0),
         norm_about_one=True if family.norm_about_one else None,
+        norm_form=family.norm_form,
         rotary_scaling=_rotary_scaling(fields),
         rotary_interleaved=True if family.rotary_interleaved else None,
         particular=family.particular,
