@@ -1,8 +1,8 @@
 """What a layer of a text family keeps under plain PyTorch, against the tensors that autograd saves of transformers'
 classes; and Gemma 4, whose layers differ, with its FLOPs.
 
-Not within 3 %, and not compared: families whose queries, keys and values are views of one projection that stays whole
-(Phi-3, GPT-NeoX), and those that save cosines and sines anew in every layer, which count in small models alone.
+On CPUs, attention gives its result in the order of its queries. Where these are joined of a rotated and another part,
+the output projection copies that result, and it is kept twice, which fused attention on GPUs does not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,21 @@ BASE: dict[str, Any] = {
     "eos_token_id": 2, "sliding_window": 512,
 }  # fmt: skip
 OFTEN = ("llama", "gemma3_text", "olmo2", "starcoder2", "cohere")
-RARELY = ("qwen2", "qwen3", "gemma", "mistral", "granite", "exaone4", "arcee", "hunyuan_v1_dense", "smollm3", "helium")
+JOINED = ("phi3", "stablelm", "nemotron", "glm4")
+RARELY = (
+    "gpt_neox",
+    *JOINED,
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "mistral",
+    "granite",
+    "exaone4",
+    "arcee",
+    "hunyuan_v1_dense",
+    "smollm3",
+    "helium",
+)
 SLIDING, FULL = "sliding_attention", "full_attention"
 WIDE = BASE | {"global_head_dim": 64, "vocab_size_per_layer_input": 200}
 REUSING = WIDE | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
@@ -70,7 +84,8 @@ def test_a_layer_keeps_as_much_as_pytorch_saves(model_type: str) -> None:
         depths = [fields | {"layer_types": [FULL] * fields["num_hidden_layers"]} for fields in depths]
     less, more = (saved(model_type, fields) for fields in depths)
     fewer, layers = (kept(model_type, fields) for fields in depths)
-    assert layers - fewer == pytest.approx(more - less, rel=0.03)
+    twice = 2.0 * TOKENS * BASE["num_attention_heads"] * BASE["head_dim"] * (model_type in JOINED)
+    assert layers - fewer + twice == pytest.approx(more - less, rel=0.03)
 
 
 def fields_of(name: str, *, more: bool) -> dict[str, Any]:

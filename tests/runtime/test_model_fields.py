@@ -207,7 +207,7 @@ COMPUTED: dict[str, tuple[Change, Model]] = {
 # refused; how transformers computes norms moves no more than the last bits.
 NO_PART = {
     "Model.name", "Model.family", "Model.max_position", "Model.dropout", "Model.extra_parameters", "Model.assumed",
-    "Model.layer_vocab", "Model.norm_form",
+    "Model.layer_vocab", "Model.norm_form", "Model.fused_qkv",
 }  # fmt: skip
 
 

@@ -399,8 +399,9 @@ class Model:
     one). `norm_epsilon`, `norm_about_one` (weights of norms are kept less one) and `rotary_…` but the base and the
     fraction are for training alone: nothing is costed by them. `norm_form` says how transformers computes norms: by its
     own code of a `centred` LayerNorm, an RMSNorm whose weights multiply in `single` precision, or else by one kernel
-    for LayerNorm, and weights in 16 bits for RMSNorm. `forward_pass` is set for families whose forward pass has more
-    than the other fields tell, and `particular` says in words what that is: exporters refuse it.
+    for LayerNorm, and weights in 16 bits for RMSNorm; with `fused_qkv` one product makes queries, keys and values.
+    `forward_pass` is set for families whose forward pass has more than the other fields tell, and `particular` says in
+    words what that is: exporters refuse it.
     `guesses` lists, in words, what a user accepted of an unknown family without anybody knowing it, `assumed` what the
     source of the description left open.
     """
@@ -431,6 +432,7 @@ class Model:
     norm_epsilon: float | None = None
     norm_about_one: bool | None = None
     norm_form: NormForm | None = None
+    fused_qkv: bool | None = None
     rotary_scaling: RotaryScaling | None = None
     rotary_interleaved: bool | None = None
     particular: str | None = None

@@ -278,7 +278,9 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
         inner = inner + (widths.saved + norm_copies(model, job)) * size * here
     if attention.value_norm and attention.reused != "both":
         inner = inner + (widths.saved * (attention.reused is None) + value_norm_copies(job)) * size * values
-    if memory_facts(job.framework).rotated and attention.latent is None and model.position == "rope":
+    facts = memory_facts(job.framework)
+    views = facts.rotated or (facts.hidden_copies > 0.0 and model.fused_qkv)
+    if views and attention.latent is None and model.position == "rope":
         inner = inner + widths.saved * size * here
     return projected + inner + scores, scores
 

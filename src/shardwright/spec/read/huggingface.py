@@ -294,6 +294,7 @@ def _model(fields: ConfigFields, family: ModelFamily, model_type: str, title: st
         norm_epsilon=fields.fraction(*spelled.EPSILON, most=1.0),
         norm_about_one=True if family.norm_about_one else None,
         norm_form=family.norm_form,
+        fused_qkv=True if family.fused_qkv else None,
         rotary_scaling=_rotary_scaling(fields),
         rotary_interleaved=True if family.rotary_interleaved else None,
         particular=family.particular,
