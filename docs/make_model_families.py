@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from shardwright.spec.read.families import FAMILIES, REFUSED, SYNONYMS, TRAINED
 from shardwright.spec.read.huggingface import model_of_config
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.presets import preset_model, preset_names
+from shardwright.spec.sounds import SPECTRA
 from shardwright.units import format_count
 
 PAGE = Path(__file__).with_name("model-families.md")
 COUNTS = Path(__file__).parents[1] / "tests" / "spec" / "transformers_counts.json"
 TOWERS = COUNTS.with_name("transformers_towers.json")
+SOUNDS = COUNTS.with_name("transformers_sounds.json")
 LEAD = """# Families of models
 
 Made by `docs/make_model_families.py`. A family is the `model_type` of a Hugging Face `config.json`. Counts are those of
@@ -53,6 +56,16 @@ counter (`tests/spec/count_towers_with_transformers.py`). Larger images than the
 into tiles with the whole image beside them. The authors' own configs of InternVL (`internvl_chat`) are read, too.
 
 | `model_type` | encoder | images | configurations compared | largest difference of weights | of FLOPs |
+|---|---|---|---|---|---|
+"""
+HEARING = """
+## Models that hear
+
+The tower of sound and its projector are read, of `qwen2_5_omni` the thinker's: `--sounds-per-sequence` and
+`--sound-seconds` say what they take. They are compared as those that see
+(`tests/spec/count_sounds_with_transformers.py`).
+
+| `model_type` | a sound is | tokens a second | configurations compared | largest difference of weights | of FLOPs |
 |---|---|---|---|---|---|
 """
 SPEAKING = """
@@ -99,6 +112,8 @@ def page() -> str:
         + "\n"
         + SEEING
         + _seeing()
+        + HEARING
+        + _hearing()
         + SPEAKING
         + _speaking()
         + REFUSALS
@@ -116,20 +131,39 @@ def _seeing() -> str:
         assert tower is not None, "every model of the file has a tower that is read"
         images = "any size" if tower.image is None else "tiles" if tower.tiling else "one size"
         compared[row["given"]["model_type"], tower.family, images].append(
-            (_difference(row), _more_flops(tower, row["flops"], data["image"]))
+            (_difference(row), _more_flops(tower, row["flops"], size=data["image"]))
         )
+    return _table(compared)
+
+
+def _hearing() -> str:
+    """Return a row for each kind of model that hears."""
+    compared: defaultdict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
+    data = json.loads(SOUNDS.read_text(encoding="utf-8"))
+    for row in data["models"]:
+        audio = model_of_config(row["config"], "config.json").audio
+        assert audio is not None, "every model of the file has a tower of sound that is read"
+        words = "padded" if audio.segments is None else f"cut into segments, the last one {audio.segments}"
+        rate = f"{SPECTRA / 2 ** (len(audio.stem) - 1) / audio.joined:g}"
+        key = row["given"]["model_type"], words if audio.positions else "of any length", rate
+        compared[key].append((_difference(row), _more_flops(audio, row["flops"], seconds=data["seconds"])))
+    return _table(compared)
+
+
+def _table(compared: Mapping[tuple[str, str, str], list[tuple[float, float]]]) -> str:
     lines = []
-    for (name, encoder, images), of_kind in compared.items():
+    for key, of_kind in compared.items():
         weights, flops = (max(side) for side in zip(*of_kind, strict=True))
-        lines.append(f"| {name} | {encoder} | {images} | {len(of_kind)} | {weights:.1%} | {flops:.1%} |\n")
+        lines.append(f"| {' | '.join(key)} | {len(of_kind)} | {weights:.1%} | {flops:.1%} |\n")
     return "".join(lines)
 
 
-def _more_flops(tower: Tower, counted: int, size: str) -> float:
-    """Return how far our FLOPs of an image of a size are from those that PyTorch counted, as a share."""
-    job = make_job(global_batch=1, seq_len=1024, image_size=size if tower.tiling or not tower.image else None)
-    images = taken_of(tower, job)
-    return abs(images.count * sum(image_flops(tower, images)) / counted - 1.0)
+def _more_flops(tower: Tower, counted: int, *, size: str | None = None, seconds: float | None = None) -> float:
+    """Return how far our FLOPs of an image or a sound are from those that PyTorch counted, as a share."""
+    free = tower.tiling or not tower.image
+    job = make_job(global_batch=1, seq_len=1024, image_size=size if free else None, sound_seconds=seconds)
+    taken = taken_of(tower, job)
+    return abs(taken.count * sum(image_flops(tower, taken)) / counted - 1.0)
 
 
 def _speaking() -> str:

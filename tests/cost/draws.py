@@ -25,7 +25,7 @@ from shardwright.cost.strategies import (
 )
 from shardwright.spec.adapter import ATTENTION, LINEAR, TARGETS, Adapter
 from shardwright.spec.cluster import Cluster, Gpu
-from shardwright.spec.job import Job, Optimizer, Precision
+from shardwright.spec.job import Job, Optimizer, Part, Precision
 from shardwright.spec.model import Model
 from shardwright.spec.options import Module, Options
 from shardwright.spec.read.cluster import load_cluster
@@ -65,15 +65,25 @@ def some_job(pick: random.Random, model: Model, *, batch: int, gpus: Iterable[Gp
 
 
 def with_tower(model: Model, job: Job, seed: int) -> tuple[Model, Job]:
-    """Return a model with a vision tower of few layers, and a job with images, parts of the tower frozen."""
+    """Return a model with a vision tower of few layers, every second with one of sound, too, and a job with images and
+    sounds, parts of the towers frozen."""
     pick = random.Random(f"tower {seed}")
     name = pick.choice(("gemma-3-4b-vision", "qwen2.5-vl-3b", "qwen3-vl-4b"))
     tower = load_model(name).tower
     assert tower is not None
     tower = replace(tower, depth=pick.randint(1, 9))
     images, size = (1, None) if tower.image else (pick.randint(1, 2), (224, 112 * pick.randint(1, 4)))
-    freeze = pick.choice((None, ("vision",), ("projector",), ("vision", "projector")))
-    return replace(model, tower=tower), replace(job, images_per_sequence=images, image_size=size, freeze=freeze)
+    freeze: tuple[Part, ...] | None = pick.choice((None, ("vision",), ("projector",), ("vision", "projector")))
+    job = replace(job, images_per_sequence=images, image_size=size, freeze=freeze)
+    heard = pick.choice((None, None, "qwen2-audio-7b", "qwen2.5-omni-7b"))
+    if heard is None:
+        return replace(model, tower=tower), job
+    audio = load_model(heard).audio
+    assert audio is not None
+    audio = replace(audio, depth=pick.randint(1, 9))
+    freeze = pick.choice((freeze, ("audio", *(freeze or ()))))
+    job = replace(job, sounds_per_sequence=pick.randint(1, 2), sound_seconds=pick.choice((1.0, 9.0)), freeze=freeze)
+    return replace(model, tower=tower, audio=audio), job
 
 
 def _adapter(pick: random.Random) -> Adapter:

@@ -37,10 +37,8 @@ def _layers(plan: Plan, replica: Replica, stage: Stage, where: Context) -> _Laye
     row = strategies([stage_row(plan, replica, stage)])
     shard = Shard(**{name: getattr(row, name) for name in Shard.__dataclass_fields__})
     count: Activations = layer_activation_bytes(plan.model, shard, plan.job)
-    tower = 0.0
-    if plan.model.tower is not None:
-        again = stage.recompute.method == "uniform"
-        tower = float(tower_kept_bytes(plan.model.tower, shard, plan.job)[again][0])
+    again = stage.recompute.method == "uniform"
+    tower = sum(float(tower_kept_bytes(before, shard, plan.job)[again][0]) for before in plan.model.towers)
 
     def of_layers(kinds: list[np.ndarray]) -> list[float]:
         return [float(kinds[1 + kind][0]) for kind in plan.model.kind_of_layer]

@@ -110,9 +110,11 @@ def test_arguments_of_a_trainer_in_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_parts_that_llama_factory_freezes(said: str, frozen: tuple[str, ...] | None, tmp_path: Path) -> None:
-    """Of a model that sees images; a text model has none of them."""
+    """Of a model that sees images, or hears; a text model has none of them."""
     told = "per_device_train_batch_size: 1\nbf16: true\nfinetuning_type: full\nfsdp: full_shard\n" + said
-    for name, expected in (("Qwen/Qwen2.5-VL-7B-Instruct", frozen), ("meta-llama/Llama-2-7b-hf", None)):
+    heard = None if frozen is None else ("audio", *frozen[1:])
+    names = {"Qwen/Qwen2.5-VL-7B-Instruct": frozen, "Qwen/Qwen2-Audio-7B": heard, "meta-llama/Llama-2-7b-hf": None}
+    for name, expected in names.items():
         (tmp_path / "train.yaml").write_text(f"model_name_or_path: {name}\n{told}")
         assert plan_from_launch(tmp_path / "train.yaml", cluster=cluster_of(1)).plan.job.freeze == expected
 

@@ -46,6 +46,8 @@ REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "Job.fused_loss": (with_job(fused_loss=True), "job.fused_loss"),
     "Job.images_per_sequence": (with_job(images_per_sequence=1), "job.images_per_sequence"),
     "Job.image_size": (with_job(image_size=(448, 448)), "job.image_size"),
+    "Job.sounds_per_sequence": (with_job(sounds_per_sequence=1), "job.sounds_per_sequence"),
+    "Job.sound_seconds": (with_job(sound_seconds=10.0), "job.sound_seconds"),
     "Job.freeze": (with_job(freeze=("vision",)), "job.freeze"),
     "Job.encoder_seq_len": (with_job(encoder_seq_len=512), "job.encoder_seq_len"),
     **{

@@ -142,6 +142,8 @@ CHANGED = {
     "adapter": parse_adapter("lora8bit:8"),
     "images_per_sequence": 2,
     "image_size": (448, 448),
+    "sounds_per_sequence": 2,
+    "sound_seconds": 10.0,
     "freeze": ("vision",),
     "encoder_seq_len": 512,
 }

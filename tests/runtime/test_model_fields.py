@@ -92,11 +92,15 @@ REFUSED: dict[str, tuple[Change, Model]] = {
     "Model.embedding_width": (whole(embedding_width=16), DENSE),
     "Model.particular": (whole(particular="soft caps"), DENSE),
     "Model.tower": (whole(tower=load_model("llava-1.5-7b").tower), DENSE),
+    "Model.audio": (whole(audio=load_model("qwen2-audio-7b").audio), DENSE),
     "Model.guesses": (whole(guesses=("no biases",)), DENSE),
     "Layer.norms": (each_layer(norms=4), DENSE),
     "Layer.mixer": (each_layer(mixer=ShortConvolution(channels=32, width=3)), DENSE),
     "Layer.cross": (lambda model: each_layer(cross=model.layers[0].self_attention)(model), DENSE),
+    "Layer.embedded": (each_layer(embedded=8), DENSE),
     "Attention.gate": (attention(gate="element"), DENSE),
+    "Attention.reused": (attention(reused="values"), DENSE),
+    "Attention.value_norm": (attention(value_norm=True), DENSE),
     "Attention.sparse": (attention(sparse=SparseAttention(top_k=4, heads=2, head_dim=8)), DENSE),
     "Moe.latent": (inside("moe", latent=16), MIXTURE),
     "Layer.vector_parameters": (each_layer(vector_parameters=8), DENSE),
@@ -199,9 +203,11 @@ COMPUTED: dict[str, tuple[Change, Model]] = {
         DENSE,
     ),
 }  # fmt: skip
-# Names and counts; the family is refused or has usual numbers; dropout is never trained with.
+# Names and counts; the family is refused or has usual numbers; dropout is never trained with; what a layer embeds is
+# refused; how transformers computes norms moves no more than the last bits.
 NO_PART = {
     "Model.name", "Model.family", "Model.max_position", "Model.dropout", "Model.extra_parameters", "Model.assumed",
+    "Model.layer_vocab", "Model.norm_form", "Model.fused_qkv",
 }  # fmt: skip
 
 

@@ -16,7 +16,9 @@ import copy
 import importlib.util
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,12 +35,26 @@ OUT = Path(__file__).with_name("transformers_towers.json")
 HEIGHT, WIDTH = 224, 448
 PROJECTORS = (
     "multi_modal_projector", "connector", "visual.merger", "visual.deepstack_merger_list", "visual.downsample",
-    "vision_projection", "image_newline",
+    "vision_projection", "image_newline", "vision_adapter",
 )  # fmt: skip
 TOWERS = ("visual.", "vision_tower", "vision_model", "vision_encoder")
 SPOKEN = ("language_model", "lm_head", "text_model")
-ONE_SIZE = ("clip_vision_model", "siglip_vision_model", "idefics3_vision", "smolvlm_vision", "internvl_vision")
-TILES = {"internvl": 9, "idefics3": 9, "smolvlm": 9, "llava_next": 3, "llava_onevision": 9}  # of an image of that size
+ONE_SIZE = (
+    "clip_vision_model",
+    "siglip_vision_model",
+    "idefics3_vision",
+    "smolvlm_vision",
+    "internvl_vision",
+    "llama4_vision_model",
+)
+TILES = {
+    "llama4": 16,
+    "internvl": 9,
+    "idefics3": 9,
+    "smolvlm": 9,
+    "llava_next": 3,
+    "llava_onevision": 9,
+}  # of an image of that size
 SIZES = (
     (336, 336), (64, 64), (224, 448), (980, 980), (1000, 500), (500, 1000), (720, 1280), (1280, 720), (3000, 400),
     (400, 3000), (1537, 1023), (2304, 2304), (847, 613), (333, 777),
@@ -99,6 +115,16 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
         "vision_config": {
             **VISION, "model_type": "internvl_vision", "attention_bias": True, "use_qk_norm": True,
             "norm_type": "rms_norm",
+        },
+    }),
+    ("llama4", {
+        "text_config": {
+            **TEXT, "model_type": "llama4_text", "head_dim": 8, "intermediate_size_mlp": 172, "num_local_experts": 4,
+            "interleave_moe_layer_step": 1, "num_experts_per_tok": 1,
+        },
+        "vision_config": {
+            **VISION, "model_type": "llama4_vision_model", "intermediate_size": 192, "projector_input_dim": 40,
+            "projector_output_dim": 40, "vision_output_dim": 40,
         },
     }),
     ("paligemma", {
@@ -231,13 +257,18 @@ def _see(model: Any) -> None:
         more |= {"image_sizes": torch.tensor([[HEIGHT, WIDTH]])} if anyres else {}
         nested = anyres or kind in ("idefics3", "smolvlm")  # tiles of images; an empty one is left out
         samples = (1,) * nested + (TILES.get(kind, 1),)
-        model.model.get_image_features(torch.ones(*samples, 3, height, width, dtype=model.dtype), **more)
+        pixels = torch.ones(*samples, 3, height, width, dtype=model.dtype)
+        if kind == "llama4":
+            model.multi_modal_projector(model.vision_model(pixels).last_hidden_state)
+        else:
+            model.model.get_image_features(pixels, **more)
 
 
 def tiles() -> Iterator[dict[str, Any]]:
     """Yield tiles and tokens of images in the sizes that families publish, as their processors count them."""
     from types import SimpleNamespace
 
+    import torch
     from transformers import AutoConfig
     from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
     from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
@@ -257,11 +288,18 @@ def tiles() -> Iterator[dict[str, Any]]:
             yield {"model_type": model_type, "size": [height, width], "tiles": samples, "tokens": tokens}
     canvas = functions_of("transformers.models.got_ocr2.image_processing_got_ocr2")["get_optimal_tiled_canvas"]
     splits = functions_of("transformers.models.idefics3.image_processing_idefics3")["get_number_of_image_patches"]
+    ours = functions_of("transformers.models.llama4.image_processing_llama4")
+    fits, resolutions = ours["get_best_fit"], ours["find_supported_resolutions"]
+    grids = torch.tensor(resolutions(16, SimpleNamespace(height=336, width=336)))
     this = SimpleNamespace(do_image_splitting=True, max_image_size={"longest_edge": 364}, size={"longest_edge": 1456})
     for height, width in SIZES:
         columns, rows = canvas((height, width), (448, 448), 1, 12)
         samples = rows * columns + (rows * columns > 1)
         yield {"model_type": "internvl", "size": [height, width], "tiles": samples, "tokens": 256 * samples}
+        fitting = fits((height, width), grids)
+        samples = math.prod((int(fitting[0]) // 336, int(fitting[1]) // 336))
+        samples += samples > 1
+        yield {"model_type": "llama4", "size": [height, width], "tiles": samples, "tokens": 144 * samples}
         samples = splits(this, height, width)[0]
         yield {"model_type": "idefics3", "size": [height, width], "tiles": samples, "tokens": 169 * samples}
 
@@ -301,7 +339,9 @@ def functions_of(module: str) -> dict[str, Any]:
         if isinstance(node, ast.FunctionDef):
             node.decorator_list = []
             kept.append(node)
-    names: dict[str, Any] = {"math": math, "MAX_IMAGE_SIZE": 4096}
+    names: dict[str, Any] = {"math": math, "MAX_IMAGE_SIZE": 4096, "defaultdict": defaultdict}
+    with suppress(ImportError):
+        names["torch"] = importlib.import_module("torch")
     future = ast.parse("from __future__ import annotations").body
     exec(compile(ast.Module(body=[*future, *kept], type_ignores=[]), spec.origin, "exec"), names)
     return names

@@ -46,6 +46,9 @@ GLM_MOE: dict[str, Any] = BASE | {
     "first_k_dense_replace": 1,
 }  # fmt: skip
 SHARED = {"shared_expert_intermediate_size": 80}
+GEMMA4: dict[str, Any] = BASE | {
+    "head_dim": 16, "global_head_dim": 32, "vocab_size_per_layer_input": 900, "hidden_size_per_layer_input": 0,
+}  # fmt: skip
 LOCAL: dict[str, Any] = BASE | {"num_local_experts": 6, "num_experts_per_tok": 2}
 LATENT: dict[str, Any] = BASE | {
     "num_key_value_heads": 8, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
@@ -114,6 +117,15 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gemma2", BASE | {"head_dim": 32}),
     ("gemma3_text", BASE | {"head_dim": 32}),
     ("gemma3_text", BASE | {"head_dim": 32, "attention_bias": True}),
+    ("gemma4_text", GEMMA4 | {"num_global_key_value_heads": 1, "attention_k_eq_v": True}),
+    ("gemma4_text", GEMMA4 | {
+        "hidden_size_per_layer_input": 24, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+    }),
+    ("gemma4_text", GEMMA4 | {
+        "num_global_key_value_heads": 1, "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 6,
+        "top_k_experts": 2, "moe_intermediate_size": 40,
+    }),
     ("phi", BASE),
     ("phi", BASE | {"qk_layernorm": True}),
     ("phi3", BASE | {"sliding_window": 31}),

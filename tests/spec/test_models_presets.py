@@ -84,6 +84,12 @@ EXACT = {
     "glm-4.1v-9b": 10_292_777_472,
     "paligemma-3b-224": 2_923_466_480,
     "smolvlm-2b": 2_246_272_880,
+    "llama-4-scout-vision": 108_641_793_536,
+    "llama-4-maverick-vision": 401_583_781_376,
+    "qwen2-audio-7b": 8_397_094_912,
+    "voxtral-mini-3b": 4_676_271_104,
+    "voxtral-small-24b": 24_261_800_960,
+    "qwen2.5-omni-7b": 8_931_813_888,  # the thinker
     "qwen2-vl-7b": 8_291_375_616,
     "qwen2.5-vl-3b": 3_754_622_976,
     "qwen2.5-vl-7b": 8_292_166_656,
@@ -101,6 +107,7 @@ ROUNDED = {
     "gpt-1.7b": 1.7, "gpt-3.6b": 3.6, "gpt-7.5b": 7.5, "gpt-18b": 18.4, "gpt-39b": 39.1, "gpt-76b": 76.1,
     "gpt-145b": 145.6, "gpt-310b": 310.1, "gpt-530b": 529.6, "gpt-1t": 1008.0, "nemotron-4-340b": 341.0,
     "nemotron-h-8b": 8.1, "nemotron-3-super-120b-a12b": 120.7, "jamba-1.5-large": 398.6, "granite-4.0-h-small": 32.2, "granite-4.0-h-1b": 1.5, "falcon-h1-7b": 7.6, "bamba-9b": 9.8, "mamba2-370m": 0.37, "mamba2-780m": 0.78, "mamba2-1.3b": 1.3, "kimi-linear-48b-a3b": 49.1, "recurrentgemma-9b": 8.6, "deepseek-v3.2": 671.9, "llama-4-scout": 107.8, "llama-4-maverick": 400.7,
+    "gemma-4-26b-a4b": 25.2, "gemma-4-31b": 30.7,
 }  # fmt: skip
 # Named by whole billions; Qwen's with the layer of multi-token prediction, which no count here has.
 WHOLE = {
@@ -111,6 +118,7 @@ ACTIVE = {
     "nemotron-3-nano-30b-a3b": 3.6, "nemotron-3-super-120b-a12b": 12.7, "jamba-v0.1": 12, "jamba-1.5-large": 94,
     "qwen3-next-80b-a3b": 3.9, "qwen3.5-397b-a17b": 17, "kimi-linear-48b-a3b": 3, "minimax-text-01": 46,
     "llama-4-scout": 17, "llama-4-maverick": 17, "granite-4.0-h-small": 9, "lfm2-8b-a1b": 1.5,
+    "gemma-4-26b-a4b": 3.8,
 }  # fmt: skip
 # Totals with SigLIP-400m and the projection into the text model.
 GEMMA_3 = {"gemma-3-4b": 4_300_079_472, "gemma-3-12b": 12_187_325_040, "gemma-3-27b": 27_432_406_640}

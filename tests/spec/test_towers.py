@@ -104,7 +104,8 @@ def test_images_of_a_sequence(name: str, asked: dict[str, Any], pixels: tuple[in
     assert (images.height, images.width, images.tokens, images.all_tokens) == (*pixels, tokens, 3 * tokens)
 
 
-# Towers as families publish them: llava-v1.6-mistral-7b, llava-onevision-qwen2-7b, InternVL3 and Idefics3-8B-Llama3.
+# Towers as families publish them: llava-v1.6-mistral-7b, llava-onevision-qwen2-7b, InternVL3, Idefics3-8B-Llama3 and
+# Llama-4-Scout.
 TILED: dict[str, dict[str, Any]] = {
     "llava_next": {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14},
     "llava_onevision": {
@@ -112,6 +113,10 @@ TILED: dict[str, dict[str, Any]] = {
     },
     "internvl": {"model_type": "internvl_vision"},
     "idefics3": {"model_type": "idefics3_vision", "image_size": 364, "patch_size": 14},
+    "llama4": {
+        "model_type": "llama4_vision_model", "image_size": 336, "patch_size": 14, "hidden_size": 1408,
+        "vision_output_dim": 4096,
+    },
 }  # fmt: skip
 
 
@@ -222,6 +227,49 @@ def test_grids_that_are_no_tiles_are_refused(change: dict[str, Any], field: str)
     assert [problem.path.rsplit(": ", 1)[-1] for problem in caught.value.problems] == [field]
 
 
+SMOL = {"model_type": "smolvlm", "vision_config": {**TILED["idefics3"], "model_type": "smolvlm_vision"}}
+FOUR = {"model_type": "llama4", "vision_config": TILED["llama4"]}
+NESTED = {"image_processor": {"size": {"longest_edge": 728}, "max_image_size": {"longest_edge": 364}}}
+
+
+@pytest.mark.parametrize(
+    ("config", "file", "said", "tiles"),
+    [
+        (SMOL, "preprocessor_config.json", {}, 17),
+        (SMOL, "preprocessor_config.json", NESTED["image_processor"], 5),
+        (SMOL, "processor_config.json", NESTED, 5),
+        (SMOL, "preprocessor_config.json", {"do_image_splitting": False}, 1),
+        (FOUR, "preprocessor_config.json", {"max_patches": 4}, 5),
+        (FOUR, "tokenizer_config.json", {"max_patches": 4}, 10),
+    ],
+)
+def test_the_file_of_the_image_processor_says_how_images_are_cut(
+    config: dict[str, Any], file: str, said: dict[str, Any], tiles: int, tmp_path: Path
+) -> None:
+    text = {**ROWS[0]["given"]["text_config"], "model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "text_config": text}))
+    (tmp_path / file).write_text(json.dumps(said))
+    tower = load_model(tmp_path).tower
+    assert tower is not None
+    assert images_of(tower, job(image_size=1000)).tiles == tiles
+
+
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        ({"size": {"longest_edge": 1000}}, "size"),
+        ({"max_image_size": {"longest_edge": 512}}, "max_image_size"),
+        ({"size": {"longest_edge": "wide"}}, "longest_edge"),
+    ],
+)
+def test_tiles_that_an_encoder_does_not_take_are_refused(said: dict[str, Any], field: str, tmp_path: Path) -> None:
+    text = {**ROWS[0]["given"]["text_config"], "model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps({**SMOL, "text_config": text}))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    with pytest.raises(SpecError, match=field):
+        load_model(tmp_path)
+
+
 @pytest.mark.parametrize("row", DATA["texts"], ids=lambda row: row["config"]["model_type"])
 def test_a_text_model_without_its_tower_has_as_many_weights_as_in_transformers(row: dict[str, Any]) -> None:
     model = model_of_config(row["config"], "config.json")
@@ -291,5 +339,5 @@ def test_no_tower_is_left_out_without_a_word(part: int) -> None:
         except SpecError:
             continue
         seen += 1
-        assert model.tower is not None or "the text model alone" in model_line(model), name
+        assert model.towers or "the text model alone" in model_line(model), name
     assert seen

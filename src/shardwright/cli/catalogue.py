@@ -78,6 +78,10 @@ def models(
         write(model_text(rows[0], sources.get(rows[0].name, ""), terminal_width()))
 
 
+def _encoder_parameters(model: Model, part: str) -> int:
+    return sum(tower.encoder_parameters for tower in model.towers if tower.part == part)
+
+
 def _model_document(model: Model, source: str) -> dict[str, object]:
     return {
         "name": model.name,
@@ -86,9 +90,8 @@ def _model_document(model: Model, source: str) -> dict[str, object]:
         "hidden": model.hidden,
         "layers": len(model.layers),
         "vocab": model.vocab,
-        "vision_parameters": model.tower.encoder_parameters if model.tower and model.tower.part == "vision" else 0,
-        "encoder_parameters": model.tower.encoder_parameters if model.tower and model.tower.part == "encoder" else 0,
-        "projector_parameters": model.tower.projector_parameters if model.tower else 0,
+        **{f"{part}_parameters": _encoder_parameters(model, part) for part in ("vision", "audio", "encoder")},
+        "projector_parameters": sum(tower.projector_parameters for tower in model.towers),
         "particular": model.particular,
         "guesses": list(model.guesses),
         "assumed": list(model.assumed),

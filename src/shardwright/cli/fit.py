@@ -40,6 +40,8 @@ def fit(
     adapter_targets: options.AdapterTargets = None,
     images_per_sequence: options.ImagesPerSequence = None,
     image_size: options.ImageSize = None,
+    sounds_per_sequence: options.SoundsPerSequence = None,
+    sound_seconds: options.SoundSeconds = None,
     freeze: options.Freeze = None,
     encoder_seq_len: options.EncoderSeqLen = None,
     accept_guess: AcceptGuess = False,
@@ -95,6 +97,8 @@ def fit(
         adapter_targets=adapter_targets,
         images_per_sequence=images_per_sequence,
         image_size=image_size,
+        sounds_per_sequence=sounds_per_sequence,
+        sound_seconds=sound_seconds,
         freeze=freeze,
         encoder_seq_len=encoder_seq_len,
     )

@@ -47,11 +47,15 @@ ImageSize = Annotated[
     str | None,
     option(metavar="WxH", help="Pixels of an image, e.g. 448 or 1280x720; unsaid, some 1,000,000, or the model's own."),
 ]
+SoundsPerSequence = Annotated[
+    int | None, option(metavar="N", help="Sounds in a sequence of a model that hears them, 1 unless said.")
+]
+SoundSeconds = Annotated[float | None, option(metavar="SECONDS", help="Length of a sound, 30 unless said.")]
 Freeze = Annotated[
     str | None,
     option(
         metavar="PART[+PART]",
-        help="Parts whose weights are not trained: vision, projector, language; encoder of speech.",
+        help="Parts whose weights are not trained: vision, audio, projector, language; encoder of speech.",
     ),
 ]
 EncoderSeqLen = Annotated[

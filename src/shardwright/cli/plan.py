@@ -50,6 +50,8 @@ def plan(
     adapter_targets: options.AdapterTargets = None,
     images_per_sequence: options.ImagesPerSequence = None,
     image_size: options.ImageSize = None,
+    sounds_per_sequence: options.SoundsPerSequence = None,
+    sound_seconds: options.SoundSeconds = None,
     freeze: options.Freeze = None,
     encoder_seq_len: options.EncoderSeqLen = None,
     framework: options.Framework = None,
@@ -185,6 +187,8 @@ def plan(
         adapter_targets=adapter_targets,
         images_per_sequence=images_per_sequence,
         image_size=image_size,
+        sounds_per_sequence=sounds_per_sequence,
+        sound_seconds=sound_seconds,
         freeze=freeze,
         encoder_seq_len=encoder_seq_len,
     )

@@ -90,7 +90,7 @@ def unnamed_targets(plan: Plan) -> Iterator[Problem]:
     if not (named or latent) and adapter.targets not in (LINEAR, TARGETS):
         message = f"names some matrices of {model.family}, whose names are not known here"
         yield Problem("job.adapter.targets", message, "target all linear ones: --adapter-targets linear")
-    if model.tower is not None and _modules(model, adapter) == ALL:
+    if model.towers and _modules(model, adapter) == ALL:
         message = f"are of {model.family}, whose names are not known here, and all linear ones are in the tower too"
         yield Problem("job.adapter.targets", message, "train all weights, or take another model")
     if adapter.dora and "experts" in adapter.targets:
@@ -104,8 +104,8 @@ def frozen_parts(plan: Plan) -> str:
     """Return in words what a training script freezes, which no argument says; "" for nothing."""
     if plan.job.freeze is None or plan.job.adapter is not None:
         return ""
-    names = {"vision": "vision tower", "projector": "projector", "language": "language model", "encoder": "encoder"}
-    words = " and the ".join(names[part] for part in plan.job.freeze)
+    names = {"vision": "vision tower", "audio": "audio tower", "language": "language model"}
+    words = " and the ".join(names.get(part, part) for part in plan.job.freeze)
     return f", and calls requires_grad_(False) on the {words}"
 
 
@@ -128,7 +128,7 @@ def _modules(model: Model, adapter: Adapter) -> list[str] | str:
     if latent and "q_proj" in adapter.targets:
         direct = any(kind.latent and kind.latent.query_rank is None for kind in model.kinds)
         names = ["q_proj", *names[2:]] if direct else names
-    if model.tower is not None:  # whose matrices have some of these names; PEFT matches a text as an expression
+    if model.towers:  # whose matrices have some of these names; PEFT matches a text as an expression
         return rf".*language_model.*\.({'|'.join(names)})"
     return names
 

@@ -57,8 +57,8 @@ def recipe(sizing: Sizing, source: str, trainer: str) -> str:
     model. Raises SpecError for a trainer without recipes here, and where none of its ways fits."""
     if trainer not in RECIPES:
         raise bad("recipe", f"{trainer!r} is not written", suggestion(trainer, RECIPES))
-    if sizing.model.tower is not None:
-        message = f"is of text models, and {sizing.model.name} has {sizing.model.tower.noun}"
+    for tower in sizing.model.towers:
+        message = f"is of text models, and {sizing.model.name} has {tower.noun}"
         raise bad("recipe", message, "make a plan and export it: `shardwright plan`, then `shardwright export`")
     size = runnable(sizing)
     if size is None:

@@ -41,6 +41,7 @@ from shardwright.importers.torchtitan import (
 from shardwright.importers.trainers import TrainerFields, TrainerSettings, accelerate_settings, deepspeed_settings
 from shardwright.records import record
 from shardwright.spec.cluster import Cluster
+from shardwright.spec.images import parts_of
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
@@ -287,8 +288,9 @@ def planned(settings: TrainerSettings, gpus: int | None, question: Question) -> 
         model = model_named(settings.model, name)
     job = Job(global_batch=1, seq_len=question.seq_len or 0, framework=settings.framework, options=settings.options)
     job = replace(job, optimizer=settings.optimizer, optimizer_rank=settings.optimizer_rank)
-    if settings.freeze and model is not None and model.tower is not None and model.tower.input == "image":
-        job = replace(job, freeze=settings.freeze)
+    if settings.freeze and model is not None:  # LLaMA-Factory calls towers of sound, too, those of vision
+        there = [part for part in parts_of(model) if {"audio": "vision"}.get(part, part) in settings.freeze]
+        job = replace(job, freeze=tuple(there) or None)
     flags = scan(settings.words, name, problems)
     notes = [*question.notes, *settings.notes]
     reading = reading_of_flags(flags, gpus, notes, problems, cluster=question.cluster, model=model, job=job, name=name)

@@ -119,7 +119,7 @@ def untrainable_model(model: Model) -> Iterator[Problem]:
         f"what is particular to the model ({model.particular})": bool(model.particular) and model.forward_pass is None,
         f"the activation {model.activation}": model.activation not in ACTIVATIONS,
         "an embedding narrower than the model": model.embedding_width is not None,
-        model.tower.noun if model.tower else "a tower": model.tower is not None,
+        **{tower.noun: True for tower in model.towers},
         "attention to what an encoder gives": any(kind.cross is not None for kind in model.kinds),
         "multi-token prediction": model.mtp_layers > 0,
         "masked tokens without a token for them": not model.causal and computed.mask_token is None,
@@ -195,6 +195,9 @@ def _unlike(layer: Layer) -> Iterator[str]:
         "a block without feed-forward": layer.mlp is None and layer.moe is None,
         "a gate of each head": attention is not None and attention.gate == "head",
         "sparse attention with an indexer": attention is not None and attention.sparse is not None,
+        "keys or values of another projection or layer": attention is not None and attention.reused is not None,
+        "a norm of values": attention is not None and attention.value_norm,
+        "a token's own embedding for each layer": layer.embedded is not None,
         "experts on a projection of the tokens": layer.moe is not None and layer.moe.latent is not None,
     }
     yield from (words for words, is_there in there.items() if is_there)

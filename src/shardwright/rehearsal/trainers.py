@@ -235,7 +235,7 @@ def _lacking(model: Model) -> Iterator[str]:
         "what is particular to it": model.particular is not None or model.parallel_block or model.dropout,
         "sparse attention": attention.sparse is not None,
         "an embedding of another width": model.embedding_width is not None or model.embedding_norm,
-        model.tower.noun if model.tower else "a tower": model.tower is not None,
+        **{tower.noun: True for tower in model.towers},
         "another forward pass than Llama's": not _plain(model.forward_pass),
     }
     for what, there in checks.items():

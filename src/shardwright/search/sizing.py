@@ -236,7 +236,7 @@ def _longest_sequence(account: _Account, way: TrainingWay, job: Job) -> int | No
     which has as many images in a long one."""
     limit = account.model.max_position or LONGEST
     step = gcd(limit, SHORTEST)
-    plain = job.document_tokens is None and account.model.tower is None
+    plain = job.document_tokens is None and not account.model.towers
     fused = plain and fused_attention_runs(account.pool.gpu, job.precision)
 
     def tokens_fit(steps: Ints) -> Floats:

@@ -6,6 +6,7 @@
 * `job`: what to train on and what the user wants of it, and which dispatcher that takes
 * `images`: the images of a sequence, as the tower of a model takes them
 * `tiles`: how images are cut for it
+* `sounds`: the sounds of a sequence
 * `adapter`: what is trained beside frozen weights
 * `options`: what a trainer leaves to choose beside the layout
 * `offers`: machines that one could rent

@@ -95,6 +95,9 @@ def matrices(model: Model, layer: Layer) -> Iterator[Matrix]:
     width, gated = (layer.mlp.width, layer.mlp.gated) if layer.mlp else (shared, bool(layer.moe and layer.moe.gated))
     if width:
         yield from _of_feed_forward(hidden, width, gated=gated)
+    if layer.embedded:
+        yield Matrix("up_proj", hidden, layer.embedded, "")
+        yield Matrix("down_proj", layer.embedded, hidden, "")
     if layer.moe is not None:
         outside = layer.moe.latent or hidden
         if layer.moe.latent is not None:  # the projections to the width of experts, and back
@@ -107,9 +110,9 @@ def matrices(model: Model, layer: Layer) -> Iterator[Matrix]:
 def _of_attention(attention: Attention, hidden: int) -> Iterator[Matrix]:
     mla = attention.latent
     if mla is None:
-        yield Matrix("q_proj", hidden, attention.query_width, "outputs")
-        yield Matrix("k_proj", hidden, attention.key_width, "outputs")
-        yield Matrix("v_proj", hidden, attention.value_width, "outputs")
+        names: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj")
+        for name, width in zip(names, attention.projected_widths, strict=False):
+            yield Matrix(name, hidden, width, "outputs")
     else:
         if mla.query_rank is not None:
             yield Matrix("q_proj", hidden, mla.query_rank, "")

@@ -1,5 +1,5 @@
-"""What the tower of a model takes of a sequence: images (how many, how large, in how many patches and tokens), or the
-text or sound of an encoder-decoder.
+"""What the tower of a model takes of a sequence: images (how many, how large, in how many patches and tokens), sounds
+(`spec.sounds`), or the text or sound of an encoder-decoder.
 
 A tower that takes images of any size scales its sides to a whole number of squares of merged patches (`smart_resize` of
 transformers' models/qwen2_vl/image_processing_qwen2_vl.py). Where a job does not say, a sequence has one image, and
@@ -18,6 +18,7 @@ from shardwright.spec.adapter import adapter_parameters
 from shardwright.spec.job import Job, Part
 from shardwright.spec.mixers import Product
 from shardwright.spec.model import Model, Tower
+from shardwright.spec.sounds import sound_problems, sounds_of
 from shardwright.spec.tiles import grid_of, tiles_in, tokens_in
 
 USUAL_IMAGES = 1  # chosen
@@ -68,8 +69,9 @@ def images_of(tower: Tower, job: Job) -> Images:
 
 @record
 class Taken:
-    """What a tower takes of a sequence: `count` samples (images or their tiles, or one of text or sound), each of so
-    many `positions` in the encoder, of which the projector makes so many `tokens`."""
+    """What a tower takes of a sequence: `count` samples (images or their tiles, sounds or their segments, or one of
+    the text or sound that an encoder-decoder reads), each of so many `positions` in the encoder, of which the projector
+    makes so many `tokens`."""
 
     count: int
     positions: int
@@ -88,6 +90,10 @@ def taken_of(tower: Tower, job: Job) -> Taken:
         images = images_of(tower, job)
         merged = (images.positions - tower.class_token) // tower.merge**2
         return Taken(count=images.count * images.tiles, positions=images.positions, tokens=merged)
+    if tower.part == "audio":
+        sounds = sounds_of(tower, job)
+        count, length = sounds.count * sounds.segments, sounds.positions
+        return Taken(count=count, positions=length, tokens=length // tower.joined)
     length = tower.positions or job.encoder_seq_len or job.seq_len
     return Taken(count=1, positions=length, tokens=length)
 
@@ -102,16 +108,17 @@ def stem_products(tower: Tower) -> list[tuple[float, Product]]:
 def encoder_job(tower: Tower, job: Job) -> Job:
     """Return a job as the encoder sees it: its sequences are what the tower takes."""
     plain = replace(job, adapter=None, document_tokens=None, images_per_sequence=None, image_size=None, freeze=None)
+    plain = replace(plain, sounds_per_sequence=None, sound_seconds=None)
     return replace(plain, seq_len=taken_of(tower, job).positions, encoder_seq_len=None)
 
 
 def tower_parameters(model: Model, job: Job) -> tuple[int, int]:
-    """Return the weights of a model's tower that are trained, and those that are frozen; none without a tower."""
-    if model.tower is None:
-        return 0, 0
-    encoder, projector = model.tower.encoder_parameters, model.tower.projector_parameters
-    trained = encoder * job.trains(model.tower.part) + projector * job.trains("projector")
-    return trained, model.tower.parameters - trained
+    """Return the weights of a model's towers that are trained, and those that are frozen; none without a tower."""
+    trained = sum(
+        tower.encoder_parameters * job.trains(tower.part) + tower.projector_parameters * job.trains("projector")
+        for tower in model.towers
+    )
+    return trained, sum(tower.parameters for tower in model.towers) - trained
 
 
 def trained_parameters(model: Model, job: Job) -> int:
@@ -122,8 +129,8 @@ def trained_parameters(model: Model, job: Job) -> int:
 
 
 def image_problems(model: Model, job: Job, place: str) -> Iterator[Problem]:
-    """Yield what of a job's images, or of what an encoder takes, a model cannot take; the length of samples stands at
-    `place`."""
+    """Yield what of a job's images and sounds, or of what an encoder takes, a model cannot take; the length of samples
+    stands at `place`."""
     tower = model.tower
     if tower is None or tower.input != "image":
         for name in ("images_per_sequence", "image_size"):
@@ -138,6 +145,10 @@ def image_problems(model: Model, job: Job, place: str) -> Iterator[Problem]:
             message = f"{model.name}'s encoder shares the embedding of its decoder, and is trained with it"
         hint = f"name some of {', '.join(parts_of(model))}" if parts_of(model) else "leave it out"
         yield Problem(place.replace("seq_len", "freeze"), message, hint)
+    yield from sound_problems(model, job, place)
+    yield from _too_many_tokens(model, job, place)
+    if parts_of(model)[-1:] == ("language",):
+        yield from _untrained(model, job, place)
     if tower is None:
         return
     if tower.input != "image" and job.adapter is not None:
@@ -154,9 +165,9 @@ def image_problems(model: Model, job: Job, place: str) -> Iterator[Problem]:
 
 def parts_of(model: Model) -> tuple[Part, ...]:
     """Return the parts of a model that may be frozen. An encoder of text shares its embedding with the decoder."""
-    if model.tower is None or model.tower.input == "text":
-        return ()
-    return ("encoder",) if model.tower.input == "sound" else ("vision", "projector", "language")
+    if model.tower is not None and model.tower.part == "encoder":
+        return ("encoder",) if model.tower.input == "sound" else ()
+    return (*(tower.part for tower in model.towers), "projector", "language") if model.towers else ()
 
 
 def _unseen_images(model: Model, tower: Tower, job: Job, place: str) -> Iterator[Problem]:
@@ -169,12 +180,30 @@ def _unseen_images(model: Model, tower: Tower, job: Job, place: str) -> Iterator
     if images.count < 1:
         hint = "plan the text model where there are none"
         yield Problem(place.replace("seq_len", "images_per_sequence"), "must be at least 1", hint)
+
+
+def _untrained(model: Model, job: Job, place: str) -> Iterator[Problem]:
+    """Yield that nothing is trained, or not what the optimizer needs."""
     if not trained_parameters(model, job):
         yield Problem(place.replace("seq_len", "freeze"), "leaves nothing to train", "leave out one of them")
     elif job.optimizer == "muon" and "language" in (job.freeze or ()):
         message = "muon turns steps of the language model's layers, which are frozen"
         yield Problem(place.replace("seq_len", "optimizer"), message, "use adam")
-    if images.all_tokens > job.seq_len:
-        sizes = f"{images.count} of {images.width} × {images.height} pixels"
-        message = f"images of a sequence ({sizes}) have {images.all_tokens:,} tokens, it has {job.seq_len:,}"
-        yield Problem(place, message, "train on longer sequences, or fewer or smaller images (`image_size=`)")
+
+
+def _too_many_tokens(model: Model, job: Job, place: str) -> Iterator[Problem]:
+    """Yield that what towers give has more tokens than a sequence."""
+    tokens, sizes, hints = 0, [], []
+    if model.tower is not None and model.tower.input == "image":
+        images = images_of(model.tower, job)
+        tokens += images.all_tokens
+        sizes.append(f"images of a sequence ({images.count} of {images.width} × {images.height} pixels)")
+        hints.append("fewer or smaller images (`image_size=`)")
+    if model.audio is not None:
+        sounds = sounds_of(model.audio, job)
+        tokens += sounds.all_tokens
+        sizes.append(f"sounds of a sequence ({sounds.count} of {sounds.seconds:g} s)")
+        hints.append("fewer or shorter sounds (`sound_seconds=`)")
+    if tokens > job.seq_len:
+        message = f"{' and '.join(sizes)} have {tokens:,} tokens, it has {job.seq_len:,}"
+        yield Problem(place, message, f"train on longer sequences, or {' and '.join(hints)}")

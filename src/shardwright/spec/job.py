@@ -17,7 +17,7 @@ FP8_RECIPES: tuple[Fp8Recipe, ...] = get_args(Fp8Recipe)
 Optimizer = Literal[
     "adam", "adam8bit", "paged_adam", "paged_adam8bit", "galore", "apollo", "lion", "adafactor", "muon", "sgd", "none"
 ]  # fmt: skip
-Part = Literal["vision", "projector", "language", "encoder"]
+Part = Literal["vision", "audio", "projector", "language", "encoder"]
 PARTS: tuple[Part, ...] = get_args(Part)
 PROJECTED: tuple[Optimizer, ...] = ("galore", "apollo")
 USUAL_RANK = 128  # transformers/trainer_optimizer.py 5.23
@@ -45,10 +45,10 @@ class Job:
     `document_tokens`: attention stays within documents of which several are in a sample; it is the length of the
     document of a token on average, of which attention's work is a multiple: Σ L² / Σ L.
 
-    Of a model with a tower: a sequence has `images_per_sequence` images of `image_size` pixels (height, width), whose
-    tokens are among its `seq_len` (`spec.images`); the parts in `freeze` keep their weights, and gradients go through
-    them to what is trained before. Of an encoder-decoder `seq_len` counts the tokens of the decoder; those of the
-    encoder are `encoder_seq_len`, as many where that is None.
+    Of a model with a tower: a sequence has `images_per_sequence` images of `image_size` pixels (height, width), and
+    `sounds_per_sequence` of `sound_seconds`, whose tokens are among its `seq_len` (`spec.images`); the parts in
+    `freeze` keep their weights, and gradients go through them to what is trained before. Of an encoder-decoder
+    `seq_len` counts the tokens of the decoder; those of the encoder are `encoder_seq_len`, as many where that is None.
 
     `budget_dollars` and `deadline_hours` bound the whole run and need `tokens`.
     """
@@ -71,6 +71,8 @@ class Job:
     adapter: Adapter | None = None
     images_per_sequence: int | None = None
     image_size: tuple[int, int] | None = None
+    sounds_per_sequence: int | None = None
+    sound_seconds: float | None = None
     freeze: tuple[Part, ...] | None = None
     encoder_seq_len: int | None = None
 

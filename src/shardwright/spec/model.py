@@ -12,6 +12,7 @@ from shardwright.spec.mixers import Mixer, Product
 from shardwright.spec.tiles import Tiling
 
 Norm = Literal["rmsnorm", "layernorm"]
+NormForm = Literal["single", "centred"]
 Position = Literal["rope", "learned", "alibi", "relative", "none"]
 Placement = Literal["before", "after", "both", "sum"]
 QueryKeyNorm = Literal["head", "projection", "each"]
@@ -60,7 +61,9 @@ class SparseAttention:
 @record
 class Attention:
     """Attention of one layer. With `latent` set, `head_dim` is `nope_head_dim + rope_head_dim`. A `gate` of the input
-    multiplies the result, `element` by element or `head` by head."""
+    multiplies the result, `element` by element or `head` by head. Where keys are `reused`, their projection gives the
+    `values`, too; or keys and values are `both` those of an earlier layer (Gemma 4). With `value_norm` values have a
+    norm without weights."""
 
     heads: int
     kv_heads: int
@@ -74,6 +77,8 @@ class Attention:
     latent: LatentAttention | None = None
     gate: Literal["element", "head"] | None = None
     sparse: SparseAttention | None = None
+    reused: Literal["values", "both"] | None = None
+    value_norm: bool | None = None
 
     @property
     def query_width(self) -> int:
@@ -88,6 +93,12 @@ class Attention:
         return self.kv_heads * self.value_head_dim
 
     @property
+    def projected_widths(self) -> tuple[int, ...]:
+        """Outputs of the projections of queries, keys and values, of those that there are; not with `latent`."""
+        widths = (self.query_width, self.key_width, self.value_width)
+        return widths[: {"values": 2, "both": 1}.get(self.reused or "", 3)]
+
+    @property
     def out_width(self) -> int:
         """Width of the concatenated heads that enter the output projection."""
         return self.heads * self.value_head_dim
@@ -100,9 +111,9 @@ class Attention:
     def parameters(self, hidden: int) -> int:
         """Return the weights and biases of the projections (norms inside attention included)."""
         if self.latent is None:
-            qkv = self.query_width + self.key_width + self.value_width
+            qkv = sum(self.projected_widths)
             count = hidden * qkv + (qkv if self.qkv_bias else 0)
-            count += 2 * self.head_dim if self.qk_norm else 0
+            count += (1 if self.reused == "both" else 2) * self.head_dim if self.qk_norm else 0
         else:
             mla = self.latent
             if mla.query_rank is None:
@@ -219,7 +230,9 @@ class Layer:
     the norms over the hidden width (2 as a rule; 4 with Gemma's post-norms; 1 in a parallel block with one norm).
     `vector_parameters` counts weights outside matrices and these norms: attention sinks, norms over whole projections,
     biases of experts; no arithmetic worth counting depends on them. The decoder of an encoder-decoder reads what the
-    encoder gives by `cross` attention, between the two.
+    encoder gives by `cross` attention, between the two. After its feed-forward block a layer may add what a token's own
+    embedding for this layer gives, of the width `embedded`: one product makes a gate of the hidden state, a second one
+    takes what it gates back to the hidden width (Gemma 3n and 4).
     """
 
     attention: Attention | None
@@ -229,6 +242,7 @@ class Layer:
     vector_parameters: int | None = None
     mixer: Mixer | None = None
     cross: Attention | None = None
+    embedded: int | None = None
 
     @property
     def self_attention(self) -> Attention:
@@ -252,7 +266,8 @@ class Layer:
     @property
     def sublayers(self) -> int:
         """How many times the residual is added to."""
-        return bool(self.attention or self.mixer) + bool(self.cross) + bool(self.mlp or self.moe)
+        mixing = bool(self.attention or self.mixer) + bool(self.cross)
+        return mixing + bool(self.mlp or self.moe) + bool(self.embedded)
 
     def mixing_parameters(self, hidden: int) -> int:
         """Return the weights of what mixes tokens."""
@@ -262,22 +277,24 @@ class Layer:
 
 @record(slots=False)
 class Tower:
-    """An encoder before the first layer of a model: of images, with the projector that makes tokens of what it gives;
-    or, in an encoder-decoder, of text or of sound, which the decoder's layers read by their `cross` attention.
+    """An encoder before the first layer of a model: of images or sound, with the projector that makes tokens of what it
+    gives; or, in an encoder-decoder, of text or of sound, which the decoder's layers read by their `cross` attention.
 
     An image is cut into patches of `patch` × `patch` pixels, each of `patch_values` numbers (channels, frames, pixels),
     which a matrix takes to the width `hidden`. `depth` equal layers follow; those in `whole` (from 0) attend over the
     whole image where the `layer` has a window. `image` is the side of images where the encoder takes one size alone, of
     larger ones tiles where there is a `tiling`. A square of `merge` × `merge` patches becomes one token, by
     `projectors` chains of the products of `projector`, with a non-linearity before the last; `projector_vectors` counts
-    the weights of norms beside them, `row_end` those of the token that ends a row of patches. A layer keeps `copies` of
-    its tokens for the backward pass beside what its products take: of queries and keys after their rotation, where
-    values keep all of one projection, and of what attention gives, where that goes image by image; of what a learned
-    scale multiplies.
+    the weights of norms beside them, `loose` those of tokens that end a row of patches or stand around a sound. A layer
+    keeps `copies` of its tokens for the backward pass beside what its products take: of queries and keys after their
+    rotation, where values keep all of one projection, and of what attention gives, where that goes image by image; of
+    what a learned scale multiplies.
 
-    Text goes through the embedding of the decoder. Sound comes as spectra of a fixed length, of which the convolutions
-    in `stem` make `positions`, each half as many as the one before. `score_biases` are the numbers that are added to
-    the scores of all layers.
+    Text goes through the embedding of the decoder. Sound comes as spectra, of which the convolutions in `stem` make
+    positions, each half as many as the one before: always `positions` of them where that is set, to which shorter
+    sounds are padded. Longer ones are cut into segments of so many, whose padding gives tokens, too, or is trimmed
+    (`segments`), or are not taken (None). `joined` positions become one token. `score_biases` are the numbers that are
+    added to the scores of all layers.
     """
 
     family: str
@@ -292,7 +309,7 @@ class Tower:
     merge: int = 1
     image: int | None = None
     tiling: Tiling | None = None
-    row_end: int = 0
+    loose: int = 0
     whole: tuple[int, ...] | None = None
     norm: Norm = "layernorm"
     position: Position = "learned"
@@ -306,18 +323,22 @@ class Tower:
     input: Literal["image", "text", "sound"] = "image"
     stem: tuple[Product, ...] = ()
     positions: int | None = None
+    segments: Literal["trimmed", "padded"] | None = None
+    joined: int = 1
     score_biases: int = 0
     dropout: bool = False
 
     @property
-    def part(self) -> Literal["vision", "encoder"]:
+    def part(self) -> Literal["vision", "audio", "encoder"]:
         """What a job calls it."""
-        return "vision" if self.input == "image" else "encoder"
+        if self.input == "image":
+            return "vision"
+        return "audio" if self.projector else "encoder"
 
     @property
     def noun(self) -> str:
         """What it is, in words."""
-        return "a vision tower" if self.input == "image" else "an encoder"
+        return {"vision": "a vision tower", "audio": "a tower of sound", "encoder": "an encoder"}[self.part]
 
     @cached_property
     def encoder(self) -> Model:
@@ -350,7 +371,7 @@ class Tower:
     @property
     def projector_parameters(self) -> int:
         """Weights of all projectors."""
-        return self.projectors * _products(self.projector) + self.projector_vectors + self.row_end
+        return self.projectors * _products(self.projector) + self.projector_vectors + self.loose
 
     @property
     def parameters(self) -> int:
@@ -364,9 +385,10 @@ def _products(chain: tuple[Product, ...]) -> int:
 
 @record(slots=False)
 class Model:
-    """A model of language, with a `tower` where it sees images or is an encoder-decoder.
+    """A model of language, with a `tower` where it sees images or is an encoder-decoder, and `audio` where it hears.
 
-    `layers` has one entry per block, in order; equal layers are equal objects.
+    `layers` has one entry per block, in order; equal layers are equal objects. The table of their own embeddings has
+    `layer_vocab` rows.
 
     With `relative` positions a learned number for each head and distance is added to scores (T5, arXiv 1910.10683
     §2.1). `learned_positions` counts rows of a learned position table, `extra_parameters` what else the published count
@@ -375,8 +397,11 @@ class Model:
     feed-forward block read the same residual and are added to it together. `dropout` says whether pre-training keeps
     dropout masks. `norm_vectors` is set where a norm has other than the usual weights (LayerNorm two vectors, RMSNorm
     one). `norm_epsilon`, `norm_about_one` (weights of norms are kept less one) and `rotary_…` but the base and the
-    fraction are for training alone: nothing is costed by them. `forward_pass` is set for families whose forward pass
-    has more than the other fields tell, and `particular` says in words what that is: exporters refuse it.
+    fraction are for training alone: nothing is costed by them. `norm_form` says how transformers computes norms: by its
+    own code of a `centred` LayerNorm, an RMSNorm whose weights multiply in `single` precision, or else by one kernel
+    for LayerNorm, and weights in 16 bits for RMSNorm; with `fused_qkv` one product makes queries, keys and values.
+    `forward_pass` is set for families whose forward pass has more than the other fields tell, and `particular` says in
+    words what that is: exporters refuse it.
     `guesses` lists, in words, what a user accepted of an unknown family without anybody knowing it, `assumed` what the
     source of the description left open.
     """
@@ -400,16 +425,20 @@ class Model:
     activation: str = "silu"
     extra_parameters: int = 0
     embedding_width: int | None = None
+    layer_vocab: int | None = None
     rotary_fraction: float = 1.0
     parallel_block: bool = False
     norm_vectors: int | None = None
     norm_epsilon: float | None = None
     norm_about_one: bool | None = None
+    norm_form: NormForm | None = None
+    fused_qkv: bool | None = None
     rotary_scaling: RotaryScaling | None = None
     rotary_interleaved: bool | None = None
     particular: str | None = None
     forward_pass: ForwardPass | None = None
     tower: Tower | None = None
+    audio: Tower | None = None
     guesses: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
 
@@ -448,6 +477,7 @@ class Model:
         feed_forward = layer.mlp.parameters(self.hidden) if layer.mlp else 0
         if layer.moe:
             feed_forward += layer.moe.dense_parameters(self.hidden)
+        feed_forward += 2 * self.hidden * (layer.embedded or 0)
         vectors = layer.norms * self.norm_parameters + (layer.vector_parameters or 0)
         return layer.mixing_parameters(self.hidden) + feed_forward + vectors
 
@@ -467,10 +497,22 @@ class Model:
 
     @property
     def embedding_parameters(self) -> int:
-        """Token and position embedding, with the projection and the norm that may follow."""
+        """Token and position embedding, with the projection and the norm that may follow, and what a token has for each
+        layer: a table, a projection of the embedding, and a norm that all layers share."""
         norm = self.norm_parameters if self.embedding_norm else 0
-        positions = self.learned_positions * self.hidden
-        return self.token_table_parameters + self.width_projection_parameters + positions + norm
+        positions, beside = self.learned_positions * self.hidden, self.embedded_width
+        layers = (self.layer_vocab or 0) * beside + self.hidden * beside + max(self.embedded_widths, default=0)
+        return self.token_table_parameters + self.width_projection_parameters + positions + norm + layers
+
+    @property
+    def embedded_widths(self) -> tuple[int, ...]:
+        """The widths of a token's embeddings for layers, of each that has one."""
+        return tuple(layer.embedded for layer in self.layers if layer.embedded)
+
+    @property
+    def embedded_width(self) -> int:
+        """The width of all of them."""
+        return sum(self.embedded_widths)
 
     @property
     def head_parameters(self) -> int:
@@ -483,11 +525,16 @@ class Model:
     @cached_property
     def parameters(self) -> int:
         """All parameters, without the multi-token-prediction layers (as the published counts have it)."""
-        return self.language_parameters + (self.tower.parameters if self.tower else 0)
+        return self.language_parameters + sum(tower.parameters for tower in self.towers)
+
+    @property
+    def towers(self) -> tuple[Tower, ...]:
+        """What runs before the first layer."""
+        return tuple(tower for tower in (self.tower, self.audio) if tower is not None)
 
     @cached_property
     def language_parameters(self) -> int:
-        """The same without those of a tower."""
+        """The same without those of towers."""
         per_kind = [self.dense_layer_parameters(kind) + self.expert_layer_parameters(kind) for kind in self.kinds]
         layers = sum(per_kind[kind] for kind in self.kind_of_layer)
         return self.embedding_parameters + layers + self.head_parameters + self.extra_parameters
@@ -598,6 +645,6 @@ def family_of(model: Model) -> str:
     """Return the family of a model, by its text model and whether it sees images. Dimensions alone, as of a launch,
     name none: their layers are those of Llama or of GPT-2."""
     if model.family not in UNNAMED:
-        return f"{model.family} vision" if model.tower and model.tower.input == "image" else model.family
+        return " ".join([model.family, *(tower.part for tower in model.towers if tower.projector)])
     gated = all(layer.mlp is None or layer.mlp.gated for layer in model.layers)
     return "llama" if gated and model.norm == "rmsnorm" else "gpt2"

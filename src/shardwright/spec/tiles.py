@@ -1,13 +1,14 @@
 """How images are cut into tiles of the side that an encoder takes.
 
 The rules are those of Hugging Face transformers 5.24: `get_optimal_tiled_canvas` (models/got_ocr2, InternVL),
-`select_best_resolution` with the unpadded features of models/llava_next and models/llava_onevision, and
-`get_number_of_image_patches` of models/idefics3. The tests compare with them.
+`select_best_resolution` with the unpadded features of models/llava_next and models/llava_onevision,
+`get_number_of_image_patches` of models/idefics3, and `get_best_fit` of models/llama4. The tests compare with them.
 """
 
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Literal
 
 from shardwright.records import record
@@ -20,10 +21,12 @@ class Tiling:
     By its `ratio` of sides an image takes the nearest grid of `grids` (rows, columns); by its `area` the grid in which
     most of its pixels stay, where padding gives no tokens, each row of patches ends with a token more, and beyond
     `most` tiles' tokens (where set) they are averaged; by its `edge` it is scaled until its longer side is `longest`
-    tiles. Without `whole` no tile of the whole image is added to the grid (by its ratio alone).
+    tiles; by its `scale` it takes the grid that it fits with the least enlargement, or if none is large enough with the
+    least reduction, of several the smallest. Without `whole` no tile of the whole image is added to the grid (by its
+    ratio alone).
     """
 
-    by: Literal["ratio", "area", "edge"]
+    by: Literal["ratio", "area", "edge", "scale"]
     grids: tuple[tuple[int, int], ...] = ()
     longest: int = 1
     most: int | None = None
@@ -45,7 +48,15 @@ def grid_of(tiling: Tiling, side: int, height: int, width: int) -> tuple[int, in
         return (across, tiling.longest) if width >= height else (tiling.longest, across)
     if tiling.by == "ratio":
         return _nearest(tiling.grids, side, height, width)
+    if tiling.by == "scale":
+        return min(tiling.grids, key=lambda grid: _fit(grid, side, height, width))
     return max(tiling.grids, key=lambda grid: _kept(grid, side, height, width))
+
+
+def _fit(grid: tuple[int, int], side: int, height: int, width: int) -> tuple[bool, Fraction, int]:
+    """Return whether an image is made smaller for a grid, then how far it is scaled from its size, and the tiles."""
+    scale = min(Fraction(grid[1] * side, width), Fraction(grid[0] * side, height))
+    return scale < 1, scale if scale >= 1 else -scale, math.prod(grid)
 
 
 def _nearest(grids: tuple[tuple[int, int], ...], side: int, height: int, width: int) -> tuple[int, int]:

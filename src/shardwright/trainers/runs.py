@@ -169,8 +169,8 @@ def family_answers(models: Iterable[Model]) -> tuple[FamilyAnswer, ...]:
     """Return what every trainer says of the families of some models."""
     members: dict[str, list[Model]] = {}
     for model in models:
-        tower = " with a vision tower" if model.tower and model.tower.part == "vision" else ""
-        members.setdefault(f"{model.family}{tower}", []).append(model)
+        towers = "".join(f" with {tower.noun}" for tower in model.towers if tower.projector)
+        members.setdefault(f"{model.family}{towers}", []).append(model)
     return tuple(answer for family, belonging in sorted(members.items()) for answer in _of_family(family, belonging))
 
 

@@ -93,11 +93,9 @@ def case_of(run: PublishedRun) -> Case:
         job = job_of(run, framework, guesses)
     except SpecError as error:
         raise SkippedRunError("not_described", str(error.problems[0])) from None
-    if model.tower is not None:
-        raise SkippedRunError(
-            "not_described",
-            f"what its sequences give to {model.tower.noun} is not published",
-        )
+    if model.towers:
+        words = f"what its sequences give to {model.towers[0].noun} is not published"
+        raise SkippedRunError("not_described", words)
     row, architecture = _row_of(run, model, pool, job, habits, guesses), pool.gpu.architecture
     if not run.recompute:
         guesses.append(Assumption(RECOMPUTATION, "the least that fits"))

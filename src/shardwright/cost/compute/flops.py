@@ -39,10 +39,12 @@ def cross_flops(model: Model, job: Job) -> float:
 
 
 def _of_towers(model: Model, job: Job) -> float:
-    """Return the FLOPs of all that the tower of a model takes in an iteration, 0 without one."""
-    if model.tower is None:
-        return 0.0
-    tower, taken = model.tower, taken_of(model.tower, job)
+    """Return the FLOPs of all that the towers of a model take in an iteration, 0 without one."""
+    return sum(_of_tower(model, tower, job) for tower in model.towers)
+
+
+def _of_tower(model: Model, tower: Tower, job: Job) -> float:
+    taken = taken_of(tower, job)
     encoder, projector = image_flops(tower, taken)
     vision, after = job.trains(tower.part), job.trains("projector")
     first = stem_flops(tower, taken)[0] * vision
@@ -97,7 +99,8 @@ def iteration_flops(model: Model, global_batch: int, seq_len: int, attended_toke
     predicted = model.mtp_layers * layer_flops_per_token(model, last, attended)
     predicted += model.mtp_layers * 4.0 * model.hidden * model.hidden
     logits = 2.0 * model.hidden * model.vocab * (1 + model.mtp_layers)
-    return 3.0 * tokens * (layers + predicted + logits)
+    embedded = 2.0 * model.hidden * model.embedded_width
+    return 3.0 * tokens * (layers + predicted + logits + embedded)
 
 
 def layer_flops_per_token(model: Model, layer: Layer, seq_len: float) -> float:
@@ -114,7 +117,7 @@ def layer_flops_per_token(model: Model, layer: Layer, seq_len: float) -> float:
         flops += 2.0 * moe.matrices * inner * moe.top_k * moe.expert_width
         flops += 2.0 * moe.matrices * model.hidden * moe.shared_width
         flops += 4.0 * model.hidden * (moe.latent or 0)
-    return flops
+    return flops + 4.0 * model.hidden * (layer.embedded or 0)
 
 
 def attention_weights(model: Model, attention: Attention) -> int:
@@ -122,7 +125,7 @@ def attention_weights(model: Model, attention: Attention) -> int:
     out = (attention.out_width + attention.gate_width) * model.hidden
     mla = attention.latent
     if mla is None:
-        return model.hidden * (attention.query_width + attention.key_width + attention.value_width) + out
+        return model.hidden * sum(attention.projected_widths) + out
     if mla.query_rank is None:
         query = model.hidden * attention.query_width
     else:

@@ -111,8 +111,18 @@ def layer_operators(model: Model, layer: Layer, shard: Shard, job: Job) -> Itera
         yield from _mlp(hidden, layer.mlp, shard, job)
     if layer.moe is not None:
         yield from _moe(hidden, layer.moe, shard, job)
+    if layer.embedded:
+        yield from _embedded(hidden, float(layer.embedded), shard, job)
     if job.adapter is not None:
         yield from _beside_frozen(model, layer, job.adapter, shard, job)
+
+
+def _embedded(hidden: float, width: float, shard: Shard, job: Job) -> Iterator[Operator]:
+    """Yield what a layer does with a token's own embedding for it, which every tensor-parallel rank does whole."""
+    size = tokens(shard, job)
+    yield from linear(size, width, hidden, job)
+    yield from memory_bound(10.0 * size * width, backward=1.6)  # activation, and the product with the embedding
+    yield from linear(size, hidden, width, job)
 
 
 def unfused_norms(layer: Layer) -> int:
@@ -122,8 +132,14 @@ def unfused_norms(layer: Layer) -> int:
 
 
 def embedding_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
-    """Yield the look-up of token (and position) embeddings; backward adds into fp32 gradients."""
-    yield from memory_bound(4.0 * tokens(shard, job) * model.hidden, backward=3.0, form=LOOKUP)
+    """Yield the look-up of token (and position) embeddings, and what makes those for each layer of it and of a table;
+    backward adds into fp32 gradients."""
+    size, beside = tokens(shard, job), float(model.embedded_width)
+    yield from memory_bound(4.0 * size * (model.hidden + beside), backward=3.0, form=LOOKUP)
+    if beside:
+        yield from linear(size, beside, float(model.hidden), job)
+        yield from memory_bound(4.0 * size * beside, backward=2.0, form=NORM)
+        yield from memory_bound(6.0 * size * beside, backward=1.0)
 
 
 def head_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
@@ -217,8 +233,7 @@ def _attention(hidden: float, attention: Attention, shard: Shard, job: Job) -> I
     size, outer = tokens(shard, job), norm_tokens(shard, job)
     tp = shard.tp
     if attention.latent is None:
-        qkv = attention.query_width + attention.key_width + attention.value_width
-        yield from linear(size, qkv / tp, hidden, job)
+        yield from linear(size, sum(attention.projected_widths) / tp, hidden, job)
     else:
         mla = attention.latent
         up = attention.query_width / tp
@@ -454,7 +469,7 @@ def freed_of_operators(model: Model, layer: Layer, shard: Shard, job: Job, kept:
     attention, size = layer.attention, tokens(shard, job)
     products, scored = 0, 0
     if attention is not None:
-        products = attention.query_width + attention.key_width + attention.value_width + model.hidden
+        products = sum(attention.projected_widths) + model.hidden
         scored = attention.out_width
     if layer.cross is not None:
         products += layer.cross.query_width + model.hidden

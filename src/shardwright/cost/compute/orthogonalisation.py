@@ -70,7 +70,7 @@ def _attention(hidden: int, attention: Attention) -> Iterator[tuple[int, int]]:
         yield attention.gate_width, hidden
     mla = attention.latent
     if mla is None:
-        yield from ((width, hidden) for width in (attention.query_width, attention.key_width, attention.value_width))
+        yield from ((width, hidden) for width in attention.projected_widths)
         return
     if mla.query_rank is None:
         yield attention.query_width, hidden

@@ -202,8 +202,8 @@ def measured_layers(
     if profile.layers != len(model.layers):
         message = f"has {profile.layers} layers (and embedding and head), {model.name} has {len(model.layers)}"
         problems.append(Problem("`profile=`", message, "give the model that was measured, or leave `model=` out"))
-    if model.tower is not None:
-        message = f"has times of layers, and none of what is before them: {model.name} has {model.tower.noun}"
+    for tower in model.towers:
+        message = f"has times of layers, and none of what is before them: {model.name} has {tower.noun}"
         problems.append(Problem("`profile=`", message, "plan on predicted layers"))
     if profile.seq_len != job.seq_len:
         message = f"was measured with sequences of {profile.seq_len} tokens, not {job.seq_len}"

@@ -111,7 +111,7 @@ def layer_table(
     parts = language_operators(model, shard, job)
     kinds: tuple[Layer | None, ...] = (None, *model.kinds, None)
     host = [host_seconds(software, job, experts=bool(kind and kind.moe)) for kind in kinds]
-    tower = tower_parts(model.tower, shard, job) if model.tower else []
+    tower = [part for before in model.towers for part in tower_parts(before, shard, job)]
     parts, host = [*parts, *(part.operators for part in tower)], [*host, *(host[0] * part.layer for part in tower)]
     times = _timed(parts, gpu, job, efficiency, software, host)
     columns = [
@@ -121,15 +121,15 @@ def layer_table(
     memory = layer_activation_bytes(model, shard, job)
     live, group = live_by_state(memory)
     kept, again = kept_by_state(memory), np.zeros(len(shard.tp))
-    if model.tower is not None:
+    if model.towers:
         before = [
             (strain * part.count * forward, strain * part.count * part.backward * backward)
             for part, (forward, backward, *_) in zip(tower, times[len(kinds) :], strict=True)
         ]
         columns[0] = columns[0].after(*(np.asarray(sum(side)) for side in zip(*before, strict=True)))
         again = again + sum(forward for part, (forward, _) in zip(tower, before, strict=True) if part.again)
-        whole, inputs = tower_kept_bytes(model.tower, shard, job)
-        kept[0] = kept[0] + np.stack([whole, whole, inputs], axis=1)
+        for whole, inputs in (tower_kept_bytes(of_model, shard, job) for of_model in model.towers):
+            kept[0] = kept[0] + np.stack([whole, whole, inputs], axis=1)
     where = np.array([0, *(kind + 1 for kind in model.kind_of_layer), len(kinds) - 1])
 
     def running(per_kind: list[Floats]) -> Floats:

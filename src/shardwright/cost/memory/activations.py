@@ -38,7 +38,7 @@ from shardwright.spec.mixers import Mixer, ShortConvolution
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, Tower
 
 SINGLE = 4.0  # documented: bytes of an element of 32 bits
-NORMS_OF_COPIES = 2.0  # documented: `hidden_copies` are those of a layer of two norms
+COPIES = 4.0  # documented: `hidden_copies` are two norms' inputs in fp32 in place of 16 bits, and their weights' inputs
 PEFT = ("fsdp", "eager", "deepspeed")  # the frameworks whose adapters are PEFT's
 
 
@@ -82,7 +82,8 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
             modules = _module_copies(model, layer, model.tower.copies, job)
             attention = attention + saved * tokens(shard, job) * modules
         masks = 2.0 + (layer.cross is not None) if model.dropout else 0.0
-        outside = outer * (saved * layer.norms + masks + NORMS_OF_COPIES * norm_copies(job))
+        outside = outer * (layer.norms * (saved + norm_copies(model, job)) + masks)
+        feed_forward = feed_forward + _embedded_bytes(model, layer, shard, job)
         kept.append(outside + attention + feed_forward + _magnitude_bytes(model, layer, shard, job))
         if per_operator(job):
             core.append(freed_of_operators(model, layer, shard, job, kept[-1], width=saved))
@@ -93,8 +94,8 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         moments = (_gradient_bytes, _norm_bytes, _unmerged_bytes)
         gradients.append(np.max(np.stack([of(model, layer, shard, job) for of in moments]), axis=0))
         dequantised.append(_dequantised_bytes(model, layer, shard, job))
-    embedding = outer * (1.0 if model.dropout else 0.0)
-    last = (2.0 * saved + norm_copies(job)) * outer  # inputs of the final norm and of the output projection
+    embedding = outer * (1.0 if model.dropout else 0.0) + _embeddings_bytes(model, shard, job)
+    last = (2.0 * saved + norm_copies(model, job)) * outer  # inputs of the final norm and of the output projection
     head = last + model.mtp_layers * (kept[model.kind_of_layer[-1]] + last)
     return Activations(
         kept=[embedding, *kept, head],
@@ -107,20 +108,30 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
     )
 
 
-def norm_copies(job: Job) -> float:
+def norm_copies(model: Model, job: Job) -> float:
     """Return the bytes of an element that an unfused norm keeps beyond its input and output in 16 bits: its input in
-    fp32 in place of 16 bits, and it before the weights, for these' gradients, which frozen ones have not."""
-    copies = memory_facts(job.framework).hidden_copies * widths_of(job).saved / 2.0 / NORMS_OF_COPIES
-    return copies * (1.0 if job.trains("language") else 0.5)
+    fp32 in place of 16 bits, and it before the weights, in 16 or 32 bits, for these' gradients, which frozen ones have
+    not. That of Cohere keeps its centred input twice. Any other LayerNorm is one kernel."""
+    unit = memory_facts(job.framework).hidden_copies * widths_of(job).saved / 2.0 / COPIES
+    if model.norm == "layernorm" and model.norm_form is None:
+        return 0.0
+    weighed = job.trains("language") and model.norm_vectors != 0
+    inputs = 2.0 if model.norm_form == "centred" else 1.0
+    return unit * (inputs + (0.0 if not weighed else 2.0 if model.norm_form else 1.0))
+
+
+def value_norm_copies(job: Job) -> float:
+    """Return the same of a norm without weights."""
+    return memory_facts(job.framework).hidden_copies * widths_of(job).saved / 2.0 / COPIES
 
 
 def tower_kept_bytes(tower: Tower, shard: Shard, job: Job) -> tuple[Floats, Floats]:
-    """Return what the tower of a model keeps of a micro-batch for its backward pass, [M]: where nothing runs again, and
+    """Return what a tower of a model keeps of a micro-batch for its backward pass, [M]: where nothing runs again, and
     where its layers run again with those of the model, which keep their inputs then."""
     positions, merged = tower_tokens(tower, shard, job)
     saved = widths_of(job).saved
     beside = saved * merged * projector_inputs(tower, job)
-    if tower.input != "image":  # what the decoder's layers read
+    if not tower.projector:  # what the decoder's layers read
         beside = saved * merged * tower.hidden
     if not job.trains(tower.part):
         return beside, beside
@@ -137,17 +148,14 @@ def _module_copies(model: Model, layer: Layer, copies: int, job: Job) -> float:
     """Return the elements of a position that a layer of transformers' towers and encoder-decoders keeps beyond the
     formulas, or fewer.
 
-    Each attention has its `copies`. LayerNorm is one kernel, which has none of the copies of unfused norms; that of T5
-    keeps what it takes in 16 bits, too. A quick GELU keeps its sigmoid, the approximation by tanh that is written in
-    Python three steps more; ReLU keeps what it gives, which the product after it takes unless some is dropped.
+    Each attention has its `copies`. The norm of T5 keeps what it takes in 16 bits, too. A quick GELU keeps its sigmoid,
+    the approximation by tanh that is written in Python three steps more; ReLU keeps what it gives, which the product
+    after it takes unless some is dropped.
     """
-    unfused = memory_facts(job.framework).hidden_copies / 2.0
     attentions = sum(kind is not None for kind in (layer.attention, layer.cross))
     kept = float(copies * attentions * model.hidden)
-    if model.norm == "layernorm":
-        kept -= unfused * model.hidden
-    elif model.position == "relative" and unfused:
-        kept += (layer.norms + unfused * (layer.norms - 2) / 2.0) * model.hidden
+    if model.position == "relative" and memory_facts(job.framework).hidden_copies:
+        kept += layer.norms * model.hidden
     if layer.mlp is None:
         return kept
     drops = model.dropout and model.position == "relative"  # T5's is in the feed-forward block, too: a mask of bytes
@@ -246,7 +254,8 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
     saved = widths.saved_input
     key_part = np.maximum(1.0 / shard.tp, 1.0 / attention.kv_heads)  # a rank has one key-value head at least
     queries, keys = attention.query_width / shard.tp, attention.key_width * key_part
-    qkv = queries + keys + attention.value_width * key_part
+    values = attention.value_width * key_part
+    qkv = queries + (keys + values) * (attention.reused != "both")
     if attention.latent is None:
         projected = saved * outer * model.hidden * _needed(job, "q_proj", "k_proj", "v_proj")
     else:
@@ -264,10 +273,15 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
         sparse = attention.sparse
         indexer = widths.saved * (sparse.heads * sparse.head_dim + sparse.head_dim + sparse.heads) * bool(sparse.heads)
         inner = inner + size * (indexer + SINGLE * sparse.top_k)
+    here = queries + keys * (attention.reused != "both")
     if attention.qk_norm:  # what the norms of queries and keys take in
-        inner = inner + (widths.saved + norm_copies(job)) * size * (queries + keys)
-    if memory_facts(job.framework).rotated and attention.latent is None and model.position == "rope":
-        inner = inner + widths.saved * size * (queries + keys)
+        inner = inner + (widths.saved + norm_copies(model, job)) * size * here
+    if attention.value_norm and attention.reused != "both":
+        inner = inner + (widths.saved * (attention.reused is None) + value_norm_copies(job)) * size * values
+    facts = memory_facts(job.framework)
+    views = facts.rotated or (facts.hidden_copies > 0.0 and model.fused_qkv)
+    if views and attention.latent is None and model.position == "rope":
+        inner = inner + widths.saved * size * here
     return projected + inner + scores, scores
 
 
@@ -403,6 +417,21 @@ def _norm_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
 def _dora_of_peft(model: Model, layer: Layer, job: Job) -> list[Matrix]:
     peft = job.framework in PEFT and job.adapter is not None and job.adapter.dora
     return adapted(model, layer, job.adapter) if peft and job.adapter is not None else []
+
+
+def _embedded_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return what a layer keeps of a token's own embedding for it: the input of the first product, what that gives,
+    the gate, and what the second product takes; the embedding itself is a part of what all layers have."""
+    width = layer.embedded or 0
+    return widths_of(job).saved * tokens(shard, job) * ((model.hidden if width else 0) + 3.0 * width)
+
+
+def _embeddings_bytes(model: Model, shard: Shard, job: Job) -> Floats:
+    """Return what is kept where a token's embeddings for all layers are made: the input of the product and of the norm,
+    and the embeddings, which the layers multiply."""
+    size, width = tokens(shard, job), model.embedded_width
+    single = (2.0 * widths_of(job).saved + norm_copies(model, job)) * width
+    return np.asarray(size * (widths_of(job).saved * (model.hidden if width else 0) + single))
 
 
 def _dequantised_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:

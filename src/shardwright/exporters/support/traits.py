@@ -68,9 +68,11 @@ def names_of_job(job: Job) -> frozenset[str]:
 
 def _of_the_whole(model: Model) -> Iterator[Trait]:
     there = {
-        ("encoder" if model.tower and model.tower.part == "encoder" else "tower", "model.tower"): model.tower.noun
-        if model.tower
-        else "",
+        ("encoder" if tower.part == "encoder" else "tower", f"model.{place}"): tower.noun
+        for place, tower in (("tower", model.tower), ("audio", model.audio))
+        if tower is not None
+    }
+    there |= {
         ("alibi", "model.position"): "ALiBi positions" if model.position == "alibi" else "",
         ("parallel_block", "model.parallel_block"): "attention and feed-forward side by side"
         if model.parallel_block
@@ -141,6 +143,12 @@ def _of_unlike_blocks(kind: Layer, path: str) -> Iterator[Trait]:
     if kind.attention is not None and kind.attention.gate is not None:
         name = "gated_attention" if kind.attention.gate == "element" else "gated_heads"
         yield Trait(name, f"{path}.attention.gate", "has a gate on the output of attention")
+    if kind.embedded:
+        yield Trait("layer_embedding", f"{path}.embedded", "has a token's own embedding for each layer")
+    if kind.attention is not None and kind.attention.reused is not None:
+        yield Trait("reused_keys", f"{path}.attention.reused", "has keys or values of another projection or layer")
+    if kind.attention is not None and kind.attention.value_norm:
+        yield Trait("value_norm", f"{path}.attention.value_norm", "has a norm of values")
     if kind.attention is not None and kind.attention.sparse is not None:
         yield Trait("sparse_attention", f"{path}.attention.sparse", "has sparse attention with an indexer")
     if kind.moe is not None and kind.moe.latent is not None:

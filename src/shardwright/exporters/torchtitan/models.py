@@ -67,6 +67,8 @@ def _block_alike(layer: Layer, module: str) -> bool:
     attention, mlp = layer.attention, layer.mlp
     if attention is None or not attention.causal or attention.qkv_bias or attention.out_bias:
         return False
+    if attention.value_norm or attention.reused is not None or layer.embedded:
+        return False
     names = attention.qk_norm == (module == "qwen3") and (attention.latent is not None) == (module == "deepseek_v3")
     return names and layer.norms == 2 and (mlp is None or (mlp.gated and not mlp.bias))
 

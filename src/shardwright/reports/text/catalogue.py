@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from shardwright.reports.text.layout import WIDTH, labelled, table
 from shardwright.spec.catalog.prices import MachinePrice
 from shardwright.spec.cluster import Gpu
-from shardwright.spec.model import Attention, Layer, Model, Moe
+from shardwright.spec.model import Attention, Layer, Model, Moe, Tower
+from shardwright.spec.sounds import SPECTRA
 from shardwright.units import GIGA, TERA, format_bytes, format_count
 
 NONE = "–"
@@ -117,12 +118,19 @@ def model_text(model: Model, source: str, width: int = WIDTH) -> str:
 
 
 def _tower_lines(model: Model) -> list[tuple[str, str]]:
-    """Return rows of the vision tower of a model or of its encoder, none where it has neither."""
-    tower = model.tower
-    if tower is None:
-        return []
+    """Return rows of the towers of a model or of its encoder, none where it has neither."""
+    return [line for tower in model.towers for line in _lines_of(tower)]
+
+
+def _lines_of(tower: Tower) -> list[tuple[str, str]]:
     encoder = f"{tower.depth} layers of hidden width {tower.hidden:,}, {tower.norm}"
     first = f"{tower.encoder_parameters:,} parameters in {encoder}: {_layer_words(tower.layer)}"
+    projector = f"{tower.projector_parameters:,} parameters; "
+    if tower.part == "audio":
+        sounds = f"sounds of {SPECTRA / 2 ** (len(tower.stem) - 1):g} positions a second"
+        if tower.positions:
+            sounds += f", {tower.positions:,} of them {'a segment' if tower.segments else 'at most'}"
+        return [("audio", first), ("projector", f"{projector}{sounds}, {tower.joined} a token")]
     if tower.input != "image":
         heard = f"; {tower.positions:,} positions of sound" if tower.positions else ""
         return [("encoder", first + heard)]
@@ -131,7 +139,7 @@ def _tower_lines(model: Model) -> list[tuple[str, str]]:
     patches = f"images of {sides}, {tower.merge**2} of their {tower.patch} × {tower.patch} patches a token"
     return [
         ("vision", first),
-        ("projector", f"{tower.projector_parameters:,} parameters; {patches}"),
+        ("projector", projector + patches),
     ]
 
 
@@ -150,6 +158,7 @@ def _layer_words(layer: Layer) -> str:
         parts.append(_moe_words(layer.moe))
     if layer.mlp is not None:
         parts.append(f"feed-forward of width {layer.mlp.width:,}" + (", gated" if layer.mlp.gated else ""))
+    parts += [f"an embedding of its own of width {layer.embedded:,}"] if layer.embedded else []
     return "; ".join(parts)
 
 
@@ -161,6 +170,7 @@ def _attention_words(attention: Attention) -> str:
         words = (
             f"attention of {attention.heads} heads of {attention.head_dim}, {attention.kv_heads} for keys and values"
         )
+    words += {"values": ", which are the same", "both": " of an earlier layer"}.get(attention.reused or "", "")
     words += f", window {attention.window:,}" if attention.window is not None else ""
     words += "" if attention.causal else ", in both directions"
     words += ", gated" if attention.gate is not None else ""

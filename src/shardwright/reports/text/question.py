@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shardwright.spec.catalog.machines import GBIT_BYTES
 from shardwright.spec.cluster import Cluster, NodePool
@@ -10,6 +10,7 @@ from shardwright.spec.images import images_of, parts_of, taken_of
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model, Tower
 from shardwright.spec.read.huggingface import TEXT_ALONE
+from shardwright.spec.sounds import sounds_of
 from shardwright.units import SECONDS_PER_HOUR, counted, format_count, format_dollars, format_seconds
 
 
@@ -19,9 +20,9 @@ def model_line(model: Model) -> str:
     if model.active_parameters != model.parameters:
         size += f" ({format_count(model.active_parameters)} active)"
     words = f"{model.name}: {size}, {len(model.layers)} layers"
-    if model.tower is not None:
-        words += f", {model.tower.noun} of {model.tower.depth} ({format_count(model.tower.parameters)})"
-    elif TEXT_ALONE in model.assumed:
+    for tower in model.towers:
+        words += f", {tower.noun} of {tower.depth} ({format_count(tower.parameters)})"
+    if TEXT_ALONE in model.assumed:
         words += "; the text model alone of a multimodal one, whose tower is not known here"
     return words
 
@@ -49,13 +50,12 @@ def _pool_words(pool: NodePool) -> str:
 
 
 def images_line(model: Model, job: Job) -> str:
-    """Return the images of a sequence, what of them was assumed, and what is frozen; of an encoder-decoder the length
-    of the encoder's sequences; "" where a model has neither."""
-    if model.tower is None:
-        return ""
+    """Return the images and sounds of a sequence, what of them was assumed, and what is frozen; of an encoder-decoder
+    the length of the encoder's sequences; "" where a model has neither."""
     frozen = [part for part in parts_of(model) if not job.trains(part)]
-    words = _encoder_words(model.tower, job) if model.tower.input != "image" else _images_words(model.tower, job)
-    return words + (f"; frozen: {' and '.join(frozen)}" if frozen else "")
+    of_part = {"vision": _images_words, "audio": _sounds_words, "encoder": _encoder_words}
+    words = [of_part[tower.part](tower, job) for tower in model.towers]
+    return "; ".join([*words, *([f"frozen: {' and '.join(frozen)}"] if frozen else [])])
 
 
 def _encoder_words(tower: Tower, job: Job) -> str:
@@ -73,9 +73,21 @@ def _images_words(tower: Tower, job: Job) -> str:
     options = {"--images-per-sequence": job.images_per_sequence, "--image-size": job.image_size}
     if tower.tiling is None and tower.image:
         del options["--image-size"]
-    if assumed := [option for option, said in options.items() if said is None]:
-        words += f" (assumed: {' and '.join(assumed)} say{'s' * (len(assumed) == 1)} otherwise)"
-    return words
+    return words + _assumed(options)
+
+
+def _sounds_words(tower: Tower, job: Job) -> str:
+    sounds = sounds_of(tower, job)
+    words = (
+        f"{counted(sounds.count, 'sound')} of {sounds.seconds:g} s in a sequence, {sounds.all_tokens:,} of its tokens"
+    )
+    return words + _assumed({"--sounds-per-sequence": job.sounds_per_sequence, "--sound-seconds": job.sound_seconds})
+
+
+def _assumed(options: Mapping[str, object]) -> str:
+    """Return which options would say what was assumed."""
+    assumed = [option for option, said in options.items() if said is None]
+    return f" (assumed: {' and '.join(assumed)} say{'s' * (len(assumed) == 1)} otherwise)" if assumed else ""
 
 
 def beyond_positions(model: Model, job: Job) -> str:

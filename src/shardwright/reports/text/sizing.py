@@ -117,11 +117,13 @@ def next_command(sizing: Sizing, source: str) -> str:
 
 
 def _images_asked(job: Job) -> list[tuple[str, str]]:
-    """Return the options of a job's images, of the length in an encoder, and of what is frozen."""
+    """Return the options of a job's images and sounds, of the length in an encoder, and of what is frozen."""
     size = None if job.image_size is None else "x".join(map(str, reversed(job.image_size)))
     words = {
         "images-per-sequence": None if job.images_per_sequence is None else str(job.images_per_sequence),
         "image-size": size,
+        "sounds-per-sequence": None if job.sounds_per_sequence is None else str(job.sounds_per_sequence),
+        "sound-seconds": None if job.sound_seconds is None else f"{job.sound_seconds:g}",
         "encoder-seq-len": None if job.encoder_seq_len is None else str(job.encoder_seq_len),
         "freeze": None if job.freeze is None else "+".join(job.freeze),
     }

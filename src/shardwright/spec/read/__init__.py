@@ -6,7 +6,10 @@
 * `huggingface_config`: the way back, a model's `config.json`
 * `config_fields`: its fields under their many spellings, which are read, and which say nothing of the forward pass
 * `huggingface_layers`: its layers
-* `towers`: towers of multimodal configs
+* `towers`: vision towers of multimodal configs
+* `sound_towers`: their towers of sound
+* `preprocessor`: how images are cut, as the file beside a config says
+* `gemma4`: layers of Gemma 4
 * `encoder_decoders`: T5, BART, Whisper and their kin
 * `block_patterns`: which block every layer is
 * `mixers`: mixers of tokens that are no softmax attention

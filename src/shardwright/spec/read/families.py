@@ -17,7 +17,7 @@ from typing import Any, Literal
 from shardwright.errors import bad
 from shardwright.files import shipped_file
 from shardwright.records import record
-from shardwright.spec.model import Norm, Position
+from shardwright.spec.model import Norm, NormForm, Position
 from shardwright.spec.read.config_fields import ConfigFields
 
 Stated = bool | tuple[str, bool]
@@ -35,6 +35,7 @@ class ModelFamily:
     `tied`, `activation`, `rotary_base`, `rotary_fraction` and `dropout` hold where the config does not say; `sizes`
     are the sizes that transformers assumes where a config leaves them out. `width_factor` times the hidden size is the
     feed-forward width where none is given; `position_offset` rows of the position table are beyond its positions.
+    Queries, keys and values are views of one projection where they are `fused_qkv`.
     Queries and keys have norms over each head, with the same weights, or `qk_norm_over` the whole projection. Layers
     with experts may have an `expert_norm` more; weights of a token's experts are `normalised` where the config does not
     say. `sinks` are learned scores, one a head; `scalars` loose numbers of a layer. `norm_…` and `particular` are those
@@ -53,6 +54,7 @@ class ModelFamily:
     norms: int = 2
     norm_vectors: int | None = None
     norm_about_one: bool = False
+    norm_form: NormForm | None = None
     final_norm: bool = True
     embedding_norm: bool = False
     position: Position = "rope"
@@ -63,6 +65,7 @@ class ModelFamily:
     qkv_bias: Stated = False
     out_bias: Stated = False
     mlp_bias: Stated = False
+    fused_qkv: bool = False
     qk_norm: Stated = False
     qk_norm_over: Literal["head", "projection"] = "head"
     sinks: bool = False

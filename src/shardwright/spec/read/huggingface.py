@@ -15,12 +15,15 @@ from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigF
 from shardwright.spec.read.encoder_decoders import ENCODER_DECODERS, encoder_decoder
 from shardwright.spec.read.families import FAMILIES, SYNONYMS, ModelFamily, reject_refused
 from shardwright.spec.read.forward_pass import forward_pass_of
+from shardwright.spec.read.gemma4 import gemma4_config, gemma4_layers
 from shardwright.spec.read.huggingface_layers import layers_of, stated
+from shardwright.spec.read.sound_towers import AUDIO, sound_tower_of
 from shardwright.spec.read.towers import TEXT_SIZES, VISION, tied_of, tower_of
 from shardwright.spec.text.fields import shown
 
 TEXT_ALONE = "only the text model of a multimodal one is described"
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
+THINKER = "thinker_config"
 
 
 def model_of_config(config: object, name: str, *, title: str | None = None, accept_guess: bool = False) -> Model:
@@ -32,7 +35,7 @@ def model_of_config(config: object, name: str, *, title: str | None = None, acce
     """
     if not isinstance(config, Mapping):
         raise bad(name, f"expected a mapping of fields, got {shown(config)}", "give a Hugging Face config.json")
-    whole = ConfigFields.of(config, name)
+    whole = _thinker(ConfigFields.of(config, name))
     if (kind := whole.text("model_type", default="")) in ENCODER_DECODERS:
         if not whole.flag("is_encoder_decoder", default=True):
             message = f"is false: {kind} is read with its encoder alone"
@@ -58,6 +61,15 @@ def model_of_config(config: object, name: str, *, title: str | None = None, acce
     return replace(model, guesses=settle_guesses(fields, accept=accept_guess))
 
 
+def _thinker(fields: ConfigFields) -> ConfigFields:
+    """Return the fields of the part of a model that writes text, where another that speaks is in its config, too."""
+    thinker = fields.inner(THINKER) if fields.has((THINKER,)) else None
+    if thinker is None:
+        return fields
+    fields.assume("the thinker alone is described, without what speaks")
+    return thinker
+
+
 def _text_fields(fields: ConfigFields) -> ConfigFields:
     """Return the fields of the text model: those of the config itself, unless it holds them in one of their own."""
     nested = fields.has(TEXT_CONFIGS)
@@ -67,16 +79,21 @@ def _text_fields(fields: ConfigFields) -> ConfigFields:
     if inner is None:
         raise SpecError(*fields.problems)
     outer = {key: fields.section.fields[key] for key in ("model_type", "tie_word_embeddings") if fields.has((key,))}
-    usual = TEXT_SIZES.get(inner.text("model_type", default="llama"), {}) if fields.has((VISION,)) else {}
+    kinds = (fields.text("model_type", default=""), inner.text("model_type", default="llama"))
+    usual = next((TEXT_SIZES[kind] for kind in kinds if kind in TEXT_SIZES), {}) if fields.has((VISION, AUDIO)) else {}
     return inner.over({**usual, **outer, **inner.section.fields, **tied_of(fields, inner)})
 
 
 def _with_tower(model: Model, whole: ConfigFields) -> Model:
-    """Return a model with the tower of its config, or with what is left out of it."""
-    tower = tower_of(whole, model.hidden)
-    if tower is not None or not whole.has((*TEXT_CONFIGS, VISION)):
-        return replace(model, tower=tower)
-    return replace(model, assumed=(TEXT_ALONE, *model.assumed))
+    """Return a model with the towers of its config, or with what is left out of it."""
+    tower, audio = tower_of(whole, model.hidden), sound_tower_of(whole, model.hidden)
+    assumed = list(model.assumed)
+    if tower is None and audio is None:
+        assumed[:0] = [TEXT_ALONE] if whole.has((*TEXT_CONFIGS, VISION, AUDIO)) else []
+    else:
+        there = {VISION: tower, AUDIO: audio}
+        assumed += [f"its {name} is left out" for name, read in there.items() if read is None and whole.has((name,))]
+    return replace(model, tower=tower, audio=audio, assumed=tuple(assumed))
 
 
 def _with_usual_sizes(fields: ConfigFields, family: ModelFamily, model_type: str) -> ConfigFields:
@@ -227,6 +244,7 @@ CONFIGURED: Mapping[str, Callable[[ConfigFields, ModelFamily], tuple[ModelFamily
             "falcon_h1": _falcon_h1,
             "jamba": _jamba,
             "lfm2_moe": _lfm2_moe,
+            "gemma4_text": gemma4_config,
         }
     )
 )
@@ -237,6 +255,7 @@ def _model(fields: ConfigFields, family: ModelFamily, model_type: str, title: st
     vocab = fields.required(*spelled.VOCAB)
     count = fields.required(*spelled.LAYERS, most=MOST_LAYERS)
     layers = layers_of(fields, family, hidden, count)
+    layers = gemma4_layers(fields, layers, hidden) if model_type == "gemma4_text" else layers
     learned = family.position == "learned"
     positions = fields.required(*spelled.POSITIONS) if learned else fields.size(*spelled.POSITIONS) or 0
     rates = [fields.fraction(name, most=1.0) for name in spelled.DROPOUT if fields.has((name,))]
@@ -269,10 +288,13 @@ def _model(fields: ConfigFields, family: ModelFamily, model_type: str, title: st
         activation=_activation(fields, family, model_type),
         extra_parameters=_extra_parameters(fields, model_type, family, hidden, layers),
         embedding_width=_embedding_width(fields, model_type, hidden),
+        layer_vocab=fields.size("vocab_size_per_layer_input") or vocab if layers[0].embedded else None,
         parallel_block=stated(fields, family.parallel),
         norm_vectors=family.norm_vectors,
         norm_epsilon=fields.fraction(*spelled.EPSILON, most=1.0),
         norm_about_one=True if family.norm_about_one else None,
+        norm_form=family.norm_form,
+        fused_qkv=True if family.fused_qkv else None,
         rotary_scaling=_rotary_scaling(fields),
         rotary_interleaved=True if family.rotary_interleaved else None,
         particular=family.particular,

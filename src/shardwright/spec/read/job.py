@@ -19,7 +19,7 @@ COUNT = re.compile(
 SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 MOST_TOKENS = 1e18
 MOST_SAMPLES = 1e9
-MOST_IMAGES, MOST_SIDE = 1e4, 100_000
+MOST_IMAGES, MOST_SIDE, MOST_SECONDS = 1e4, 100_000, 1e6
 
 
 def parse_count(text: str | float, path: str = "count") -> float:
@@ -58,6 +58,8 @@ def make_job(
     master_weights: str | None = None,
     images_per_sequence: int | None = None,
     image_size: int | str | None = None,
+    sounds_per_sequence: int | None = None,
+    sound_seconds: float | None = None,
     freeze: str | Sequence[str] | None = None,
     encoder_seq_len: int | None = None,
 ) -> Job:
@@ -66,9 +68,9 @@ def make_job(
     beside the matrices that `adapter_targets` names. `optimizer` may have a rank, where it projects gradients:
     `galore:64`. `master_weights` "none": the 16-bit weights are updated as they
     are. A sequence of a model with a tower has `images_per_sequence` images of `image_size` pixels, 448 or "1280x720"
-    (width and height); the parts that `freeze` names, of vision, projector and language, keep their weights; of
-    a model of speech, encoder. An encoder-decoder has `seq_len` tokens in its decoder, and `encoder_seq_len` in its
-    encoder of text, as many where that is not said.
+    (width and height), and one that hears `sounds_per_sequence` of `sound_seconds`; the parts that `freeze` names, of
+    vision, audio, projector and language, keep their weights; of a model of speech, encoder. An encoder-decoder has
+    `seq_len` tokens in its decoder, and `encoder_seq_len` in its encoder of text, as many where that is not said.
 
     Raises SpecError with every problem: sizes that are not whole and positive, tokens together with steps, unknown
     names, an FP8 recipe without FP8, and a budget or deadline of a run whose length is unknown.
@@ -91,10 +93,14 @@ def make_job(
         problems.append(_unknown("master_weights", master_weights, VALUES["master_weights"]))
     if tokens is not None and steps is not None:
         problems.append(Problem("steps", "says again how long the run is", "give `tokens=` or `steps=`, not both"))
-    if images_per_sequence is not None:
-        _check_number(problems, "images_per_sequence", images_per_sequence, whole=True, most=MOST_IMAGES)
-    if encoder_seq_len is not None:
-        _check_number(problems, "encoder_seq_len", encoder_seq_len, whole=True, most=MOST_SAMPLES)
+    for name, number, most in (
+        ("images_per_sequence", images_per_sequence, MOST_IMAGES),
+        ("sounds_per_sequence", sounds_per_sequence, MOST_IMAGES),
+        ("sound_seconds", sound_seconds, MOST_SECONDS),
+        ("encoder_seq_len", encoder_seq_len, MOST_SAMPLES),
+    ):
+        if number is not None:
+            _check_number(problems, name, number, whole=name != "sound_seconds", most=most)
     pixels, frozen = _image_size(problems, image_size), _frozen(problems, freeze)
     run_tokens = _tokens(problems, tokens)
     beside = _adapter(problems, adapter, adapter_targets, precision)
@@ -119,6 +125,8 @@ def make_job(
         adapter=beside,
         images_per_sequence=None if images_per_sequence is None else int(images_per_sequence),
         image_size=pixels,
+        sounds_per_sequence=None if sounds_per_sequence is None else int(sounds_per_sequence),
+        sound_seconds=None if sound_seconds is None else float(sound_seconds),
         freeze=frozen,
         encoder_seq_len=None if encoder_seq_len is None else int(encoder_seq_len),
     )

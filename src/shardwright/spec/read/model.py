@@ -11,6 +11,7 @@ from shardwright.spec.model import Model
 from shardwright.spec.read.config_fields import HIDDEN
 from shardwright.spec.read.huggingface import TEXT_CONFIGS, model_of_config
 from shardwright.spec.read.model_yaml import model_of_dimensions
+from shardwright.spec.read.preprocessor import with_preprocessor
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
 from shardwright.spec.text.fields import shown
 from shardwright.spec.text.reading import JSON, YAML, document, parse_json, read_text
@@ -24,7 +25,8 @@ def load_model(source: str | Path, *, accept_guess: bool = False) -> Model:
 
     A file's content says what it is: a mapping with `model_type` or `hidden_size` is a Hugging Face config, any other
     one gives dimensions. An unknown family is refused, or with `accept_guess` read by its fields, and `Model.guesses`
-    begins with each guess. A config is compared with the index of weights beside it. Raises SpecError naming file,
+    begins with each guess. A config is compared with the index of weights beside
+    it, and images are cut as the file of the image processor beside it says. Raises SpecError naming file,
     field and remedy.
     """
     name = str(source)
@@ -44,6 +46,7 @@ def load_model(source: str | Path, *, accept_guess: bool = False) -> Model:
         if not any(key in data for key in CONFIG_KEYS):
             return model_of_dimensions(data, str(path), title=title or None)
         model = model_of_config(data, str(path), title=title or None, accept_guess=accept_guess)
+        model = with_preprocessor(model, path.parent)
     open_question = weights_checked(model, data, path.parent)
     return model if open_question is None else replace(model, assumed=(*model.assumed, open_question))
 
@@ -91,7 +94,7 @@ def weights_checked(model: Model, config: Mapping[str, object], folder: Path) ->
     width = BYTES.get(str(config.get("dtype") or config.get("torch_dtype")))
     if not isinstance(size, int) or isinstance(size, bool) or size < 1 or width is None:
         return f"{INDEX} is not compared: it has no total_size, or the config no dtype"
-    unread = model.tower is None and any(name in config for name in TOWERS)
+    unread = not model.towers and any(name in config for name in TOWERS)
     if config.get("quantization_config") is not None or unread:
         return f"{INDEX} is not compared: the weights are quantized, or those of more than a text model"
     published = size / width

@@ -21,10 +21,26 @@ MOST_SIDE = 100_000  # pixels
 TIED = "tie_word_embeddings"
 # By a word in the text config, too.
 TIED_BY_EITHER = ("llava", "llava_next_video", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "video_llama_3")
-# What LlamaConfig and MistralConfig assume, of which the text config inside a multimodal one may say nothing.
+# What the configs of Llama, Mistral and Qwen2 assume, of which the text config inside a multimodal one may say nothing;
+# VoxtralConfig has values of its own.
 LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
+QWEN2 = {
+    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+    "intermediate_size": 22016, "max_position_embeddings": 32768, "vocab_size": 151936,
+}  # fmt: skip
 TEXT_SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
+        "qwen2": QWEN2,
+        "voxtral": {
+            "vocab_size": 131072,
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+        },
         "llama": {**LLAMA, "intermediate_size": 11008, "max_position_embeddings": 2048},
         "mistral": {
             **LLAMA,
@@ -71,7 +87,7 @@ def _llava_next(config: ConfigFields, vision: ConfigFields, hidden: int) -> Towe
     sides = _grid_sides(config, tower.image)
     words = config.text("vision_aspect_ratio", default="anyres_max_9").removeprefix("anyres_max_")
     most = int(words) if words.isdecimal() and config.text("model_type", default="") == "llava_onevision" else None
-    return replace(tower, tiling=Tiling(by="area", grids=sides, most=most), row_end=hidden)
+    return replace(tower, tiling=Tiling(by="area", grids=sides, most=most), loose=hidden)
 
 
 def _grid_sides(config: ConfigFields, image: int) -> tuple[tuple[int, int], ...]:
@@ -214,6 +230,39 @@ def _idefics3(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower 
         return None
     projector = (Product(inputs=encoder.hidden * merge * merge, outputs=hidden, cut="whole"),)
     return replace(encoder, merge=merge, projector=projector, tiling=Tiling(by="edge", longest=4))
+
+
+def _llama4(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower | None:
+    """CLIP's layers with rotary positions beside the table, on up to 16 tiles and the whole image; squares of patches
+    are merged, and go through two products and their non-linearities, then a third."""
+    usual = {"hidden_size": 768, "num_hidden_layers": 34, "num_attention_heads": 16, "intermediate_size": 5632}
+    usual |= {"image_size": 448, "patch_size": 14}
+    clip = vision.over({**usual, **vision.section.fields, "model_type": "clip_vision_model"})
+    encoder, merge = _encoder(clip), round(1.0 / (vision.fraction("pixel_shuffle_ratio", most=1.0) or 0.5))
+    if encoder is None or encoder.image is None or encoder.layer.mlp is None:
+        return None
+    if (encoder.image // encoder.patch) % merge or encoder.hidden * merge**2 != encoder.layer.mlp.width:
+        message = f"{merge} × {merge} patches of {encoder.hidden} are no input of {encoder.layer.mlp.width}"
+        vision.section.report("pixel_shuffle_ratio", message, "check it beside intermediate_size and image_size")
+        return None
+    names = {"projector_input_dim": 4096, "projector_output_dim": 4096, "vision_output_dim": 7680}
+    inner, outer, output = (vision.size(name, most=MOST_WIDTH) or number for name, number in names.items())
+    if not inner == outer == output:
+        message = f"is {output}, the widths of the adapter are {inner} and {outer}"
+        vision.section.report("vision_output_dim", message, "write the same width for all three")
+    chain = (
+        Product(inputs=encoder.hidden * merge**2, outputs=inner, cut="whole"),
+        Product(inputs=outer, outputs=outer, cut="whole"),
+        Product(inputs=output, outputs=hidden, cut="whole"),
+    )
+    return replace(
+        encoder,
+        family="llama4_vision_model",
+        merge=merge,
+        activation="gelu",
+        projector=chain,
+        tiling=Tiling(by="scale", grids=grids_within(1, 16)),
+    )
 
 
 def _qwen2(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower:
@@ -376,10 +425,12 @@ FAMILIES: Mapping[str, Callable[[ConfigFields, ConfigFields, int], Tower | None]
         "glm46v": _glm4v,
         "glm4v_moe": _glm4v,
         "lighton_ocr": _mistral3,
+        "llama4": _llama4,
         "gemma3": _gemma3,
         "mistral3": _mistral3,
         "qwen2_vl": _qwen2,
         "qwen2_5_vl": _qwen2_5,
+        "qwen2_5_omni_thinker": _qwen2_5,
         "qwen3_vl": _qwen3,
         "qwen3_vl_moe": _qwen3,
         "qwen3_5": _qwen3,

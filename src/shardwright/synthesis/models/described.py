@@ -56,8 +56,8 @@ def _gated(layer: Layer) -> bool:
 
 def other_than(model: Model, seq_len: int) -> str:
     """Return in words what `model` has that its graph here would lack; nothing if the graph is the model's."""
-    if model.tower is not None:
-        return model.tower.noun
+    if model.towers:
+        return model.towers[0].noun
     if len(model.kinds) > 1:
         return "layers of several kinds"
     (layer,) = model.kinds

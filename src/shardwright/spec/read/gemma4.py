@@ -1,0 +1,92 @@
+"""The layers of Gemma 4: wider heads in layers of full attention, keys and values of earlier layers, experts beside the
+feed-forward block, and embeddings for each layer.
+
+Shapes follow Hugging Face transformers 5.24 (models/gemma4/configuration_gemma4.py and modeling_gemma4.py); the tests
+compare parameter counts with its classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shardwright.spec.model import Attention, Layer
+from shardwright.spec.read.block_patterns import FULL, SLIDING
+from shardwright.spec.read.config_fields import HEAD_DIM, KV_HEADS, LAYERS, MOST_LAYERS, MOST_WIDTH, ConfigFields
+from shardwright.spec.read.families import ModelFamily
+
+BY_LAYER = "per_layer_config"
+GLOBAL_KV_HEADS = ("num_global_key_value_heads",)
+WIDTH, USUAL_WIDTH = "hidden_size_per_layer_input", 256
+GLOBAL_HEAD_DIM = 512
+
+
+def gemma4_config(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFamily, Mapping[str, object]]:
+    """Return the traits and fields: the last layer has full attention, and experts that are not enabled are none."""
+    count = fields.size(*LAYERS, most=MOST_LAYERS) or 1
+    listed = list(fields.layer_list("layer_types")) or [FULL if not (i + 1) % 6 else SLIDING for i in range(count)]
+    overlay: dict[str, object] = {"layer_types": [*listed[:-1], FULL]}
+    if not fields.flag("enable_moe_block", default=False):
+        overlay["num_experts"] = None
+    return family, overlay
+
+
+def gemma4_layers(fields: ConfigFields, layers: tuple[Layer, ...], hidden: int) -> tuple[Layer, ...]:
+    """Return the layers as read by `layers_of` with what is particular to Gemma 4; equal ones are equal objects.
+
+    The last `num_kv_shared_layers` take keys and values of the last layer of their kind before them, and their
+    feed-forward block may be twice as wide. Beside experts the feed-forward block is one that every token visits, with
+    a norm for each before their sum.
+    """
+    first_shared = len(layers) - fields.count("num_kv_shared_layers", most=MOST_LAYERS)
+    wide = fields.flag("use_double_wide_mlp", default=False)
+    width = fields.count(WIDTH, most=MOST_WIDTH) if WIDTH in fields.section.fields else USUAL_WIDTH
+    width = 0 if "unified" in fields.text("model_type", default="") else width  # whose layers have none
+    dense = fields.size("intermediate_size", most=MOST_WIDTH) or 0
+    made = []
+    for place, layer in enumerate(layers):
+        borrowed = place >= first_shared
+        twice = 2 if wide and borrowed else 1
+        norms, vectors = layer.norms + bool(width), layer.vector_parameters or 0
+        attention = _attention(fields, layer, place, borrowed=borrowed)
+        mlp = None if layer.mlp is None else replace(layer.mlp, width=twice * layer.mlp.width)
+        moe = None if layer.moe is None else replace(layer.moe, shared_width=twice * dense)
+        if moe is not None:  # the router has a scale for each input, and one for each expert
+            norms, vectors = norms + 3, vectors + hidden + moe.experts
+        made.append(
+            replace(
+                layer,
+                attention=attention,
+                mlp=mlp,
+                moe=moe,
+                norms=norms,
+                vector_parameters=vectors or None,
+                embedded=width or None,
+            )
+        )
+    known = {layer: layer for layer in made}
+    return tuple(known[layer] for layer in made)
+
+
+def _attention(fields: ConfigFields, layer: Layer, place: int, *, borrowed: bool) -> Attention:
+    attention = layer.self_attention
+    if layer.window is None:
+        by_layer = fields.inner(BY_LAYER) if fields.has((BY_LAYER,)) else None
+        names = (str(place), f"{place:02}", f"{place:03}")
+        said = by_layer.inner(name) if by_layer is not None and (name := by_layer.has(names)) else fields
+        assert said is not None, "the inner mapping is there"
+        reuses = fields.flag("attention_k_eq_v", default=False)
+        dims, groups = (HEAD_DIM, KV_HEADS) if said is not fields else (("global_head_dim",), GLOBAL_KV_HEADS)
+        dim = said.size(*dims, most=MOST_WIDTH) or GLOBAL_HEAD_DIM
+        kv_heads = (said.size(*groups, most=MOST_WIDTH) if reuses else None) or attention.kv_heads
+        attention = replace(
+            attention,
+            head_dim=dim,
+            value_head_dim=dim,
+            kv_heads=kv_heads,
+            reused="values" if reuses else None,
+        )
+        if attention.heads % kv_heads:
+            message = f"{kv_heads} does not divide {attention.heads} heads"
+            said.section.report(groups[0], message, "correct one of them")
+    return replace(attention, value_norm=True, reused="both" if borrowed else attention.reused)

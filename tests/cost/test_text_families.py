@@ -1,0 +1,140 @@
+"""What a layer of a text family keeps under plain PyTorch, against the tensors that autograd saves of transformers'
+classes; and Gemma 4, whose layers differ, with its FLOPs.
+
+On CPUs, attention gives its result in the order of its queries. Where these are joined of a rotated and another part,
+the output projection copies that result, and it is kept twice, which fused attention on GPUs does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.cost.saved_tensors import saved_bytes
+from tests.nightly import nightly
+from tests.spec.test_towers import ONE
+
+from shardwright.cost.compute.flops import layer_flops_per_token
+from shardwright.cost.compute.operator_table import FORWARD, GEMM, table
+from shardwright.cost.compute.operators import embedding_operators, layer_operators
+from shardwright.cost.memory.activations import layer_activation_bytes
+from shardwright.spec.model import Model
+from shardwright.spec.read.huggingface import model_of_config
+from shardwright.spec.read.job import make_job
+
+TOKENS = 128
+BASE: dict[str, Any] = {
+    "vocab_size": 256, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "head_dim": 32, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2, "sliding_window": 512,
+}  # fmt: skip
+OFTEN = ("llama", "gemma3_text", "olmo2", "starcoder2", "cohere")
+JOINED = ("phi3", "stablelm", "nemotron", "glm4")
+RARELY = (
+    "gpt_neox",
+    *JOINED,
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "mistral",
+    "granite",
+    "exaone4",
+    "arcee",
+    "hunyuan_v1_dense",
+    "smollm3",
+    "helium",
+)
+SLIDING, FULL = "sliding_attention", "full_attention"
+WIDE = BASE | {"global_head_dim": 64, "vocab_size_per_layer_input": 200}
+REUSING = WIDE | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+EMBEDDED = WIDE | {"hidden_size_per_layer_input": 32}
+BORROWING = EMBEDDED | {"use_double_wide_mlp": True}
+GEMMA4: dict[str, tuple[dict[str, Any], list[str], list[str], int]] = {  # fewer layers, more, and how many own keys
+    "values are keys": (REUSING, [SLIDING, FULL], [SLIDING, FULL, FULL], 0),
+    "embeddings for each layer": (EMBEDDED, [SLIDING, FULL], [SLIDING, SLIDING, FULL], 0),
+    "keys of earlier layers": (BORROWING, [SLIDING, FULL, FULL], [SLIDING, FULL, SLIDING, FULL], 2),
+}
+
+
+def built(model_type: str, fields: dict[str, Any], **how: Any) -> Any:
+    """Return the model of transformers."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.CONFIG_MAPPING[model_type](**fields)
+    return transformers.AutoModelForCausalLM.from_config(config, **how).train()
+
+
+def saved(model_type: str, fields: dict[str, Any]) -> int:
+    torch = pytest.importorskip("torch")
+    model = built(model_type, fields, dtype=torch.bfloat16, attn_implementation="sdpa")
+    ids = torch.full((1, TOKENS), 7)
+    return saved_bytes(model, lambda: model(input_ids=ids, use_cache=False).logits.float().sum())
+
+
+def kept(model_type: str, fields: dict[str, Any]) -> float:
+    model = model_of_config({"model_type": model_type, **fields}, "config.json")
+    memory = layer_activation_bytes(model, ONE, make_job(global_batch=1, seq_len=TOKENS, framework="fsdp"))
+    return float(sum(memory.kept[1 + kind][0] for kind in model.kind_of_layer) + memory.kept[0][0])
+
+
+@pytest.mark.parametrize("model_type", [*OFTEN, *nightly(RARELY)])
+def test_a_layer_keeps_as_much_as_pytorch_saves(model_type: str) -> None:
+    depths: list[dict[str, Any]] = [BASE | {"num_hidden_layers": depth} for depth in (2, 3)]
+    if "gemma3" in model_type:
+        depths = [fields | {"layer_types": [FULL] * fields["num_hidden_layers"]} for fields in depths]
+    less, more = (saved(model_type, fields) for fields in depths)
+    fewer, layers = (kept(model_type, fields) for fields in depths)
+    twice = 2.0 * TOKENS * BASE["num_attention_heads"] * BASE["head_dim"] * (model_type in JOINED)
+    assert layers - fewer + twice == pytest.approx(more - less, rel=0.03)
+
+
+def fields_of(name: str, *, more: bool) -> dict[str, Any]:
+    fields, few, many, borrowed = GEMMA4[name]
+    types = many if more else few
+    shared = len(types) - borrowed if borrowed else 0
+    return fields | {"num_hidden_layers": len(types), "layer_types": types, "num_kv_shared_layers": shared}
+
+
+@pytest.mark.parametrize("name", GEMMA4)
+def test_a_layer_of_gemma_4_keeps_as_much_as_pytorch_saves(name: str) -> None:
+    few, many = (fields_of(name, more=more) for more in (False, True))
+    difference = saved("gemma4_text", many) - saved("gemma4_text", few)
+    assert kept("gemma4_text", many) - kept("gemma4_text", few) == pytest.approx(difference, rel=0.03)
+
+
+def forward_flops(model: Model) -> float:
+    """Return the FLOPs of a token, where all scores are computed, causal or not."""
+    attentions = [replace(layer, attention=replace(layer.self_attention, causal=False)) for layer in model.layers]
+    layers = sum(layer_flops_per_token(model, layer, TOKENS) for layer in attentions)
+    return layers + 2.0 * model.hidden * (model.vocab + model.embedded_width)
+
+
+@pytest.mark.parametrize("name", GEMMA4)
+def test_gemma_4_has_the_flops_that_pytorch_counts(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    fields = fields_of(name, more=True)
+    theirs = built("gemma4_text", fields, attn_implementation="eager")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        theirs(input_ids=torch.zeros((1, TOKENS), dtype=torch.long), use_cache=False)
+    model = model_of_config({"model_type": "gemma4_text", **fields}, "config.json")
+    assert TOKENS * forward_flops(model) == pytest.approx(counter.get_total_flops(), rel=5e-3)
+
+
+@pytest.mark.parametrize("name", GEMMA4)
+def test_what_is_priced_of_gemma_4_has_the_flops_of_the_model(name: str) -> None:
+    model = model_of_config({"model_type": "gemma4_text", **fields_of(name, more=True)}, "config.json")
+    job = make_job(global_batch=1, seq_len=TOKENS, framework="fsdp")
+    parts = [(1, embedding_operators(model, ONE, job))]
+    parts += [
+        (model.kind_of_layer.count(place), layer_operators(model, kind, ONE, job))
+        for place, kind in enumerate(model.kinds)
+    ]
+    total = 0.0
+    for count, operators in parts:
+        rows = table(list(operators))
+        products = (rows.kind == GEMM) & (rows.direction == FORWARD)
+        total += count * float(rows.flops[products].sum())
+    scores = sum(4.0 * layer.self_attention.heads * layer.self_attention.head_dim * TOKENS for layer in model.layers)
+    assert total == pytest.approx(TOKENS * (forward_flops(model) - scores - 2.0 * model.hidden * model.vocab))
