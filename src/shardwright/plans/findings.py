@@ -422,6 +422,13 @@ class ShorterSequence:
 
 
 @record(kw_only=False)
+class OtherBatch:
+    """A global batch of so many samples has a plan."""
+
+    global_batch: int
+
+
+@record(kw_only=False)
 class BlockRecomputation:
     """A plan fits with full recomputation of so many layers of each virtual stage."""
 
@@ -446,6 +453,7 @@ Remedy = (
     | MoreMemory
     | MoreHostMemory
     | ShorterSequence
+    | OtherBatch
     | BlockRecomputation
     | SmallerMicroBatch
 )

@@ -105,7 +105,6 @@ SENTENCES = {
         "nothing keeps the {0.limits:limits} with a probability of {0.sure:.0%}: the best odds are {0.odds:.0%}, of a "
         "run of {0.hours:hours}"
     ),
-    findings.RulesDropAll: "the rules drop every plan that fits ({0.rules:names})",
     findings.PinsTooTight: "nothing fits with the parameters that --set pins",
     findings.Need: (
         "the leanest plan for {0.framework} on {0.gpus} × {0.gpu} needs {0.needed_bytes:bytes} a GPU of "
@@ -125,6 +124,7 @@ SENTENCES = {
     findings.MoreMemory: "GPUs with {0.memory_bytes:bytes} of memory would do",
     findings.MoreHostMemory: "machines of {0.gpu} with {0.host_memory_bytes:bytes} of memory would do",
     findings.ShorterSequence: "a sequence length of {0.seq_len} fits",
+    findings.OtherBatch: "a global batch of {0.global_batch} has a plan",
     findings.BlockRecomputation: (
         "it fits with full recomputation of {0.layers} layers in each virtual stage (method block)"
     ),
@@ -254,6 +254,15 @@ def _(finding: findings.Stopped) -> str:
 @in_words.register
 def _(finding: findings.NothingAsFast) -> str:
     return f"no plan takes at most {format_seconds(finding.seconds)} an iteration"
+
+
+@in_words.register
+def _(finding: findings.RulesDropAll) -> str:
+    trainers = {name.partition(": ")[0] for name in finding.rules if ": " in name}
+    if len(trainers) == 1 and all(": " in name for name in finding.rules):
+        limits = ", ".join(name.partition(": ")[2] for name in finding.rules)
+        return f"{trainers.pop()} run no plan that fits (they do not have: {limits})"
+    return f"the rules drop every plan that fits ({', '.join(finding.rules)})"
 
 
 @in_words.register

@@ -24,6 +24,7 @@ from shardwright.plans.findings import (
     MoreMemory,
     Need,
     NoLegalLayout,
+    OtherBatch,
     PinsTooTight,
     Remedy,
     RulesDropAll,
@@ -148,7 +149,18 @@ def _ruled_out(contexts: Sequence[Context], space: Space, filters: Filters, drop
     active = [rule.name for rule in speaking if rule.name in dropping]
     names = tuple(barring or active or dropping) or tuple(rule.name for rule in filters.rules)
     freed = tuple(_unpinned(contexts, space, filters))
-    return NoPlan(reason=RulesDropAll(names), remedies=freed or (Change.RELAXED_RULES,))
+    remedies: tuple[Remedy, ...] = freed or tuple(_other_batches(contexts, space, filters))
+    return NoPlan(reason=RulesDropAll(names), remedies=remedies or (Change.RELAXED_RULES,))
+
+
+def _other_batches(contexts: Sequence[Context], space: Space, filters: Filters) -> Iterator[OtherBatch]:
+    """Yield the batches next to one that the GPUs do not share evenly, of which each of them has a plan."""
+    batch = contexts[0].job.global_batch
+    sizes = {context.pool.gpus for context in contexts if batch % context.pool.gpus}
+    for other in sorted({batch // gpus * gpus + more for gpus in sizes for more in (0, gpus)} - {0}):
+        changed = [replace(context, job=replace(context.job, global_batch=other)) for context in contexts]
+        if any(_fits(context, space, filters) for context in changed):
+            yield OtherBatch(other)
 
 
 def _pinned(contexts: Sequence[Context], space: Space, filters: Filters) -> NoPlan:
@@ -241,6 +253,7 @@ def _short_of_memory(
         half = replace(job, seq_len=job.seq_len // 2)
         if any(_fits(replace(place, job=half), space, filters) for place in contexts):
             remedies.append(ShorterSequence(half.seq_len))
+    remedies += _other_batches(contexts, space, filters)
     return tuple(needs), tuple(remedies)
 
 
