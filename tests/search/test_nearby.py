@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby
 from shardwright.reports.text.first_screen import first_screen
+from shardwright.search.nearby import nearby
 from shardwright.search.planner import plan, with_nearby
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job
@@ -57,3 +60,14 @@ def test_nothing_is_named_where_all_divides() -> None:
     found = with_nearby(ranking, efficiency=Analytic())
     assert found.nearby == ()
     assert "nearby" not in first_screen(found)
+
+
+def test_unequal_replicas_on_other_machines_are_not_those_of_this_batch() -> None:
+    """Of `train` itself, whose plans may be unequal anywhere."""
+    job = make_job(global_batch=512, seq_len=4096, framework="train")
+    found = plan(MODEL, load_cluster(TEN), job, efficiency=Analytic(), top=1).best
+    prediction = found.prediction
+    assert not found.uniform and prediction is not None
+    faster = replace(found, prediction=replace(prediction, tokens_per_second=2.0 * prediction.tokens_per_second))
+    rows = nearby(found, lambda machines, job, longest: replace(faster, cluster=machines, job=job))
+    assert rows and not any(row.shares for row in rows)

@@ -62,8 +62,8 @@ class NoPlan:
 @record
 class Nearby:
     """What the best plan for another batch or on other numbers of GPUs reaches: `tokens_per_second` of all GPUs, and a
-    `gain` in tokens per second and GPU. `shares` are the micro-batches of unequal replicas, empty where these are
-    equal."""
+    `gain` in tokens per second and GPU. `shares` are the micro-batches of unequal replicas, where those of `train` are
+    in place of the framework's equal ones."""
 
     global_batch: int
     gpus: int

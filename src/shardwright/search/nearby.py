@@ -52,13 +52,14 @@ def _new(best: Plan, plan: Plan) -> bool:
 def _row(best: Plan, plan: Plan) -> Nearby:
     mine, other = best.prediction, plan.prediction
     assert mine is not None and other is not None, "both are costed"
+    by_train = plan.job.framework != best.job.framework
     rates = other.tokens_per_second / plan.cluster.gpus, mine.tokens_per_second / best.cluster.gpus
     return Nearby(
         global_batch=plan.job.global_batch,
         gpus=plan.cluster.gpus,
         tokens_per_second=other.tokens_per_second,
         gain=rates[0] / rates[1] - 1.0,
-        shares=tuple(sorted({replica.micro_batches for replica in plan.replicas})) if not plan.uniform else (),
+        shares=tuple(sorted({replica.micro_batches for replica in plan.replicas})) if by_train else (),
     )
 
 
