@@ -129,7 +129,9 @@ def _seeing() -> str:
     for row in data["models"]:
         tower = model_of_config(row["config"], "config.json").tower
         assert tower is not None, "every model of the file has a tower that is read"
-        images = "any size" if tower.image is None else "tiles" if tower.tiling else "one size"
+        images = (
+            "scaled" if tower.budget else "any size" if tower.image is None else "tiles" if tower.tiling else "one size"
+        )
         compared[row["given"]["model_type"], tower.family, images].append(
             (_difference(row), _more_flops(tower, row["flops"], size=data["image"]))
         )

@@ -28,6 +28,7 @@ DOES_NOT_MATTER = {
     "max_position": "a run has samples as long as its job says",
     "extra_parameters": "counted beside what is described, and of no preset that is exported",
     "mixer.chunk": "how a scan is cut, which changes no result",
+    "fused_qkv": "whether one product of transformers makes queries, keys and values, which changes no result",
     "forward_pass": "the pass of families that Megatron-core builds its own way; what differs is refused by name",
 }
 

@@ -36,6 +36,7 @@ HEIGHT, WIDTH = 224, 448
 PROJECTORS = (
     "multi_modal_projector", "connector", "visual.merger", "visual.deepstack_merger_list", "visual.downsample",
     "vision_projection", "image_newline", "vision_adapter",
+    "embed_vision",
 )  # fmt: skip
 TOWERS = ("visual.", "vision_tower", "vision_model", "vision_encoder")
 SPOKEN = ("language_model", "lm_head", "text_model")
@@ -97,6 +98,16 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gemma3", {
         "text_config": {**TEXT, "model_type": "gemma3_text", "head_dim": 16, "sliding_window": 32},
         "vision_config": SIGLIP, "mm_tokens_per_image": 4,
+    }),
+    ("gemma4", {
+        "text_config": {
+            **TEXT, "model_type": "gemma4_text", "head_dim": 16, "global_head_dim": 16, "sliding_window": 32,
+            "hidden_size_per_layer_input": 0,
+        },
+        "vision_config": {
+            "model_type": "gemma4_vision", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3,
+            "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16, "position_embedding_size": 100,
+        },
     }),
     ("llava_next", {
         "text_config": {**TEXT, "model_type": "mistral"}, "vision_config": {**VISION, "model_type": "clip_vision_model"},
@@ -244,7 +255,9 @@ def _see(model: Any) -> None:
     height, width = (vision.image_size,) * 2 if fixed else (HEIGHT, WIDTH)
     if isinstance(height, list | tuple):
         height, width = height
-    if "qwen" in vision.model_type or "glm4v" in vision.model_type:
+    if vision.model_type == "gemma4_vision":
+        _see_padded(model, rows=11 * 3, columns=23 * 3)  # an image of such a shape, in 280 squares
+    elif "qwen" in vision.model_type or "glm4v" in vision.model_type:
         square = vision.patch_size * vision.spatial_merge_size
         sides = [round(side / square) * square // vision.patch_size for side in (height, width)]
         numbers = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
@@ -262,6 +275,15 @@ def _see(model: Any) -> None:
             model.multi_modal_projector(model.vision_model(pixels).last_hidden_state)
         else:
             model.model.get_image_features(pixels, **more)
+
+
+def _see_padded(model: Any, rows: int, columns: int) -> None:
+    import torch
+
+    places = torch.full((1, 280 * 9, 2), -1)
+    places[0, : rows * columns] = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1)
+    pixels = torch.zeros(1, 280 * 9, 3 * model.config.vision_config.patch_size**2, dtype=model.dtype)
+    model.model.get_image_features(pixels, places)
 
 
 def tiles() -> Iterator[dict[str, Any]]:
@@ -291,6 +313,10 @@ def tiles() -> Iterator[dict[str, Any]]:
     ours = functions_of("transformers.models.llama4.image_processing_llama4")
     fits, resolutions = ours["get_best_fit"], ours["find_supported_resolutions"]
     grids = torch.tensor(resolutions(16, SimpleNamespace(height=336, width=336)))
+    scaled = functions_of("transformers.models.gemma4.image_processing_gemma4")["get_aspect_ratio_preserving_size"]
+    for height, width in SIZES:
+        tokens = math.prod(side // 48 for side in scaled(height, width, 16, 280 * 9, 3))
+        yield {"model_type": "gemma4", "size": [height, width], "tiles": 1, "tokens": tokens}
     this = SimpleNamespace(do_image_splitting=True, max_image_size={"longest_edge": 364}, size={"longest_edge": 1456})
     for height, width in SIZES:
         columns, rows = canvas((height, width), (448, 448), 1, 12)

@@ -101,6 +101,8 @@ EXACT = {
     "gemma-3-12b-vision": 12_187_325_040,
     "gemma-3-27b-vision": 27_432_406_640,
     "mistral-small-3.1-24b": 24_011_361_280,
+    "gemma-4-26b-a4b-vision": 25_805_936_206 - 30 - 2 * 1152,  # files hold numbers that are no weights, too
+    "gemma-4-31b-vision": 31_273_088_876 - 60 - 2 * 1152,
 }
 # In billions, to the digits that arXiv 2104.04473 table 1 and the models' reports print.
 ROUNDED = {

@@ -89,6 +89,7 @@ def test_a_layer_keeps_as_much_as_pytorch_saves(row: dict[str, Any]) -> None:
         ("internvl3-8b", {"image_size": "1344x896"}, (896, 1344), 7 * 256),
         ("smolvlm-2b", {"image_size": "768x384"}, (384, 768), 9 * 81),
         ("gemma-3-27b-vision", {}, (896, 896), 256),  # mm_tokens_per_image
+        ("gemma-4-31b-vision", {"image_size": "448x224"}, (528, 1104), 253),
         (QWEN, {}, (980, 980), 1225),
         (QWEN, {"image_size": 1204}, (1204, 1204), 1849),
         (QWEN, {"image_size": "1280x720"}, (728, 1288), 1196),
@@ -113,6 +114,7 @@ TILED: dict[str, dict[str, Any]] = {
     },
     "internvl": {"model_type": "internvl_vision"},
     "idefics3": {"model_type": "idefics3_vision", "image_size": 364, "patch_size": 14},
+    "gemma4": {"model_type": "gemma4_vision"},
     "llama4": {
         "model_type": "llama4_vision_model", "image_size": 336, "patch_size": 14, "hidden_size": 1408,
         "vision_output_dim": 4096,

@@ -47,7 +47,9 @@ def images_of(tower: Tower, job: Job) -> Images:
     """Return the images of a sequence of a job."""
     square = tower.patch * tower.merge
     height, width = job.image_size or (max(math.isqrt(USUAL_PIXELS) // square, 1) * square,) * 2
-    if tower.image is None:
+    if tower.budget is not None:
+        height, width = _within(tower.budget, square, height, width)
+    elif tower.image is None:
         height, width = (max(round(side / square), 1) * square for side in (height, width))
     elif tower.tiling is None:
         height = width = tower.image
@@ -60,11 +62,25 @@ def images_of(tower: Tower, job: Job) -> Images:
         positions=patches + tower.class_token,
         tokens=patches // tower.merge**2,
     )
+    if tower.budget is not None:
+        return replace(whole, positions=tower.budget * tower.merge**2)
     if tower.image is None or tower.tiling is None:
         return whole
     grid = grid_of(tower.tiling, tower.image, height, width)
     tokens = tokens_in(tower.tiling, grid, tower.image // square, height, width)
     return replace(whole, tiles=tiles_in(tower.tiling, grid), tokens=tokens)
+
+
+def _within(budget: int, square: int, height: int, width: int) -> tuple[int, int]:
+    """Return the sides, whole numbers of squares, of an image that is scaled to at most `budget` squares
+    (`get_aspect_ratio_preserving_size` of transformers' models/gemma4/image_processing_gemma4.py)."""
+    factor = math.sqrt(budget * square**2 / (height * width))
+    rows, columns = (int(factor * side / square) for side in (height, width))
+    if not rows:
+        return square, min(width // height, budget) * square
+    if not columns:
+        return min(height // width, budget) * square, square
+    return rows * square, columns * square
 
 
 @record
@@ -88,7 +104,7 @@ def taken_of(tower: Tower, job: Job) -> Taken:
     job does not say."""
     if tower.input == "image":
         images = images_of(tower, job)
-        merged = (images.positions - tower.class_token) // tower.merge**2
+        merged = (images.positions - tower.class_token) // tower.merge**2 if tower.budget is None else images.tokens
         return Taken(count=images.count * images.tiles, positions=images.positions, tokens=merged)
     if tower.part == "audio":
         sounds = sounds_of(tower, job)

@@ -283,12 +283,13 @@ class Tower:
     An image is cut into patches of `patch` × `patch` pixels, each of `patch_values` numbers (channels, frames, pixels),
     which a matrix takes to the width `hidden`. `depth` equal layers follow; those in `whole` (from 0) attend over the
     whole image where the `layer` has a window. `image` is the side of images where the encoder takes one size alone, of
-    larger ones tiles where there is a `tiling`. A square of `merge` × `merge` patches becomes one token, by
-    `projectors` chains of the products of `projector`, with a non-linearity before the last; `projector_vectors` counts
-    the weights of norms beside them, `loose` those of tokens that end a row of patches or stand around a sound. A layer
-    keeps `copies` of its tokens for the backward pass beside what its products take: of queries and keys after their
-    rotation, where values keep all of one projection, and of what attention gives, where that goes image by image; of
-    what a learned scale multiplies.
+    larger ones tiles where there is a `tiling`; with a `budget` every image is scaled to give at most so many tokens,
+    and padded to as many. A square of `merge` × `merge` patches becomes one token, by `projectors` chains of the
+    products of `projector`, with a non-linearity before the last; `projector_vectors` counts the weights of norms
+    beside them, `loose` those of tokens that end a row of patches or stand around a sound. A layer keeps `copies` of
+    its tokens for the backward pass beside what its products take: of queries and keys after their rotation, where
+    values keep all of one projection, and of what attention gives, where that goes image by image; of what a learned
+    scale multiplies.
 
     Text goes through the embedding of the decoder. Sound comes as spectra, of which the convolutions in `stem` make
     positions, each half as many as the one before: always `positions` of them where that is set, to which shorter
@@ -308,10 +309,12 @@ class Tower:
     projectors: int = 1
     merge: int = 1
     image: int | None = None
+    budget: int | None = None
     tiling: Tiling | None = None
     loose: int = 0
     whole: tuple[int, ...] | None = None
     norm: Norm = "layernorm"
+    norm_form: NormForm | None = None
     position: Position = "learned"
     learned_positions: int = 0
     patch_bias: bool = False
@@ -352,6 +355,7 @@ class Tower:
             vocab=0,
             layers=tuple(over_all if place in whole else self.layer for place in range(self.depth)),
             norm=self.norm,
+            norm_form=self.norm_form,
             position=self.position,
             learned_positions=self.learned_positions,
             tied_embeddings=True,

@@ -61,6 +61,8 @@ def image_flops(tower: Tower, images: Taken) -> tuple[float, float]:
     """Return the FLOPs forward of one image, text or sound, in the encoder and in the projector of a tower."""
     layers = sum(layer_flops_per_token(tower.encoder, layer, images.positions) for layer in tower.encoder.layers)
     encoder = sum(stem_flops(tower, images)) + images.positions * layers
+    if tower.budget is not None:  # patches are averaged by a product
+        encoder += 2.0 * tower.budget * images.positions * tower.hidden
     chain = sum(product.weights for product in tower.projector)
     return encoder, 2.0 * images.tokens * tower.projectors * chain
 

@@ -138,6 +138,8 @@ def tower_kept_bytes(tower: Tower, shard: Shard, job: Job) -> tuple[Floats, Floa
     beside = beside + saved * positions * patch_inputs(tower)
     copies = _module_copies(tower.encoder, tower.layer, tower.copies, job)
     modules = tower.depth * saved * positions * copies
+    if tower.budget is not None:  # what is padded is masked, in 16 bits in each layer
+        modules = modules + tower.depth * saved * positions * taken_of(tower, job).positions
     layers = layer_activation_bytes(tower.encoder, encoder_shard(tower, shard, job), encoder_job(tower, job))
     places = [1 + kind for kind in tower.encoder.kind_of_layer]
     kept, inputs = (np.asarray(sum(figures[place] for place in places)) for figures in (layers.kept, layers.inputs))

@@ -136,6 +136,7 @@ def _lines_of(tower: Tower) -> list[tuple[str, str]]:
         return [("encoder", first + heard)]
     sides = f"{tower.image} × {tower.image} pixels" if tower.image else "any size"
     sides = f"any size in tiles of {sides}" if tower.tiling else sides
+    sides = f"any size, scaled to {tower.budget} tokens at most" if tower.budget else sides
     patches = f"images of {sides}, {tower.merge**2} of their {tower.patch} × {tower.patch} patches a token"
     return [
         ("vision", first),

@@ -35,12 +35,12 @@ class ModelFamily:
     `tied`, `activation`, `rotary_base`, `rotary_fraction` and `dropout` hold where the config does not say; `sizes`
     are the sizes that transformers assumes where a config leaves them out. `width_factor` times the hidden size is the
     feed-forward width where none is given; `position_offset` rows of the position table are beyond its positions.
-    Queries, keys and values are views of one projection where they are `fused_qkv`.
-    Queries and keys have norms over each head, with the same weights, or `qk_norm_over` the whole projection. Layers
-    with experts may have an `expert_norm` more; weights of a token's experts are `normalised` where the config does not
-    say. `sinks` are learned scores, one a head; `scalars` loose numbers of a layer. `norm_…` and `particular` are those
-    of `Model`. `mixer` names the reader of what mixes tokens in blocks that are not attention (`spec.read.mixers`);
-    `blocks` that are `halves` have a mixer or a feed-forward, others both unless none `feeds_forward`; attention may
+    Queries, keys and values are views of one projection where they are `fused_qkv`; queries and keys have norms over
+    each head, with the same weights, or `qk_norm_over` the whole projection. Layers with experts may have an
+    `expert_norm` more; weights of a token's experts are `normalised` where the config does not say. `sinks` are learned
+    scores, one a head; `scalars` loose numbers of a layer. `norm_…` and `particular` are those of `Model`. `mixer`
+    names the reader of what mixes tokens in blocks that are not attention (`spec.read.mixers`); `blocks` that are
+    `halves` have a mixer or a feed-forward, others both unless none `feeds_forward`; attention may
     have an `attention_gate`.
     """
 

@@ -16,7 +16,7 @@ from shardwright.spec.read.config_fields import HEAD_DIM, KV_HEADS, LAYERS, MOST
 from shardwright.spec.read.families import ModelFamily
 
 BY_LAYER = "per_layer_config"
-GLOBAL_KV_HEADS = ("num_global_key_value_heads",)
+GLOBAL_KV_HEADS = "num_global_key_value_heads"
 WIDTH, USUAL_WIDTH = "hidden_size_per_layer_input", 256
 GLOBAL_HEAD_DIM = 512
 
@@ -71,14 +71,8 @@ def gemma4_layers(fields: ConfigFields, layers: tuple[Layer, ...], hidden: int) 
 def _attention(fields: ConfigFields, layer: Layer, place: int, *, borrowed: bool) -> Attention:
     attention = layer.self_attention
     if layer.window is None:
-        by_layer = fields.inner(BY_LAYER) if fields.has((BY_LAYER,)) else None
-        names = (str(place), f"{place:02}", f"{place:03}")
-        said = by_layer.inner(name) if by_layer is not None and (name := by_layer.has(names)) else fields
-        assert said is not None, "the inner mapping is there"
         reuses = fields.flag("attention_k_eq_v", default=False)
-        dims, groups = (HEAD_DIM, KV_HEADS) if said is not fields else (("global_head_dim",), GLOBAL_KV_HEADS)
-        dim = said.size(*dims, most=MOST_WIDTH) or GLOBAL_HEAD_DIM
-        kv_heads = (said.size(*groups, most=MOST_WIDTH) if reuses else None) or attention.kv_heads
+        dim, kv_heads = _of_full_attention(fields, attention, place, grouped=reuses)
         attention = replace(
             attention,
             head_dim=dim,
@@ -86,7 +80,23 @@ def _attention(fields: ConfigFields, layer: Layer, place: int, *, borrowed: bool
             kv_heads=kv_heads,
             reused="values" if reuses else None,
         )
-        if attention.heads % kv_heads:
-            message = f"{kv_heads} does not divide {attention.heads} heads"
-            said.section.report(groups[0], message, "correct one of them")
     return replace(attention, value_norm=True, reused="both" if borrowed else attention.reused)
+
+
+def _of_full_attention(fields: ConfigFields, usual: Attention, place: int, *, grouped: bool) -> tuple[int, int]:
+    """Return the width of heads, and how many there are for keys, in a layer of full attention: transformers writes
+    them layer by layer, of those that differ, the authors once for all."""
+    if BY_LAYER in fields.section.fields:
+        by_layer = fields.inner(BY_LAYER) if fields.section.fields[BY_LAYER] else None
+        name = by_layer.has((str(place), f"{place:02}", f"{place:03}")) if by_layer is not None else None
+        said = by_layer.inner(name) if by_layer is not None and name is not None else None
+        dim = said.size(*HEAD_DIM, most=MOST_WIDTH) if said is not None else None
+        kv_heads = said.size(*KV_HEADS, most=MOST_WIDTH) if said is not None else None
+    else:
+        dim = fields.size("global_head_dim", most=MOST_WIDTH) or GLOBAL_HEAD_DIM
+        kv_heads = fields.size(GLOBAL_KV_HEADS, most=MOST_WIDTH) if grouped else None
+    kv_heads = kv_heads or usual.kv_heads
+    if usual.heads % kv_heads:
+        message = f"{kv_heads} does not divide {usual.heads} heads"
+        fields.section.report(GLOBAL_KV_HEADS, message, "correct one of them")
+    return dim or usual.head_dim, kv_heads

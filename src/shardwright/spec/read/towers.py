@@ -232,6 +232,40 @@ def _idefics3(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower 
     return replace(encoder, merge=merge, projector=projector, tiling=Tiling(by="edge", longest=4))
 
 
+def _gemma4(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower:
+    """Layers with gates, four RMSNorms, and norms of queries, keys and values; a position has a row for each side.
+    Patches are averaged over squares; a norm without weights and one product."""
+    width = vision.size("hidden_size", most=MOST_WIDTH) or 768
+    heads, dim = vision.size("num_attention_heads") or 12, vision.size("head_dim", most=MOST_WIDTH) or 64
+    attention = Attention(
+        heads=heads,
+        kv_heads=vision.size("num_key_value_heads") or 12,
+        head_dim=dim,
+        value_head_dim=dim,
+        causal=False,
+        qk_norm=True,
+        value_norm=True,
+    )
+    patch = _side(vision, "patch_size", 16)
+    mlp = Mlp(width=vision.size("intermediate_size", most=MOST_WIDTH) or 3072, gated=True)
+    return Tower(
+        family="gemma4_vision",
+        hidden=width,
+        depth=vision.size("num_hidden_layers", most=MOST_LAYERS) or 16,
+        layer=Layer(attention=attention, mlp=mlp, moe=None, norms=4),
+        patch=patch,
+        patch_values=3 * patch * patch,
+        merge=vision.size("pooling_kernel_size") or 3,
+        budget=config.size("vision_soft_tokens_per_image") or 280,
+        norm="rmsnorm",
+        norm_form="single",
+        position="rope",
+        learned_positions=2 * (vision.size("position_embedding_size") or 10240),
+        activation=vision.text("hidden_activation", default="gelu_pytorch_tanh"),
+        projector=(Product(inputs=width, outputs=hidden, cut="whole"),),
+    )
+
+
 def _llama4(config: ConfigFields, vision: ConfigFields, hidden: int) -> Tower | None:
     """CLIP's layers with rotary positions beside the table, on up to 16 tiles and the whole image; squares of patches
     are merged, and go through two products and their non-linearities, then a third."""
@@ -427,6 +461,7 @@ FAMILIES: Mapping[str, Callable[[ConfigFields, ConfigFields, int], Tower | None]
         "lighton_ocr": _mistral3,
         "llama4": _llama4,
         "gemma3": _gemma3,
+        "gemma4": _gemma4,
         "mistral3": _mistral3,
         "qwen2_vl": _qwen2,
         "qwen2_5_vl": _qwen2_5,
