@@ -22,14 +22,17 @@ CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi mi
 class StateBytes:
     """Weights, gradients and optimizer state of one GPU, arrays of any broadcast shape. Of weights and gradients,
     `gathered` are those of layers that are gathered for their passes; the rest of sharded gradients is
-    `sharded_gradients`, and weights that a backward pass leaves sharded, layer by layer, are `resharded`. `in_host` are
-    the bytes of host memory: offloaded state with its gradients and what else follows it, and state that is paged."""
+    `sharded_gradients`, and weights that a backward pass leaves sharded, layer by layer, are `resharded`. `closing` are
+    gradients of one more layer where a layer's backward pass ends: under FSDP2 those before it are on their way by
+    then, and under ZeRO-2 their weights are no more. `in_host` are the bytes of host memory: offloaded state with its
+    gradients and what else follows it, and state that is paged."""
 
     weights: Floats
     gradients: Floats
     optimizer: Floats
     gathered: Floats
     resharded: Floats
+    closing: Floats
     sharded_gradients: Floats
     in_host: Floats
 
@@ -86,11 +89,11 @@ def state_bytes(
     unchanged = (frozen or weight) * tower
     whole, shard = whole + unchanged, shard + unchanged / dense_ranks
     kept_too = (sharding == ZERO2) & (facts.shard_weight == 0.0)
-    resharded = kept_too * whole
+    resharded, by_layer = kept_too * whole, facts.freed & (facts.shard_weight == 0.0)
     whole = whole + kept_too * (shard - scales - sharded * own_shard * (job.masters and not full))
     weights = np.where(sharding == ZERO3, (1.0 - weights_away) * shard + opened, whole)
     staying, leaving = gradient * sharded * (1.0 - gradients_away), passing * share * reduced
-    staying, leaving = np.where(unsharded, 0.0, staying), np.where(unsharded | kept_too, 0.5, 1.0) * leaving
+    staying, leaving = np.where(unsharded, 0.0, staying), np.where(unsharded | by_layer, 0.5, 1.0) * leaving
     waiting = np.where(unsharded, widths_of(job).gradient_reduction * total, 0.0)
     gradients = np.where(sharding >= ZERO2, staying + waiting + leaving, gradient * total)
     on_their_way = opened * (sharding == ZERO3) + leaving * (sharding >= ZERO2)
@@ -104,6 +107,7 @@ def state_bytes(
         optimizer=optimizer * (1.0 - offload),
         gathered=on_their_way,
         resharded=resharded,
+        closing=np.where(by_layer & (sharding == ZERO3) & np.logical_not(unsharded), leaving, 0.0),
         sharded_gradients=staying * (sharding >= ZERO2),
         in_host=offload * (optimizer + facts.host_beside * updated) + weights_away * shard + paged_width(job) * updated,
     )
