@@ -202,7 +202,7 @@ def fixed_bytes(
         optimizer=state.optimizer,
         buffers=message_buffers(job, rows, boundary, count) + gathered,
         head=units.head,
-        first=units.first,
+        first=np.where(summed_at_last(job, rows) & (not facts.by_unit), 0.0, units.first),
         passing=np.where(cut & (facts.freed | facts.by_unit), state.gathered + last, 0.0),
         before=np.broadcast_to(units.before[:, None], state.weights.shape),
         bare=updated,
@@ -257,7 +257,8 @@ def footprint(
     ends = fixed.bare - kept
     if fixed.first.any():
         at_first = _kept_at_end(rows, values, fixed.micro_batches, last=False)
-        ends[:, 0] = np.maximum(ends[:, 0], fixed.first - (kept[:, 0] - at_first))
+        others = (fixed.late - fixed.resharded)[:, 0]  # gradients of all layers are there by then, and no weights
+        ends[:, 0] = np.maximum(ends[:, 0], fixed.first + others - (kept[:, 0] - at_first))
     at_last = _kept_at_end(rows, values, fixed.micro_batches, last=True)
     ends[:, -1] = np.maximum(ends[:, -1], fixed.head - (kept[:, -1] - at_last))
     ends = ends - working - fixed.passing - (fixed.late - replaced)

@@ -232,13 +232,16 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
     Where units are whole one by one, under ZeRO-2 and 3, weights of a unit are there with those of the next one, its
     gradients until the next unit's are complete, with the rank's own part of their sum, those of the embedding until
     the next micro-batch runs backward; gradients of a tied embedding are there from the head on
-    (`runtime.step.{unshard,sync}`).
+    (`runtime.step.{unshard,sync}`). FSDP2 sums the embedding's gradient last, from a copy of it to the rank's part.
     """
     sizes = (rows.micro_batch, rows.cp, rows.tp)
-    if not memory_facts(job.framework).by_unit:
+    facts = memory_facts(job.framework)
+    if not facts.by_unit:
         none, head = np.zeros(len(rows)), head_bytes(model, job, *sizes)
         whole = head + gathered_head_bytes(model, job, rows.sharding, *sizes)
-        return WholeUnits(head=whole, first=none, last=none, before=none)
+        summed = (rows.sharding >= ZERO2) & facts.freed & (facts.shard_weight == 0.0) & job.trains("language")
+        first = weight_bytes(job) * summed * model.token_table_parameters / rows.tp * (2.0 + 1.0 / ranks)
+        return WholeUnits(head=whole, first=first, last=none, before=none)
     weight = weight_bytes(job) * (rows.sharding == ZERO3)
     gradient = gradient_bytes(job) * job.trains("language") * (rows.sharding >= ZERO2)
     end, arriving = model.token_table_parameters / rows.tp, 1.0 + 1.0 / ranks
@@ -257,15 +260,16 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
 
 def gathered_head_bytes(model: Model, job: Job, sharding: Array, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
     """Return the bytes of the output projection that is gathered while the logits are there, [N], which under ZeRO-2 is
-    among whole weights. Before the backward pass the buffer of its gather is there too; in it, the gradient of fp32
-    logits beside these."""
+    among whole weights. Before the backward pass the buffer of its gather is there too, unless it is the embedding,
+    gathered long before; in it, the gradient of fp32 logits beside these."""
     if not memory_facts(job.framework).freed:
         return np.zeros(len(tp))
     projection = weight_bytes(job) * model.hidden * model.vocab / tp
     whole = not job.fused_loss and job.options.loss != "chunked"
     later = 2.0 * whole * micro_batch * job.seq_len / cp * model.vocab / tp
     gathered = projection * (sharding == ZERO3)
-    return np.asarray(gathered + np.maximum(projection - later, 0.0) * (sharding >= ZERO2))
+    buffer = np.maximum(projection - later, 0.0) * (not model.tied_embeddings)
+    return np.asarray(gathered + buffer * (sharding >= ZERO2))
 
 
 def gathered_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints, pp: Ints) -> Floats:
