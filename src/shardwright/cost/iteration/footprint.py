@@ -79,8 +79,9 @@ class Fixed(Columns):
     While layers run, `passing` is there, a part of weights and gradients; in its place there is what the last rank has
     with its logits, `head` [N], the first in the backward pass of its embedding, `first` [N], and each in the update,
     `bare`, when nothing is kept any more. Layers before the last have `before` more, when what the last kept is gone.
-    `late` is the part of gradients that comes in place of activations and of weights, which leave layer by layer where
-    they are `resharded`; `in_host` is the state in host memory."""
+    A layer's working set alternates with `closing`, the gradients of one more layer where it ends. `late` is the part
+    of gradients that comes in place of activations and of weights, which leave layer by layer where they are
+    `resharded`; `in_host` is the state in host memory."""
 
     weights: Floats
     gradients: Floats
@@ -91,6 +92,7 @@ class Fixed(Columns):
     passing: Floats
     before: Floats
     bare: Floats
+    closing: Floats
     resharded: Floats
     late: Floats
     in_host: Floats
@@ -200,10 +202,11 @@ def fixed_bytes(
         optimizer=state.optimizer,
         buffers=message_buffers(job, rows, boundary, count) + gathered,
         head=units.head,
-        first=units.first,
+        first=np.where(summed_at_last(job, rows) & (not facts.by_unit), 0.0, units.first),
         passing=np.where(cut & (facts.freed | facts.by_unit), state.gathered + last, 0.0),
         before=np.broadcast_to(units.before[:, None], state.weights.shape),
         bare=updated,
+        closing=state.closing,
         resharded=state.resharded,
         late=np.where(cut & facts.freed & (count == 1)[:, None], state.sharded_gradients, 0.0),
         in_host=np.broadcast_to(state.in_host, state.weights.shape),
@@ -246,7 +249,7 @@ def footprint(
 ) -> Footprint:
     """Return the peak of each rank. All rows have equal pp and vpp. `fixed` is what `fixed_bytes` returns for them."""
     fixed = fixed or fixed_bytes(context, rows, shards, starts)
-    working = working_set(rows, shards, starts)
+    working = np.maximum(working_set(rows, shards, starts), fixed.closing)
     values = kept_activations(context, rows, shards, starts)
     kept = _most_kept(rows, values, fixed.micro_batches)
     activations, replaced = kept + working, np.minimum(fixed.late, kept + fixed.resharded)
@@ -254,7 +257,8 @@ def footprint(
     ends = fixed.bare - kept
     if fixed.first.any():
         at_first = _kept_at_end(rows, values, fixed.micro_batches, last=False)
-        ends[:, 0] = np.maximum(ends[:, 0], fixed.first - (kept[:, 0] - at_first))
+        others = (fixed.late - fixed.resharded)[:, 0]  # gradients of all layers are there by then, and no weights
+        ends[:, 0] = np.maximum(ends[:, 0], fixed.first + others - (kept[:, 0] - at_first))
     at_last = _kept_at_end(rows, values, fixed.micro_batches, last=True)
     ends[:, -1] = np.maximum(ends[:, -1], fixed.head - (kept[:, -1] - at_last))
     ends = ends - working - fixed.passing - (fixed.late - replaced)

@@ -22,14 +22,17 @@ CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi mi
 class StateBytes:
     """Weights, gradients and optimizer state of one GPU, arrays of any broadcast shape. Of weights and gradients,
     `gathered` are those of layers that are gathered for their passes; the rest of sharded gradients is
-    `sharded_gradients`, and weights that a backward pass leaves sharded, layer by layer, are `resharded`. `in_host` are
-    the bytes of host memory: offloaded state with its gradients and what else follows it, and state that is paged."""
+    `sharded_gradients`, and weights that a backward pass leaves sharded, layer by layer, are `resharded`. `closing` are
+    gradients of one more layer where a layer's backward pass ends: under FSDP2 those before it are on their way by
+    then, and under ZeRO-2 their weights are no more. `in_host` are the bytes of host memory: offloaded state with its
+    gradients and what else follows it, and state that is paged."""
 
     weights: Floats
     gradients: Floats
     optimizer: Floats
     gathered: Floats
     resharded: Floats
+    closing: Floats
     sharded_gradients: Floats
     in_host: Floats
 
@@ -86,11 +89,11 @@ def state_bytes(
     unchanged = (frozen or weight) * tower
     whole, shard = whole + unchanged, shard + unchanged / dense_ranks
     kept_too = (sharding == ZERO2) & (facts.shard_weight == 0.0)
-    resharded = kept_too * whole
+    resharded, by_layer = kept_too * whole, facts.freed & (facts.shard_weight == 0.0)
     whole = whole + kept_too * (shard - scales - sharded * own_shard * (job.masters and not full))
     weights = np.where(sharding == ZERO3, (1.0 - weights_away) * shard + opened, whole)
     staying, leaving = gradient * sharded * (1.0 - gradients_away), passing * share * reduced
-    staying, leaving = np.where(unsharded, 0.0, staying), np.where(unsharded | kept_too, 0.5, 1.0) * leaving
+    staying, leaving = np.where(unsharded, 0.0, staying), np.where(unsharded | by_layer, 0.5, 1.0) * leaving
     waiting = np.where(unsharded, widths_of(job).gradient_reduction * total, 0.0)
     gradients = np.where(sharding >= ZERO2, staying + waiting + leaving, gradient * total)
     on_their_way = opened * (sharding == ZERO3) + leaving * (sharding >= ZERO2)
@@ -104,6 +107,7 @@ def state_bytes(
         optimizer=optimizer * (1.0 - offload),
         gathered=on_their_way,
         resharded=resharded,
+        closing=np.where(by_layer & (sharding == ZERO3) & np.logical_not(unsharded), leaving, 0.0),
         sharded_gradients=staying * (sharding >= ZERO2),
         in_host=offload * (optimizer + facts.host_beside * updated) + weights_away * shard + paged_width(job) * updated,
     )
@@ -228,13 +232,16 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
     Where units are whole one by one, under ZeRO-2 and 3, weights of a unit are there with those of the next one, its
     gradients until the next unit's are complete, with the rank's own part of their sum, those of the embedding until
     the next micro-batch runs backward; gradients of a tied embedding are there from the head on
-    (`runtime.step.{unshard,sync}`).
+    (`runtime.step.{unshard,sync}`). FSDP2 sums the embedding's gradient last, from a copy of it to the rank's part.
     """
     sizes = (rows.micro_batch, rows.cp, rows.tp)
-    if not memory_facts(job.framework).by_unit:
+    facts = memory_facts(job.framework)
+    if not facts.by_unit:
         none, head = np.zeros(len(rows)), head_bytes(model, job, *sizes)
         whole = head + gathered_head_bytes(model, job, rows.sharding, *sizes)
-        return WholeUnits(head=whole, first=none, last=none, before=none)
+        summed = (rows.sharding >= ZERO2) & facts.freed & (facts.shard_weight == 0.0) & job.trains("language")
+        first = weight_bytes(job) * summed * model.token_table_parameters / rows.tp * (2.0 + 1.0 / ranks)
+        return WholeUnits(head=whole, first=first, last=none, before=none)
     weight = weight_bytes(job) * (rows.sharding == ZERO3)
     gradient = gradient_bytes(job) * job.trains("language") * (rows.sharding >= ZERO2)
     end, arriving = model.token_table_parameters / rows.tp, 1.0 + 1.0 / ranks
@@ -253,15 +260,16 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
 
 def gathered_head_bytes(model: Model, job: Job, sharding: Array, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
     """Return the bytes of the output projection that is gathered while the logits are there, [N], which under ZeRO-2 is
-    among whole weights. Before the backward pass the buffer of its gather is there too; in it, the gradient of fp32
-    logits beside these."""
+    among whole weights. Before the backward pass the buffer of its gather is there too, unless it is the embedding,
+    gathered long before; in it, the gradient of fp32 logits beside these."""
     if not memory_facts(job.framework).freed:
         return np.zeros(len(tp))
     projection = weight_bytes(job) * model.hidden * model.vocab / tp
     whole = not job.fused_loss and job.options.loss != "chunked"
     later = 2.0 * whole * micro_batch * job.seq_len / cp * model.vocab / tp
     gathered = projection * (sharding == ZERO3)
-    return np.asarray(gathered + np.maximum(projection - later, 0.0) * (sharding >= ZERO2))
+    buffer = np.maximum(projection - later, 0.0) * (not model.tied_embeddings)
+    return np.asarray(gathered + buffer * (sharding >= ZERO2))
 
 
 def gathered_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints, pp: Ints) -> Floats:
