@@ -54,7 +54,7 @@ COMMANDS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
         ("then gradient/weight communication", "!data-parallel", "!unreported GPU types"),
     ),
     (f"plan --model llama-3.2-1b --cluster 1x8xRTX3090 {SMALL} --set sharding=zero3", 0, ("ZeRO-3", "priced for")),
-    (f"plan --model llama-3.1-70b --cluster 1x8xRTX3090 {SMALL}", 3, ("GiB a GPU of 24.0 GiB", "!GiB of 21.4")),
+    (f"plan --model qwen2.5-32b --cluster 1x2xRTX3090 {SMALL}", 3, ("GiB a GPU of 24.0 GiB", "!GiB of 21.4")),
     (f"plan --model llama-3.2-1b --cluster 1x1xRTX4090 {SMALL} --details", 0, ("Memory of one GPU", "Assumed", "!GB)")),
     (f"plan --model qwen2.5-7b --cluster 1x1xH100-SXM {SMALL}", 0, ("!No plan",)),
     (f"plan --model qwen2.5-7b --cluster 1x2xA100-SXM-40 {SMALL}", 0, ("!No plan",)),

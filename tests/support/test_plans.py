@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.cli.running import refused, run
+from tests.nightly import nightly
 
 import shardwright
 from shardwright.errors import SpecError
@@ -54,7 +55,7 @@ def test_a_target_that_does_not_run_the_model_ends_in_no_plan() -> None:
     assert json.loads(shown.out)["infeasible"]["reason"]["kind"] == "no_trainer"
 
 
-@pytest.mark.parametrize("framework", ["nanotron", "jax", "eager"])
+@pytest.mark.parametrize("framework", ["nanotron", *nightly(["jax", "eager"])])
 def test_what_nothing_is_exported_to_is_for_evaluation_alone(framework: str) -> None:
     words = refused(run(["plan", "--model", "llama-3.2-1b", *SMALL, "--framework", framework]))
     assert "`evaluate` and `validate` alone" in words

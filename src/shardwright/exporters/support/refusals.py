@@ -13,8 +13,8 @@ from shardwright.exporters.support.matrix import Fact, fact, facts, limits_in_ru
 from shardwright.exporters.support.traits import options_of, traits
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
+from shardwright.search.rules.evaluation import Column
 from shardwright.search.rules.filters import number, strategy_columns
-from shardwright.search.rules.rules import Rule
 from shardwright.spec.model import Model
 
 SETTING = "--set "
@@ -30,7 +30,10 @@ def refusals(plan: Plan, target: str) -> Iterator[Problem]:
         if row is not None and row.runs == "no":
             yield _problem(row, {"value": word})
     limits = limits_in_rules(target, plan.model, plan.job)
-    yield from (_problem(row, _words(plan)) for row, rule in limits if _broken(rule, plan))
+    variables = list(_variables(plan)) if limits else []
+    for row, rule in limits:
+        if any(rule.holds(columns).any() for columns in variables):
+            yield _problem(row, _words(plan))
 
 
 def several_types(target: str) -> Iterator[Problem]:
@@ -93,13 +96,11 @@ def _problem(row: Fact, words: Mapping[str, object]) -> Problem:
     return Problem(row.path, message, remedy)
 
 
-def _broken(rule: Rule, plan: Plan) -> bool:
-    """Return whether a rule drops any stage of a plan."""
+def _variables(plan: Plan) -> Iterator[Mapping[str, Column]]:
+    """Yield the variables of rules for the stages of each replica."""
     pools = {pool.gpu.name: pool for pool in plan.cluster.pools}
     for replica in plan.replicas:
         pool = pools[replica.stages[0].gpu]
         context = Context(model=plan.model, pool=pool, job=plan.job, efficiency=default_efficiency())
         columns = strategy_columns(context, stage_rows(plan, replica))
-        if rule.holds({**columns, "num_micro_batches": number(replica.micro_batches)}).any():
-            return True
-    return False
+        yield {**columns, "num_micro_batches": number(replica.micro_batches)}
