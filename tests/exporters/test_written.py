@@ -23,7 +23,7 @@ from shardwright.spec.options import Options
 TARGETS = ("megatron", "bridge", "torchtitan", "accelerate", "deepspeed", "skypilot", "kubernetes")
 CONSTANTS = Path(__file__).parent / "constants.csv"
 FEWEST, RANDOM = 12, 30
-SWITCHES = {"megatron": "", "bridge": "True"}  # how a target writes that a switch is on
+SWITCHES = {"megatron": "", "bridge": "True", "torchtitan": "True"}  # how a target writes that a switch is on
 WIDTHS = Options(main_grads="fp32", main_params="fp16", exp_avg="fp8", exp_avg_sq="bf16")
 JOB = Job(global_batch=64, seq_len=4096)
 

@@ -98,7 +98,6 @@ REFUSED: dict[str, tuple[Change, Model]] = {
     "Layer.mixer": (each_layer(mixer=ShortConvolution(channels=32, width=3)), DENSE),
     "Layer.cross": (lambda model: each_layer(cross=model.layers[0].self_attention)(model), DENSE),
     "Layer.embedded": (each_layer(embedded=8), DENSE),
-    "Attention.gate": (attention(gate="element"), DENSE),
     "Attention.reused": (attention(reused="values"), DENSE),
     "Attention.value_norm": (attention(value_norm=True), DENSE),
     "Attention.sparse": (attention(sparse=SparseAttention(top_k=4, heads=2, head_dim=8)), DENSE),
@@ -114,6 +113,7 @@ COMPUTED: dict[str, tuple[Change, Model]] = {
     "Model.norm_about_one": (whole(norm_about_one=True, norm_epsilon=1e-3), DENSE),
     "Model.rotary_interleaved": (whole(rotary_interleaved=True), DENSE),
     "Model.forward_pass": (computed(residual_scale=0.5), DENSE),
+    "Attention.gate": (attention(gate="element"), DENSE),
     "Attention.causal": (attention(causal=False), computed(mask_token=3)(DENSE)),
     "ForwardPass.token_types": (computed(token_types=2), DENSE),
     "ForwardPass.head_transform": (computed(head_transform=True), DENSE),
@@ -244,6 +244,10 @@ def test_what_is_computed_makes_another_loss() -> None:
         assert losses[name] != pytest.approx(known[id(model)], rel=1e-7), name
     scaled = [losses[name] for name in COMPUTED if name.startswith("RotaryScaling")]
     assert len(set(scaled)) == len(scaled)
+
+
+def test_a_gate_of_each_head_is_refused() -> None:
+    assert unrunnable(plan_with(attention(gate="head")(DENSE)))
 
 
 def test_a_scaling_that_is_not_known_is_refused() -> None:

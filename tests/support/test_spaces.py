@@ -40,7 +40,7 @@ def test_trainers_take_every_candidate_on_one_type(seed: int) -> None:
         for plan in candidates(question, chance, 8):
             tried += 1
             assert not faults(plan, question.trainer), question.name
-    assert tried > 200
+    assert tried > 150
 
 
 @pytest.mark.parametrize("seed", [1, *nightly(range(2, 20))])

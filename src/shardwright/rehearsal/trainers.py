@@ -225,6 +225,7 @@ def _lacking(model: Model) -> Iterator[str]:
         "attention to later tokens": not attention.causal,
         "a bias on the output of attention": attention.out_bias,
         "norms of queries and keys beside biases": attention.qk_norm and attention.qkv_bias,
+        "norms of values": attention.value_norm,
         "value heads of another size": attention.head_dim != attention.value_head_dim,
         "a feed-forward block without a gate": kind.mlp is not None and not kind.mlp.gated,
         "a bias in the feed-forward block": kind.mlp is not None and kind.mlp.bias,
