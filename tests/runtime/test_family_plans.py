@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -57,6 +58,12 @@ def whole_nowhere(model: Model) -> Plan:
     return plan_of(model, replica(stage((0, 3), tp=2), count=2, micro_batches=2), sharding="zero3")
 
 
+def weights_apart(model: Model) -> Plan:
+    """Two stages that put the gradients of weights off."""
+    plan = plan_of(model, replica(stage((0, 1)), stage((1, 3)), count=2, micro_batches=4), sharding="zero1")
+    return replace(plan, schedule=replace(plan.schedule, kind="zero-bubble"))
+
+
 def experts_apart(model: Model) -> Plan:
     """Whole experts on all four ranks of two copies."""
     copies = replica(stage((0, 3), tp=2, ep=4, etp=1), count=2, micro_batches=1)
@@ -68,7 +75,7 @@ def experts_cut(model: Model) -> Plan:
     return plan_of(model, replica(stage((0, 3), tp=2, ep=2), count=2, micro_batches=2), sharding="zero2")
 
 
-MIXED = (in_stages, unequal, whole_nowhere)
+MIXED = (in_stages, unequal, whole_nowhere, weights_apart)
 DENSE, EXPERTS = (in_stages, in_four, unequal, in_parts), (experts_apart, experts_cut, in_stages, unequal)
 FAMILIES = {
     "bamba, short chunks": MIXED,  # Mamba-2, heads in groups
