@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from tests.nightly import nightly
 from tests.runtime.adapted import adapter_parts, peft_model, trained_by_peft, write_base
 from tests.runtime.equal import ADAM, SGD, require_equal
+from tests.runtime.families import first_of_each
 from tests.runtime.random_plans import MOST_GPUS, drawn
 from tests.runtime.recovery.fleet import Fleet, copies, undisturbed
 from tests.runtime.reference import reference_run
@@ -30,6 +32,8 @@ from shardwright.runtime.model.parameters import TARGETS, trained_parameters
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.storage.weights import from_folder, open_adapters, save_adapters
 from shardwright.spec.adapter import adapter_parameters, parse_adapter
+from shardwright.spec.read.huggingface import model_of_config
+from shardwright.spec.read.job import make_job
 
 SMALL = replace(tiny_model(3), norm_epsilon=1e-5)
 TIED = replace(tiny_model(4, family="qwen3", tied=True), norm_epsilon=1e-5)
@@ -265,3 +269,20 @@ def test_adapters_outlive_a_machine(tmp_path: Path) -> None:
         assert fleet.recoveries()[-1]["ranks"] == 2
         losses = fleet.losses()
     assert losses == pytest.approx(list(undisturbed(tmp_path / "alone", 24, plan).values()), rel=1e-5)
+
+
+@pytest.mark.parametrize("text", ["all", "linear", "q_proj", "gate_proj+up_proj"])
+def test_the_targets_that_a_refusal_names_are_run(text: str) -> None:
+    refused = 0
+    for name, config in first_of_each().items():
+        model = model_of_config(config, name)
+        job = replace(make_job(global_batch=4, seq_len=16), adapter=parse_adapter("lora:4", text))
+        for problem in untrainable_adapters(model, job):
+            if "no matrix of the model" in problem.message:
+                continue
+            targets = re.search(r"adapter_targets=([\w+]+)", problem.hint)
+            assert targets, (name, problem)
+            named = replace(job, adapter=parse_adapter("lora:4", targets[1]))
+            assert not list(untrainable_adapters(model, named)), (name, problem)
+            refused += 1
+    assert refused > 5

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.plans import trainable
 from shardwright.runtime.model import mixers
 from shardwright.runtime.model.mixers import delta_scan, state_space_scan
 
@@ -48,3 +49,7 @@ def test_the_delta_scan_is_a_recurrence(positions: int, chunk: int) -> None:
         patch.setattr(mixers, "DELTA_CHUNK", chunk)
         found = delta_scan(query, key, value, decay, rate)
     torch.testing.assert_close(found, torch.stack(expected, dim=1), rtol=1e-9, atol=1e-9)
+
+
+def test_mixers_are_planned_for_train_exactly_where_the_runtime_has_them() -> None:
+    assert set(trainable.MIXERS) == set(mixers.MIXERS)

@@ -20,6 +20,7 @@ from shardwright.exporters.hugging_face import (
 )
 from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.support.refusals import refusals, several_types
+from shardwright.exporters.support.traits import ON_THE_GPU
 from shardwright.plans.check import check
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
@@ -28,7 +29,6 @@ TARGET = "accelerate"
 VERSION = trainers()[TARGET].version
 # In place of bitsandbytes', whose operators take no distributed tensors (its issue 1633; bitsandbytes/optim 0.50).
 OF_SHARDS = {"adam8bit": "adamw_torch_8bit"}
-ON_THE_GPU = frozenset({"adam8bit", "paged_adam", "paged_adam8bit", "lion"})  # bitsandbytes/functional.py: is_on_gpu
 
 
 def export_config(plan: Plan) -> Exported:

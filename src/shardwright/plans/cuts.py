@@ -55,13 +55,13 @@ def misfits(plan: Plan, framework: str) -> list[tuple[str, str, int, int]]:
     degrees = [(stage.tensor_parallel, stage.context_parallel, stage.expert_tensor_parallel) for stage in stages]
     tp, cp, etp = np.array(list(dict.fromkeys(degrees)), dtype=np.int64).T
     job = replace(plan.job, framework=framework)
-    found = {
+    odd = {
         (part.of, part.what, int(size), part.multiple)
         for part in parts(plan.model, job, Cut(tp, cp, etp, plan.micro_batch))
         for size in np.atleast_1d(part.sizes)
         if size % part.multiple
     }
-    return sorted(found)
+    return sorted(odd)
 
 
 def parts(model: Model, job: Job, cut: Cut) -> Iterator[Part]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from shardwright.errors import Problem
 from shardwright.plans.cuts import misfits, whole_sequences
 from shardwright.plans.plan import Plan, stages_at
-from shardwright.spec.adapter import TARGETS, Target, adapted
+from shardwright.spec.adapter import TARGETS, Adapter, Target, adapted, matrices
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
 from shardwright.spec.mixers import GatedDelta, Mamba2, ShortConvolution
@@ -155,21 +155,26 @@ def untrainable_adapters(model: Model, job: Job) -> Iterator[Problem]:
         yield Problem("job.adapter", f"{adapter.name} with frozen weights in {bits} bits cannot be run", hint)
     if not any(adapted(model, kind, adapter) for kind in model.kinds):
         yield Problem("job.adapter.targets", "are no matrix of the model", f"one of {', '.join(TARGETS)}")
-    if "experts" in adapter.targets and any(kind.moe for kind in model.kinds):
-        message = "adapters beside routed experts cannot be run"
-        yield Problem("job.adapter.targets", message, "leave them out: `adapter_targets=linear`")
-    if any(kind.mixer for kind in model.kinds) and {"q_proj", "o_proj"} & set(adapter.targets):
-        message = "adapters beside the projections of layers without attention cannot be run"
-        yield Problem(
-            "job.adapter.targets", message, "leave q_proj and o_proj out: `adapter_targets=gate_proj+up_proj`"
-        )
     together = [target for target in TOGETHER.get(model.family, ()) if target in adapter.targets]
-    if together:
-        message = (
-            f"{', '.join(together)} of {model.family} are one matrix in its files: adapters of theirs cannot be run"
-        )
-        rest = [target for target in adapter.targets if target not in TOGETHER[model.family]] or ["o_proj", "down_proj"]
-        yield Problem("job.adapter.targets", message, f"leave them out: `adapter_targets={'+'.join(rest)}`")
+    joined = f"{', '.join(together)} of {model.family} are one matrix in its files: adapters of theirs cannot be run"
+    barred: dict[str, set[Target]] = {
+        "adapters beside routed experts cannot be run": {"experts"} if any(kind.moe for kind in model.kinds) else set(),
+        "adapters beside the projections of layers without attention cannot be run": (
+            {"q_proj", "o_proj"} if any(kind.mixer for kind in model.kinds) else set()
+        ),
+        joined: set(together),
+    }
+    for message, targets in barred.items():
+        if targets & set(adapter.targets):
+            named = "+".join(_run_beside(model, adapter, set().union(*barred.values(), TOGETHER.get(model.family, ()))))
+            yield Problem("job.adapter.targets", message, f"leave them out: `adapter_targets={named}`")
+
+
+def _run_beside(model: Model, adapter: Adapter, barred: set[Target]) -> list[Target]:
+    """Return the targets of an adapter that are not barred, or else all that the model has."""
+    there = {matrix.target for kind in model.kinds for matrix in matrices(model, kind)} - barred
+    having = [target for target in TARGETS if target in there]
+    return [target for target in having if target in adapter.targets] or having
 
 
 def untrainable_parts(plan: Plan) -> Iterator[Problem]:

@@ -104,8 +104,8 @@ def _graph(context: Context, rows: int) -> Graph:
 
 def _state(context: Context, steps: int) -> ParameterState:
     """Return what is held for each byte of a parameter; gradients of several steps are added up."""
-    one, none, job = np.ones(1), np.zeros(1), context.job
-    held = state_bytes(context.model, job, one, none, one, one, np.full(1, UNSHARDED), none, none)
+    single, zero, job = np.ones(1), np.zeros(1), context.job
+    held = state_bytes(context.model, job, single, zero, single, single, np.full(1, UNSHARDED), zero, zero)
     size = ITEM_BYTES[DTYPES[job.precision]]
     return ParameterState(
         bytes=float((held.weights + held.optimizer)[0]) / size,
@@ -117,13 +117,13 @@ def _that_may_fit(contexts: Sequence[Context], steps: Sequence[int]) -> list[int
     """Return the step counts whose total memory fits the GPUs together: bytes are linear in the rows."""
     batch = contexts[0].job.global_batch
     room = sum(room_bytes(context) * context.pool.gpus for context in contexts)
-    found, spaces = [], [_decisions(contexts, rows, 1) for rows in (1, 2)]
+    fitting, spaces = [], [_decisions(contexts, rows, 1) for rows in (1, 2)]
     for several in (1, 2):
         state = _state(contexts[0], several)
-        one, two = (alone(replace(space, state=state)) for space in spaces)
+        of_one, of_two = (alone(replace(space, state=state)) for space in spaces)
         counts = [count for count in steps if min(count, 2) == several]
-        found += [count for count in counts if (one + (batch // count - 1) * (two - one)).max() <= room]
-    return found
+        fitting += [count for count in counts if (of_one + (batch // count - 1) * (of_two - of_one)).max() <= room]
+    return fitting
 
 
 def _in_steps(contexts: Sequence[Context], steps: int, rules: Rules, keep: Keep | None) -> SpmdProgram | None:

@@ -162,9 +162,9 @@ def least_state_bytes(model: Model, job: Job, ranks: Array, everything: Array, *
     state in host memory. Without `gradients` those that come in place of activations do not count."""
 
     def kept(sharding: int) -> Floats:
-        one, none, cut = np.ones(1), np.zeros(1), np.full(1, sharding)
+        single, zero, cut = np.ones(1), np.zeros(1), np.full(1, sharding)
         of_layers, of_ends = (
-            state_bytes(model, job, one, none, ranks, one, cut, one, none, ends) for ends in (0.0, 1.0)
+            state_bytes(model, job, single, zero, ranks, single, cut, single, zero, ends) for ends in (0.0, 1.0)
         )
         weights = np.minimum(of_layers.weights, of_ends.weights)
         late = 0.0 if gradients or not memory_facts(job.framework).freed else of_layers.sharded_gradients

@@ -4,7 +4,6 @@
 * `blocks`: attention and feed-forward blocks
 * `gated`: the inner part of feed-forward blocks
 * `mixers`: what mixes tokens in layers without attention: Mamba-2, gated delta nets, short convolutions
-* `mixer_shapes`: the sizes of these
 * `experts`: mixtures of experts
 * `context`: context parallelism, and attention under it
 * `products`: products with the matrices of a layer and with adapters beside them, and what they keep

@@ -17,7 +17,7 @@ from shardwright.runtime.model.attention import Documents, Scoring, attention_of
 from shardwright.runtime.model.context import ContextGroup, attention_in_parts, recomputed_attention_in_parts
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.experts import Apart, called, experts
-from shardwright.runtime.model.gated import Activation, Weights, inner, inside
+from shardwright.runtime.model.gated import Activation, Weights, by_head, inner, inside
 from shardwright.runtime.model.mixers import mixed
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter, mean_over
 from shardwright.runtime.model.products import Products, entered, left, made_here
@@ -155,13 +155,13 @@ def _heads(
     normed_heads, after = attention.qk_norm, computed.norm_after_rotation
     if normed_heads and not after:
         query, key = normed(query, "query_norm"), normed(key, "key_norm")
-    query, key = (_by_head(part, attention.head_dim).transpose(1, 2) for part in (query, key))
+    query, key = (by_head(part, attention.head_dim).transpose(1, 2) for part in (query, key))
     if table is not None:
         query, key = (rotated(part, table, interleaved=bool(model.rotary_interleaved)) for part in (query, key))
     if normed_heads and after:
         query = norm(query, inside(weights, "query_norm"), model, details)
         key = norm(key, inside(weights, "key_norm"), model, details)
-    return query, key, _by_head(value, attention.value_head_dim).transpose(1, 2), gates[0] if gates else None
+    return query, key, by_head(value, attention.value_head_dim).transpose(1, 2), gates[0] if gates else None
 
 
 def _query_key_norm(
@@ -173,7 +173,7 @@ def _query_key_norm(
         square = mean_over(x.float().square().mean(dim=-1, keepdim=True), tensor)
         scaled = x.float() * torch.rsqrt(square + details.norm_epsilon)
         return (scaled * weights["weight"]).to(x.dtype)
-    heads = _by_head(x, attention.head_dim)
+    heads = by_head(x, attention.head_dim)
     if kind == "each":
         return (norm(heads, {}, model, details) * weights["weight"].view(-1, attention.head_dim)).flatten(2)
     return norm(heads, weights, model, details).flatten(2)
@@ -204,8 +204,8 @@ def _latent_heads(
         query = up(made_here(x, weights, "query_down", products), "query")
     low = made_here(x, weights, "latent_down", products)
     latent, turning = torch.split(low, [mla.kv_rank, mla.rope_head_dim], dim=-1)
-    wide = _by_head(up(latent, "latent"), mla.nope_head_dim + attention.value_head_dim).transpose(1, 2)
-    query = _by_head(query, attention.head_dim).transpose(1, 2)
+    wide = by_head(up(latent, "latent"), mla.nope_head_dim + attention.value_head_dim).transpose(1, 2)
+    query = by_head(query, attention.head_dim).transpose(1, 2)
     still, query_turning = torch.split(query, [mla.nope_head_dim, mla.rope_head_dim], dim=-1)
     key_still, value = torch.split(wide, [mla.nope_head_dim, attention.value_head_dim], dim=-1)
     turn = partial(rotated, table=table, interleaved=model.computed.latent_interleaved)
@@ -219,11 +219,6 @@ def feed_forward(
 ) -> torch.Tensor:
     """Return the feed-forward block of `x`, gated where it has a gate; this rank computes its part of the width."""
     return _plus(inner(x, weights, activation, products, tensor, tensor), weights.get("down.bias"))
-
-
-def _by_head(x: torch.Tensor, width: int) -> torch.Tensor:
-    """Return `x` [micro_batch, positions, heads * width] as [micro_batch, positions, heads, width]."""
-    return x.view(*x.shape[:2], -1, width)
 
 
 def _plus(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 
 from shardwright.records import record
-from shardwright.runtime.model.mixer_shapes import rows_of
-from shardwright.runtime.model.parameters import ModelParameter
+from shardwright.runtime.model.parameters import ModelParameter, rows_of
 from shardwright.spec.mixers import GatedDelta, Mixer
 from shardwright.spec.model import Attention, Model
 

@@ -1,4 +1,4 @@
-"""The inner part of feed-forward blocks and experts, and how blocks name their parameters."""
+"""The inner part of feed-forward blocks and experts, how blocks name their parameters, and heads of a width."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ Gate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def inside(weights: Weights, block: str) -> dict[str, torch.Tensor]:
     """Return the parameters of one block of a unit, under their names within it."""
     return {name.removeprefix(f"{block}."): value for name, value in weights.items() if name.startswith(f"{block}.")}
+
+
+def by_head(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Return `x` [micro_batch, positions, heads * width] as [micro_batch, positions, heads, width]."""
+    return x.reshape(*x.shape[:-1], -1, width)
 
 
 def inner(

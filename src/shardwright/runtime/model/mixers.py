@@ -8,7 +8,7 @@ backward pass computes scan and norm again, of what the projections gave, as fus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from shardwright.runtime.model.details import Details
-from shardwright.runtime.model.gated import Weights
-from shardwright.runtime.model.mixer_shapes import rows_of
+from shardwright.runtime.model.gated import Weights, by_head
 from shardwright.runtime.model.parallel import TensorGroup
+from shardwright.runtime.model.parameters import convolved_of, rows_of
 from shardwright.runtime.model.products import Products, entered, left
 from shardwright.spec.mixers import DELTA_CHUNK, GatedDelta, Mamba2, Mixer, ShortConvolution
 
@@ -39,18 +39,15 @@ def _mamba2(inputs: tuple[torch.Tensor, ...], weights: Weights, mixer: Mixer, de
     """The state-space dual (arXiv 2405.21060 §6): values are its x, keys its B, queries its C."""
     assert isinstance(mixer, Mamba2)
     gate, *others = inputs
-    names = ("value", "key", "query")
     tables = [weights[name] for name in ("decay.weight", "step_shift.weight", "skip.weight")]
 
     def scan(*given: torch.Tensor) -> torch.Tensor:
-        *mixed, step = given
-        value, key, query = (
-            functional.silu(_convolved(part, weights, name)) for part, name in zip(mixed, names, strict=True)
-        )
+        *projected, step = given
+        value, key, query = _activated(projected, weights, mixer)
         decay, shift, skip = (table.float() for table in tables)
         length = functional.softplus(step.float() + shift)
         value, key, query = (
-            _by_head(part.float(), width)
+            by_head(part.float(), width)
             for part, width in ((value, mixer.head_dim), (key, mixer.state), (query, mixer.state))
         )
         out = state_space_scan(value * length[..., None], -decay.exp() * length, key, query, mixer.chunk)
@@ -62,7 +59,7 @@ def _mamba2(inputs: tuple[torch.Tensor, ...], weights: Weights, mixer: Mixer, de
     width = mixer.inner // mixer.groups
 
     def normed(out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        grouped = _by_head(out.float() * functional.silu(gate.float()), width)
+        grouped = by_head(out.float() * functional.silu(gate.float()), width)
         normal = functional.rms_norm(grouped, (width,), eps=details.norm_epsilon)
         scaled: torch.Tensor = weights["norm.weight"] * normal.flatten(2).to(gate.dtype)
         return scaled
@@ -77,15 +74,12 @@ def _gated(out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
 def _gated_delta(inputs: tuple[torch.Tensor, ...], weights: Weights, mixer: Mixer, details: Details) -> torch.Tensor:
     assert isinstance(mixer, GatedDelta)
     query, key, value, gate, rate, step = inputs
-    names = ("query", "key", "value")
 
     def scan(*given: torch.Tensor) -> torch.Tensor:
-        *mixed, rate, step = given
-        query, key, value = (
-            functional.silu(_convolved(part, weights, name)) for part, name in zip(mixed, names, strict=True)
-        )
-        query, key = (_unit(_by_head(part.float(), mixer.key_dim)) for part in (query, key))
-        value = _by_head(value.float(), mixer.value_dim)
+        *projected, rate, step = given
+        query, key, value = _activated(projected, weights, mixer)
+        query, key = (_unit(by_head(part.float(), mixer.key_dim)) for part in (query, key))
+        value = by_head(value.float(), mixer.value_dim)
         shared = mixer.value_heads // mixer.key_heads
         query, key = (part.repeat_interleave(shared, dim=2) for part in (query, key))
         decay = -weights["decay.weight"].float().exp() * functional.softplus(
@@ -95,7 +89,7 @@ def _gated_delta(inputs: tuple[torch.Tensor, ...], weights: Weights, mixer: Mixe
         return out.flatten(2).to(gate.dtype)
 
     def normed(out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        heads = _by_head(out.float(), mixer.value_dim)
+        heads = by_head(out.float(), mixer.value_dim)
         normal = weights["norm.weight"] * functional.rms_norm(heads, (mixer.value_dim,), eps=details.norm_epsilon).to(
             gate.dtype
         )
@@ -187,13 +181,15 @@ def delta_scan(
     return torch.cat(outputs, dim=2).transpose(1, 2)[:, :positions]
 
 
-def _by_head(x: torch.Tensor, width: int) -> torch.Tensor:
-    return x.reshape(*x.shape[:-1], -1, width)
-
-
 def _in_chunks(x: torch.Tensor, dim: int, chunk: int) -> torch.Tensor:
     """Return `x` with a dimension of positions as one of chunks and one within them."""
     return x.reshape(*x.shape[:dim], -1, chunk, *x.shape[dim + 1 :])
+
+
+def _activated(projected: Sequence[torch.Tensor], weights: Weights, mixer: Mixer) -> tuple[torch.Tensor, ...]:
+    """Return what the projections give after their convolutions."""
+    pairs = zip(projected, convolved_of(mixer), strict=True)
+    return tuple(functional.silu(_convolved(part, weights, name)) for part, name in pairs)
 
 
 def _convolved(x: torch.Tensor, weights: Weights, name: str) -> torch.Tensor:

@@ -12,8 +12,7 @@ from types import MappingProxyType
 
 from shardwright.records import record
 from shardwright.runtime.model.fused import TAPS, Form, TensorSource, mixer_source, source_in
-from shardwright.runtime.model.mixer_shapes import convolved_of, rows_of
-from shardwright.runtime.model.parameters import ModelParameter
+from shardwright.runtime.model.parameters import ModelParameter, convolved_of, rows_of
 from shardwright.spec.model import Model
 
 Words = Mapping[str, str]

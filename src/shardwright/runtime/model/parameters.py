@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Literal
 
 from shardwright.records import record
-from shardwright.runtime.model.mixer_shapes import biases_of, convolved_of, rows_of
 from shardwright.spec.adapter import Adapter, Target
 from shardwright.spec.mixers import GatedDelta, Mamba2, Mixer, ShortConvolution
 from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe
@@ -226,6 +225,36 @@ def _mixer(model: Model, mixer: Mixer, name: str) -> Iterator[ModelParameter]:
     )
     if out_biased:
         yield _shared(f"{name}.out.bias", (model.hidden,), start="zeros")
+
+
+def rows_of(mixer: Mixer) -> Mapping[str, int]:
+    """Return the projections into a mixer with their rows, in the order in which files of Mamba-2 have them."""
+    if isinstance(mixer, Mamba2):
+        pair = mixer.groups * mixer.state
+        return {"gate": mixer.inner, "value": mixer.inner, "key": pair, "query": pair, "step": mixer.heads}
+    if isinstance(mixer, GatedDelta):
+        keys, values = mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim
+        rows = {"query": keys, "key": keys, "value": values, "gate": values}
+        return rows | {"rate": mixer.value_heads, "decay_step": mixer.value_heads}
+    assert isinstance(mixer, ShortConvolution), "others are refused"
+    return dict.fromkeys(("before", "after", "value"), mixer.channels)
+
+
+def convolved_of(mixer: Mixer) -> Mapping[str, int]:
+    """Return the projections that a convolution follows, with their channels, in the order of its channels in files."""
+    if isinstance(mixer, ShortConvolution):
+        names: tuple[str, ...] = ("value",)
+    else:
+        names = ("value", "key", "query") if isinstance(mixer, Mamba2) else ("query", "key", "value")
+    return {name: rows_of(mixer)[name] for name in names}
+
+
+def biases_of(mixer: Mixer) -> tuple[bool, bool, bool]:
+    """Return whether the projections into a mixer have biases, its convolutions, and the projection out of it."""
+    if isinstance(mixer, Mamba2):
+        return mixer.bias, mixer.convolution_bias, mixer.out_bias
+    biased = isinstance(mixer, ShortConvolution) and mixer.bias
+    return biased, biased, biased
 
 
 def _heads(model: Model, attention: Attention, name: str) -> Iterator[ModelParameter]:
