@@ -10,6 +10,8 @@ BENCHMARKS := $(filter-out benchmarks/history.py benchmarks/profile_search.py be
 
 # Hundreds of tests start processes: these read compiled modules, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
+# NumPy's threads take longer to start than the small matrices of tests would save.
+export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: demo demo-train quick test nightly golden docs package lint types format bench gpu history profile refit accuracy \
 	cards megatron targets schemas clean
