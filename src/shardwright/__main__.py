@@ -9,7 +9,9 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line. Nothing is imported before an interrupt is waited for."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads take 0.1 s to start and have nothing to do here
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # NumPy's threads take 0.1 s to start and have nothing to do here
     try:
         from shardwright.cli.app import main as run
 

@@ -25,6 +25,7 @@ def answer(row: Mapping[str, str]) -> Ranking:
         seq_len=int(row["seq_len"]),
         framework=row["framework"],
         optimizer=row["optimizer"],
+        adapter=row["adapter"] or None,
     )
     space = parse_pins(row["pins"].split())
     cluster = shardwright.load_cluster(row["cluster"])

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from shardwright.cost.memory.facts import memory_facts
 from shardwright.errors import bad, suggestion
 from shardwright.exporters.exported import yaml_text
 from shardwright.exporters.hugging_face import adapter_config
+from shardwright.exporters.support.traits import ON_THE_GPU
 from shardwright.records import record
 from shardwright.search.sizing import Size, Sizing, TrainingWay
 from shardwright.spec.adapter import LINEAR, Adapter
@@ -76,10 +78,11 @@ def recipe(sizing: Sizing, source: str, trainer: str) -> str:
 
 
 def runnable(sizing: Sizing) -> Size | None:
-    """Return the first way that fits of those that recipes are written for: all but those of DeepSpeed's ZeRO-1 and of
-    optimizers in host memory, which `export --to deepspeed` writes."""
-    able = (size for size in sizing.sizes if size.fits and size.way.sharding != "zero1" and not size.way.offload)
-    return next(able, None)
+    """Return the first way that fits of those that recipes are written for: all but DeepSpeed's, which `export --to
+    deepspeed` writes: ZeRO-1, and optimizers in host memory without the shards that FSDP2 offloads."""
+    offloads = memory_facts(sizing.job.framework).weights_follow and sizing.job.optimizer not in ON_THE_GPU
+    fitting = (size for size in sizing.sizes if size.fits and size.way.sharding != "zero1")
+    return next((size for size in fitting if offloads or not size.way.offload), None)
 
 
 def _repository(source: str) -> str:
@@ -120,7 +123,11 @@ def _axolotl(task: Task) -> dict[str, object]:
         "num_epochs": 1,
         "output_dir": "./out",
     }
-    return keys | ({"fsdp_version": 2, "fsdp_config": FSDP} if task.way.sharding == "zero3" else {})
+    return keys | ({"fsdp_version": 2, "fsdp_config": _fsdp(task.way)} if task.way.sharding == "zero3" else {})
+
+
+def _fsdp(way: TrainingWay) -> dict[str, object]:
+    return FSDP | {"offload_params": way.offload > 0.0}
 
 
 def _arguments(task: Task) -> dict[str, object]:
@@ -135,7 +142,7 @@ def _arguments(task: Task) -> dict[str, object]:
         "num_train_epochs": 1,
         "output_dir": "./out",
     }
-    sharded: dict[str, object] = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2, **FSDP}}
+    sharded: dict[str, object] = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2, **_fsdp(task.way)}}
     return keys | (sharded if task.way.sharding == "zero3" else {})
 
 

@@ -85,6 +85,7 @@ def _of_fsdp(plan: Plan) -> dict[str, Any]:
         "seq_len": plan.job.seq_len,
         "precision": plan.job.precision,
         "sharding": plan.optimizer.sharding,
+        "offload": plan.optimizer.offload > 0.0,
         "whole_until_last": plan.job.options.gradient_sync == "last",
         "recompute": replica.stages[0].recompute.granularity == "full",
     }
@@ -102,8 +103,6 @@ def _fsdp_limits(plan: Plan) -> Iterable[Problem]:
     if plan.optimizer.sharding not in ("zero2", "zero3"):
         message = f"{plan.optimizer.sharding} is DistributedDataParallel, which is not rehearsed yet"
         yield Problem("optimizer.sharding", message, "plan with sharding=zero2,zero3")
-    if plan.optimizer.offload > 0.0:
-        yield Problem("optimizer.offload", "state in host memory is not rehearsed yet", "plan with offload=0")
 
 
 def _unrehearsed(job: Job) -> Iterator[Problem]:

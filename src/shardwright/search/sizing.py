@@ -17,7 +17,7 @@ from shardwright.arrays import Floats, Ints
 from shardwright.cost.compute.efficiency import Analytic, computes, peak_flops
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.footprint import Footprint, fixed_bytes, footprint
-from shardwright.cost.memory.facts import fit_probability, headroom
+from shardwright.cost.memory.facts import fit_probability, headroom, memory_facts
 from shardwright.cost.strategies import NONE, SHARDING, UNIFORM, boundaries, settled, strategies
 from shardwright.errors import SpecError, bad
 from shardwright.plans.abilities import fused_attention_runs
@@ -122,6 +122,8 @@ def ways(count: int, adapter: Adapter | None = None) -> tuple[TrainingWay, ...]:
     shared_adapters = (
         TrainingWay(name=f"{lora}, ZeRO-3 (FSDP)", adapter=plain, sharding="zero3"),
         TrainingWay(name=f"{qlora}, ZeRO-3 (FSDP)", adapter=nf4, sharding="zero3"),
+        TrainingWay(name=f"{lora}, ZeRO-3, weights on host", adapter=plain, sharding="zero3", offload=1.0),
+        TrainingWay(name=f"{qlora}, ZeRO-3, weights on host", adapter=nf4, sharding="zero3", offload=1.0),
     )
     return (
         TrainingWay(name="full", recompute=False),
@@ -154,6 +156,8 @@ def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
     account = _Account(model, replace(least, host_memory_bytes=host * least.gpus_per_node), cluster.gpus)
     described = model.tower is None or model.tower.input == "image"  # of encoder-decoders no adapters are
     tried = [way for way in ways(cluster.gpus, job.adapter) if described or way.adapter is None]
+    if not memory_facts(job.framework).weights_follow:  # state of adapters alone, which is next to nothing
+        tried = [way for way in tried if way.adapter is None or not way.offload]
     if job.projection_rank is not None:  # of whole matrices
         tried = [way for way in tried if way.sharding == "none" and way.adapter is None]
     sizes = tuple(_sized(account, way, job, samples) for way in tried)

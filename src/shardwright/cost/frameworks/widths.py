@@ -21,7 +21,8 @@ class Widths:
     On links: `tensor_gather` inputs (and gradients of outputs) gathered over tensor-parallel ranks under sequence
     parallelism, `tensor_reduce` the partial sums that these add up, `context` keys and values on their ring,
     `dispatch` and `combine` tokens to experts and back, `pipeline` activations between stages, `weight_gather` weights
-    that data-parallel ranks shard, `gradient_reduction` gradients.
+    that data-parallel ranks shard, `frozen_gather` those of layers that adapters stand beside, `gradient_reduction`
+    gradients.
     In memory until the backward pass: `saved` activations, of these `saved_input` the inputs of products and
     `saved_inner` those of the non-linearities of feed-forward blocks; and `logit`, as the output projection has them.
     """
@@ -33,6 +34,7 @@ class Widths:
     combine: float
     pipeline: float
     weight_gather: float
+    frozen_gather: float
     gradient_reduction: float
     saved: float
     saved_input: float

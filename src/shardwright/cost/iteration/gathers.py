@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
+from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Strategies
 from shardwright.records import record
 from shardwright.spec.catalog.frameworks import OWN
@@ -58,21 +59,29 @@ def moved_in_passes(
     job: Job, rows: Strategies, parameters: Floats, embedding: Floats, head: Floats, tied: Floats
 ) -> Moved:
     """Return what the passes of a micro-batch move of `parameters` [N, V], of which `embedding` and `head` are those of
-    the two ends; `tied` are those that both ends have where one GPU has both, which are in `parameters` twice.
+    the two ends; `tied` are those that both ends have where one GPU has both, which are in `parameters` twice. What is
+    gathered of quantised layers counts as so many parameters of the width of the ends.
 
     The runtime finds the head there still when its backward pass begins, and the embedding when the next micro-batch
     does.
     """
     zero2, zero3 = (rows.sharding >= ZERO2)[:, None], (rows.sharding == ZERO3)[:, None]
     anew = zero3 | (zero2 & _freed_by_passes(job, rows)[:, None])
-    forward = backward = parameters
+    gathered = parameters - (1.0 - frozen_part(job)) * (parameters - embedding - head)
+    forward = backward = gathered
     if job.framework in LAST_UNIT_STAYS:
-        forward, backward = parameters - tied, parameters - head - tied
+        forward, backward = gathered - tied, gathered - head - tied
     elif job.framework == OWN:
-        forward = parameters - embedding * (1.0 - 1.0 / micro_batches(job, rows)[:, None])
-        backward = parameters - head
+        forward = gathered - embedding * (1.0 - 1.0 / micro_batches(job, rows)[:, None])
+        backward = gathered - head
     in_each = zero2 & ~summed_at_last(job, rows)[:, None]
     return Moved(forward=forward * anew, backward=backward * zero3, summed=(parameters - tied) * in_each)
+
+
+def frozen_part(job: Job) -> float:
+    """Return the bytes of a weight of a layer as a part of those of the ends, which are never quantised."""
+    widths = widths_of(job)
+    return widths.frozen_gather / widths.weight_gather
 
 
 def _freed_by_passes(job: Job, rows: Strategies) -> Bools:

@@ -19,7 +19,7 @@ from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.frameworks.optimizer import paged_width, update_width
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, UPDATE_EFFICIENCY, launched_seconds
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.iteration.gathers import micro_batches, moved_in_passes, once_a_step, summed_at_last
+from shardwright.cost.iteration.gathers import frozen_part, micro_batches, moved_in_passes, once_a_step, summed_at_last
 from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import trained_share
@@ -134,9 +134,10 @@ def sharded_weight_seconds(
     overlap_forward, overlap_backward = rows.overlap_param[:, None], rows.overlap_grad[:, None]
     facts = memory_facts(context.job.framework)
     if facts.gradients_follow and rows.offload.any():
-        kept = stages.total(table.dense) / groups.dense.size[:, None]
-        kept = kept + stages.total(table.expert) / groups.expert.size[:, None]
-        down, up = _host_trips(context, rows, kept)
+        sizes = groups.dense.size[:, None], groups.expert.size[:, None]
+        ends = stages.total(table.ends) / sizes[0]
+        kept = stages.total(table.dense) / sizes[0] + stages.total(table.expert) / sizes[1]
+        down, up = _host_trips(context, rows, kept, ends + frozen_part(context.job) * (kept - ends))
         scatter, gathered, gather = scatter + down, gathered + up, gather + up
         overlap_backward = overlap_backward & ~_waits_for_host(context, rows)[:, None]
     opened = gathered
@@ -172,8 +173,10 @@ def _passing_seconds(
     tied = twice * (context.model.token_table_parameters / rows.tp)[:, None]
     dense = moved_in_passes(job, rows, stages.total(table.dense), embedding, head, tied)
     if job.adapters:
-        beside = moved_in_passes(job, rows, stages.total(table.adapters), *(3 * [np.zeros_like(expert)]))
-        dense = replace(dense, forward=dense.forward + beside.forward, backward=dense.backward + beside.backward)
+        forward, backward = (
+            part + stages.total(table.adapters) * (part > 0.0) for part in (dense.forward, dense.backward)
+        )
+        dense = replace(dense, forward=forward, backward=backward)
     experts = moved_in_passes(job, rows, expert, *(3 * [np.zeros_like(expert)]))
     trained, widths = trained_share(context.model, job), widths_of(job)
     sizes = (widths.weight_gather, widths.weight_gather, trained * widths.gradient_reduction)
@@ -189,9 +192,9 @@ def frozen_on(table: LayerTable, stages: Ranges) -> Floats:
     return np.where(stages.low == 0, table.frozen[stages.row], 0.0)
 
 
-def _host_trips(context: Context, rows: Strategies, kept: Floats) -> tuple[Floats, Floats]:
+def _host_trips(context: Context, rows: Strategies, kept: Floats, stored: Floats) -> tuple[Floats, Floats]:
     """Return what a backward pass adds for gradients that go to host memory, and any pass for weights that come from
-    there, [N, V], where a rank keeps `kept` parameters of a stage.
+    there, [N, V], where a rank keeps `kept` parameters of a stage, of which frozen ones are as large as `stored` are.
 
     DeepSpeed adds micro-batches up on the GPU: the sum comes and goes, in 16 bits unless told otherwise (runtime/zero/
     stage3.py `partition_grads`, runtime/engine.py `get_data_types` of 0.19.8). FSDP2 sends gradients and fetches
@@ -206,10 +209,10 @@ def _host_trips(context: Context, rows: Strategies, kept: Floats) -> tuple[Float
         trips = to_host_seconds(gpu, times * 2.0 * width * trained * there)
         return trips, np.zeros_like(there)
     master = 4.0 if job.masters else widths.weight_gather
-    width = trained * master + (1.0 - trained) * widths.weight_gather
+    fetched = trained * master * kept + (1.0 - trained) * widths.weight_gather * stored
     added = _waits_for_host(context, rows)[:, None] * HOST_SUM_BYTES * trained * there / host_rate(context)
     down = to_host_seconds(gpu, times * master * trained * there)
-    return down + added, to_host_seconds(gpu, (rows.sharding == ZERO3)[:, None] * width * there)
+    return down + added, to_host_seconds(gpu, ((rows.sharding == ZERO3) * rows.offload)[:, None] * fetched)
 
 
 def _waits_for_host(context: Context, rows: Strategies) -> Bools:

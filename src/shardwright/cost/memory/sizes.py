@@ -64,10 +64,10 @@ def state_bytes(
     and in 16 bits beside quantised layers; `tied` those of an embedding that the other end of a pipeline holds, too.
 
     Frozen weights have no gradients and no state, and so no master weight either: of these a rank keeps its shard as
-    they are, and of quantised ones all scales. `replicated` are the weights of adapters that a GPU has beyond its part
-    of all, `tower` those of a frozen tower, which count nowhere else. `unsharded` says that gradients are whole until
-    the last micro-batch, in the type that is sent. Under FSDP2's ZeRO-2 shards that are no masters stay beside the
-    weights that are gathered from them.
+    they are, and of quantised ones all scales, which follow nothing to the host. `replicated` are the weights of
+    adapters that a GPU has beyond its part of all, `tower` those of a frozen tower, which count nowhere else.
+    `unsharded` says that gradients are whole until the last micro-batch, in the type that is sent. Under FSDP2's ZeRO-2
+    shards that are no masters stay beside the weights that are gathered from them.
     """
     full, facts = job.precision == "fp32", memory_facts(job.framework)
     weight, gradient, frozen = weight_bytes(job), gradient_bytes(job), frozen_bytes(job)
@@ -91,7 +91,7 @@ def state_bytes(
     kept_too = (sharding == ZERO2) & (facts.shard_weight == 0.0)
     resharded, by_layer = kept_too * whole, facts.freed & (facts.shard_weight == 0.0)
     whole = whole + kept_too * (shard - scales - sharded * own_shard * (job.masters and not full))
-    weights = np.where(sharding == ZERO3, (1.0 - weights_away) * shard + opened, whole)
+    weights = np.where(sharding == ZERO3, shard - weights_away * (shard - scales) + opened, whole)
     staying, leaving = gradient * sharded * (1.0 - gradients_away), passing * share * reduced
     staying, leaving = np.where(unsharded, 0.0, staying), np.where(unsharded | by_layer, 0.5, 1.0) * leaving
     waiting = np.where(unsharded, widths_of(job).gradient_reduction * total, 0.0)
@@ -109,7 +109,9 @@ def state_bytes(
         resharded=resharded,
         closing=np.where(by_layer & (sharding == ZERO3) & np.logical_not(unsharded), leaving, 0.0),
         sharded_gradients=staying * (sharding >= ZERO2),
-        in_host=offload * (optimizer + facts.host_beside * updated) + weights_away * shard + paged_width(job) * updated,
+        in_host=offload * (optimizer + facts.host_beside * updated)
+        + weights_away * (shard - scales)
+        + paged_width(job) * updated,
     )
 
 

@@ -109,13 +109,15 @@ def _sharded(model: Any, question: dict[str, Any], meter: Meter) -> Any:
     if question["sharding"] == "none":
         return model if ranks == 1 else _replicated(model, meter)
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
     with _disable_current_modes():  # a mesh looks for its rank among values
         mesh = init_device_mesh("cuda", (ranks,), mesh_dim_names=("dp_shard",))
     meter.label(mesh.get_group(), "gradient")
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype)
     options = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": question["sharding"] == "zero3"}
+    if question["offload"]:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)  # pinned, it is no more of a GPU's memory
     inner = model.get_base_model().model if question["adapter"] is not None else model.model
     for layer in inner.layers:
         fully_shard(layer, **options)
@@ -126,7 +128,7 @@ def _sharded(model: Any, question: dict[str, Any], meter: Meter) -> Any:
     else:
         fully_shard(embedding, **options)
     fully_shard(tail, **(options | {"reshard_after_forward": False}))
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    fully_shard(model, **{name: value for name, value in options.items() if name != "reshard_after_forward"})
     return model
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from shardwright.plans.plan import OptimizerPlan, Plan, Replica, Stage
+from shardwright.cost.memory.facts import memory_facts
+from shardwright.plans.plan import Plan, Replica, Stage
 from shardwright.spec.options import VALUES, said
 from shardwright.units import counted
 
@@ -257,11 +258,14 @@ def degrees_words(plan: Plan) -> str:
     }
     words = [f"{name} {degree}" for name, degree in degrees.items() if degree != "1"]
     apart = ["zero bubble"] if plan.schedule.weights_apart else []
-    return ", ".join([*words, *apart, f"micro-batch {plan.micro_batch}", *_state_words(plan.optimizer)])
+    return ", ".join([*words, *apart, f"micro-batch {plan.micro_batch}", *_state_words(plan)])
 
 
-def _state_words(optimizer: OptimizerPlan) -> Iterator[str]:
+def _state_words(plan: Plan) -> Iterator[str]:
+    optimizer = plan.optimizer
     if optimizer.sharding in ("zero2", "zero3"):
         yield optimizer.sharding.replace("zero", "ZeRO-")
-    if optimizer.offload:
+    if optimizer.offload and optimizer.sharding == "zero3" and memory_facts(plan.job.framework).weights_follow:
+        yield "weights and optimizer in host memory"
+    elif optimizer.offload:
         yield f"{optimizer.offload:.0%} of the optimizer in host memory"
