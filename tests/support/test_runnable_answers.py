@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests.cli.running import run
+from tests.support.cells import FRAMEWORKS
 
 import shardwright
+from shardwright.cost.strategies import SHARDING, stage_row, strategies
+from shardwright.errors import SpecError
 from shardwright.plans.findings import NoTrainer
 from shardwright.plans.plan import Plan
+from shardwright.search.space.axes import parse_pins, within
 from shardwright.serving.what_if.steps import steps
 from shardwright.spec.job import Job
 from shardwright.spec.offers import Offers
+from shardwright.spec.options import VALUES
 from shardwright.spec.read.offers import build_offers
 from shardwright.trainers.runs import runners
 
@@ -80,3 +86,33 @@ def test_rules_that_are_said_to_leave_no_plan_dropped_some(framework: str, pin: 
     if reason.get("kind") == "rules_drop_all":
         dropping = {item["rule"] for item in answer["search"]["rejected"] if item["kind"] == "rule"}
         assert reason["rules"] and dropping.issuperset(reason["rules"])
+
+
+def settings() -> dict[str, tuple[str, ...]]:
+    """Return values of axes that a user pins, and one of every option of a trainer, by name."""
+    axes = {"tp": ("2",), "pp": ("2",), "cp": ("2",), "vpp": ("2",), "micro_batch": ("2",), "offload": ("0.5", "1")}
+    words = {"sharding": SHARDING, "recompute": ("none", "selective", "uniform", "block")}
+    return axes | words | {name: values[-1:] for name, values in VALUES.items() if name != "recompute_modules"}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_is_pinned_is_in_every_plan_or_refused(framework: str) -> None:
+    """A trainer that lacks it is no reason to leave it out: `loss=chunked` was lost where an export did not write it."""
+    two, kept = shardwright.load_cluster("1x2xA100-SXM-80"), 0
+    for setting in (f"{name}={value}" for name, values in settings().items() for value in values):
+        space = parse_pins([setting])
+        try:
+            ranking = shardwright.plan(
+                shardwright.load_model("llama-3.2-1b"), two, job(), frameworks=(framework,), space=space, top=3
+            )
+        except SpecError:  # names what the framework has not
+            continue
+        kept += len(ranking.plans) > 0
+        for plan in ranking.plans:
+            rows = strategies(
+                [stage_row(plan, replica, stage) for replica in plan.replicas for stage in replica.stages]
+            )
+            assert within(replace(space, options={}), rows).all(), (setting, plan)
+            options = {name: (getattr(plan.job.options, name),) for name in space.options}
+            assert options == dict(space.options), setting
+    assert kept >= 10

@@ -44,6 +44,14 @@ def fit(
     sound_seconds: options.SoundSeconds = None,
     freeze: options.Freeze = None,
     encoder_seq_len: options.EncoderSeqLen = None,
+    settings: Annotated[
+        tuple[str, ...],
+        option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="An option of the trainer: loss=chunked, activation_offload=inputs; may be repeated.",
+        ),
+    ] = (),
     accept_guess: AcceptGuess = False,
     recipe: Annotated[
         str | None,
@@ -67,12 +75,14 @@ def fit(
       shardwright fit llama-3.1-70b --gpu RTX3090 --gpus 2 --seq-len 512 --adapter lora:8
       shardwright fit llama-3.1-8b --gpu RTX4090 --recipe axolotl --out recipe.yaml
       shardwright fit llama-3.1-8b --cluster 1x1xRTX4090+1x2xRTX3090
+      shardwright fit qwen3-32b --gpu A100-SXM-80 --gpus 8 --seq-len 32768 --set loss=chunked
       shardwright fit llama-3.1-70b --gpu H100-SXM --gpus 8 --nodes 4 --json
     """
     from shardwright.cli.inputs import job_of
     from shardwright.exporters.recipes import recipe as write_recipe
     from shardwright.reports.text.sizing import sizing_document, sizing_text
     from shardwright.search.sizing import fit as size
+    from shardwright.search.space.axes import only_job, parse_pins
     from shardwright.spec.read.cluster import load_cluster
     from shardwright.spec.read.model import load_model
 
@@ -102,7 +112,11 @@ def fit(
         freeze=freeze,
         encoder_seq_len=encoder_seq_len,
     )
-    sizing = size(sized, machines, job)
+    space = parse_pins(settings)
+    if space.pins:
+        hint = "`shardwright plan` pins it; here: loss, activation_offload, gradient_sync"
+        raise bad(f"--set {next(iter(space.pins))}", "is no option of a trainer: `fit` tries layouts of its own", hint)
+    sizing = size(sized, machines, only_job(job, space.options))
     text = None if recipe is None else write_recipe(sizing, model, recipe)
     if text is not None and out is not None:
         deliver(text, out)

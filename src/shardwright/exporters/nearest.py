@@ -7,9 +7,9 @@ plan has none of the limits: one that the target runs, priced as it runs it. Wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Limit
@@ -25,6 +25,7 @@ from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
+V = TypeVar("V")
 SEARCHES = 6  # with the limits of the plans before
 
 
@@ -70,6 +71,13 @@ def search_for(
     return replace(ranking, plans=runnable)
 
 
+def _both(asked: Mapping[str, tuple[V, ...]], mending: Mapping[str, tuple[V, ...]]) -> dict[str, tuple[V, ...]]:
+    """Return the values that mend a fault, of each axis only those that were asked for."""
+    return {
+        axis: tuple(value for value in asked.get(axis, values) if value in values) for axis, values in mending.items()
+    }
+
+
 def narrowed(space: Space, faults: Iterable[Problem]) -> Space | None:
     """Return the space with the pins and options that mend faults; None where a fault has none, or they exclude each
     other."""
@@ -78,9 +86,8 @@ def narrowed(space: Space, faults: Iterable[Problem]) -> Space | None:
         if not isinstance(fault, Limit):
             return None
         mending = parse_pins([fault.pins])
-        options |= mending.options
-        for axis, values in mending.pins.items():
-            pins[axis] = tuple(value for value in pins.get(axis, values) if value in values)
-            if not pins[axis]:
-                return None
+        pins |= _both(pins, mending.pins)
+        options |= _both(options, mending.options)
+    if not all((*pins.values(), *options.values())):
+        return None
     return Space(pins=pins, options=options)

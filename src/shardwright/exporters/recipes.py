@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.errors import bad, suggestion
 from shardwright.exporters.exported import yaml_text
-from shardwright.exporters.hugging_face import adapter_config
+from shardwright.exporters.hugging_face import CHUNKED, adapter_config
 from shardwright.exporters.support.traits import ON_THE_GPU
 from shardwright.records import record
 from shardwright.search.sizing import Size, Sizing, TrainingWay
 from shardwright.spec.adapter import LINEAR, Adapter
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+from shardwright.spec.options import said
 from shardwright.spec.read.presets import find_preset, preset_source
 
 HUB = "huggingface.co/"
@@ -46,6 +47,11 @@ class Task:
         return self.way.adapter
 
     @property
+    def chunked(self) -> bool:
+        """Whether the loss is computed in chunks, which a Liger kernel does."""
+        return self.job.options.loss == "chunked"
+
+    @property
     def modules(self) -> str | list[str]:
         """The names of the matrices that have adapters, as PEFT is told of them."""
         assert self.adapter is not None, "only asked where there are some"
@@ -68,6 +74,10 @@ def recipe(sizing: Sizing, source: str, trainer: str) -> str:
         raise bad("recipe", f"no way that {trainer} has fits on {sizing.cluster.gpus} {sizing.pool.gpu.name}", hint)
     if sizing.job.optimizer not in OPTIMIZERS:
         raise bad("recipe", f"has no optimizer {sizing.job.optimizer}", f"use {' or '.join(OPTIMIZERS)}")
+    if (options := sizing.job.options).activation_offload == "inputs" and trainer == "llamafactory":
+        raise bad("recipe", "has no activation_offload in LLaMA-Factory", "write it for axolotl or trl, or fit without")
+    if others := said(options).keys() - {"loss", "activation_offload"}:
+        raise bad("recipe", f"does not say {', '.join(sorted(others))}", "fit without, or `shardwright export` a plan")
     samples = sizing.job.global_batch // sizing.cluster.gpus
     task = Task(model=sizing.model, source=_repository(source), job=sizing.job, way=size.way, samples=samples)
     words = (
@@ -123,6 +133,10 @@ def _axolotl(task: Task) -> dict[str, object]:
         "num_epochs": 1,
         "output_dir": "./out",
     }
+    if job.options.activation_offload == "inputs":
+        keys["activation_offloading"] = True
+    if task.chunked:
+        keys |= {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_fused_linear_cross_entropy": True}
     return keys | ({"fsdp_version": 2, "fsdp_config": _fsdp(task.way)} if task.way.sharding == "zero3" else {})
 
 
@@ -171,6 +185,8 @@ def _trl(task: Task) -> dict[str, object]:
         "max_length": task.job.seq_len,
         "packing": True,
         "gradient_checkpointing": task.way.recompute,
+        **({"activation_offloading": True} if task.job.options.activation_offload == "inputs" else {}),
+        **({"use_liger_kernel": True, "liger_kernel_config": CHUNKED} if task.chunked else {}),
         **_arguments(task),
     }
 
@@ -198,6 +214,7 @@ def _llamafactory(task: Task) -> dict[str, object]:
         "packing": True,
         "flash_attn": "fa2",
         "disable_gradient_checkpointing": not task.way.recompute,
+        **({"enable_liger_kernel": True} if task.chunked else {}),
         **_arguments(task),
     }
 

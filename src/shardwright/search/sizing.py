@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields, replace
 from math import gcd
+from typing import Any
 
 import numpy as np
 
@@ -24,12 +25,14 @@ from shardwright.plans.abilities import fused_attention_runs
 from shardwright.plans.check import position_problems
 from shardwright.plans.plan import Sharding
 from shardwright.plans.plan import StageMemory as Memory
+from shardwright.plans.trainer_options import option_problems
 from shardwright.records import record
 from shardwright.spec.adapter import Adapter
 from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+from shardwright.spec.options import Options
 from shardwright.units import format_bytes
 
 SURE = 0.9  # the probability with which something is said to fit
@@ -39,6 +42,9 @@ MOST_SAMPLES = 1024  # that are tried as a micro-batch
 SHORTEST = 256  # tokens; sequences are tried in steps of it, or of a part of it of which a model's limit is a multiple
 LONGEST = 1 << 20  # tokens that are tried where a model says no longest sequence
 TRIED = 32  # sizes that are costed at once
+LIGHTER: tuple[dict[str, Any], ...] = (  # options that are tried where a way does not fit
+    {"loss": "chunked"}, {"activation_offload": "inputs"}, {"loss": "chunked", "activation_offload": "inputs"},
+)  # fmt: skip
 
 
 @record
@@ -62,7 +68,8 @@ class TrainingWay:
 class Size:
     """The memory of one GPU under a way, in bytes, the probability that it fits, and how far that goes: the longest
     sequence, one at a time on each GPU, the largest micro-batch of the sequences asked for, the fewest GPUs, and where
-    it does not fit the smallest GPU of the catalogue on which it would (None: none does)."""
+    it does not fit the options of the trainer with which it would, and the smallest GPU of the catalogue on which it
+    would (None: none does)."""
 
     way: TrainingWay
     memory: Memory
@@ -72,6 +79,7 @@ class Size:
     largest_micro_batch: int | None = None
     fewest_gpus: int | None = None
     smallest_gpu: str | None = None
+    options: Options | None = None
 
     @property
     def fits(self) -> bool:
@@ -146,7 +154,7 @@ def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
     """
     if job.global_batch % cluster.gpus:
         raise bad("`global_batch=`", f"{cluster.gpus} GPUs do not divide {job.global_batch}", "give a multiple")
-    if problems := tuple(position_problems(model, job)):
+    if problems := (*position_problems(model, job), *option_problems(model, job)):
         raise SpecError(*problems)
     for pool in cluster.pools:
         peak_flops(pool.gpu, job.precision)
@@ -231,7 +239,19 @@ def _sized(account: _Account, way: TrainingWay, job: Job, samples: int) -> Size:
         largest_micro_batch=_last(1, MOST_SAMPLES, samples_fit),
         fewest_gpus=_first(1, MOST_GPUS, count_fits) if shared else 1 if size.fits else None,
         smallest_gpu=None if size.fits else _smallest_gpu(memory, job),
+        options=None if size.fits else _lighter_options(account, way, job, samples),
     )
+
+
+def _lighter_options(account: _Account, way: TrainingWay, job: Job, samples: int) -> Options | None:
+    """Return the fewest options of the trainer beside the job's with which a way fits, if there are some."""
+    ones, here = np.ones(1, dtype=np.int64), np.full(1, account.count)
+    for options in (replace(job.options, **lighter) for lighter in LIGHTER):
+        lighter = replace(job, options=options)
+        runs = options != job.options and not any(option_problems(account.model, lighter))
+        if runs and account.fit(way, lighter, samples * ones, here)[0] >= SURE:
+            return options
+    return None
 
 
 def _longest_sequence(account: _Account, way: TrainingWay, job: Job) -> int | None:

@@ -36,7 +36,7 @@ from shardwright.search.planner import predict
 from shardwright.search.ranked import best_of, with_bound
 from shardwright.search.rules.check import schema_with_gpus
 from shardwright.search.rules.rules import Rule, check_rules, parse_rules
-from shardwright.search.space.axes import Space, parse_pins
+from shardwright.search.space.axes import Space, jobs_of, parse_pins
 from shardwright.search.sure import surely
 from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_names
 from shardwright.spec.cluster import Cluster
@@ -72,12 +72,12 @@ class Question:
         return names if self.exportable_to is None else tuple(name for name in names if name == self.exportable_to)
 
     def lacks(self, framework: str) -> dict[str, str]:
-        """Return what each trainer of a framework lacks of model or job, empty for those that run them."""
-        found: dict[str, str] = {}
-        for name in self.trainers(framework):
-            problems = model_refusals(name, self.model, self.cluster, self.on(framework))
-            found[name] = "" if not problems else problems[0].wrong
-        return found
+        """Return what each trainer of a framework lacks of model or job, with the options that are pinned to one value,
+        empty for those that run them."""
+        settled = {name: values for name, values in self.space.options.items() if len(values) == 1}
+        (job,) = jobs_of(self.on(framework), settled)
+        refused = {name: model_refusals(name, self.model, self.cluster, job) for name in self.trainers(framework)}
+        return {name: problems[0].wrong if problems else "" for name, problems in refused.items()}
 
 
 def plan(

@@ -5,7 +5,7 @@ Written by shardwright for torchtitan 0.3.0. Start it with run.sh, which lies be
 
 import os
 
-from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.optimizer import default_adamw
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
@@ -19,9 +19,7 @@ def plan() -> Trainer.Config:
     return Trainer.Config(
         model_spec=spec,
         hf_assets_path=os.environ["HF_ASSETS_PATH"],  # folder with the tokenizer
-        loss=ChunkedLossWrapper.Config(
-            loss_fn=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec)),
-        ),
+        loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec)),
         optimizer=default_adamw(lr=float(os.environ["LEARNING_RATE"])),
         dataloader=HuggingFaceTextDataLoader.Config(dataset=os.environ.get("DATASET", "c4")),
         training=TrainingConfig(

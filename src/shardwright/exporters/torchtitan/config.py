@@ -104,11 +104,16 @@ def _file(plan: Plan, entry: Registered, values: dict[str, dict[str, object]]) -
     recompute = plan.replicas[0].stages[0].recompute.granularity
     policy = {"none": None, "selective": "SelectiveAC", "full": "FullAC"}[recompute]
     converter = CONVERTER.get(plan.job.fp8_recipe or "") if plan.job.precision == "fp8" else None
+    loss, losses = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec))", "CrossEntropyLoss"
+    if plan.job.options.loss == "chunked":
+        loss, losses = f"ChunkedLossWrapper.Config(loss_fn={loss})", f"ChunkedLossWrapper, {losses}"
     placeholders = {
         "words": "\n".join([plan_words(plan), *_notes(plan, entry)]),
         "version": VERSION,
         "quantization": converter and f"from torchtitan.components.quantization import {converter[0]}\n",
         "recomputation": policy and f"from torchtitan.distributed.activation_checkpoint import {policy}\n",
+        "losses": losses,
+        "loss": loss,
         "module": entry.module,
         "registry": f"model_registry({entry.flavor!r}{f', converters=[{converter[1]}]' if converter else ''})",
         "training": _call("TrainingConfig", values["training"]),

@@ -9,10 +9,12 @@ from shardwright.reports.text import question
 from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.search.sizing import SURE, Size, Sizing
 from shardwright.spec.job import Job
+from shardwright.spec.options import said
 from shardwright.units import GIBIBYTE
 
 TERMS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "context")
 USUAL = {"precision": "bf16", "optimizer": "adam"}  # what `plan` takes unasked
+OF_FLAGS = ("master_weights",)  # options that have a flag
 CONTEXT = "context: CUDA's and NCCL's own memory, workspaces, and what the allocator reserves beyond tensors"
 REACH = "How far it goes: the longest sequence, one at a time on each GPU; samples of the length asked for; GPUs"
 
@@ -76,6 +78,8 @@ def _reach(size: Size) -> list[str]:
 
 def _advice(size: Size, gpus: int) -> str:
     words = []
+    if size.options is not None:
+        words.append("with --set " + " --set ".join(f"{name}={word}" for name, word in said(size.options).items()))
     if size.longest_sequence:
         words.append(f"sequences of at most {size.longest_sequence:,} tokens, one at a time")
     if size.fewest_gpus and size.fewest_gpus > gpus:
@@ -86,17 +90,19 @@ def _advice(size: Size, gpus: int) -> str:
 
 
 def next_command(sizing: Sizing, source: str) -> str:
-    """Return what to type next: plan on these GPUs the first way that fits, full training before adapters, else on the
-    fewest that do; nothing where no number of GPUs does."""
+    """Return what to type next: plan on these GPUs the first way that fits, full training before adapters, or that an
+    option of the trainer makes fit, else on the fewest that do; nothing where no number of GPUs does."""
     pool, job, cluster, here = sizing.pool, sizing.job, sizing.cluster, sizing.first
-    chosen = here or min(
+    chosen = here or next((size for size in sizing.sizes if size.options is not None), None)
+    options = job.options if chosen is None or chosen.options is None else chosen.options
+    chosen = chosen or min(
         (size for size in sizing.sizes if size.fewest_gpus), key=lambda size: size.fewest_gpus or 0, default=None
     )
     if chosen is None:
         return ""
     machines = "+".join(f"{part.nodes}x{part.gpus_per_node}x{part.gpu.name}" for part in cluster.pools)
     count = cluster.gpus
-    if here is None and chosen.fewest_gpus:
+    if here is None and options == job.options and chosen.fewest_gpus:
         nodes = -(-chosen.fewest_gpus // pool.gpus_per_node)
         machines, count = f"{nodes}x{pool.gpus_per_node}x{pool.gpu.name}", nodes * pool.gpus_per_node
     batch = max(job.global_batch, count)
@@ -106,10 +112,11 @@ def next_command(sizing: Sizing, source: str) -> str:
         asked.append(("master-weights", "none"))
     if chosen.way.adapter is not None:
         asked.append(("adapter", chosen.way.adapter.name))
-    beside = chosen.way.adapter is not None or job.projection_rank is not None
+    settings = [("set", f"{name}={word}") for name, word in said(options).items() if name not in OF_FLAGS]
+    beside = chosen.way.adapter is not None or job.projection_rank is not None or bool(settings)
     if beside or (chosen.way.sharding == "zero3" and chosen.way.offload):
         asked.append(("framework", job.framework))
-    asked += _images_asked(job)
+    asked += [*settings, *_images_asked(job)]
     return (
         f"shardwright plan --model {source} --cluster {machines} --global-batch {batch} "
         f"--seq-len {job.seq_len}{''.join(f' --{name} {value}' for name, value in asked)}"
@@ -159,4 +166,5 @@ def _document(size: Size) -> Mapping[str, object]:
         "largest_micro_batch": size.largest_micro_batch,
         "fewest_gpus": size.fewest_gpus,
         "smallest_gpu": size.smallest_gpu,
+        "options": None if size.options is None else said(size.options),
     }
