@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from shardwright.synthesis.program import Program
 
 GAP = 0.01  # part of its bound that the best plan of several types may be above it
+USUAL_WITHIN = 10.0  # times the seconds of the best plan: one of usual switches beyond is of no interest
 UNIFORM_SHARE = 0.3  # of a search of several types that its uniform searches take, about
 
 
@@ -268,7 +269,7 @@ def with_usual(
     if not ranking.plans or ranking.search.interrupted or len(ranking.best.gpus_by_type) > 1:
         return ranking
     best = ranking.best
-    if not any(switch.axis in AXES for switch in rare_in(best)):
+    if best.prediction is None or not any(switch.axis in AXES for switch in rare_in(best)):
         return ranking
     from shardwright.search.rules.rules import rules_against  # a search without rules does without their parser
 
@@ -285,6 +286,7 @@ def with_usual(
         exportable_to=exportable_to,
         efficiency=anchored(efficiency, best),
         indifference=ranking.search.indifference,
+        longest=USUAL_WITHIN * best.prediction.iteration_seconds,
     )
     return replace(ranking, usual=usual_beside(best, ranked.plans[0])) if ranked.plans else ranking
 

@@ -80,12 +80,13 @@ class Filters:
 
     def masks(self, context: Context, rows: Strategies) -> Iterator[tuple[Rejection, Bools]]:
         """Yield the same for complete strategies and the rules that speak of more than the layout."""
-        kept = rows
-        for rule in self.rules:
-            if rule.variables & BEYOND_LAYOUT:
-                mask = _evaluated(rule, strategy_columns(context, kept), len(kept))
-                yield Rejection(Cause.RULE, rule.name), mask
-                kept = kept.take(~mask)
+        rules = [rule for rule in self.rules if rule.variables & BEYOND_LAYOUT]
+        columns = strategy_columns(context, rows) if rules else {}
+        left = np.ones(len(rows), dtype=bool)
+        for rule in rules:
+            mask = _evaluated(rule, columns, len(rows))[left]
+            yield Rejection(Cause.RULE, rule.name), mask
+            left[left] = ~mask
 
     def mask(self, context: Context, rows: Strategies, counts: Mapping[str, int] = NONE_OTHER) -> Bools:
         """Return which of `rows` are dropped, [N]. `counts` are variables that do not follow from a row where it is a
