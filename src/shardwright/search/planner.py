@@ -239,9 +239,11 @@ def with_nearby(
     exportable_to: str | None = None,
     efficiency: Efficiency | None = None,
 ) -> Ranking:
-    """Return a ranking with what batches and numbers of machines nearby pay, found as its plans were (`plan`)."""
+    """Return a ranking with what batches and numbers of machines nearby pay, found as its plans were (`plan`), with
+    experts placed as in the best plan: what is told is true, and another placement might pay more."""
     if not ranking.plans or ranking.best.job.objective != "time" or ranking.search.interrupted:
         return ranking
+    space = _as_experts_are_placed(space or Space(), ranking.best)
     time_of = anchored(efficiency, ranking.best)
     same: dict[str, Any] = {"rules": rules, "fit": fit, "exportable_to": exportable_to, "efficiency": time_of}
     same["indifference"] = ranking.search.indifference
@@ -253,6 +255,17 @@ def with_nearby(
         return faster.plans[0] if faster.plans else None
 
     return replace(ranking, nearby=nearby(ranking.best, best))
+
+
+def _as_experts_are_placed(space: Space, best: Plan) -> Space:
+    """Return a space with the expert and context parallelism of a plan as pins, where the model has experts: their
+    degrees are most of its space."""
+    if not any(kind.moe for kind in best.model.kinds):
+        return space
+    stages = [stage for replica in best.replicas for stage in replica.stages]
+    degrees = {"cp": {stage.context_parallel for stage in stages}, "ep": {stage.expert_parallel for stage in stages}}
+    alike = {axis: tuple(values) for axis, values in degrees.items() if len(values) == 1}
+    return replace(space, pins={**alike, **space.pins})
 
 
 def with_usual(
