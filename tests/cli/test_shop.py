@@ -143,6 +143,14 @@ def test_the_price_table_is_the_offer_where_there_is_no_file() -> None:
     assert any("price: on demand $" in words and "commit" in words for words in document["assumed"])
 
 
+def test_adapters_are_shopped_for(offers: str, tmp_path: Path) -> None:
+    kept = tmp_path / "plan.json"
+    outcome = run([*SHOP, "--offers", offers, "--adapter", "qlora:8", "--framework", "fsdp", "--out", str(kept)])
+    assert outcome.code == 0
+    job = load_plan(kept).job
+    assert job.adapter is not None and job.adapter.name == "qlora:8" and job.framework == "fsdp"
+
+
 def test_batch_and_length_have_usual_sizes_which_the_report_names(offers: str) -> None:
     outcome = run(["shop", "--model", "llama-3.2-1b", "--offers", offers, "--tokens", "20B", "--mixes", "0"])
     assert outcome.code == 0

@@ -49,3 +49,12 @@ def part(text: str, option: str, most: float = 1.0) -> float:
     if not 0.0 <= share <= most:
         raise bad(f"{option} {text}", f"is not between 0 and {most:g}", "write 1% or 0.01")
     return share
+
+
+def length_of_documents(file: Path | None, seq_len: int) -> float | None:
+    """Return the length of the documents that attention stays within, None where it does not."""
+    if file is None:
+        return None
+    from shardwright.runtime.storage.data import document_tokens, open_tokens
+
+    return document_tokens(open_tokens(file), seq_len)

@@ -64,6 +64,7 @@ EncoderSeqLen = Annotated[
         metavar="N", help="Tokens of the encoder of an encoder-decoder; unsaid, as many as in its decoder (--seq-len)."
     ),
 ]
+Fp8Recipe = Annotated[str | None, option(metavar="NAME", help="delayed, tensorwise, blockwise or mxfp8 (with fp8).")]
 MaskDocuments = Annotated[
     Path | None,
     option(metavar="FILE.bin", help="Price attention that stays within documents as long as those of this token file."),

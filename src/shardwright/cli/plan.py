@@ -41,9 +41,7 @@ def plan(
         float | None, option(metavar="N", help="Optimizer steps of the whole run, instead of --tokens.")
     ] = None,
     precision: options.Precision = None,
-    fp8_recipe: Annotated[
-        str | None, option(metavar="NAME", help="delayed, tensorwise, blockwise or mxfp8 (with fp8).")
-    ] = None,
+    fp8_recipe: options.Fp8Recipe = None,
     optimizer: options.Optimizer = "adam",
     master_weights: options.MasterWeights = None,
     adapter: options.Adapter = None,
@@ -145,7 +143,7 @@ def plan(
       shardwright plan --profile layers.json --cluster cluster.yaml --global-batch 1024
     """
     from shardwright.cli.amounts import dollars, hours
-    from shardwright.cli.inputs import job_of, part, rules_of
+    from shardwright.cli.inputs import job_of, length_of_documents, part, rules_of
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
     from shardwright.search.objective import MOST_INDIFFERENCE
@@ -254,12 +252,3 @@ def plan(
             tell(nobody + text, beside=out)
     if ranking.infeasible:
         raise Exit(3)
-
-
-def length_of_documents(file: Path | None, seq_len: int) -> float | None:
-    """Return the length of the documents that attention stays within, None where it does not."""
-    if file is None:
-        return None
-    from shardwright.runtime.storage.data import document_tokens, open_tokens
-
-    return document_tokens(open_tokens(file), seq_len)

@@ -60,6 +60,7 @@ def shop(
         int | None, option(metavar="N", help="Tokens of one sample; by default 4096, or the model's limit.")
     ] = None,
     precision: options.Precision = None,
+    fp8_recipe: options.Fp8Recipe = None,
     images_per_sequence: options.ImagesPerSequence = None,
     image_size: options.ImageSize = None,
     sounds_per_sequence: options.SoundsPerSequence = None,
@@ -67,6 +68,10 @@ def shop(
     freeze: options.Freeze = None,
     encoder_seq_len: options.EncoderSeqLen = None,
     optimizer: options.Optimizer = "adam",
+    master_weights: options.MasterWeights = None,
+    adapter: options.Adapter = None,
+    adapter_targets: options.AdapterTargets = None,
+    mask_documents: options.MaskDocuments = None,
     framework: options.OneFramework = "megatron",
     fit: options.Fit = 0.9,
     mixes: Annotated[
@@ -96,10 +101,12 @@ def shop(
     \b
       shardwright shop --model llama-2-70b --offers offers.yaml --tokens 1T --deadline 30d
       shardwright shop --model llama-3.1-8b --gpu H100-SXM --gpu A100-SXM-80 --tokens 300B --budget 50k
+      shardwright shop --model llama-3.1-70b --adapter qlora:16 --framework fsdp --tokens 50M --global-batch 32 \\
+          --deadline 1d
       shardwright shop --model ./config.json --offers offers.yaml --tokens 2T --json
     """
     from shardwright.cli.amounts import dollars, hours
-    from shardwright.cli.inputs import job_of, part
+    from shardwright.cli.inputs import job_of, length_of_documents, part
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
     from shardwright.reports.documents.shop import shop_document
@@ -121,7 +128,12 @@ def shop(
         seq_len=length,
         tokens=tokens,
         precision=precision,
+        fp8_recipe=fp8_recipe,
         optimizer=optimizer,
+        master_weights=master_weights,
+        adapter=adapter,
+        adapter_targets=adapter_targets,
+        document_tokens=length_of_documents(mask_documents, length),
         framework=framework,
         images_per_sequence=images_per_sequence,
         image_size=image_size,
