@@ -60,6 +60,7 @@ DIFFERENT: dict[str, dict[str, str]] = {
     },
     "shop": {
         **dict.fromkeys(("gpu", "market", "provider", "region", "max_gpus", "prices"), "`load_offers` and what it has"),
+        "mask_documents": "`document_tokens`, their mean length",
     },
     "fit": {
         "gpu": "a cluster",
