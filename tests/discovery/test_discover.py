@@ -219,3 +219,16 @@ def test_the_command_writes_the_file_and_names_the_rest(tmp_path: Path, monkeypa
     assert load_cluster(str(out)).gpus == 20
     document = json.loads(run(["discover", "--json"]).out)
     assert document["source"] == "slurm" and document["machines"][0]["count"] == 2
+
+
+def test_gpu_types_of_one_machine_are_written_as_one(tmp_path: Path) -> None:
+    found = discover(
+        "local", ask=answers(nvidia_smi="NVIDIA GeForce RTX 4090, 24564\n" * 2 + "NVIDIA GeForce RTX 3090, 24576\n")
+    )
+    assert [(part.gpu, part.gpus) for part in found.machines[0].by_type] == [
+        ("NVIDIA GeForce RTX 4090", 2), ("NVIDIA GeForce RTX 3090", 1),
+    ]  # fmt: skip
+    assert found.complete and "RTX4090: 2" in found.text
+    (tmp_path / "cluster.yaml").write_text(found.text)
+    cluster = load_cluster(tmp_path / "cluster.yaml")
+    assert cluster.one_machine and [pool.gpus_per_node for pool in cluster.pools] == [2, 1]

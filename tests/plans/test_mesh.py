@@ -9,7 +9,7 @@ import pytest
 from tests.plans.meshes import A, H, mesh
 
 from shardwright.plans.mesh import Host, hosts, is_mesh, one_recompute
-from shardwright.plans.placement import machine_numbers, placement_of
+from shardwright.plans.placement import numbers_by_type, placement_of
 from shardwright.plans.plan import Plan, Recompute
 
 BLOCK = {"granularity": "full", "method": "block"}
@@ -35,7 +35,7 @@ def test_ranks_of_a_mesh_are_those_of_megatron() -> None:
     """tensor fastest, then data, then pipeline, over replicas of two paths (parallel_state.py of core_v0.19)."""
     plan = mesh((2, "HA"), (2, "HH"), tp=2)
     placement = placement_of(plan)
-    machines = machine_numbers(plan, placement)
+    machines = numbers_by_type(plan, placement)
     expected = []
     for rank in range(plan.gpus):
         within, copy, stage = rank % 2, rank // 2 % 4, rank // 8

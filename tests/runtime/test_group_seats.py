@@ -16,6 +16,7 @@ from shardwright.runtime.job.seats import DeviceReport, seats
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import Cluster
+from shardwright.spec.read.cluster import load_cluster
 
 A100, H100 = gpus()["A100-SXM-80"], gpus()["H100-SXM"]
 MODEL = tiny_model(4)
@@ -109,3 +110,30 @@ def test_a_gpu_that_the_plan_describes_itself_may_be_any_unknown_one() -> None:
 def test_cpus_stand_for_any_gpu() -> None:
     cpu = DeviceReport(machine="a", device="CPU", gpu=None, memory_bytes=0.0, cpu=True)
     assert seats(layout_of(mixed()), [cpu] * 20) == tuple(range(20))
+
+
+def in_boxes() -> Plan:
+    """A pipeline over the three GPUs of each of two machines, and a replica on the card of a third one."""
+    cluster = load_cluster("2x(2xRTXA5000+1xRTX3080Ti)+1x1xRTX3080Ti")
+    first, second, alone = (pool.gpu.name for pool in cluster.pools)
+    path = [stage((place, place + 1), gpu=gpu) for place, gpu in enumerate((first, first, second))]
+    single = replica(stage((0, 3), gpu=alone), micro_batches=2)
+    return plan_of(tiny_model(3), replica(*path, count=2, micro_batches=2), single, cluster=cluster)
+
+
+@given(st.permutations(["one", "two", "three"]), st.permutations(range(7)))
+def test_gpus_of_several_types_in_a_machine_stay_together(machines: list[str], order: list[int]) -> None:
+    """Whatever comes first, no place of a machine with two types is taken by the card of another machine."""
+    small, large = reports("", "RTX3080Ti", 1, 12.9e9), reports("", "RTXA5000", 2, 26e9)
+    at_hand = [
+        *(replace(report, machine=machines[0]) for report in [*small, *large]),
+        *(replace(report, machine=machines[1]) for report in small),
+        *(replace(report, machine=machines[2]) for report in [*large, *small]),
+    ]
+    arrived, layout = [at_hand[number] for number in order], layout_of(in_boxes())
+    taken = seats(layout, arrived)
+    assert sorted(taken) == list(range(7))
+    there = [arrived[taken.index(rank)] for rank in range(7)]
+    assert [place.gpu.partition("@")[0] for place in layout.places] == [report.gpu for report in there]
+    for ranks in (range(3), range(3, 6)):
+        assert len({there[rank].machine for rank in ranks}) == 1

@@ -371,12 +371,3 @@ def test_noisy_short_forms_raise_nothing_but_spec_error(text: str) -> None:
         assert _finite(parse_cluster(text))
     except SpecError as error:
         assert error.problems
-
-
-@pytest.mark.parametrize(
-    "source", ["1x(2xRTX4090+1xRTX3090)", {"nodes": [{"count": 1, "gpus": {"RTX4090": 2, "RTX3090": 1}}]}]
-)
-def test_a_machine_of_several_types_is_a_group_for_each(source: Any) -> None:
-    with pytest.raises(SpecError, match="of one") as refused:
-        load_cluster(source) if isinstance(source, str) else build_cluster(source, "box.yaml")
-    assert "write a group for each type, as 1x2xRTX4090+1x1xRTX3090" in str(refused.value)

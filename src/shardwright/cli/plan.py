@@ -22,7 +22,8 @@ def plan(
         str,
         option(
             metavar="CLUSTER",
-            help="Cluster file, or short form: 32x8xA800-SXM-80 is 32 machines of 8; several joined by +.",
+            help="Cluster file, or short form: 32x8xA800-SXM-80 is 32 machines of 8, '1x(2xRTX4090+1xRTX3090)' is one "
+            "with GPUs of two types; several joined by +.",
         ),
     ],
     global_batch: Annotated[int, option(metavar="N", help="Samples of one optimizer step, e.g. 512.")],

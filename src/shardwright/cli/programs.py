@@ -36,8 +36,8 @@ def keep_in(kept: list[str]) -> Callable[[Graph, Program], None]:
 def how_to_train(ranking: Ranking, file: Path) -> str:
     """Return the command that trains by a program's file, on each machine."""
     cluster, found = ranking.best.cluster, ranking.program
-    nodes = sum(pool.nodes for pool in cluster.pools)
-    most = max(pool.gpus_per_node for pool in cluster.pools)
+    nodes = 1 if cluster.one_machine else sum(pool.nodes for pool in cluster.pools)
+    most = max(pool.gpus_of_machine for pool in cluster.pools)
     several = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29500 " if nodes > 1 else ""
     steps = found.steps if isinstance(found, SpmdProgram) else 1
     more = f" --accumulate {steps}" if steps > 1 else ""

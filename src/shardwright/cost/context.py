@@ -21,7 +21,7 @@ from shardwright.cost.trust.rarity import switches_for
 from shardwright.plans.findings import RareSwitch
 from shardwright.records import record
 from shardwright.rounding import coarse
-from shardwright.spec.cluster import NodePool
+from shardwright.spec.cluster import NodePool, on_slots
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
@@ -41,7 +41,8 @@ class Sharding(Protocol):
 
 @record(slots=False)
 class Context:
-    """One model on machines of one type. `headroom` is the part of a GPU's memory that a plan may fill."""
+    """One model on machines of one type. `headroom` is the part of a GPU's memory that a plan may fill. `one_machine`
+    says that all GPUs in question, of several types, are in one machine."""
 
     model: Model
     pool: NodePool
@@ -49,6 +50,7 @@ class Context:
     efficiency: Efficiency
     headroom: float = 1.0
     measured_overheads: Overheads | None = None
+    one_machine: bool = False
 
     @cached_property
     def software(self) -> Overheads:
@@ -77,7 +79,42 @@ class Context:
 
     @cached_property
     def links(self) -> Fabric:
-        """The links as the framework's collectives find them, never faster than measured or on the data sheet."""
+        """The links as the framework's collectives find them, never faster than measured or on the data sheet. In one
+        machine those of its GPUs of other types are in place of the network."""
+        return self.inside if self.one_machine and self.inside else self._over_the_network
+
+    @cached_property
+    def inside(self) -> Fabric | None:
+        """The links where GPUs of other types in the same machine are in place of other machines; None where it has
+        none."""
+        if self.pool.mixed is None:
+            return None
+        slots = self.efficiency.fabric(on_slots(self.pool))
+        return replace(
+            self._over_the_network,
+            inter_bytes_per_second=slots.intra_bytes_per_second * min(self.software.intra, 1.0),
+            inter_latency_seconds=slots.intra_latency_seconds,
+            inter_ramp_bytes=slots.ramp_bytes,
+            inter_messages=slots.intra_messages,
+        )
+
+    @cached_property
+    def quickest(self) -> Fabric:
+        """The links where whatever leaves a domain takes the better way: the network, or what is inside a machine. What
+        is bounded with these is bounded wherever GPUs stand."""
+        inside = self.inside
+        if inside is None:
+            return self.links
+        return replace(
+            self.links,
+            inter_bytes_per_second=max(self.links.inter_bytes_per_second, inside.inter_bytes_per_second),
+            inter_latency_seconds=min(self.links.inter_latency_seconds, inside.inter_latency_seconds),
+            inter_ramp_bytes=min(self.links.inter_ramp_bytes, inside.inter_ramp_bytes),
+            inter_messages=self.links.inter_messages if self.one_machine else None,
+        )
+
+    @cached_property
+    def _over_the_network(self) -> Fabric:
         links, pool, software = self.efficiency.fabric(self.pool), self.pool, self.software
         inter_share = pool.inter_bytes_per_second / pool.gpus_per_node
         intra = max(links.intra_bytes_per_second, pool.intra_bytes_per_second)

@@ -30,7 +30,7 @@ from shardwright.cost.memory.sizes import trained_share
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.rounding import coarse, weighed
-from shardwright.spec.cluster import NodePool
+from shardwright.spec.cluster import NodePool, machines_used
 from shardwright.spec.images import trained_parameters
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -133,18 +133,16 @@ def together(model: Model, job: Job, terms: Terms, machines: Ints, gpus: Ints, p
 
 def pool_stretch(model: Model, job: Job, pool: NodePool, machines: Ints) -> Floats:
     """Return by what failures and preemptions lengthen a run on so many machines of a pool, [N]."""
-    gpus, rates = np.array([pool.gpus_per_node]), np.array([preemptions_per_hour(pool)])
+    gpus, rates = np.array([pool.gpus_of_machine]), np.array([preemptions_per_hour(pool)])
     return stretch(together(model, job, Terms(), machines[:, None], gpus, rates)).factor
 
 
 def run_stretch(plan: Plan) -> float:
     """Return by what failures and preemptions lengthen the run of a plan on the machines that it uses."""
-    used = plan.gpus_by_type
-    pools = [pool for pool in plan.cluster.pools if used[pool.gpu.name]]
-    gpus = np.array([pool.gpus_per_node for pool in pools])
-    machines = -(-np.array([[used[pool.gpu.name] for pool in pools]]) // gpus)
+    pools, counts = zip(*machines_used(plan.cluster, plan.gpus_by_type), strict=True)
+    gpus = np.array([pool.gpus_of_machine for pool in pools])
     rates = np.array([preemptions_per_hour(pool) for pool in pools])
-    return float(stretch(together(plan.model, plan.job, Terms(), machines, gpus, rates)).factor[0])
+    return float(stretch(together(plan.model, plan.job, Terms(), np.array([counts]), gpus, rates)).factor[0])
 
 
 def stretch(exposure: Exposure) -> Stretch:

@@ -18,7 +18,7 @@ from shardwright.cost.iteration.mixed import Mixed, ReplicaTime, mixed_iteration
 from shardwright.cost.layers.source import layer_source
 from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.memory.facts import fit_probability
-from shardwright.cost.money import dollars_per_hour, egress_dollars, run_stretch
+from shardwright.cost.money import egress_dollars, run_stretch
 from shardwright.cost.site.calibrated import narrowed, on_site
 from shardwright.cost.stage.exact import of_pipelines, per_rank
 from shardwright.cost.strategies import stage_starts
@@ -27,6 +27,7 @@ from shardwright.cost.trust.interval import doubted
 from shardwright.cost.trust.rarity import doubt
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory, TimeBreakdown
 from shardwright.rounding import coarse
+from shardwright.spec.cluster import machines_used
 from shardwright.units import SECONDS_PER_HOUR
 
 
@@ -99,14 +100,12 @@ def _dollars_per_hour(plan: Plan, used: Counter[str], seconds: float) -> float |
     `seconds`; None where one is unknown."""
     total = egress_dollars(plan) * SECONDS_PER_HOUR / seconds
     for pool in plan.cluster.pools:
-        count = used[pool.gpu.name]
-        if not count:
-            continue
-        peak_flops(pool.gpu, plan.job.precision)
-        rate = dollars_per_hour(pool, np.array([count]))
-        if rate is None:
+        if used[pool.gpu.name]:
+            peak_flops(pool.gpu, plan.job.precision)
+    for pool, count in machines_used(plan.cluster, used):
+        if pool.dollars_per_node_hour is None:
             return None
-        total += float(rate[0])
+        total += count * pool.dollars_per_node_hour
     return total
 
 

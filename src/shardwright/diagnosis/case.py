@@ -22,7 +22,7 @@ from shardwright.cost.iteration.replica_time import Mixed
 from shardwright.cost.predict import predict
 from shardwright.errors import bad
 from shardwright.files import shipped_table
-from shardwright.plans.placement import placement_of
+from shardwright.plans.placement import placement_of, ranks
 from shardwright.plans.plan import Plan, Prediction
 from shardwright.records import record
 from shardwright.runs.run import MeasuredRun
@@ -87,7 +87,7 @@ class Case:
         stages = [
             (number, stage) for number, replica in enumerate(self.plan.replicas) for stage in range(len(replica.stages))
         ]
-        pairs = zip(placement.ranks().tolist(), placement.stage.tolist(), strict=True)
+        pairs = zip(ranks(self.plan, placement).tolist(), placement.stage.tolist(), strict=True)
         return {rank: stages[stage] for rank, stage in pairs}
 
     @cached_property

@@ -46,7 +46,7 @@ class Discovery:
     @property
     def complete(self) -> bool:
         """Whether the catalogue knows every GPU, so that the file can be planned with."""
-        return all(known(group) is not None for group in self.machines)
+        return all(known(part) is not None for group in self.machines for part in group.by_type)
 
 
 def discover(source: str | None = None, *, files: Sequence[str] = (), ask: Ask | None = None) -> Discovery:

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from shardwright.records import record
 from shardwright.spec.catalog.gpus import MEBIBYTE, gpus, known_gpu, sold_memory_bytes
@@ -17,6 +18,7 @@ OTHER_SIZE = 0.15  # a part of a GPU's memory by which a driver may differ from 
 OTHER_LINK = 0.1
 MOST_LISTED = 20  # hosts in one line
 OF_PARTS = "parts of GPUs (MIG)"
+NAMELESS = "a GPU without a name"
 SIZED = re.compile(r"(.+?)[-_ ](\d+)gb?", re.IGNORECASE)  # `a100_80g`
 
 
@@ -30,10 +32,11 @@ def unseen(machines: Sequence[MachineGroup]) -> tuple[str, ...]:
     """Return in words what could not be seen."""
     words = []
     for group in machines:
-        name = group.gpu or "a GPU without a name"
-        words += [f"{name}: {what}" for what, _ in _missing(group)]
-        if known(group) is None:
-            words.append(f"{name}: not in the catalogue; `shardwright profile` measures it, docs/how-to-profile.md")
+        words += [f"{group.gpu or NAMELESS}: {what}" for what, _ in _missing(group)]
+        for part in group.by_type:
+            if known(part) is None:
+                profile = "`shardwright profile` measures it, docs/how-to-profile.md"
+                words.append(f"{part.gpu or NAMELESS}: not in the catalogue; {profile}")
     return tuple(dict.fromkeys(words))
 
 
@@ -50,11 +53,13 @@ def known(group: MachineGroup) -> Gpu | None:
 def _entry(group: MachineGroup) -> Iterator[str]:
     gpu = known(group)
     yield f"  - count: {group.count}"
-    name = " ".join(group.gpu.split())
-    yield f"    gpu: {gpu.name}  # {name}" if gpu else f"    gpu: {json.dumps(name)}  # not in the catalogue"
-    yield f"    gpus: {group.gpus}"
-    if gpu and group.gpu_memory_mib and _differs(group.gpu_memory_mib * MEBIBYTE, gpu.memory_bytes, OTHER_SIZE):
-        yield f"    memory_gb: {group.gpu_memory_mib / 1024:.0f}"
+    if group.others:
+        yield from _types(group)
+    else:
+        name = " ".join(group.gpu.split())
+        yield f"    gpu: {gpu.name}  # {name}" if gpu else f"    gpu: {json.dumps(name)}  # not in the catalogue"
+        yield f"    gpus: {group.gpus}"
+        yield from _memory(group)
     if group.host_memory_gib:
         yield f"    host_memory_gb: {group.host_memory_gib:g}"
     if gpu and group.nvlink_gb_per_second is not None:
@@ -63,6 +68,21 @@ def _entry(group: MachineGroup) -> Iterator[str]:
         cards = " + ".join(f"{rate:g}" for rate in group.network_gbps)
         yield f"    inter_node_gbps: {sum(group.network_gbps):g}  # {cards}: leave out cards that training does not use"
     yield from (f"    # {line}" for _, line in _missing(group))
+
+
+def _types(group: MachineGroup) -> Iterator[str]:
+    """Yield how many GPUs of each type a machine has; whose memory is not the catalogue's cannot be said there."""
+    yield "    gpus:"
+    for part in group.by_type:
+        gpu, name = known(part), " ".join(part.gpu.split())
+        yield f"      {gpu.name}: {part.gpus}  # {name}" if gpu else f"      {json.dumps(name)}: {part.gpus}"
+        yield from (f"      # {line.strip()}: not as the catalogue has it" for line in _memory(part))
+
+
+def _memory(group: MachineGroup) -> Iterator[str]:
+    gpu = known(group)
+    if gpu and group.gpu_memory_mib and _differs(group.gpu_memory_mib * MEBIBYTE, gpu.memory_bytes, OTHER_SIZE):
+        yield f"    memory_gb: {group.gpu_memory_mib / 1024:.0f}"
 
 
 def _links(seen_gb_per_second: float, gpu: Gpu) -> Iterator[str]:
@@ -95,8 +115,9 @@ Ask = Callable[[Sequence[str]], str | None]  # a command's standard output; None
 
 @record
 class MachineGroup:
-    """`count` equal machines. `gpu` is the name that its source gives. None and () stand for what could not be seen:
-    memory of a GPU in MiB, of the host in GiB, NVLink of one GPU in GB/s (0: none), network cards in Gbit/s each."""
+    """`count` equal machines. `gpu` is the name that its source gives; `others` are its GPUs of other types. None and
+    () stand for what could not be seen: memory of a GPU in MiB, of the host in GiB, NVLink of one GPU in GB/s (0:
+    none), network cards in Gbit/s each."""
 
     gpu: str
     gpus: int
@@ -105,6 +126,12 @@ class MachineGroup:
     host_memory_gib: float | None = None
     nvlink_gb_per_second: float | None = None
     network_gbps: tuple[float, ...] = ()
+    others: tuple[MachineGroup, ...] = ()
+
+    @property
+    def by_type(self) -> tuple[MachineGroup, ...]:
+        """The GPUs of each type in a machine."""
+        return (replace(self, others=()), *self.others)
 
 
 @record
@@ -122,9 +149,10 @@ def grouped(nodes: Iterable[Node]) -> tuple[MachineGroup, ...]:
     """Return machines that take work, equal ones counted together, in the order in which they first came; parts of GPUs
     are none."""
     counts = Counter[MachineGroup]()
-    for node in nodes:
-        if not node.gone and not PARTS.search(node.machine.gpu):
-            counts[replace(node.machine, count=1)] += node.machine.count
+    there = [node for node in nodes if not node.gone and not PARTS.search(node.machine.gpu)]
+    for _, group in groupby(enumerate(there), key=lambda item: item[1].host or item[0]):
+        first, *others = (node.machine for _, node in group)
+        counts[replace(first, count=1, others=tuple(others))] += first.count
     return tuple(replace(machine, count=count) for machine, count in counts.items())
 
 
@@ -142,7 +170,7 @@ def left_out(nodes: Iterable[Node]) -> tuple[str, ...]:
 def assumed(machines: Iterable[MachineGroup]) -> tuple[str, ...]:
     """Return in words which GPUs were taken for one of several of the catalogue, because nobody told their memory."""
     words = []
-    for group in machines:
+    for group in (part for machine in machines for part in machine.by_type):
         gpu = known(group)
         if gpu is None or group.gpu_memory_mib:
             continue

@@ -50,7 +50,7 @@ GIBIBYTES = {None: 1 / 1024**3, "Ki": 1 / 1024**2, "Mi": 1 / 1024, "Gi": 1.0, "T
 
 def local_nodes(ask: Ask) -> tuple[Node, ...]:
     """Return this machine, a node for each GPU type; nothing without `nvidia-smi`."""
-    return tuple(Node(host="", machine=machine) for machine in this_machine(ask))
+    return tuple(Node(host="this machine", machine=machine) for machine in this_machine(ask))
 
 
 def this_machine(ask: Ask, root: Path = Path("/")) -> tuple[MachineGroup, ...]:

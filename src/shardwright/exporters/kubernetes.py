@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from shardwright.errors import bad
 from shardwright.exporters.exported import Exported, yaml_text
 from shardwright.exporters.runner import MachineRange, Runner, runner_of
 from shardwright.plans.plan import Plan
+from shardwright.spec.cluster import machines_used
 
 VERSION = "jobset.x-k8s.io/v1alpha2"
 NAME = "shardwright"
@@ -22,12 +24,19 @@ DEVICES = {
     "amd": ("amd.com/gpu", "amd.com/gpu.product-name"),
 }
 UNKNOWN = ("SET-ME/gpu", "SET-ME/product")
+SEVERAL = "SET-ME/machine"  # of nodes with GPUs of several types, whose own labels name one of them
 RESTARTS = 10  # of the whole set, after which a person should look
 
 
 def export_jobset(plan: Plan) -> Exported:
-    """Return `jobset.yaml`. Raises SpecError where the plan is not legal."""
+    """Return `jobset.yaml`. Raises SpecError where the plan is not legal, and where it wants some GPUs of a machine
+    with several types, of which a pod gets any."""
     runner = runner_of(plan)
+    for pool, _ in machines_used(plan.cluster, plan.gpus_by_type):
+        part = [group for group in runner.machines if pool.gpu.name in group.types and group.gpus < group.has]
+        if pool.mixed and part:
+            message = f"the plan uses {part[0].gpus} GPUs of {pool.machines}, and a pod that asks for so many gets any"
+            raise bad("cluster", message, "plan on all GPUs of the machine, as --set gpus=…, or start it by hand")
     files: dict[str, object] = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -35,7 +44,9 @@ def export_jobset(plan: Plan) -> Exported:
         "data": dict(runner.files),
     }
     documents = [files, _jobset(runner)]
-    labels = dict.fromkeys(DEVICES.get(group.vendor, UNKNOWN)[1] for group in runner.machines)
+    labels = dict.fromkeys(
+        DEVICES.get(group.vendor, UNKNOWN)[1] if len(group.types) == 1 else SEVERAL for group in runner.machines
+    )
     head = (
         "# kubectl apply -f jobset.yaml   (written by shardwright). Yours to set: the image, values marked SET ME,\n"
         f"# a volume for data and checkpoints, and the labels of your nodes ({', '.join(labels)}).\n"
@@ -86,7 +97,7 @@ def _job(runner: Runner, place: int, group: MachineRange) -> dict[str, object]:
         "restartPolicy": "Never",
         "hostNetwork": True,
         "dnsPolicy": "ClusterFirstWithHostNet",
-        "nodeSelector": {label: group.kind},
+        "nodeSelector": {label if len(group.types) == 1 else SEVERAL: group.kind},
         "containers": [container],
         "volumes": volumes,
     }

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 from itertools import accumulate, groupby
 
-from shardwright.errors import SpecError
+from shardwright.errors import SpecError, bad
 from shardwright.exporters.exported import run_script
 from shardwright.exporters.megatron.launch import OWN_SETTINGS, megatron_files
 from shardwright.exporters.megatron.limits import unsupported
@@ -21,6 +21,7 @@ from shardwright.plans.mesh import hosts
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 from shardwright.records import record
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.catalog.gpus import gpus as catalogue
 from shardwright.spec.cluster import Gpu, NodePool, kind_of
 
@@ -30,18 +31,20 @@ PACKAGE = ("SHARDWRIGHT", "what pip installs: a wheel or a checkout of shardwrig
 
 @record
 class MachineRange:
-    """Machines of one GPU type of `vendor`: `count` from number `first` on, of which each gives `gpus` to the plan."""
+    """Machines with GPUs of `vendor`: `count` from number `first` on, of which each gives `gpus`, of one type or of
+    several, to the plan, and has as many or more."""
 
-    gpu: str
+    types: tuple[str, ...]
     first: int
     count: int
     gpus: int
+    has: int
     spot: bool
     vendor: str
 
     @property
     def kind(self) -> str:
-        return kind_of(self.gpu)
+        return "+".join(map(kind_of, self.types))
 
 
 @record
@@ -59,11 +62,16 @@ class Runner:
 
 
 def runner_of(plan: Plan) -> Runner:
-    """Return what runs a plan. Raises SpecError where the plan is not legal."""
+    """Return what runs a plan. Raises SpecError where the plan is not legal, and where Megatron-LM would have to be
+    started once for each type of a machine."""
     if problems := check(plan):
         raise SpecError(*problems)
     machines = _machines(plan)
-    if not unsupported(plan) and (in_order := _mesh_machines(plan, machines)):
+    several = any(len(group.types) > 1 for group in machines)
+    if several and plan.job.framework != OWN:
+        message = "the plan is priced for Megatron-LM, which is started once for each GPU type of a machine"
+        raise bad("cluster", message, "--framework train plans what is started once on each machine")
+    if not several and not unsupported(plan) and (in_order := _mesh_machines(plan, machines)):
         machines = in_order
         script = megatron_files(plan, "torchrun").main
         return Runner(name="megatron", files={"run.sh": script}, settings=OWN_SETTINGS, machines=machines)
@@ -72,18 +80,23 @@ def runner_of(plan: Plan) -> Runner:
 
 
 def _machines(plan: Plan) -> tuple[MachineRange, ...]:
-    """Return the machines in use, those of a type that give equally many GPUs together."""
+    """Return the machines in use, those with the same types that give equally many GPUs together."""
     sizes = list(machine_sizes(plan))
     groups: list[MachineRange] = []
     number = 0
-    for pool in plan.cluster.pools:
-        left = plan.gpus_by_type[pool.gpu.name] - sum(g.count * g.gpus for g in groups if g.gpu == pool.gpu.name)
+    used = [pool for pool in plan.cluster.pools if plan.gpus_by_type[pool.gpu.name]]
+    for _, alike in groupby(used, key=lambda pool: pool.machines):
+        pools = list(alike)
+        pool, types = pools[0], tuple(pool.gpu.name for pool in pools)
+        left = sum(map(plan.gpus_by_type.__getitem__, types)) - sum(
+            g.count * g.gpus for g in groups if g.types == types
+        )
         taken = 0
         while left > 0 and taken < pool.nodes:
             gpus = sizes[number]
-            same = groups and (groups[-1].gpu, groups[-1].gpus, groups[-1].spot) == (pool.gpu.name, gpus, pool.spot)
+            same = groups and (groups[-1].types, groups[-1].gpus, groups[-1].spot) == (types, gpus, pool.spot)
             first, count = (groups[-1].first, groups.pop().count + 1) if same else (number, 1)
-            groups.append(_range(pool, first, count, gpus))
+            groups.append(_range(pool, types, first, count, gpus))
             left, taken, number = left - gpus, taken + 1, number + 1
     return tuple(groups)
 
@@ -99,13 +112,21 @@ def _mesh_machines(plan: Plan, machines: tuple[MachineRange, ...]) -> tuple[Mach
         return ()
     firsts = accumulate((count for _, count in runs), initial=0)
     return tuple(
-        _range(pools[host.gpu], first, count, host.gpus) for (host, count), first in zip(runs, firsts, strict=False)
+        _range(pools[host.gpu], (host.gpu,), first, count, host.gpus)
+        for (host, count), first in zip(runs, firsts, strict=False)
     )
 
 
-def _range(pool: NodePool, first: int, count: int, gpus: int) -> MachineRange:
-    vendor = vendor_of(pool.gpu)
-    return MachineRange(gpu=pool.gpu.name, first=first, count=count, gpus=gpus, spot=pool.spot, vendor=vendor)
+def _range(pool: NodePool, types: tuple[str, ...], first: int, count: int, gpus: int) -> MachineRange:
+    return MachineRange(
+        types=types,
+        first=first,
+        count=count,
+        gpus=gpus,
+        has=pool.gpus_of_machine,
+        spot=pool.spot,
+        vendor=vendor_of(pool.gpu),
+    )
 
 
 def vendor_of(gpu: Gpu) -> str:

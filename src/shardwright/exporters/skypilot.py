@@ -15,6 +15,7 @@ from shardwright.exporters.exported import Exported, yaml_text
 from shardwright.exporters.runner import MachineRange, Runner, runner_of
 from shardwright.files import shipped_table
 from shardwright.plans.plan import Plan
+from shardwright.spec.cluster import machines_used
 
 VERSION = "0.14.1"
 GROUP = "shardwright"
@@ -30,16 +31,19 @@ def gpu_names() -> dict[str, str]:
 def export_task(plan: Plan) -> Exported:
     """Return `task.yaml` with the files that it runs. Raises SpecError for an illegal plan, and names every GPU type
     that SkyPilot has no name for."""
+    if mixed := [pool for pool, _ in machines_used(plan.cluster, plan.gpus_by_type) if pool.mixed]:
+        message = f"{mixed[0].machines}: SkyPilot rents machines with GPUs of one type"
+        raise bad("cluster", message, "start the plan by hand, or --to kubernetes")
     runner = runner_of(plan)
     unknown = [group.kind for group in runner.machines if group.kind not in gpu_names()]
     if unknown:
         have = ", ".join(sorted(gpu_names()))
         raise SpecError(*(Problem("cluster", f"SkyPilot has no name for {gpu}", f"it has {have}") for gpu in unknown))
-    uneven = [group for group in runner.machines if group.gpus != _offered(plan, group)]
+    uneven = [group for group in runner.machines if group.gpus != group.has]
     if uneven:
         raise bad(
             "cluster",
-            f"the plan uses {uneven[0].gpus} of {_offered(plan, uneven[0])} GPUs of a {uneven[0].gpu} machine",
+            f"the plan uses {uneven[0].gpus} of {uneven[0].has} GPUs of a {uneven[0].types[0]} machine",
             "SkyPilot rents whole machines: plan with a number of GPUs that fills them",
         )
     documents = list(_documents(runner))
@@ -52,10 +56,6 @@ def export_task(plan: Plan) -> Exported:
         files={"task.yaml": words + text, **runner.files},
         document={"documents": documents, "files": dict(runner.files)},
     )
-
-
-def _offered(plan: Plan, group: MachineRange) -> int:
-    return next(pool.gpus_per_node for pool in plan.cluster.pools if pool.gpu.name == group.gpu)
 
 
 def _documents(runner: Runner) -> Iterator[dict[str, object]]:

@@ -6,14 +6,15 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.arrays import Ints, distinct
-from shardwright.plans.placement import STAGES_TOGETHER, machine_numbers, placement_of
+from shardwright.plans.placement import STAGES_TOGETHER, numbers_by_type, placement_of
 from shardwright.plans.plan import DEGREES, Plan, Recompute, Replica, Stage
 from shardwright.records import record
 
 
 @record
 class Host:
-    """A machine that gives `gpus` of its GPUs to a plan."""
+    """A machine that gives `gpus` of its GPUs to a plan; of GPUs of several types in a machine those of each type are
+    started as if they were one."""
 
     gpu: str
     gpus: int
@@ -37,7 +38,7 @@ def hosts(plan: Plan) -> tuple[Host, ...] | None:
     the ranks of a machine would not follow each other."""
     placement = placement_of(plan)
     order = np.argsort(_ranks(plan, placement.stage))
-    machines = machine_numbers(plan, placement)[order]
+    machines = numbers_by_type(plan, placement)[order]
     begins = np.flatnonzero(np.append(True, machines[1:] != machines[:-1]))
     if len(distinct(machines)) < len(begins):
         return None

@@ -9,7 +9,8 @@ GPUs where none has:
 
 So each of unequal replicas has GPUs of its own, one after the other in the order of the plan, and the rank order says
 how the copies and stages of one replica are laid out there. With one replica it is Megatron-LM's (parallel_state.py).
-Ranks are numbered by where they stand: GPU types in the order of the cluster, within a type by GPU.
+Ranks are numbered by where they stand: GPU types in the order of the cluster, within a type by GPU. Machines with GPUs
+of several types come where the first of these comes, and the ranks of each machine follow one another.
 """
 
 from __future__ import annotations
@@ -54,12 +55,6 @@ class Placement:
         stage, number = _numbered(self.count * self.size // tp)
         return stage, self.gpu[self.begin[stage] + number * tp[stage]]
 
-    def ranks(self) -> Ints:
-        """Return the rank of each GPU of the plan, [G]."""
-        ranks = np.empty(len(self.gpu), dtype=np.int64)
-        ranks[np.lexsort((self.gpu, self.type[self.stage]))] = np.arange(len(ranks))
-        return ranks
-
 
 def placement_of(plan: Plan) -> Placement:
     """Return where the GPUs of a legal plan (`plan.check`) stand."""
@@ -78,6 +73,14 @@ def placement_of(plan: Plan) -> Placement:
     return Placement(types=types, type=kind, begin=begin, size=tp * cp, count=count, gpu=gpu)
 
 
+def ranks(plan: Plan, placement: Placement) -> Ints:
+    """Return the rank of each GPU of the plan, [G]."""
+    found = np.empty(len(placement.gpu), dtype=np.int64)
+    order = np.lexsort((placement.gpu, placement.type[placement.stage], machine_numbers(plan, placement)))
+    found[order] = np.arange(len(found))
+    return found
+
+
 def machine_sizes(plan: Plan) -> tuple[int, ...]:
     """Return how many GPUs of each machine the plan uses, machines that it leaves out left out; their order is that of
     the ranks."""
@@ -86,6 +89,18 @@ def machine_sizes(plan: Plan) -> tuple[int, ...]:
 
 def machine_numbers(plan: Plan, placement: Placement) -> Ints:
     """Return the number of the machine of each GPU of the plan, [G], machines of all types counted through."""
+    pools = {pool.gpu.name: pool.machines for pool in plan.cluster.pools}
+    first, count = dict[str, int](), 0
+    for name in placement.types:
+        if pools[name] not in first:
+            first[pools[name]] = count
+            count += len(_machines(plan, name))
+    before = np.array([first[pools[name]] for name in placement.types])
+    return np.asarray(before[placement.type[placement.stage]] + slots(plan, placement)[0])
+
+
+def numbers_by_type(plan: Plan, placement: Placement) -> Ints:
+    """Return the same where the GPUs of each type in a machine count as a machine."""
     before = np.cumsum([0, *(len(_machines(plan, name)) for name in placement.types)])
     return np.asarray(before[placement.type[placement.stage]] + slots(plan, placement)[0])
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.plans.placement import Placement, placement_of, slots
+from shardwright.errors import bad
+from shardwright.plans.placement import Placement, placement_of, ranks, slots
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.recovery.quorum import Machine
@@ -26,11 +27,19 @@ class RankSeat:
     slot: int
 
 
+def require_machines(plan: Plan) -> None:
+    """Raise SpecError where machines of the plan's cluster have GPUs of several types: recovery knows one of each."""
+    mixed = [pool.machines for pool in plan.cluster.pools if pool.mixed]
+    if mixed:
+        message = f"machines with GPUs of several types ({mixed[0]}) do not come and go in a run"
+        raise bad("cluster", message, "a run that is not elastic goes on from its checkpoint, on machines that are there")
+
+
 def seats(plan: Plan, machines: Sequence[Machine]) -> tuple[RankSeat, ...]:
     """Return the seat of every rank: the machines of each GPU type, in their order, are those of the plan's cluster."""
     placement = placement_of(plan)
     names, (_, slot) = _machine_names(plan, placement, machines), slots(plan, placement)
-    order = np.argsort(placement.ranks())
+    order = np.argsort(ranks(plan, placement))
     return tuple(RankSeat(machine=names[at], slot=int(slot[at])) for at in order.tolist())
 
 

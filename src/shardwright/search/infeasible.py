@@ -307,4 +307,4 @@ def _least_host_memory(context: Context, space: Space, filters: Filters) -> floa
     while high > 1.01 * low:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if roomy(middle) else (middle, high)
-    return high
+    return high * context.pool.gpus_of_machine / context.pool.gpus_per_node

@@ -100,6 +100,9 @@ def fewer_machines(best: Plan, planned: Planned) -> tuple[Fewer, ...]:
     for nodes in fewer_counts(counts):
         if any(count and unused for count, unused in zip(nodes, idle, strict=True)):
             continue
+        machines = {(pool.machines, count) for pool, count in zip(best.cluster.pools, nodes, strict=True)}
+        if len(machines) > len({pool.machines for pool in best.cluster.pools}):
+            continue  # machines are there with the GPUs of all their types, or not at all
         plan = planned(_part(best.cluster, nodes))
         if plan is not None and plan.prediction is not None:
             choices.append(point(nodes, plan))

@@ -12,7 +12,7 @@ from shardwright.errors import bad
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.rounding import coarse
-from shardwright.spec.cluster import NodePool
+from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.units import SECONDS_PER_HOUR
@@ -53,6 +53,15 @@ def to_beat(preferences: Iterable[Preference], number: int, within: float) -> fl
         return np.inf
     beyond, rare, value = ordered[number - 1]
     return value if beyond or not rare else within
+
+
+def require_countable(cluster: Cluster, job: Job) -> None:
+    """Raise SpecError where numbers of machines would be searched, by dollars, and some have GPUs of several types:
+    these are paid as a whole, which the searches of each type do not know."""
+    if cluster.mixed and (job.objective == "cost" or job.budget_dollars is not None):
+        asked = "objective=cost" if job.objective == "cost" else "a budget"
+        message = f"{asked} is not searched for on machines with GPUs of several types, which are paid as a whole"
+        raise bad("cluster", message, "`objective=time` finds the fastest plan, and prices it")
 
 
 def affordable_value(plan: Plan) -> float | None:

@@ -30,7 +30,7 @@ from shardwright.search.account import left_out, report_of
 from shardwright.search.infeasible import explain
 from shardwright.search.kinds import EXPORTABLE, Asked, OneType, search_type
 from shardwright.search.nearby import fewer_machines, nearby
-from shardwright.search.objective import INDIFFERENCE, require_indifference
+from shardwright.search.objective import INDIFFERENCE, require_countable, require_indifference
 from shardwright.search.ranked import (
     best_of,
     best_of_kinds,
@@ -132,6 +132,7 @@ def _plan(
     """Return the best plans for a job whose options are settled (`plan`)."""
     if problems := (*position_problems(model, job), *option_problems(model, job), *own_job_problems(model, job)):
         raise SpecError(*problems)
+    require_countable(cluster, job)
     begin = time.perf_counter()
     filters = Filters(rules=tuple(rules))
     asked, space = space, as_options_need(space, job)
@@ -368,7 +369,10 @@ def contexts_for(model: Model, cluster: Cluster, job: Job, fit: float, efficienc
         peak_flops(cluster.pools[0].gpu, job.precision)
     able = [pool for pool in able if not any(job_problems(pool.gpu, job))] or able
     time_of, room = efficiency or default_efficiency(), headroom(fit, job)
-    return [Context(model=model, pool=pool, job=job, efficiency=time_of, headroom=room) for pool in able]
+    alone = cluster.one_machine
+    return [
+        Context(model=model, pool=pool, job=job, efficiency=time_of, headroom=room, one_machine=alone) for pool in able
+    ]
 
 
 def _no_plan(job: Job, incumbent: float) -> Plan | None:

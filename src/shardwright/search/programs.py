@@ -66,7 +66,13 @@ def best_program(
     if reason := _refused(model, cluster, job):
         return NoProgram(reason)
     plain = [
-        Context(model=model, pool=pool, job=job, efficiency=efficiency or default_efficiency())
+        Context(
+            model=model,
+            pool=pool,
+            job=job,
+            efficiency=efficiency or default_efficiency(),
+            one_machine=cluster.one_machine,
+        )
         for pool in cluster.pools
     ]
     contexts = run_by_train(plain, fit)
@@ -81,6 +87,8 @@ def best_program(
 def _refused(model: Model, cluster: Cluster, job: Job) -> str:
     if not 1 < cluster.gpus <= MOST_GPUS:
         return f"programs are searched on 2 to {MOST_GPUS} GPUs"
+    if cluster.mixed and not cluster.one_machine:
+        return "programs are searched on machines with GPUs of one type, or on a single machine"
     if job.precision not in DTYPES or job.adapters or job.optimizer not in ("adam", "sgd"):
         return "programs are searched for whole training steps in fp32, bf16 or fp16 with adam or sgd"
     for pool in cluster.pools:

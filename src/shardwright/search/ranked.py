@@ -144,7 +144,7 @@ def _uniform_plans(
 
 def _dollars_per_gpu_hour(pool: NodePool) -> float:
     dollars = pool.dollars_per_node_hour
-    return np.inf if dollars is None else dollars / pool.gpus_per_node
+    return np.inf if dollars is None else dollars / pool.gpus_of_machine
 
 
 def costed_plan(context: Context, cluster: Cluster, row: Strategies, *, label: str = "") -> Plan:

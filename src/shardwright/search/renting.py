@@ -13,7 +13,7 @@ from shardwright.cost.money import MOST_STRETCH, Exposure, egress_dollars, stret
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.rounding import coarse
-from shardwright.spec.cluster import NodePool
+from shardwright.spec.cluster import NodePool, machines_used
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.offers import Offer, Terms, preemptions_per_hour
@@ -29,7 +29,7 @@ class Rental:
 
     @property
     def gpus(self) -> int:
-        return self.machines * self.offer.pool.gpus_per_node
+        return self.machines * self.offer.pool.gpus_of_machine
 
 
 @record
@@ -67,12 +67,9 @@ class FrontPoint:
 def choice_on_cluster(plan: Plan) -> FrontPoint | None:
     """Return what a costed plan on its cluster is expected to come to. None where the run has no length or a price
     is not known."""
-    used = plan.gpus_by_type
-    pools = {pool.gpu.name: pool for pool in reversed(plan.cluster.pools) if pool.gpu.name in used}
+    taken = machines_used(plan.cluster, plan.gpus_by_type)
     priced = plan.prediction is not None and plan.prediction.dollars_per_hour is not None
-    rentals = tuple(
-        Rental(offer=_offer(pool), machines=math.ceil(used[name] / pool.gpus_per_node)) for name, pool in pools.items()
-    )
+    rentals = tuple(Rental(offer=_offer(pool), machines=count) for pool, count in taken)
     if plan.job.tokens is None or not priced:
         return None
     return choice_of(plan, rentals, Terms())
@@ -145,6 +142,6 @@ def tariff(model: Model, job: Job, offer: Offer, terms: Terms, machines: Ints) -
 
 def exposure(model: Model, job: Job, offers: Sequence[Offer], terms: Terms, machines: Ints) -> Exposure:
     """Return what runs on machines [N, offers] are up against."""
-    gpus = np.array([offer.pool.gpus_per_node for offer in offers])
+    gpus = np.array([offer.pool.gpus_of_machine for offer in offers])
     taken = np.array([offer.preemptions_per_hour for offer in offers])
     return together(model, job, terms, machines, gpus, taken)

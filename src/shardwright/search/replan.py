@@ -68,7 +68,14 @@ def replan(
     model_of_time, room = efficiency or default_efficiency(), headroom(fit, job)
     contexts = largest_pools(
         [
-            Context(model=previous.model, pool=pool, job=job, efficiency=model_of_time, headroom=room)
+            Context(
+                model=previous.model,
+                pool=pool,
+                job=job,
+                efficiency=model_of_time,
+                headroom=room,
+                one_machine=cluster.one_machine,
+            )
             for pool in cluster.pools
             if computes(pool.gpu, job.precision)
         ]

@@ -28,8 +28,9 @@ INSTRUCTIONS = """Shardwright predicts and plans the training of large models: w
 fast, how much memory, how much money. Ask `fit` whether a model fits some GPUs, `plan` for the best strategy on given
 machines (out: plan.json keeps it), `shop` for what to rent, `export` for the files that run a plan, `evaluate` how good
 a launch script is, `diagnose` why a run is slow. Clusters are written NODESxGPUSxTYPE, joined by +, e.g.
-8x8xH100-SXM+16x8xA100-SXM-80. Where a parameter names a file, send its text in `files`; files stay for later calls.
-Times are seconds, money US dollars; every prediction has an interval."""
+8x8xH100-SXM+16x8xA100-SXM-80, machines with GPUs of several types as 1x(2xRTX4090+1xRTX3090). Where a parameter names
+a file, send its text in `files`; files stay for later calls. Times are seconds, money US dollars; every prediction has
+an interval."""
 
 
 def serve(toolbox: Toolbox, folder: str) -> None:

@@ -1,7 +1,8 @@
-"""`Cluster`: machines with GPUs of one type each, the links in and between them, and what they cost."""
+"""`Cluster`: machines with their GPUs, the links in and between them, and what they cost."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -95,6 +96,19 @@ class Price:
 
 
 @record
+class MixedMachine:
+    """What is said of a pool whose machines have GPUs of other types, too: what the machines are called, the `gpus` of
+    all types in one, and over which `link` of the catalogue its GPUs reach the others there (bytes per second of one in
+    one direction, seconds)."""
+
+    name: str
+    gpus: int
+    link: str
+    bytes_per_second: float
+    latency_seconds: float
+
+
+@record
 class NodePool:
     """`nodes` equal machines of `gpus_per_node` GPUs at one site.
 
@@ -102,6 +116,9 @@ class NodePool:
     machine or NVLink domain (`domain_gpus` GPUs, more than a machine for NVL72), `inter_bytes_per_second` of one
     whole machine to the network. Latencies are seconds for one message. Where racks of `rack_nodes` machines have a
     network of their own, `rack_bytes_per_second` is what leaves a rack; 0 machines stand for a network without racks.
+
+    Of machines with GPUs of several types (`mixed`) each type is a pool: the GPUs of one type in each machine, with
+    their part of its host memory and its network. Price and preemptions are those of the whole machine.
     """
 
     gpu: Gpu
@@ -122,6 +139,17 @@ class NodePool:
     rack_nodes: int = 0
     rack_bytes_per_second: float = 0.0
     assumed: tuple[Assumption, ...] = ()
+    mixed: MixedMachine | None = None
+
+    @property
+    def machines(self) -> str:
+        """What tells the pool's machines from others: pools that share machines have the same."""
+        return self.mixed.name if self.mixed else self.gpu.name
+
+    @property
+    def gpus_of_machine(self) -> int:
+        """The GPUs of one machine, of all types."""
+        return self.mixed.gpus if self.mixed else self.gpus_per_node
 
     @property
     def gpus(self) -> int:
@@ -148,6 +176,23 @@ class NodePool:
         return replace(self, nodes=nodes, domain_gpus=max(domain, self.gpus_per_node))
 
 
+def on_slots(pool: NodePool) -> NodePool:
+    """Return GPUs that share machines with other types as if all of a machine were of theirs, and joined as they are to
+    the others."""
+    machine = pool.mixed
+    assert machine is not None, "it has several types"
+    gpu, slotted = pool.gpu, machine.link != pool.gpu.link
+    return replace(
+        pool,
+        gpu=replace(gpu, link=machine.link, link_bytes_per_second=gpu.pcie_bytes_per_second) if slotted else gpu,
+        gpus_per_node=machine.gpus,
+        domain_gpus=machine.gpus,
+        intra_bytes_per_second=machine.bytes_per_second,
+        intra_latency_seconds=machine.latency_seconds,
+        mixed=None,
+    )
+
+
 @record
 class SiteLink:
     """The connection between two sites: bytes per second in one direction, one-way latency, price of traffic."""
@@ -169,3 +214,24 @@ class Cluster:
     @cached_property
     def gpus(self) -> int:
         return sum(pool.gpus for pool in self.pools)
+
+    @cached_property
+    def mixed(self) -> bool:
+        """Whether some machines have GPUs of several types."""
+        return any(pool.mixed for pool in self.pools)
+
+    @cached_property
+    def one_machine(self) -> bool:
+        """Whether all pools are the GPUs of a single machine with several types."""
+        return self.mixed and len({pool.machines for pool in self.pools}) == 1 and self.pools[0].nodes == 1
+
+
+def machines_used(cluster: Cluster, used: Mapping[str, int]) -> list[tuple[NodePool, int]]:
+    """Return the machines that so many GPUs of each type occupy, whole machines: a pool of each kind, and how many of
+    its machines. What GPUs of several types share counts once."""
+    taken: dict[str, tuple[NodePool, int]] = {}
+    for pool in cluster.pools:
+        count = -(-used.get(pool.gpu.name, 0) // pool.gpus_per_node)
+        if count > taken.get(pool.machines, (pool, 0))[1]:
+            taken[pool.machines] = pool, count
+    return list(taken.values())

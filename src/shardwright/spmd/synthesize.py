@@ -180,6 +180,9 @@ def machines_of(
     that is not there.
     """
     require_gpus(profiles, cluster)
+    if cluster.mixed:
+        hint = "write a group for each type, with inter_node_gbps for the PCIe between them"
+        raise bad("cluster", "programs do not know machines with GPUs of several types", hint)
     links = [_links(pool, profiles) for pool in cluster.pools]
     machines = [
         [_machine(pool, found, precision, _reached(pool, precision, profiles, efficiency))] * pool.nodes

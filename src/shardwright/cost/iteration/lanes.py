@@ -12,6 +12,7 @@ from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.context import Context, LayerRows, layer_rows, sharding_of
 from shardwright.cost.frameworks.overheads import Calibration
 from shardwright.cost.strategies import Strategies, stage_row, stage_starts, strategies
+from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan, Stage
 from shardwright.records import record
 from shardwright.spec.job import Job, dispatcher_of
@@ -64,15 +65,29 @@ def contexts_of(
     with its layer tables, where it differs in headroom alone. Contexts with measured layers are never reused: some may
     lack times."""
     found: dict[str, Context] = {}
-    job = _with_one_dispatcher(plan)
+    job, together = _with_one_dispatcher(plan), _in_one_machine(plan)
     for pool in plan.cluster.pools:
         name = pool.gpu.name
         if name in plan.gpus_by_type and (name not in found or pool.gpus > found[name].pool.gpus):
             given = calibration.of(plan.job.framework, pool.gpu) if calibration else None
-            new = Context(model=plan.model, pool=pool, job=job, efficiency=efficiency, measured_overheads=given)
+            new = Context(
+                model=plan.model,
+                pool=pool,
+                job=job,
+                efficiency=efficiency,
+                measured_overheads=given,
+                one_machine=together,
+            )
             alike = (old for old in made if not old.source.only and replace(old, headroom=new.headroom) == new)
             found[name] = next(alike, new)
     return found
+
+
+def _in_one_machine(plan: Plan) -> bool:
+    """Return whether the GPUs of a plan, of several types, are in one machine, or all of the cluster are."""
+    if plan.cluster.one_machine or not plan.cluster.mixed or len(plan.gpus_by_type) < 2:
+        return plan.cluster.one_machine
+    return len(machine_sizes(plan)) == 1
 
 
 def _with_one_dispatcher(plan: Plan) -> Job:

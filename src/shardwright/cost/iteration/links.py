@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardwright.arrays import Floats, Ints
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.context import Context
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.places import Places
 from shardwright.cost.memory.sizes import trained_share
 from shardwright.cost.network.collectives import Fabric, Group, gather_seconds, rack_seconds, transfer_seconds
 from shardwright.plans.mesh import is_mesh
-from shardwright.plans.placement import STAGES_TOGETHER
+from shardwright.plans.placement import STAGES_TOGETHER, machine_numbers
 from shardwright.plans.plan import Plan, Replica
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster, NodePool
@@ -51,11 +51,53 @@ def move_seconds(plan: Plan, places: Places, contexts: Contexts, part_bytes: Flo
         if links.rack_gpus:
             leaves = ends[0] // links.rack_gpus != ends[1] // links.rack_gpus
             found[rows] = np.maximum(found[rows], leaves * rack_seconds(links, size, senders[rows]))
+    inside = _next_inside(plan, places)
     for row in np.flatnonzero(~same).tolist():
         pair = contexts[places.types[places.kind[row]]], contexts[places.types[places.kind[there[row]]]]
+        parts = float(sent[row]), float(received[row])
+        if inside[row]:
+            found[row] = _crossing_seconds([context.inside for context in pair], parts)
+            continue
         ranks = int(min(places.size[row], places.size[there[row]]))
-        found[row] = _between_seconds(plan, *pair, float(sent[row]), float(received[row]), ranks)
+        found[row] = _between_seconds(plan, *pair, *parts, ranks)
     return found
+
+
+def _next_inside(plan: Plan, places: Places) -> Bools:
+    """Return whether every copy of a stage stands in one machine with its next stage, of another type, [S]."""
+    stages = len(places.kind)
+    if not plan.cluster.mixed:
+        return np.zeros(stages, dtype=bool)
+    ends = places.placement.begin[:, None] + np.array([0, 1]) * (places.size * places.count)[:, None]
+    machines = machine_numbers(plan, places.placement)
+    copies = [machines[begin:end].reshape(-1, size) for (begin, end), size in zip(ends, places.size, strict=True)]
+    return np.array(
+        [
+            bool((here == here[:, :1]).all() and (copies[after] == here[:, :1]).all())
+            for here, after in zip(copies, places.after.tolist(), strict=True)
+        ]
+    )
+
+
+def _holders_inside(plan: Plan, places: Places) -> Bools:
+    """Return whether all holders of a stage's layers stand in one machine with GPUs of several types, [S]."""
+    if not plan.cluster.mixed:
+        return np.zeros(len(places.kind), dtype=bool)
+    machines, begin = machine_numbers(plan, places.placement), places.placement.begin
+    least, most = np.minimum.reduceat(machines, begin), np.maximum.reduceat(machines, begin)
+    low = np.where(places.shared, least, machines.max()).min(axis=1)
+    high = np.where(places.shared, most, 0).max(axis=1)
+    types = [len(set(places.kind[row].tolist())) for row in places.shared]
+    return np.asarray((low == high) & (np.array(types) > 1))
+
+
+def _crossing_seconds(links: Sequence[Fabric | None], parts: tuple[float, float]) -> float:
+    """Return the seconds of a message that leaves a domain, of so many bytes at either end: the slower end decides."""
+    return max(
+        float(transfer_seconds(end, np.array([part]), np.array([True]))[0])
+        for end, part in zip(links, parts, strict=True)
+        if end is not None
+    )
 
 
 def _sent_bytes(plan: Plan, part_bytes: Floats, mine: Ints, theirs: Ints) -> Floats:
@@ -68,10 +110,7 @@ def _sent_bytes(plan: Plan, part_bytes: Floats, mine: Ints, theirs: Ints) -> Flo
 def _between_seconds(plan: Plan, first: Context, other: Context, sent: float, received: float, ranks: int) -> float:
     """Return the seconds of a message between GPUs of two types. The side with fewer ranks sends or receives more on
     each; `ranks` of a pipeline talk over the link between sites at a time."""
-    both = [
-        float(transfer_seconds(context.links, np.array([part]), np.array([True]))[0])
-        for context, part in ((first, sent), (other, received))
-    ]
+    both = [_crossing_seconds([first.links, other.links], (sent, received))]
     size = max(sent, received)
     both += [float(link.messages.of(np.array(size))) for link in _measured_between(first, other)]
     both += [
@@ -150,11 +189,12 @@ def _by_links(plan: Plan, places: Places, contexts: Contexts, domains: Floats) -
     """Return the slowest links among the holders of layers, which are in so many `domains` [S], with the stages whose
     layers they hold."""
     pairs = [(places.types[kind], tp) for kind, tp in zip(places.kind.tolist(), places.tp.tolist(), strict=True)]
+    inside = _holders_inside(plan, places).tolist()
     known: dict[tuple[object, ...], Fabric] = {}
     found: dict[Fabric, list[int]] = {}
     for stage, row in enumerate(places.shared):
         holders = tuple(dict.fromkeys(pairs[other] for other in row.nonzero()[0].tolist()))
-        key = pairs[stage], holders, float(domains[stage])
+        key = pairs[stage], holders, float(domains[stage]), inside[stage]
         if key not in known:
             known[key] = _slowest_links(plan, contexts, *key)
         links, own = known[key], contexts[pairs[stage][0]].links
@@ -166,22 +206,30 @@ def _by_links(plan: Plan, places: Places, contexts: Contexts, domains: Floats) -
 
 
 def _slowest_links(
-    plan: Plan, contexts: Contexts, stage: tuple[str, int], holders: tuple[tuple[str, int], ...], domains: float
+    plan: Plan,
+    contexts: Contexts,
+    stage: tuple[str, int],
+    holders: tuple[tuple[str, int], ...],
+    domains: float,
+    inside: bool,
 ) -> Fabric:
-    """Return the links at the pace of the slowest of `holders`; a stage and holders are (GPU type, degree).
+    """Return the links at the pace of the slowest of `holders`, which may all be `inside` a machine; a stage and
+    holders are (GPU type, degree).
 
     A ring through all `domains` crosses between two sites once each way, and each GPU of a domain is on a ring of its
     own: so many rings share the link between sites.
     """
     own, degree = contexts[stage[0]], stage[1]
-    everyone = [_paced(contexts[name].links, tp / degree) for name, tp in holders]
+    links = {name: context.inside if inside and context.inside else context.links for name, context in contexts.items()}
+    everyone = [_paced(links[name], tp / degree) for name, tp in holders]
     paces = [fabric.inter_bytes_per_second for fabric in everyone]
-    paces += [link.bytes_per_second for link in _slow_pairs(own, {name for name, _ in holders}, contexts)]
+    if not inside:
+        paces += [link.bytes_per_second for link in _slow_pairs(own, {name for name, _ in holders}, contexts)]
     for name, tp in holders:
         for rate, _ in site_link(plan.cluster, own.pool.site, contexts[name].pool.site):
             paces.append(rate * domains / plan.gpus * min(tp / degree, 1.0))
     return replace(
-        own.links,
+        links[stage[0]],
         intra_bytes_per_second=min(fabric.intra_bytes_per_second for fabric in everyone),
         inter_bytes_per_second=min(paces),
         inter_latency_seconds=max(fabric.inter_latency_seconds for fabric in everyone),

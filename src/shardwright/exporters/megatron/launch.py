@@ -231,6 +231,10 @@ def machine_check(plan: Plan, hosts: Sequence[Host]) -> str:
     ends = list(accumulate(count for _, count in runs))
     order = "; ".join(_numbers(end - count, end) + f" {gpu}" for (gpu, count), end in zip(runs, ends, strict=True))
     named = f"# Machines by NODE_RANK: {order}."
+    if plan.cluster.mixed:
+        named += "\n# Start the GPUs of each type in a machine as if they were one: CUDA_VISIBLE_DEVICES says which."
+        if len(runs) < 2:
+            return "\n".join([named, LOOK, f"expect '{_pattern(runs[0][0])}' {memory[runs[0][0]]:.3g}"])
     if len(runs) < 2:
         return named
     tests = [

@@ -29,6 +29,7 @@ from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.recovery.outlook import FleetChange, Rates, outlook_of
 from shardwright.recovery.quorum import Machine
+from shardwright.recovery.seats import require_machines
 from shardwright.recovery.simulation.presence import PresenceSpan, spans
 from shardwright.recovery.simulation.strategies import NOW, SNAPSHOT, STRATEGIES, Situation, Strategy
 from shardwright.recovery.simulation.traces import Trace
@@ -79,6 +80,7 @@ def simulate(trace: Trace, plan: Plan, *, seed: int = 0, rates: Rates | None = N
     plan that is not predicted, or a trace of other GPUs."""
     if plan.prediction is None:
         raise bad("plan", "has no prediction", "use a plan file that a search wrote")
+    require_machines(plan)
     found, templates = spans(trace, plan, seed), Templates()
     speed = rates or Rates(link=plan.cluster.pools[0].inter_bytes_per_second)
     saving = saving_of(plan, found, speed)

@@ -20,7 +20,7 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.money import checkpoint_bytes
-from shardwright.plans.placement import placement_of
+from shardwright.plans.placement import placement_of, ranks
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.recovery.outlook import Outlook, Rates, bandwidths_of
@@ -138,7 +138,7 @@ def boxes(plan: Plan, machines: Sequence[Machine]) -> dict[str, list[Box]]:
     stages = [stage for replica in plan.replicas for stage in replica.stages]
     before = np.cumsum([0, *(replica.count for replica in plan.replicas)])
     of_stage = [number for number, replica in enumerate(plan.replicas) for _ in replica.stages]
-    where, ranks = seats(plan, machines), placement.ranks().tolist()
+    where, rank_of = seats(plan, machines), ranks(plan, placement).tolist()
     parts = plan.data_parallel if plan.optimizer.distributed else 1
     found: dict[str, list[Box]] = {}
     for number, stage in enumerate(stages):
@@ -146,7 +146,7 @@ def boxes(plan: Plan, machines: Sequence[Machine]) -> dict[str, list[Box]]:
         for copy in range(int(placement.count[number])):
             part = (int(before[of_stage[number]]) + copy) % parts
             columns = range(begin + copy * size, begin + (copy + 1) * size)
-            names = [where[ranks[column]].machine for column in columns]
+            names = [where[rank_of[column]].machine for column in columns]
             for name in dict.fromkeys(names):
                 own = [place for place, other in enumerate(names) if other == name]
                 low, high = (part + own[0] / size) / parts, (part + (own[-1] + 1) / size) / parts

@@ -66,7 +66,11 @@ def _site_links() -> Schema:
 
 def cluster_schema() -> Schema:
     """Return the schema of a cluster file, which is YAML or JSON."""
-    nodes: Schema = {"type": "array", "items": _machines(POOL_KEYS, ("count",)), "minItems": 1}
+    machines = _machines(POOL_KEYS, ("count",))
+    whole = WHOLE | {"maximum": MOST_GPUS_PER_NODE}
+    types: Schema = {"type": "object", "additionalProperties": whole, "minProperties": 1}
+    machines["properties"]["gpus"]["anyOf"].insert(1, types)  # of machines with GPUs of several types
+    nodes: Schema = {"type": "array", "items": machines, "minItems": 1}
     return _closed(TOP_KEYS, {"name": TEXT, "nodes": nodes, "site_links": _site_links()}, ("nodes",))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -30,11 +30,14 @@ def map_section(plan: Plan) -> Section:
         numbers = np.full(sum(pool.gpus for pool in plan.cluster.pools if pool.gpu.name == name), -1, dtype=np.int64)
         numbers[placement.gpu[of_type]] = stage[of_type]
         used[name] = numbers
-    for name in dict.fromkeys(pool.gpu.name for pool in plan.cluster.pools):
-        pools = [pool for pool in plan.cluster.pools if pool.gpu.name == name]
-        sizes = [pool.gpus_per_node for pool in pools for _ in range(pool.nodes)]
-        machines += [{"gpu": name, "gpus": size, "number": place} for place, size in enumerate(sizes)]
-        cells += used.get(name, np.full(sum(sizes), -1)).tolist()
+    for _, group in groupby(plan.cluster.pools, key=lambda pool: pool.machines):
+        pools = list(group)
+        names, size = " + ".join(pool.gpu.name for pool in pools), sum(pool.gpus_per_node for pool in pools)
+        machines += [{"gpu": names, "gpus": size, "number": place} for place in range(pools[0].nodes)]
+        columns = [
+            used.get(pool.gpu.name, np.full(pool.gpus, -1)).reshape(pool.nodes, pool.gpus_per_node) for pool in pools
+        ]
+        cells += np.concatenate(columns, axis=1).ravel().tolist()
     kinds = [
         {"name": _stage_words(plan, *where), "mark": str(where[1]), "colour": index % COLOURS, "opacity": 0.85}
         for index, where in enumerate(stages)

@@ -93,7 +93,7 @@ def _prices(best: Plan) -> Iterator[str]:
         name = f"{pool.gpu.name} " if len(best.gpus_by_type) > 1 else ""
         market = "spot" if pool.spot else "on demand"
         whose = f"{price.seller}, {price.date}" if price.seller else "yours" if price.source == "user" else price.date
-        yield f"{name}${dollars / pool.gpus_per_node:.2f} a GPU and hour {market} ({whose})"
+        yield f"{name}${dollars / pool.gpus_of_machine:.2f} a GPU and hour {market} ({whose})"
 
 
 def _memory(best: Plan) -> str:

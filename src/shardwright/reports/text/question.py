@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 from shardwright.spec.catalog.machines import GBIT_BYTES
 from shardwright.spec.cluster import Cluster, NodePool
@@ -29,17 +30,41 @@ def model_line(model: Model) -> str:
 
 def cluster_line(cluster: Cluster) -> str:
     """Return the machines of a cluster."""
-    return " + ".join(map(_pool_words, cluster.pools)) + f" ({counted(cluster.gpus, 'GPU')})"
+    groups = " + ".join(_group_words(list(pools)) for _, pools in _groups(cluster.pools))
+    return f"{groups} ({counted(cluster.gpus, 'GPU')})"
 
 
 def machines_words(cluster: Cluster, nodes: Sequence[int]) -> str:
     """Return so many machines of each group of a cluster."""
-    pools = zip(nodes, cluster.pools, strict=True)
-    return " + ".join(f"{count} × {pool.gpus_per_node} {pool.gpu.name}" for count, pool in pools if count)
+    there = [pool for count, pool in zip(nodes, cluster.pools, strict=True) if count]
+    counts = {pool.machines: count for count, pool in zip(nodes, cluster.pools, strict=True)}
+    return " + ".join(f"{counts[name]} × {_inside_words(list(pools))}" for name, pools in _groups(there))
 
 
-def _pool_words(pool: NodePool) -> str:
-    words = f"{pool.nodes} × {pool.gpus_per_node} {pool.gpu.name}"
+def short_form(cluster: Cluster) -> str:
+    """Return the machines of a cluster as `load_cluster` takes them."""
+    parts = []
+    for _, group in _groups(cluster.pools):
+        pools = list(group)
+        inside = "+".join(f"{pool.gpus_per_node}x{pool.gpu.kind}" for pool in pools)
+        parts.append(f"{pools[0].nodes}x({inside})" if len(pools) > 1 else f"{pools[0].nodes}x{inside}")
+    return "+".join(parts)
+
+
+def _groups(pools: Iterable[NodePool]) -> Iterator[tuple[str, Iterator[NodePool]]]:
+    """Return the pools of the same machines together."""
+    return groupby(pools, key=lambda pool: pool.machines)
+
+
+def _inside_words(pools: Sequence[NodePool]) -> str:
+    """Return the GPUs in a machine of some pools."""
+    words = " + ".join(f"{pool.gpus_per_node} {pool.gpu.name}" for pool in pools)
+    return f"({words})" if len(pools) > 1 else words
+
+
+def _group_words(pools: Sequence[NodePool]) -> str:
+    pool = pools[0]
+    words = f"{pool.nodes} × {_inside_words(pools)}"
     if pool.site:
         words += f" at {pool.site}"
     if pool.rack_nodes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
@@ -100,7 +101,7 @@ def next_command(sizing: Sizing, source: str) -> str:
     )
     if chosen is None:
         return ""
-    machines = "+".join(f"{part.nodes}x{part.gpus_per_node}x{part.gpu.name}" for part in cluster.pools)
+    machines = shlex.quote(question.short_form(cluster))
     count = cluster.gpus
     if here is None and options == job.options and chosen.fewest_gpus:
         nodes = -(-chosen.fewest_gpus // pool.gpus_per_node)

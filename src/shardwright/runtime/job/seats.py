@@ -58,26 +58,40 @@ def seats(layout: Layout, reports: Sequence[DeviceReport]) -> tuple[int, ...]:
     wanted, found = _wanted(layout), _found(layout.plan, reports)
     free = dict.fromkeys(found)
     taken: dict[int, int] = {}
-    for seat in wanted:
-        match = next((item for item in free if _alike(item, seat)), None)
-        if match is None:
+    machines = [list(seats) for _, seats in groupby(wanted, lambda seat: seat.machine)]
+    for machine in sorted(machines, key=len, reverse=True):  # those with several types first
+        matches = _matches(machine, list(free))
+        if matches is None:
             raise _mismatch(wanted, found)
-        del free[match]
-        taken.update(zip(match.members, seat.members, strict=True))
+        for seat, match in zip(machine, matches, strict=True):
+            del free[match]
+            taken.update(zip(match.members, seat.members, strict=True))
     _require_memory(layout, reports, taken)
     _require_nvlink(layout, reports, taken)
     return tuple(taken[process] for process in range(len(reports)))
 
 
 def _wanted(layout: Layout) -> tuple[Seat, ...]:
-    """Return the machines of a plan, in the order of their ranks."""
+    """Return the machines of a plan, in the order of their ranks, GPUs of different types apart."""
     found, first = [], 0
     for number, size in enumerate(machine_sizes(layout.plan)):
-        name = kind_of(layout.places[first].gpu)
-        members = tuple(range(first, first + size))
-        found.append(Seat(gpu=name if name in gpus() else OTHER, machine=f"machine {number}", members=members))
+        names = [kind_of(place.gpu) for place in layout.places[first : first + size]]
+        for kind, group in groupby(enumerate(names, first), lambda item: item[1]):
+            members = tuple(rank for rank, _ in group)
+            found.append(Seat(gpu=kind if kind in gpus() else OTHER, machine=f"machine {number}", members=members))
         first += size
     return tuple(found)
+
+
+def _matches(machine: Sequence[Seat], free: Sequence[Seat]) -> list[Seat] | None:
+    """Return the GPUs at hand for those of a machine of a plan, all of one machine, None where there are none."""
+    for there in dict.fromkeys(seat.machine for seat in free):
+        inside = [seat for seat in free if seat.machine == there]
+        matches = [next((seat for seat in inside if _alike(seat, wanted)), None) for wanted in machine]
+        known = [match for match in matches if match is not None]
+        if len(known) == len(machine):
+            return known
+    return None
 
 
 def _found(plan: Plan, reports: Sequence[DeviceReport]) -> tuple[Seat, ...]:

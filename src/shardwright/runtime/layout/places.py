@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from shardwright.plans.placement import placement_of
+from shardwright.plans.placement import placement_of, ranks
 from shardwright.plans.plan import Plan, Replica
 from shardwright.records import record
 
@@ -65,8 +65,8 @@ class Place:
 
 def places_of(plan: Plan) -> tuple[Place, ...]:
     """Return the place of every rank, in the order of the ranks. The plan must be legal (`plan.check`)."""
-    ranks = iter(placement_of(plan).ranks().tolist())
-    places = [place for index in range(len(plan.replicas)) for place in _of_replica(plan, index, ranks)]
+    numbers = iter(ranks(plan, placement_of(plan)).tolist())
+    places = [place for index in range(len(plan.replicas)) for place in _of_replica(plan, index, numbers)]
     return tuple(sorted(places, key=lambda place: place.rank))
 
 

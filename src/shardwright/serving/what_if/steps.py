@@ -27,7 +27,7 @@ from shardwright.search.planner import predict
 from shardwright.search.replan import Kept, replan
 from shardwright.serving.answers import Answer, plan_figures
 from shardwright.serving.requests import PlanRequest, described, plan_request, planned
-from shardwright.spec.read.cluster import parse_cluster
+from shardwright.spec.read.cluster import groups_of, parse_cluster
 from shardwright.trainers.runs import runners
 from shardwright.units import format_count, format_seconds
 
@@ -142,7 +142,7 @@ def _error(problem: Problem, fields: object) -> Answer:
 
 def front_section(plan: Plan, cluster: str, efficiency: Efficiency | None) -> Section:
     """Return what fewer machines of `cluster`, in its short form, would take: plans with the settings of `plan`."""
-    groups = [(int(count), rest) for count, _, rest in (part.strip().partition("x") for part in cluster.split("+"))]
+    groups = [(int(count), rest) for count, _, rest in (part.partition("x") for part in groups_of(cluster))]
     here = point(tuple(count for count, _ in groups), plan)
     return front.front_section(
         (cluster, here), list(_fewer(plan, groups, efficiency)), plan.job, "; choose a point to plan it"

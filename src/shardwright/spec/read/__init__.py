@@ -18,6 +18,7 @@
 * `model_yaml`: a YAML of dimensions
 * `cluster`: a cluster file or short form
 * `pools`: a group of machines
+* `mixed_machines`: machines with GPUs of several types
 * `pool_defaults`: what the catalogue adds to a group of machines
 * `sites`: links between sites
 * `custom_gpu`: a GPU that the catalogue lacks

@@ -11,12 +11,19 @@ from shardwright.errors import Problem, SpecError, bad
 from shardwright.spec.catalog.gpus import known_gpu
 from shardwright.spec.catalog.prices import MachinePrice
 from shardwright.spec.cluster import Assumption, Cluster, Gpu, NodePool, SiteLink
-from shardwright.spec.read.pools import BOX, NO_GPUS, read_pool
+from shardwright.spec.read.mixed_machines import read_machines
+from shardwright.spec.read.pools import NO_GPUS
 from shardwright.spec.read.sites import assumed_links, connected, named_apart, read_site_links, unreachable
 from shardwright.spec.text.fields import Section, shown
 from shardwright.spec.text.reading import document
 
-SHORT_FORM = "NODESxGPUSxTYPE, as 32x8xA800-SXM-80, or NODESxMACHINE, as 4xp5.48xlarge; several joined by +"
+SHORT_FORM = (
+    "NODESxGPUSxTYPE, as 32x8xA800-SXM-80, NODESx(GPUSxTYPE+GPUSxTYPE), as 1x(2xRTX4090+1xRTX3090), or NODESxMACHINE, "
+    "as 4xp5.48xlarge; several joined by +"
+)
+BETWEEN_GROUPS = re.compile(r"\+(?![^()]*\))")
+MIXED_PART = re.compile(r"(?P<count>[0-9]+)\s*[x×*]\s*\((?P<types>[^()]*)\)")
+TYPE_PART = re.compile(r"(?P<count>[0-9]+)\s*[x×*]\s*(?P<type>\S.*)")
 SHORT_PART = re.compile(r"(?P<count>[0-9]+)\s*[x×*]\s*((?P<gpus>[0-9]+)\s*[x×*]\s*)?(?P<type>\S.*)")
 USUAL = 8  # GPUs of most machines
 TOP_KEYS = ("name", "nodes", "site_links")
@@ -32,7 +39,7 @@ def load_cluster(
     """
     path = Path(source)
     if isinstance(source, str) and not _exists(path):
-        if SHORT_PART.fullmatch(source.split("+")[0].strip()):
+        if SHORT_PART.fullmatch(groups_of(source)[0]):
             return parse_cluster(source, prices=prices, measured=measured)
         if not path.suffix and "/" not in source:
             raise bad(source, "is neither a file nor a cluster in short form", SHORT_FORM)
@@ -47,28 +54,50 @@ def _exists(path: Path) -> bool:
         return False
 
 
+def groups_of(text: str) -> list[str]:
+    """Return the groups of machines of a short form."""
+    return [part.strip() for part in BETWEEN_GROUPS.split(text)]
+
+
 def parse_cluster(text: str, *, prices: Sequence[MachinePrice] = (), measured: Mapping[str, Gpu] = NO_GPUS) -> Cluster:
-    """Return the cluster of a short form: `32x8xA800-SXM-80` is 32 machines of 8 GPUs, `4xp5.48xlarge` 4 machines of
-    a type, and `+` joins groups of machines. Raises SpecError."""
-    if set(text) & set("()"):
-        raise bad(text, "groups of machines are of one GPU type", f"write a group for each type, as {BOX}")
+    """Return the cluster of a short form: `32x8xA800-SXM-80` is 32 machines of 8 GPUs, `1x(2xRTX4090+1xRTX3090)` a
+    machine with GPUs of two types, `4xp5.48xlarge` 4 machines of a type, and `+` joins groups of machines. Raises
+    SpecError."""
     nodes: list[dict[str, object]] = []
-    for part in text.split("+"):
-        match = SHORT_PART.fullmatch(part.strip())
-        if match is None:
-            raise bad(text, f"{shown(part.strip())} is no group of machines", f"write {SHORT_FORM}")
+    for part in groups_of(text):
+        match = SHORT_PART.fullmatch(part)
+        if mixed := MIXED_PART.fullmatch(part):
+            nodes.append({"count": _whole(text, part, mixed["count"]), "gpus": _types(text, part, mixed["types"])})
+            continue
+        if match is None or set(part) & set("()"):
+            raise bad(text, f"{shown(part)} is no group of machines", f"write {SHORT_FORM}")
         count, gpus, kind = match["count"], match["gpus"], match["type"].strip()
-        if max(len(count), len(gpus or "")) > 9:
-            raise bad(text, f"{shown(part.strip())} has too large a number", "correct the number")
+        machines = _whole(text, part, count)
         if gpus is not None:
-            nodes.append({"count": int(count), "gpus": int(gpus), "gpu": kind})
+            nodes.append({"count": machines, "gpus": _whole(text, part, gpus), "gpu": kind})
         elif known_gpu(kind):
-            raise bad(
-                text, f"{shown(part.strip())} does not say how many GPUs a machine has", _grouped(int(count), kind)
-            )
+            raise bad(text, f"{shown(part)} does not say how many GPUs a machine has", _grouped(machines, kind))
         else:
-            nodes.append({"count": int(count), "machine": kind})
+            nodes.append({"count": machines, "machine": kind})
     return build_cluster({"nodes": nodes}, text, prices=prices, measured=measured)
+
+
+def _types(text: str, part: str, types: str) -> dict[str, int]:
+    """Return how many GPUs of each type the machines of a short form have."""
+    counted: dict[str, int] = {}
+    for word in types.split("+"):
+        match = TYPE_PART.fullmatch(word.strip())
+        if match is None:
+            raise bad(text, f"{shown(word.strip())} is no number of GPUs of a type", f"write {SHORT_FORM}")
+        kind = match["type"].strip()
+        counted[kind] = counted.get(kind, 0) + _whole(text, part, match["count"])
+    return counted
+
+
+def _whole(text: str, part: str, digits: str) -> int:
+    if len(digits) > 9:
+        raise bad(text, f"{shown(part)} has too large a number", "correct the number")
+    return int(digits)
 
 
 def _grouped(count: int, kind: str) -> str:
@@ -97,12 +126,12 @@ def build_cluster(
     title = root.text("name") or ""
     if not data.get("nodes"):
         root.report("nodes", "is missing or empty", "list the machines: - {count: 4, gpu: A100-SXM-80, gpus: 8}")
-    pools = [read_pool(section, prices, measured) for section in root.sections("nodes")]
-    known = [pool for pool in pools if pool is not None]
+    groups = [read_machines(section, prices, measured) for section in root.sections("nodes")]
+    known = [pool for group in groups for pool in group]
     if problems:
         read_site_links(root, {pool.site for pool in known})
         raise SpecError(*problems)
-    known = _alike_together(_with_sites(known, data))
+    known = _alike_together(_machines_apart(_with_sites(groups, data)))
     stated = read_site_links(root, {pool.site for pool in known})
     if len({bool(pool.site) for pool in known}) > 1:
         root.report("nodes", "some groups have a site and some have none", "give every group a site, or none")
@@ -114,17 +143,40 @@ def build_cluster(
     return cluster
 
 
-def _with_sites(pools: Sequence[NodePool], data: Mapping[str, object]) -> list[NodePool]:
-    """Return the pools; where none states a site and their regions differ, the regions are the sites."""
+def _with_sites(groups: Sequence[Sequence[NodePool]], data: Mapping[str, object]) -> list[Sequence[NodePool]]:
+    """Return the pools of each entry; where none states a site and their regions differ, the regions are the sites."""
     entries = data["nodes"]
     assert isinstance(entries, list)
     regions = [str(entry.get("region") or "") for entry in entries]
-    if any(pool.site for pool in pools) or "" in regions or len(set(regions)) == 1:
-        return list(pools)
+    if any(pool.site for group in groups for pool in group) or "" in regions or len(set(regions)) == 1:
+        return list(groups)
     return [
-        replace(pool, site=region, assumed=(*pool.assumed, Assumption("site", f"the region {region}")))
-        for pool, region in zip(pools, regions, strict=True)
+        [
+            replace(pool, site=region, assumed=(*pool.assumed, Assumption("site", f"the region {region}")))
+            for pool in group
+        ]
+        for group, region in zip(groups, regions, strict=True)
     ]
+
+
+def _machines_apart(groups: Sequence[Sequence[NodePool]]) -> list[NodePool]:
+    """Return the pools of all entries; machines with the same GPUs of several types that are unlike in other figures
+    get numbers behind their names."""
+    named: dict[str, list[list[NodePool]]] = {}
+    found: list[NodePool] = []
+    for group in groups:
+        if not group or group[0].mixed is None:
+            found.extend(group)
+            continue
+        alike = [replace(pool, nodes=1) for pool in group]
+        known = named.setdefault(group[0].mixed.name, [])
+        number = known.index(alike) if alike in known else len(known)
+        known += [alike] if number == len(known) else []
+        suffix = f" ({number + 1})" if number else ""
+        found += [
+            replace(pool, mixed=replace(pool.mixed, name=pool.mixed.name + suffix)) for pool in group if pool.mixed
+        ]
+    return found
 
 
 def _alike_together(pools: Sequence[NodePool]) -> list[NodePool]:

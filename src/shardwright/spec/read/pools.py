@@ -1,4 +1,5 @@
-"""Reading of a group of machines, an entry of `nodes`: hardware, what is stated of it, and its price."""
+"""Reading of a group of machines with GPUs of one type, an entry of `nodes`: hardware, what is stated of it, and its
+price."""
 
 from __future__ import annotations
 
@@ -19,7 +20,6 @@ from shardwright.units import GIBIBYTE, GIGA
 
 MOST_NODES, MOST_GPUS_PER_NODE, MOST_DOMAIN_GPUS = 1_000_000, 64, 4096
 # fmt: off
-BOX = "1x2xRTX4090+1x1xRTX3090, or a file with inter_node_gbps for the PCIe between them (docs/how-to.md)"
 POOL_KEYS = (
     "count", "gpu", "gpus", "machine", "memory_gb", "provider", "region", "price_per_hour", "spot",
     "spot_price_per_hour", "preemptions_per_hour", "intra_node_gb_per_second", "intra_node_latency_us",
@@ -126,9 +126,6 @@ def _hardware(section: Section, measured: Mapping[str, Gpu]) -> _Hardware | None
     before = len(section.problems)
     section.require("count", "say how many machines there are")
     nodes = section.integer("count", most=MOST_NODES)
-    if isinstance(section.fields.get("gpus"), Mapping):
-        section.report("gpus", "is of several types, and a group is of one", f"write a group for each type, as {BOX}")
-        return None
     per_node = section.integer("gpus", most=MOST_GPUS_PER_NODE)
     machine, gpu, reading = _named(section, measured)
     if machine is not None and per_node not in (None, machine.gpus):

@@ -51,7 +51,7 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
         _by_setting(_in_plans(context, contexts), [each.on(place) for each in settings])
         for place, context in enumerate(contexts)
     ]
-    fabrics = tuple(context.links for context in contexts)
+    fabrics = tuple(context.quickest for context in contexts)
     rates, delays = _between_sites(contexts, links)
     found = []
     for setting in settings:
@@ -108,11 +108,13 @@ def _between_sites(contexts: Sequence[Context], links: Sequence[SiteLink]) -> tu
 
 def _longest_move(contexts: Sequence[Context], setting: Setting, near: Floats, far: Floats) -> float:
     """Return seconds that no message takes longer than: infinite where links between sites, between racks or between
-    two types may be slower than those of each type, or where unequal degrees send more than a rank's part."""
+    two types may be slower than those of each type, as may the network beside links inside a machine, or where unequal
+    degrees send more than a rank's part."""
     whole = not setting.symmetric and not setting.sequence_parallel
     several = len({context.pool.site for context in contexts}) > 1
     measured = any(first.source.between(first.pool, other.pool) for first, other in combinations(contexts, 2))
-    if whole or several or measured or any(context.links.rack_gpus for context in contexts):
+    inside = any(context.inside and not context.one_machine for context in contexts)
+    if whole or several or measured or inside or any(context.links.rack_gpus for context in contexts):
         return np.inf
     return float(np.maximum(near, far).max())
 
@@ -147,7 +149,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
     known = np.array([timed(context, setting) for setting in owns])
     rows = rows_of(owns, context.model, stages=2, copies=2)
     rows = rows.take(np.where(known, np.arange(count), int(np.argmax(known))))  # without times: no units, any figures
-    model, job, pool, links, software = context.model, context.job, context.pool, context.links, context.software
+    model, job, pool, links, software = context.model, context.job, context.pool, context.quickest, context.software
     shards = layer_rows(context, rows)
     table, row = shards.table, shards.row
     running = {name: getattr(table, field)[row] for name, field in NAMES.items()}
