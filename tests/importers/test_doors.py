@@ -10,6 +10,9 @@ import pytest
 
 from shardwright.errors import SpecError
 from shardwright.importers.launch import plan_from_launch
+from shardwright.spec.adapter import LINEAR
+from shardwright.spec.job import Job
+from shardwright.spec.options import VALUES, said
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.model import load_model
 from tests.importers.doors import Door, doors
@@ -23,6 +26,15 @@ def written(door: Door, folder: Path) -> Path:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text)
     return folder / next(iter(door.files))
+
+
+def asked_of_trainer(job: Job) -> dict[str, object]:
+    """Return adapters and options of a job as tables write them."""
+    adapter, options = job.adapter, dict.fromkeys(VALUES, None) | said(job.options)
+    if adapter is None:
+        return {"adapter": None, "targets": None, "alpha": None, **options}
+    targets = "linear" if adapter.targets == LINEAR else "+".join(adapter.targets)
+    return {"adapter": adapter.name, "targets": targets, "alpha": f"{adapter.scale * adapter.rank:.4g}", **options}
 
 
 @pytest.mark.parametrize("name", DOORS)
@@ -47,6 +59,7 @@ def test_a_file_is_read_right_or_refused_by_name(name: str, tmp_path: Path) -> N
         "sp": plan.sequence_parallel,
         "grads": plan.overlap.grad_reduce,
         "overlap": plan.overlap.tensor_parallel,
+        **asked_of_trainer(plan.job),
     }
     assert {key: str(has[key]) for key in door.expect} == door.expect
     screen = " | ".join((*reading.notes, *reading.uncounted))

@@ -130,9 +130,9 @@ def test_what_a_task_of_skypilot_runs(tmp_path: Path) -> None:
 
 
 def test_it_is_told_where_all_gpus_are_assumed(tmp_path: Path) -> None:
-    reading = read(f"deepspeed train.py --deepspeed auto.json {TRAINER} --optim adamw_bnb_8bit", tmp_path)
+    reading = read(f"deepspeed train.py --deepspeed auto.json {TRAINER} --optim adamw_anyprecision", tmp_path)
     assert "the text does not say how many GPUs run; all 8 of the cluster are assumed" in reading.notes
-    assert reading.uncounted == ("optimizer adamw_bnb_8bit (priced as Adam)",)
+    assert reading.uncounted == ("optimizer adamw_anyprecision (priced as Adam)",)
 
 
 def test_a_number_of_processes_that_is_not_known_is_not_that_of_a_file(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ FAULTS = {
     f"accelerate launch --config_file ulysses.yaml train.py {TRAINER}": "parallelism_config_sp_size",
     f'torchrun train.py --fsdp "shard_grad_op offload" {TRAINER}': "offload of weights that are not sharded",
     f'torchrun train.py --fsdp "hybrid_shard auto_wrap" {TRAINER}': "HYBRID_SHARD is not described",
-    f"torchrun train.py {TRAINER} --use_peft --lora_r 16": "use_peft: trains adapters",
+    f"torchrun train.py {TRAINER} --use_peft --lora_r 16": "lora_target_modules: is missing, and what the program takes",
     f"deepspeed train.py --deepspeed auto.json {TRAINER} --lora_dim 128": "lora_dim: is 128: trains adapters",
     "torchrun train.py --per_device_train_batch_size two": "per_device_train_batch_size: is 'two'",
     "torchrun train.py --per_device_train_batch_size 0": "per_device_train_batch_size: is 0",

@@ -230,8 +230,10 @@ CASES = {
         {**FULL8, "micro": 2, "batch": 16, "seq": 1024},
         files={"ds_z3.json": ZERO3},
     ),
-    "factory says nothing of adapters": _factory("finetuning_type:", "finetuning_type: is lora"),
-    "factory lora": _factory("finetuning_type: lora", "finetuning_type: is lora"),
+    "factory with adapters of a file": _factory(
+        "finetuning_type: lora\nadapter_name_or_path: saves/lora",
+        "adapter_name_or_path: is saves/lora: continues adapters",
+    ),
     "factory freeze": _factory("finetuning_type: freeze", "finetuning_type: is freeze"),
     "factory dpo": _factory("stage: dpo", "stage: is dpo: trains by preferences"),
     "factory kto": _factory("stage: kto", "stage: is kto: trains by preferences"),
@@ -248,8 +250,7 @@ CASES = {
     "factory badam": _factory("use_badam: true", "use_badam: keeps state", FACTORY),
     "factory adam mini": _factory("use_adam_mini: true", "use_adam_mini: Adam-mini", FACTORY),
     "factory mixture of depths": _factory("mixture_of_depths: convert", "mixture_of_depths: is convert", FACTORY),
-    "factory pure bf16": _factory("pure_bf16: true", "pure_bf16: keeps weights and state in bf16", FACTORY),
-    "factory quantized": _factory("quantization_bit: 4", "quantization_bit: is 4: the base model is quantized"),
+    "factory quantized": _factory("quantization_bit: 4", "quantization_bit: quantises weights that are trained"),
     "factory muon": _factory("use_muon: true", "use_muon: Muon"),
     "factory slip": _factory("cutof_len: 2048", "cutof_len: is no key of this trainer .did you mean cutoff_len"),
     # Axolotl
@@ -283,15 +284,15 @@ CASES = {
         files={"train.yml": AXOLOTL + SHARDED + "tensor_parallel_size: 2\ndp_shard_size: 8\n"},
         expected="makes 16 of 8 GPUs",
     ),
-    "axolotl qlora": Case(
-        files={"train.yml": AXOLOTL + "adapter: qlora\nload_in_4bit: true\nlora_r: 32\n"},
-        expected="adapter: is qlora: trains adapters",
+    "axolotl qlora of 16 bits": Case(
+        files={"train.yml": AXOLOTL + "adapter: qlora\nlora_r: 32\nlora_target_linear: true\n"},
+        expected="adapter: is qlora, which goes with load_in_4bit",
     ),
     "axolotl dpo": Case(files={"train.yml": AXOLOTL + "rl: dpo\n"}, expected="rl: is dpo: trains by preferences"),
     "axolotl orpo": Case(files={"train.yml": AXOLOTL + "rl: orpo\n"}, expected="rl: is orpo: trains by preferences"),
     "axolotl offloads": Case(
-        files={"train.yml": AXOLOTL.replace("gradient_checkpointing: true", "gradient_checkpointing: offload")},
-        expected="gradient_checkpointing: is offload, which offloads",
+        files={"train.yml": AXOLOTL.replace("gradient_checkpointing: true", "gradient_checkpointing: offload_disk")},
+        expected="gradient_checkpointing: is offload_disk, which offloads to disk",
     ),
     "axolotl galore": Case(
         files={
@@ -313,7 +314,7 @@ CASES = {
         {**FULL8, "precision": "fp16", "micro": 1, "batch": 8, "seq": 4096},
         files={"fsdp2.yaml": FSDP2},
     ),
-    "trl sft peft": _line(f"trl sft {TRAIN} --use_peft --lora_r 16", "use_peft: trains adapters"),
+    "trl sft peft": _line(f"trl sft {TRAIN} --use_peft --lora_r 16", "dtype: is float32, in which frozen weights"),
     "trl dpo": _line("trl dpo --model_name_or_path x --dataset_name y", "dpo trains by preferences"),
     "trl kto": _line(f"accelerate launch --num_processes 8 trl/scripts/kto.py {TRAIN}", "kto.py trains by preferences"),
     "trl orpo": _line(f"accelerate launch examples/scripts/orpo.py {TRAIN}", "orpo.py trains by preferences"),
@@ -423,7 +424,7 @@ CASES = {
     "kernels are named": _line(
         f"torchrun --nproc_per_node 8 train.py {TRAIN} --bf16 --use_liger_kernel --torch_dtype bfloat16 --my_own_flag 3",
         {"precision": "bf16"},
-        words=("use_liger_kernel (fused", "torch_dtype bfloat16 (the type in which", "my_own_flag (not known here)"),
+        words=("use_liger_kernel (Liger's kernels of rope", "my_own_flag (not known here)"),
     ),
     "eager attention": _line(
         f"torchrun --nproc_per_node 8 train.py {TRAIN} --bf16 --attn_implementation eager", {"flash": False}
@@ -433,7 +434,7 @@ CASES = {
         "starts several trainings that differ",
     ),
     "an adapter by its switch": _line(
-        f"torchrun --nproc-per-node 8 train.py {TRAIN} --lora_enable", "lora_enable: trains"
+        f"torchrun --nproc-per-node 8 train.py {TRAIN} --lora_enable", "lora_r: is missing"
     ),
     # Accelerate
     "accelerate fsdp": _line(

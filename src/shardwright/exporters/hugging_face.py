@@ -15,7 +15,7 @@ from typing import Any
 
 from shardwright.errors import Problem
 from shardwright.plans.plan import Plan
-from shardwright.spec.adapter import LINEAR, TARGETS, Adapter, peft_fields
+from shardwright.spec.adapter import LINEAR, TARGETS, Adapter, Target, peft_fields
 from shardwright.spec.model import Model
 
 PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp32": "no"}
@@ -35,9 +35,10 @@ AS_IN_LLAMA = frozenset(
     | {"olmo2", "olmo3", "olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open"}
     | {"stablelm", "vaultgemma"}
 )
-LATENT = {  # the two steps of latent attention: modeling_deepseek_v3.py
-    "q_proj": ["q_a_proj", "q_b_proj"], "k_proj": ["kv_a_proj_with_mqa"], "v_proj": ["kv_b_proj"],
+LATENT: Mapping[str, tuple[str, ...]] = {  # the two steps of latent attention: modeling_deepseek_v3.py
+    "q_proj": ("q_a_proj", "q_b_proj"), "k_proj": ("kv_a_proj_with_mqa",), "v_proj": ("kv_b_proj",),
 }  # fmt: skip
+FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 ALL = "all-linear"
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 EIGHT_BITS, FOUR_BITS = {"load_in_8bit": True}, {
@@ -86,8 +87,7 @@ def unnamed_targets(plan: Plan) -> Iterator[Problem]:
     adapter, model = plan.job.adapter, plan.model
     if adapter is None:
         return
-    latent, named = any(kind.latent for kind in model.kinds), model.family in AS_IN_LLAMA
-    if not (named or latent) and adapter.targets not in (LINEAR, TARGETS):
+    if not named_as_known(model) and adapter.targets not in (LINEAR, TARGETS):
         message = f"names some matrices of {model.family}, whose names are not known here"
         yield Problem("job.adapter.targets", message, "target all linear ones: --adapter-targets linear")
     if model.towers and _modules(model, adapter) == ALL:
@@ -117,17 +117,27 @@ def adapter_config(model: Model, adapter: Adapter) -> dict[str, Any]:
     return fields
 
 
+def module_names(model: Model, target: Target) -> tuple[str, ...]:
+    """Return the names that the matrices of a target have in transformers, of a model whose names are known."""
+    kinds = model.kinds
+    dense = any(kind.mlp or kind.embedded or (kind.moe and kind.moe.shared_width) for kind in kinds)
+    if target == "experts" or (target in FEED_FORWARD and not dense):
+        return ()
+    if not any(kind.latent for kind in kinds):
+        return (target,)
+    direct = any(kind.latent and kind.latent.query_rank is None for kind in kinds)
+    return (target,) if direct and target == "q_proj" else LATENT.get(target, (target,))
+
+
+def named_as_known(model: Model) -> bool:
+    """Return whether PEFT can be told of some matrices of a model by name."""
+    return any(kind.latent for kind in model.kinds) or model.family in AS_IN_LLAMA
+
+
 def _modules(model: Model, adapter: Adapter) -> list[str] | str:
-    latent = any(kind.latent for kind in model.kinds)
-    if not latent and model.family not in AS_IN_LLAMA:
+    if not named_as_known(model):
         return ALL
-    names: list[str] = []
-    for target in adapter.targets:
-        if target != "experts":
-            names += LATENT.get(target, [target]) if latent else [target]
-    if latent and "q_proj" in adapter.targets:
-        direct = any(kind.latent and kind.latent.query_rank is None for kind in model.kinds)
-        names = ["q_proj", *names[2:]] if direct else names
+    names = [name for target in adapter.targets for name in module_names(model, target)]
     if model.towers:  # whose matrices have some of these names; PEFT matches a text as an expression
         return rf".*language_model.*\.({'|'.join(names)})"
     return names

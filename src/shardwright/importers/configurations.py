@@ -4,6 +4,7 @@ the settings that were read off it.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
@@ -12,6 +13,8 @@ from typing import Any
 
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.exporters.torchtitan.models import registered
+from shardwright.importers.adapters import adapter_of, has_liger
+from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
 from shardwright.importers.foundry import foundry_settings
 from shardwright.importers.megatron.flags import scan
 from shardwright.importers.megatron.read import DECISIVE, Reading, reading_of_flags
@@ -36,9 +39,9 @@ from shardwright.importers.torchtitan import (
     fields_of_python,
     torchtitan_model,
     torchtitan_settings,
-    torchtune_settings,
 )
-from shardwright.importers.trainers import TrainerFields, TrainerSettings, accelerate_settings, deepspeed_settings
+from shardwright.importers.torchtune import torchtune_settings
+from shardwright.importers.trainers import accelerate_settings, deepspeed_settings
 from shardwright.records import record
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.images import parts_of
@@ -56,8 +59,14 @@ DIALECTS: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
 OWN_FILES = {"foundry": ("device_train_microbatch_size", "global_train_batch_size"), "torchtune": ("_component_",)}
 OF_DATA = ("variables", "train_loader", "eval_loader", "callbacks", "loggers", "dataset", "checkpointer", "profiler")
 TRAINER = ("transformers", "trl", "accelerate")
+TRL = ("trl", "transformers", "accelerate")
+# Keys of TRL's, which a file has that no launch gives to another program.
+TRLS = frozenset(("packing", "assistant_only_loss", "completion_only_loss", "dataset_mixer", "dataset_mixture"))
 STARTED = {"axolotl", "llamafactory"}  # by commands that shard nothing unless the file says so
 DEEPSPEED = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
+QUANTISED = re.compile(r"gptq|awq|aqlm|gguf|bnb|-(?:int)?[48]-?bit|-int[48]\b|-fp8\b", re.I)  # in names of checkpoints
+# Sections that may be told as JSON.
+SECTIONS = ("fsdp_config", "accelerator_config", "liger_kernel_config", "gradient_checkpointing_kwargs")
 NANOTRON = frozenset(("parallelism", "tokens", "model"))
 
 
@@ -79,7 +88,7 @@ def of_configuration(text: str, ending: str, arguments: tuple[str, ...], questio
     for trainer, marks in OWN_FILES.items():
         if any(path[-1] in marks for path in fields):
             return of_own_file(trainer, fields, (), None, question)
-    keys = dialect(fields)
+    keys = TRL if dialect(fields) == TRAINER and TRLS & sections else dialect(fields)
     if keys != TRAINER or first(fields, "distributed_type", "per_device_train_batch_size") is not None:
         return of_trainer(fields, keys, None, question)
     return of_megatron(fields, None, question)
@@ -112,9 +121,7 @@ def of_trainer(
 ) -> Reading:
     """Return the plan of a Trainer's arguments, Accelerate's among them: where they name a file of DeepSpeed's, of that
     one. `started` says that a launch shows how its processes start."""
-    named_sections = {
-        path: value for key in ("fsdp_config", "accelerator_config") for path, value in _section(fields, key, question)
-    }
+    named_sections = {path: value for key in SECTIONS for path, value in _section(fields, key, question)}
     inline = {path[1:]: value for path, value in fields.items() if path[0] == "deepspeed" and len(path) > 1}
     plain = {path: value for path, value in fields.items() if path[0] != "deepspeed" or len(path) == 1}
     if trainers[0] == "axolotl" and any(path[0] == "fsdp_config" for path in fields):
@@ -217,7 +224,7 @@ def of_megatron(
         raise bad(question.name, "is no configuration of a trainer that is read here", hint)
     nodes, devices = first(fields, "num_nodes", "nnodes"), first(fields, "devices", "gpus_per_node", "nproc_per_node")
     gpus = gpus or (nodes * devices if isinstance(nodes, int) and isinstance(devices, int) else None)
-    return planned(TrainerSettings(tuple(words), tuple(strange), "megatron", model), gpus, question)
+    return planned(TrainerSettings(tuple(words), tuple(strange), job_of("megatron"), model), gpus, question)
 
 
 def _named_model(module: PythonValues) -> str | None:
@@ -283,18 +290,34 @@ def planned(settings: TrainerSettings, gpus: int | None, question: Question) -> 
     if problems:
         raise SpecError(*problems)
     model = question.model
-    described = settings.framework == "megatron" or "--num-layers" in settings.words
+    described = settings.job.framework == "megatron" or "--num-layers" in settings.words
     if model is None and (settings.model or not described):
         model = model_named(settings.model, name)
-    job = Job(global_batch=1, seq_len=question.seq_len or 0, framework=settings.framework, options=settings.options)
-    job = replace(job, optimizer=settings.optimizer, optimizer_rank=settings.optimizer_rank)
-    if settings.freeze and model is not None:  # LLaMA-Factory calls towers of sound, too, those of vision
-        there = [part for part in parts_of(model) if {"audio": "vision"}.get(part, part) in settings.freeze]
-        job = replace(job, freeze=tuple(there) or None)
     flags = scan(settings.words, name, problems)
-    notes = [*question.notes, *settings.notes]
+    notes, uncounted = [*question.notes, *settings.notes], (*settings.uncounted, *question.uncounted)
+    job = replace(settings.job, seq_len=question.seq_len or 0)
+    if model is not None:
+        job, unfused = _of_model(settings, job, model, name)
+        uncounted = (*uncounted, *unfused)
     reading = reading_of_flags(flags, gpus, notes, problems, cluster=question.cluster, model=model, job=job, name=name)
-    return replace(reading, uncounted=(*reading.uncounted, *settings.uncounted, *question.uncounted))
+    return replace(reading, uncounted=(*reading.uncounted, *uncounted))
+
+
+def _of_model(settings: TrainerSettings, job: Job, model: Model, name: str) -> tuple[Job, tuple[str, ...]]:
+    """Return the job of settings with what the model decides: the parts that are frozen, beside which matrices adapters
+    are, whether its loss has a kernel; and what is not counted of that."""
+    if job.freeze:  # LLaMA-Factory calls towers of sound, too, those of vision
+        there = [part for part in parts_of(model) if {"audio": "vision"}.get(part, part) in (job.freeze or ())]
+        job = replace(job, freeze=tuple(there) or None)
+    if settings.peft is not None:
+        if settings.model and QUANTISED.search(settings.model):
+            hint = "name the plain one, and the bits"
+            raise bad(name, f"{settings.model} is quantised already, which is not described", hint)
+        job = replace(job, adapter=adapter_of(settings.peft, model, name))
+    if settings.liger and not has_liger(model, settings.liger):
+        words = f"use_liger_kernel (Liger's fused loss, which it has not for the family {model.family})"
+        return replace(job, options=replace(job.options, loss=None)), (words,)
+    return job, ()
 
 
 def model_named(told: str | None, name: str) -> Model:

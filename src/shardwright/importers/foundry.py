@@ -10,13 +10,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
 from shardwright.importers.trainers import (
     FULL,
     STRATEGIES,
-    TrainerFields,
-    TrainerSettings,
     batch_words,
-    optimizer_words,
+    optimizer_of,
     sharding_words,
 )
 
@@ -34,14 +33,14 @@ def foundry_settings(config: TrainerFields, gpus: int) -> TrainerSettings:
     if precision not in PRECISIONS:
         config.report("precision", f"is {precision}, which is not described", f"use {', '.join(PRECISIONS)}")
     words += [*PRECISIONS.get(precision, ()), *_iterations(config, total * length)]
-    optimizer, uncounted = optimizer_words(config, "optimizer")
+    optimizer, uncounted = optimizer_of(config, "optimizer")
     model = None
     if config.first("kind") == "hf_causal_lm":
         model = str(config.first("pretrained_model_name_or_path"))
     else:
         words += _mpt(config, length)
     words += ["--attention-backend", "unfused"] if config.first("attn_impl") in ("torch", "eager") else []
-    return TrainerSettings((*words, *optimizer), uncounted, "fsdp", model)
+    return TrainerSettings(tuple(words), uncounted, job_of("fsdp", optimizer=optimizer), model)
 
 
 def _batch(config: TrainerFields, gpus: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from shardwright.importers.configurations import (
     of_trainer,
     planned,
 )
+from shardwright.importers.fields import TrainerSettings, job_of
 from shardwright.importers.launches import COMMANDS, Launch, launches
 from shardwright.importers.megatron.flags import explained
 from shardwright.importers.megatron.read import Reading, reading_of_launch, several, training_of
@@ -32,8 +34,8 @@ from shardwright.importers.recipes import listed
 from shardwright.importers.settings import BRIDGE_MODEL, arguments_of, first, flattened, literal, overridden
 from shardwright.importers.shell.read import ShellScript, read_script
 from shardwright.importers.shell.unknown import is_known, is_lone, shown
-from shardwright.importers.torchtitan import FULL_RECIPES, fields_of_python
-from shardwright.importers.trainers import TrainerSettings
+from shardwright.importers.torchtitan import fields_of_python
+from shardwright.importers.torchtune import ADAPTER_RECIPES, RECIPES, trains_adapters
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -45,6 +47,7 @@ CONFIGURATIONS = (".json", *YAML, ".toml", ".py")
 FILES = (".json", *YAML)
 RAY = (("spec", "entrypoint"), ("entrypoint",))
 OWN = {"composer": "foundry", "tune": "torchtune"}  # launchers of one trainer alone
+LISTS = ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save")  # several words behind them
 TRAINERS = {"--per-device-train-batch-size", "--deepspeed", "--deepspeed-config", "--fsdp"}
 SFT = re.compile(r"(?:^|/)(?:run_)?sft(?:_trainer)?\.py$")  # TRL's, and copies of it: open-r1, alignment-handbook
 # Parts of programs and commands that tell whose keys their arguments are.
@@ -180,7 +183,7 @@ def _of_launch(launch: Launch, trainer: str, question: Question) -> Reading:
     _refuse_program(launch, question)
     if trainer == "nemo":
         words, strange = arguments_of(overridden({}, launch.arguments), question.name, question.problems)
-        return planned(TrainerSettings(tuple(words), tuple(strange), "megatron"), gpus, question)
+        return planned(TrainerSettings(tuple(words), tuple(strange), job_of("megatron")), gpus, question)
     if trainer in OWN.values():
         return _of_own(launch, trainer, gpus, question)
     arguments = _arguments(launch, question)
@@ -208,11 +211,17 @@ def _of_own(launch: Launch, trainer: str, gpus: int | None, question: Question) 
     if trainer == "torchtune" and not files[0].endswith(YAML):
         message = f"{files[0]} is a configuration in torchtune's own package"
         raise bad(question.name, message, f"`tune cp {files[0]} my.yaml` writes it out: name that file")
-    if trainer == "torchtune" and launch.program.rsplit("/", 1)[-1].removesuffix(".py") not in FULL_RECIPES:
-        message = f"the recipe {launch.program} is not read: adapters, preferences, distillation or one of your own"
-        raise bad(question.name, message, f"give a launch of {' or '.join(FULL_RECIPES)}")
+    recipe = launch.program.rsplit("/", 1)[-1].removesuffix(".py")
+    if trainer == "torchtune" and recipe not in RECIPES:
+        message = f"the recipe {launch.program} is not read: preferences, distillation, QAT or one of your own"
+        raise bad(question.name, message, f"give a launch of {', '.join(RECIPES)}")
     changes = [word for word in words if "=" in word and not word.startswith("-")]
-    return of_own_file(trainer, named(files[0], question), changes, gpus, question)
+    values = overridden(named(files[0], question), changes)
+    component = str(values.get(("model", "_component_")))
+    if trainer == "torchtune" and trains_adapters(component) != (recipe in ADAPTER_RECIPES):
+        message, hint = f"{recipe} does not train {component}", "start it by a recipe of LoRA, or take a model without"
+        raise bad(question.name, message, hint)
+    return of_own_file(trainer, values, (), gpus, question)
 
 
 def _of_recipe(recipe: str, launch: Launch, gpus: int | None, question: Question) -> Reading:
@@ -237,6 +246,8 @@ def _deepspeed_file(fields: Mapping[Fields, Any]) -> bool:
 def _refuse_program(launch: Launch, question: Question) -> None:
     """Refuse programs that by their names train something else than a language model on texts."""
     program = shown(launch.program).removesuffix(".py")
+    if launch.launcher == "tune":  # whose recipes are known by name
+        return
     for row in shipped_table("shardwright.importers", "programs.csv"):
         if re.search(rf"(?:^|[/.]){row['pattern']}$", program):
             raise bad(
@@ -274,6 +285,11 @@ def _arguments(launch: Launch, question: Question) -> dict[Fields, Any]:
             _refuse_hidden(word, question)
             continue
         key, sign, value = word[2:].partition("=")
+        several = [*takewhile(lambda follower: not follower.startswith("--"), words[position:])]
+        if key.replace("-", "_") in LISTS and not sign and len(several) > 1:
+            found[(key.replace("-", "_"),)] = several
+            position += len(several)
+            continue
         text = value if sign else "true" if follower.startswith("--") else follower
         position += not sign and text is follower
         found[tuple(key.replace("-", "_").split("."))] = literal(text) if is_known(text) else text

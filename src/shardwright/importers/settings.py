@@ -7,12 +7,15 @@ Megatron-Bridge, NeMo and Megatron-LM's own YAML name fields as Megatron-LM name
 `data/<trainer>.csv` has a row for keys of one meaning; `tests/importers/test_keys.py` holds it against the schema of
 the trainer's own package. Keys are paths with dots, a section for all that is in it, or a last part alone:
 
-* `effect`: `read`; `none` (`words` say why it moves nothing); `uncounted` (it moves time or memory and is not modelled)
-  or `refused` (the run is another); `holds` where it only holds keys with rows of their own; `default`, whose `usual`
-  is what the trainer takes where the key is missing
+* `effect`: `read` (also a key of ours for what a trainer always does, which its `default` says); `none` (`words` say
+  why it moves nothing); `uncounted` (it moves time or memory and is not modelled) or `refused` (the run is another);
+  `holds` where it only holds keys with rows of their own; `default`, whose `usual` is what the trainer takes where the
+  key is missing
 * `usual`: of `read` the values that are described, all where there are none; of `uncounted` and `refused` the values
   with which nothing changes, beside none at all (and false and 0 where there are no others)
-* `means`: the key of another table that it is read as; `not key` for its opposite, `key a=b` with b for the value a
+* `when`, where a table has it: keys that are read, of which one must be on; otherwise the row counts for nothing
+* `means`: the key of another table that it is read as; `not key` for its opposite, `key a=b` with b for the value a;
+  after a `+` more keys, which are said by the values alone that stand there
 * `words`: what it changes, or why it changes nothing
 """
 
@@ -261,6 +264,7 @@ class Key:
     """A row of a table, for one of its keys."""
 
     effect: Effect
+    when: frozenset[str]
     usual: tuple[str, ...]
     means: str
     words: str
@@ -287,6 +291,7 @@ def known_keys(trainer: str) -> Mapping[str, Key]:
         {
             key: Key(
                 effect=cast("Effect", row["effect"]),
+                when=frozenset((row.get("when") or "").split()),
                 usual=tuple(row["usual"].split()),
                 means=row["means"],
                 words=row["words"],
@@ -334,11 +339,13 @@ def accounted(
     fields: dict[Path, Any] = {}
     uncounted: list[str] = []
     said = {path: value for path, value in values.items() if value is not None}
-    for path, value in [*_defaults(said, trainers), *said.items()]:
-        place, key = f"{name}: {'.'.join(path)}", key_of(path, trainers)
+    entries = [(path, value, key_of(path, trainers)) for path, value in (*_defaults(said, trainers), *said.items())]
+    on = _on(entries)
+    for path, value, key in entries:
+        place = f"{name}: {'.'.join(path)}"
         if key is None:
             _unknown(path, trainers, place, problems, uncounted)
-        elif key.effect in ("none", "holds"):
+        elif key.effect in ("none", "holds") or (key.when and not key.when & on):
             continue
         elif not _is_said(value):
             problems += _unsaid(path, value, key, place, why)
@@ -353,6 +360,15 @@ def accounted(
             else:
                 uncounted.append(f"{'.'.join(path)} ({key.words})" if value is True else _shown(path, value, key))
     return Accounted(fields, tuple(dict.fromkeys(uncounted)))
+
+
+def _on(entries: Iterable[tuple[Path, Any, Key | None]]) -> set[str]:
+    """Return the keys that are read and say more than nothing, by the last part of what they are read as."""
+    read: dict[Path, Any] = {}
+    for path, value, key in entries:
+        if key is not None and key.effect == "read" and _is_said(value):
+            read |= _renamed(path, value, key.means)
+    return {path[-1] for path, value in read.items() if value not in (False, 0) and _plain(value) not in NOTHING}
 
 
 def _shown(path: Path, value: Any, key: Key) -> str:
@@ -393,14 +409,22 @@ def _literal(text: str) -> Any:
 
 
 def _renamed(path: Path, value: Any, means: str) -> dict[Path, Any]:
-    """Return a field as the one that it is read as."""
+    """Return a field as those that it is read as."""
+    target, *others = (part.strip() for part in means.split("+"))
+    read: dict[Path, Any] = {}
+    for other in others:
+        leaf, *pairs = other.split()
+        values = dict(pair.split("=") for pair in pairs)
+        read |= {tuple(leaf.split(".")): _literal(values[_plain(value)])} if _plain(value) in values else {}
     if not means:
         return {path: value}
-    if means.startswith("not "):
-        return {(means.removeprefix("not "),): not value}
-    target, *pairs = means.split()
+    if not target:
+        return read
+    if target.startswith("not "):
+        return {(target.removeprefix("not "),): not value, **read}
+    leaf, *pairs = target.split()
     values = dict(pair.split("=") for pair in pairs)
-    return {tuple(target.split(".")): _literal(values[_plain(value)]) if _plain(value) in values else value}
+    return {tuple(leaf.split(".")): _literal(values[_plain(value)]) if _plain(value) in values else value, **read}
 
 
 def _unknown(path: Path, trainers: Sequence[str], place: str, problems: list[Problem], uncounted: list[str]) -> None:

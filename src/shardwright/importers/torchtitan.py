@@ -1,30 +1,19 @@
-"""Configurations of torchtitan, of its TOML (to 0.2) or its Python (0.3), and of torchtune's full fine-tuning, as
-Megatron-LM's arguments.
-"""
+"""Configurations of torchtitan, of its TOML (to 0.2) or its Python (0.3), as Megatron-LM's arguments."""
 
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 from shardwright.exporters.megatron.layout import layout_text
+from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
 from shardwright.importers.python_values import Path, PythonValues
-from shardwright.importers.trainers import (
-    FULL,
-    TrainerFields,
-    TrainerSettings,
-    batch_words,
-    offload_words,
-    optimizer_words,
-    sharding_words,
-)
+from shardwright.importers.trainers import FULL, batch_words, offload_words, sharding_words
 
 POLICIES = ("FullAC", "SelectiveAC")
 DEGREES = (
     *("data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "context_parallel", "pipeline_parallel"),
 )
-FULL_RECIPES = ("full_finetune_distributed", "full_finetune_single_device")
 
 
 def fields_of_python(module: PythonValues) -> dict[Path, Any]:
@@ -99,7 +88,7 @@ def torchtitan_settings(config: TrainerFields, gpus: int, layers: int) -> Traine
     words += ["--pipeline-model-parallel-layout", layout_text(counts, 0)] if depth > 1 else []
     words += [*_recompute(config, layers // len(counts)), *_precision(config)]
     words += ["--train-iters", str(steps)] if (steps := config.whole("steps", 0)) else []
-    return TrainerSettings(tuple(words), (), "torchtitan", torchtitan_model(config))
+    return TrainerSettings(tuple(words), (), job_of("torchtitan"), torchtitan_model(config))
 
 
 def _layer_counts(config: TrainerFields, depth: int, layers: int) -> tuple[int, ...]:
@@ -142,28 +131,3 @@ def _precision(config: TrainerFields) -> list[str]:
         config.report("converters", "train adapters, which are not read from scripts", "leave LoRA out")
     recipes = ["mxfp8" if "mx" in name else "tensorwise" for name in names if "mx" in name or "float8" in name]
     return ["--bf16", *(("--fp8-format", "hybrid", "--fp8-recipe", recipes[0]) if recipes else ())]
-
-
-def torchtune_settings(config: TrainerFields, gpus: int) -> TrainerSettings:
-    """Return a configuration of `full_finetune_distributed`, or of one device where one GPU runs."""
-    component = str(config.first("model") or "")
-    if "lora" in component:
-        hint = "leave LoRA out (`shardwright fit` sizes it)"
-        config.report("model._component_", f"{component} trains adapters, which a plan does not describe", hint)
-    tensor = config.whole("tensor_parallel_dim", 1)
-    micro, steps = config.whole("batch_size", 1), config.whole("gradient_accumulation_steps", 1)
-    stage = 0 if gpus == 1 else 2 if config.first("fsdp_reshard_after_forward") is False else 3
-    words = [*sharding_words(stage), *batch_words(micro, micro * steps * max(gpus // tensor, 1))]
-    words += ["--tensor-model-parallel-size", str(tensor)]
-    words += FULL if config.first("enable_activation_checkpointing") is True else ()
-    if length := config.first("max_seq_len"):
-        words += ["--seq-length", str(length)]
-    optimizer, uncounted = optimizer_words(config, "optimizer")
-    return TrainerSettings((*words, *optimizer), uncounted, "fsdp", torchtune_model(component))
-
-
-def torchtune_model(component: str) -> str | None:
-    """Return the name of the model that a builder of torchtune makes: `torchtune.models.llama3_1.llama3_1_8b`."""
-    name = component.rsplit(".", 1)[-1].removesuffix("_instruct").removesuffix("_base")
-    name = re.sub(r"_([01])_5b$", r"_\1.5b", name)  # qwen2_5_0_5b
-    return re.sub(r"(\d)_(\d)(?=_)", r"\1.\2", name).replace("_", "-") or None

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from functools import cache
+from typing import cast
 
-from shardwright.errors import Problem
-from shardwright.importers.python_values import COMPUTED, Path
-from shardwright.importers.settings import first
+from shardwright.exporters.support.traits import ON_THE_GPU
+from shardwright.files import shipped_table
+from shardwright.importers.adapters import peft_of
+from shardwright.importers.choices import (
+    SIXTEEN,
+    keeps_sixteen_bits,
+    liger_of,
+    loss_notes,
+    offloads_activations,
+    options_of,
+    plugins_uncounted,
+    splits_loss,
+)
+from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
 from shardwright.records import record
 from shardwright.spec.job import PROJECTED, Optimizer, Part
-from shardwright.spec.options import DEFAULTS, GradientSync, Options
+from shardwright.spec.options import GradientSync
 
 STRATEGIES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "TRUE": 3, "1": 3, "2": 2, "3": 0}
 STRATEGY_OF_STAGE = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
@@ -19,10 +32,6 @@ FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--r
 LENGTHS = (
     *("max_seq_length", "max_seq_len", "model_max_length", "block_size", "cutoff_len", "max_length", "seq_length"),
     "seq_len",
-)
-ADAMS = (
-    *("adam", "adamw", "decoupled_adamw", "adamw_hf", "adamw_torch", "adamw_torch_fused", "adamw_apex_fused"),
-    *("fusedadam", "cpuadam"),
 )
 # Optimizers whose state or update is of another kind than Adam's, by what their names contain.
 OTHER_UPDATES = (
@@ -41,59 +50,6 @@ OTHER_UPDATES = (
     "adalr",
     "cpuoffloadoptimizer",
 )
-
-
-@record(kw_only=False)
-class TrainerSettings:
-    """A configuration as arguments of Megatron-LM, with what is not modelled, the framework whose overheads count, the
-    name of the model where it has one, what had to be assumed, options that Megatron-LM has no argument for, and the
-    parts that keep their weights of a model that sees images."""
-
-    words: tuple[str, ...]
-    uncounted: tuple[str, ...]
-    framework: str
-    model: str | None = None
-    notes: tuple[str, ...] = ()
-    options: Options = DEFAULTS
-    freeze: tuple[Part, ...] = ()
-    optimizer: Optimizer = "adam"
-    optimizer_rank: int | None = None
-
-
-@record(kw_only=False)
-class TrainerFields:
-    """Fields of a configuration by path, its name, and the problems found while it is read."""
-
-    values: Mapping[Path, Any]
-    name: str
-    problems: list[Problem]
-
-    def first(self, *leaves: str) -> Any:
-        """Return the first of these fields that is said; "auto" leaves it to others."""
-        value = first(self.values, *leaves)
-        return None if value == "auto" else value
-
-    def whole(self, leaf: str, otherwise: int) -> int:
-        """Return a whole number, `otherwise` where nothing is said, and after naming what is wrong: also a number
-        below 1, unless `otherwise` is as low."""
-        value = next((value for path, value in self.values.items() if path[-1] == leaf), None)
-        if value is COMPUTED:
-            self.report(leaf, "is computed when the file runs", "write the value itself")
-        elif isinstance(value, int) and not isinstance(value, bool):
-            if value >= min(otherwise, 1):
-                return value
-            self.report(leaf, f"is {value}", f"write {min(otherwise, 1)} or more")
-        elif value is not None and value != "auto":
-            self.report(leaf, f"is {value!r}", "write a whole number, without quotes")
-        return otherwise
-
-    def beside(self, values: Mapping[Path, Any]) -> TrainerFields:
-        """Return other fields of the same launch, whose problems join these."""
-        return TrainerFields(values, self.name, self.problems)
-
-    def report(self, leaf: str, message: str, hint: str) -> None:
-        """Add a problem with a field."""
-        self.problems.append(Problem(f"{self.name}: {leaf}", message, hint))
 
 
 def sharding_words(stage: int) -> list[str]:
@@ -122,7 +78,8 @@ def deepspeed_settings(config: TrainerFields, trainer: TrainerFields, gpus: int)
         if trainer.first(f"use_{name}") is True:
             trainer.report(f"use_{name}", "projects whole matrices, which DeepSpeed's optimizer has not", "use DDP")
     tensor = config.whole("autotp_size", 1)
-    words = [*sharding_words(config.whole("stage", 0)), *_deepspeed_batch(config, trainer, max(gpus // tensor, 1))]
+    stage = config.whole("stage", 0)
+    words = [*sharding_words(stage), *_deepspeed_batch(config, trainer, max(gpus // tensor, 1))]
     words += [*_trainer_words(trainer), "--tensor-model-parallel-size", str(tensor)]
     precision, notes = _deepspeed_precision(config, trainer)
     devices = {path[-2]: value for path, value in config.values.items() if path[-1] == "device"}
@@ -131,12 +88,9 @@ def deepspeed_settings(config: TrainerFields, trainer: TrainerFields, gpus: int)
     if devices.get("offload_param") == "cpu":
         config.report("offload_param", "is offloaded to cpu, which is not described", "use none")
     words += ["--grad-reduce-in-bf16"] if config.first("communication_data_type") == "bf16" else []
-    optimizer, uncounted = (
-        optimizer_words(config, "type") if config.first("type") else optimizer_words(trainer, "optim")
-    )
-    words += [*precision, *optimizer]
-    name = trainer.first("model_name_or_path")
-    return TrainerSettings(tuple(words), uncounted, "deepspeed", name, notes, freeze=_frozen(trainer))
+    optimizer, uncounted = optimizer_of(config, "type") if config.first("type") else optimizer_of(trainer, "optim")
+    basics = Basics(precision=precision, sharded=stage == 3, deepspeed=True, optimizer=optimizer)
+    return _settings(trainer, [*words, *precision], basics, uncounted, notes)
 
 
 def _deepspeed_precision(config: TrainerFields, trainer: TrainerFields) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -184,21 +138,69 @@ def accelerate_settings(fields: TrainerFields, gpus: int) -> TrainerSettings:
     micro, steps = fields.whole("per_device_train_batch_size", 1), fields.whole("gradient_accumulation_steps", 1)
     if fields.first("per_device_train_batch_size") is None:
         fields.report("per_device_train_batch_size", "is missing", "give the launch script, whose arguments have it")
-    words = [*_fsdp_words(fields)] if sharded else [*sharding_words(0)]
+    projected, rank = _projected(fields)
+    optimizer, uncounted = optimizer_of(fields, "optim") if projected is None else (projected, _layerwise(fields))
+    words = [*_fsdp_words(fields, optimizer)] if sharded else [*sharding_words(0)]
     words += batch_words(micro, micro * steps * max(gpus // (tensor * context), 1))
     words += ["--tensor-model-parallel-size", str(tensor), "--context-parallel-size", str(context)]
     precision, notes = _precision(fields)
-    projected, rank = _projected(fields)
-    optimizer, uncounted = optimizer_words(fields, "optim") if projected is None else ((), _layerwise(fields))
-    words += [*_trainer_words(fields), *precision, *optimizer]
+    words += [*_trainer_words(fields), *precision]
     words += FULL if fields.first("fsdp_activation_checkpointing") is True else ()
     if projected is not None and sharded:
         fields.report(
             "optim", f"{projected} projects whole matrices, of which FSDP leaves a part", "train without FSDP"
         )
-    name, options = fields.first("model_name_or_path"), Options(gradient_sync=_gradient_sync(fields, sharded, steps))
-    frozen, method = _frozen(fields), projected or "adam"
-    return TrainerSettings(tuple(words), uncounted, "fsdp", name, notes, options, frozen, method, rank)
+    basics = Basics(
+        precision=precision,
+        sharded=sharded,
+        optimizer=optimizer,
+        optimizer_rank=rank,
+        gradient_sync=_gradient_sync(fields, sharded, steps),
+    )
+    return _settings(fields, words, basics, uncounted, notes)
+
+
+@record
+class Basics:
+    """What was read of a Trainer's run beside its arguments: those of its type, and whether GPUs share the weights."""
+
+    precision: tuple[str, ...]
+    sharded: bool
+    deepspeed: bool = False
+    optimizer: Optimizer = "adam"
+    optimizer_rank: int | None = None
+    gradient_sync: GradientSync | None = None
+
+
+def _settings(
+    fields: TrainerFields, words: list[str], basics: Basics, uncounted: tuple[str, ...], notes: tuple[str, ...]
+) -> TrainerSettings:
+    """Return settings with the adapters and options of a Trainer's fields."""
+    peft = peft_of(fields, sharded=basics.sharded, casts=basics.deepspeed)
+    liger, kernels = liger_of(fields)
+    mixed = _mixed(fields) is not None
+    kept = peft is None and not basics.deepspeed and keeps_sixteen_bits(fields, mixed=mixed, sharded=basics.sharded)
+    options = options_of(
+        chunked=bool(liger) or splits_loss(fields),
+        offloaded=offloads_activations(fields, words, adapters=peft is not None),
+        sixteen=kept and "--bf16" in basics.precision,
+    )
+    job = job_of(
+        "deepspeed" if basics.deepspeed else "fsdp",
+        options=replace(options, gradient_sync=basics.gradient_sync),
+        optimizer=basics.optimizer,
+        optimizer_rank=basics.optimizer_rank,
+        freeze=(_frozen(fields) or None) if peft is None else None,
+    )
+    return TrainerSettings(
+        words=tuple(words),
+        uncounted=(*uncounted, *kernels, *plugins_uncounted(fields)),
+        job=job,
+        model=fields.first("model_name_or_path"),
+        notes=(*notes, *loss_notes(fields)),
+        peft=peft,
+        liger="" if splits_loss(fields) else liger,
+    )
 
 
 def _frozen(fields: TrainerFields) -> tuple[Part, ...]:
@@ -275,7 +277,7 @@ def _degrees(fields: TrainerFields, gpus: int) -> tuple[int, int]:
     return tensor, context
 
 
-def _fsdp_words(fields: TrainerFields) -> list[str]:
+def _fsdp_words(fields: TrainerFields, optimizer: Optimizer) -> list[str]:
     """Return the arguments of what FSDP shards and offloads. Its strategy is a stage of ZeRO: the Trainer's words
     (`full_shard auto_wrap`) go before Accelerate's."""
     words = fields.first("fsdp")
@@ -289,18 +291,33 @@ def _fsdp_words(fields: TrainerFields) -> list[str]:
     stage = STRATEGIES.get(strategy, 0)
     stage = 2 if reshard is False and stage == 3 else stage
     offloads = fields.first("fsdp_offload_params") is True or "offload" in words.split()
-    if offloads and stage < 3:
-        fields.report("fsdp_offload_params", "offload of weights that are not sharded is not described", "write false")
+    if offloads:
+        refuse_offload(fields, "fsdp_offload_params", stage, optimizer)
     return [*sharding_words(stage), *(offload_words(1.0) if offloads else ())]
 
 
-def _precision(fields: TrainerFields) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The types of a Trainer's own switches, else those that Accelerate is told; and that it is none where none is."""
+def refuse_offload(fields: TrainerFields, leaf: str, stage: int, optimizer: Optimizer) -> None:
+    """Refuse FSDP's offload of all that a GPU keeps where it is of no use here."""
+    if stage < 3:
+        fields.report(leaf, "offload of weights that are not sharded is not described", "write false")
+    elif optimizer in ON_THE_GPU:
+        fields.report(leaf, f"goes with no optimizer of bitsandbytes ({optimizer}), which runs on GPUs", "write false")
+
+
+def _mixed(fields: TrainerFields) -> str | None:
+    """Return the mixed precision of a Trainer's own switches, else that which Accelerate is told, None for none."""
     switched = next((name for name in ("fp16", "bf16") if fields.first(name) is True), None)
-    name = switched or fields.first("mixed_precision")
-    said = name is not None or any(fields.first(switch) is not None for switch in ("fp16", "bf16"))
+    name = switched or str(fields.first("mixed_precision")).casefold()
+    return name if name in PRECISIONS else None
+
+
+def _precision(fields: TrainerFields) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the mixed precision, else the type in which weights are loaded; and that it is fp32 where neither is
+    said."""
+    name = _mixed(fields) or ("bf16" if fields.first("dtype") in SIXTEEN else None)
+    said = name or any(fields.first(key) is not None for key in ("fp16", "bf16", "mixed_precision"))
     note = "neither bf16 nor fp16 is said: fp32 is priced, the trainer's default"
-    return PRECISIONS.get(str(name).casefold(), ()), () if said else (note,)
+    return PRECISIONS.get(str(name), ()), () if said else (note,)
 
 
 def _trainer_words(fields: TrainerFields) -> list[str]:
@@ -317,11 +334,17 @@ def _optimizer_name(config: TrainerFields, leaf: str) -> str:
     return str(config.first(leaf) or "adamw").rsplit(".", 1)[-1].casefold()  # torchtune names classes in full
 
 
-def optimizer_words(config: TrainerFields, leaf: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the arguments of an optimizer, and what is not modelled of one that is priced as Adam."""
+@cache
+def _optimizers() -> Mapping[str, Optimizer]:
+    rows = shipped_table("shardwright.importers", "optimizers.csv")
+    return {name: cast("Optimizer", row["optimizer"]) for row in rows for name in row["names"].split()}
+
+
+def optimizer_of(config: TrainerFields, leaf: str) -> tuple[Optimizer, tuple[str, ...]]:
+    """Return an optimizer, and what is not modelled of one that is priced as Adam."""
     name = _optimizer_name(config, leaf)
-    if name == "sgd":
-        return ("--optimizer", "sgd"), ()
+    if name in _optimizers():
+        return _optimizers()[name], ()
     if any(part in name for part in OTHER_UPDATES):
         config.report(leaf, f"{name} keeps other state than Adam, which is not described", "use adamw_torch")
-    return (), () if name in ADAMS else (f"optimizer {config.first(leaf)} (priced as Adam)",)
+    return "adam", (f"optimizer {config.first(leaf)} (priced as Adam)",)

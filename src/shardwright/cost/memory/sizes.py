@@ -179,14 +179,15 @@ def least_state_bytes(model: Model, job: Job, ranks: Array, everything: Array, *
 def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
     """Return the bytes of the logits and the loss on the last stage for one micro-batch, [N]. A chunked loss has so few
     tokens at a time that their logits, in whose place their gradient comes, are about as large as the hidden states; it
-    has the gradient of these and of the projection from its first chunk on (Liger Kernel,
-    ops/fused_linear_cross_entropy.py)."""
+    has the gradient of these, and of the projection if that is trained, from its first chunk on (Liger Kernel,
+    ops/fused_linear_cross_entropy.py: `weight_needs_grad`)."""
     width = memory_facts(job.framework).logit + widths_of(job).logit - 2.0
     size = micro_batch * job.seq_len / cp
     if job.fused_loss:
         width = 0.0
     if job.options.loss == "chunked":
-        return 2.0 * widths_of(job).logit * size * model.hidden + 2.0 * model.hidden * model.vocab / tp
+        projection = 2.0 * model.hidden * model.vocab / tp * job.trains("language")
+        return 2.0 * widths_of(job).logit * size * model.hidden + projection
     return width * size * model.vocab / tp
 
 

@@ -1,0 +1,91 @@
+"""What a Trainer's configuration says of the options that frameworks leave to choose (`spec.options`): how the loss is
+computed, where activations are kept, and whether trained weights have copies in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from shardwright.importers.fields import TrainerFields
+from shardwright.spec.options import Options
+
+LIGER, CUT = "axolotl.integrations.liger.LigerPlugin", "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
+KERNELS = ("rope", "rms_norm", "swiglu")  # that Liger has beside that of the loss, on unless it is told otherwise
+SIXTEEN = ("bfloat16", "bf16")
+FUSED = "fused_linear_cross_entropy"
+OLDER_TRL = (
+    "TRL goes over parts of the logits at a time from 1.7 on, which is priced; an earlier one without use_liger_kernel "
+    "holds all of them"
+)
+
+
+def liger_of(fields: TrainerFields) -> tuple[str, tuple[str, ...]]:
+    """Return by whose list of families Liger's kernel of output projection and loss is used, "" where it is not; and
+    its other kernels that are, which are not modelled."""
+    plugins = _plugins(fields)
+    if LIGER in plugins:
+        return "transformers" if fields.first(f"liger_{FUSED}") is True else "", ()
+    if fields.first("use_liger_kernel") is not True:
+        return "", ()
+    switches = {path[-1]: value for path, value in fields.values.items() if path[0] == "liger_kernel_config"}
+    others = [name for name in KERNELS if switches.get(name) is not False]
+    uncounted = (f"use_liger_kernel (Liger's kernels of {', '.join(others)})",) if others else ()
+    return str(fields.first("liger_by") or "transformers") if switches.get(FUSED) is not False else "", uncounted
+
+
+def splits_loss(fields: TrainerFields) -> bool:
+    """Return whether the logits are never there together, whatever the family: TRL's own loss
+    (trl/trainer/sft_trainer.py 1.16: `add_fused_lm_head`), axolotl's plugin for cut cross-entropy."""
+    return fields.first("loss_in_parts") is True or (
+        CUT in _plugins(fields) and fields.first("cut_cross_entropy") is not False
+    )
+
+
+def loss_notes(fields: TrainerFields) -> Iterator[str]:
+    """Yield what had to be assumed of the loss."""
+    if fields.first("loss_in_parts") is True and fields.first("use_liger_kernel") is not True:
+        yield OLDER_TRL
+
+
+def plugins_uncounted(fields: TrainerFields) -> Iterator[str]:
+    """Yield plugins of axolotl that may change kernels and loss."""
+    others = (name for name in _plugins(fields) if name not in (LIGER, CUT))
+    yield from (f"plugins {name} (may change kernels and loss)" for name in others)
+
+
+def _plugins(fields: TrainerFields) -> tuple[str, ...]:
+    named = fields.first("plugins")
+    return tuple(map(str, named)) if isinstance(named, list | tuple) else () if named is None else (str(named),)
+
+
+def offloads_activations(fields: TrainerFields, words: Sequence[str], *, adapters: bool) -> bool:
+    """Return whether inputs of layers that run again are kept in host memory: transformers wraps each layer's
+    checkpoint (modeling_utils.py: `save_on_cpu`); TRL and torchtune whatever is saved, which are these
+    (activation_offloading.py). Without recomputation that is all activations, which is refused; axolotl leaves it out
+    beside adapters (axolotl/core/builders/base.py 0.19: `_configure_gradient_checkpointing`)."""
+    mode = fields.first("activation_offloading")
+    if not mode:
+        return False
+    alone = adapters and fields.first("adapter") is not None and mode != "hidden_states"
+    if alone or "--recompute-granularity" not in words:
+        hint = "write hidden_states" if alone else "write gradient_checkpointing: true as well"
+        message = "recomputes nothing beside adapters" if alone else "goes without recomputation"
+        message = f"{message}, so that all activations are offloaded, which is not described"
+        fields.report("activation_offloading", message, hint)
+        return False
+    return True
+
+
+def keeps_sixteen_bits(fields: TrainerFields, *, mixed: bool, sharded: bool) -> bool:
+    """Return whether trained weights are loaded in 16 bits and updated as they are. With mixed precision FSDP makes
+    them fp32 first (accelerate/utils/fsdp_utils.py 1.15: `fsdp2_prepare_model`)."""
+    return fields.first("dtype") in SIXTEEN and not (mixed and sharded)
+
+
+def options_of(*, chunked: bool, offloaded: bool, sixteen: bool) -> Options:
+    """Return options, of which those that are not asked for are the framework's own."""
+    return Options(
+        loss="chunked" if chunked else None,
+        activation_offload="inputs" if offloaded else None,
+        master_weights="none" if sixteen else None,
+    )

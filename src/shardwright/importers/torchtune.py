@@ -1,0 +1,90 @@
+"""Configurations of torchtune's recipes of full fine-tuning and of LoRA (0.6), as Megatron-LM's arguments."""
+
+from __future__ import annotations
+
+import re
+
+from shardwright.importers.choices import offloads_activations, options_of
+from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
+from shardwright.importers.trainers import (
+    FULL,
+    batch_words,
+    offload_words,
+    optimizer_of,
+    refuse_offload,
+    sharding_words,
+)
+from shardwright.spec.adapter import LINEAR, Adapter, Target
+
+FULL_RECIPES = ("full_finetune_distributed", "full_finetune_single_device")
+ADAPTER_RECIPES = ("lora_finetune_distributed", "lora_finetune_single_device")
+RECIPES = (*FULL_RECIPES, *ADAPTER_RECIPES)
+# The names of attention's projections in its builders; `apply_lora_to_mlp` says the rest of a layer.
+ATTENTION: dict[str, Target] = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
+FEED_FORWARD: tuple[Target, ...] = ("gate_proj", "up_proj", "down_proj")
+BUILDER = re.compile(r"^q?lora_")
+
+
+def trains_adapters(component: str) -> bool:
+    """Return whether a builder makes a model with adapters: `torchtune.models.llama3_1.lora_llama3_1_8b`."""
+    return BUILDER.match(component.rsplit(".", 1)[-1]) is not None
+
+
+def torchtune_settings(config: TrainerFields, gpus: int) -> TrainerSettings:
+    """Return a configuration of one of `RECIPES`, of one device where one GPU runs."""
+    component = str(config.first("model") or "")
+    tensor = config.whole("tensor_parallel_dim", 1)
+    micro, steps = config.whole("batch_size", 1), config.whole("gradient_accumulation_steps", 1)
+    stage = 0 if gpus == 1 else 2 if config.first("fsdp_reshard_after_forward") is False else 3
+    words = [*sharding_words(stage), *batch_words(micro, micro * steps * max(gpus // tensor, 1))]
+    words += ["--tensor-model-parallel-size", str(tensor)]
+    words += FULL if config.first("enable_activation_checkpointing") is True else ()
+    if length := config.first("max_seq_len"):
+        words += ["--seq-length", str(length)]
+    optimizer, uncounted = optimizer_of(config, "optimizer")
+    if config.first("fsdp_cpu_offload") is True and gpus > 1:
+        words += offload_words(1.0)
+        refuse_offload(config, "fsdp_cpu_offload", stage, optimizer)
+    adapter, sixteen = _adapter(config, component), config.first("dtype") != "fp32"
+    words += ["--bf16"] if sixteen else []
+    if adapter is not None and not sixteen:
+        message = "is fp32, in which frozen weights are kept: they are described in 16 bits and fewer"
+        config.report("dtype", message, "write bf16")
+    options = options_of(
+        chunked=False,
+        offloaded=offloads_activations(config, words, adapters=adapter is not None),
+        sixteen=sixteen and adapter is None,
+    )
+    job = job_of("fsdp", options=options, optimizer=optimizer, adapter=adapter)
+    return TrainerSettings(tuple(words), uncounted, job, torchtune_model(component))
+
+
+def _adapter(config: TrainerFields, component: str) -> Adapter | None:
+    """Return the adapters of a builder, by its own defaults (torchtune/models/llama3_1/_model_builders.py)."""
+    if not trains_adapters(component):
+        return None
+    rank, alpha = config.whole("lora_r", 8), config.first("lora_alpha")
+    named = config.first("lora_attn_modules")
+    if not isinstance(named, list | tuple) or set(named) - set(ATTENTION):
+        hint = f"write a list of {', '.join(ATTENTION)}"
+        config.report("lora_attn_modules", "is missing" if named is None else f"is {named}", hint)
+        named = ()
+    beside = {ATTENTION[name] for name in named} | set(
+        FEED_FORWARD if config.first("apply_lora_to_mlp") is True else ()
+    )
+    quantised = config.first("quantize_base") is True or "qlora_" in component
+    alpha = 16.0 if alpha is None else float(alpha)
+    return Adapter(
+        rank=rank,
+        dora=config.first("use_dora") is True,
+        frozen="nf4" if quantised else "16-bit",
+        targets=tuple(target for target in LINEAR if target in beside),
+        alpha=None if alpha == 2.0 * rank else alpha,
+    )
+
+
+def torchtune_model(component: str) -> str | None:
+    """Return the name of the model that a builder of torchtune makes: `torchtune.models.llama3_1.llama3_1_8b`."""
+    name = BUILDER.sub("", component.rsplit(".", 1)[-1], count=1).removesuffix("_instruct").removesuffix("_base")
+    name = re.sub(r"_([01])_5b$", r"_\1.5b", name)  # qwen2_5_0_5b
+    return re.sub(r"(\d)_(\d)(?=_)", r"\1.\2", name).replace("_", "-") or None
