@@ -101,6 +101,18 @@ def test_weights_without_masters_are_their_own_shard() -> None:
     assert shards == {"masters": 0.0, "pure": 2 / 8}
 
 
+def test_weights_of_deepspeed_in_host_memory_leave_those_of_two_layers() -> None:
+    """Two bytes of each are there, beside whatever of the state is."""
+    deepspeed = job(framework="deepspeed")
+    host = replace(deepspeed, options=Options(weight_offload="host"))
+    for part in (0.0, 0.5, 1.0):
+        here, away = (peak(of, offload=part) for of in (deepspeed, host))
+        shard = 2.0 * MODEL.parameters / 8
+        assert float((here.weights - away.weights)[0, 0]) == pytest.approx(shard)
+        assert float((away.in_host - here.in_host)[0, 0]) == pytest.approx(shard)
+        assert float(away.optimizer[0, 0]) == float(here.optimizer[0, 0])
+
+
 def test_offloaded_inputs_leave_two_of_a_layer() -> None:
     here, away = peak(job()), peak(job(options=Options(activation_offload="inputs")))
     size, layers = 2.0 * 4096 * MODEL.hidden, len(MODEL.layers)

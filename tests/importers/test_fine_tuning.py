@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shardwright.errors import SpecError
+from shardwright.exporters.deepspeed import config
 from shardwright.importers.launch import plan_from_launch
 from shardwright.importers.megatron.read import Reading
+from shardwright.plans.check import check
 from shardwright.rehearsal.document import memory_of
 from tests.golden.plans import cluster_of
 
@@ -157,11 +160,23 @@ def test_what_megatron_lm_is_told_is_its_own_with_deepspeed(tmp_path: Path) -> N
     assert (plan.job.framework, len(plan.model.layers), plan.micro_batch) == ("megatron", 32, 2)
 
 
+@pytest.mark.parametrize("optimizer_too", [False, True])
+def test_weights_in_host_memory_are_read_and_written(optimizer_too: bool, tmp_path: Path) -> None:
+    places = {"offload_param": {"device": "cpu"}} | ({"offload_optimizer": {"device": "cpu"}} if optimizer_too else {})
+    (tmp_path / "away.json").write_text(json.dumps({"zero_optimization": {"stage": 3, **places}}))
+    plan = read(f"{DS} away.json {TRAINER}", tmp_path).plan
+    assert (plan.job.options.weight_offload, plan.optimizer.offload) == ("host", float(optimizer_too))
+    zero = config(plan)["zero_optimization"]
+    assert isinstance(zero, dict) and zero["offload_param"] == {"device": "cpu", "pin_memory": True}
+    flat = replace(plan, optimizer=replace(plan.optimizer, sharding="zero2"))
+    assert [problem.path for problem in check(flat)] == ["optimizer.sharding"]
+
+
 DS = "torchrun --nproc_per_node 8 train.py --deepspeed"
 FAULTS = {
     f"{DS} batch.json {TRAINER}": "train_batch_size: is 256, not micro-batch 4 \\* 3 accumulation steps \\* 8",
-    f"{DS} params.json {TRAINER}": "offload_param: is offloaded to cpu",
-    f"accelerate launch --config_file params.yaml train.py {TRAINER}": "offload_param: is offloaded to cpu",
+    f"{DS} params.json {TRAINER}": "offload_param: goes with ZeRO-3 alone",
+    f"accelerate launch --config_file params.yaml train.py {TRAINER}": "offload_param: goes with ZeRO-3 alone",
     f"accelerate launch --config_file eight.yaml train.py {TRAINER}": "mixed_precision: is fp8",
     f"accelerate launch --config_file ulysses.yaml train.py {TRAINER}": "parallelism_config_sp_size",
     f'torchrun train.py --fsdp "shard_grad_op offload" {TRAINER}': "offload of weights that are not sharded",
@@ -180,8 +195,8 @@ FAULTS = {
 }
 FAULTY = {
     "batch.json": '{"train_batch_size": 256, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3}',
-    "params.json": '{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}',
-    "params.yaml": "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3, offload_param_device: cpu}\n",
+    "params.json": '{"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}',
+    "params.yaml": "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2, offload_param_device: cpu}\n",
     "eight.yaml": "distributed_type: FSDP\nmixed_precision: fp8\n",
     "none.yaml": "distributed_type: FSDP\nparallelism_config: {parallelism_config_tp_size: 0}\n",
     "text.yaml": "distributed_type: FSDP\nnum_processes: '8'\n",

@@ -63,6 +63,7 @@ REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
             "dispatcher": "flex",
             "master_weights": "none",
             "activation_offload": "inputs",
+            "weight_offload": "host",
             "gradient_sync": "last",
             "param_gather": "fp8",
         }.items()

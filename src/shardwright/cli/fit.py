@@ -114,7 +114,7 @@ def fit(
     )
     space = parse_pins(settings)
     if space.pins:
-        hint = "`shardwright plan` pins it; here: loss, activation_offload, gradient_sync"
+        hint = "`shardwright plan` pins it; here: loss, activation_offload, weight_offload, gradient_sync"
         raise bad(f"--set {next(iter(space.pins))}", "is no option of a trainer: `fit` tries layouts of its own", hint)
     sizing = size(sized, machines, only_job(job, space.options))
     text = None if recipe is None else write_recipe(sizing, model, recipe)

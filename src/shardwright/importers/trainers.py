@@ -85,11 +85,16 @@ def deepspeed_settings(config: TrainerFields, trainer: TrainerFields, gpus: int)
     devices = {path[-2]: value for path, value in config.values.items() if path[-1] == "device"}
     if devices.get("offload_optimizer") == "cpu":
         words += offload_words(config.first("ratio") or 1.0)
-    if devices.get("offload_param") == "cpu":
-        config.report("offload_param", "is offloaded to cpu, which is not described", "use none")
+    away = devices.get("offload_param") == "cpu"
+    if away and stage < 3:
+        config.report(
+            "offload_param", "goes with ZeRO-3 alone, whose shards it offloads", "use stage 3, or device none"
+        )
     words += ["--grad-reduce-in-bf16"] if config.first("communication_data_type") == "bf16" else []
     optimizer, uncounted = optimizer_of(config, "type") if config.first("type") else optimizer_of(trainer, "optim")
-    basics = Basics(precision=precision, sharded=stage == 3, deepspeed=True, optimizer=optimizer)
+    basics = Basics(
+        precision=precision, sharded=stage == 3, deepspeed=True, optimizer=optimizer, weights_away=away and stage == 3
+    )
     return _settings(trainer, [*words, *precision], basics, uncounted, notes)
 
 
@@ -162,7 +167,8 @@ def accelerate_settings(fields: TrainerFields, gpus: int) -> TrainerSettings:
 
 @record
 class Basics:
-    """What was read of a Trainer's run beside its arguments: those of its type, and whether GPUs share the weights."""
+    """What was read of a Trainer's run beside its arguments: those of its type, whether GPUs share the weights, and
+    whether their parts are in host memory."""
 
     precision: tuple[str, ...]
     sharded: bool
@@ -170,6 +176,7 @@ class Basics:
     optimizer: Optimizer = "adam"
     optimizer_rank: int | None = None
     gradient_sync: GradientSync | None = None
+    weights_away: bool = False
 
 
 def _settings(
@@ -187,7 +194,9 @@ def _settings(
     )
     job = job_of(
         "deepspeed" if basics.deepspeed else "fsdp",
-        options=replace(options, gradient_sync=basics.gradient_sync),
+        options=replace(
+            options, gradient_sync=basics.gradient_sync, weight_offload="host" if basics.weights_away else None
+        ),
         optimizer=basics.optimizer,
         optimizer_rank=basics.optimizer_rank,
         freeze=(_frozen(fields) or None) if peft is None else None,

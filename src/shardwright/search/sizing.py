@@ -44,6 +44,7 @@ LONGEST = 1 << 20  # tokens that are tried where a model says no longest sequenc
 TRIED = 32  # sizes that are costed at once
 LIGHTER: tuple[dict[str, Any], ...] = (  # options that are tried where a way does not fit
     {"loss": "chunked"}, {"activation_offload": "inputs"}, {"loss": "chunked", "activation_offload": "inputs"},
+    {"weight_offload": "host"},
 )  # fmt: skip
 
 

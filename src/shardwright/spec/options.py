@@ -19,6 +19,7 @@ MainParams = Literal["fp32", "fp16"]
 ParamGather = Literal["bf16", "fp8"]
 MasterWeights = Literal["fp32", "none"]
 ActivationOffload = Literal["none", "inputs"]
+WeightOffload = Literal["none", "host"]
 GradientSync = Literal["every", "last"]
 Moment = Literal["fp32", "bf16", "fp16", "fp8"]
 Loss = Literal["unfused", "fused", "chunked"]
@@ -35,10 +36,10 @@ class Options:
     in few kernels; a `chunked` one has those of some tokens at a time, with the output projection inside. With
     `master_weights` none the 16-bit weights are updated as they are (with or without stochastic rounding), and
     gradients and moments have their type. `activation_offload` keeps the inputs of layers that run again in host
-    memory. `dispatcher` sends tokens to their experts: one copy for each expert (`alltoall`), all tokens to all
-    ranks (`allgather`), or one copy for each machine (`flex`: DeepEP, HybridEP). Sharded gradients are summed in
-    `every` micro-batch, or whole ones are kept until the `last` (`gradient_sync`). With `param_gather` in fp8 the
-    weights of fp8 products are kept and gathered in 8 bits alone."""
+    memory, `weight_offload` a rank's part of sharded weights (ZeRO-3). `dispatcher` sends tokens to their experts: one
+    copy for each expert (`alltoall`), all tokens to all ranks (`allgather`), or one copy for each machine (`flex`:
+    DeepEP, HybridEP). Sharded gradients are summed in `every` micro-batch, or whole ones are kept until the `last`
+    (`gradient_sync`). With `param_gather` in fp8 the weights of fp8 products are kept and gathered in 8 bits alone."""
 
     recompute_modules: tuple[Module, ...] | None = None
     grad_reduce: GradReduce | None = None
@@ -50,6 +51,7 @@ class Options:
     dispatcher: Dispatcher | None = None
     master_weights: MasterWeights | None = None
     activation_offload: ActivationOffload | None = None
+    weight_offload: WeightOffload | None = None
     gradient_sync: GradientSync | None = None
     param_gather: ParamGather | None = None
 

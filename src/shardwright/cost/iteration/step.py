@@ -133,7 +133,8 @@ def sharded_weight_seconds(
     at_first = frozen_on(table, stages)
     overlap_forward, overlap_backward = rows.overlap_param[:, None], rows.overlap_grad[:, None]
     facts = memory_facts(context.job.framework)
-    if facts.gradients_follow and rows.offload.any():
+    by_option = context.job.options.weight_offload == "host"
+    if (facts.gradients_follow and rows.offload.any()) or by_option:
         sizes = groups.dense.size[:, None], groups.expert.size[:, None]
         ends = stages.total(table.ends) / sizes[0]
         kept = stages.total(table.dense) / sizes[0] + stages.total(table.expert) / sizes[1]
@@ -207,7 +208,8 @@ def _host_trips(context: Context, rows: Strategies, kept: Floats, stored: Floats
     if not facts.weights_follow:
         width = 4.0 if job.precision == "fp32" or job.options.grad_reduce == "fp32" else 2.0
         trips = to_host_seconds(gpu, times * 2.0 * width * trained * there)
-        return trips, np.zeros_like(there)
+        away = float(job.options.weight_offload == "host") * (rows.sharding == ZERO3)[:, None]
+        return trips, to_host_seconds(gpu, away * widths.weight_gather * stored)
     master = 4.0 if job.masters else widths.weight_gather
     fetched = trained * master * kept + (1.0 - trained) * widths.weight_gather * stored
     added = _waits_for_host(context, rows)[:, None] * HOST_SUM_BYTES * trained * there / host_rate(context)
@@ -303,7 +305,11 @@ def optimizer_seconds(context: Context, rows: Strategies, dense: Floats, expert:
         share = trained_share(context.model, context.job)
         on_gpu = on_gpu + to_host_seconds(pool.gpu, 2.0 * paged * share * held)
     widths, trained = widths_of(context.job), trained_share(context.model, context.job) * held * offload
-    passed = widths.gradient_reduction + widths.weight_gather
+    by_option = context.job.options.weight_offload == "host"
+    passed = widths.gradient_reduction + widths.weight_gather * (not by_option)
+    if by_option:  # weights that the GPU updates go back
+        share = trained_share(context.model, context.job)
+        on_gpu = on_gpu + to_host_seconds(pool.gpu, share * held * (1.0 - offload) * widths.weight_gather)
     there = (rows.sharding == ZERO3)[:, None] & memory_facts(context.job.framework).weights_follow
     moved = np.where(there, 0.0, to_host_seconds(pool.gpu, trained * passed))
     return np.maximum(on_gpu, np.maximum(moved, trained * HOST_STATE_BYTES / host_rate(context)))

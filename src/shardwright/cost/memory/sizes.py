@@ -57,11 +57,12 @@ def state_bytes(
     sharding.
 
     Mixed precision keeps 2-byte weights, the gradients of `MemoryFacts` (4 bytes in Megatron-LM, which accumulates in
-    fp32) or of the job's options, and the state of `frameworks.optimizer`. ZeRO-1 shards the state over the
-    data-parallel ranks, ZeRO-2 the gradients as well, ZeRO-3 the weights too, of which `working` parameters are
-    gathered at a time. `offload` is the fraction of the state in host memory, with what follows it there
-    (`MemoryFacts`). `ends` are the dense parameters of embedding and output projection, which stay with Adam under Muon
-    and in 16 bits beside quantised layers; `tied` those of an embedding that the other end of a pipeline holds, too.
+    fp32) or of the job's options, and the state of `frameworks.optimizer`. ZeRO-1 shards the state over the data-
+    parallel ranks, ZeRO-2 the gradients as well, ZeRO-3 the weights too, of which `working` parameters are gathered at
+    a time. `offload` is the fraction of the state in host memory, with what follows it there (`MemoryFacts`); weights
+    may be there without it (`weight_offload`). `ends` are the dense parameters of embedding and output projection,
+    which stay with Adam under Muon and in 16 bits beside quantised layers; `tied` those of an embedding that the other
+    end of a pipeline holds, too.
 
     Frozen weights have no gradients and no state, and so no master weight either: of these a rank keeps its shard as
     they are, and of quantised ones all scales, which follow nothing to the host. `replicated` are the weights of
@@ -75,7 +76,8 @@ def state_bytes(
     passing = gradient if facts.shard_weight else min(gradient, weight)
     share, state = trained_share(model, job), state_width(model, job)
     held, kept = dense + expert, dense / dense_ranks + expert / expert_ranks
-    weights_away = offload * facts.weights_follow * (sharding == ZERO3)
+    by_option = float(job.options.weight_offload == "host")
+    weights_away = np.maximum(offload * facts.weights_follow, by_option) * (sharding == ZERO3)
     gradients_away = offload * facts.gradients_follow * (sharding >= ZERO2)
     open_at_once, reduced = (np.minimum(working, held - kept * (1.0 - part)) for part in (weights_away, gradients_away))
     total, sharded = share * held + replicated, share * kept + replicated / dense_ranks

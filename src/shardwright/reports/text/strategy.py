@@ -113,6 +113,7 @@ OPTION_NAMES = {
     "dispatcher": "tokens sent by",
     "master_weights": "master weights",
     "activation_offload": "offloaded to the host:",
+    "weight_offload": "sharded weights offloaded to:",
     "gradient_sync": "sharded gradients summed in micro-batches:",
     "param_gather": "weights kept and gathered in",
 }

@@ -18,7 +18,7 @@ import numpy as np
 from shardwright.arrays import Bools, Ints, distinct
 from shardwright.cost.context import Context
 from shardwright.cost.memory.facts import memory_facts
-from shardwright.cost.strategies import UNSHARDED, ZERO1, Strategies
+from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO3, Strategies
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.plans.abilities import (
     computes_weights_apart,
@@ -158,10 +158,12 @@ def _measurable(context: Context, space: Space) -> Space:
 
 def as_options_need(space: Space, job: Job) -> Space:
     """Return the space without what does not go with the job's options: the precision-aware optimizer is a distributed
-    one on the GPU, and where weights are kept in fp8 it is a distributed one."""
+    one on the GPU, and where weights are kept in fp8 it is a distributed one; weights in host memory are sharded."""
     pins = dict(space.pins)
     if job.options.precision_aware or job.options.param_gather == "fp8":
         pins["sharding"] = space.allowed("sharding", (ZERO1,))
+    if job.options.weight_offload == "host":
+        pins["sharding"] = space.allowed("sharding", (ZERO3,))
     if job.options.precision_aware:
         pins["offload"] = space.allowed("offload", (0.0,))
     return replace(space, pins=pins) if pins != space.pins else space
