@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 import shardwright
 from shardwright.errors import SpecError
 from shardwright.importers.launch import plan_from_launch
-from shardwright.plans.plan import Plan
+from shardwright.plans.plan import Plan, Recompute
+from shardwright.spec.adapter import parse_adapter
 from shardwright.spec.options import Options
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.model import load_model
@@ -64,6 +66,22 @@ def test_what_is_exported_is_read_back(target: str) -> None:
         read = came_back(plan, target)
         assert shape(read) == shape(plan), name
         assert read.job.framework == {"accelerate": "fsdp", "bridge": "megatron"}.get(target, target)
+
+
+@pytest.mark.parametrize("target", ["accelerate", "deepspeed"])
+@pytest.mark.parametrize("adapter", ["lora:8", "qdora:64", "lora8bit:16"])
+def test_adapters_and_options_are_read_back_from_the_files_beside_the_arguments(target: str, adapter: str) -> None:
+    """PEFT's own file and bitsandbytes' decide what is trained, not the arguments."""
+    fsdp = trainer_plans()[f"llama-3.1-8b {'none' if target == 'accelerate' else 'zero2'} tp 1 cp 1 bf16 kept"]
+    beside, framework = parse_adapter(adapter, "q_proj+v_proj+up_proj"), {"accelerate": "fsdp"}.get(target, target)
+    options = Options(loss="chunked", activation_offload="inputs")
+    full = replace(fsdp.replicas[0].stages[0], recompute=Recompute(granularity="full", method="uniform", layers=1))
+    replica = replace(fsdp.replicas[0], stages=(full,))
+    plan = replace(
+        fsdp, job=replace(fsdp.job, framework=framework, adapter=beside, options=options), replicas=(replica,)
+    )
+    read = came_back(plan, target)
+    assert (read.job.adapter, read.job.options) == (beside, options)
 
 
 def test_hybrid_sharding_under_accelerate_is_refused(tmp_path: Path) -> None:

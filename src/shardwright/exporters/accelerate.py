@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Exported, run_script, yaml_text
 from shardwright.exporters.hugging_face import (
+    ARGUMENTS,
     frozen_parts,
     mixed_precision,
     peft_files,
@@ -42,7 +43,7 @@ def export_config(plan: Plan) -> Exported:
         version=VERSION,
         files={
             "accelerate.yaml": f"# Written by shardwright for Accelerate {VERSION}.\n{yaml_text(document)}",
-            "training_arguments.json": trainer_text(arguments),
+            ARGUMENTS: trainer_text(arguments),
             **peft_files(plan),
             "run.sh": _script(plan),
         },
@@ -53,7 +54,7 @@ def export_config(plan: Plan) -> Exported:
 def unsupported(plan: Plan) -> Iterator[Problem]:
     """Yield why Accelerate cannot run a legal plan."""
     yield from refusals(plan, TARGET) if plan.uniform else several_types(TARGET)
-    yield from unnamed_targets(plan) if plan.uniform else ()
+    yield from unnamed_targets(plan.model, plan.job.adapter) if plan.uniform else ()
 
 
 def _with_fsdp2(plan: Plan) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Exported, run_script, torchrun
 from shardwright.exporters.hugging_face import (
+    ARGUMENTS,
     frozen_parts,
     peft_files,
     trainer_arguments,
@@ -43,7 +44,7 @@ def export_config(plan: Plan) -> Exported:
         version=VERSION,
         files={
             FILE: json.dumps(document, indent=2) + "\n",
-            "training_arguments.json": trainer_text(arguments),
+            ARGUMENTS: trainer_text(arguments),
             **peft_files(plan),
             "run.sh": _script(plan),
         },
@@ -54,7 +55,7 @@ def export_config(plan: Plan) -> Exported:
 def unsupported(plan: Plan) -> Iterator[Problem]:
     """Yield why DeepSpeed cannot run a legal plan."""
     yield from refusals(plan, TARGET) if plan.uniform else several_types(TARGET)
-    yield from unnamed_targets(plan) if plan.uniform else ()
+    yield from unnamed_targets(plan.model, plan.job.adapter) if plan.uniform else ()
 
 
 def config(plan: Plan) -> dict[str, object]:

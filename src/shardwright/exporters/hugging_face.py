@@ -25,6 +25,7 @@ OPTIMIZER = {
 }  # fmt: skip
 CHUNKED = dict.fromkeys(("rope", "swiglu", "rms_norm", "cross_entropy"), False) | {"fused_linear_cross_entropy": True}
 
+ARGUMENTS = "training_arguments.json"
 CONFIG = "adapter_config.json"
 QUANTISATION = "quantization_config.json"
 # Families whose matrices have in transformers 5 the names that Llama's have; in the others PEFT looks for all that are
@@ -38,7 +39,7 @@ AS_IN_LLAMA = frozenset(
 LATENT: Mapping[str, tuple[str, ...]] = {  # the two steps of latent attention: modeling_deepseek_v3.py
     "q_proj": ("q_a_proj", "q_b_proj"), "k_proj": ("kv_a_proj_with_mqa",), "v_proj": ("kv_b_proj",),
 }  # fmt: skip
-FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+FEED_FORWARD: tuple[Target, ...] = ("gate_proj", "up_proj", "down_proj")
 ALL = "all-linear"
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 EIGHT_BITS, FOUR_BITS = {"load_in_8bit": True}, {
@@ -82,9 +83,8 @@ def trainer_text(arguments: Mapping[str, object]) -> str:
     return json.dumps(arguments, indent=2) + "\n"
 
 
-def unnamed_targets(plan: Plan) -> Iterator[Problem]:
+def unnamed_targets(model: Model, adapter: Adapter | None) -> Iterator[Problem]:
     """Yield which matrices of an adapter PEFT cannot be told by name."""
-    adapter, model = plan.job.adapter, plan.model
     if adapter is None:
         return
     if not named_as_known(model) and adapter.targets not in (LINEAR, TARGETS):

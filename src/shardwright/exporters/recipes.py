@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from shardwright.cost.memory.facts import memory_facts
-from shardwright.errors import bad, suggestion
+from shardwright.errors import SpecError, bad, suggestion
 from shardwright.exporters.exported import yaml_text
-from shardwright.exporters.hugging_face import CHUNKED, adapter_config
+from shardwright.exporters.hugging_face import adapter_config, unnamed_targets
 from shardwright.exporters.support.traits import ON_THE_GPU
 from shardwright.records import record
 from shardwright.search.sizing import Size, Sizing, TrainingWay
@@ -48,7 +48,7 @@ class Task:
 
     @property
     def chunked(self) -> bool:
-        """Whether the loss is computed in chunks, which a Liger kernel does."""
+        """Whether the loss is computed in chunks: by a kernel of Liger's, and always in TRL (1.7 and later)."""
         return self.job.options.loss == "chunked"
 
     @property
@@ -74,9 +74,9 @@ def recipe(sizing: Sizing, source: str, trainer: str) -> str:
         raise bad("recipe", f"no way that {trainer} has fits on {sizing.cluster.gpus} {sizing.pool.gpu.name}", hint)
     if sizing.job.optimizer not in OPTIMIZERS:
         raise bad("recipe", f"has no optimizer {sizing.job.optimizer}", f"use {' or '.join(OPTIMIZERS)}")
-    if (options := sizing.job.options).activation_offload == "inputs" and trainer == "llamafactory":
-        raise bad("recipe", "has no activation_offload in LLaMA-Factory", "write it for axolotl or trl, or fit without")
-    if others := said(options).keys() - {"loss", "activation_offload"}:
+    if problems := tuple(unnamed_targets(sizing.model, size.way.adapter)):
+        raise SpecError(*problems)
+    if others := said(sizing.job.options).keys() - {"loss", "activation_offload"}:
         raise bad("recipe", f"does not say {', '.join(sorted(others))}", "fit without, or `shardwright export` a plan")
     samples = sizing.job.global_batch // sizing.cluster.gpus
     task = Task(model=sizing.model, source=_repository(source), job=sizing.job, way=size.way, samples=samples)
@@ -134,7 +134,7 @@ def _axolotl(task: Task) -> dict[str, object]:
         "output_dir": "./out",
     }
     if job.options.activation_offload == "inputs":
-        keys["activation_offloading"] = True
+        keys["activation_offloading"] = "hidden_states"  # with `true` all activations, and nothing runs again
     if task.chunked:
         keys |= {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_fused_linear_cross_entropy": True}
     return keys | ({"fsdp_version": 2, "fsdp_config": _fsdp(task.way)} if task.way.sharding == "zero3" else {})
@@ -170,7 +170,7 @@ def _trl(task: Task) -> dict[str, object]:
             "lora_r": adapter.rank,
             "lora_alpha": round(adapter.scale * adapter.rank),
             "lora_dropout": 0.0,
-            "lora_target_modules": [names] if isinstance(names, str) else names,
+            "lora_target_modules": [names] if isinstance(names, str) else _as_trl_reads(names),
             "use_dora": adapter.dora,
             "load_in_4bit": adapter.frozen == "nf4",
             "load_in_8bit": adapter.frozen == "int8",
@@ -186,9 +186,14 @@ def _trl(task: Task) -> dict[str, object]:
         "packing": True,
         "gradient_checkpointing": task.way.recompute,
         **({"activation_offloading": True} if task.job.options.activation_offload == "inputs" else {}),
-        **({"use_liger_kernel": True, "liger_kernel_config": CHUNKED} if task.chunked else {}),
         **_arguments(task),
     }
+
+
+def _as_trl_reads(names: list[str]) -> list[str]:
+    """Return the names of matrices for TRL, which makes a word of a list of one, and PEFT takes a word for an
+    expression (trl/trainer/model_config.py 1.16: `__post_init__`)."""
+    return names if len(names) > 1 else [rf".*\.{names[0]}"]
 
 
 def _llamafactory(task: Task) -> dict[str, object]:
@@ -214,6 +219,7 @@ def _llamafactory(task: Task) -> dict[str, object]:
         "packing": True,
         "flash_attn": "fa2",
         "disable_gradient_checkpointing": not task.way.recompute,
+        **({"use_unsloth_gc": True} if task.job.options.activation_offload == "inputs" else {}),
         **({"enable_liger_kernel": True} if task.chunked else {}),
         **_arguments(task),
     }

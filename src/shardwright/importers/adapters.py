@@ -4,27 +4,51 @@
 What PEFT, Liger and transformers know of a family of models has a row in `data/families.csv`: `targets` are those that
 PEFT takes where it is told none (peft/utils/constants.py 0.21), `liger` who has a kernel for the loss
 (liger_kernel/transformers/monkey_patch.py 0.8, llamafactory/model/model_utils/liger_kernel.py 0.9.5). Experts are one
-parameter in transformers 5, and PEFT makes names of feed-forward blocks adapters of another shape beside them
-(peft/utils/transformers_weight_conversion.py 0.21), where they are not `kept` as they are.
+parameter in transformers 5, beside which PEFT makes adapters of another shape where it is told the names that
+`experts` has, those of feed-forward blocks in older releases (peft/utils/transformers_weight_conversion.py 0.21).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 from shardwright.errors import SpecError, bad
-from shardwright.exporters.hugging_face import FEED_FORWARD, module_names, named_as_known
+from shardwright.exporters.hugging_face import CONFIG, FEED_FORWARD, QUANTISATION, module_names, named_as_known
 from shardwright.files import shipped_table
 from shardwright.importers.fields import Peft, TrainerFields
+from shardwright.importers.python_values import Path as Fields
+from shardwright.importers.settings import flattened
+from shardwright.plans.trainable import TOGETHER
 from shardwright.spec.adapter import LINEAR, MOST_RANK, Adapter, Frozen, Target
 from shardwright.spec.model import Model
+from shardwright.spec.text.reading import parsed, read_text
 
 ALL = "all-linear"
 OUTSIDE = ("embed_tokens", "lm_head", "wte", "embed_out", "tok_embeddings", "output")
 BLOCKS = ("self_attn", "mlp", "attention", "feed_forward", "block_sparse_moe", "shared_expert", "shared_experts")
+# Keys of the files of PEFT and bitsandbytes, with the arguments of scripts that say the same.
+OWN = {
+    **{key: key for key in ("lora_alpha", "use_dora", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type")},
+    "r": "lora_r",
+    "target_modules": "lora_target_modules",
+    "target_parameters": "lora_target_parameters",
+    "bnb_4bit_use_double_quant": "use_bnb_nested_quant",
+    "bnb_4bit_quant_storage": "bnb_4bit_quant_storage",
+}
 FLOATS = ("bfloat16", "float16", "float32")  # types of storage of which FSDP and ZeRO-3 make shards
-MERGED = ("w1", "w2", "w3", "experts", "gate_up_proj")
+BEHIND = re.compile(r"\.\*\\?\.\(?(\w+(?:\|\w+)*)\)?")  # an expression of names, whatever is before them
+
+
+def beside_arguments(folder: Path) -> dict[Fields, Any]:
+    """Return the fields of PEFT's and bitsandbytes' own files, which `export` writes beside a Trainer's arguments."""
+    texts = [(folder / file, file) for file in (CONFIG, QUANTISATION) if (folder / file).is_file()]
+    read = {path[-1]: value for place, file in texts for path, value in flattened(parsed(read_text(place), file))}
+    named: dict[Fields, Any] = {(OWN[key],): value for key, value in read.items() if key in OWN}
+    return named | {("use_peft",): True} if "r" in read else {}
 
 
 def trains_adapters(fields: TrainerFields) -> bool:
@@ -150,11 +174,13 @@ def _targets(peft: Peft, model: Model, name: str) -> tuple[Target, ...]:
     if not modules:
         hint = f"write {ALL}, or the names of matrices"
         raise bad(place, f"is missing, and PEFT has no usual matrices of {model.family}", hint)
+    if isinstance(modules, str) and (match := BEHIND.fullmatch(modules)):
+        modules = match[1].split("|")
     if isinstance(modules, str):
         if modules != ALL:
             hint = f"write {ALL}, or a list of names"
             raise bad(place, f"is {modules}, which PEFT takes for an expression, and which is not read", hint)
-        if _fuses_experts(model) and (not peft.by_type or _dense(model)):
+        if _expert_names(model) and not (peft.by_type and not _expert_names(model) & {*_dense_names(model)}):
             raise _beside_experts(place)
         return LINEAR
     return _of_names([_plain(word, place) for word in modules], model, place)
@@ -178,7 +204,7 @@ def _of_names(words: list[str], model: Model, place: str) -> tuple[Target, ...]:
     if not named_as_known(model):
         hint = f"write {ALL}"
         raise bad(place, f"has {', '.join(words)}, and the names of {model.family}'s matrices are not known here", hint)
-    if _fuses_experts(model) and {*FEED_FORWARD, *MERGED} & set(words):
+    if _expert_names(model) & set(words):
         raise _beside_experts(place)
     names = {target: set(module_names(model, target)) for target in LINEAR}
     strange = sorted(set(words) - set().union(*names.values(), FEED_FORWARD))
@@ -194,12 +220,21 @@ def _all(names: Mapping[Target, set[str]]) -> str:
     return ", ".join(name for target in LINEAR for name in sorted(names[target]))
 
 
-def _fuses_experts(model: Model) -> bool:
-    return any(kind.moe for kind in model.kinds) and known_of(model)["experts"] != "kept"
+def _expert_names(model: Model) -> set[str]:
+    """Return the names that PEFT takes for parameters of experts: of a family without a row, all that it has."""
+    if not any(kind.moe for kind in model.kinds):
+        return set()
+    return set((known_of(model)["experts"] or "gate gate_proj up_proj down_proj w1 w2 w3").split())
 
 
-def _dense(model: Model) -> bool:
-    return bool(module_names(model, "up_proj"))
+def _dense_names(model: Model) -> list[str]:
+    return [name for target in FEED_FORWARD for name in module_names(model, target)]
+
+
+def merged(model: Model, adapter: Adapter) -> bool:
+    """Return whether transformers has several of the matrices that adapters are beside in one: these adapters are
+    smaller than ours."""
+    return bool(set(TOGETHER.get(model.family, ())) & set(adapter.targets))
 
 
 def _beside_experts(place: str) -> SpecError:

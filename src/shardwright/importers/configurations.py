@@ -13,7 +13,7 @@ from typing import Any
 
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.exporters.torchtitan.models import registered
-from shardwright.importers.adapters import adapter_of, has_liger
+from shardwright.importers.adapters import adapter_of, has_liger, merged
 from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
 from shardwright.importers.foundry import foundry_settings
 from shardwright.importers.megatron.flags import scan
@@ -314,10 +314,14 @@ def _of_model(settings: TrainerSettings, job: Job, model: Model, name: str) -> t
             hint = "name the plain one, and the bits"
             raise bad(name, f"{settings.model} is quantised already, which is not described", hint)
         job = replace(job, adapter=adapter_of(settings.peft, model, name))
+    uncounted = []
+    if job.adapter is not None and settings.peft is not None and merged(model, job.adapter):
+        words = f"{model.family} has several of these matrices in one, with one adapter"
+        uncounted.append(f"{settings.peft.place} ({words})")
     if settings.liger and not has_liger(model, settings.liger):
-        words = f"use_liger_kernel (Liger's fused loss, which it has not for the family {model.family})"
-        return replace(job, options=replace(job.options, loss=None)), (words,)
-    return job, ()
+        uncounted.append(f"use_liger_kernel (Liger's fused loss, which it has not for the family {model.family})")
+        job = replace(job, options=replace(job.options, loss=None))
+    return job, tuple(uncounted)
 
 
 def model_named(told: str | None, name: str) -> Model:

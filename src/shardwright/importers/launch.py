@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.errors import Problem, bad
+from shardwright.exporters.hugging_face import ARGUMENTS
 from shardwright.files import shipped_table
+from shardwright.importers.adapters import beside_arguments
 from shardwright.importers.configurations import (
     Question,
     dialect,
@@ -303,6 +305,8 @@ def _with_files(arguments: dict[Fields, Any], launch: Launch, question: Question
     values = {str(value) for value in arguments.values()}
     files += [word for word in launch.arguments if word.endswith(FILES) and word not in values]
     read = {path: value for file in files for path, value in named(file, question).items()}
+    if any(Path(file).name == ARGUMENTS for file in files):
+        read |= beside_arguments(question.folder)
     changes = [word for word in launch.arguments if "=" in word and not word.startswith("-") and word not in values]
     return overridden(read | {key: value for key, value in arguments.items() if key not in told}, changes)
 

@@ -1,0 +1,93 @@
+"""A recipe that `fit --recipe` writes is read back as the job it was written for: every way to train, with options and
+adapters in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from shardwright.exporters.exported import yaml_text
+from shardwright.exporters.recipes import RECIPES, START, Task
+from shardwright.importers.launch import plan_from_launch
+from shardwright.plans.plan import Plan
+from shardwright.search.sizing import TrainingWay, ways
+from shardwright.spec.adapter import LINEAR, Adapter, parse_adapter
+from shardwright.spec.job import Job
+from shardwright.spec.options import Options
+from shardwright.spec.read.cluster import load_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
+
+ADAPTERS = (
+    parse_adapter("lora:16"),
+    replace(parse_adapter("dora:8", "q_proj+v_proj"), alpha=64.0),
+    parse_adapter("lora:64", "attention"),
+    replace(parse_adapter("lora:4", "q_proj+down_proj"), alpha=4.0),
+)
+OPTIONS = (Options(), Options(loss="chunked"), Options(activation_offload="inputs"),
+           Options(loss="chunked", activation_offload="inputs"))  # fmt: skip
+MODELS = {
+    "llama-3.1-8b": LINEAR,
+    "qwen3-8b": LINEAR,
+    "qwen3-30b-a3b": LINEAR[:4],
+    "phi-3-mini": (),
+    "gemma-2-2b": LINEAR,
+}
+
+
+def jobs() -> Iterator[tuple[str, str, Task]]:
+    """Yield each way with its model and cluster; options, adapters, models and types take turns."""
+    options, models, types = cycle(OPTIONS), cycle(MODELS.items()), cycle(("bf16", "bf16", "fp16"))
+    for adapter in ADAPTERS:
+        for gpus in (1, 4):
+            for way in (way for way in ways(gpus, adapter) if way.sharding != "zero1"):
+                name, known = next(models)
+                way = replace(way, adapter=way.adapter and _of_model(way.adapter, known))
+                yield name, f"1x{gpus}xH100-SXM", _task(name, gpus, way, next(options), next(types))
+
+
+def _of_model(adapter: Adapter, known: tuple[str, ...]) -> Adapter:
+    """Return an adapter beside those of its matrices that a model has and PEFT can name, beside all where it has none."""
+    targets = tuple(target for target in adapter.targets if target in known)
+    return replace(adapter, targets=LINEAR if not targets or targets == known else targets)
+
+
+def _task(name: str, gpus: int, way: TrainingWay, options: Options, precision: str) -> Task:
+    if not way.recompute:
+        options = replace(options, activation_offload=None)
+    optimizer = "adam" if way.offload else "adam8bit"
+    job = make_job(global_batch=3 * gpus, seq_len=1536, framework="fsdp", precision=precision, optimizer=optimizer)
+    return Task(model=load_model(name), source=name, job=replace(job, options=options), way=way, samples=3)
+
+
+def expected(trainer: str, task: Task) -> Job:
+    """Return the job that a trainer makes of a recipe, which differs from the one that was sized in two ways."""
+    options = task.job.options
+    if trainer == "trl":  # whose own loss has no whole logits, whatever it is told
+        options = replace(options, loss="chunked")
+    if trainer == "axolotl" and task.adapter is None and task.way.sharding == "none" and task.job.precision == "bf16":
+        options = replace(options, master_weights="none")  # it loads what it trains in 16 bits
+    return replace(task.job, options=options, adapter=task.adapter)
+
+
+def decided(plan: Plan) -> tuple[object, ...]:
+    (replica,) = plan.replicas
+    sharing = plan.optimizer.sharding, plan.optimizer.offload
+    return plan.job, plan.gpus, plan.micro_batch, *sharing, replica.stages[0].recompute.granularity
+
+
+@pytest.mark.parametrize("trainer", RECIPES)
+def test_recipes_are_read_back(trainer: str, tmp_path: Path) -> None:
+    for name, cluster, task in jobs():
+        (tmp_path / "recipe.yaml").write_text(yaml_text(RECIPES[trainer](task)))
+        gpus = load_cluster(cluster).gpus
+        line = START[trainer].format(gpus=gpus).removeprefix("Start it with: ")
+        (tmp_path / "run.sh").write_text(f"{line}\n")
+        plan = plan_from_launch(tmp_path / "run.sh", cluster=load_cluster(cluster), model=task.model).plan
+        way = task.way
+        recompute = "full" if way.recompute else "none"
+        assert decided(plan) == (expected(trainer, task), gpus, 3, way.sharding, way.offload, recompute), (name, task)
