@@ -24,6 +24,7 @@ from shardwright.cost.strategies import (
     Strategies,
 )
 from shardwright.files import shipped_table
+from shardwright.plans.cuts import Cut, cuts_fit
 from shardwright.spec.model import training_kind
 
 Pins = Mapping[str, tuple[float, ...]]
@@ -53,6 +54,8 @@ def layouts(context: Context, pins: Pins) -> Iterator[Layout]:
                         count = batch // (dp * micro_batch)
                         for vpp in left(pins, "vpp", virtual(context, pins, pp, count)):
                             for ep, etp in experts(context, pins, tp, tp * cp * dp):
+                                if not cuts_fit(context.model, context.job, Cut(tp, cp, etp, micro_batch)):
+                                    continue  # tests.support holds what trainers take
                                 yield tp, cp, pp, dp, ep, etp, vpp, micro_batch
 
 

@@ -34,6 +34,7 @@ from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
 from shardwright.trainers.plan import evaluate, plan
 from shardwright.trainers.runs import runners
+from shardwright.units import GIBIBYTE, format_bytes
 
 MODELS = (
     "llama-2-13b",
@@ -46,7 +47,11 @@ MODELS = (
 )
 FRAMEWORKS = ("megatron", "fsdp", "deepspeed", "torchtitan", "train", None)
 GPUS = ("RTX3090", "A10G", "L4", "V100-SXM2-32")
-MORE = 1.02  # the least memory is found to 1 %
+
+
+def shown(size_bytes: float) -> float:
+    """Return what is read where a size is told."""
+    return float(format_bytes(size_bytes).removesuffix(" GiB")) * GIBIBYTE
 
 
 def with_remedy(cluster: Cluster, job: Job, remedy: Remedy) -> tuple[Cluster, Job]:
@@ -55,13 +60,19 @@ def with_remedy(cluster: Cluster, job: Job, remedy: Remedy) -> tuple[Cluster, Jo
     if isinstance(remedy, MoreMachines):
         return replace(cluster, pools=(pool.resized(remedy.machines),)), job
     if isinstance(remedy, MoreMemory):
-        return replace(cluster, pools=(replace(pool, memory_bytes=MORE * remedy.memory_bytes),)), job
+        return replace(cluster, pools=(replace(pool, memory_bytes=shown(remedy.memory_bytes)),)), job
     if isinstance(remedy, MoreHostMemory):
-        return replace(cluster, pools=(replace(pool, host_memory_bytes=MORE * remedy.host_memory_bytes),)), job
+        return replace(cluster, pools=(replace(pool, host_memory_bytes=shown(remedy.host_memory_bytes)),)), job
     if isinstance(remedy, OtherBatch):
         return cluster, replace(job, global_batch=remedy.global_batch)
     assert isinstance(remedy, ShorterSequence)
     return cluster, replace(job, seq_len=remedy.seq_len)
+
+
+def less_of(remedy: MoreMemory | MoreHostMemory) -> Remedy:
+    if isinstance(remedy, MoreMemory):
+        return replace(remedy, memory_bytes=remedy.memory_bytes - 0.2 * GIBIBYTE)
+    return replace(remedy, host_memory_bytes=remedy.host_memory_bytes - 0.2 * GIBIBYTE)
 
 
 @pytest.mark.parametrize("seeds", [range(4), *nightly([range(first, first + 8) for first in range(4, 60, 8)])], ids=str)
@@ -86,6 +97,9 @@ def remedies_tried(seed: int) -> int:
     for remedy in remedies:
         bigger, other = with_remedy(cluster, job, remedy)
         assert plan(model, bigger, other, framework=framework, top=1).plans, (seed, remedy)
+        if isinstance(remedy, MoreMemory | MoreHostMemory):  # and less would not
+            less = with_remedy(cluster, job, less_of(remedy))[0]
+            assert not plan(model, less, job, framework=framework, top=1).plans, (seed, remedy)
     return len(remedies)
 
 

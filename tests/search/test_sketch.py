@@ -15,14 +15,14 @@ from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, problems, solved
 
 from shardwright.arrays import places_by_value
-from shardwright.cost.context import Context, shard_index
-from shardwright.cost.iteration.batch import Verdict, bound_seconds, evaluate, exact_seconds, iteration
+from shardwright.cost.context import Context, ShardIndex, shard_index
+from shardwright.cost.iteration.batch import Verdict, bound_seconds, bounded, evaluate, exact_seconds, iteration
 from shardwright.cost.iteration.footprint import fits, fixed_bytes, held_parameters
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.iteration.step import norm_seconds, tied_embedding_seconds
 from shardwright.cost.strategies import COLUMNS, NONE, ZERO1, ZERO3, Layouts, Strategies, boundaries, strategies
 from shardwright.search.space.axes import Space
-from shardwright.search.space.expand import axes, layer_variants
+from shardwright.search.space.expand import Axes, axes, layer_variants
 from shardwright.search.space.layouts import layouts
 from shardwright.search.uniform import bounds as sketch
 from shardwright.search.uniform.bounds import layout_bounds, memory_floor, sketch_seconds
@@ -58,7 +58,7 @@ def bounds_hold(problem: Problem) -> None:
     index = shard_index(where, rows)
     given_layouts = layouts_of(rows)
     assert (layout_bounds(where, how, given_layouts, index) <= verdict.seconds * ROUNDING).all()
-    assert (memory_floor(where, how, given_layouts, index) <= verdict.peak_bytes * ROUNDING).all()
+    floor_holds(where, how, verdict, index)
 
     sketch_holds(where, verdict)
     for shape in places_by_value(rows.pp * 1000 + rows.vpp):
@@ -68,6 +68,14 @@ def bounds_hold(problem: Problem) -> None:
         assert (bound <= exact * ROUNDING).all()
         if part.pp[0] == 1:
             np.testing.assert_allclose(bound, exact, rtol=1e-12)
+
+
+def floor_holds(where: Context, how: Axes, verdict: Verdict, index: ShardIndex) -> None:
+    """All that fits its host is above the floor of its layout."""
+    rows = verdict.rows
+    kept = bounded(replace(where, pool=replace(where.pool, memory_bytes=1e18)), rows).fits
+    floor = memory_floor(where, how, layouts_of(rows), index)
+    assert (floor[kept] <= verdict.peak_bytes[kept] * ROUNDING).all()
 
 
 def sketch_holds(where: Context, verdict: Verdict) -> None:
@@ -85,8 +93,7 @@ def test_bounds_hold_where_experts_have_more_copies_than_the_rest():
     pins |= {"sharding": (0, 1, 3), "recompute_layers": (1, 12, 24)}
     verdict = evaluate(where, oracle.candidates(where, pins))
     rows, how = verdict.rows, axes(Space(pins=MappingProxyType(pins)), frozenset())
-    floor = memory_floor(where, how, layouts_of(rows), shard_index(where, rows))
-    assert (floor <= verdict.peak_bytes * ROUNDING).all()
+    floor_holds(where, how, verdict, shard_index(where, rows))
     tight = (rows.tp * rows.dp // rows.ep > rows.dp) & (rows.sharding == ZERO3) & (rows.recompute == NONE)
     capacities = np.unique(verdict.peak_bytes[tight])
     assert len(capacities) > 2

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from shardwright.arrays import Ints
 from shardwright.cost.context import Context
 from shardwright.cost.money import dollars_per_hour, pool_stretch
 from shardwright.cost.strategies import Layouts
@@ -39,12 +39,13 @@ from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, pin_words, searched
 from shardwright.search.space.layouts import candidate_counts, layouts, splits
 from shardwright.search.space.parameters import AXES, AXIS_OF
-from shardwright.search.uniform.completion import fitting_layouts
+from shardwright.search.uniform.leanest import any_fits, least_in_host, least_on_gpu
 from shardwright.search.uniform.search import search
 from shardwright.spec.job import Job
-from shardwright.units import SECONDS_PER_HOUR
+from shardwright.units import GIBIBYTE, SECONDS_PER_HOUR
 
 MOST_HOST_BYTES = 2.0**44  # of a machine, tried for a remedy
+SHOWN_BYTES = GIBIBYTE / 10  # a tenth of a GiB, as `units.format_bytes` shows it
 MORE_MACHINES = (2, 4, 8, 16, 32, 64, 128, 256)  # times those of the cluster, tried for a remedy
 
 
@@ -60,9 +61,7 @@ def explain(
     if report.candidates == 0:
         return _nothing_legal(contexts, space)
     limited = any(rejection.cause is Cause.LIMITS for rejection, _ in report.rejected)
-    if limited and _possible(
-        [replace(context, job=_freed(context.job, "time")) for context in contexts], space, filters
-    ):
+    if limited and any(_fits(context, space, filters) for context in contexts):
         return _too_dear(contexts, space, filters, mixed)
     dropping = [rejection.rule for rejection, _ in report.rejected if rejection.cause is Cause.RULE]
     if filters.rules and _possible(contexts, space, Filters()):
@@ -77,7 +76,10 @@ def explain(
 
 def _possible(contexts: Sequence[Context], space: Space, filters: Filters) -> bool:
     """Return whether the machines of any one type have a plan."""
-    return _least(contexts, space, filters) is not None
+    job, fitting = contexts[0].job, [context for context in contexts if _fits(context, space, filters)]
+    if job.deadline_hours is None and job.budget_dollars is None:
+        return bool(fitting)
+    return _least(fitting, space, filters) is not None
 
 
 def _least(contexts: Sequence[Context], space: Space, filters: Filters) -> float | None:
@@ -184,7 +186,8 @@ def _too_dear(
     remedies: list[Remedy] = []
     if job.deadline_hours is not None:
         hours = [_whole_hours(context, space, filters) for context in contexts]
-        hours.append(_totals(mixed(_freed(job, "time"), np.inf))[0])
+        seconds = min((value for value in hours if value is not None), default=np.inf) * SECONDS_PER_HOUR
+        hours.append(_totals(mixed(_freed(job, "time"), seconds / (job.iterations or 1.0)))[0])
         fastest = min((value for value in hours if value is not None), default=None)
         if fastest is not None:
             remedies.append(Fastest(fastest, job.deadline_hours))
@@ -270,41 +273,23 @@ def _fewest(context: Context, space: Space, filters: Filters, factor: int) -> in
 
 
 def _fits(context: Context, space: Space, filters: Filters) -> bool:
-    fitting = fitting_layouts(context, searched(context, space), filters)
-    return any(map(len, fitting(context.pool.memory_bytes, None)))
+    return any_fits(context, searched(context, space), filters)
 
 
 def _least_memory(context: Context, space: Space, filters: Filters) -> float | None:
-    """Return the least memory with which a GPU of this kind would have a plan, to 1 %, None where none would do."""
-    fitting = fitting_layouts(context, searched(context, space), filters)
-    low, high = context.pool.memory_bytes, context.pool.memory_bytes
-    for _ in range(12):
-        high *= 2.0
-        if len(left := _numbers(fitting(high, None))):
-            break
-    else:
-        return None
-    while high > 1.01 * low:
-        middle = (low * high) ** 0.5
-        fewer = _numbers(fitting(middle, left))  # what does not fit in more does not fit in less
-        low, high, left = (low, middle, fewer) if len(fewer) else (middle, high, left)
-    return high
-
-
-def _numbers(parts: Iterable[Ints]) -> Ints:
-    return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *parts]))
+    """Return the least memory with which a GPU of this kind would have a plan, None where none would do."""
+    least = least_on_gpu(context, searched(context, space), filters)
+    return None if least is None else _shown(least)
 
 
 def _least_host_memory(context: Context, space: Space, filters: Filters) -> float | None:
-    """Return the least memory of a machine with which these GPUs would have a plan, to 1 %, None where none would."""
-
-    def roomy(memory_bytes: float) -> bool:
-        return _fits(replace(context, pool=replace(context.pool, host_memory_bytes=memory_bytes)), space, filters)
-
-    low, high = max(context.pool.host_memory_bytes, 1.0), MOST_HOST_BYTES
-    if low >= high or not roomy(high):
+    """Return the least memory of a machine with which these GPUs would have a plan, None where none would."""
+    least = least_in_host(context, searched(context, space), filters)
+    if least is None or least > MOST_HOST_BYTES:
         return None
-    while high > 1.01 * low:
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if roomy(middle) else (middle, high)
-    return high * context.pool.gpus_of_machine / context.pool.gpus_per_node
+    return _shown(least * context.pool.gpus_of_machine / context.pool.gpus_per_node)
+
+
+def _shown(memory_bytes: float) -> float:
+    """Return memory rounded up to what is shown of it, so that what is shown would do, too."""
+    return math.ceil(memory_bytes / SHOWN_BYTES) * SHOWN_BYTES

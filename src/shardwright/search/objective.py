@@ -79,6 +79,17 @@ def affordable_value(plan: Plan) -> float | None:
     return None if dollars is None else coarse(dollars)
 
 
+def most_valued(job: Job) -> float:
+    """Return the most that an iteration may take, in what a job minimises, to keep its deadline or its budget; infinite
+    where neither is of that kind. Interruptions, which lengthen the run, are not counted."""
+    if job.iterations is None:
+        return np.inf
+    hours, dollars = job.deadline_hours, job.budget_dollars
+    if job.objective == "time":
+        return np.inf if hours is None else hours * SECONDS_PER_HOUR / job.iterations
+    return np.inf if dollars is None else dollars / job.iterations
+
+
 @record
 class Objective:
     """Minimise seconds or dollars of an iteration on one pool, within a deadline and a budget for the whole job.

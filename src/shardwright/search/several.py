@@ -39,13 +39,14 @@ from shardwright.search.mixed.heuristics.unequal_counts import unequal_counts
 from shardwright.search.mixed.offload import in_host
 from shardwright.search.mixed.one_mesh import mesh_search
 from shardwright.search.mixed.restrictions import dropped, lacking, narrowed
-from shardwright.search.objective import affordable_value, to_beat
+from shardwright.search.objective import affordable_value, most_valued, to_beat
 from shardwright.search.uneven.search import UnevenResult, away, uneven_fsdp
 from shardwright.search.uniform.best import preferred
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
 
 WORTH = 0.02  # part of the time that optimizer state in host memory must be able to gain to be looked at; by judgment
+BEYOND = 1.1  # times a limit: what takes no longer is searched; by judgment
 HARDLY = 1.1  # times the best plan so far: a plan on one type that is nearly as good; chosen
 MOST_UNEVEN = 3  # plans of uneven FSDP that are costed in full
 
@@ -66,8 +67,9 @@ def search_pipelines(results: Sequence[OneType], asked: Asked, top: int, *, one_
     types, the further a search gets."""
     contexts = largest_pools([result.context for result in results])
     begin = time.perf_counter()
-    by_time = contexts[0].job.objective == "time"
-    incumbent = min(_to_beat_on_one_type(results, asked), asked.longest if by_time else np.inf)
+    longest = asked.longest if contexts[0].job.objective == "time" else np.inf
+    limit = most_valued(contexts[0].job) * (1.0 + asked.gap) * BEYOND  # so that what just keeps it is looked at
+    incumbent = min(_to_beat_on_one_type(results, asked), longest, limit)
     searched = partial(_searched, results, asked, top, one_mesh=one_mesh)
     every = searched(contexts, incumbent)
     if every is None:

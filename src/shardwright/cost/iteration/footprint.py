@@ -6,6 +6,7 @@ the larger of one layer's working set and (on the last rank) the logits. Arrays 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields, replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from shardwright.cost.memory.sizes import (
     elsewhere,
     gathered_bytes,
     head_bytes,
+    least_optimizer_bytes,
     least_state_bytes,
     reserved_bytes,
     room_for_tensors,
@@ -38,7 +40,7 @@ from shardwright.cost.stage.exact import (
     of_pipelines,
     per_rank,
 )
-from shardwright.cost.stage.terms import WHOLE
+from shardwright.cost.stage.terms import AGAIN, WHOLE
 from shardwright.cost.strategies import UNSHARDED, ZERO2, ZERO3, Layouts, Strategies
 from shardwright.records import record
 from shardwright.spec.job import Job
@@ -46,6 +48,8 @@ from shardwright.spec.job import Job
 # Activations and gradients that a rank sends and receives at a time: the four tensors of `_communicate` in
 # megatron/core/pipeline_parallel/p2p_communication.py.
 P2P_BUFFERS = 4  # documented
+
+ROUNDING = 1e-9  # numeric
 
 
 @record
@@ -315,21 +319,35 @@ def least_bytes(context: Context, shards: LayerRows, fixed: Fixed) -> Floats:
     return np.asarray((tensors + reserved_bytes(context.job, tensors)).max(axis=1))
 
 
-def floor_bytes(context: Context, rows: Layouts, dense: Floats, expert: Floats, working: Floats) -> Floats:
-    """Return bytes that every strategy of a layout needs on its fullest GPU, [N]: the states of the mean rank under the
-    most sharding and offload, with the working set of a layer, or the logits of the last rank. `dense` and `expert` are
-    parameters of the whole model as one GPU of each stage has them."""
+def floor_bytes(
+    context: Context, rows: Layouts, dense: Floats, expert: Floats, working: Floats, offloads: Iterable[float]
+) -> Floats:
+    """Return bytes that every strategy of a layout which fits its host needs on its fullest GPU, [N], infinite where
+    none does: the states of the mean rank under the most sharding, with one of the parts `offloads` of the optimizer's
+    in host memory, and the working set of a layer, or the logits of the last rank. `dense` and `expert` are parameters
+    of the whole model as one GPU of each stage has them."""
     model, job = context.model, context.job
-    dense = dense / rows.pp
-    if model.tied_embeddings:
-        dense = dense - model.token_table_parameters / rows.tp * (rows.pp == 1)
+    tied = model.token_table_parameters / rows.tp * model.tied_embeddings
+    dense, expert = dense / rows.pp - tied * (rows.pp == 1), expert / rows.pp
     ranks = rows.dp * rows.cp
-    held = dense * least_state_bytes(model, job, ranks, rows.pp == 1)
-    if expert.any():
-        copies = rows.tp * ranks // (rows.ep * rows.etp)
-        held = held + expert / rows.pp * least_state_bytes(model, job, copies, rows.pp == 1)
+    copies = np.where(expert > 0, rows.tp * ranks // (rows.ep * rows.etp), 1)
+    counts = np.arange(1, max(int(ranks.max(initial=1)), int(copies.max(initial=1))) + 1)  # far fewer than rows
+    whole, cut = (least_state_bytes(model, job, counts, np.full(len(counts), alone)) for alone in (False, True))
+    least = np.where(rows.pp == 1, (cut[ranks - 1], cut[copies - 1]), (whole[ranks - 1], whole[copies - 1]))
+    held = dense * least[0] + expert * least[1]
+    updated = dense - tied / rows.pp * (rows.pp > 1)  # of a tied embedding both ends together may have one state
+    optimizer = np.full(len(rows), np.inf)
+    for part in offloads:
+        on_gpu, in_host = (
+            updated * least[ranks - 1] + expert * least[copies - 1]
+            for least in least_optimizer_bytes(model, job, counts, part)
+        )
+        fits_host = in_host <= context.pool.host_memory_bytes_per_gpu
+        optimizer = np.where(fits_host, np.minimum(optimizer, on_gpu), optimizer)
+    able = np.isfinite(optimizer)
+    held = held + np.where(able, optimizer, 0.0)
     tensors = np.maximum(held + working, head_bytes(model, job, rows.micro_batch, rows.cp, rows.tp))
-    return np.asarray(tensors + reserved_bytes(job, tensors))
+    return np.where(able, tensors + reserved_bytes(job, tensors), np.inf)
 
 
 def most_room(context: Context, rows: Strategies, shards: LayerRows, dense: Floats, expert: Floats) -> Floats:
@@ -368,15 +386,38 @@ def fewest_recomputed_layers(
 
 
 def leanest_groups(
-    context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed
+    context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed, most: float
 ) -> tuple[Ints, Bools]:
-    """Return, for each row, the --recompute-num-layers with which method `uniform` needs least memory, and whether it
-    fits. Its time does not depend on the number. Layers of multi-token prediction run again alone."""
+    """Return, for each row, the --recompute-num-layers with which method `uniform` needs least memory, and whether that
+    is at most `most` bytes, and fits the host. Its time does not depend on the number. Layers of multi-token prediction
+    run again alone."""
+    size, able = np.ones(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=bool)
+    places = np.flatnonzero(_groups_floor(context, rows, shards, starts, fixed) <= most)
+    if not len(places):
+        return size, able
+    rows, shards, starts = rows.take(places), replace(shards, row=shards.row[places]), starts[places]
+    fixed = fixed.take(places)
 
     def fullest(size: Ints) -> Floats:
         sized = replace(rows, recompute_layers=size)
         return np.asarray(footprint(context, sized, shards, starts, fixed).total.max(axis=1))
 
-    size, least = leanest_group(np.diff(starts, axis=1), bool(context.model.mtp_layers), fullest)
-    taken = host_bytes(context, replace(rows, recompute_layers=size), shards, starts, fixed)
-    return size, np.asarray(context.holds(least[:, None], taken).all(axis=1))
+    size[places], least = leanest_group(np.diff(starts, axis=1), bool(context.model.mtp_layers), fullest)
+    taken = host_bytes(context, replace(rows, recompute_layers=size[places]), shards, starts, fixed)
+    able[places] = (least <= most) & context.holds(0.0, taken).all(axis=1)
+    return size, able
+
+
+def _groups_floor(context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed) -> Floats:
+    """Return bytes that the fullest rank needs under method `uniform` in groups of any size, [N]. Of F bytes that are
+    kept where each layer is a group, groups of g keep F / g or more, beside g layers that run again together."""
+    table, row = shards.table, shards.row
+    longest = np.maximum(np.diff(starts, axis=1).max(axis=1), 1)[:, None]
+    group, alone = table.group[row][:, None], replace(rows, recompute_layers=np.ones(len(rows), dtype=np.int64))
+    kept = _most_kept(rows, kept_activations(context, alone, shards, starts), fixed.micro_batches)
+    if memory_facts(context.job.framework).stage_buffers:  # what is kept less than inputs is so whatever the groups
+        kept = 0.0 * kept
+    size = np.clip(np.sqrt(kept / np.maximum(group, 1.0)), 1.0, longest)
+    activations = np.maximum(kept / size + group * size + table.live[row, AGAIN][:, None], fixed.closing)
+    tensors = fixed.weights + fixed.gradients - fixed.late + fixed.optimizer + fixed.buffers + activations
+    return np.asarray((tensors + reserved_bytes(context.job, tensors)).max(axis=1)) * (1.0 - ROUNDING)

@@ -178,6 +178,17 @@ def least_state_bytes(model: Model, job: Job, ranks: Array, everything: Array, *
     return np.where(everything, np.minimum(whole, kept(ZERO3)), whole)
 
 
+def least_optimizer_bytes(model: Model, job: Job, ranks: Array, offload: float) -> tuple[Floats, Floats]:
+    """Return the least optimizer state on the GPU and the least bytes in host memory, in bytes per parameter of which
+    `ranks` GPUs hold copies, where a part `offload` of the state is in host memory."""
+    single, zero, cut, part = np.ones(1), np.zeros(1), np.full(1, ZERO1), np.full(1, offload)
+    of_layers, of_ends = (
+        state_bytes(model, job, single, zero, ranks, single, cut, part, zero, ends) for ends in (0.0, 1.0)
+    )
+    on_gpu, in_host = np.minimum(of_layers.optimizer, of_ends.optimizer), np.minimum(of_layers.in_host, of_ends.in_host)
+    return np.asarray(on_gpu), np.asarray(in_host)
+
+
 def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
     """Return the bytes of the logits and the loss on the last stage for one micro-batch, [N]. A chunked loss has so few
     tokens at a time that their logits, in whose place their gradient comes, are about as large as the hidden states; it

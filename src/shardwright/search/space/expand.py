@@ -275,7 +275,7 @@ def _best_layers(context: Context, group: _Group, mode: int) -> tuple[ExpandedRo
         number, fit = fewest_recomputed_layers(context, strategies, *rest)
         lost = np.where(fit, number - 1, group.longest)
     elif mode == UNIFORM:
-        number, fit = leanest_groups(context, strategies, *rest)
+        number, fit = leanest_groups(context, strategies, *rest, context.memory_limit_bytes)
         lost = np.where(fit, 0, most_recomputed_layers(context, mode, group.longest))
     else:
         fit = fits(context, strategies, *rest)

@@ -37,7 +37,7 @@ from shardwright.cost.stage.relaxed import fewest_repeated
 from shardwright.cost.stage.terms import WHOLE
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Layouts, Strategies
 from shardwright.records import record
-from shardwright.search.space.axes import schedules
+from shardwright.search.space.axes import offload_fractions, schedules
 from shardwright.search.space.expand import Axes, layer_variants
 
 
@@ -339,9 +339,12 @@ def filling_seconds(context: Context, how: Axes, rows: Layouts, count: Ints, wor
 
 
 def memory_floor(context: Context, how: Axes, rows: Layouts, index: ShardIndex) -> Floats:
-    """Return bytes that every strategy of each layout needs on its fullest GPU, [N]; infinite where it has none."""
+    """Return bytes that every strategy of each layout which fits its host needs on its fullest GPU, [N]; infinite where
+    it has none."""
     table = index.table
     columns = (table.dense[:, -1], table.expert[:, -1], table.live[:, WHOLE])
     least = [_least(context, how, rows, index, column) for column in columns]
     able = np.isfinite(least[0])
-    return np.where(able, floor_bytes(context, rows, *(np.where(able, column, 0.0) for column in least)), np.inf)
+    dense, expert, working = (np.where(able, column, 0.0) for column in least)
+    offloads = {part for sharded in (False, True) for part in offload_fractions(how.space, sharded=sharded)}
+    return np.where(able, floor_bytes(context, rows, dense, expert, working, sorted(offloads)), np.inf)

@@ -1,21 +1,16 @@
-"""From arrangements to complete strategies, a pipeline shape at a time; and the layouts of which any fits."""
+"""From arrangements to complete strategies, a pipeline shape at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
-from shardwright.cost.context import Context, ShardIndex, shard_index
+from shardwright.cost.context import Context, ShardIndex
 from shardwright.cost.iteration.batch import shape_groups
 from shardwright.cost.strategies import Layouts, Strategies, boundaries
-from shardwright.search.rules.filters import Filters
-from shardwright.search.space.axes import Space
-from shardwright.search.space.expand import Axes, ExpandedRows, arrangements, axes, completions, layer_variants, states
-from shardwright.search.space.layouts import layouts, splits
-from shardwright.search.uniform.bounds import distinct_shards, memory_floor
+from shardwright.search.space.expand import Axes, ExpandedRows, completions, states
 
 BATCH = 16  # layouts that are expanded first, twice as many next; chosen
 
@@ -57,32 +52,3 @@ def starts_of(context: Context, rows: Strategies) -> Ints:
     """Return the layer at which each virtual stage of rows of one shape starts, [N, V + 1]."""
     stages = int(rows.pp[0] * rows.vpp[0])
     return boundaries(context.layer_count, stages, rows.first_layers, rows.last_layers)
-
-
-def fitting_layouts(context: Context, space: Space, filters: Filters) -> Callable[[float, Ints | None], Iterator[Ints]]:
-    """Return what yields, a few at a time, the numbers of the layouts of which a strategy fits in GPUs of so many bytes
-    of memory: of all layouts, or of those that are given."""
-    rows = layouts(context, space)
-    choices, how = splits(context, space, rows.pp * rows.vpp), axes(space, filters.axes)
-    for _, mask in filters.layout_masks(context, rows):
-        rows = rows.take(~mask)
-    if not len(rows):
-        return lambda *_: iter(())
-    index = shard_index(context, layer_variants(context, how, distinct_shards(rows))[0])
-    floor = memory_floor(context, how, rows, index)
-    order = np.argsort(floor, kind="stable")
-
-    def fitting(memory_bytes: float, among: Ints | None) -> Iterator[Ints]:
-        where = replace(context, pool=replace(context.pool, memory_bytes=memory_bytes))
-        possible = order if among is None else among
-        possible, size = possible[floor[possible] <= where.memory_limit_bytes], BATCH
-        while len(possible):
-            batch, possible, size = possible[:size], possible[size:], 2 * size
-            lean = rows.take(batch)
-            arranged = arrangements(where, how, lean, choices, lambda variants, _: np.ones(len(variants), dtype=bool))
-            for full, _ in completed(where, how, index, arranged):
-                for _, mask in filters.masks(where, full.strategies):
-                    full = full.take(~mask)
-                yield batch[np.unique(full.layout)]
-
-    return fitting
