@@ -23,7 +23,6 @@ from .runs.read import read_run as read_run
 from .runs.state import good_state as good_state
 from .search.planner import predict as predict
 from .search.replan import replan as replan
-from .search.sizing import fit as fit
 from .search.space.axes import Space as Space
 from .spec.cluster import Cluster as Cluster
 from .spec.job import Job as Job
@@ -34,6 +33,7 @@ from .spec.read.layer_profile import load_layer_profile as load_layer_profile
 from .spec.read.machine_profile import load_profile as load_profile
 from .spec.read.model import load_model as load_model
 from .spec.read.offers import load_offers as load_offers
+from .trainers.fit import fit as fit
 from .trainers.plan import evaluate as evaluate
 from .trainers.plan import plan as plan
 from .trainers.runs import export as export

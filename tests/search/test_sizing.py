@@ -14,7 +14,6 @@ import shardwright.search.sizing as module
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict
 from shardwright.errors import SpecError
-from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.search.sizing import Size, Sizing, fit, ways
 from shardwright.spec.adapter import FROZEN_BYTES
 from shardwright.spec.catalog.gpus import gpus
@@ -22,6 +21,9 @@ from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
+from shardwright.trainers.fit import fit as trained
+from shardwright.trainers.fit import plan_of_way
+from shardwright.trainers.runs import runners
 
 
 def sized(model: str = "llama-3.1-8b", cluster: str = "1x1xRTX3090", each: int = 1, **job: object) -> Sizing:
@@ -145,22 +147,26 @@ def test_of_several_types_the_least_decides_and_all_must_compute() -> None:
 def test_memory_is_that_of_the_plan(model: str, cluster: str) -> None:
     """Sizes are vectorised; `predict` costs a plan by itself."""
     sizing = sized(model, cluster, 2, seq_len=1024)
-    machines = sizing.cluster
     for size in sizing.sizes:
-        way = size.way
-        recompute = Recompute(granularity="full", method="uniform", layers=1) if way.recompute else Recompute()
-        stage = Stage(
-            gpu=machines.pools[0].gpu.name, tensor_parallel=1, context_parallel=1, expert_parallel=1,
-            expert_tensor_parallel=1, layers=((0, len(sizing.model.layers)),), recompute=recompute,
-        )  # fmt: skip
-        plan = Plan(
-            model=sizing.model, job=replace(sizing.job, adapter=way.adapter), cluster=machines, micro_batch=2,
-            schedule=Schedule(), replicas=(Replica(count=machines.gpus, micro_batches=1, stages=(stage,)),),
-            optimizer=OptimizerPlan(sharding=way.sharding, offload=way.offload), overlap=Overlap(),
-            sequence_parallel=False, flash_attention=True,
-        )  # fmt: skip
+        plan = replace(plan_of_way(sizing, size.way), cluster=sizing.cluster)
         memory = predict(plan, default_efficiency()).memory[0][0]
         assert asdict(size.memory) == pytest.approx(asdict(memory), rel=1e-9)
+
+
+@pytest.mark.parametrize("framework", ["megatron", "train", "torchtitan", "deepspeed", "fsdp"])
+def test_every_way_is_one_that_a_trainer_has(framework: str) -> None:
+    """QLoRA is none of Megatron-LM's, and torchtitan has no adapters."""
+    eight = load_cluster("1x8xH100-SXM")
+    sizing = trained(load_model("llama-3.1-8b"), eight, make_job(global_batch=8, seq_len=1024, framework=framework))
+    assert sizing.sizes and all(runners(plan_of_way(sizing, size.way)) for size in sizing.sizes)
+    assert {size.way for size in sizing.sizes} | set(sizing.lacking) <= set(ways(8))
+    quantised = {way.adapter.quantised for way in (size.way for size in sizing.sizes) if way.adapter is not None}
+    assert (True in quantised) == (framework in ("deepspeed", "fsdp"))
+
+
+def test_a_model_that_no_trainer_of_the_framework_runs_is_refused_with_those_that_do() -> None:
+    outcome = run(["fit", "bamba-9b", "--gpu", "H100-SXM", "--gpus", "8", "--framework", "torchtitan"])
+    assert outcome.code == 2 and "use fsdp, deepspeed, train" in outcome.err
 
 
 def test_adapters_are_sharded_and_the_command_plans_them() -> None:

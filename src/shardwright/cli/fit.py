@@ -81,10 +81,10 @@ def fit(
     from shardwright.cli.inputs import job_of
     from shardwright.exporters.recipes import recipe as write_recipe
     from shardwright.reports.text.sizing import sizing_document, sizing_text
-    from shardwright.search.sizing import fit as size
     from shardwright.search.space.axes import only_job, parse_pins
     from shardwright.spec.read.cluster import load_cluster
     from shardwright.spec.read.model import load_model
+    from shardwright.trainers.fit import fit as size
 
     if out is not None and recipe is None:
         raise bad("--out", "names a file for no recipe", "give --recipe axolotl, trl or llamafactory")

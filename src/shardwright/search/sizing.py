@@ -94,14 +94,15 @@ class Size:
 
 @record
 class Sizing:
-    """All ways to train `model` on the GPUs of `cluster`, so many sequences at a time on each. `pool` is that of the
-    GPU with the least memory."""
+    """The ways to train `model` on the GPUs of `cluster`, so many sequences at a time on each. `pool` is that of the
+    GPU with the least memory. `lacking` are ways that no trainer of the framework has."""
 
     model: Model
     cluster: Cluster
     pool: NodePool
     job: Job
     sizes: tuple[Size, ...]
+    lacking: tuple[TrainingWay, ...] = ()
 
     @property
     def first(self) -> Size | None:

@@ -44,7 +44,7 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.model import load_model
-from shardwright.trainers.runs import frameworks_with_trainers, limits_of_trainer, model_refusals, runners
+from shardwright.trainers.runs import frameworks_with_trainers, limits_of_trainer, runners, what_lacks
 
 ANY = "any"
 USUAL = MEGATRON  # the framework that plans are for where nobody names one
@@ -76,8 +76,7 @@ class Question:
         empty for those that run them."""
         settled = {name: values for name, values in self.space.options.items() if len(values) == 1}
         (job,) = jobs_of(self.on(framework), settled)
-        refused = {name: model_refusals(name, self.model, self.cluster, job) for name in self.trainers(framework)}
-        return {name: problems[0].wrong if problems else "" for name, problems in refused.items()}
+        return what_lacks(job, self.model, self.cluster, self.trainers(framework))
 
 
 def plan(

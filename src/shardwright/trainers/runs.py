@@ -57,6 +57,14 @@ def model_refusals(trainer: str, model: Model, cluster: Cluster, job: Job) -> tu
     return min(refused, key=len)
 
 
+def what_lacks(job: Job, model: Model, cluster: Cluster, names: Sequence[str] | None = None) -> dict[str, str]:
+    """Return what each trainer of the job's framework, or of `names`, lacks of model or job, empty for those that run
+    them."""
+    names = frameworks_with_trainers()[job.framework] if names is None else names
+    refused = {name: model_refusals(name, model, cluster, job) for name in names}
+    return {name: problems[0].wrong if problems else "" for name, problems in refused.items()}
+
+
 def _of_the_model(problems: Iterable[Problem]) -> Iterable[Problem]:
     return (problem for problem in problems if problem.path.split(".")[0] in ("model", "job"))
 

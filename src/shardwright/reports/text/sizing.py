@@ -27,7 +27,7 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
     samples = sizing.job.global_batch // cluster.gpus
     types = " + ".join(f"{part.gpus} {part.gpu.name}" for part in cluster.pools)
     least = f"; the least, {pool.gpu.name}, decides" if len(cluster.pools) > 1 else ""
-    sizes = sizing.sizes
+    sizes, lacking = sizing.sizes, "; ".join(way.name for way in sizing.lacking)
     lines = (
         question.model_line(sizing.model),
         f"{types}, {pool.memory_bytes / GIBIBYTE:.1f} GiB each{least}; "
@@ -35,6 +35,7 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
         *([images] if (images := question.images_line(sizing.model, sizing.job)) else []),
         f"Fits with a probability of {SURE:.0%} or more: {_listed(size for size in sizes if size.fits)}.",
         *(f"May fit or not: {_listed(open_)}." for open_ in [[size for size in sizes if size.may_fit]] if open_),
+        *([f"No trainer for {sizing.job.framework} has: {lacking}."] if lacking else []),
     )
     terms = [term for term in TERMS if any(getattr(size.memory, f"{term}_bytes") for size in sizes)]
     words = ("way to train", "")
@@ -148,6 +149,7 @@ def sizing_document(sizing: Sizing, source: str) -> Mapping[str, object]:
         "seq_len": sizing.job.seq_len,
         "sure": SURE,
         "ways": [_document(size) for size in sizing.sizes],
+        "lacking": [way.name for way in sizing.lacking],
         "next": next_command(sizing, source),
     }
 

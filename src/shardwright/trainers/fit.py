@@ -1,0 +1,66 @@
+"""Ways to train that fit, of those that a trainer of the framework has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.errors import bad
+from shardwright.plans.check import check
+from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
+from shardwright.search.sizing import Sizing, TrainingWay
+from shardwright.search.sizing import fit as size
+from shardwright.spec.cluster import Cluster
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+from shardwright.trainers.runs import frameworks_with_trainers, runners, what_lacks
+
+
+def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
+    """Return the memory that training takes on the GPUs of `cluster`, for each way to train that a trainer of the job's
+    framework runs; of a framework that nothing is exported to, for each way (`search.sizing.fit`). Raises SpecError
+    where none runs the model, with the frameworks that have one that does."""
+    sizing, trainers = size(model, cluster, job), frameworks_with_trainers()
+    if job.framework not in trainers:
+        return sizing
+    ran = {item.way: _somebody_runs(plan_of_way(sizing, item.way)) for item in sizing.sizes}
+    if not any(ran.values()):
+        able = [name for name in trainers if not all(what_lacks(replace(job, framework=name), model, cluster).values())]
+        hint = f"use {', '.join(able)}" if able else "`shardwright support` says who runs what"
+        raise bad("`framework=`", f"no trainer for {job.framework} that we know runs {model.name} so", hint)
+    return replace(
+        sizing,
+        sizes=tuple(item for item in sizing.sizes if ran[item.way]),
+        lacking=tuple(way for way, able in ran.items() if not able),
+    )
+
+
+def _somebody_runs(plan: Plan) -> bool:
+    return not check(plan) and bool(runners(plan))
+
+
+def plan_of_way(sizing: Sizing, way: TrainingWay) -> Plan:
+    """Return the data-parallel plan of a way on so many GPUs of the type that decides, all in one machine."""
+    count, model = sizing.cluster.gpus, sizing.model
+    pool = replace(sizing.pool, nodes=1, gpus_per_node=count)
+    recompute = Recompute(granularity="full", method="uniform", layers=1) if way.recompute else Recompute()
+    stage = Stage(
+        gpu=pool.gpu.name,
+        tensor_parallel=1,
+        context_parallel=1,
+        expert_parallel=1,
+        expert_tensor_parallel=1,
+        layers=((0, len(model.layers)),),
+        recompute=recompute,
+    )
+    return Plan(
+        model=model,
+        job=replace(sizing.job, adapter=way.adapter),
+        cluster=replace(sizing.cluster, pools=(pool,)),
+        micro_batch=sizing.job.global_batch // count,
+        schedule=Schedule(),
+        replicas=(Replica(count=count, micro_batches=1, stages=(stage,)),),
+        optimizer=OptimizerPlan(sharding=way.sharding, offload=way.offload),
+        overlap=Overlap(),
+        sequence_parallel=False,
+        flash_attention=True,
+    )
