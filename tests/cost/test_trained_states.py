@@ -20,9 +20,10 @@ from shardwright.cost.frameworks.optimizer import (
 from shardwright.cost.iteration.footprint import Footprint, footprint
 from shardwright.cost.iteration.step import optimizer_seconds
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.sizes import state_bytes
+from shardwright.cost.memory.sizes import logit_bytes, state_bytes
 from shardwright.cost.strategies import UNIFORM, UNSHARDED, ZERO3, strategies
 from shardwright.errors import SpecError
+from shardwright.spec.adapter import Adapter
 from shardwright.spec.job import Job, Optimizer
 from shardwright.spec.options import Options
 
@@ -124,6 +125,15 @@ def test_a_chunked_loss_grows_with_the_hidden_state_and_not_with_the_vocabulary(
     long = job(seq_len=32768)
     whole, chunked = (float(peak(replace(long, options=Options(loss=name))).logits[0, 0]) for name in (None, "chunked"))
     assert whole > 40e9 and chunked < 4.0 * 32768 * MODEL.hidden + 7.0 * MODEL.hidden * MODEL.vocab
+
+
+def test_a_chunked_loss_makes_no_gradient_of_a_frozen_projection() -> None:
+    """Beside adapters it is not trained."""
+    chunked = job(options=Options(loss="chunked"))
+    trained, frozen = (
+        logit_bytes(MODEL, of, *np.ones((3, 1))) for of in (chunked, replace(chunked, adapter=Adapter()))
+    )
+    assert float((trained - frozen)[0]) == 2.0 * MODEL.hidden * MODEL.vocab and float(frozen[0]) > 0.0
 
 
 def test_gradients_of_one_micro_batch_come_in_place_of_activations() -> None:

@@ -11,6 +11,7 @@ from shardwright.spec.options import Options
 
 LIGER, CUT = "axolotl.integrations.liger.LigerPlugin", "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 KERNELS = ("rope", "rms_norm", "swiglu")  # that Liger has beside that of the loss, on unless it is told otherwise
+ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 SIXTEEN = ("bfloat16", "bf16")
 FUSED = "fused_linear_cross_entropy"
 OLDER_TRL = (
@@ -39,6 +40,19 @@ def splits_loss(fields: TrainerFields) -> bool:
     return fields.first("loss_in_parts") is True or (
         CUT in _plugins(fields) and fields.first("cut_cross_entropy") is not False
     )
+
+
+def adapter_kernels(fields: TrainerFields) -> Iterator[str]:
+    """Yield axolotl's kernels for adapters, which it turns on itself where nothing is said of them
+    (axolotl/utils/schemas/config.py 0.19: `check_auto_enable_lora_kernels`)."""
+    if fields.first("adapter") is None:
+        return
+    modes = {key: fields.first(key) for key in ADAPTER_KERNELS}
+    eight = fields.first("adapter") == "lora" and fields.first("load_in_8bit") is True
+    older = fields.first("fsdp") is not None and fields.first("fsdp_version") != 2
+    if not any(mode is not None for mode in modes.values()) and not eight and not older:
+        yield f"{', '.join(modes)} (axolotl's kernels for adapters, on unless it is told otherwise)"
+    yield from (f"{key} (a kernel for adapters)" for key, mode in modes.items() if mode is True)
 
 
 def loss_notes(fields: TrainerFields) -> Iterator[str]:
@@ -80,6 +94,16 @@ def keeps_sixteen_bits(fields: TrainerFields, *, mixed: bool, sharded: bool) -> 
     """Return whether trained weights are loaded in 16 bits and updated as they are. With mixed precision FSDP makes
     them fp32 first (accelerate/utils/fsdp_utils.py 1.15: `fsdp2_prepare_model`)."""
     return fields.first("dtype") in SIXTEEN and not (mixed and sharded)
+
+
+def copies_notes(fields: TrainerFields, *, mixed: bool, sharded: bool) -> Iterator[str]:
+    """Yield what had to be assumed of trained weights whose type is not said."""
+    said = fields.first("dtype") is not None or fields.first("widens_trained") is True
+    if mixed and not sharded and not said:
+        yield (
+            "the type in which weights are loaded is not said: fp32 is priced, that of transformers 4; from 5 on it is "
+            "the checkpoint's (master_weights=none)"
+        )
 
 
 def options_of(*, chunked: bool, offloaded: bool, sixteen: bool) -> Options:

@@ -52,6 +52,7 @@ OWN = {"composer": "foundry", "tune": "torchtune"}  # launchers of one trainer a
 LISTS = ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save")  # several words behind them
 TRAINERS = {"--per-device-train-batch-size", "--deepspeed", "--deepspeed-config", "--fsdp"}
 SFT = re.compile(r"(?:^|/)(?:run_)?sft(?:_trainer)?\.py$")  # TRL's, and copies of it: open-r1, alignment-handbook
+LORA = re.compile(r"(?<![a-z])lora(?![a-z])")  # in the name of a program that trains adapters without being told
 # Parts of programs and commands that tell whose keys their arguments are.
 KINDS = {
     "llamafactory": ("llamafactory", "transformers", "accelerate"),
@@ -197,6 +198,8 @@ def _of_launch(launch: Launch, trainer: str, question: Question) -> Reading:
         message = "python starts one process, which spreads its batch over the GPUs that it sees (nn.DataParallel)"
         raise bad(question.name, f"{message}: that is not described", "start it with torchrun, accelerate or deepspeed")
     fields = _accelerate_fields(launch, question) | _with_files(arguments, launch, question)
+    if LORA.search(launch.program.rsplit("/", 1)[-1].casefold()):
+        fields = {("use_peft",): True, **fields}
     if launch.launcher == "deepspeed" and not _deepspeed_file(fields):
         hint = "evaluate that configuration, as JSON"
         raise bad(question.name, "the configuration of DeepSpeed is in the program that it starts", hint)

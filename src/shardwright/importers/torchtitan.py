@@ -128,6 +128,6 @@ def _precision(config: TrainerFields) -> list[str]:
         return []
     names = [str(name).casefold() for name in config.first("converters") or ()]
     if any("lora" in name for name in names):
-        config.report("converters", "train adapters, which are not read from scripts", "leave LoRA out")
+        config.report("converters", "train adapters, which are not read from its files", "leave LoRA out")
     recipes = ["mxfp8" if "mx" in name else "tensorwise" for name in names if "mx" in name or "float8" in name]
     return ["--bf16", *(("--fp8-format", "hybrid", "--fp8-recipe", recipes[0]) if recipes else ())]

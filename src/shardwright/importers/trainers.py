@@ -12,6 +12,8 @@ from shardwright.files import shipped_table
 from shardwright.importers.adapters import peft_of
 from shardwright.importers.choices import (
     SIXTEEN,
+    adapter_kernels,
+    copies_notes,
     keeps_sixteen_bits,
     liger_of,
     loss_notes,
@@ -185,8 +187,8 @@ def _settings(
     """Return settings with the adapters and options of a Trainer's fields."""
     peft = peft_of(fields, sharded=basics.sharded, casts=basics.deepspeed)
     liger, kernels = liger_of(fields)
-    mixed = _mixed(fields) is not None
-    kept = peft is None and not basics.deepspeed and keeps_sixteen_bits(fields, mixed=mixed, sharded=basics.sharded)
+    mixed, sharded = _mixed(fields) is not None, basics.sharded or basics.deepspeed
+    kept = peft is None and not basics.deepspeed and keeps_sixteen_bits(fields, mixed=mixed, sharded=sharded)
     options = options_of(
         chunked=bool(liger) or splits_loss(fields),
         offloaded=offloads_activations(fields, words, adapters=peft is not None),
@@ -203,10 +205,14 @@ def _settings(
     )
     return TrainerSettings(
         words=tuple(words),
-        uncounted=(*uncounted, *kernels, *plugins_uncounted(fields)),
+        uncounted=(*uncounted, *kernels, *plugins_uncounted(fields), *adapter_kernels(fields)),
         job=job,
         model=fields.first("model_name_or_path"),
-        notes=(*notes, *loss_notes(fields)),
+        notes=(
+            *notes,
+            *loss_notes(fields),
+            *(copies_notes(fields, mixed=mixed, sharded=sharded) if peft is None else ()),
+        ),
         peft=peft,
         liger="" if splits_loss(fields) else liger,
     )
