@@ -115,6 +115,8 @@ def config(plan: Plan) -> dict[str, object]:
 
 def _script(plan: Plan) -> str:
     loaded = "" if plan.job.masters else ", and loads the model with dtype=torch.bfloat16"
+    if _is_sharded(plan) and plan.job.adapter is not None and plan.job.adapter.quantised:
+        loaded += ", and loads the model with device_map='cpu', or all of it comes onto each GPU first"
     start = "exec accelerate launch --config_file accelerate.yaml"
     if len(machine_sizes(plan)) > 1:
         start += ' --machine_rank "${NODE_RANK:?number of this machine}" \\\n'

@@ -68,7 +68,10 @@ def recipe(sizing: Sizing, source: str, trainer: str) -> str:
     for tower in sizing.model.towers:
         message = f"is of text models, and {sizing.model.name} has {tower.noun}"
         raise bad("recipe", message, "make a plan and export it: `shardwright plan`, then `shardwright export`")
-    size = runnable(sizing)
+    size, whole = runnable(sizing), sizing.too_large_to_load
+    if size is not None and size.way.quantised and whole is not None and trainer == "trl":  # get_kbit_device_map
+        message = f"of trl loads all {whole / 2**30:.1f} GiB of 4-bit weights on each GPU before it shards them"
+        raise bad("recipe", message, "use --recipe axolotl, or `shardwright plan` and `export --to accelerate`")
     if size is None:
         hint = "`shardwright fit` without a recipe says what would make others fit"
         raise bad("recipe", f"no way that {trainer} has fits on {sizing.cluster.gpus} {sizing.pool.gpu.name}", hint)

@@ -60,6 +60,11 @@ class TrainingWay:
     recompute: bool = True
 
     @property
+    def quantised(self) -> bool:
+        """Whether frozen weights have four bits."""
+        return self.adapter is not None and self.adapter.frozen == "nf4"
+
+    @property
     def training(self) -> str:
         """What is trained, in one word: full, or the form of the adapters."""
         return "full" if self.adapter is None else self.adapter.form
@@ -108,6 +113,13 @@ class Sizing:
     def first(self) -> Size | None:
         """The first way that fits, in the order of `ways`."""
         return next((size for size in self.sizes if size.fits), None)
+
+    @property
+    def too_large_to_load(self) -> float | None:
+        """The bytes of weights in four bits, where a GPU has not so many: all come onto each GPU before they are
+        sharded unless the CPU loads them (transformers/quantizers/quantizer_bnb_4bit.py 5.24: `update_device_map`)."""
+        whole = [size.memory.weights_bytes for size in self.sizes if size.way.quantised and size.way.sharding == "none"]
+        return next((size for size in whole if size > self.pool.memory_bytes), None)
 
     def __repr__(self) -> str:
         rows = (

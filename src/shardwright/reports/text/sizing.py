@@ -11,11 +11,15 @@ from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.search.sizing import SURE, Size, Sizing
 from shardwright.spec.job import Job
 from shardwright.spec.options import said
-from shardwright.units import GIBIBYTE
+from shardwright.units import GIBIBYTE, format_bytes
 
 TERMS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "context")
 USUAL = {"precision": "bf16", "optimizer": "adam"}  # what `plan` takes unasked
 OF_FLAGS = ("master_weights",)  # options that have a flag
+LOADING = (
+    "sharded 4-bit weights: load the model on the CPU (device_map='cpu'), as axolotl does, or transformers 5 puts all "
+    "{whole} of them on each GPU first"
+)
 CONTEXT = "context: CUDA's and NCCL's own memory, workspaces, and what the allocator reserves beyond tensors"
 REACH = "How far it goes: the longest sequence, one at a time on each GPU; samples of the length asked for; GPUs"
 
@@ -50,13 +54,22 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
         part
         for part in (
             "\n".join(wrapped(line, "", width) for line in lines),
-            f"Memory of the fullest GPU in GiB\n{memory}\n{wrapped(CONTEXT, '  ', width)}",
+            f"Memory of the fullest GPU in GiB\n{memory}\n{wrapped(CONTEXT, '  ', width)}{_loading(sizing, width)}",
             f"{wrapped(REACH, '', width)}\n{reach}",
             listed("What would make the rest fit", advice, width),
             f"Next\n  {command}" if command else "",
         )
         if part
     )
+
+
+def _loading(sizing: Sizing, width: int) -> str:
+    """Return how 4-bit weights are loaded that a GPU cannot have whole; "" where all ways take them whole or not at
+    all."""
+    whole = sizing.too_large_to_load
+    if whole is None or not any(size.way.quantised and size.way.sharding != "none" for size in sizing.sizes):
+        return ""
+    return "\n" + wrapped(LOADING.format(whole=format_bytes(whole)), "  ", width)
 
 
 def _listed(sizes: Iterable[Size]) -> str:
@@ -148,6 +161,7 @@ def sizing_document(sizing: Sizing, source: str) -> Mapping[str, object]:
         "gpus": sizing.cluster.gpus,
         "seq_len": sizing.job.seq_len,
         "sure": SURE,
+        "too_large_to_load_bytes": sizing.too_large_to_load,
         "ways": [_document(size) for size in sizing.sizes],
         "lacking": [way.name for way in sizing.lacking],
         "next": next_command(sizing, source),
