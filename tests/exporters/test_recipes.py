@@ -97,7 +97,7 @@ def test_two_cards_of_24_gb_train_70b_in_four_bits_with_weights_on_the_host(trai
     cards, job = load_cluster("1x2xRTX4090"), make_job(global_batch=2, seq_len=512, framework="fsdp", adapter="lora:8")
     sizing = fit(load_model("llama-3-70b"), cards, job)
     if trainer == "trl":  # puts all 4-bit weights onto each GPU first
-        with pytest.raises(SpecError, match="37.0 GiB of 4-bit weights on each GPU"):
+        with pytest.raises(SpecError, match="GiB of 4-bit weights on each GPU"):
             recipe(sizing, "llama-3-70b", trainer)
         return
     document = yaml.safe_load(recipe(sizing, "llama-3-70b", trainer))
