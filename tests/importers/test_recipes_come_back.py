@@ -15,7 +15,7 @@ from shardwright.exporters.recipes import RECIPES, START, Task
 from shardwright.importers.launch import plan_from_launch
 from shardwright.plans.plan import Plan
 from shardwright.search.sizing import TrainingWay, ways
-from shardwright.spec.adapter import LINEAR, Adapter, parse_adapter
+from shardwright.spec.adapter import ATTENTION, LINEAR, Adapter, Target, parse_adapter
 from shardwright.spec.job import Job
 from shardwright.spec.options import Options
 from shardwright.spec.read.cluster import load_cluster
@@ -30,13 +30,11 @@ ADAPTERS = (
 )
 OPTIONS = (Options(), Options(loss="chunked"), Options(activation_offload="inputs"),
            Options(loss="chunked", activation_offload="inputs"))  # fmt: skip
-MODELS = {
-    "llama-3.1-8b": LINEAR,
-    "qwen3-8b": LINEAR,
-    "qwen3-30b-a3b": LINEAR[:4],
-    "phi-3-mini": (),
-    "gemma-2-2b": LINEAR,
-}
+# Models, with their matrices that PEFT can be told by name; experts have none, beside others than attention's all have.
+MODELS: dict[str, tuple[Target, ...]] = {
+    "llama-3.1-8b": LINEAR, "qwen3-8b": LINEAR, "qwen3-30b-a3b": ATTENTION, "phi-3-mini": (), "gemma-2-2b": LINEAR,
+    "deepseek-v2-lite": ATTENTION, "mixtral-8x7b": ATTENTION,
+}  # fmt: skip
 
 
 def jobs() -> Iterator[tuple[str, str, Task]]:
@@ -46,14 +44,15 @@ def jobs() -> Iterator[tuple[str, str, Task]]:
         for gpus in (1, 4):
             for way in (way for way in ways(gpus, adapter) if way.sharding != "zero1"):
                 name, known = next(models)
-                way = replace(way, adapter=way.adapter and _of_model(way.adapter, known))
+                way = replace(way, adapter=way.adapter and _of_model(way.adapter, name, known))
                 yield name, f"1x{gpus}xH100-SXM", _task(name, gpus, way, next(options), next(types))
 
 
-def _of_model(adapter: Adapter, known: tuple[str, ...]) -> Adapter:
+def _of_model(adapter: Adapter, model: str, known: tuple[Target, ...]) -> Adapter:
     """Return an adapter beside those of its matrices that a model has and PEFT can name, beside all where it has none."""
     targets = tuple(target for target in adapter.targets if target in known)
-    return replace(adapter, targets=LINEAR if not targets or targets == known else targets)
+    whole = () if model.startswith("deepseek") else known
+    return replace(adapter, targets=(LINEAR if whole or not known else known) if targets in ((), whole) else targets)
 
 
 def _task(name: str, gpus: int, way: TrainingWay, options: Options, precision: str) -> Task:
@@ -65,10 +64,12 @@ def _task(name: str, gpus: int, way: TrainingWay, options: Options, precision: s
 
 
 def expected(trainer: str, task: Task) -> Job:
-    """Return the job that a trainer makes of a recipe, which differs from the one that was sized in two ways."""
+    """Return the job that a trainer makes of a recipe, which differs from the one that was sized in three ways."""
     options = task.job.options
     if trainer == "trl":  # whose own loss has no whole logits, whatever it is told
         options = replace(options, loss="chunked")
+    if trainer == "llamafactory" and task.model.family == "deepseek_v2":  # for which it has no kernel of Liger's
+        options = replace(options, loss=None)
     if trainer == "axolotl" and task.adapter is None and task.way.sharding == "none" and task.job.precision == "bf16":
         options = replace(options, master_weights="none")  # it loads what it trains in 16 bits
     return replace(task.job, options=options, adapter=task.adapter)

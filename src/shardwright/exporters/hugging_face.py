@@ -93,6 +93,11 @@ def unnamed_targets(model: Model, adapter: Adapter | None) -> Iterator[Problem]:
     if model.towers and _modules(model, adapter) == ALL:
         message = f"are of {model.family}, whose names are not known here, and all linear ones are in the tower too"
         yield Problem("job.adapter.targets", message, "train all weights, or take another model")
+    blocks = [target for target in FEED_FORWARD if target in adapter.targets and module_names(model, target)]
+    if named_as_known(model) and blocks and any(kind.moe for kind in model.kinds) and "experts" not in adapter.targets:
+        message = f"has {', '.join(blocks)}, beside which PEFT makes adapters of the experts too"
+        hint = "leave feed-forward blocks out: --adapter-targets attention"
+        yield Problem("job.adapter.targets", message, hint)
     if adapter.dora and "experts" in adapter.targets:
         yield Problem("job.adapter.targets", "has experts, beside which PEFT has no DoRA", "leave out experts")
     if adapter.quantised and "experts" in adapter.targets:
