@@ -106,7 +106,7 @@ def test_slurm_and_recipes_name_no_machines() -> None:
 def test_targets_that_bring_machines_together_keep_their_order() -> None:
     runner = runner_of(PLAN)
     assert runner.name == "megatron"
-    assert [(group.gpu, group.first, group.count) for group in runner.machines] == [(A, 0, 2), (H, 2, 2)]
+    assert [(group.types, group.first, group.count) for group in runner.machines] == [((A,), 0, 2), ((H,), 2, 2)]
     back_and_forth = mesh((2, "HHAA"), order="tp-cp-ep-pp-dp")
     assert runner_of(back_and_forth).name == "shardwright"
     tasks = json.loads(json.dumps(shardwright.export(PLAN, "skypilot").document))["documents"]

@@ -25,6 +25,7 @@ from shardwright.runtime.state.store import make_store
 from shardwright.search.mixed.branch_and_bound.fastest import search
 from shardwright.search.mixed.branch_and_bound.run import Effort, MixedProblem
 from shardwright.search.mixed.heuristics.unequal_counts import unequal_counts
+from shardwright.search.mixed.heuristics.unequal_spread import unequal_spread
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import settings
 from shardwright.search.rules.filters import Filters
@@ -95,3 +96,28 @@ def test_replicas_with_unequal_counts_and_experts_spread_train_like_one_process(
     assert [(replica.count, replica.micro_batches) for replica in plan.replicas] == [(2, 2), (4, 1)]
     outcome = run_cases([Case("unequal counts", plan, SGD, steps=STEPS)], processes=6)["unequal counts"]
     require_equal(outcome, reference_run(plan, SGD, steps=STEPS, seed=Case.seed))
+
+
+SPREAD = {
+    "experts, counts unequal": (4, {"ep": (2,)}, (2, 4), 8),
+    "experts, depths unequal": (4, {"ep": (2,)}, (4, 2), 8),
+    "sequences": (0, {"cp": (2,)}, (4, 2), 5),
+}
+
+
+def test_replicas_over_several_types_with_experts_or_sequences_spread_train_like_one_process() -> None:
+    plans = {}
+    for name, (experts, spread, (fast, slow), batch) in SPREAD.items():
+        job = make_job(global_batch=batch, seq_len=SEQ_LEN, precision="fp32", framework="train", optimizer="sgd")
+        nodes = [{"count": 1, "gpu": gpu, "gpus": gpus} for gpu, gpus in (("H100-SXM", fast), ("L4", slow))]
+        cluster, model = build_cluster({"nodes": nodes}, "test"), tiny_model(4, experts=experts)
+        contexts = [Context(model=model, pool=pool, job=job, efficiency=EFFICIENCY) for pool in cluster.pools]
+        space = Space(pins={"tp": (1,), "micro_batch": (1,), "cp": (1,), "ep": (1,), **spread})
+        hint = (1, *(space.pins[axis][0] for axis in ("cp", "ep")), 1)
+        (plans[name],) = unequal_spread(contexts, cluster, space, Filters(), [hint], float("inf"))
+    shapes = [[(item.count, item.micro_batches, len(item.stages)) for item in plan.replicas] for plan in plans.values()]
+    assert shapes == [[(2, 2, 1), (4, 1, 1)], [(2, 2, 2), (2, 2, 1)], [(2, 2, 1), (1, 1, 1)]]
+    outcomes = run_cases([Case(name, plan, SGD, steps=STEPS) for name, plan in plans.items()], processes=6)
+    for name, plan in plans.items():
+        assert check(plan) == () and unrunnable(plan) == () and len(plan.gpus_by_type) == 2
+        require_equal(outcomes[name], reference_run(plan, SGD, steps=STEPS, seed=Case.seed))

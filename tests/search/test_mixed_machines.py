@@ -61,7 +61,7 @@ def plan_on(cluster: Cluster, *replicas: tuple[int, str], batch: int = 8) -> Pla
             for place, letter in enumerate(letters)
         )
         made.append(Replica(count=count, micro_batches=batch, stages=stages))
-    found = Plan(
+    planned = Plan(
         model=MODEL,
         job=shardwright.make_job(global_batch=batch * copies, seq_len=1024, framework="train"),
         cluster=cluster,
@@ -73,12 +73,12 @@ def plan_on(cluster: Cluster, *replicas: tuple[int, str], batch: int = 8) -> Pla
         sequence_parallel=False,
         flash_attention=True,
     )
-    assert check(found) == ()
-    return found
+    assert check(planned) == ()
+    return planned
 
 
-def seconds(found: Plan) -> float:
-    return mixed_iteration(found, default_efficiency()).seconds
+def seconds(planned: Plan) -> float:
+    return mixed_iteration(planned, default_efficiency()).seconds
 
 
 @pytest.mark.parametrize("letters", [["AAT"], ["A", "A", "T"], ["AT", "A"]])
@@ -89,10 +89,10 @@ def test_a_twin_of_a_type_is_as_good_as_the_type(letters: list[str]) -> None:
     assert seconds(beside) == pytest.approx(seconds(alone), rel=0.03)
 
 
-def moves(found: Plan) -> list[float]:
+def moves(planned: Plan) -> list[float]:
     """Return the seconds of 10 MB from each stage to the next."""
-    contexts, places = contexts_of(found, default_efficiency()), places_of(found)
-    return move_seconds(found, places, contexts, np.full(len(places.kind), 1e7)).tolist()
+    contexts, places = contexts_of(planned, default_efficiency()), places_of(planned)
+    return move_seconds(planned, places, contexts, np.full(len(places.kind), 1e7)).tolist()
 
 
 def test_what_stands_in_one_machine_does_not_take_the_network() -> None:
@@ -121,11 +121,11 @@ def test_gradients_of_one_machine_stay_in_it() -> None:
 
 
 def test_ranks_of_a_machine_follow_one_another() -> None:
-    found = plan_on(box({A: 2, B: 1}, 2), (2, "ABA"))
-    placement = placement_of(found)
-    order = np.argsort(ranks(found, placement))
-    assert machine_numbers(found, placement)[order].tolist() == [0, 0, 0, 1, 1, 1]
-    assert machine_sizes(found) == (3, 3) and machine_sizes(plan_on(found.cluster, (2, "A"))) == (2,)
+    planned = plan_on(box({A: 2, B: 1}, 2), (2, "ABA"))
+    placement = placement_of(planned)
+    order = np.argsort(ranks(planned, placement))
+    assert machine_numbers(planned, placement)[order].tolist() == [0, 0, 0, 1, 1, 1]
+    assert machine_sizes(planned) == (3, 3) and machine_sizes(plan_on(planned.cluster, (2, "A"))) == (2,)
 
 
 def test_a_machine_is_paid_as_a_whole() -> None:
@@ -146,10 +146,10 @@ def test_host_memory_of_a_machine_is_shared_by_all_its_gpus() -> None:
 
 
 def test_a_plan_file_is_read_back(tmp_path: Path) -> None:
-    found = predict(plan_on(box({A: 2, B: 1}, 2, price_per_hour=3.0), (2, "ABA")))
-    (tmp_path / "plan.json").write_text(dumps(found))
+    planned = predict(plan_on(box({A: 2, B: 1}, 2, price_per_hour=3.0), (2, "ABA")))
+    (tmp_path / "plan.json").write_text(dumps(planned))
     again = load_plan(tmp_path / "plan.json")
-    assert again == found and again.cluster.mixed
+    assert again == planned and again.cluster.mixed
 
 
 def test_launchers_start_a_machine_once_or_refuse() -> None:
@@ -169,8 +169,8 @@ def test_launchers_start_a_machine_once_or_refuse() -> None:
 
 
 def test_megatron_is_started_for_each_type_of_a_machine() -> None:
-    found = plan_on(box({A: 1, B: 1}), (1, "AB"))
-    as_mesh = replace(found, job=replace(found.job, framework="megatron"))
+    planned = plan_on(box({A: 1, B: 1}), (1, "AB"))
+    as_mesh = replace(planned, job=replace(planned.job, framework="megatron"))
     script = export(as_mesh, "megatron").main
     assert "CUDA_VISIBLE_DEVICES" in script and script.count("expect '") == 2
     with pytest.raises(SpecError, match="once for each GPU type"):

@@ -67,8 +67,8 @@ def test_what_a_machine_is_said_to_have_is_there_once(names: list[str], data: st
 
 @given(st.lists(GPU, min_size=2, max_size=3, unique=True), COUNT)
 def test_what_nobody_states_is_as_in_a_machine_of_the_type_alone(names: list[str], count: int) -> None:
-    found = box(dict.fromkeys(names, count))
-    for pool in found.pools:
+    cluster = box(dict.fromkeys(names, count))
+    for pool in cluster.pools:
         (alone,) = parse_cluster(f"1x{count * len(names)}x{pool.gpu.name}").pools
         for name in ("inter_bytes_per_second", "host_memory_bytes", "host_memory_bytes_per_second"):
             each = getattr(alone, name) / alone.gpus_per_node
@@ -79,8 +79,8 @@ def test_what_nobody_states_is_as_in_a_machine_of_the_type_alone(names: list[str
 
 def test_machines_of_several_types_stand_beside_others() -> None:
     cluster = load_cluster("2x(4xA100-SXM-80+4xV100-SXM2-32) + 1x8xH100-SXM+1x(4xA100-SXM-80+4xV100-SXM2)")
-    found = [(pool.gpu.name, pool.nodes, pool.gpus_per_node, pool.mixed is not None) for pool in cluster.pools]
-    assert found == [("A100-SXM-80", 3, 4, True), ("V100-SXM2", 3, 4, True), ("H100-SXM", 1, 8, False)]
+    pools = [(pool.gpu.name, pool.nodes, pool.gpus_per_node, pool.mixed is not None) for pool in cluster.pools]
+    assert pools == [("A100-SXM-80", 3, 4, True), ("V100-SXM2", 3, 4, True), ("H100-SXM", 1, 8, False)]
     assert cluster.gpus == 32 and not cluster.one_machine
 
 

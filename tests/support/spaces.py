@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from math import gcd
 from random import Random
 from typing import get_args
 
@@ -194,7 +195,7 @@ def _expanded(context: Context, space: Space, layout: Layouts, chance: Random) -
 
 def over_several_types(question: Question, chance: Random, most: int) -> Iterator[tuple[str, Plan]]:
     """Yield plans over all types that can run a setting of pipelines, for up to `most` settings, with the trainer that
-    is to run them: meshes of equal replicas of stages on all types, and a replica on each type."""
+    is to run them: meshes of equal replicas of stages on all types, and replicas on each type."""
     job, space = question.job, as_options_need(Space(), question.job)
     for contexts in of_each_maker(largest_pools(question.contexts)):
         ways = [(question.trainer, contexts, _mesh)]
@@ -202,7 +203,7 @@ def over_several_types(question: Question, chance: Random, most: int) -> Iterato
         if looks_at_unequal(contexts, space, Filters()) and not refused:
             ways.append((OWN, run_by_train(contexts, 0.9), _unequal))
         for trainer, able, planned in ways:
-            some = [setting for setting in settings(able, space) if planned is _mesh or not setting.spread]
+            some = settings(able, space)
             for setting in chance.sample(some, min(most, len(some))):
                 plan = planned(question, able, setting)
                 if plan is not None and setting.sharing.within(space, sum(item.count for item in plan.replicas)):
@@ -230,12 +231,17 @@ def _mesh(question: Question, contexts: Sequence[Context], setting: Setting) -> 
 
 def _unequal(question: Question, contexts: Sequence[Context], setting: Setting) -> Plan | None:
     stages = _stages(question, contexts, setting)
-    count = question.job.global_batch // setting.micro_batch
-    if not stages or count < len(stages):
+    if not stages:
+        return None
+    whole, gpus = stages[0].expert_parallel * stages[0].expert_tensor_parallel, stages[0].gpus
+    copies = whole // gcd(whole, gpus)  # over which experts are spread together
+    count, odd = divmod(question.job.global_batch // setting.micro_batch, copies)
+    there = {context.pool.gpu.name: context.pool.gpus for context in contexts}
+    if odd or count < len(stages) or any(copies * stage.gpus > there[stage.gpu] for stage in stages):
         return None
     shares = [count - len(stages) + 1, *[1] * (len(stages) - 1)]
     replicas = (
-        Replica(count=1, micro_batches=share, stages=(stage,)) for stage, share in zip(stages, shares, strict=True)
+        Replica(count=copies, micro_batches=share, stages=(stage,)) for stage, share in zip(stages, shares, strict=True)
     )
     return _plan(question, setting, tuple(replicas))
 

@@ -114,6 +114,15 @@ Ask = Callable[[Sequence[str]], str | None]  # a command's standard output; None
 
 
 @record
+class OtherGpus:
+    """GPUs of one more type in a machine, and the memory of one in MiB."""
+
+    gpu: str
+    gpus: int
+    gpu_memory_mib: float | None = None
+
+
+@record
 class MachineGroup:
     """`count` equal machines. `gpu` is the name that its source gives; `others` are its GPUs of other types. None and
     () stand for what could not be seen: memory of a GPU in MiB, of the host in GiB, NVLink of one GPU in GB/s (0:
@@ -126,12 +135,16 @@ class MachineGroup:
     host_memory_gib: float | None = None
     nvlink_gb_per_second: float | None = None
     network_gbps: tuple[float, ...] = ()
-    others: tuple[MachineGroup, ...] = ()
+    others: tuple[OtherGpus, ...] = ()
 
     @property
     def by_type(self) -> tuple[MachineGroup, ...]:
-        """The GPUs of each type in a machine."""
-        return (replace(self, others=()), *self.others)
+        """The GPUs of each type in a machine, as if they were one."""
+        alike = (
+            replace(self, gpu=part.gpu, gpus=part.gpus, gpu_memory_mib=part.gpu_memory_mib, others=())
+            for part in self.others
+        )
+        return (replace(self, others=()), *alike)
 
 
 @record
@@ -152,7 +165,8 @@ def grouped(nodes: Iterable[Node]) -> tuple[MachineGroup, ...]:
     there = [node for node in nodes if not node.gone and not PARTS.search(node.machine.gpu)]
     for _, group in groupby(enumerate(there), key=lambda item: item[1].host or item[0]):
         first, *others = (node.machine for _, node in group)
-        counts[replace(first, count=1, others=tuple(others))] += first.count
+        more = tuple(OtherGpus(gpu=part.gpu, gpus=part.gpus, gpu_memory_mib=part.gpu_memory_mib) for part in others)
+        counts[replace(first, count=1, others=more)] += first.count
     return tuple(replace(machine, count=count) for machine, count in counts.items())
 
 

@@ -75,10 +75,10 @@ def placement_of(plan: Plan) -> Placement:
 
 def ranks(plan: Plan, placement: Placement) -> Ints:
     """Return the rank of each GPU of the plan, [G]."""
-    found = np.empty(len(placement.gpu), dtype=np.int64)
+    numbers = np.empty(len(placement.gpu), dtype=np.int64)
     order = np.lexsort((placement.gpu, placement.type[placement.stage], machine_numbers(plan, placement)))
-    found[order] = np.arange(len(found))
-    return found
+    numbers[order] = np.arange(len(numbers))
+    return numbers
 
 
 def machine_sizes(plan: Plan) -> tuple[int, ...]:

@@ -32,9 +32,7 @@ def require_machines(plan: Plan) -> None:
     mixed = [pool.machines for pool in plan.cluster.pools if pool.mixed]
     if mixed:
         message = f"machines with GPUs of several types ({mixed[0]}) do not come and go in a run"
-        raise bad(
-            "cluster", message, "a run that is not elastic goes on from its checkpoint, on machines that are there"
-        )
+        raise bad("cluster", message, "a run that is not elastic goes on from its checkpoint")
 
 
 def seats(plan: Plan, machines: Sequence[Machine]) -> tuple[RankSeat, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import NONE
+from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.trainer_options import beyond_own
 from shardwright.progress import stopped
@@ -36,6 +37,7 @@ from shardwright.search.mixed.entry import (
     with_state_in_host,
 )
 from shardwright.search.mixed.heuristics.unequal_counts import unequal_counts
+from shardwright.search.mixed.heuristics.unequal_spread import hint_of, unequal_spread
 from shardwright.search.mixed.offload import in_host
 from shardwright.search.mixed.one_mesh import mesh_search
 from shardwright.search.mixed.restrictions import dropped, lacking, narrowed
@@ -82,11 +84,33 @@ def search_pipelines(results: Sequence[OneType], asked: Asked, top: int, *, one_
         fewer = _in_use(every, contexts, incumbent, asked.gap)
     if len(of_each_maker(contexts)) > 1:
         every = replace(every, uniform=None)
-    if len(contexts) == 1 and not one_mesh and not by_dollars(contexts[0].job):
+    if not one_mesh and not by_dollars(contexts[0].job):
         longest = min([incumbent, *_values(every)])
-        beside = unequal_counts(contexts[0], asked.cluster, asked.space, asked.filters, longest)
+        if len(contexts) == 1:
+            beside = unequal_counts(contexts[0], asked.cluster, asked.space, asked.filters, longest)
+        else:
+            beside = _spread_unequally(results, contexts, asked, every, longest)
         every = replace(every, plans=(*every.plans, *beside))
     return Pipelines(every, time.perf_counter() - begin)
+
+
+def _spread_unequally(
+    results: Sequence[OneType], contexts: Sequence[Context], asked: Asked, every: MixedOutcome, longest: float
+) -> tuple[Plan, ...]:
+    """Return the best plan of unequal replicas over several types with experts or sequences spread, in settings like
+    those of the best equal ones: in a mesh over several types, and on the machines of each."""
+    meshes = sorted((value, hint_of(plan)) for value, plan in _valued(every) if is_mesh(plan))[:1]
+    rows = [row for result in results if (least := result.found.least) is not None for row in [least[1]]]
+    hints = [hint for _, hint in meshes]
+    hints += [(int(row.tp[0]), int(row.cp[0]), int(row.ep[0]), int(row.micro_batch[0])) for row in rows]
+    spread = {hint for hint in hints if hint[1] * hint[2] > 1}
+    plans: list[Plan] = []
+    for able in of_each_maker(contexts):
+        by_train = run_by_train(able, asked.fit)
+        refused = beyond_own(by_train[0].job) or lacking(by_train, asked.space, asked.filters, one_mesh=True)
+        if spread and len(able) > 1 and not refused:
+            plans += unequal_spread(by_train, asked.cluster, asked.space, asked.filters, spread, longest)
+    return tuple(plans)
 
 
 def _searched(

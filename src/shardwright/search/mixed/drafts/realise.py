@@ -107,7 +107,7 @@ class Workshop:
         """Return the best draft of the compositions `chosen`, as if nothing were laid out twice."""
         used = np.flatnonzero(np.array([counts for counts, _, _ in chosen]).sum(axis=0))
         copies = sum(number for _, number, _ in chosen)
-        if copies > total or not len(used):
+        if copies > total or not len(used) or total % self.table.together:
             return None
         made: dict[tuple[object, ...], Draft | None] = {}
         for around in self.around(copies, used):
@@ -149,7 +149,10 @@ class Workshop:
             found = self.again(lines[kind], size, copies)
             return np.inf if found is None else coarse(found.seconds + after[kind])
 
-        return shares([number for _, number, _ in chosen], [size for _, _, size in chosen], total, seconds)
+        step = self.table.together
+        numbers = [number // step for _, number, _ in chosen]
+        given = shares(numbers, [size for _, _, size in chosen], total // step, seconds)
+        return [(kind, count * step, size) for kind, count, size in given]
 
 
 def seconds_together(table: Table, replicas: Replicas, times: Sequence[SplitTimes]) -> tuple[float, list[float]]:

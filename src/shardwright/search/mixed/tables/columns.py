@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,11 @@ class Table:
         """Ranks of each copy of a stage that hold the same dense weights, and the same experts' (less than one where
         several copies hold these together), [2, G]."""
         return np.array([unit.holders for unit in self.unit]).T
+
+    @property
+    def together(self) -> int:
+        """Copies of a stage over which the experts of each are spread: they are replicas with as many micro-batches."""
+        return max(unit.expert_gpus // gcd(unit.expert_gpus, unit.tp * unit.cp) for unit in self.unit)
 
     @property
     def layers(self) -> int:
