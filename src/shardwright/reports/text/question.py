@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
+from shardwright.spec.adapter import ATTENTION, LINEAR, TARGETS
 from shardwright.spec.catalog.machines import GBIT_BYTES
 from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.images import images_of, parts_of, taken_of
@@ -13,6 +14,8 @@ from shardwright.spec.model import Model, Tower
 from shardwright.spec.read.huggingface import TEXT_ALONE
 from shardwright.spec.sounds import sounds_of
 from shardwright.units import SECONDS_PER_HOUR, counted, format_count, format_dollars, format_seconds
+
+BESIDE = {ATTENTION: "attention", LINEAR: "all linear matrices", TARGETS: "all matrices, those of experts too"}
 
 
 def model_line(model: Model) -> str:
@@ -132,7 +135,7 @@ def job_line(job: Job) -> str:
     if job.projection_rank is not None:
         words[-1] += f" of rank {job.projection_rank}"
     if job.adapter is not None:
-        words.append(f"{job.adapter.name} beside {'+'.join(job.adapter.targets)}")
+        words.append(f"{job.adapter.name} beside {BESIDE.get(job.adapter.targets, '+'.join(job.adapter.targets))}")
     if job.document_tokens is not None:
         words.append(f"attention within documents ({job.attended_tokens:,.0f} tokens)")
     if job.fp8_recipe:
