@@ -30,7 +30,7 @@ from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import settings
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space
-from shardwright.spec.read.cluster import build_cluster
+from shardwright.spec.read.cluster import build_cluster, load_cluster
 from shardwright.spec.read.job import make_job
 
 EFFICIENCY = Analytic()
@@ -98,19 +98,18 @@ def test_replicas_with_unequal_counts_and_experts_spread_train_like_one_process(
     require_equal(outcome, reference_run(plan, SGD, steps=STEPS, seed=Case.seed))
 
 
-SPREAD = {
-    "experts, counts unequal": (4, {"ep": (2,)}, (2, 4), 8),
-    "experts, depths unequal": (4, {"ep": (2,)}, (4, 2), 8),
-    "sequences": (0, {"cp": (2,)}, (4, 2), 5),
+SPREAD = {  # experts, what is pinned, machines, batch
+    "experts, counts unequal": (4, {"ep": (2,)}, "1x2xH100-SXM+1x4xL4", 8),
+    "experts, depths unequal, machines of both types": (4, {"ep": (2,)}, "2x(2xH100-SXM+1xL4)", 8),
+    "sequences": (0, {"cp": (2,)}, "1x4xH100-SXM+1x2xL4", 5),
 }
 
 
 def test_replicas_over_several_types_with_experts_or_sequences_spread_train_like_one_process() -> None:
     plans = {}
-    for name, (experts, spread, (fast, slow), batch) in SPREAD.items():
+    for name, (experts, spread, machines, batch) in SPREAD.items():
         job = make_job(global_batch=batch, seq_len=SEQ_LEN, precision="fp32", framework="train", optimizer="sgd")
-        nodes = [{"count": 1, "gpu": gpu, "gpus": gpus} for gpu, gpus in (("H100-SXM", fast), ("L4", slow))]
-        cluster, model = build_cluster({"nodes": nodes}, "test"), tiny_model(4, experts=experts)
+        cluster, model = load_cluster(machines), tiny_model(4, experts=experts)
         contexts = [Context(model=model, pool=pool, job=job, efficiency=EFFICIENCY) for pool in cluster.pools]
         space = Space(pins={"tp": (1,), "micro_batch": (1,), "cp": (1,), "ep": (1,), **spread})
         hint = (1, *(space.pins[axis][0] for axis in ("cp", "ep")), 1)

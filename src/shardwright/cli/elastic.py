@@ -32,7 +32,6 @@ def present_device(name: str | None) -> Literal["cpu", "cuda"]:
 def run_elastic(plan: Plan, settings: Settings, fleet: FleetOptions, logs: Path | None) -> int:
     """Keep this machine until the training is done, and return the exit status."""
     from shardwright.recovery.quorum import Machine
-    from shardwright.recovery.seats import require_machines
     from shardwright.runtime.job.lock import locked
     from shardwright.runtime.recovery.keeper.keeper import keep
     from shardwright.runtime.recovery.keeper.preemption import service_of
@@ -40,7 +39,6 @@ def run_elastic(plan: Plan, settings: Settings, fleet: FleetOptions, logs: Path 
     from shardwright.runtime.recovery.state.cloud import require_claims
     from shardwright.runtime.storage.steps import newest_manifest
 
-    require_machines(plan)
     host, port = address_of("--listen", fleet.listen)
     secret = secret_of(fleet.secret_file)
     require_secret(secret, fleet.listen, host)

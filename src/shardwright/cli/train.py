@@ -78,6 +78,7 @@ def train(
     """
     from shardwright.cli.elastic import present_device, run_elastic
     from shardwright.plans.document import load_plan
+    from shardwright.recovery.seats import require_machines
     from shardwright.runtime.job.ending import end_with_parent
     from shardwright.runtime.job.launch import choose_device, inside_torchrun, launcher
 
@@ -85,6 +86,8 @@ def train(
         end_with_parent(launcher())
     run = with_precision(with_optimizer(load_plan(plan), recipe.optimizer), precision)
     layout = checked_layout(run)
+    if fleet.elastic:
+        require_machines(run)
     if dry_run:
         show_layout(layout, json=json)
         return 0
