@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from random import Random
 
 import numpy as np
@@ -154,8 +155,8 @@ def test_a_plan_file_is_read_back(tmp_path: Path) -> None:
 
 def test_launchers_start_a_machine_once_or_refuse() -> None:
     whole, part = plan_on(box({A: 2, B: 1}, 2), (2, "ABA")), plan_on(box({A: 2, B: 1}), (1, "A"))
-    (_, jobs) = export(whole, "kubernetes").document["documents"]  # type: ignore[misc]
-    (machines,) = jobs["spec"]["replicatedJobs"]
+    documents: Any = export(whole, "kubernetes").document["documents"]
+    (machines,) = documents[1]["spec"]["replicatedJobs"]
     pod = machines["template"]["spec"]["template"]["spec"]
     assert machines["template"]["spec"]["parallelism"] == 2
     assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 3}
