@@ -60,7 +60,7 @@ def test_a_rank_runs_on_a_gpu_only_where_there_is_one(plan: Plan, monkeypatch: p
         asked(question, python=None, seconds=300.0, limit_bytes=8e9)
 
 
-@pytest.mark.parametrize("name", ["torchtitan", "deepspeed", "nothing"])
+@pytest.mark.parametrize("name", ["deepspeed", "nothing"])
 def test_other_trainers_are_refused_by_name(plan: Plan, name: str) -> None:
     with pytest.raises(SpecError, match=f"`trainer={name}`"):
         trainer_of(plan, name)

@@ -23,7 +23,7 @@ def rehearse(
             "--in",
             "--trainer",
             metavar="TRAINER",
-            help="train, fsdp or megatron; by default what the plan is priced for.",
+            help="train, fsdp, megatron or torchtitan (experimental); by default what the plan is priced for.",
         ),
     ] = None,
     rank: Annotated[

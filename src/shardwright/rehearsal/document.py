@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.cost.compute.flops import layer_flops_per_token, score_flops_per_token
-from shardwright.cost.compute.operators import FLASH_BACKWARD_FLOPS
+from shardwright.cost.compute.operators import FLASH_BACKWARD_FLOPS, per_operator
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.gathers import moved_in_passes, once_a_step
 from shardwright.cost.learned import default_efficiency
@@ -201,7 +201,8 @@ def _flops(plan: Plan, place: Place) -> float:
                 stops = unit == 1 and not (again and job.framework in WANTS_ALL)
                 total -= _into_frozen(layer, model.hidden, beside, job.adapter.rank) if stops else 0.0
             total += every - _not_again(layer, job, model.hidden) if number < again else 0.0
-            total += scores if recompute.granularity == "selective" else 0.0
+            if recompute.granularity == "selective":
+                total += _every_second(layer, model.hidden) if per_operator(job) else scores
         if len(model.layers) + 1 in units:
             total += passes * 2.0 * model.hidden * model.vocab
     return total * tokens / place.tensor_parallel
@@ -213,6 +214,14 @@ def _not_again(layer: Layer, job: Job, hidden: int) -> float:
     beside = job.adapter is not None and "down_proj" in job.adapter.targets
     stops = job.framework in STOPS_EARLY and layer.mlp is not None and not beside
     return 2.0 * hidden * layer.mlp.width if stops and layer.mlp is not None else 0.0
+
+
+def _every_second(layer: Layer, hidden: int) -> float:
+    """Return the FLOPs a token of the products that a policy by operators repeats: every second of queries, keys and
+    values in one, output, gate, up and down (torchtitan 0.3, distributed/activation_checkpoint.py: SelectiveAC)."""
+    attention, mlp = layer.attention, layer.mlp
+    output = attention.out_width if attention is not None else 0
+    return 2.0 * hidden * (output + (mlp.width if mlp is not None and mlp.gated else 0))
 
 
 def _into_frozen(layer: Layer, hidden: int, beside: Sequence[Matrix], rank: int) -> float:

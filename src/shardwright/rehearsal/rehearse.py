@@ -38,8 +38,9 @@ def rehearse(
     """Run one step of a plan in its trainer's own code, on fake tensors, and return what it took.
 
     This executes the trainer's code: by the interpreter `python` (None: this one), rank after rank, each in a process
-    of its own with at most `time_limit` seconds and `memory_limit` GB of data. `trainer` is "train", "fsdp" or
-    "megatron"; None: that of the framework for which the plan is priced. `rank`: none for one of each kind.
+    of its own with at most `time_limit` seconds and `memory_limit` GB of data. `trainer` is "train", "fsdp",
+    "megatron" or "torchtitan"; None: that of the framework for which the plan is priced. `rank`: none for one of each
+    kind.
 
     Raises SpecError for a plan that the trainer cannot run, what is missing, and code that ends in an error;
     NoRoomError where a limit is too low.

@@ -12,6 +12,8 @@ from shardwright.errors import Problem, SpecError, bad
 from shardwright.exporters.accelerate import unsupported as accelerate_limits
 from shardwright.exporters.hugging_face import adapter_config, quantisation_config
 from shardwright.exporters.megatron.limits import unsupported as megatron_limits
+from shardwright.exporters.torchtitan.config import export_config
+from shardwright.exporters.torchtitan.config import unsupported as torchtitan_limits
 from shardwright.plans.check import check
 from shardwright.plans.document import to_document
 from shardwright.plans.plan import Plan
@@ -23,7 +25,7 @@ from shardwright.spec.model import PLAIN, ForwardPass, Model
 from shardwright.spec.read.huggingface import model_of_config
 
 OF_FRAMEWORK = {"eager": "fsdp"}  # the trainer that a plan of a framework is rehearsed in, where it has another name
-NOT_YET = ("torchtitan", "deepspeed", "nanotron", "jax", "trl")
+NOT_YET = ("deepspeed", "nanotron", "jax", "trl")
 SIZES = ("global_batch", "seq_len", "precision")
 OF_NO_STEP = ("tokens", "objective", "framework", "budget_dollars", "deadline_hours")
 SCALES = ("embedding_scale", "residual_scale", "logit_scale", "score_scale")  # of what is computed all the same
@@ -160,6 +162,26 @@ def _megatron_limits(plan: Plan) -> Iterable[Problem]:
             )
 
 
+def _of_torchtitan(plan: Plan) -> dict[str, Any]:
+    return {"file": export_config(plan).main, "compiled": True}
+
+
+def _torchtitan_limits(plan: Plan) -> Iterable[Problem]:
+    yield from (problems := tuple(torchtitan_limits(plan)))
+    if problems:
+        return
+    kinds = plan.model.kinds
+    lacking = {
+        "mixtures of experts": any(kind.moe for kind in kinds),
+        "multi-head latent attention": any(kind.latent for kind in kinds),
+        "an optimizer in host memory": plan.optimizer.offload > 0.0,
+        "fp8": plan.job.precision == "fp8",
+    }
+    for what, there in lacking.items():
+        if there:
+            yield Problem("plan", f"{what} cannot be rehearsed in torchtitan yet", "plan without")
+
+
 TRAINERS: Mapping[str, Trainer] = {
     "train": Trainer(
         words="shardwright train", limits=unrunnable, question=_of_own
@@ -169,6 +191,9 @@ TRAINERS: Mapping[str, Trainer] = {
     ),
     "megatron": Trainer(
         words="Megatron-Core", limits=_megatron_limits, question=_of_megatron
+    ),
+    "torchtitan": Trainer(
+        words="torchtitan (experimental)", limits=_torchtitan_limits, question=_of_torchtitan
     ),
 }  # fmt: skip
 

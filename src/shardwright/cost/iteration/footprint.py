@@ -207,7 +207,7 @@ def fixed_bytes(
         buffers=message_buffers(job, rows, boundary, count) + gathered,
         head=units.head,
         first=np.where(summed_at_last(job, rows) & (not facts.by_unit), 0.0, units.first),
-        passing=np.where(cut & (facts.freed | facts.by_unit), state.gathered + last, 0.0),
+        passing=np.where(cut & facts.head_alone, state.gathered + last, 0.0),
         before=np.broadcast_to(units.before[:, None], state.weights.shape),
         bare=updated,
         closing=state.closing,

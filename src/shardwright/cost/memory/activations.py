@@ -39,6 +39,13 @@ from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, Tower
 
 SINGLE = 4.0  # documented: bytes of an element of 32 bits
 COPIES = 4.0  # documented: `hidden_copies` are two norms' inputs in fp32 in place of 16 bits, and their weights' inputs
+FALCON, JOINED = "falcon", ("phi3", "cohere", "cohere2")  # families of transformers, by how they make queries
+# Families whose router transformers computes in fp32, from a copy of its input.
+SINGLE_ROUTERS = frozenset({
+    "axk1", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe",
+    "flint", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hy_v3", "kimi_linear", "kolibri1", "lara_mini", "nemotron_h",
+    "solar_open",
+})  # fmt: skip
 PEFT = ("fsdp", "eager", "deepspeed")  # the frameworks whose adapters are PEFT's
 
 
@@ -84,6 +91,7 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         masks = 2.0 + (layer.cross is not None) if model.dropout else 0.0
         outside = outer * (layer.norms * (saved + norm_copies(model, job)) + masks)
         feed_forward = feed_forward + _embedded_bytes(model, layer, shard, job)
+        feed_forward = feed_forward + _eager_bytes(model, layer, shard, job)
         kept.append(outside + attention + feed_forward + _magnitude_bytes(model, layer, shard, job))
         if per_operator(job):
             core.append(freed_of_operators(model, layer, shard, job, kept[-1], width=saved))
@@ -111,10 +119,11 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
 def norm_copies(model: Model, job: Job) -> float:
     """Return the bytes of an element that an unfused norm keeps beyond its input and output in 16 bits: its input in
     fp32 in place of 16 bits, and it before the weights, in 16 or 32 bits, for these' gradients, which frozen ones have
-    not. That of Cohere keeps its centred input twice. Any other LayerNorm is one kernel."""
+    not. That of Cohere keeps its centred input twice, that of OLMo has its input in fp32. Any other LayerNorm is one
+    kernel."""
     unit = memory_facts(job.framework).hidden_copies * widths_of(job).saved / 2.0 / COPIES
     if model.norm == "layernorm" and model.norm_form is None:
-        return 0.0
+        return unit if model.norm_vectors == 0 else 0.0
     weighed = job.trains("language") and model.norm_vectors != 0
     inputs = 2.0 if model.norm_form == "centred" else 1.0
     return unit * (inputs + (0.0 if not weighed else 2.0 if model.norm_form else 1.0))
@@ -150,9 +159,7 @@ def _module_copies(model: Model, layer: Layer, copies: int, job: Job) -> float:
     """Return the elements of a position that a layer of transformers' towers and encoder-decoders keeps beyond the
     formulas, or fewer.
 
-    Each attention has its `copies`. The norm of T5 keeps what it takes in 16 bits, too. A quick GELU keeps its sigmoid,
-    the approximation by tanh that is written in Python three steps more; ReLU keeps what it gives, which the product
-    after it takes unless some is dropped.
+    Each attention has its `copies`. The norm of T5 keeps what it takes in 16 bits, too.
     """
     attentions = sum(kind is not None for kind in (layer.attention, layer.cross))
     kept = float(copies * attentions * model.hidden)
@@ -160,9 +167,48 @@ def _module_copies(model: Model, layer: Layer, copies: int, job: Job) -> float:
         kept += layer.norms * model.hidden
     if layer.mlp is None:
         return kept
-    drops = model.dropout and model.position == "relative"  # T5's is in the feed-forward block, too: a mask of bytes
-    inner = {"quick_gelu": 1, "gelu_new": 3 * layer.mlp.gated, "relu": -(not model.dropout)}.get(model.activation, 0)
+    drops = _drops_inside(model)  # a mask of bytes
+    inner = 0 if memory_facts(job.framework).inner_copies else _inner_steps(model)
     return kept + (inner + 0.5 * drops) * layer.mlp.width
+
+
+def _drops_inside(model: Model) -> bool:
+    """Whether some of what the non-linearity gives is dropped, as T5 does."""
+    return bool(model.dropout) and model.position == "relative"
+
+
+def _inner_steps(model: Model) -> int:
+    """Return what a non-linearity of a feed-forward block keeps beyond its input and what the product after it takes,
+    in elements of the block's width. A quick GELU keeps its sigmoid, the approximation by tanh that is written in
+    Python three steps more; ReLU keeps what it gives, which the product after it takes unless some is dropped."""
+    return {"quick_gelu": 1, "gelu_new": 3, "relu": -(not _drops_inside(model))}.get(model.activation or "", 0)
+
+
+def _eager_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return what operators of transformers, run one by one, keep beyond the formulas, [M], or less: steps of a
+    non-linearity; the result of attention once more, as the product after it takes it, where queries are joined of a
+    rotated and another part and the kernel gives its result in their order (aten/src/ATen/native/transformers/cuda/
+    flash_attn/flash_api.cpp: empty_like); and the input that both parts of a parallel block share."""
+    total, saved = np.zeros(len(shard.tp)), widths_of(job).saved
+    facts, attention = memory_facts(job.framework), layer.attention
+    if not facts.inner_copies:
+        return total
+    if layer.mlp is not None:
+        total = total + saved * tokens(shard, job) * _inner_steps(model) * layer.mlp.width / shard.tp
+    if attention is not None and attention.latent is None and _joins(model):
+        total = total + saved * tokens(shard, job) * attention.out_width / shard.tp
+    if attention is not None and model.family == FALCON and 1 < attention.kv_heads < attention.heads:  # for every head
+        keys_and_values = attention.key_width + attention.value_width
+        total = total + saved * tokens(shard, job) * (2 * attention.query_width - keys_and_values) / shard.tp
+    if model.parallel_block and attention is not None and layer.mlp is not None:
+        total = total - saved * norm_tokens(shard, job) * model.hidden
+    return np.asarray(total)
+
+
+def _joins(model: Model) -> bool:
+    """Whether queries are joined of a rotated and another part, or of turned pairs, as in the families of `JOINED`
+    whatever that part."""
+    return model.position == "rope" and (model.rotary_fraction != 1.0 or model.family in JOINED)
 
 
 def _cross_bytes(model: Model, attention: Attention, tower: Tower, shard: Shard, job: Job) -> Floats:
@@ -257,14 +303,16 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
     key_part = np.maximum(1.0 / shard.tp, 1.0 / attention.kv_heads)  # a rank has one key-value head at least
     queries, keys = attention.query_width / shard.tp, attention.key_width * key_part
     values = attention.value_width * key_part
-    qkv = queries + (keys + values) * (attention.reused != "both")
+    facts = memory_facts(job.framework)
+    qkv = queries + (keys + values) * (attention.reused != "both") * np.where(facts.keys_gathered, shard.cp, 1)
     if attention.latent is None:
         projected = saved * outer * model.hidden * _needed(job, "q_proj", "k_proj", "v_proj")
     else:
         mla = attention.latent
         ranks = (mla.query_rank or 0) + mla.kv_rank
-        projected = saved * outer * model.hidden + (widths.saved + saved) * outer * ranks
-        qkv = _latent_width(attention) / shard.tp
+        projected = saved * outer * model.hidden + (widths.saved + saved + norm_copies(model, job)) * outer * ranks
+        shared = mla.nope_head_dim * (facts.hidden_copies > 0.0)  # values are a part of what holds keys, too
+        qkv = (_latent_width(attention) + attention.heads * shared) / shard.tp
     scores = _score_bytes(model, attention, shard, job, float(job.seq_len))
     if saved != widths.saved:  # attention keeps what it gives in 16 bits, beside the projection's copy of it
         scores = scores + widths.saved * size * attention.out_width / shard.tp
@@ -280,8 +328,8 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
         inner = inner + (widths.saved + norm_copies(model, job)) * size * here
     if attention.value_norm and attention.reused != "both":
         inner = inner + (widths.saved * (attention.reused is None) + value_norm_copies(job)) * size * values
-    facts = memory_facts(job.framework)
-    views = facts.rotated or (facts.hidden_copies > 0.0 and model.fused_qkv)
+    apart = model.family == FALCON and attention.kv_heads < attention.heads  # by an index, which copies
+    views = facts.rotated or (facts.hidden_copies > 0.0 and model.fused_qkv and not apart)
     if views and attention.latent is None and model.position == "rope":
         inner = inner + widths.saved * size * here
     return projected + inner + scores, scores
@@ -312,6 +360,8 @@ def _moe_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
     widths, outer = widths_of(job), norm_tokens(shard, job)
     routed = _routed(moe, shard, job)
     router = outer * (widths.saved * model.hidden + 8.0 * moe.experts)  # logits and probabilities in fp32
+    if memory_facts(job.framework).inner_copies and model.family in SINGLE_ROUTERS:
+        router = router + SINGLE * outer * model.hidden
     inner = _inner_bytes(job, _expert_input(job), "experts", gated=moe.gated) * moe.expert_width / shard.etp
     outside = moe.latent or model.hidden
     taken = _expert_input(job) if _needed(job, "experts") else 0.0

@@ -30,27 +30,31 @@ class MemoryFacts:
     gradients a parameter (nanotron: bf16 beside fp32). `logit`: bytes a logit on the last stage. `unmerged`: bytes of
     the gradient of a weight of a layer and of its copy in the type of its buffer, before it is added there.
     `chunk_elements`: logits that are in fp32 at a time, and twice the elements of the gradient of the output projection
-    or the embedding that are made at a time; 0 where they are not made so. `by_unit`: whether under ZeRO-2 and 3 the
-    head and the embedding are whole alone, as each layer is. `tied_once`: whether the ranks of both ends of a pipeline
-    share out the state of a tied embedding, which each end else has for itself. `stage_buffers`: whether a stage of a
-    pipeline receives the inputs and the gradients of every micro-batch of a step in memory of their own, and keeps what
-    it gives until the backward pass (torch/distributed/pipelining/stage.py 2.13: `_setup_forward_recv_info`,
-    `_create_grad_recv_info`, `fwd_cache`). `freed`: whether
-    gradients end with the update, so that under ZeRO-2 and 3 a step of one micro-batch has them in place of
-    activations, and weights of two layers are gathered in place of the head's. `gradients_follow`: whether under ZeRO-2
-    and 3 gradients go to host memory with the state that is there, in every micro-batch (DeepSpeed, FSDP2);
-    `weights_follow`: whether under ZeRO-3 weights do, too, and come back for every pass (FSDP2's `CPUOffloadPolicy`).
-    `host_beside`: bytes in host memory beside the state there: the gradient that its update reads, and under DeepSpeed
-    16-bit gradients that micro-batches are added to (weights under ZeRO-1). `rotated`: whether queries, keys and
-    values are views of one projection, which stays whole beside queries and keys after their rotary embedding.
+    or the embedding that are made at a time; 0 where they are not made so. `chunks`: how many parts a chunked loss
+    makes of the tokens, each with all that a whole loss has, and the gradient of the output projection in 16 bits,
+    which is added to one in fp32; 0 where it is made otherwise. `by_unit`: whether under ZeRO-2 and 3 the head and the
+    embedding are whole alone, as each layer is. `head_alone`: whether under these no layer's weights and gradients are
+    whole while the logits are there. `tied_once`: whether the ranks of both ends of a pipeline share out the state of a
+    tied embedding, which each end else has for itself. `stage_buffers`: whether a stage of a pipeline receives the
+    inputs and the gradients of every micro-batch of a step in memory of their own, and keeps what it gives until the
+    backward pass (torch/distributed/pipelining/stage.py 2.13: `_setup_forward_recv_info`, `_create_grad_recv_info`,
+    `fwd_cache`). `freed`: whether gradients end with the update, so that under ZeRO-2 and 3 a step of one micro-batch
+    has them in place of activations, and weights of two layers are gathered in place of the head's. `gradients_follow`:
+    whether under ZeRO-2 and 3 gradients go to host memory with the state that is there, in every micro-batch
+    (DeepSpeed, FSDP2); `weights_follow`: whether under ZeRO-3 weights do, too, and come back for every pass (FSDP2's
+    `CPUOffloadPolicy`). `host_beside`: bytes in host memory beside the state there: the gradient that its update reads,
+    and under DeepSpeed 16-bit gradients that micro-batches are added to (weights under ZeRO-1). `rotated`: whether
+    queries, keys and values are views of one projection, which stays whole beside queries and keys after their rotary
+    embedding. `keys_gathered`: whether context-parallel ranks keep the keys and values of all (torchtitan's
+    FlexAttention, torch/distributed/tensor/experimental/_context_parallel/_attention.py 2.13: `flex_cp_allgather`).
     `expert_output`: whether what experts give is kept, as it is weighed after them. `dispatched`: copies of the tokens
     of all experts that live on their way there and back (permuted, received, given, sorted back). `hidden_copies`,
     `inner_copies`: bytes that unfused operators keep beyond the formulas, for each element of a layer's hidden state
     and of its feed-forward block. `gathered`: bytes for each element of the hidden state, gathered over the
     tensor-parallel ranks, that the allocator cannot reuse yet since the host runs ahead of the device;
-    `gathered_staged` the same in a pipeline, where the host waits for neighbours.
-    `fragmentation`: what the caching allocator reserves beyond the tensors, as a part of these. `above`, `below`:
-    standard deviations of log(measured / predicted) on either side of the prediction.
+    `gathered_staged` the same in a pipeline, where the host waits for neighbours. `fragmentation`: what the caching
+    allocator reserves beyond the tensors, as a part of these. `above`, `below`: standard deviations of log(measured /
+    predicted) on either side of the prediction.
     """
 
     shard_weight: float
@@ -59,7 +63,9 @@ class MemoryFacts:
     logit: float
     unmerged: float
     chunk_elements: float
+    chunks: float
     by_unit: bool
+    head_alone: bool
     tied_once: bool
     stage_buffers: bool
     freed: bool
@@ -67,6 +73,7 @@ class MemoryFacts:
     weights_follow: bool
     host_beside: float
     rotated: bool
+    keys_gathered: bool
     expert_output: bool
     dispatched: float
     hidden_copies: float

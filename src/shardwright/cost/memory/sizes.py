@@ -15,6 +15,7 @@ from shardwright.spec.images import tower_parameters, trained_parameters
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
+SINGLE = 4.0  # documented: bytes of an element of 32 bits
 CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi minus reserved on A100 and H100; measured
 
 
@@ -198,6 +199,9 @@ def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -
     size = micro_batch * job.seq_len / cp
     if job.fused_loss:
         width = 0.0
+    chunks = memory_facts(job.framework).chunks
+    if job.options.loss == "chunked" and chunks:
+        return (width * size / chunks + 2.0 * model.hidden) * model.vocab / tp
     if job.options.loss == "chunked":
         projection = 2.0 * model.hidden * model.vocab / tp * job.trains("language")
         return 2.0 * widths_of(job).logit * size * model.hidden + projection
@@ -255,6 +259,8 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
     if not facts.by_unit:
         none, head = np.zeros(len(rows)), head_bytes(model, job, *sizes)
         whole = head + gathered_head_bytes(model, job, rows.sharding, *sizes)
+        if job.options.loss == "chunked" and facts.chunks:
+            whole = whole + _summed_head_bytes(model, job, rows, ranks, head)
         summed = (rows.sharding >= ZERO2) & facts.freed & (facts.shard_weight == 0.0) & job.trains("language")
         first = weight_bytes(job) * summed * model.token_table_parameters / rows.tp * (2.0 + 1.0 / ranks)
         return WholeUnits(head=whole, first=first, last=none, before=none)
@@ -272,6 +278,16 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
         last=np.asarray(gradient * (end + layer * (arriving - 1.0) if tied else end * arriving - layer)),
         before=np.asarray(gradient * (0.0 if tied else np.maximum(layer - end, 0.0)) * arriving),
     )
+
+
+def _summed_head_bytes(model: Model, job: Job, rows: Strategies, ranks: Array, chunk: Floats) -> Floats:
+    """Return what is beside the `chunk` of a loss, [N]: the projection where it is gathered and its gradient in fp32,
+    which chunks add to, or that gradient with the buffer of its sum over `ranks`, and the rank's part of it, as it
+    comes and as it stays (torchtitan/components/loss.py 0.3: ChunkedLossWrapper)."""
+    projection = model.hidden * model.vocab / rows.tp
+    parts = np.where(rows.sharding >= ZERO2, ranks, 1)
+    summing = SINGLE * projection * (1.0 + 2.0 / parts) + weight_bytes(job) * projection * (rows.sharding == ZERO3)
+    return np.asarray(summing + np.maximum(SINGLE * projection - chunk, 0.0))
 
 
 def gathered_head_bytes(model: Model, job: Job, sharding: Array, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:

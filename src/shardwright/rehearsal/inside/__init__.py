@@ -9,4 +9,6 @@
 * `transformers_fsdp`: a rank of transformers under FSDP2
 * `bits_and_bytes`: frozen weights in four bits
 * `megatron_core`: a rank of Megatron-Core
+* `torchtitan_trainer`: a rank of torchtitan
+* `pipelining`: stages of torch.distributed.pipelining without neighbours
 """

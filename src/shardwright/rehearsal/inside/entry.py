@@ -20,7 +20,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-RUNNERS = {"train": "own_runtime", "fsdp": "transformers_fsdp", "megatron": "megatron_core"}
+RUNNERS = {
+    "train": "own_runtime", "fsdp": "transformers_fsdp", "megatron": "megatron_core",
+    "torchtitan": "torchtitan_trainer",
+}  # fmt: skip
 PACKAGE = Path(__file__).resolve().parents[2]
 KIBIBYTE = 1024
 

@@ -166,7 +166,7 @@ def install(meter: Meter, gpu: dict[str, Any]) -> None:
     replaced |= {name: _TypeOf(name, (), {"dtype": dtype}) for name, dtype in TYPES.items()}
     replaced |= {
         "Stream": Stream, "ExternalStream": Stream, "Event": Event, "stream": lambda given=None: given or stream,
-        "StreamContext": lambda given=None: given or stream, "device": lambda *_, **__: contextlib.nullcontext(),
+        "StreamContext": Stream, "device": lambda *_, **__: contextlib.nullcontext(),
         "default_generators": [generator] * DEVICES, "memory_stats": lambda *_, **__: defaultdict(int),
     }  # fmt: skip
     for holder in (torch.cuda, torch.cuda.random, torch.cuda.memory):
@@ -293,11 +293,14 @@ def choose_kernels(meter: Meter) -> None:
         input: torch.Tensor, normalized_shape: Any, weight: torch.Tensor | None = None, eps: float | None = None
     ) -> torch.Tensor:
         shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
+        if torch.compiler.is_compiling():  # where it is taken apart and fused anew
+            return plain(input, shape, weight, eps)
         function: Any = FusedRmsNorm
         out: torch.Tensor = function.apply(input, weight, shape, eps, meter)
         return out
 
     holder: Any = functional
+    plain: Callable[..., torch.Tensor] = torch.rms_norm
     holder.scaled_dot_product_attention, holder.rms_norm = flash_attention, norm
     whole: Any = torch
     whole.rms_norm = norm
@@ -329,8 +332,15 @@ def flash_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Return attention by the flash kernel, which takes grouped heads as they are. A mask is taken for a causal one."""
+    """Return attention by the flash kernel, which takes grouped heads as they are, or by the memory-efficient one,
+    which takes values of another size. A mask is taken for a causal one."""
     width = query.shape[-1]
+    if value.shape[-1] != width:
+        efficient: Any = torch.ops.aten._scaled_dot_product_efficient_attention
+        given: torch.Tensor = efficient(
+            query, key, value, None, True, dropout_p, is_causal or attn_mask is not None, scale=scale
+        )[0]
+        return given
     padding = -width % HEAD_MULTIPLE
     if padding:
         query, key, value = (functional.pad(part, [0, padding]) for part in (query, key, value))

@@ -97,11 +97,17 @@ class Meter(TorchDispatchMode):
         self.labels: dict[str, str] = {}
         self.live_bytes = 0
         self.used: set[str] = set()
+        self.balanced = False  # whether ranks that share a sequence have equally many of its scores
         self._alive: dict[int, tuple[Any, int]] = {}
         self._fresh: list[int] = []
         self._shim: str | None = None
         self._in_backward = False
         self._resize_before = torch.UntypedStorage.resize_
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Whether code is compiled within it, as within fake tensors."""
+        return True
 
     def __enter__(self) -> Any:
         before, meter = self._resize_before, self
@@ -164,7 +170,7 @@ class Meter(TorchDispatchMode):
         if func.namespace in NAMESPACES:
             self._collective(packet.__name__, args, out)
         elif packet in flop_registry or packet.__name__ in (*ATTENTION, *GROUPED):
-            self.add_flops(packet.__name__, flops_of(packet, args, kwargs, out))
+            self.add_flops(packet.__name__, flops_of(packet, args, kwargs, out, balanced=self.balanced))
         for tensor in tree_leaves(out):
             if isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda":
                 self._note(tensor.untyped_storage(), packet.__name__, tuple(tensor.shape), str(tensor.dtype))
@@ -285,7 +291,7 @@ ATTENTION = {
 GROUPED = ("_grouped_mm", "grouped_product")
 
 
-def flops_of(packet: Any, args: Any, kwargs: Any, out: Any) -> float:
+def flops_of(packet: Any, args: Any, kwargs: Any, out: Any, *, balanced: bool = False) -> float:
     """Return the FLOPs of an operator, of causal attention the half that is used. A backward pass of flash attention
     computes five products for two (arXiv 2205.14135, algorithm 4)."""
     if packet.__name__ in GROUPED:  # each row with the matrix of its group
@@ -295,7 +301,8 @@ def flops_of(packet: Any, args: Any, kwargs: Any, out: Any) -> float:
     passes, first, causal = ATTENTION[packet.__name__]
     query, key, value = args[first : first + 3]
     flag = args[causal] if len(args) > causal else kwargs.get("is_causal", False)
-    used = key.shape[2] - (query.shape[2] / 2.0 if flag else 0.0)  # causal queries are the last positions
+    unused = (key if balanced else query).shape[2] / 2.0 if flag else 0.0  # causal queries are the last positions
+    used = key.shape[2] - unused
     return passes * 2.0 * math.prod(query.shape[:3]) * used * (query.shape[3] + value.shape[3])
 
 
