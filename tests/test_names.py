@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -14,28 +13,24 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 MOST = {"found": 256, "one": 69, "each": 57, "own": 52, "these": 0, "told": 14, "those": 1}
 
 
-def bound(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Iterator[str]:
-    """Yield the names that a function takes as parameters or assigns, less those of functions inside it."""
-    takes = function.args
-    for argument in (*takes.posonlyargs, *takes.args, *takes.kwonlyargs, takes.vararg, takes.kwarg):
-        if argument is not None:
-            yield argument.arg
-    nodes: list[ast.AST] = list(function.body) if isinstance(function.body, list) else [function.body]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, FUNCTIONS):
-            continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.MatchAs | ast.MatchStar | ast.ExceptHandler) and node.name:
-            yield node.name
-        nodes += ast.iter_child_nodes(node)
-
-
 def binders(source: str) -> Counter[str]:
-    """Return how many functions of a module bind each name."""
-    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, FUNCTIONS))
-    return Counter(name for function in functions for name in set(bound(function)))
+    """Return how many functions of a module bind each name, as a parameter or by an assignment: a function inside
+    another one counts by itself."""
+    bound: set[tuple[ast.AST, str]] = set()
+    nodes: list[tuple[ast.AST, ast.AST | None]] = [(ast.parse(source), None)]
+    while nodes:
+        node, function = nodes.pop()
+        if isinstance(node, FUNCTIONS):
+            function, takes = node, node.args
+            arguments = (*takes.posonlyargs, *takes.args, *takes.kwonlyargs, takes.vararg, takes.kwarg)
+            bound.update((node, argument.arg) for argument in arguments if argument is not None)
+        elif function is not None:
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                bound.add((function, node.id))
+            elif isinstance(node, ast.MatchAs | ast.MatchStar | ast.ExceptHandler) and node.name:
+                bound.add((function, node.name))
+        nodes += [(child, function) for child in ast.iter_child_nodes(node)]
+    return Counter(name for _, name in bound)
 
 
 def test_pronouns_as_names_become_fewer() -> None:

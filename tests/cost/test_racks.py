@@ -79,14 +79,14 @@ def test_racks_that_let_everything_through_change_nothing() -> None:
 
 
 def test_narrower_racks_are_never_faster_and_a_layout_knows_them() -> None:
-    times = [seconds(rack_gbps) for rack_gbps in (800, 50, 10)]
+    times = [seconds(rack_gbps) for rack_gbps in (800, 200, 50)]
     assert times == sorted(times)
     assert times[-1] > times[0]
-    forced = seconds(10, ("pp=1", "tp=4", "dp=8"))
+    forced = seconds(50, ("pp=1", "tp=4", "dp=8"))
     assert times[-1] < forced
 
 
-@pytest.mark.parametrize("rack_gbps", [200, 20])
+@pytest.mark.parametrize("rack_gbps", [200, 50])
 @pytest.mark.parametrize("pins", [(), ("pp=2,4", "tp=2"), ("pp=4", "rank_order=tp-cp-ep-pp-dp")])
 def test_a_uniform_plan_takes_what_the_uniform_model_says(rack_gbps: float, pins: tuple[str, ...]) -> None:
     for plan in planned(rack_gbps, pins).plans:

@@ -79,15 +79,18 @@ def affordable_value(plan: Plan) -> float | None:
     return None if dollars is None else coarse(dollars)
 
 
-def most_valued(job: Job) -> float:
-    """Return the most that an iteration may take, in what a job minimises, to keep its deadline or its budget; infinite
-    where neither is of that kind. Interruptions, which lengthen the run, are not counted."""
+def most_valued(job: Job, pools: Iterable[NodePool]) -> float:
+    """Return the most that an iteration may take, in what a job minimises, to keep deadline and budget on one machine
+    or more of some `pools`, infinite where nothing limits it. Interruptions, which lengthen the run, are not counted.
+    """
     if job.iterations is None:
         return np.inf
-    hours, dollars = job.deadline_hours, job.budget_dollars
-    if job.objective == "time":
-        return np.inf if hours is None else hours * SECONDS_PER_HOUR / job.iterations
-    return np.inf if dollars is None else dollars / job.iterations
+    dollars = np.inf if job.budget_dollars is None else job.budget_dollars / job.iterations
+    if job.objective == "cost":
+        return dollars
+    seconds = np.inf if job.deadline_hours is None else job.deadline_hours * SECONDS_PER_HOUR / job.iterations
+    cheapest = min(pool.dollars_per_node_hour or 0.0 for pool in pools)  # with no price known, whatever it takes
+    return min(seconds, dollars / cheapest * SECONDS_PER_HOUR) if cheapest > 0.0 else seconds
 
 
 @record

@@ -70,9 +70,10 @@ def search_pipelines(results: Sequence[OneType], asked: Asked, top: int, *, one_
     contexts = largest_pools([result.context for result in results])
     begin = time.perf_counter()
     longest = asked.longest if contexts[0].job.objective == "time" else np.inf
-    limit = most_valued(contexts[0].job) * (1.0 + asked.gap) * BEYOND  # so that what just keeps it is looked at
-    incumbent = min(_to_beat_on_one_type(results, asked), longest, limit)
-    searched = partial(_searched, results, asked, top, one_mesh=one_mesh)
+    most = most_valued(contexts[0].job, (context.pool for context in contexts))
+    limit = most * (1.0 + asked.gap) * BEYOND  # so that what just keeps it is looked at
+    incumbent = min(_to_beat_on_one_type(results, asked), longest)
+    searched = partial(_searched, results, asked, top, limit=limit, one_mesh=one_mesh)
     every = searched(contexts, incumbent)
     if every is None:
         return None
@@ -114,12 +115,19 @@ def _spread_unequally(
 
 
 def _searched(
-    results: Sequence[OneType], asked: Asked, top: int, contexts: Sequence[Context], incumbent: float, *, one_mesh: bool
+    results: Sequence[OneType],
+    asked: Asked,
+    top: int,
+    contexts: Sequence[Context],
+    incumbent: float,
+    *,
+    limit: float,
+    one_mesh: bool,
 ) -> MixedOutcome | None:
     """Return what all searches find on the machines of `contexts`: first without optimizer state in host memory, then,
     where memory may be short, with parts of it there. Dollars are searched for the latter only where there is no other
-    plan."""
-    plain = _in_turn(results, asked, top, contexts, incumbent, one_mesh=one_mesh)
+    plan. `incumbent` is the value of one, what is above the `limit` is of no interest."""
+    plain = _in_turn(results, asked, top, contexts, min(incumbent, limit), one_mesh=one_mesh)
     space = in_host(asked.space, asked.filters)
     if plain is None or space is None:
         return plain
@@ -129,7 +137,7 @@ def _searched(
     if measured or stopped() or (needless and np.isfinite(best)):
         return with_state_in_host(plain, None, best)
     beside = replace(asked, space=space, gap=max(asked.gap, WORTH), effort=NO_PROOF)
-    more = _in_turn(results, beside, top, contexts, best, one_mesh=one_mesh)
+    more = _in_turn(results, beside, top, contexts, min(best, limit), one_mesh=one_mesh)
     better = min(_values(more), default=np.inf) if more else np.inf
     if more and better < best:
         proven = _in_turn(results, replace(asked, space=space), top, contexts, better, one_mesh=one_mesh)

@@ -40,11 +40,19 @@ def find_preset(name: str) -> str | None:
     """Return the preset that `name` means: case, hyphens, an organisation before a slash and endings such as -hf or
     -instruct do not matter."""
     for endings in (FORMATS, VARIANTS):
-        plain = _plain(name, endings)
-        for preset, entry in _presets().items():
-            if any(_plain(known, endings) == plain for known in (preset, *entry.get("also", ()))):
-                return preset
+        if preset := _by_plain_name(endings).get(_plain(name, endings)):
+            return preset
     return None
+
+
+@cache
+def _by_plain_name(endings: tuple[str, ...]) -> dict[str, str]:
+    """Return the first preset of each plain name."""
+    presets: dict[str, str] = {}
+    for preset, entry in _presets().items():
+        for known in (preset, *entry.get("also", ())):
+            presets.setdefault(_plain(known, endings), preset)
+    return presets
 
 
 def _plain(name: str, endings: tuple[str, ...]) -> str:
