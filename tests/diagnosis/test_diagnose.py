@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 import yaml
 
+from shardwright.cli.evaluate import read_launch
+from shardwright.cost.learned import default_efficiency
 from shardwright.diagnosis.case import padding_of, signs_of
-from shardwright.diagnosis.causes import CAUSES
+from shardwright.diagnosis.causes import CAUSES, findings
+from shardwright.diagnosis.diagnose import read_case
 from shardwright.diagnosis.words import record_advice, record_of
 from shardwright.files import shipped_file
+from shardwright.trainers.runs import runners
 from tests.cli.running import refused, run
 from tests.cli.schemas import holds
 from tests.traces.test_memory import NEW, snapshot
@@ -134,6 +138,53 @@ def test_a_run_of_train_needs_no_more_than_its_folder_and_a_page_shows_it(tmp_pa
     assert run(["report", str(tmp_path / "d.json"), "-o", str(tmp_path / "d.html")]).code == 0
     page = (tmp_path / "d.html").read_text()
     assert "the step waits for data" in page and "Expected and measured" in page
+
+
+AXOLOTL = """base_model: meta-llama/Llama-3.1-8B
+adapter: qlora
+load_in_4bit: true
+lora_r: 16
+lora_target_linear: true
+sequence_len: 2048
+micro_batch_size: 1
+sample_packing: true
+flash_attention: true
+gradient_checkpointing: true
+bf16: true
+lora_mlp_kernel: true
+"""
+DEEPSPEED = """deepspeed --num_gpus 8 train.py --model_name_or_path meta-llama/Llama-3.1-8B --deepspeed ds.json --bf16
+"""
+ZERO3 = {"train_micro_batch_size_per_gpu": 1, "train_batch_size": 8, "zero_optimization": {"stage": 3}}
+
+
+@pytest.fixture(params=["axolotl.yaml", "deepspeed.sh", "megatron.sh"])
+def question(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """Return the launch of a trainer, and its machines, as arguments."""
+    (tmp_path / "ds.json").write_text(json.dumps(ZERO3 | {"bf16": {"enabled": True}}))
+    texts = {"axolotl.yaml": AXOLOTL, "deepspeed.sh": DEEPSPEED, "megatron.sh": LAUNCH.format(more="")}
+    machines = {"axolotl.yaml": "1x1xRTX4090", "deepspeed.sh": "1x8xA100-SXM-80", "megatron.sh": CLUSTER[1]}
+    (tmp_path / request.param).write_text(texts[request.param])
+    more = ["--seq-len", "2048"] if request.param == "deepspeed.sh" else []
+    return ["--launch", str(tmp_path / request.param), "--cluster", machines[request.param], *more]
+
+
+def test_what_mends_a_plan_is_run_by_a_trainer_that_runs_the_plan(question: list[str]) -> None:
+    reading = read_launch(Path(question[1]), (), (), question[3], None, 2048, accept_guess=False)
+    case = read_case(reading.plan, [], 3600.0, None, default_efficiency())
+    able = runners(case.plan)
+    mended = [finding.plan for finding in findings(case) if finding.plan is not None]
+    assert able and all(set(able) & set(runners(plan)) for plan in mended)
+
+
+def test_how_a_launch_was_read_is_said_as_evaluate_says_it(question: list[str]) -> None:
+    plain, asked = run(["evaluate", *question, "--json"]), ["diagnose", "--measured", "30s", "--no-best", *question]
+    evaluation, document = json.loads(plain.out), json.loads(run([*asked, "--json"]).out)
+    holds("diagnosis", document)
+    origin = [evaluation["notes"], evaluation["not_counted"]]
+    assert any(origin) and [document["notes"], document["not_counted"]] == origin
+    shown = " ".join(run(asked).out.split())
+    assert all(f"- {' '.join(line.split())}" in shown for lines in origin for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest

@@ -16,6 +16,7 @@ from shardwright.errors import bad
 
 if TYPE_CHECKING:
     from shardwright.plans.plan import Plan
+    from shardwright.plans.ranking import Origin
 
 
 def diagnose(
@@ -81,11 +82,11 @@ def diagnose(
     from shardwright.diagnosis.report import diagnosis_document, diagnosis_text
 
     require_writable(out, [*sources, launch, plan, data, *profile, calibration], json=json)
-    mine = _plan_of(sources, launch, plan, cluster, model, env, seq_len, accept_guess=accept_guess)
+    mine, origin = _plan_of(sources, launch, plan, cluster, model, env, seq_len, accept_guess=accept_guess)
     efficiency = efficiency_of(read_measurements(profile, calibration), mine.model, mine.cluster, mine.job)
     with progress("reading, and looking for causes"):
         result = run(mine, sources, step_seconds=seconds_of(measured), data=data, efficiency=efficiency, best=best)
-    answer = json_text(diagnosis_document(result)) if json else diagnosis_text(result, terminal_width())
+    answer = json_text(diagnosis_document(result, origin)) if json else diagnosis_text(result, origin, terminal_width())
     if out is None:
         write(answer)
     else:
@@ -102,15 +103,18 @@ def _plan_of(
     seq_len: int | None,
     *,
     accept_guess: bool,
-) -> Plan:
-    """Return the plan of a run: from its launch, its plan file, or the plan in the folder that `train` left."""
+) -> tuple[Plan, Origin]:
+    """Return the plan of a run, and how it was read: from its launch, its plan file, or the plan in the folder that
+    `train` left."""
     from shardwright.plans.document import load_plan
+    from shardwright.plans.ranking import Origin
     from shardwright.traces.read import PLAN
 
     if launch is not None and plan is not None:
         raise bad("--plan", "says with --launch what ran twice", "leave one of them out")
     if launch is not None:
-        return read_launch(launch, (), env, cluster, model, seq_len, accept_guess=accept_guess).plan
+        read = read_launch(launch, (), env, cluster, model, seq_len, accept_guess=accept_guess)
+        return read.plan, Origin(read.notes, read.uncounted)
     for name, value in (("--cluster", cluster), ("--model", model), ("--env", env), ("--seq-len", seq_len)):
         if value not in (None, ()):
             raise bad(name, "goes with --launch; a plan file has its own", f"leave {name} out")
@@ -118,4 +122,4 @@ def _plan_of(
     if plan is None and not folders:
         message = "needs what ran: --launch FILE --cluster CLUSTER, or --plan FILE"
         raise bad("diagnose", message, "see `shardwright diagnose --help`")
-    return load_plan(plan if plan is not None else folders[0] / PLAN)
+    return load_plan(plan if plan is not None else folders[0] / PLAN), Origin()

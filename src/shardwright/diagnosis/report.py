@@ -14,6 +14,8 @@ from shardwright.diagnosis.memory import MemoryAccount
 from shardwright.diagnosis.words import advice, record_advice
 from shardwright.plans.document import to_document
 from shardwright.plans.plan import Plan, StageMemory
+from shardwright.plans.ranking import Origin
+from shardwright.reports.text.evaluation import origin_text
 from shardwright.reports.text.explain import changes
 from shardwright.reports.text.layout import WIDTH, labelled, listed, table, wrapped
 from shardwright.reports.text.plans import predicted
@@ -49,8 +51,8 @@ BASIS = {"measured": "measured", "priced": "of the plan", "possible": "possible"
 Document = dict[str, Any]
 
 
-def diagnosis_text(result: Diagnosis, width: int = WIDTH) -> str:
-    """Return a diagnosis as text."""
+def diagnosis_text(result: Diagnosis, origin: Origin, width: int = WIDTH) -> str:
+    """Return a diagnosis as text, with what is to be known of how the plan was read."""
     certain = [row for row in result.findings if row.basis != "possible"]
     possible = [row for row in result.findings if row.basis == "possible"]
     parts = [
@@ -62,6 +64,7 @@ def diagnosis_text(result: Diagnosis, width: int = WIDTH) -> str:
         wrapped(untold_words(result), "", width),
         _records_text(result, width),
         _best_text(result, width),
+        origin_text(origin, width),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -189,8 +192,8 @@ def _or_blank(value: float | None) -> str:
     return "?" if value is None else format_bytes(value)
 
 
-def diagnosis_document(result: Diagnosis) -> Document:
-    """Return a diagnosis as JSON data."""
+def diagnosis_document(result: Diagnosis, origin: Origin) -> Document:
+    """Return a diagnosis as JSON data, with what is to be known of how the plan was read."""
     case, framework = result.case, result.case.plan.job.framework
     document: Document = {
         "diagnosis": 1,
@@ -219,6 +222,8 @@ def diagnosis_document(result: Diagnosis) -> Document:
         "memory": None if result.memory is None else _memory(result.memory),
         "plan": to_document(case.plan),
         "best": None if result.best is None else to_document(result.best),
+        "notes": list(origin.notes),
+        "not_counted": list(origin.uncounted),
     }
     return document
 

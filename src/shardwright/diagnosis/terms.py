@@ -23,6 +23,7 @@ from shardwright.records import record
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.traces.figures import Collective, RankFigures
+from shardwright.trainers.runs import runners
 from shardwright.units import GIGA
 
 COMPUTE, HOST, DATA, OPTIMIZER = "compute", "host", "data", "optimizer"
@@ -156,8 +157,8 @@ def _measured(case: Case, rank: RankFigures) -> tuple[dict[str, float], dict[str
 
 
 def changed(case: Case, changes: Iterable[Row]) -> Plan | None:
-    """Return the fastest legal plan that one of `changes` of its row makes and that fits, or takes no more memory than
-    the one that runs; None where none does, or the plan is not uniform."""
+    """Return the fastest legal plan that one of `changes` of its row makes, that a trainer of the run has and that
+    fits, or takes no more memory than the one that runs; None where none does, or the plan is not uniform."""
     plan = case.plan
     if not plan.uniform or check(plan):
         return None
@@ -170,7 +171,7 @@ def changed(case: Case, changes: Iterable[Row]) -> Plan | None:
         if new == row or new in rows:
             continue
         candidate = plan_of_row(strategies([new]), plan.model, plan.job, plan.cluster, gpu)
-        if not check(candidate) and not any(framework_problems(candidate)):
+        if _runs(candidate, plan):
             rows.append(new)
     if len(rows) == 1:
         return None
@@ -186,16 +187,24 @@ def changed(case: Case, changes: Iterable[Row]) -> Plan | None:
 
 
 def with_job(case: Case, change: Callable[[Job], Job]) -> Plan | None:
-    """Return the plan for another job, which may have a multiple of the samples; None where its framework or GPUs do
-    not take that."""
+    """Return the plan for another job, which may have a multiple of the samples; None where its framework, the trainers
+    of the run or GPUs do not take that."""
     try:
         job = change(case.plan.job)
         more = job.global_batch // case.plan.job.global_batch
         replicas = tuple(replace(part, micro_batches=more * part.micro_batches) for part in case.plan.replicas)
         plan = replace(case.plan, job=job, replicas=replicas, prediction=None)
-        return None if check(plan) or any(framework_problems(plan)) else costed(plan, case.efficiency)
+        return costed(plan, case.efficiency) if _runs(plan, case.plan) else None
     except SpecError:
         return None
+
+
+def _runs(candidate: Plan, plan: Plan) -> bool:
+    """Return whether a plan is legal, and a trainer that runs `plan` runs it, too, where one that we know does."""
+    if check(candidate) or any(framework_problems(candidate)):
+        return False
+    able = runners(plan)
+    return not able or not set(able).isdisjoint(runners(candidate))
 
 
 def with_pools(case: Case, change: Callable[[NodePool], NodePool]) -> Plan:

@@ -44,11 +44,16 @@ def evaluation_text(
         wrapped(f"Against the best: {stand.words}", "", width),
         ladder_text(mine, rungs, width, measured),
         "" if best is None else _comparison(mine, best, width),
-        listed("Not counted: moves time or memory, and is not modelled", origin.uncounted, width),
-        listed("How the launch was read", origin.notes, width),
+        origin_text(origin, width),
         assumptions_text(mine.model, mine.cluster, width),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def origin_text(origin: Origin, width: int = WIDTH) -> str:
+    """Return what of a launch is not counted, and how it was read; "" of a plan that no launch was read for."""
+    uncounted = listed("Not counted: moves time or memory, and is not modelled", origin.uncounted, width)
+    return "\n\n".join(part for part in (uncounted, listed("How the launch was read", origin.notes, width)) if part)
 
 
 def _memory_text(mine: Plan, remedies: Sequence[str], width: int) -> str:
