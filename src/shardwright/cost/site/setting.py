@@ -87,5 +87,5 @@ def _reach(plan: Plan) -> Reach:
     pools = [pool for pool in plan.cluster.pools if used[pool.gpu.name]]
     if len({pool.site for pool in pools}) > 1:
         return "sites"
-    within = len(pools) == 1 and plan.gpus <= pools[0].gpus_per_node
+    within = len({pool.machines for pool in pools}) == 1 and plan.gpus <= pools[0].gpus_of_machine
     return "machine" if within else "machines"
