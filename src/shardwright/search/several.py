@@ -107,9 +107,8 @@ def _spread_unequally(
     spread = {hint for hint in hints if hint[1] * hint[2] > 1}
     plans: list[Plan] = []
     for able in of_each_maker(contexts):
-        by_train = run_by_train(able, asked.fit)
-        refused = beyond_own(by_train[0].job) or lacking(by_train, asked.space, asked.filters, one_mesh=True)
-        if spread and len(able) > 1 and not refused:
+        if spread and len(able) > 1 and looks_at_unequal(able, asked.space, asked.filters):
+            by_train = run_by_train(able, asked.fit)
             plans += unequal_spread(by_train, asked.cluster, asked.space, asked.filters, spread, longest)
     return tuple(plans)
 
