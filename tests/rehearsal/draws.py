@@ -29,14 +29,17 @@ TARGETS = ("linear", "attention", "q_proj+v_proj")
 
 
 def of_fsdp(seed: int) -> Plan:
-    """Return a plan of a few layers of a model on 2 to 16 GPUs, with adapters in every third."""
+    """Return a plan of a few layers of a model on 2 to 16 GPUs, with adapters in every third, and with a quarter of
+    those whose weights are sharded in host memory."""
     draw = random.Random(seed)
-    drawn = _of_fsdp(draw)
+    *drawn, pins = _of_fsdp(draw)
     adapter = None
     if draw.random() < 1 / 3:
         form = draw.choice(("lora", "lora", "dora"))
         adapter = parse_adapter(f"{form}:{draw.choice((8, 16, 64))}", draw.choice(TARGETS))
-    return _best(*drawn, adapter)
+    if pins["sharding"] == "zero3" and draw.random() < 1 / 4:
+        pins = {**pins, "offload": 1}
+    return _best(*drawn, pins, adapter)
 
 
 def of_few_bits(seed: int) -> Plan:
@@ -107,6 +110,7 @@ def setting(plan: Plan) -> str:
     """Return in a few words what of a plan was drawn."""
     stage, replica = plan.replicas[0].stages[0], plan.replicas[0]
     adapter = f", {plan.job.adapter.name} beside {'+'.join(plan.job.adapter.targets)}" if plan.job.adapter else ""
+    adapter += ", all on the host" if plan.optimizer.offload else ""
     adapter += f", {plan.job.optimizer}" if plan.job.optimizer != "adam" else ""
     gathered = f", gradients summed in {plan.job.options.gradient_sync}" if plan.job.options.gradient_sync else ""
     return (

@@ -198,15 +198,15 @@ def fixed_bytes(
     count = micro_batches(job, rows) if count is None else count
     layer, ranks = shards.table.parameters[shards.row], data_parallel(context, rows).dense.size
     units = whole_units(model, job, rows, layer, ranks, count)
-    last = units.last[:, None]
+    last, at_last = units.last[:, None], summed_at_last(job, rows)
     updated = np.where(rows.sharding[:, None] == ZERO3, 0.0, facts.by_unit * _updated_weights(context, rows, held))
     return Fixed(
         weights=state.weights,
         gradients=state.gradients + last,
         optimizer=state.optimizer,
         buffers=message_buffers(job, rows, boundary, count) + gathered,
-        head=units.head,
-        first=np.where(summed_at_last(job, rows) & (not facts.by_unit), 0.0, units.first),
+        head=np.maximum(units.head, np.where(at_last, 0.0, units.summing)),
+        first=np.where(at_last & (not facts.by_unit), 0.0, units.first),
         passing=np.where(cut & facts.head_alone, state.gathered + last, 0.0),
         before=np.broadcast_to(units.before[:, None], state.weights.shape),
         bare=updated,

@@ -235,11 +235,13 @@ def end_elements(model: Model, job: Job, tp: Ints) -> Floats:
 
 @record
 class WholeUnits:
-    """What a rank needs at a time, [N] in bytes: the `head`, with its logits, and the `first` unit, the embedding.
+    """What a rank needs at a time, [N] in bytes: the `head`, with its logits, or while its gradient is summed by itself
+    (`summing`), and the `first` unit, the embedding.
     Beyond the two layers of `StateBytes.gathered`, while a layer runs backward: the `last` one, after the head; those
     `before` it, each after a layer, more than the last."""
 
     head: Floats
+    summing: Floats
     first: Floats
     last: Floats
     before: Floats
@@ -252,7 +254,8 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
     Where units are whole one by one, under ZeRO-2 and 3, weights of a unit are there with those of the next one, its
     gradients until the next unit's are complete, with the rank's own part of their sum, those of the embedding until
     the next micro-batch runs backward; gradients of a tied embedding are there from the head on
-    (`runtime.step.{unshard,sync}`). FSDP2 sums the embedding's gradient last, from a copy of it to the rank's part.
+    (`runtime.step.{unshard,sync}`). FSDP2 sums the gradient of the head first, beside the last layer's weights, and
+    that of the embedding last, from a copy of it to the rank's part, which goes to the host in the masters' type.
     """
     sizes = (rows.micro_batch, rows.cp, rows.tp)
     facts = memory_facts(job.framework)
@@ -262,8 +265,11 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
         if job.options.loss == "chunked" and facts.chunks:
             whole = whole + _summed_head_bytes(model, job, rows, ranks, head)
         summed = (rows.sharding >= ZERO2) & facts.freed & (facts.shard_weight == 0.0) & job.trains("language")
-        first = weight_bytes(job) * summed * model.token_table_parameters / rows.tp * (2.0 + 1.0 / ranks)
-        return WholeUnits(head=whole, first=first, last=none, before=none)
+        table, away = model.token_table_parameters / rows.tp, facts.weights_follow * (rows.offload > 0.0)
+        first = summed * table * (weight_bytes(job) * (2.0 + 1.0 / ranks) + gradient_bytes(job) * away / ranks)
+        beside = weight_bytes(job) * layer * (rows.sharding == ZERO3)
+        summing = (first + beside) * summed * (not model.tied_embeddings)
+        return WholeUnits(head=whole, summing=summing, first=first, last=none, before=none)
     weight = weight_bytes(job) * (rows.sharding == ZERO3)
     gradient = gradient_bytes(job) * job.trains("language") * (rows.sharding >= ZERO2)
     end, arriving = model.token_table_parameters / rows.tp, 1.0 + 1.0 / ranks
@@ -274,6 +280,7 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
     tied = model.tied_embeddings
     return WholeUnits(
         head=np.asarray(np.maximum(forward, backward)),
+        summing=np.zeros(len(rows)),
         first=np.asarray(first),
         last=np.asarray(gradient * (end + layer * (arriving - 1.0) if tied else end * arriving - layer)),
         before=np.asarray(gradient * (0.0 if tied else np.maximum(layer - end, 0.0)) * arriving),
