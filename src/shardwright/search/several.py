@@ -86,7 +86,7 @@ def search_pipelines(results: Sequence[OneType], asked: Asked, top: int, *, one_
     if len(of_each_maker(contexts)) > 1:
         every = replace(every, uniform=None)
     if not one_mesh and not by_dollars(contexts[0].job):
-        longest = min([incumbent, *_values(every)])
+        longest = min([incumbent, limit, *_values(every)])
         if len(contexts) == 1:
             beside = unequal_counts(contexts[0], asked.cluster, asked.space, asked.filters, longest)
         else:
