@@ -42,7 +42,10 @@ def jobs() -> Iterator[tuple[str, str, Task]]:
     options, models, types = cycle(OPTIONS), cycle(MODELS.items()), cycle(("bf16", "bf16", "fp16"))
     for adapter in ADAPTERS:
         for gpus in (1, 4):
-            for way in (way for way in ways(gpus, adapter) if way.sharding != "zero1"):
+            job = make_job(global_batch=gpus, seq_len=1536, framework="fsdp")
+            for way in ways(gpus, replace(job, adapter=adapter)):
+                if way.sharding == "zero1" or (gpus == 1 and way.sharding != "none"):
+                    continue  # of which there are no recipes
                 name, known = next(models)
                 way = replace(way, adapter=way.adapter and _of_model(way.adapter, name, known))
                 yield name, f"1x{gpus}xH100-SXM", _task(name, gpus, way, next(options), next(types))

@@ -14,22 +14,33 @@ import shardwright.search.sizing as module
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict
 from shardwright.errors import SpecError
-from shardwright.search.sizing import Size, Sizing, fit, ways
-from shardwright.spec.adapter import FROZEN_BYTES
+from shardwright.search.sizing import Size, Sizing, TrainingWay, fit, way_with, ways
+from shardwright.spec.adapter import FROZEN_BYTES, parse_adapter
 from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import Cluster
+from shardwright.spec.job import Job
+from shardwright.spec.options import Options
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
 from shardwright.trainers.fit import fit as trained
 from shardwright.trainers.fit import plan_of_way
+from shardwright.trainers.plan import plan
 from shardwright.trainers.runs import runners
 
+UNASKED = Options()
 
-def sized(model: str = "llama-3.1-8b", cluster: str = "1x1xRTX3090", each: int = 1, **job: object) -> Sizing:
-    found = load_cluster(cluster)
-    options = {"seq_len": 2048, "framework": "fsdp", "global_batch": found.gpus * each} | job
-    return fit(load_model(model), found, make_job(**options))
+
+def sized(
+    model: str = "llama-3.1-8b",
+    cluster: str = "1x1xRTX3090",
+    each: int = 1,
+    options: Options = UNASKED,
+    **changes: object,
+) -> Sizing:
+    machines = load_cluster(cluster)
+    asked = {"seq_len": 2048, "framework": "fsdp", "global_batch": machines.gpus * each} | changes
+    return fit(load_model(model), machines, replace(make_job(**asked), options=options))
 
 
 def size_of(sizing: Sizing, name: str) -> Size:
@@ -120,8 +131,10 @@ def test_the_advice_makes_it_fit_and_nothing_less_does(
 
 
 def test_one_gpu_shares_nothing() -> None:
-    assert not {"zero3"} & {way.sharding for way in ways(1)}
-    assert {"zero3"} & {way.sharding for way in ways(2)}
+    for framework in ("fsdp", "deepspeed", "megatron"):
+        job = make_job(global_batch=2, seq_len=64, framework=framework)
+        assert all(way.sharding == "none" or way.offload for way in ways(1, job))
+        assert any(way.sharding != "none" and not way.offload for way in ways(2, job))
 
 
 def test_the_optimizer_must_fit_in_the_host() -> None:
@@ -143,14 +156,68 @@ def test_of_several_types_the_least_decides_and_all_must_compute() -> None:
 
 
 @pytest.mark.parametrize("cluster", ["1x1xRTX3090", "1x8xA100-SXM-80"])
-@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-30b-a3b", "gpt2"])
-def test_memory_is_that_of_the_plan(model: str, cluster: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "options", "framework"),
+    [
+        *((model, Options(), "fsdp") for model in ("llama-3.1-8b", "qwen3-30b-a3b", "gpt2")),
+        ("llama-3.1-8b", Options(weight_offload="host"), "deepspeed"),
+    ],
+)
+def test_memory_is_that_of_the_plan(model: str, options: Options, framework: str, cluster: str) -> None:
     """Sizes are vectorised; `predict` costs a plan by itself."""
-    sizing = sized(model, cluster, 2, seq_len=1024)
+    sizing = sized(model, cluster, 2, seq_len=1024, options=options, framework=framework)
     for size in sizing.sizes:
-        plan = replace(plan_of_way(sizing, size.way), cluster=sizing.cluster)
+        plan = replace(plan_of_way(sizing, size.way, sizing.job.options), cluster=sizing.cluster)
         memory = predict(plan, default_efficiency()).memory[0][0]
         assert asdict(size.memory) == pytest.approx(asdict(memory), rel=1e-9)
+
+
+@pytest.mark.parametrize("framework", ["fsdp", "deepspeed"])
+@pytest.mark.parametrize(
+    ("model", "gpu"),
+    [
+        ("llama-2-13b", "RTX4090"), ("llama-3.1-70b", "RTX3090"), ("qwen3-32b", "L4"), ("llama-3.1-8b", "RTX4060Ti"),
+        *nightly(product(("llama-3.1-8b", "qwen3-30b-a3b", "mistral-7b"), ("RTX4090", "T4", "A100-SXM-40"))),
+    ],
+)  # fmt: skip
+def test_on_one_gpu_it_fits_or_is_said_to_where_a_plan_is_found(model: str, gpu: str, framework: str) -> None:
+    """What one GPU shards is what it moves to its host: `fit` knows every such plan of LoRA that the search finds."""
+    precision = "fp16" if gpu == "T4" else "bf16"
+    machine, lora = load_cluster(f"1x1x{gpu}"), parse_adapter("lora:16")
+    for options in (Options(), Options(weight_offload="host")) if framework == "deepspeed" else (Options(),):
+        job = replace(make_job(global_batch=1, seq_len=512, precision=precision, framework=framework), options=options)
+        sizes = [size for size in trained(load_model(model), machine, job).sizes if size.way.training == "lora"]
+        plain = [size for size in sizes if size.way.adapter and not size.way.adapter.quantised]
+        found = plan(load_model(model), machine, replace(job, adapter=lora), frameworks=(framework,), top=1)
+        assert any(size.fits for size in plain) == bool(found.plans), (options, plain)
+
+
+@pytest.mark.parametrize("framework", ["fsdp", "deepspeed"])
+@pytest.mark.parametrize("cluster", ["1x1xRTX3090", "1x2xRTX3090", "1x4xA100-SXM-40"])
+def test_what_would_make_it_fit_does(framework: str, cluster: str) -> None:
+    """Options, a larger GPU and more host memory are advice that holds, alone or together, as they are said."""
+    machines, advised = load_cluster(cluster), 0
+    sizing = sized("llama-3.1-70b", cluster, seq_len=512, framework=framework)
+    for size in trained(sizing.model, machines, sizing.job).sizes:
+        if size.options is not None:
+            way, job = way_with(size.way, size.options, machines.gpus), replace(sizing.job, options=size.options)
+            lighter = size_of(trained(sizing.model, machines, job), way_name(way, machines.gpus, job))
+            assert lighter.fits
+        if size.fits or not (size.has_room or size.smallest_gpu):
+            continue
+        pool = machines.pools[0]
+        memory = gpus()[size.smallest_gpu].memory_bytes if size.smallest_gpu else pool.memory_bytes
+        host = max(pool.host_memory_bytes, size.host_bytes * pool.gpus_per_node * (1.0 + 1e-12))
+        larger = replace(machines, pools=(replace(pool, memory_bytes=memory, host_memory_bytes=host),))
+        assert size_of(fit(sizing.model, larger, sizing.job), size.way.name).fits, size.way.name
+        advised += 1
+    assert advised
+
+
+def way_name(way: TrainingWay, count: int, job: Job) -> str:
+    """Return the name of a way under options, which another row of the table may have."""
+    alike = (other for other in ways(count, job) if replace(other, name=way.name) == way)
+    return next(alike).name
 
 
 @pytest.mark.parametrize("framework", ["megatron", "train", "torchtitan", "deepspeed", "fsdp"])
@@ -158,8 +225,8 @@ def test_every_way_is_one_that_a_trainer_has(framework: str) -> None:
     """QLoRA is none of Megatron-LM's, and torchtitan has no adapters."""
     eight = load_cluster("1x8xH100-SXM")
     sizing = trained(load_model("llama-3.1-8b"), eight, make_job(global_batch=8, seq_len=1024, framework=framework))
-    assert sizing.sizes and all(runners(plan_of_way(sizing, size.way)) for size in sizing.sizes)
-    assert {size.way for size in sizing.sizes} | set(sizing.lacking) <= set(ways(8))
+    assert sizing.sizes and all(runners(plan_of_way(sizing, size.way, sizing.job.options)) for size in sizing.sizes)
+    assert {size.way for size in sizing.sizes} | set(sizing.lacking) <= set(ways(8, sizing.job))
     quantised = {way.adapter.quantised for way in (size.way for size in sizing.sizes) if way.adapter is not None}
     assert (True in quantised) == (framework in ("deepspeed", "fsdp"))
 
@@ -190,7 +257,7 @@ def test_what_sometimes_fits_is_said_as_such() -> None:
 def test_the_command_says_what_fits_and_what_to_type_next() -> None:
     outcome = run(["fit", "llama-3.1-8b", "--gpu", "RTX3090"])
     assert outcome.code == 0
-    assert "or more: LoRA, 8-bit weights; QLoRA." in outcome.out
+    assert "or more: LoRA, 8-bit weights; QLoRA; LoRA, ZeRO-3, weights on host; " in outcome.out
     assert "What would make the rest fit" in outcome.out and "\nNext\n  " in outcome.out
     eight = run(["fit", "llama-3.1-8b", "--gpu", "H100-SXM", "--gpus", "8"])
     command = eight.out.split("\nNext\n  shardwright ")[1].split()

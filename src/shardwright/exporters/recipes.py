@@ -92,9 +92,11 @@ def recipe(sizing: Sizing, source: str, trainer: str) -> str:
 
 def runnable(sizing: Sizing) -> Size | None:
     """Return the first way that fits of those that recipes are written for: all but DeepSpeed's, which `export --to
-    deepspeed` writes: ZeRO-1, and optimizers in host memory without the shards that FSDP2 offloads."""
+    deepspeed` writes: ZeRO-1, and optimizers in host memory without the shards that FSDP2 offloads; and all but shards
+    of one GPU, which is started as one process without FSDP (accelerate/commands/launch.py 1.15)."""
     offloads = memory_facts(sizing.job.framework).weights_follow and sizing.job.optimizer not in ON_THE_GPU
-    fitting = (size for size in sizing.sizes if size.fits and size.way.sharding != "zero1")
+    able = ("none", "zero3") if sizing.cluster.gpus > 1 else ("none",)
+    fitting = (size for size in sizing.sizes if size.fits and size.way.sharding in able)
     return next((size for size in fitting if offloads or not size.way.offload), None)
 
 

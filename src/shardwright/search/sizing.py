@@ -72,14 +72,16 @@ class TrainingWay:
 
 @record
 class Size:
-    """The memory of one GPU under a way, in bytes, the probability that it fits, and how far that goes: the longest
+    """The memory of one GPU under a way, in bytes, the probability that it fits, whether a GPU has room, whatever the
+    host has, the bytes that it takes of its share of the host's memory, and how far that goes: the longest
     sequence, one at a time on each GPU, the largest micro-batch of the sequences asked for, the fewest GPUs, and where
-    it does not fit the options of the trainer with which it would, and the smallest GPU of the catalogue on which it
-    would (None: none does)."""
+    it does not fit the options of the trainer with which it would, and the smallest GPU of the catalogue with room for
+    it (None: none has, or this one, and host memory is what it lacks)."""
 
     way: TrainingWay
     memory: Memory
     fit_probability: float
+    has_room: bool
     host_bytes: float
     longest_sequence: int | None = None
     largest_micro_batch: int | None = None
@@ -130,10 +132,27 @@ class Sizing:
         return "\n".join((f"{self.model.name} on {self.cluster.gpus} {self.pool.gpu.name}", *rows))
 
 
-def ways(count: int, adapter: Adapter | None = None) -> tuple[TrainingWay, ...]:
-    """Return the ways to train on `count` GPUs, plain ones first. `adapter` has the rank and the targets of all
-    adapters."""
-    plain = replace(adapter or Adapter(), frozen="16-bit")
+def ways(count: int, job: Job) -> tuple[TrainingWay, ...]:
+    """Return the ways to train on `count` GPUs, plain ones first. The job's adapter has the rank and the targets of
+    all adapters, of which the state alone is next to nothing: it goes to the host where weights do, too. One GPU shares
+    nothing, and shards for what that moves to its host memory."""
+    facts = memory_facts(job.framework)
+    return tuple(
+        way
+        for way in _every_way(replace(job.adapter or Adapter(), frozen="16-bit"))
+        if (facts.weights_follow or way.adapter is None or not way.offload)
+        and (count > 1 or way.sharding == "none" or _shards_alone(way, job))
+    )
+
+
+def _shards_alone(way: TrainingWay, job: Job) -> bool:
+    """Return whether sharding on one GPU moves anything to host memory that is not there without."""
+    if way.sharding == "zero1":
+        return way.offload > 0.0
+    return job.options.weight_offload == "host" or (way.offload > 0.0 and memory_facts(job.framework).gradients_follow)
+
+
+def _every_way(plain: Adapter) -> tuple[TrainingWay, ...]:
     nf4, int8 = replace(plain, frozen="nf4"), replace(plain, frozen="int8")
     lora, qlora = ("DoRA", "QDoRA") if plain.dora else ("LoRA", "QLoRA")
     shared = (
@@ -150,12 +169,12 @@ def ways(count: int, adapter: Adapter | None = None) -> tuple[TrainingWay, ...]:
     return (
         TrainingWay(name="full", recompute=False),
         TrainingWay(name="full, recomputation"),
-        *(shared if count > 1 else ()),
+        *shared,
         TrainingWay(name="full, optimizer in host memory", sharding="zero1", offload=1.0),
         TrainingWay(name=lora, adapter=plain),
         *(() if plain.dora else (TrainingWay(name="LoRA, 8-bit weights", adapter=int8),)),
         TrainingWay(name=qlora, adapter=nf4),
-        *(shared_adapters if count > 1 else ()),
+        *shared_adapters,
     )
 
 
@@ -177,9 +196,7 @@ def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
     host = min(pool.host_memory_bytes_per_gpu for pool in cluster.pools)
     account = _Account(model, replace(least, host_memory_bytes=host * least.gpus_per_node), cluster.gpus)
     described = model.tower is None or model.tower.input == "image"  # of encoder-decoders no adapters are
-    tried = [way for way in ways(cluster.gpus, job.adapter) if described or way.adapter is None]
-    if not memory_facts(job.framework).weights_follow:  # state of adapters alone, which is next to nothing
-        tried = [way for way in tried if way.adapter is None or not way.offload]
+    tried = [way for way in ways(cluster.gpus, job) if described or way.adapter is None]
     if job.projection_rank is not None:  # of whole matrices
         tried = [way for way in tried if way.sharding == "none" and way.adapter is None]
     sizes = tuple(_sized(account, way, job, samples) for way in tried)
@@ -208,8 +225,9 @@ class _Account:
             "first_layers": layers,
             "last_layers": layers,
         }
+        alone = {"sharding": fixed["sharding"]} if job.options.weight_offload == "host" else {}
         sizes = zip(samples.tolist(), count.tolist(), strict=True)
-        rows = strategies([settled({**fixed, "micro_batch": size, "dp": gpus}) for size, gpus in sizes])
+        rows = strategies([{**settled({**fixed, "micro_batch": size, "dp": gpus}), **alone} for size, gpus in sizes])
         starts = boundaries(layers, 1, rows.first_layers, rows.last_layers)
         shards, single = layer_rows(context, rows), np.ones(len(rows), dtype=np.int64)
         terms = footprint(context, rows, shards, starts, fixed_bytes(context, rows, shards, starts, single))
@@ -237,8 +255,13 @@ def _sized(account: _Account, way: TrainingWay, job: Job, samples: int) -> Size:
     """Return the size of a way, and how far it goes."""
     ones, here = np.ones(1, dtype=np.int64), np.full(1, account.count)
     (memory,) = account.memory(way, job, samples * ones, here)
-    fitting = account.probability(memory, job)
-    size = Size(way=way, memory=memory, fit_probability=fitting, host_bytes=memory.in_host_bytes)
+    size = Size(
+        way=way,
+        memory=memory,
+        fit_probability=account.probability(memory, job),
+        has_room=fit_probability(memory.total_bytes, memory.capacity_bytes, job) >= SURE,
+        host_bytes=memory.in_host_bytes,
+    )
 
     def samples_fit(sizes: Ints) -> Floats:
         return account.fit(way, job, sizes, np.full(len(sizes), account.count))
@@ -252,18 +275,23 @@ def _sized(account: _Account, way: TrainingWay, job: Job, samples: int) -> Size:
         longest_sequence=_longest_sequence(account, way, job),
         largest_micro_batch=_last(1, MOST_SAMPLES, samples_fit),
         fewest_gpus=_first(1, MOST_GPUS, count_fits) if shared else 1 if size.fits else None,
-        smallest_gpu=None if size.fits else _smallest_gpu(memory, job),
+        smallest_gpu=None if size.has_room else _smallest_gpu(memory, job),
         options=None if size.fits else _lighter_options(account, way, job, samples),
     )
+
+
+def way_with(way: TrainingWay, options: Options, count: int) -> TrainingWay:
+    """Return a way under other options: one GPU shards its weights where they are in host memory."""
+    return replace(way, sharding="zero3") if options.weight_offload == "host" and count == 1 else way
 
 
 def _lighter_options(account: _Account, way: TrainingWay, job: Job, samples: int) -> Options | None:
     """Return the fewest options of the trainer beside the job's with which a way fits, if there are some."""
     ones, here = np.ones(1, dtype=np.int64), np.full(1, account.count)
     for options in (replace(job.options, **lighter) for lighter in LIGHTER):
-        lighter = replace(job, options=options)
+        lighter, lighter_way = replace(job, options=options), way_with(way, options, account.count)
         runs = options != job.options and not any(option_problems(account.model, lighter))
-        if runs and account.fit(way, lighter, samples * ones, here)[0] >= SURE:
+        if runs and account.fit(lighter_way, lighter, samples * ones, here)[0] >= SURE:
             return options
     return None
 

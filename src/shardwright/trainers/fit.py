@@ -7,11 +7,12 @@ from dataclasses import replace
 from shardwright.errors import bad
 from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
-from shardwright.search.sizing import Sizing, TrainingWay
+from shardwright.search.sizing import Size, Sizing, TrainingWay, way_with
 from shardwright.search.sizing import fit as size
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+from shardwright.spec.options import Options
 from shardwright.trainers.runs import frameworks_with_trainers, runners, what_lacks
 
 
@@ -22,24 +23,34 @@ def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
     sizing, trainers = size(model, cluster, job), frameworks_with_trainers()
     if job.framework not in trainers:
         return sizing
-    ran = {item.way: _somebody_runs(plan_of_way(sizing, item.way)) for item in sizing.sizes}
+    ran = {item.way: _somebody_runs(plan_of_way(sizing, item.way, job.options)) for item in sizing.sizes}
     if not any(ran.values()):
         able = [name for name in trainers if not all(what_lacks(replace(job, framework=name), model, cluster).values())]
-        hint = f"use {', '.join(able)}" if able else "`shardwright support` says who runs what"
+        others = [name for name in able if name != job.framework]
+        hint = f"use {', '.join(others)}" if others else "`shardwright support` says who runs what"
         raise bad("`framework=`", f"no trainer for {job.framework} that we know runs {model.name} so", hint)
     return replace(
         sizing,
-        sizes=tuple(item for item in sizing.sizes if ran[item.way]),
+        sizes=tuple(_with_known_options(sizing, item) for item in sizing.sizes if ran[item.way]),
         lacking=tuple(way for way, able in ran.items() if not able),
     )
+
+
+def _with_known_options(sizing: Sizing, size: Size) -> Size:
+    """Return a size without the options that make it fit where no trainer runs it with them."""
+    if size.options is None:
+        return size
+    lighter = plan_of_way(sizing, way_with(size.way, size.options, sizing.cluster.gpus), size.options)
+    return size if _somebody_runs(lighter) else replace(size, options=None)
 
 
 def _somebody_runs(plan: Plan) -> bool:
     return not check(plan) and bool(runners(plan))
 
 
-def plan_of_way(sizing: Sizing, way: TrainingWay) -> Plan:
-    """Return the data-parallel plan of a way on so many GPUs of the type that decides, all in one machine."""
+def plan_of_way(sizing: Sizing, way: TrainingWay, options: Options) -> Plan:
+    """Return the data-parallel plan of a way, under options of the trainer, on so many GPUs of the type that decides,
+    all in one machine."""
     count, model = sizing.cluster.gpus, sizing.model
     pool = replace(sizing.pool, nodes=1, gpus_per_node=count)
     recompute = Recompute(granularity="full", method="uniform", layers=1) if way.recompute else Recompute()
@@ -54,7 +65,7 @@ def plan_of_way(sizing: Sizing, way: TrainingWay) -> Plan:
     )
     return Plan(
         model=model,
-        job=replace(sizing.job, adapter=way.adapter),
+        job=replace(sizing.job, adapter=way.adapter, options=options),
         cluster=replace(sizing.cluster, pools=(pool,)),
         micro_batch=sizing.job.global_batch // count,
         schedule=Schedule(),

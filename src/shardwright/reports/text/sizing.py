@@ -99,8 +99,11 @@ def _advice(size: Size, gpus: int) -> str:
         words.append(f"sequences of at most {size.longest_sequence:,} tokens, one at a time")
     if size.fewest_gpus and size.fewest_gpus > gpus:
         words.append(f"{size.fewest_gpus} GPUs of this type")
-    if size.smallest_gpu:
-        words.append(f"a GPU with the memory of the {size.smallest_gpu}")
+    roomy = f"a GPU with the memory of the {size.smallest_gpu}" if size.smallest_gpu else ""
+    there = format_bytes(size.memory.host_capacity_bytes)
+    host = f"{format_bytes(size.host_bytes)} of host memory for each GPU (there are {there})"
+    if size.has_room or roomy:
+        words.append(" and ".join([*filter(None, [roomy]), *([] if size.memory.fits_in_host else [host])]))
     return ", or ".join(words)
 
 
