@@ -17,6 +17,7 @@ from shardwright.importers.launch import plan_from_launch
 from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute
 from shardwright.spec.job import Job
+from shardwright.spec.options import Options, said
 from tests.golden.plans import uniform_plan
 from tests.nightly import nightly
 
@@ -25,6 +26,12 @@ MODELS = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-8b", "qwen3-30b-a3b")
 FRAMEWORKS = {"accelerate": "fsdp", "deepspeed": "deepspeed", "torchtitan": "torchtitan", "bridge": "megatron"}
 ENVIRONMENT = {"TRAIN_SCRIPT": "train.py", "NODE_RANK": "0", "MASTER_ADDR": "a", "HF_ASSETS_PATH": "a"}
 USERS = ("LEARNING_RATE", "DATA_PATH", "TOKENIZER_MODEL", "CHECKPOINT_DIR", "TRAIN_ITERS")
+OPTIONS: dict[str, tuple[dict[str, str], ...]] = {  # that a target writes by words which are read back
+    "accelerate": ({}, {"master_weights": "none"}, {"loss": "chunked"}, {"activation_offload": "inputs"}),
+    "deepspeed": ({}, {"weight_offload": "host"}, {"loss": "chunked"}, {"activation_offload": "inputs"}),
+    "torchtitan": ({}, {"loss": "chunked"}),
+    "bridge": ({},),
+}
 FEW, MANY = 40, 400  # of which a target runs a part: at least a tenth
 
 
@@ -49,6 +56,8 @@ def plans(draw: Any, target: str) -> Plan | None:
         global_batch=batch,
         seq_len=length,
         precision=draw(st.sampled_from(["bf16", "fp16", "fp32"])),
+        framework=FRAMEWORKS[target],
+        options=Options(**draw(st.sampled_from(OPTIONS[target]))),
         tokens=None if iterations is None else float(iterations * batch * length),
     )
     plan = uniform_plan(
@@ -101,7 +110,10 @@ def came_back(plan: Plan, target: str) -> Plan:
 
 def expected(plan: Plan, read: Plan, target: str) -> Plan:
     """Return a plan as its target runs it: what it has no word for is its own."""
-    job = replace(plan.job, framework=FRAMEWORKS[target], options=read.job.options, tokens=read.job.tokens)
+    options = replace(read.job.options, **said(plan.job.options))
+    if plan.replicas[0].stages[0].recompute != FULL:  # no inputs of layers are kept for them to run again
+        options = replace(options, activation_offload=None)
+    job = replace(plan.job, framework=FRAMEWORKS[target], options=options, tokens=read.job.tokens)
     own = {} if target == "bridge" else {"overlap": read.overlap}
     (replica,) = plan.replicas
     stages = replica.stages
@@ -140,3 +152,16 @@ def test_random_plans_come_back(target: str, count: int) -> None:
 
     comes_back()
     assert ran >= count / 10
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [(target, options) for target, rows in OPTIONS.items() if target != "bridge" for options in rows],
+)
+def test_every_option_that_a_target_writes_comes_back(target: str, options: dict[str, str]) -> None:
+    job = Job(global_batch=16, seq_len=1024, framework=FRAMEWORKS[target], options=Options(**options))
+    model = shardwright.load_model("llama-3.2-1b")
+    plan = uniform_plan(model, nodes=1, job=job, micro_batch=2, tp=1, counts=(16,), sharding="zero3", recompute=FULL)
+    plan = plan if target == "torchtitan" else replace(plan, sequence_parallel=False)
+    read = came_back(plan, target).job
+    assert (read.precision, said(read.options).items() >= options.items()) == ("bf16", True)

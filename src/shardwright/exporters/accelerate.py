@@ -12,8 +12,10 @@ from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Exported, run_script, yaml_text
 from shardwright.exporters.hugging_face import (
     ARGUMENTS,
+    MODEL_ARGUMENTS,
     frozen_parts,
     mixed_precision,
+    model_files,
     peft_files,
     trainer_arguments,
     trainer_text,
@@ -44,6 +46,7 @@ def export_config(plan: Plan) -> Exported:
         files={
             "accelerate.yaml": f"# Written by shardwright for Accelerate {VERSION}.\n{yaml_text(document)}",
             ARGUMENTS: trainer_text(arguments),
+            **model_files(plan),
             **peft_files(plan),
             "run.sh": _script(plan),
         },
@@ -114,7 +117,7 @@ def config(plan: Plan) -> dict[str, object]:
 
 
 def _script(plan: Plan) -> str:
-    loaded = "" if plan.job.masters else ", and loads the model with dtype=torch.bfloat16"
+    loaded = "" if plan.job.masters else f", and loads the model in the dtype of {MODEL_ARGUMENTS}"
     if _is_sharded(plan) and plan.job.adapter is not None and plan.job.adapter.quantised:
         loaded += ", and loads the model with device_map='cpu', or all of it comes onto each GPU first"
     start = "exec accelerate launch --config_file accelerate.yaml"

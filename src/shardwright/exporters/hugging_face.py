@@ -26,6 +26,8 @@ OPTIMIZER = {
 CHUNKED = dict.fromkeys(("rope", "swiglu", "rms_norm", "cross_entropy"), False) | {"fused_linear_cross_entropy": True}
 
 ARGUMENTS = "training_arguments.json"
+MODEL_ARGUMENTS = "model_arguments.json"
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 CONFIG = "adapter_config.json"
 QUANTISATION = "quantization_config.json"
 # Families whose matrices have in transformers 5 the names that Llama's have; in the others PEFT looks for all that are
@@ -69,7 +71,7 @@ def trainer_arguments(plan: Plan) -> dict[str, object]:
         found["optim"] = OPTIMIZER[plan.job.optimizer]
     if plan.job.projection_rank is not None:
         found |= {"optim_target_modules": ["attn", "mlp"], "optim_args": f"rank={plan.job.projection_rank}"}
-    if options.activation_offload == "inputs":
+    if options.activation_offload == "inputs" and found["gradient_checkpointing"]:  # of layers that run again
         found["gradient_checkpointing_kwargs"] = {"offload": True}
     if options.loss == "chunked":
         found |= {"use_liger_kernel": True, "liger_kernel_config": CHUNKED}
@@ -154,10 +156,18 @@ def quantisation_config(plan: Plan) -> dict[str, Any]:
     adapter = plan.job.adapter
     if adapter is None or not adapter.quantised:
         return {}
-    dtype = {"bf16": "bfloat16", "fp16": "float16"}[plan.job.precision]
+    dtype = DTYPES[plan.job.precision]
     if adapter.frozen == "int8":
         return dict(EIGHT_BITS)
     return {**FOUR_BITS, "bnb_4bit_compute_dtype": dtype, "bnb_4bit_quant_storage": dtype}
+
+
+def model_files(plan: Plan) -> Mapping[str, str]:
+    """Return the file of the type in which a training script loads the model, none where weights have fp32 copies, for
+    which it loads them as it does without being told."""
+    if plan.job.masters:
+        return {}
+    return {MODEL_ARGUMENTS: json.dumps({"dtype": DTYPES[plan.job.precision]}, indent=2) + "\n"}
 
 
 def peft_files(plan: Plan) -> Mapping[str, str]:

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.errors import SpecError, bad
-from shardwright.exporters.hugging_face import CONFIG, FEED_FORWARD, QUANTISATION, module_names, named_as_known
+from shardwright.exporters.hugging_face import (
+    CONFIG,
+    FEED_FORWARD,
+    MODEL_ARGUMENTS,
+    QUANTISATION,
+    module_names,
+    named_as_known,
+)
 from shardwright.files import shipped_table
 from shardwright.importers.fields import Peft, TrainerFields
 from shardwright.importers.python_values import Path as Fields
@@ -44,11 +51,14 @@ BEHIND = re.compile(r"\.\*\\?\.\(?(\w+(?:\|\w+)*)\)?")  # an expression of names
 
 
 def beside_arguments(folder: Path) -> dict[Fields, Any]:
-    """Return the fields of PEFT's and bitsandbytes' own files, which `export` writes beside a Trainer's arguments."""
-    texts = [(folder / file, file) for file in (CONFIG, QUANTISATION) if (folder / file).is_file()]
+    """Return the type of the model's weights and the fields of PEFT's and bitsandbytes' own files, which `export`
+    writes beside a Trainer's arguments."""
+    files = [file for file in (MODEL_ARGUMENTS, CONFIG, QUANTISATION) if (folder / file).is_file()]
+    texts = [(folder / file, file) for file in files]
     read = {path[-1]: value for place, file in texts for path, value in flattened(parsed(read_text(place), file))}
+    loaded: dict[Fields, Any] = {("dtype",): read["dtype"]} if "dtype" in read else {}
     named: dict[Fields, Any] = {(OWN[key],): value for key, value in read.items() if key in OWN}
-    return named | {("use_peft",): True} if "r" in read else {}
+    return loaded | (named | {("use_peft",): True} if "r" in read else {})
 
 
 def trains_adapters(fields: TrainerFields) -> bool:

@@ -9,15 +9,17 @@ from shardwright.exporters.megatron.layout import layout_text
 from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
 from shardwright.importers.python_values import Path, PythonValues
 from shardwright.importers.trainers import FULL, batch_words, offload_words, sharding_words
+from shardwright.spec.options import Options
 
 POLICIES = ("FullAC", "SelectiveAC")
+CHUNKED = "ChunkedLossWrapper"  # torchtitan/components/loss.py 0.3
 DEGREES = (
     *("data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "context_parallel", "pipeline_parallel"),
 )
 
 
 def fields_of_python(module: PythonValues) -> dict[Path, Any]:
-    """Return the fields of a configuration: the policy of recomputation and the model are calls in it."""
+    """Return the fields of a configuration: the policy of recomputation, the loss and the model are calls in it."""
     fields = {("activation_checkpoint", "selective_ac_option"): "op", **module.values}
     if ("activation_checkpoint",) in fields and fields.pop(("activation_checkpoint",)) is None:
         fields["activation_checkpoint", "mode"] = "none"
@@ -29,6 +31,8 @@ def fields_of_python(module: PythonValues) -> dict[Path, Any]:
         if called == "model_registry" and arguments:
             fields[("flavor",)] = arguments[0]
             fields[("family",)] = module.imports.get(called, "..").split(".")[-2]
+        if name == CHUNKED:
+            fields[("loss_wrapper",)] = name
         converters += [name] if name.endswith("Converter") else []
     return {**fields, **({("converters",): converters} if converters else {})}
 
@@ -88,7 +92,8 @@ def torchtitan_settings(config: TrainerFields, gpus: int, layers: int) -> Traine
     words += ["--pipeline-model-parallel-layout", layout_text(counts, 0)] if depth > 1 else []
     words += [*_recompute(config, layers // len(counts)), *_precision(config)]
     words += ["--train-iters", str(steps)] if (steps := config.whole("steps", 0)) else []
-    return TrainerSettings(tuple(words), (), job_of("torchtitan"), torchtitan_model(config))
+    options = Options(loss="chunked" if config.first("loss_wrapper") == CHUNKED else None)
+    return TrainerSettings(tuple(words), (), job_of("torchtitan", options=options), torchtitan_model(config))
 
 
 def _layer_counts(config: TrainerFields, depth: int, layers: int) -> tuple[int, ...]:
