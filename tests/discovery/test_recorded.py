@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.cli.running import refused, run
 
 from shardwright.discovery.discover import discover
@@ -392,3 +395,23 @@ def test_the_command_reads_files_and_tells_what_it_left_out(tmp_path: Path) -> N
     assert "left out: n4: RESERVED" in outcome.err
     assert "such file" in refused(run(["discover", "--from-file", str(tmp_path / "nothing")]))
     assert "reads recorded output alone" in refused(run(["discover", "--from", "nvidia-smi"]))
+
+
+PRODUCTS = {
+    "NVIDIA GeForce RTX 4090": "RTX4090", "NVIDIA GeForce RTX 3090": "RTX3090", "NVIDIA A100-PCIE-40GB": "A100-PCIe-40",
+    "NVIDIA A100-SXM4-80GB": "A100-SXM-80",
+}  # fmt: skip
+MEMORY = {"RTX4090": (24564, 49140), "RTX3090": (24576,), "A100-PCIe-40": (40960,), "A100-SXM-80": (81920, 81251)}
+
+
+@given(st.lists(st.sampled_from([(name, size) for name, gpu in PRODUCTS.items() for size in MEMORY[gpu]]), min_size=1, max_size=8))  # fmt: skip
+def test_any_box_of_gpus_is_a_cluster_that_loads(tmp_path_factory: pytest.TempPathFactory, box: Any) -> None:
+    """In whatever order they are listed, also those that differ in memory alone or in form alone."""
+    folder = tmp_path_factory.mktemp("box")
+    (folder / "box.smi.xml").write_text(smi(box))
+    text = discover(files=[str(folder / "box.smi.xml")]).text
+    (folder / "cluster.yaml").write_text(text)
+    pools = load_cluster(folder / "cluster.yaml").pools
+    wanted = Counter(PRODUCTS[name] for name, _ in box)
+    assert {pool.gpu.kind: pool.gpus for pool in pools} == wanted
+    assert len({pool.machines for pool in pools}) == 1 and pools[0].gpus_of_machine == len(box)

@@ -71,12 +71,18 @@ def _entry(group: MachineGroup) -> Iterator[str]:
 
 
 def _types(group: MachineGroup) -> Iterator[str]:
-    """Yield how many GPUs of each type a machine has; whose memory is not the catalogue's cannot be said there."""
+    """Yield how many GPUs of each type a machine has; whose memory is not the catalogue's cannot be said there, and
+    those of one type that differ in it count together."""
     yield "    gpus:"
+    types: dict[str, list[MachineGroup]] = {}
     for part in group.by_type:
         gpu, name = known(part), " ".join(part.gpu.split())
-        yield f"      {gpu.name}: {part.gpus}  # {name}" if gpu else f"      {json.dumps(name)}: {part.gpus}"
-        yield from (f"      # {line.strip()}: not as the catalogue has it" for line in _memory(part))
+        types.setdefault(gpu.name if gpu else json.dumps(name), []).append(part)
+    for word, parts in types.items():
+        names = dict.fromkeys(" ".join(part.gpu.split()) for part in parts if known(part))
+        yield f"      {word}: {sum(part.gpus for part in parts)}" + (f"  # {', '.join(names)}" if names else "")
+        for part in parts:
+            yield from (f"      # {line.strip()} of {part.gpus}: not as the catalogue has it" for line in _memory(part))
 
 
 def _memory(group: MachineGroup) -> Iterator[str]:

@@ -196,7 +196,8 @@ def _filled(node: Node, details: Details, seen: Recorded) -> MachineGroup:
     """Return a machine with the details of its host over what the listing says."""
     machine = node.machine
     stem = _stem(machine)
-    same = [group for group in details.gpus if stem and _stem(group) == stem]
+    same = [group for group in details.gpus if group == machine]  # as where nvidia-smi itself lists them
+    same = same or [group for group in details.gpus if stem and _stem(group) == stem]
     chosen = same or (details.gpus if len(details.gpus) == 1 else ())
     if details.gpus and not same:
         types = ", ".join(f"{group.gpus} × {group.gpu}" for group in details.gpus)
