@@ -103,3 +103,12 @@ def test_two_cards_of_24_gb_train_70b_in_four_bits_with_weights_on_the_host(trai
     document = yaml.safe_load(recipe(sizing, "llama-3-70b", trainer))
     assert document["fsdp_config"]["offload_params"] is True
     assert "qlora" in document.values() or document.get("load_in_4bit") or document.get("quantization_bit") == 4
+
+
+@pytest.mark.parametrize("trainer", RECIPES)
+@pytest.mark.parametrize("cluster", ["1x(2xRTX4090+1xRTX3090)", "1x1xRTX4090+1x2xRTX3090", "1x2xRTX4090"])
+def test_the_head_names_all_gpus(cluster: str, trainer: str) -> None:
+    sizing = sized(cluster)
+    head = recipe(sizing, "llama-3.1-8b", trainer).splitlines()[0]
+    assert all(f"{pool.gpus} {pool.gpu.name}" in head for pool in sizing.cluster.pools)
+    assert repr(sizing).splitlines()[0] == f"llama-3.1-8b on {head.split(' on ')[-1].split(':')[0]}"

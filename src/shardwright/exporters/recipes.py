@@ -74,7 +74,7 @@ def recipe(sizing: Sizing, source: str, trainer: str) -> str:
         raise bad("recipe", message, "use --recipe axolotl, or `shardwright plan` and `export --to accelerate`")
     if size is None:
         hint = "`shardwright fit` without a recipe says what would make others fit"
-        raise bad("recipe", f"no way that {trainer} has fits on {sizing.cluster.gpus} {sizing.pool.gpu.name}", hint)
+        raise bad("recipe", f"no way that {trainer} has fits on {sizing.types}", hint)
     if sizing.job.optimizer not in OPTIMIZERS:
         raise bad("recipe", f"has no optimizer {sizing.job.optimizer}", f"use {' or '.join(OPTIMIZERS)}")
     if problems := tuple(unnamed_targets(sizing.model, size.way.adapter)):
@@ -83,9 +83,7 @@ def recipe(sizing: Sizing, source: str, trainer: str) -> str:
         raise bad("recipe", f"does not say {', '.join(sorted(others))}", "fit without, or `shardwright export` a plan")
     samples = sizing.job.global_batch // sizing.cluster.gpus
     task = Task(model=sizing.model, source=_repository(source), job=sizing.job, way=size.way, samples=samples)
-    words = (
-        f"{size.way.name} on {sizing.cluster.gpus} {sizing.pool.gpu.name}: {size.memory.total_bytes / 2**30:.1f} GiB"
-    )
+    words = f"{size.way.name} on {sizing.types}: {size.memory.total_bytes / 2**30:.1f} GiB"
     head = f"# Written by shardwright: {words} of {size.memory.capacity_bytes / 2**30:.1f} a GPU.\n# {START[trainer]}\n"
     return head.format(gpus=sizing.cluster.gpus) + yaml_text(RECIPES[trainer](task))
 

@@ -112,6 +112,11 @@ class Sizing:
     lacking: tuple[TrainingWay, ...] = ()
 
     @property
+    def types(self) -> str:
+        """How many GPUs of each type there are."""
+        return " + ".join(f"{pool.gpus} {pool.gpu.name}" for pool in self.cluster.pools)
+
+    @property
     def first(self) -> Size | None:
         """The first way that fits, in the order of `ways`."""
         return next((size for size in self.sizes if size.fits), None)
@@ -129,7 +134,7 @@ class Sizing:
             f"fits with probability {size.fit_probability:.0%}"
             for size in self.sizes
         )
-        return "\n".join((f"{self.model.name} on {self.cluster.gpus} {self.pool.gpu.name}", *rows))
+        return "\n".join((f"{self.model.name} on {self.types}", *rows))
 
 
 def ways(count: int, job: Job) -> tuple[TrainingWay, ...]:

@@ -29,12 +29,11 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
     `source` is how the user named the model."""
     pool, cluster = sizing.pool, sizing.cluster
     samples = sizing.job.global_batch // cluster.gpus
-    types = " + ".join(f"{part.gpus} {part.gpu.name}" for part in cluster.pools)
     least = f"; the least, {pool.gpu.name}, decides" if len(cluster.pools) > 1 else ""
     sizes, lacking = sizing.sizes, "; ".join(way.name for way in sizing.lacking)
     lines = (
         question.model_line(sizing.model),
-        f"{types}, {pool.memory_bytes / GIBIBYTE:.1f} GiB each{least}; "
+        f"{sizing.types}, {pool.memory_bytes / GIBIBYTE:.1f} GiB each{least}; "
         f"{samples} × {sizing.job.seq_len} tokens at a time on each, {sizing.job.precision}, {sizing.job.framework}",
         *([images] if (images := question.images_line(sizing.model, sizing.job)) else []),
         f"Fits with a probability of {SURE:.0%} or more: {_listed(size for size in sizes if size.fits)}.",
