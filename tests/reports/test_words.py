@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from enum import Enum
 
 import pytest
+from tests.golden.plans import uniform_plan
 
 from shardwright.cost.trust.evidence import LACKS
 from shardwright.plans import findings
 from shardwright.plans.plan import Precedents, Unmeasured
 from shardwright.reports.text.first_screen import first_screen
 from shardwright.reports.text.outcome import UNMEASURED, measured_words
+from shardwright.reports.text.strategy import degrees_words
 from shardwright.reports.words import flagged, in_words
 from shardwright.search.planner import plan
+from shardwright.spec.job import Job
+from shardwright.spec.options import Options
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
@@ -115,3 +119,23 @@ def test_a_utilisation_above_the_record_of_its_class_is_doubted() -> None:
     assert prediction is not None and prediction.measured is not None and prediction.measured.record is not None
     assert 0.5 < prediction.measured.record.mfu < 0.6 < prediction.mfu
     assert "is above the record of its class: 56.1%, MPT-30b" in " ".join(first_screen(ranking).split())
+
+
+@pytest.mark.parametrize(
+    ("framework", "options", "offload", "there"),
+    [
+        ("deepspeed", Options(), 0.0, set()), ("deepspeed", Options(), 1.0, {"optimizer"}),
+        ("deepspeed", Options(weight_offload="host"), 0.0, {"weights"}),
+        ("deepspeed", Options(weight_offload="host"), 1.0, {"weights", "optimizer"}),
+        ("fsdp", Options(), 0.0, set()), ("fsdp", Options(), 1.0, {"weights", "optimizer"}),
+    ],
+)  # fmt: skip
+def test_the_degrees_name_what_is_in_host_memory(
+    framework: str, options: Options, offload: float, there: set[str]
+) -> None:
+    job = Job(global_batch=16, seq_len=1024, framework=framework, options=options)
+    model = load_model("llama-3.2-1b")
+    plan = uniform_plan(model, nodes=1, job=job, micro_batch=2, tp=1, counts=(16,), sharding="zero3", offload=offload)
+    words = degrees_words(plan)
+    assert {name for name in ("weights", "optimizer") if name in words} == there
+    assert ("host memory" in words) == bool(there)
