@@ -230,9 +230,15 @@ class LimitsNotKept:
 
 @record(kw_only=False)
 class RulesDropAll:
-    """The user's rules drop every plan that fits."""
+    """The user's rules, or what the trainers of a framework do not run, drop every plan that fits."""
 
     rules: tuple[str, ...]
+
+    @property
+    def trainers(self) -> str:
+        """The trainers whose limits all of these are, "" where some are the user's: limits are named behind theirs."""
+        named = {trainer if sign else "" for trainer, sign, _ in (rule.partition(": ") for rule in self.rules)}
+        return named.pop() if len(named) == 1 else ""
 
 
 @record(kw_only=False)

@@ -258,10 +258,9 @@ def _(finding: findings.NothingAsFast) -> str:
 
 @in_words.register
 def _(finding: findings.RulesDropAll) -> str:
-    trainers = {name.partition(": ")[0] for name in finding.rules if ": " in name}
-    if len(trainers) == 1 and all(": " in name for name in finding.rules):
+    if finding.trainers:
         limits = ", ".join(name.partition(": ")[2] for name in finding.rules)
-        return f"{trainers.pop()} run no plan that fits (they do not have: {limits})"
+        return f"{finding.trainers} run no plan that fits (they do not have: {limits})"
     return f"the rules drop every plan that fits ({', '.join(finding.rules)})"
 
 

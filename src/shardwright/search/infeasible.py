@@ -152,7 +152,8 @@ def _ruled_out(contexts: Sequence[Context], space: Space, filters: Filters, drop
     names = tuple(barring or active or dropping) or tuple(rule.name for rule in filters.rules)
     freed = tuple(_unpinned(contexts, space, filters))
     remedies: tuple[Remedy, ...] = freed or tuple(_other_batches(contexts, space, filters))
-    return NoPlan(reason=RulesDropAll(names), remedies=remedies or (Change.RELAXED_RULES,))
+    reason = RulesDropAll(names)  # of which a user has no say in those of trainers
+    return NoPlan(reason=reason, remedies=remedies or (() if reason.trainers else (Change.RELAXED_RULES,)))
 
 
 def _other_batches(contexts: Sequence[Context], space: Space, filters: Filters) -> Iterator[OtherBatch]:
