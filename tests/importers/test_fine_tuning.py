@@ -134,7 +134,7 @@ def test_what_a_task_of_skypilot_runs(tmp_path: Path) -> None:
 
 def test_it_is_told_where_all_gpus_are_assumed(tmp_path: Path) -> None:
     reading = read(f"deepspeed train.py --deepspeed auto.json {TRAINER} --optim adamw_anyprecision", tmp_path)
-    assert "the text does not say how many GPUs run; all 8 of the cluster are assumed" in reading.notes
+    assert "the text does not say how many GPUs run; those of the cluster are assumed (8)" in reading.notes
     assert reading.uncounted == ("optimizer adamw_anyprecision (priced as Adam)",)
 
 

@@ -453,7 +453,7 @@ CASES = {
         {"gpus": 32, "sharding": "zero3"},
         cluster=FOUR,
         files={"fsdp2.yaml": FSDP2},
-        words=("all 32 of the cluster are assumed",),
+        words=("those of the cluster are assumed (32)",),
     ),
     "accelerate without a configuration": _line(
         f"accelerate launch --num_processes 8 train.py {TRAIN} --bf16",

@@ -143,7 +143,7 @@ def test_defaults_are_megatrons() -> None:
     assert plan.model.tied_embeddings and plan.model.dropout
     assert plan.replicas[0].stages[3].layers == ((60, 80),)
     assert plan_from_megatron(LINE, cluster=cluster_of(8)).notes == (
-        "the text does not say how many GPUs run; all 64 of the cluster are assumed",
+        "the text does not say how many GPUs run; those of the cluster are assumed (64)",
         "the text does not say how long the run is",
         "Megatron-LM's defaults are taken where nothing is said: --use-distributed-optimizer off, "
         "--overlap-grad-reduce off, --cross-entropy-loss-fusion off, --grad-reduce-in-bf16 off, "

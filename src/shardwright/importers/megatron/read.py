@@ -202,7 +202,7 @@ def _defaults(flags: Flags, plan: Plan) -> Iterator[str]:
 def _notes(flags: Flags, gpus: int | None, plan: Plan, world: int) -> tuple[str, ...]:
     notes, cluster = [], plan.cluster
     if gpus is None:
-        notes.append(f"the text does not say how many GPUs run; all {world} of the cluster are assumed")
+        notes.append(f"the text does not say how many GPUs run; those of the cluster are assumed ({world})")
     elif world < cluster.gpus:
         notes.append(f"{world} of the cluster's {cluster.gpus} GPUs are used")
     if not any(flag in flags.given for flag in LENGTHS):
