@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -40,6 +41,8 @@ GENTLY = ("--learning-rate", 3e-5)
 and two; at this one by 2.2e-7."""
 LONGEST_TURN_SECONDS = 1.0
 """What is longer than that was a time in which the whole machine stood still: one that is out of memory does."""
+BELOW_EPHEMERAL = range(12_000, 32_000)  # what the system hands out begins at 32,768
+_asked = count(97 * os.getpid())
 ROOT = Path(__file__).parents[3]
 MODEL = tiny_model(4, vocab=257)
 CONFIG = {
@@ -322,11 +325,21 @@ def _signal(pid: int, number: int) -> None:
         return
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for item in sockets:
-        item.bind(("127.0.0.1", 0))
-    ports = [item.getsockname()[1] for item in sockets]
-    for item in sockets:
-        item.close()
-    return ports
+def _free_ports(number: int) -> list[int]:
+    """Return ports one after another, below those that the system hands out, and each time others: tests beside this
+    one begin elsewhere."""
+    while True:
+        begin = BELOW_EPHEMERAL[0] + next(_asked) % (len(BELOW_EPHEMERAL) - number)
+        ports = list(range(begin, begin + number))
+        if all(map(_is_free, ports)):
+            next(islice(_asked, number, number), None)
+            return ports
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as item:
+        try:
+            item.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -144,3 +144,13 @@ def test_of_two_keepers_the_one_with_another_secret_ends_with_a_message(tmp_path
         for pid in [process.pid for process in fleet.running.values() if process.poll() is None]:
             assert b"of the machines in tests" not in Path(f"/proc/{pid}/cmdline").read_bytes()
     assert os.environ.get("SHARDWRIGHT_SECRET") is None
+
+
+def test_an_address_that_is_taken_is_named() -> None:
+    async def play() -> None:
+        host, port = some(1)[0].address
+        async with await listen(host, port, lambda *_: None, secret=SECRET):
+            with pytest.raises(SpecError, match=f"listen={host}:{port}: is taken"):
+                await listen(host, port, lambda *_: None, secret=SECRET)
+
+    asyncio.run(play())

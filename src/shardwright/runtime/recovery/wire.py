@@ -12,6 +12,7 @@ encrypted, and not signed."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import socket
 import struct
@@ -27,6 +28,7 @@ from itertools import count
 from secrets import token_bytes
 from typing import Any, TypeVar
 
+from shardwright.errors import bad
 from shardwright.records import record
 
 Message = dict[str, Any]
@@ -206,7 +208,8 @@ async def connect(host: str, port: int, handler: Handler, *, secret: bytes, time
 
 
 async def listen(host: str, port: int, accept: Accept, *, secret: bytes) -> asyncio.Server:
-    """Listen, and give every connection that has the secret to `accept`. Of others the first of each host is told."""
+    """Listen, and give every connection that has the secret to `accept`. Of others the first of each host is told.
+    Raises SpecError for an address that is taken or not this host's."""
     strangers: set[str] = set()
 
     async def greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -226,7 +229,11 @@ async def listen(host: str, port: int, accept: Accept, *, secret: bytes) -> asyn
             print(f"{caller} was refused: it has not the secret of this run", file=sys.stderr, flush=True)
         return writer.close()
 
-    return await asyncio.start_server(greeted, host, port)
+    try:
+        return await asyncio.start_server(greeted, host, port)
+    except OSError as error:
+        reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be listened at: {error.strerror}"
+        raise bad(f"listen={host}:{port}", reason, "name a free port, at an address of this host") from None
 
 
 async def _greets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
