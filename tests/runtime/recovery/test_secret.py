@@ -150,7 +150,7 @@ def test_an_address_that_is_taken_is_named() -> None:
     async def play() -> None:
         host, port = some(1)[0].address
         async with await listen(host, port, lambda *_: None, secret=SECRET):
-            with pytest.raises(SpecError, match=f"listen={host}:{port}: is taken"):
+            with pytest.raises(SpecError, match=f"`listen={host}:{port}`: is taken"):
                 await listen(host, port, lambda *_: None, secret=SECRET)
 
     asyncio.run(play())

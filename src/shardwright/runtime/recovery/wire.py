@@ -233,7 +233,7 @@ async def listen(host: str, port: int, accept: Accept, *, secret: bytes) -> asyn
         return await asyncio.start_server(greeted, host, port)
     except OSError as error:
         reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be listened at: {error.strerror}"
-        raise bad(f"listen={host}:{port}", reason, "name a free port, at an address of this host") from None
+        raise bad(f"`listen={host}:{port}`", reason, "name a free port, at an address of this host") from None
 
 
 async def _greets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
