@@ -64,7 +64,7 @@ def config(plan: Plan) -> dict[str, object]:
     zero: dict[str, object] = {"stage": STAGE[plan.optimizer.sharding], "overlap_comm": plan.overlap.grad_reduce}
     if plan.optimizer.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True, "ratio": plan.optimizer.offload}
-    if plan.job.options.weight_offload == "host":
+    if plan.job.options.weights_in_host:
         zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     if 0 < plan.optimizer.offload < 1:
         zero["sub_group_size"] = _sub_group_size(plan)

@@ -219,7 +219,7 @@ def _options(plan: Plan) -> Iterator[Problem]:
     yield from option_problems(plan.model, plan.job)
     if plan.job.options.param_gather == "fp8" and plan.optimizer.sharding != "zero1":
         yield Problem("optimizer.sharding", "must be zero1 where weights are kept in fp8", "use zero1")
-    if plan.job.options.weight_offload == "host" and plan.optimizer.sharding != "zero3":
+    if plan.job.options.weights_in_host and plan.optimizer.sharding != "zero3":
         yield Problem("optimizer.sharding", "must be zero3 for weights in host memory", "use zero3")
     if not plan.job.options.precision_aware:
         return

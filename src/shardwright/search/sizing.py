@@ -154,7 +154,7 @@ def _shards_alone(way: TrainingWay, job: Job) -> bool:
     """Return whether sharding on one GPU moves anything to host memory that is not there without."""
     if way.sharding == "zero1":
         return way.offload > 0.0
-    return job.options.weight_offload == "host" or (way.offload > 0.0 and memory_facts(job.framework).gradients_follow)
+    return job.options.weights_in_host or (way.offload > 0.0 and memory_facts(job.framework).gradients_follow)
 
 
 def _every_way(plain: Adapter) -> tuple[TrainingWay, ...]:
@@ -230,7 +230,7 @@ class _Account:
             "first_layers": layers,
             "last_layers": layers,
         }
-        alone = {"sharding": fixed["sharding"]} if job.options.weight_offload == "host" else {}
+        alone = {"sharding": fixed["sharding"]} if job.options.weights_in_host else {}
         sizes = zip(samples.tolist(), count.tolist(), strict=True)
         rows = strategies([{**settled({**fixed, "micro_batch": size, "dp": gpus}), **alone} for size, gpus in sizes])
         starts = boundaries(layers, 1, rows.first_layers, rows.last_layers)
@@ -287,7 +287,7 @@ def _sized(account: _Account, way: TrainingWay, job: Job, samples: int) -> Size:
 
 def way_with(way: TrainingWay, options: Options, count: int) -> TrainingWay:
     """Return a way under other options: one GPU shards its weights where they are in host memory."""
-    return replace(way, sharding="zero3") if options.weight_offload == "host" and count == 1 else way
+    return replace(way, sharding="zero3") if options.weights_in_host and count == 1 else way
 
 
 def _lighter_options(account: _Account, way: TrainingWay, job: Job, samples: int) -> Options | None:

@@ -61,6 +61,11 @@ class Options:
         return any(getattr(self, name) is not None for name in STATE)
 
     @property
+    def weights_in_host(self) -> bool:
+        """Whether a rank's part of the weights is in host memory."""
+        return self.weight_offload == "host"
+
+    @property
     def bf16_gradients(self) -> bool:
         """Whether gradients are kept and reduced in bf16. With bf16 main gradients they are, unless told otherwise
         (arguments.py 1186-1194 of Megatron-LM core_v0.19.2)."""

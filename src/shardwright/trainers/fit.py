@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from shardwright.errors import bad
 from shardwright.plans.check import check
-from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
+from shardwright.plans.plan import OptimizerPlan, Plan, Recompute
 from shardwright.search.sizing import Size, Sizing, TrainingWay, way_with
 from shardwright.search.sizing import fit as size
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.options import Options
-from shardwright.trainers.runs import frameworks_with_trainers, runners, what_lacks
+from shardwright.trainers.runs import NO_RECOMPUTATION, frameworks_with_trainers, one_gpu_replicas, runners, what_lacks
 
 
 def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
@@ -51,27 +51,16 @@ def _somebody_runs(plan: Plan) -> bool:
 def plan_of_way(sizing: Sizing, way: TrainingWay, options: Options) -> Plan:
     """Return the data-parallel plan of a way, under options of the trainer, on so many GPUs of the type that decides,
     all in one machine."""
-    count, model = sizing.cluster.gpus, sizing.model
+    count = sizing.cluster.gpus
     pool = replace(sizing.pool, nodes=1, gpus_per_node=count)
-    recompute = Recompute(granularity="full", method="uniform", layers=1) if way.recompute else Recompute()
-    stage = Stage(
-        gpu=pool.gpu.name,
-        tensor_parallel=1,
-        context_parallel=1,
-        expert_parallel=1,
-        expert_tensor_parallel=1,
-        layers=((0, len(model.layers)),),
-        recompute=recompute,
-    )
-    return Plan(
-        model=model,
-        job=replace(sizing.job, adapter=way.adapter, options=options),
-        cluster=replace(sizing.cluster, pools=(pool,)),
+    return one_gpu_replicas(
+        sizing.model,
+        replace(sizing.cluster, pools=(pool,)),
+        replace(sizing.job, adapter=way.adapter, options=options),
+        pool.gpu.name,
+        count=count,
         micro_batch=sizing.job.global_batch // count,
-        schedule=Schedule(),
-        replicas=(Replica(count=count, micro_batches=1, stages=(stage,)),),
+        recompute=Recompute(granularity="full", method="uniform", layers=1) if way.recompute else NO_RECOMPUTATION,
         optimizer=OptimizerPlan(sharding=way.sharding, offload=way.offload),
-        overlap=Overlap(),
-        sequence_parallel=False,
         flash_attention=True,
     )

@@ -17,7 +17,7 @@ from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Repl
 from shardwright.records import record
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.spec.catalog.frameworks import OWN, framework_names
-from shardwright.spec.cluster import Cluster, NodePool
+from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import load_cluster
@@ -25,6 +25,7 @@ from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
 from shardwright.spec.read.presets import preset_model, preset_names
 
+NO_RECOMPUTATION, NOT_SHARDED = Recompute(), OptimizerPlan()
 PLAIN = "1x8xH100-SXM"  # machines that lack nothing, on which only the model is in question
 
 
@@ -52,7 +53,8 @@ def runners(plan: Plan) -> tuple[str, ...]:
 def model_refusals(trainer: str, model: Model, cluster: Cluster, job: Job) -> tuple[Problem, ...]:
     """Return why a trainer runs no plan for a model and a job whatsoever, as far as that hangs on these two; nothing
     where it runs some."""
-    plans = [_least_plan(model, cluster, pool, job) for pool in cluster.pools]
+    fused = job.framework == OWN
+    plans = [one_gpu_replicas(model, cluster, job, pool.gpu.name, flash_attention=fused) for pool in cluster.pools]
     refused = [tuple(_of_the_model(limits_of_trainer(trainer)(plan))) for plan in plans]
     return min(refused, key=len)
 
@@ -69,29 +71,41 @@ def _of_the_model(problems: Iterable[Problem]) -> Iterable[Problem]:
     return (problem for problem in problems if problem.path.split(".")[0] in ("model", "job"))
 
 
-def _least_plan(model: Model, cluster: Cluster, pool: NodePool, job: Job) -> Plan:
-    """Return the plan of one GPU with every setting at its least, which asks nothing of a trainer but the model and the
-    job."""
+def one_gpu_replicas(
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    gpu: str,
+    *,
+    count: int = 1,
+    micro_batch: int = 1,
+    recompute: Recompute = NO_RECOMPUTATION,
+    optimizer: OptimizerPlan = NOT_SHARDED,
+    flash_attention: bool = False,
+) -> Plan:
+    """Return the plan of `count` replicas of one GPU each, every other setting at its least, which asks nothing more of
+    a trainer than the model and the job do."""
     stage = Stage(
-        gpu=pool.gpu.name,
+        gpu=gpu,
         tensor_parallel=1,
         context_parallel=1,
         expert_parallel=1,
         expert_tensor_parallel=1,
         layers=((0, len(model.layers)),),
-        recompute=Recompute(),
+        recompute=recompute,
     )
+    micro_batches = job.global_batch // (count * micro_batch)
     return Plan(
         model=model,
         job=job,
         cluster=cluster,
-        micro_batch=1,
+        micro_batch=micro_batch,
         schedule=Schedule(),
-        replicas=(Replica(count=1, micro_batches=job.global_batch, stages=(stage,)),),
-        optimizer=OptimizerPlan(),
+        replicas=(Replica(count=count, micro_batches=micro_batches, stages=(stage,)),),
+        optimizer=optimizer,
         overlap=Overlap(),
         sequence_parallel=False,
-        flash_attention=job.framework == OWN,
+        flash_attention=flash_attention,
     )
 
 

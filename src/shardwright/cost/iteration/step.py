@@ -133,7 +133,7 @@ def sharded_weight_seconds(
     at_first = frozen_on(table, stages)
     overlap_forward, overlap_backward = rows.overlap_param[:, None], rows.overlap_grad[:, None]
     facts = memory_facts(context.job.framework)
-    by_option = context.job.options.weight_offload == "host"
+    by_option = context.job.options.weights_in_host
     if (facts.gradients_follow and rows.offload.any()) or by_option:
         sizes = groups.dense.size[:, None], groups.expert.size[:, None]
         ends = stages.total(table.ends) / sizes[0]
@@ -208,7 +208,7 @@ def _host_trips(context: Context, rows: Strategies, kept: Floats, stored: Floats
     if not facts.weights_follow:
         width = 4.0 if job.precision == "fp32" or job.options.grad_reduce == "fp32" else 2.0
         trips = to_host_seconds(gpu, times * 2.0 * width * trained * there)
-        away = float(job.options.weight_offload == "host") * (rows.sharding == ZERO3)[:, None]
+        away = float(job.options.weights_in_host) * (rows.sharding == ZERO3)[:, None]
         return trips, to_host_seconds(gpu, away * widths.weight_gather * stored)
     master = 4.0 if job.masters else widths.weight_gather
     fetched = trained * master * kept + (1.0 - trained) * widths.weight_gather * stored
@@ -305,7 +305,7 @@ def optimizer_seconds(context: Context, rows: Strategies, dense: Floats, expert:
         share = trained_share(context.model, context.job)
         on_gpu = on_gpu + to_host_seconds(pool.gpu, 2.0 * paged * share * held)
     widths, trained = widths_of(context.job), trained_share(context.model, context.job) * held * offload
-    by_option = context.job.options.weight_offload == "host"
+    by_option = context.job.options.weights_in_host
     passed = widths.gradient_reduction + widths.weight_gather * (not by_option)
     if by_option:  # weights that the GPU updates go back
         share = trained_share(context.model, context.job)

@@ -29,6 +29,7 @@ from shardwright.cost.compute.operators import (
 from shardwright.cost.compute.tower import encoder_shard, patch_inputs, projector_inputs, tower_tokens
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
+from shardwright.cost.memory.sizes import SINGLE
 from shardwright.records import record
 from shardwright.spec.adapter import Matrix, Target, adapted, matrices
 from shardwright.spec.catalog.frameworks import OWN, experts_in_fp8
@@ -37,7 +38,6 @@ from shardwright.spec.job import Job
 from shardwright.spec.mixers import Mixer, ShortConvolution
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, Tower
 
-SINGLE = 4.0  # documented: bytes of an element of 32 bits
 COPIES = 4.0  # documented: `hidden_copies` are two norms' inputs in fp32 in place of 16 bits, and their weights' inputs
 FALCON, JOINED = "falcon", ("phi3", "cohere", "cohere2")  # families of transformers, by how they make queries
 # Families whose router transformers computes in fp32, from a copy of its input.

@@ -77,7 +77,7 @@ def state_bytes(
     passing = gradient if facts.shard_weight else min(gradient, weight)
     share, state = trained_share(model, job), state_width(model, job)
     held, kept = dense + expert, dense / dense_ranks + expert / expert_ranks
-    by_option = float(job.options.weight_offload == "host")
+    by_option = float(job.options.weights_in_host)
     weights_away = np.maximum(offload * facts.weights_follow, by_option) * (sharding == ZERO3)
     gradients_away = offload * facts.gradients_follow * (sharding >= ZERO2)
     open_at_once, reduced = (np.minimum(working, held - kept * (1.0 - part)) for part in (weights_away, gradients_away))

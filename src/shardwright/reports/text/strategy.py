@@ -266,7 +266,7 @@ def _state_words(plan: Plan) -> Iterator[str]:
     optimizer = plan.optimizer
     if optimizer.sharding in ("zero2", "zero3"):
         yield optimizer.sharding.replace("zero", "ZeRO-")
-    if plan.job.options.weight_offload == "host":
+    if plan.job.options.weights_in_host:
         yield "weights in host memory"
     if optimizer.offload and optimizer.sharding == "zero3" and memory_facts(plan.job.framework).weights_follow:
         yield "weights and optimizer in host memory"

@@ -162,7 +162,7 @@ def as_options_need(space: Space, job: Job) -> Space:
     pins = dict(space.pins)
     if job.options.precision_aware or job.options.param_gather == "fp8":
         pins["sharding"] = space.allowed("sharding", (ZERO1,))
-    if job.options.weight_offload == "host":
+    if job.options.weights_in_host:
         pins["sharding"] = space.allowed("sharding", (ZERO3,))
     if job.options.precision_aware:
         pins["offload"] = space.allowed("offload", (0.0,))

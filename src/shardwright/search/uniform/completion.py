@@ -12,8 +12,6 @@ from shardwright.cost.iteration.batch import shape_groups
 from shardwright.cost.strategies import Layouts, Strategies, boundaries
 from shardwright.search.space.expand import Axes, ExpandedRows, completions, states
 
-BATCH = 16  # layouts that are expanded first, twice as many next; chosen
-
 
 def worth_splitting(
     context: Context, index: ShardIndex, rows: Layouts, useful: Callable[[Floats, Strategies, Ints], Bools]

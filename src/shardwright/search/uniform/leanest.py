@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from shardwright.arrays import Bools, Ints, bits_of, least_enough, packed
+from shardwright.arrays import Bools, Floats, Ints, bits_of, least_enough, packed
 from shardwright.cost.context import Context, LayerRows, shard_index
 from shardwright.cost.iteration.footprint import (
     Fixed,
@@ -134,10 +134,7 @@ def _of_shape(question: _Question, rows: ExpandedRows, shards: LayerRows, best: 
     fixed = fixed_bytes(context, rows.strategies, shards, starts)
     shape = _Shape(rows.strategies, shards, starts, fixed)
     on_gpu, in_host = least_bytes(context, shards, fixed), fixed.in_host.max(axis=1)
-    if question.where == "gpu":
-        bounds = np.where(in_host <= context.pool.host_memory_bytes_per_gpu, on_gpu, np.inf)
-    else:
-        bounds = np.where(on_gpu <= context.memory_limit_bytes, in_host, np.inf)
+    bounds = _needed(question, on_gpu, in_host)
     order, position, size = np.argsort(bounds, kind="stable"), 0, STRATEGIES
     while position < len(order) and bounds[order[position]] < best and best > question.enough:
         chosen = order[position : position + size]
@@ -165,16 +162,19 @@ def _under(question: _Question, part: _Shape, mode: int, best: float) -> float:
         return best
     rows = _with(part.rows, mode, number)
     peak = footprint(context, rows, part.shards, part.starts, part.fixed)
-    on_gpu, in_host = peak.total.max(axis=1), peak.in_host.max(axis=1)
-    if question.where == "gpu":
-        needed = np.where(in_host <= context.pool.host_memory_bytes_per_gpu, on_gpu, np.inf)
-    else:
-        needed = np.where(on_gpu <= context.memory_limit_bytes, in_host, np.inf)
+    needed = _needed(question, peak.total.max(axis=1), peak.in_host.max(axis=1))
     better = np.flatnonzero(needed < best)
     rows, needed = rows.take(better), needed[better]
     for _, mask in question.filters.masks(context, rows):
         rows, needed = rows.take(~mask), needed[~mask]
     return min(best, float(needed.min(initial=np.inf)))
+
+
+def _needed(question: _Question, on_gpu: Floats, in_host: Floats) -> Floats:
+    """Return the bytes that are to be least, infinite where the other memory has no room."""
+    if question.where == "gpu":
+        return np.where(in_host <= question.context.pool.host_memory_bytes_per_gpu, on_gpu, np.inf)
+    return np.where(on_gpu <= question.context.memory_limit_bytes, in_host, np.inf)
 
 
 def _leanest(question: _Question, part: _Shape, mode: int, best: float) -> tuple[_Shape, Ints]:

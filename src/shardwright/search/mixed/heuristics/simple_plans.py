@@ -9,11 +9,11 @@ import numpy as np
 from shardwright.arrays import Bools, Ints, distinct, distinct_rows
 from shardwright.records import record
 from shardwright.rounding import coarse
-from shardwright.search.mixed.bounds.compositions import Compositions, alone, columns, least_seconds, micro_batches
+from shardwright.search.mixed.bounds.compositions import Compositions, columns, least_seconds, micro_batches
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.drafts.realise import Composition
 from shardwright.search.mixed.heuristics.attempts import Drafter
-from shardwright.search.mixed.subproblem.eligible import that_fit
+from shardwright.search.mixed.subproblem.eligible import with_single_stages
 from shardwright.search.mixed.tables.region import Region
 from shardwright.search.space.axes import Space
 
@@ -69,12 +69,7 @@ def _pure(by: Drafter, region: Region, space: Space, longest: float) -> Composit
     instance, units = by.instance, by.instance.table.units
     depths = [np.arange(2, min(int(count), instance.depth) + 1) for count in units]
     rows = np.concatenate([depth[:, None] * (np.arange(len(units)) == kind) for kind, depth in enumerate(depths)])
-    parts = [alone(instance.table, instance.layers, region)]
-    if len(rows):
-        table = instance.capacity(region, longest, few=False)
-        parts.append(columns(instance.table, instance.layers, table, rows, region, few=False))
-    found = that_fit(instance, region, Compositions.concatenated(parts))
-    return found.take(np.flatnonzero(np.isin(found.stages, space.allowed("pp", found.stages.tolist()))))
+    return with_single_stages(instance, region, rows, space, longest)
 
 
 def _shallowest(compositions: Compositions) -> Bools:

@@ -20,13 +20,13 @@ from shardwright.cost.iteration.lanes import Known
 from shardwright.plans.plan import Plan
 from shardwright.progress import stopped
 from shardwright.records import record
-from shardwright.search.mixed.bounds.compositions import Compositions, alone, columns, micro_batches
+from shardwright.search.mixed.bounds.compositions import Compositions, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance, instances
 from shardwright.search.mixed.drafts.draft import Draft, costed, under_each_order
 from shardwright.search.mixed.drafts.realise import Composition
 from shardwright.search.mixed.heuristics.attempts import workshop_of
 from shardwright.search.mixed.restrictions import dropped, keeps_pins, narrowed, unruled
-from shardwright.search.mixed.subproblem.eligible import that_fit
+from shardwright.search.mixed.subproblem.eligible import with_single_stages
 from shardwright.search.mixed.tables.compositions import compositions
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.region import Region
@@ -136,12 +136,7 @@ def _ways(instance: Instance, space: Space, longest: float) -> _Ways:
 
 def _compositions(instance: Instance, region: Region, space: Space, longest: float) -> Compositions:
     counts = compositions(instance.table.units, min(DEEPEST, instance.depth))
-    parts = [alone(instance.table, instance.layers, region)]
-    if len(counts):
-        capacity = instance.capacity(region, longest, few=False)
-        parts.append(columns(instance.table, instance.layers, capacity, counts, region, few=False))
-    fitting = that_fit(instance, region, Compositions.concatenated(parts))
-    return fitting.take(np.flatnonzero(np.isin(fitting.stages, space.allowed("pp", fitting.stages.tolist()))))
+    return with_single_stages(instance, region, counts, space, longest)
 
 
 @record(kw_only=False)

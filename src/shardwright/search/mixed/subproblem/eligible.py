@@ -18,7 +18,7 @@ import numpy as np
 from shardwright.arrays import Floats, Ints, picked
 from shardwright.rounding import weighed
 from shardwright.search.mixed.bounds.capacity import Capacity
-from shardwright.search.mixed.bounds.compositions import Compositions, after, least_tied
+from shardwright.search.mixed.bounds.compositions import Compositions, after, alone, columns, least_tied
 from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.bounds.travel import least_tail, travel
 from shardwright.search.mixed.bounds.work import forward_share, held_of, layers_held, least_work, moving_seconds
@@ -27,6 +27,7 @@ from shardwright.search.mixed.drafts.splits import every_split
 from shardwright.search.mixed.tables.columns import Layers, Table
 from shardwright.search.mixed.tables.compositions import any_order, every_order, few_orders
 from shardwright.search.mixed.tables.region import Region
+from shardwright.search.space.axes import Space
 
 SMALL = 1e-9
 FEW = 600  # splits in all orders of the types of a composition, which are all looked at
@@ -134,3 +135,14 @@ def _some_split_fits(instance: Instance, region: Region, counts: tuple[int, ...]
         modes=region.modes,
     )
     return bool(splits.fits.any())
+
+
+def with_single_stages(instance: Instance, region: Region, counts: Ints, space: Space, longest: float) -> Compositions:
+    """Return the pipelines of so many stages on each type [N, K] and those of one stage that fit, of the depths that
+    are allowed."""
+    parts = [alone(instance.table, instance.layers, region)]
+    if len(counts):
+        capacity = instance.capacity(region, longest, few=False)
+        parts.append(columns(instance.table, instance.layers, capacity, counts, region, few=False))
+    fitting = that_fit(instance, region, Compositions.concatenated(parts))
+    return fitting.take(np.flatnonzero(np.isin(fitting.stages, space.allowed("pp", fitting.stages.tolist()))))
