@@ -115,30 +115,39 @@ def test_what_is_priced_as_fitting_is_searched_and_never_beats_the_search(seed: 
 
 
 @pytest.mark.parametrize(
-    ("name", "machines", "framework", "part"),
+    ("name", "machines", "framework", "sharding"),
     [
-        ("llama-3.1-70b", "1x8xA100-SXM-80", "deepspeed", 0.75),
-        ("llama-2-13b", "1x4xRTX3090", "deepspeed", 1.0),
-        ("llama-3.1-8b", "1x2xRTX4090", "fsdp", 1.0),
+        ("llama-3.1-70b", "1x8xA100-SXM-80", "deepspeed", "zero3"),
+        ("llama-2-13b", "1x4xRTX3090", "deepspeed", "zero2"),
+        ("llama-3.1-8b", "1x2xRTX4090", "fsdp", "zero3"),
     ],
 )
 def test_where_nothing_else_fits_the_recipe_is_found_and_written(
-    name: str, machines: str, framework: str, part: float
+    name: str, machines: str, framework: str, sharding: str
 ) -> None:
     job = make_job(global_batch=16, seq_len=2048)
     best = plan(name, machines, job, framework=framework, top=1).best
-    assert (best.optimizer.sharding, best.optimizer.offload) == ("zero3", part)
+    assert (best.optimizer.sharding, best.optimizer.offload) == (sharding, 1.0)
     if framework == "deepspeed":
         zero = deepspeed.config(best)["zero_optimization"]
-        assert isinstance(zero, dict) and zero["stage"] == 3
-        assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": True, "ratio": part}
-        groups = best.model.parameters / best.data_parallel / zero.get("sub_group_size", np.inf)
-        assert groups > 30 if part < 1.0 else groups == 0.0  # of which a whole number is updated on the host
+        assert isinstance(zero, dict) and zero["stage"] == int(sharding[-1])
+        assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": True, "ratio": 1.0}
+        assert "sub_group_size" not in zero
     else:
         sharded = accelerate.config(best)["fsdp_config"]
         assert isinstance(sharded, dict) and sharded["fsdp_offload_params"] and sharded["fsdp_reshard_after_forward"]
     less = plan(name, machines, job, framework=framework, top=1, pins={"offload": 0})
     assert less.infeasible is not None and any(isinstance(remedy, Unpin) for remedy in less.infeasible.remedies)
+
+
+def test_of_a_part_on_the_host_whole_groups_are_updated_there() -> None:
+    job = make_job(global_batch=16, seq_len=2048)
+    pins = {"offload": 0.75, "sharding": "zero3"}
+    best = plan("llama-2-13b", "1x8xA100-SXM-80", job, framework="deepspeed", top=1, pins=pins).best
+    zero = deepspeed.config(best)["zero_optimization"]
+    assert isinstance(zero, dict) and zero["stage"] == 3
+    assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": True, "ratio": 0.75}
+    assert best.model.parameters / best.data_parallel / zero["sub_group_size"] > 30
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ STRATEGIES: dict[str, tuple[dict[str, Any], set[str], str]] = {
     "sharded": ({}, set(), ""),
     "zero1": ({"sharding": "zero1"}, {"torchtitan", "accelerate"}, ""),
     "pipeline": ({"pp": 4, "counts": (8, 8, 8, 8), "sharding": "none"}, {"accelerate", "deepspeed"}, "no pipeline"),
-    "tensor": ({"tp": 4, "sequence_parallel": False}, set(), ""),
+    "tensor": ({"tp": 4, "sequence_parallel": False}, {"deepspeed"}, "autotp"),
     "context": ({"cp": 4}, {"deepspeed"}, "none"),
     "selective": ({"recompute": Recompute(granularity="selective")}, {"accelerate", "deepspeed"}, "recomputes"),
     "pairs of layers": (
