@@ -18,7 +18,7 @@ from shardwright.exporters.torchtitan.models import differences, registered
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.read.presets import preset_model, preset_names
-from shardwright.trainers.runs import _least_plan
+from shardwright.trainers.runs import one_gpu_replicas
 
 TARGETS = {"megatron": "megatron", "bridge": "megatron", "torchtitan": "torchtitan"}
 LEAST = {"megatron": 70, "bridge": 70, "torchtitan": 15}  # presets that each can be told, when this was written
@@ -81,7 +81,7 @@ def exported(model: Model, target: str) -> str | None:
     """Return all that an export says, None where the target refuses the model."""
     job = Job(global_batch=8, seq_len=min(512, model.max_position or 512), framework=TARGETS[target])
     try:
-        return repr(shardwright.export(_least_plan(model, CLUSTER, CLUSTER.pools[0], job), target))
+        return repr(shardwright.export(one_gpu_replicas(model, CLUSTER, job, CLUSTER.pools[0].gpu.name), target))
     except (SpecError, ValueError, ArithmeticError):  # as what was changed may be no model at all
         return None
 
