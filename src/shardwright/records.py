@@ -1,14 +1,17 @@
 """Records: frozen dataclasses whose classes are made in a quarter of the time (docs/decisions/0010-records.md).
 
-`dataclass` compiles six methods of a frozen class one by one; planning imports three hundred classes. A record has its
-`__init__` compiled, its equality and hash when they are first asked for, and the other methods from here. In all else
-it is a dataclass: `fields`, `replace`, `asdict`, `match`, copies and pickles know it.
+`dataclass` compiles six methods of a frozen class one by one; planning imports three hundred classes. A record shares
+the code of its `__init__` with all of its shape, has its equality and hash compiled when they are first asked for, and
+has the other methods from here. In all else it is a dataclass: `fields`, `replace`, `asdict`, `match`, copies and
+pickles know it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
+from functools import cache
+from types import CodeType, FunctionType
 from typing import Any, NoReturn, TypeVar, dataclass_transform, overload
 
 Class = TypeVar("Class", bound=type[Any])
@@ -49,33 +52,45 @@ def _made(plain: type[Any], *, kw_only: bool, slots: bool, eq: bool) -> type[Any
 
 def _init(cls: type[Any]) -> Callable[..., None]:
     """Return the method that takes the fields, sets them, and calls `__post_init__` if there is one."""
-    names: dict[str, Any] = {"_object": object, "_missing": MISSING}
-    first, by_name, lines = ["self"], ["*"], ["_set = _object.__setattr__"]  # looked up within, or Dynamo takes another
-    for item in fields(cls):
-        name, value = item.name, item.name
-        if item.default_factory is not MISSING:
-            names[f"_new_{name}"] = item.default_factory
-            value = f"_new_{name}() if {name} is _missing else {name}" if item.init else f"_new_{name}()"
-        if item.init:
-            (by_name if item.kw_only else first).append(name + _default(item, names))
-        if item.init or item.default_factory is not MISSING:
-            lines.append(f"_set(self, {name!r}, {value})")
-    if hasattr(cls, "__post_init__"):
-        lines.append("self.__post_init__()")
-    parameters = first + (by_name if len(by_name) > 1 else [])
-    exec(f"def __init__({', '.join(parameters)}):\n " + "\n ".join(lines), names)
-    init: Callable[..., None] = names["__init__"]
+    taken = [item for item in fields(cls) if item.init or item.default_factory is not MISSING]
+    names = {f"f{number}": item.name for number, item in enumerate(taken)}
+    shape = tuple((item.init, item.kw_only, item.default_factory is not MISSING) for item in taken)
+    code = _init_code(shape, hasattr(cls, "__post_init__"))
+    code = code.replace(
+        co_varnames=tuple(names.get(name, name) for name in code.co_varnames),
+        co_consts=tuple(names.get(value, value) if isinstance(value, str) else value for value in code.co_consts),
+    )
+    factories = {f"_new_f{number}": item.default_factory for number, item in enumerate(taken)}
+    init = FunctionType(code, {"_object": object, "_missing": MISSING, **factories})
+    init.__defaults__ = tuple(item.default for item in taken if item.init and not item.kw_only and _optional(item))
+    init.__kwdefaults__ = {item.name: item.default for item in taken if item.init and item.kw_only and _optional(item)}
     init.__qualname__ = f"{cls.__qualname__}.__init__"
-    init.__annotations__ = {item.name: item.type for item in fields(cls) if item.init} | {"return": None}
+    init.__annotations__ = {item.name: item.type for item in taken if item.init} | {"return": None}
     return init
 
 
-def _default(item: Field[Any], names: dict[str, Any]) -> str:
-    """Return what makes the default of a field that of a parameter; adds what it refers to to `names`."""
-    if item.default is not MISSING:
-        names[f"_default_{item.name}"] = item.default
-        return f"=_default_{item.name}"
-    return "" if item.default_factory is MISSING else "=_missing"
+@cache
+def _init_code(shape: tuple[tuple[bool, bool, bool], ...], post: bool) -> CodeType:
+    """Return the code of `__init__` for fields named `f0`, `f1`, …, of which `shape` says which are parameters, are
+    given by name, and have a factory. Classes of one shape share it under the names of their fields: a compilation
+    takes as long as all else that makes a class."""
+    first, by_name, lines = ["self"], ["*"], ["_set = _object.__setattr__"]  # looked up within, or Dynamo takes another
+    for number, (parameter, kw_only, factory) in enumerate(shape):
+        name = value = f"f{number}"
+        if factory:
+            value = f"_new_{name}() if {name} is _missing else {name}" if parameter else f"_new_{name}()"
+        if parameter:
+            (by_name if kw_only else first).append(name)
+        lines.append(f"_set(self, {name!r}, {value})")
+    if post:
+        lines.append("self.__post_init__()")
+    parameters = ", ".join(first + (by_name if len(by_name) > 1 else []))
+    whole = compile(f"def __init__({parameters}):\n " + "\n ".join(lines), "<record>", "exec")
+    return next(value for value in whole.co_consts if isinstance(value, CodeType))
+
+
+def _optional(item: Field[Any]) -> bool:
+    return item.default is not MISSING or item.default_factory is not MISSING
 
 
 def _equality(cls: type[Any]) -> dict[str, Callable[..., Any]]:

@@ -260,7 +260,7 @@ def _(finding: findings.NothingAsFast) -> str:
 def _(finding: findings.RulesDropAll) -> str:
     if finding.trainers:
         limits = ", ".join(name.partition(": ")[2] for name in finding.rules)
-        return f"{finding.trainers} run no plan that fits (they do not have: {limits})"
+        return f"no plan that {finding.trainers} can run fits (lacking there: {limits})"
     return f"the rules drop every plan that fits ({', '.join(finding.rules)})"
 
 
