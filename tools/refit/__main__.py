@@ -18,6 +18,7 @@ COMMANDS = {
     "ratios": ("tools.refit.ratios:ratios", "How sure comparisons of two plans are, from sweeps of training runs."),
     "intervals": ("tools.refit.overheads_command:intervals", "Width of intervals, around the constants that ship."),
     "rare": ("tools.refit.rare:rare", "What of strategies hardly any published run has."),
+    "unseen": ("tools.refit.unseen:unseen", "Runs that no constant has seen, predicted."),
     "overheads": ("tools.refit.overheads_command:overheads", "Overheads of frameworks, from training runs."),
 }
 HELP = "Fit what predictions rest on to measurements; docs/calibration.md."

@@ -17,7 +17,7 @@ from typing import Any
 
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Exported, plan_words, run_script, torchrun
-from shardwright.exporters.megatron.export import dispatcher_of_plan, flex_backend
+from shardwright.exporters.megatron.export import dispatcher_of_plan, environment, flex_backend, graph_modules
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
 from shardwright.exporters.megatron.limits import beyond_the_matrix, first_stage, mesh_problems
 from shardwright.exporters.megatron.model import position_fields
@@ -119,6 +119,9 @@ def settings(plan: Plan) -> dict[str, dict[str, Any]]:
     comm: dict[str, Any] = {"tp_comm_overlap": plan.overlap.tensor_parallel}
     if plan.schedule.virtual_stages > 1:
         comm["overlap_p2p_comm"] = plan.overlap.pipeline
+    if plan.job.options.exchange_overlap == "batches":
+        comm["overlap_moe_expert_parallel_comm"] = True
+    whole = plan.job.options.cuda_graph == "full"  # which cannot look at the loss
     return {
         "model": _model(plan),
         "train": train,
@@ -126,6 +129,7 @@ def settings(plan: Plan) -> dict[str, dict[str, Any]]:
         "optimizer": _optimizer(plan),
         "comm_overlap": comm,
         "dist": {"use_tp_pp_dp_mapping": plan.rank_order == "tp-cp-ep-pp-dp"},
+        **({"rerun_state_machine": {"check_for_nan_in_loss": False}} if whole else {}),
     }
 
 
@@ -152,6 +156,10 @@ def _model(plan: Plan) -> dict[str, Any]:
         model["moe_token_dispatcher_type"] = dispatcher_of_plan(plan)
         if dispatcher_of_plan(plan) == "flex":  # takes probabilities in fp32 alone
             model |= {"moe_flex_dispatcher_backend": flex_backend(plan), "moe_router_dtype": "fp32"}
+    if plan.job.options.cuda_graph not in (None, "none"):
+        full = plan.job.options.cuda_graph == "full"
+        model["cuda_graph_impl"] = "full_iteration" if full else "transformer_engine"
+        model["cuda_graph_modules"] = list(graph_modules(plan))
     if not plan.flash_attention:
         model["attention_backend"] = "unfused"
     fused = options.get("loss", "fused") == "fused"  # as its recipes have it, and as it is priced
@@ -262,6 +270,7 @@ def _script(plan: Plan) -> str:
         f"{plan_words(plan)} Written by shardwright for Megatron-Bridge {VERSION}.",
         *(f': "${{{name}:?}}"' for name in names),
         "export PYTORCH_ALLOC_CONF=expandable_segments:True",
+        *(f"export {name}={value}" for name, value in environment(plan) if name == "NCCL_GRAPH_REGISTER"),
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
         torchrun(plan, f"{FILE}.py"),
     )

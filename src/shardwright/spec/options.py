@@ -24,6 +24,8 @@ GradientSync = Literal["every", "last"]
 Moment = Literal["fp32", "bf16", "fp16", "fp8"]
 Loss = Literal["unfused", "fused", "chunked"]
 Dispatcher = Literal["alltoall", "allgather", "flex"]
+CudaGraph = Literal["none", "moe", "attention", "layers", "full"]
+ExchangeOverlap = Literal["none", "batches"]
 WIDTH = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # bytes of an element
 STATE = ("main_grads", "main_params", "exp_avg", "exp_avg_sq")
 
@@ -39,7 +41,10 @@ class Options:
     memory, `weight_offload` a rank's part of sharded weights (ZeRO-3). `dispatcher` sends tokens to their experts: one
     copy for each expert (`alltoall`), all tokens to all ranks (`allgather`), or one copy for each machine (`flex`:
     DeepEP, HybridEP). Sharded gradients are summed in `every` micro-batch, or whole ones are kept until the `last`
-    (`gradient_sync`). With `param_gather` in fp8 the weights of fp8 products are kept and gathered in 8 bits alone."""
+    (`gradient_sync`). CUDA graphs launch nothing, the router and what counts its tokens (`moe`), that and attention,
+    whole layers, or the `full` iteration (`cuda_graph`); with `exchange_overlap` tokens are sent to experts beside the
+    computation of other micro-batches. With `param_gather` in fp8 the weights of fp8 products are kept and gathered in
+    8 bits alone."""
 
     recompute_modules: tuple[Module, ...] | None = None
     grad_reduce: GradReduce | None = None
@@ -54,6 +59,8 @@ class Options:
     weight_offload: WeightOffload | None = None
     gradient_sync: GradientSync | None = None
     param_gather: ParamGather | None = None
+    cuda_graph: CudaGraph | None = None
+    exchange_overlap: ExchangeOverlap | None = None
 
     @property
     def precision_aware(self) -> bool:

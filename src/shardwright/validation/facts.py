@@ -19,7 +19,7 @@ from shardwright.spec.adapter import ATTENTION, LINEAR, Adapter
 from shardwright.spec.catalog.frameworks import MEGATRON, figures, framework_rows
 from shardwright.spec.cluster import Assumption
 from shardwright.spec.job import Fp8Recipe, Framework, Job
-from shardwright.spec.options import Dispatcher, Options
+from shardwright.spec.options import CudaGraph, Dispatcher, Options
 from shardwright.spec.read.job import make_job
 from shardwright.units import GIGA
 from shardwright.validation.runs import PublishedRun
@@ -91,6 +91,8 @@ def job_of(run: PublishedRun, framework: Framework, guesses: list[Assumption]) -
     options = Options(
         grad_reduce="bf16" if run.grad_bytes == 2 else None,
         dispatcher=cast("Dispatcher | None", run.dispatcher or None),
+        cuda_graph=cast("CudaGraph | None", run.cuda_graph or None),
+        exchange_overlap="batches" if run.a2a_overlap == "true" else None,
     )
     return replace(
         job,

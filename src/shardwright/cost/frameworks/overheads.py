@@ -33,6 +33,16 @@ ASYNCHRONOUS = ("Hopper", "Blackwell")
 FLASH2_LOSS = 1.7  # documented
 # Launches of a layer in fp8 over one in 16 bits: quantisation, maxima and transposes are kernels too.
 FP8_LAUNCHES = 1.4  # chosen, 1 to 2
+# What the host still launches of a layer, and of its experts, by what CUDA graphs hold. The products of experts and
+# their exchange are few kernels beside those of the router, of counting tokens and of attention (Megatron-LM
+# core_v0.19.2, transformer_config.py 1047-1063); chosen, up to twice as much.
+LEFT_BY_GRAPHS: Mapping[str, tuple[float, float]] = {
+    "none": (1.0, 1.0),
+    "moe": (1.0, 0.3),
+    "attention": (0.2, 0.3),
+    "layers": (0.0, 0.0),
+    "full": (0.0, 0.0),
+}
 UPDATE_EFFICIENCY = 0.75  # of the memory's bandwidth; chosen, 0.6 to 0.9
 # Of the speed of products, where a GPU is capped below the power of its data sheet. Power rises with the clock at a
 # fixed voltage (1), with its cube where voltage follows the clock (0.33).
@@ -131,8 +141,9 @@ def kernel_factor(software: Overheads, job: Job, operators: OperatorTable) -> Fl
 
 
 def host_seconds(software: Overheads, job: Job, *, experts: bool) -> float:
-    """Return the time in which the host launches the forward pass of a layer."""
-    seconds = software.layer_seconds + (software.expert_seconds if experts else 0.0)
+    """Return the time in which the host launches the forward pass of a layer, beside what CUDA graphs launch."""
+    layer, expert = LEFT_BY_GRAPHS[job.options.cuda_graph or "none"]
+    seconds = layer * software.layer_seconds + (expert * software.expert_seconds if experts else 0.0)
     return seconds * (FP8_LAUNCHES if job.precision == "fp8" else 1.0)
 
 

@@ -255,15 +255,15 @@ def footprint(
     fixed = fixed or fixed_bytes(context, rows, shards, starts)
     working = np.maximum(working_set(rows, shards, starts), fixed.closing)
     values = kept_activations(context, rows, shards, starts)
-    kept = _most_kept(rows, values, fixed.micro_batches)
+    kept = _most_kept(context.job, rows, values, fixed.micro_batches)
     activations, replaced = kept + working, np.minimum(fixed.late, kept + fixed.resharded)
     gradients = fixed.gradients - replaced
     ends = fixed.bare - kept
     if fixed.first.any():
-        at_first = _kept_at_end(rows, values, fixed.micro_batches, last=False)
+        at_first = _kept_at_end(context.job, rows, values, fixed.micro_batches, last=False)
         others = (fixed.late - fixed.resharded)[:, 0]  # gradients of all layers are there by then, and no weights
         ends[:, 0] = np.maximum(ends[:, 0], fixed.first + others - (kept[:, 0] - at_first))
-    at_last = _kept_at_end(rows, values, fixed.micro_batches, last=True)
+    at_last = _kept_at_end(context.job, rows, values, fixed.micro_batches, last=True)
     ends[:, -1] = np.maximum(ends[:, -1], fixed.head - (kept[:, -1] - at_last))
     ends = ends - working - fixed.passing - (fixed.late - replaced)
     logits = np.maximum(np.maximum(ends, fixed.before - kept / context.layer_count), 0.0)
@@ -287,25 +287,32 @@ def host_bytes(context: Context, rows: Strategies, shards: LayerRows, starts: In
     stages = of_pipelines(shards.row, starts, context.layer_count)
     mode, count = rows.recompute[:, None], rows.recompute_layers[:, None]
     inputs = per_rank(in_host_bytes(shards.table.offloaded, stages, mode, count), int(rows.vpp[0]))
-    return np.asarray(fixed.in_host + _most_kept(rows, np.asarray(inputs), fixed.micro_batches))
+    return np.asarray(fixed.in_host + _most_kept(context.job, rows, np.asarray(inputs), fixed.micro_batches))
 
 
-def _most_kept(rows: Strategies, values: Floats, count: Ints) -> Floats:
+def _most_kept(job: Job, rows: Strategies, values: Floats, count: Ints) -> Floats:
     """Return the most that ranks keep, [N, P], where a micro-batch leaves `values` [N, v, P] on each virtual stage. A
     micro-batch whose gradients of weights are not computed keeps as much as before its backward pass: the inputs of
-    products, and instead of all else the gradients of their outputs, of the same sizes."""
+    products, and instead of all else the gradients of their outputs, of the same sizes. Where an exchange runs beside
+    other micro-batches, one forward pass more comes before each backward pass (Megatron-LM core_v0.19.2:
+    pipeline_parallel/schedules.py 939-943)."""
     kept = most_live(values, count)
     if rows.zero_bubble.any():
         kept = np.where(rows.zero_bubble[:, None], most_live(values, count, apart=True), kept)
+    if job.options.exchange_overlap == "batches":
+        kept = np.minimum(kept + values.max(axis=1), values.sum(axis=1) * count[:, None])
     return kept
 
 
-def _kept_at_end(rows: Strategies, values: Floats, count: Ints, *, last: bool) -> Floats:
+def _kept_at_end(job: Job, rows: Strategies, values: Floats, count: Ints, *, last: bool) -> Floats:
     """Return the same of the first rank while the embedding runs backward, or of the `last` while the logits of a
     micro-batch are there, [N]."""
     kept = live_at_end(values, count, last=last)
     if rows.zero_bubble.any():
         kept = np.where(rows.zero_bubble, live_at_end(values, count, last=last, apart=True), kept)
+    if job.options.exchange_overlap == "batches":
+        held = values[:, :, -1 if last else 0]
+        kept = np.minimum(kept + held.max(axis=1), held.sum(axis=1) * count)
     return kept
 
 
@@ -414,7 +421,7 @@ def _groups_floor(context: Context, rows: Strategies, shards: LayerRows, starts:
     table, row = shards.table, shards.row
     longest = np.maximum(np.diff(starts, axis=1).max(axis=1), 1)[:, None]
     group, alone = table.group[row][:, None], replace(rows, recompute_layers=np.ones(len(rows), dtype=np.int64))
-    kept = _most_kept(rows, kept_activations(context, alone, shards, starts), fixed.micro_batches)
+    kept = _most_kept(context.job, rows, kept_activations(context, alone, shards, starts), fixed.micro_batches)
     if memory_facts(context.job.framework).stage_buffers:  # what is kept less than inputs is so whatever the groups
         kept = 0.0 * kept
     size = np.clip(np.sqrt(kept / np.maximum(group, 1.0)), 1.0, longest)

@@ -104,7 +104,7 @@ def stage_times(context: Context, rows: Strategies, shards: LayerRows, starts: I
 def serial_launch_seconds(context: Context, rows: Strategies, starts: Ints) -> Floats:
     """Return the host time of a forward pass that cannot hide, [N, V]: the collectives of tensor parallelism, one after
     the other beside a pipeline's messages."""
-    ranks = rows.tp * (rows.tp > 1) * (rows.pp > 1)
+    ranks = rows.tp * (rows.tp > 1) * (rows.pp > 1) * (context.job.options.cuda_graph not in ("layers", "full"))
     return np.asarray(context.software.rank_seconds * ranks[:, None] * np.diff(starts, axis=1))
 
 

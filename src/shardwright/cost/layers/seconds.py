@@ -94,6 +94,8 @@ def layer_seconds(
     ep_forward, ep_backward = (
         software.exchange * seconds for seconds in _ep_layer(model, layer, shard, job, links, dispatcher)
     )
+    if job.options.exchange_overlap == "batches":  # forward beside another micro-batch's backward, and the reverse
+        ep_forward, ep_backward = exposed_seconds(ep_forward, backward), exposed_seconds(ep_backward, forward)
     return Seconds(
         forward=forward,
         backward=backward,

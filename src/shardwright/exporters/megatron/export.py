@@ -123,6 +123,7 @@ def to_megatron(plan: Plan) -> MegatronExport:
         ArgumentGroup(title="Activation recomputation", arguments=_recompute_arguments(plan)),
         ArgumentGroup(title="Optimizer and data parallelism", arguments=_optimizer_arguments(plan)),
         ArgumentGroup(title="Overlap of communication", arguments=_overlap_arguments(plan)),
+        ArgumentGroup(title="CUDA graphs", arguments=_graph_arguments(plan)),
         ArgumentGroup(title="Batch and length", arguments=_batch_arguments(plan), note=_batch_note(plan)),
         ArgumentGroup(title="Precision and kernels", arguments=_precision_arguments(plan), note=kernels),
         ArgumentGroup(title="Log", arguments=LOG, note="Each step's time and FLOPs, to hold against the plan's."),
@@ -130,7 +131,7 @@ def to_megatron(plan: Plan) -> MegatronExport:
     return MegatronExport(
         version=MEGATRON_VERSION,
         hosts=_hosts(plan),
-        environment=_environment(plan),
+        environment=environment(plan),
         groups=tuple(group for group in groups if group.arguments),
         program=program(plan.model),
     )
@@ -223,8 +224,31 @@ def _overlap_arguments(plan: Plan) -> Arguments:
         "--overlap-param-gather": overlap.param_gather,
         "--tp-comm-overlap": overlap.tensor_parallel,
         "--no-overlap-p2p-communication": plan.schedule.virtual_stages > 1 and not overlap.pipeline,
+        "--overlap-moe-expert-parallel-comm": plan.job.options.exchange_overlap == "batches",
     }
     return tuple((flag,) for flag, wanted in flags.items() if wanted)
+
+
+def _graph_arguments(plan: Plan) -> Arguments:
+    """CUDA graphs (arguments.py 1195 and 1873-1888)."""
+    scope = plan.job.options.cuda_graph
+    if scope in (None, "none"):
+        return ()
+    if scope == "full":
+        return (("--cuda-graph-impl", "full_iteration"), ("--no-check-for-nan-in-loss-and-grad",))
+    modules = graph_modules(plan)
+    return (("--cuda-graph-impl", "transformer_engine"), *([("--cuda-graph-modules", *modules)] if modules else ()))
+
+
+def graph_modules(plan: Plan) -> tuple[str, ...]:
+    """Return the modules that graphs of parts of layers hold; none for whole layers."""
+    parts = {"attention": ("attn", "mamba"), "moe": ()}.get(plan.job.options.cuda_graph or "")
+    if parts is None:
+        return ()
+    kinds = plan.model.kinds
+    there = {"attn": any(kind.attention for kind in kinds), "mamba": any(kind.mixer for kind in kinds)}
+    experts = ("moe_router", "moe_preprocess") if any(kind.moe for kind in kinds) else ()
+    return (*(part for part in parts if there[part]), *experts)
 
 
 def _batch_arguments(plan: Plan) -> Arguments:
@@ -259,16 +283,22 @@ def _precision_arguments(plan: Plan) -> Arguments:
     return tuple(arguments)
 
 
-def _environment(plan: Plan) -> tuple[tuple[str, str | None], ...]:
-    """One hardware queue keeps tensor parallel kernels behind their communication, before Blackwell and on AMD; FSDP
-    wants more (arguments.py 1143 and 1411-1439 of core_v0.19.2)."""
+def environment(plan: Plan) -> tuple[tuple[str, str | None], ...]:
+    """Return variables of the environment, None where one must not be set. One hardware queue keeps tensor parallel
+    kernels behind their communication, before Blackwell and on AMD; FSDP wants more, and so does an exchange beside
+    other micro-batches (arguments.py 1143, 1411-1439 and 1880-1887 of core_v0.19.2)."""
     stage = first_stage(plan)
     if plan.optimizer.sharding in SHARDING_STRATEGY:
         return (("CUDA_DEVICE_MAX_CONNECTIONS", None),)
+    options = plan.job.options
+    # Graphs that hold collectives, beside memory that is mapped as it grows.
+    graphs = () if options.cuda_graph in (None, "none") else (("NCCL_GRAPH_REGISTER", "0"),)
+    if options.exchange_overlap == "batches":
+        return (("CUDA_DEVICE_MAX_CONNECTIONS", "32"), *graphs)
     amd = any(pool.gpu.vendor == "amd" for pool in pools_of(plan))
     if stage.gpus > 1 and (amd or least_capability(plan) < 10):
-        return (("CUDA_DEVICE_MAX_CONNECTIONS", "1"),)
-    return ()
+        return (("CUDA_DEVICE_MAX_CONNECTIONS", "1"), *graphs)
+    return graphs
 
 
 def _model_note(plan: Plan) -> str:

@@ -24,7 +24,7 @@ from shardwright.spec.catalog.frameworks import MEGATRON, framework_rows
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Fp8Recipe, Job, Precision
 from shardwright.spec.model import Model
-from shardwright.spec.options import MODULES, STATE, Module, Options, ordered
+from shardwright.spec.options import MODULES, STATE, CudaGraph, Module, Options, ordered
 
 STRATEGIES: dict[str, Sharding] = {
     "no_shard": "none",
@@ -279,6 +279,22 @@ def _said(flags: Flags, model: Model, job: Job, optimizer: OptimizerPlan) -> Ite
         else:
             name = flags["--moe-token-dispatcher-type"]
             yield "dispatcher", DISPATCHERS.get(name, name)
+        if flags["--overlap-moe-expert-parallel-comm"]:
+            yield "exchange_overlap", "batches"
+    if graphs := _graphs(flags):
+        yield "cuda_graph", graphs
+
+
+def _graphs(flags: Flags) -> CudaGraph | None:
+    """Return what CUDA graphs hold (transformer_config.py 1032-1063), also by an older argument's name."""
+    modules = f"{flags['--cuda-graph-modules'] or ''} {flags['--cuda-graph-scope'] or ''}".replace(",", " ").split()
+    if flags["--cuda-graph-impl"] == "none":
+        return None
+    if flags["--cuda-graph-impl"] == "full_iteration" or "full_iteration" in modules:
+        return "full"
+    if not modules or "full" in modules:
+        return "layers"
+    return "attention" if {"attn", "mlp", "moe", "mamba"} & set(modules) else "moe"
 
 
 def _keeps_fp8(flags: Flags, job: Job, optimizer: OptimizerPlan) -> bool:

@@ -116,6 +116,8 @@ OPTION_NAMES = {
     "weight_offload": "sharded weights offloaded to:",
     "gradient_sync": "sharded gradients summed in micro-batches:",
     "param_gather": "weights kept and gathered in",
+    "cuda_graph": "CUDA graphs of:",
+    "exchange_overlap": "exchange with experts hidden beside other:",
 }
 
 

@@ -1,0 +1,93 @@
+"""CUDA graphs take launches from the host, and tokens may be sent to experts beside other micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, get_args
+
+import pytest
+
+import shardwright
+from shardwright.cost.frameworks.overheads import host_seconds, overheads
+from shardwright.errors import SpecError
+from shardwright.plans.plan import Plan
+from shardwright.spec.job import Job
+from shardwright.spec.options import CudaGraph
+
+MODEL = "qwen3-30b-a3b"
+PINS = {"tp": 1, "pp": 1, "ep": 8, "mbs": 1, "recompute": "none"}
+
+
+def planned(*, batch: int = 64, **pins: Any) -> Plan:
+    job = shardwright.make_job(global_batch=batch, seq_len=4096)
+    (plan,) = shardwright.plan(MODEL, "1x8xB200", job, pins=PINS | pins, framework="megatron", top=1).plans
+    return plan
+
+
+def seconds(plan: Plan, name: str) -> float:
+    assert plan.prediction is not None
+    return float(getattr(plan.prediction.time, name))
+
+
+def fullest(plan: Plan) -> float:
+    assert plan.prediction is not None
+    return max(stage.activations_bytes for stages in plan.prediction.memory for stage in stages)
+
+
+def test_the_more_graphs_hold_the_less_the_host_launches() -> None:
+    gpu = shardwright.load_cluster("1x8xB200").pools[0].gpu
+    job: Job = shardwright.make_job(global_batch=64, seq_len=4096)
+    scopes = [replace(job, options=replace(job.options, cuda_graph=scope)) for scope in get_args(CudaGraph)]
+    for experts in (False, True):
+        launched = [host_seconds(overheads("megatron", gpu), of, experts=experts) for of in scopes]
+        assert launched[0] == host_seconds(overheads("megatron", gpu), job, experts=experts)
+        assert all(more >= less for more, less in pairwise(launched))
+        assert launched[-1] == 0.0
+
+
+def test_a_hidden_exchange_takes_less_time_and_one_micro_batch_more_of_memory() -> None:
+    plain, hidden = planned(), planned(exchange_overlap="batches")
+    assert 0.0 < seconds(hidden, "expert_parallel_seconds") < seconds(plain, "expert_parallel_seconds")
+    assert seconds(hidden, "forward_seconds") == pytest.approx(seconds(plain, "forward_seconds"))
+    assert fullest(hidden) == pytest.approx(2.0 * fullest(plain), rel=0.01)
+    one = planned(batch=8), planned(batch=8, exchange_overlap="batches")
+    assert fullest(one[0]) == fullest(one[1])
+
+
+def test_both_go_out_as_arguments_and_come_back() -> None:
+    plan = planned(cuda_graph="attention", exchange_overlap="batches")
+    script = shardwright.export(plan, "megatron").files["run.sh"]
+    for words in (
+        "--cuda-graph-impl transformer_engine",
+        "--cuda-graph-modules attn moe_router moe_preprocess",
+        "--overlap-moe-expert-parallel-comm",
+        "NCCL_GRAPH_REGISTER=0",
+        "CUDA_DEVICE_MAX_CONNECTIONS=32",
+    ):
+        assert words in script, words
+
+
+@pytest.mark.parametrize(
+    ("pins", "words"),
+    [
+        ({"exchange_overlap": "batches", "dispatcher": "allgather"}, "needs the dispatcher alltoall or flex"),
+        ({"exchange_overlap": "batches", "recompute": "selective", "recompute_modules": "moe"}, "has moe"),
+    ],
+)
+def test_what_megatron_refuses_is_refused_by_name(pins: dict[str, str], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        planned(**pins)
+
+
+def test_whole_layers_with_experts_are_in_no_graph() -> None:
+    assert "which no graph does" in str(shardwright.support(MODEL, framework="megatron")) or not _exports("full")
+
+
+def _exports(scope: str) -> bool:
+    job = shardwright.make_job(global_batch=64, seq_len=4096)
+    ranking = shardwright.plan(MODEL, "1x8xB200", job, pins=PINS | {"cuda_graph": scope}, framework="megatron", top=1)
+    try:
+        return bool(ranking.plans) and bool(shardwright.export(ranking.plans[0], "megatron"))
+    except SpecError:
+        return False

@@ -1,0 +1,165 @@
+"""Runs that no constant has seen: published by people whose other runs are in no table of ours, and kept out of every
+fit.
+
+`data/unseen/runs.csv` has one a row: where it is published, model, cluster, framework, the settings that are published,
+as `--set` takes them, and what was measured. What is not published is what the planner would choose.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import shardwright
+from shardwright.commands import option
+from shardwright.errors import bad
+from shardwright.files import write_atomically
+from shardwright.reports.accuracy import markdown_table
+from shardwright.units import GIBIBYTE, GIGA, format_seconds
+
+FOLDER = Path(__file__).parent / "data" / "unseen"
+PAGE = Path(__file__).parents[2] / "docs" / "unseen-runs.md"
+FAR = 0.25
+
+LEAD = """# Runs that no constant has seen
+
+<!-- Written by `python -m tools.refit unseen`; edit tools/refit/data/unseen/runs.csv instead. -->
+
+What predictions are worth where nobody has measured is best asked of runs that came later, from people who have no run
+in the tables that [constants are fitted to](calibration.md). These are all that were found with their settings, good
+and bad; nothing is fitted to them. Each is predicted as `shardwright plan` does with what is published pinned by
+`--set`; what is not published is what the planner would choose. Seconds are of an iteration; memory is the peak of the
+fullest GPU as the source measured it: allocated, reserved, or what nvidia-smi shows, which is more."""
+BESIDE = """What stands out: memory is near where the trainer is known; dense models are predicted well. Eager PyTorch
+with small kernels (8B, tensor-parallel over eight GPUs) waits for the host, which is not predicted. Mixtures of experts
+on Blackwell in 8 bits, with CUDA graphs and hidden exchange, are faster than predicted
+([decision 9](decisions/0009-terms-of-the-fit.md)), hybrids of Mamba that check and convert on the host in every layer
+far slower."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnseenRun:
+    """A run and its prediction: seconds of an iteration, peak bytes of a GPU (measured: None where not published)."""
+
+    source: str
+    where: str
+    name: str
+    note: str
+    seconds: float
+    memory: float | None
+    predicted_seconds: float
+    low: float
+    high: float
+    predicted_memory: float
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured seconds."""
+        return self.predicted_seconds / self.seconds
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """Predicted over measured memory."""
+        return None if self.memory is None else self.predicted_memory / self.memory
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured seconds lie in the 80 % interval."""
+        return self.low <= self.seconds <= self.high
+
+
+def unseen_runs(path: Path = FOLDER / "runs.csv") -> tuple[dict[str, str], ...]:
+    """Return the rows of the file."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))
+
+
+def predicted(row: Mapping[str, str]) -> UnseenRun:
+    """Return a run with its prediction. Raises SpecError for settings that no plan has."""
+    precision, _, recipe = row["precision"].partition(":")
+    job = shardwright.make_job(
+        global_batch=int(row["global_batch"]),
+        seq_len=int(row["seq_len"]),
+        precision=precision,
+        fp8_recipe=recipe or None,
+        framework=row["framework"],
+    )
+    pins = {name: _value(value) for name, value in (pair.split("=") for pair in row["settings"].split())}
+    model = str(FOLDER / row["model"]) if row["model"].endswith(".json") else row["model"]
+    plans = shardwright.plan(model, row["cluster"], job, pins=pins, framework=row["framework"], top=1).plans
+    if not plans or plans[0].prediction is None:
+        raise bad(row["name"], "has no plan", "see what `shardwright plan` says of its settings")
+    prediction = plans[0].prediction
+    unit = GIBIBYTE if row["memory_kind"].startswith("GiB") else GIGA
+    return UnseenRun(
+        source=row["source"],
+        where=row["where"],
+        name=row["name"],
+        note=row["note"],
+        seconds=float(row["seconds"]),
+        memory=float(row["memory_gb"]) * unit if row["memory_gb"] else None,
+        predicted_seconds=prediction.iteration_seconds,
+        low=prediction.interval[0],
+        high=prediction.interval[1],
+        predicted_memory=max(stage.total_bytes for stages in prediction.memory for stage in stages),
+    )
+
+
+def _value(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
+
+
+def unseen_page(runs: Sequence[UnseenRun]) -> str:
+    """Return the page of the runs as Markdown."""
+    by_source = [(source, list(of)) for source, of in groupby(runs, key=lambda run: run.source)]
+    summary = markdown_table(
+        ("source", "runs", "error of seconds, median", "inside 80 %", "with memory", "error of memory, median"),
+        [_summed(source, of) for source, of in by_source] + [_summed("all, each source once", runs, by_source)],
+        words=("source",),
+    )
+    columns = ("run", "measured", "predicted", "80 %", "predicted / measured", "inside", "memory", "of that predicted")
+    figures = markdown_table(columns, [_figures(run) for run in runs], words=("run",))
+    origins = "\n".join(f"* {source}: {', '.join(f'`{where}`' for where in _once(of))}" for source, of in by_source)
+    return "\n\n".join((LEAD, summary, BESIDE, figures, "## Where they are published", origins)) + "\n"
+
+
+def _summed(source: str, runs: Sequence[UnseenRun], parts: Sequence[tuple[str, Sequence[UnseenRun]]] = ()) -> list[str]:
+    """Return the row of some runs; medians over `parts`, where there are any, are means of theirs."""
+    groups = [of for _, of in parts] or [runs]
+    seconds = [median(abs(run.ratio - 1.0) for run in of) for of in groups]
+    memory = [median(errors) for of in groups if (errors := list(_memory_errors(of)))]
+    inside = [sum(run.inside for run in of) / len(of) for of in groups]
+    known = sum(run.memory is not None for run in runs)
+    means = [f"{sum(values) / len(values):.1%}" if values else "–" for values in (seconds, inside, memory)]
+    return [source, str(len(runs)), means[0], means[1], str(known), means[2]]
+
+
+def _memory_errors(runs: Iterable[UnseenRun]) -> Iterator[float]:
+    return (abs(run.memory_ratio - 1.0) for run in runs if run.memory_ratio is not None)
+
+
+def _figures(run: UnseenRun) -> list[str]:
+    range_ = f"{format_seconds(run.low)} to {format_seconds(run.high)}"
+    memory = "–" if run.memory is None else f"{run.memory / GIBIBYTE:.1f} GiB"
+    of_memory = "–" if run.memory_ratio is None else f"{run.memory_ratio:.2f}"
+    name = f"{run.name} ({run.note})" if run.note else run.name
+    measured, now = format_seconds(run.seconds), format_seconds(run.predicted_seconds)
+    return [name, measured, now, range_, f"{run.ratio:.2f}", "yes" if run.inside else "no", memory, of_memory]
+
+
+def _once(runs: Iterable[UnseenRun]) -> Iterator[str]:
+    return iter(dict.fromkeys(run.where for run in runs))
+
+
+def unseen(
+    page: Annotated[Path, option("--page", metavar="FILE", help="Where the page is written.")] = PAGE,
+) -> None:
+    """Predict the runs that no constant has seen, and write their page; a minute."""
+    text = unseen_page([predicted(row) for row in unseen_runs()])
+    write_atomically(page, text)
+    print(text)
