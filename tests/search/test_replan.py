@@ -75,7 +75,7 @@ def test_the_new_plan_is_legal_and_about_as_good_as_a_full_search(before, change
 def test_sharded_weights_may_be_shared_among_unlike_gpus(changed):
     """The A100s alone shard weights evenly; with fewer of them the H20s are worth their rows."""
     alone = full_search("4x8xA100-SXM-80")
-    assert alone.optimizer.sharding == "zero3"
+    assert alone is not None and alone.optimizer.sharding == "zero3"
     cluster = load_cluster(changed)
     found = replan(alone, cluster, efficiency=EFFICIENCY)
     assert found is not None and check(found) == ()
