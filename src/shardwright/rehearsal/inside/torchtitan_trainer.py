@@ -28,10 +28,8 @@ from shardwright.rehearsal.inside.pipelining import take_micro_batches, tell_sha
 MODULE = "shardwright_plan"
 OUTSIDE = ((DeviceMesh, "_concatenate"), (DeviceMesh, "__getitem__"), (DeviceMesh, "_flatten"))  # look at values
 GROUPS = {"fsdp": "gradient", "dp_replicate": "gradient", "tp": "tensor", "cp": "context"}
-BACKEND = "partial_dtensor"
 CHOICES = (
     "layers and loss compiled by AOTAutograd with Inductor's decompositions, their operators run one by one",
-    f"spmd_backend: {BACKEND}; FSDP2 of PyTorch 2.13 does not take the plain tensors of spmd_types",
     "attention: PyTorch's flash kernel in place of FlexAttention's, which keeps the same",
     "optimizer: AdamW as torchtitan builds it",
     "CUDA graphs are not captured; where they are asked for, gradients stay from step to step",
@@ -79,7 +77,6 @@ def _configured(question: dict[str, Any]) -> Any:
             raise Refused(str(error.name), "is not installed; torchtitan 0.3 imports it", TORCHTITAN) from None
         finally:
             sys.path.remove(folder)
-    config.parallelism.spmd_backend = BACKEND
     config.compile.enable_async_tensor_parallel = False
     config.compile.backend = _partitioned()
     return config
