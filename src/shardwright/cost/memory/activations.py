@@ -39,6 +39,7 @@ from shardwright.spec.mixers import Mixer, ShortConvolution
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, Tower
 
 COPIES = 4.0  # documented: `hidden_copies` are two norms' inputs in fp32 in place of 16 bits, and their weights' inputs
+NORM_SINGLES, NORM_SAVED = 4.0, 5.0  # documented: `norm_backward_bytes`
 FALCON, JOINED = "falcon", ("phi3", "cohere", "cohere2")  # families of transformers, by how they make queries
 # Families whose router transformers computes in fp32, from a copy of its input.
 SINGLE_ROUTERS = frozenset({
@@ -127,6 +128,17 @@ def norm_copies(model: Model, job: Job) -> float:
     weighed = job.trains("language") and model.norm_vectors != 0
     inputs = 2.0 if model.norm_form == "centred" else 1.0
     return unit * (inputs + (0.0 if not weighed else 2.0 if model.norm_form else 1.0))
+
+
+def norm_backward_bytes(model: Model, job: Job) -> float:
+    """Return the bytes of an element that the backward pass of a layer's first norm has at a time where it is unfused,
+    beside the gradients of all the layer's weights: four tensors in fp32 and five as activations are, in PyTorch 2.13
+    of transformers' `LlamaRMSNorm`. What the head keeps and the layer's input, which count as kept, are gone by then.
+    """
+    copies, saved = norm_copies(model, job), widths_of(job).saved
+    if copies == 0.0:
+        return 0.0
+    return NORM_SINGLES * SINGLE + NORM_SAVED * saved - (3.0 * saved + copies)
 
 
 def value_norm_copies(job: Job) -> float:
