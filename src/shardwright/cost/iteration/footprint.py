@@ -202,7 +202,7 @@ def fixed_bytes(
     layer, ranks = shards.table.parameters[shards.row], data_parallel(context, rows).dense.size
     units = whole_units(model, job, rows, layer, ranks, count)
     last, at_last = units.last[:, None], summed_at_last(job, rows)
-    single = np.logical_not(at_last)[:, None]
+    norm = np.where((state.closing > 0.0) & ~at_last[:, None], norm_backward_bytes(model, job) * elements, 0.0)
     updated = np.where(rows.sharding[:, None] == ZERO3, 0.0, facts.by_unit * _updated_weights(context, rows, held))
     return Fixed(
         weights=state.weights,
@@ -214,7 +214,7 @@ def fixed_bytes(
         passing=np.where(cut & facts.head_alone, state.gathered + last, 0.0),
         before=np.broadcast_to(units.before[:, None], state.weights.shape),
         bare=updated,
-        closing=state.closing + np.where(single & (state.closing > 0.0), elements * norm_backward_bytes(model, job), 0.0),
+        closing=state.closing + norm,
         resharded=state.resharded,
         late=np.where(cut & facts.freed & (count == 1)[:, None], state.sharded_gradients, 0.0),
         in_host=np.broadcast_to(state.in_host, state.weights.shape),

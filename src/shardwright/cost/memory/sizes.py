@@ -26,8 +26,9 @@ class StateBytes:
     `sharded_gradients`, and weights that a backward pass leaves sharded, layer by layer, are `resharded`. `closing` are
     gradients of one more layer where a layer's backward pass ends: under FSDP2 those before it are on their way by
     then, and under ZeRO-2 their weights are no more. Beside gradients that stay whole until the last micro-batch they
-    are the sum's copy of the layer, or in the forward pass, where nothing runs again, weights of a third one. `in_host` are the bytes of host memory: offloaded state with its
-    gradients and what else follows it, and state that is paged."""
+    are the sum's copy of the layer, or in the forward pass, where nothing runs again, weights of a third one. `in_host`
+    are the bytes of host memory: offloaded state with its gradients and what else follows it, and state that is paged.
+    """
 
     weights: Floats
     gradients: Floats
