@@ -62,6 +62,15 @@ def test_sharding_divides_the_state_by_the_gpus_that_share_it() -> None:
     assert fully.weights_bytes < alone.weights_bytes / 4
 
 
+def test_sharding_of_everything_is_called_as_the_framework_calls_it() -> None:
+    names = {
+        framework: {way.name for way in ways(8, Job(global_batch=8, seq_len=1024, framework=framework))}
+        for framework in ("fsdp", "deepspeed")
+    }
+    assert "ZeRO-3 (FSDP)" in names["fsdp"] and "ZeRO-3" in names["deepspeed"]
+    assert not any("FSDP" in name for name in names["deepspeed"])
+
+
 def test_adapters_leave_the_weights_and_take_the_state() -> None:
     sizing = sized()
     lora, full = size_of(sizing, "LoRA").memory, size_of(sizing, "full, recomputation").memory
