@@ -3,6 +3,7 @@ by the tensors that autograd saves, and FLOPs of a step by PyTorch's own counter
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,8 @@ from tests.nightly import nightly
 from shardwright.cost.compute.flops import job_flops, score_flops_per_token
 from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.errors import SpecError
+from shardwright.exporters.hugging_face import adapter_config
+from shardwright.spec.adapter import adapter_parameters, parse_adapter
 from shardwright.spec.images import image_problems, taken_of, trained_parameters
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -106,6 +109,19 @@ def test_images_take_no_place_in_the_sequence() -> None:
     assert not list(image_problems(model, job, "job.seq_len"))
     taken = taken_of(model.tower, job)
     assert (taken.count, taken.positions, taken.tokens) == (1, 4 * 1608, 4 * 1601)
+
+
+def test_adapters_stand_beside_cross_attention_too() -> None:
+    """PEFT is told by an expression, and has as many weights as are counted."""
+    torch = pytest.importorskip("torch")
+    model, _ = described(FEW, ())
+    adapter = parse_adapter("lora:4", "linear")
+    pattern = adapter_config(model, adapter)["target_modules"]
+    named = {name: module for name, module in built(FEW, ()).named_modules() if isinstance(module, torch.nn.Linear)}
+    chosen = {name: module for name, module in named.items() if re.fullmatch(pattern, name)}
+    assert {name.split(".")[-2] for name in chosen} == {"self_attn", "cross_attn", "mlp"}
+    weights = sum(4 * (module.in_features + module.out_features) for module in chosen.values())
+    assert adapter_parameters(model, adapter) == weights
 
 
 @pytest.mark.parametrize(
