@@ -53,7 +53,8 @@ Of these the vision tower and the projector are read too: their weights run befo
 `--images-per-sequence` and `--image-size` say. Any other tower is left out, and the report says so: then only the text
 model is planned. Compared are weights of tower, projector and text model, each, and FLOPs of an image with PyTorch's
 counter (`tests/spec/count_towers_with_transformers.py`). Larger images than the encoder takes are scaled down, or cut
-into tiles with the whole image beside them. The authors' own configs of InternVL (`internvl_chat`) are read, too.
+into tiles with the whole image beside them. What the tower of Llama 3.2 Vision (`mllama`) gives is no part of the
+sequence: some layers read it by cross attention. The authors' own configs of InternVL (`internvl_chat`) are read, too.
 
 | `model_type` | encoder | images | configurations compared | largest difference of weights | of FLOPs |
 |---|---|---|---|---|---|
@@ -132,6 +133,7 @@ def _seeing() -> str:
         images = (
             "scaled" if tower.budget else "any size" if tower.image is None else "tiles" if tower.tiling else "one size"
         )
+        images = f"{tower.tiles} tiles together" if tower.tiles else images
         compared[row["given"]["model_type"], tower.family, images].append(
             (_difference(row), _more_flops(tower, row["flops"], size=data["image"]))
         )
