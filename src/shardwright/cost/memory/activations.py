@@ -228,7 +228,10 @@ def _cross_bytes(model: Model, attention: Attention, tower: Tower, shard: Shard,
     widths, size, read = widths_of(job), tokens(shard, job), float(taken_of(tower, job).all_tokens)
     projected = widths.saved_input * norm_tokens(shard, job) * model.hidden * _needed(job, "q_proj")
     queries = (widths.saved * attention.query_width + widths.saved_input * attention.out_width) * size / shard.tp
-    given = widths.saved * shard.micro_batch * read * (attention.key_width + attention.value_width) / shard.tp
+    kept = attention.key_width + attention.value_width
+    if tower.tiles is not None:  # beside a mask transformers repeats both for every head
+        kept = attention.query_width + attention.out_width
+    given = widths.saved * shard.micro_batch * read * kept / shard.tp
     if attention.qk_norm:  # what the norms of queries and keys take in
         normed = size * attention.query_width + shard.micro_batch * read * attention.key_width
         queries = queries + (widths.saved + norm_copies(model, job)) * normed / shard.tp
