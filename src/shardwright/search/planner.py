@@ -30,7 +30,7 @@ from shardwright.search.account import left_out, report_of
 from shardwright.search.infeasible import explain
 from shardwright.search.kinds import EXPORTABLE, Asked, OneType, search_type
 from shardwright.search.nearby import fewer_machines, nearby
-from shardwright.search.objective import INDIFFERENCE, require_countable, require_indifference
+from shardwright.search.objective import INDIFFERENCE, require_indifference
 from shardwright.search.ranked import (
     best_of,
     best_of_kinds,
@@ -132,7 +132,6 @@ def _plan(
     """Return the best plans for a job whose options are settled (`plan`)."""
     if problems := (*position_problems(model, job), *option_problems(model, job), *own_job_problems(model, job)):
         raise SpecError(*problems)
-    require_countable(cluster, job)
     begin = time.perf_counter()
     filters = Filters(rules=tuple(rules))
     asked, space = space, as_options_need(space, job)
