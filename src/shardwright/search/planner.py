@@ -187,11 +187,12 @@ def _beyond_one_type(
     pipelines of unequal replicas. None where there are no such plans."""
     if len(results) == 1 and results[0].context.job.framework != OWN:
         return None, None
-    from shardwright.search.several import search_pipelines, search_uneven  # with what one type does without
+    from shardwright.search.several import search_pipelines, search_uneven, with_equal_shares  # not for one type
 
     one_mesh = exportable_to is not None
     joins = exportable_to is None or exportable_to in EXPORTABLE
     mixed = search_pipelines(results, asked, top, one_mesh=one_mesh) if joins else None
+    mixed = with_equal_shares(results, asked, top, mixed)
     enough = value_to_beat(results, top, mixed, asked.indifference)
     return mixed, None if one_mesh else search_uneven(results, asked, enough)
 
@@ -337,7 +338,7 @@ def on_fewer(
     def found(cluster: Cluster) -> Plan | None:
         results = [alone(context) for context in contexts_for(best.model, cluster, best.job, fit, efficiency)]
         asked = Asked(cluster=cluster, space=alike, filters=filters, gap=GAP, indifference=indifference, fit=fit)
-        mixed, _ = _beyond_one_type(results, asked, 1, EXPORTABLE[0])
+        mixed, _ = _beyond_one_type(results, asked, 1, best.job.framework)
         _, plans = best_plans(results, cluster, 1, mixed, None, indifference)
         return plans[0] if plans else None
 
