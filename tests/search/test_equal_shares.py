@@ -15,6 +15,7 @@ from tests.search.test_mixed_machines import TWIN, A, box
 
 import shardwright
 from shardwright.exporters.targets import export
+from shardwright.plans.abilities import flash_attention_runs, gpu_problems
 from shardwright.plans.check import check
 from shardwright.plans.document import dumps, load_plan
 from shardwright.plans.mesh import has_equal_shares
@@ -59,7 +60,7 @@ def neighbours(best: Plan, counts: dict[str, int]) -> Iterator[Plan]:
     for sharding, size, again in itertools.product(
         ("none", "zero1", "zero2", "zero3"), (1, 2, 4), (Recompute(), whole)
     ):
-        if job.global_batch % (gpus * size):
+        if job.global_batch % (gpus * size) or (gpus == 1 and sharding != "none"):
             continue
         (stage,) = best.replicas[0].stages
         alone = replace(stage, tensor_parallel=1, context_parallel=1, layers=((0, len(MODEL.layers)),), recompute=again)
@@ -75,9 +76,19 @@ def neighbours(best: Plan, counts: dict[str, int]) -> Iterator[Plan]:
         optimizer = replace(best.optimizer, sharding=sharding, offload=0.0)
         overlap = replace(best.overlap, param_gather=best.overlap.param_gather and sharding != "none")
         made = replace(
-            best, micro_batch=size, replicas=replicas, optimizer=optimizer, overlap=overlap, prediction=None, label=""
+            best,
+            micro_batch=size,
+            replicas=replicas,
+            optimizer=optimizer,
+            overlap=overlap,
+            prediction=None,
+            label="",
+            flash_attention=all(
+                flash_attention_runs(pool.gpu, job) for pool in best.cluster.pools if pool.gpu.name in counts
+            ),
         )
-        if not check(made) and runners(made):
+        pools = [pool for pool in made.cluster.pools if pool.gpu.name in counts]
+        if not check(made) and runners(made) and not any(tuple(gpu_problems(made, pool)) for pool in pools):
             yield predict(made)
 
 
