@@ -67,7 +67,7 @@ class NotCovered(Enum):
     EMPTY_STAGES = "stages without a layer"
     SPREAD_STAGES = "stages of one type that are not neighbours"
     STRADDLED_STAGES = "a stage on several types"
-    MODEL_PARALLEL_OVER_TYPES = "plans over several types that are more than data-parallel"
+    OVER_SEVERAL_TYPES = "plans over several types beside those of equal shares that were tried"
     UNEQUAL_DEGREES = "several tensor-parallel degrees in a plan"
     UNEQUAL_DEGREES_OF_A_TYPE = "several tensor-parallel degrees on one type"
     UNEQUAL_REPLICAS_OF_A_TYPE = "unequal replicas on one type"

@@ -89,7 +89,7 @@ def equal_shares(results: Sequence[OneType], asked: Asked, top: int) -> MixedOut
         bound=valued[0][0],
         candidates=looked_at,
         costed=len(found),
-        not_covered=(NotCovered.MODEL_PARALLEL_OVER_TYPES,),
+        not_covered=(NotCovered.OVER_SEVERAL_TYPES,),
     )
 
 
