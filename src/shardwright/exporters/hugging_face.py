@@ -57,8 +57,8 @@ def mixed_precision(plan: Plan) -> str:
 
 
 def trainer_arguments(plan: Plan) -> dict[str, object]:
-    """Return the training arguments of a uniform plan without pipeline."""
-    (replica,) = plan.replicas
+    """Return the training arguments of a plan of equal shares."""
+    replica = plan.replicas[0]
     precision, options = mixed_precision(plan), plan.job.options
     found: dict[str, object] = {
         "per_device_train_batch_size": plan.micro_batch,
