@@ -127,11 +127,13 @@ schemas: $(INSTALLED)
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
 
-# A virtual environment with the project and the named extras.
+# A virtual environment with the project and the named extras. Modules are compiled as they are imported: three in four of
+# them never are, and pip would take a minute for all of them.
 define installed
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(1)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt \
+		--editable '.[$(1)]'
 	@touch $(INSTALLED) $@
 endef
 

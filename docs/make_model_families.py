@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,7 +54,8 @@ Of these the vision tower and the projector are read too: their weights run befo
 `--images-per-sequence` and `--image-size` say. Any other tower is left out, and the report says so: then only the text
 model is planned. Compared are weights of tower, projector and text model, each, and FLOPs of an image with PyTorch's
 counter (`tests/spec/count_towers_with_transformers.py`). Larger images than the encoder takes are scaled down, or cut
-into tiles with the whole image beside them. The authors' own configs of InternVL (`internvl_chat`) are read, too.
+into tiles with the whole image beside them. What the tower of Llama 3.2 Vision (`mllama`) gives is no part of the
+sequence: some layers read it by cross attention. The authors' own configs of InternVL (`internvl_chat`) are read, too.
 
 | `model_type` | encoder | images | configurations compared | largest difference of weights | of FLOPs |
 |---|---|---|---|---|---|
@@ -101,7 +103,8 @@ def page() -> str:
         if text in FAMILIES and text not in {row["config"]["model_type"] for row in data["models"]}:
             compared[text].append(_difference(row))
     lead = LEAD.format(version=data["transformers"], equal=len(FAMILIES), refused=len(REFUSED), trained=len(TRAINED))
-    rows = [_read(name, compared.get(name, [])) for name in sorted(FAMILIES)]
+    built = {row["model_type"] for row in data["causal"]}
+    rows = [_read(name, compared.get(name, []), built) for name in sorted(FAMILIES)]
     reasons: defaultdict[str, list[str]] = defaultdict(list)
     for name, reason in REFUSED.items():
         reasons[reason].append(name)
@@ -132,6 +135,7 @@ def _seeing() -> str:
         images = (
             "scaled" if tower.budget else "any size" if tower.image is None else "tiles" if tower.tiling else "one size"
         )
+        images = f"{tower.tiles} tiles together" if tower.tiles else images
         compared[row["given"]["model_type"], tower.family, images].append(
             (_difference(row), _more_flops(tower, row["flops"], size=data["image"]))
         )
@@ -146,7 +150,8 @@ def _hearing() -> str:
         audio = model_of_config(row["config"], "config.json").audio
         assert audio is not None, "every model of the file has a tower of sound that is read"
         words = "padded" if audio.segments is None else f"cut into segments, the last one {audio.segments}"
-        rate = f"{SPECTRA / 2 ** (len(audio.stem) - 1) / audio.joined:g}"
+        halved, chunk = 2 ** (len(audio.stem) - 1), audio.chunk or SPECTRA * 8
+        rate = f"{SPECTRA * math.ceil(chunk / halved) / chunk / audio.joined:g}"
         key = row["given"]["model_type"], words if audio.positions else "of any length", rate
         compared[key].append((_difference(row), _more_flops(audio, row["flops"], seconds=data["seconds"])))
     return _table(compared)
@@ -188,10 +193,11 @@ def _difference(row: dict[str, Any]) -> float:
     return float(abs(ours / row["parameters"] - 1.0))
 
 
-def _read(name: str, differences: list[float]) -> str:
+def _read(name: str, differences: list[float], built: set[str]) -> str:
     also = sorted(other for other, meant in SYNONYMS.items() if meant == name)
     names = f"{name} ({', '.join(also)})" if also else name
-    worst = f"{max(differences):.2%}" if differences else "not in transformers"
+    absent = "the text model alone, by its published count" if name in built else "not in transformers"
+    worst = f"{max(differences):.2%}" if differences else absent
     trained = "yes" if name in TRAINED else ""
     return f"| {names} | {trained} | {len(differences)} | {worst} | {FAMILIES[name].particular or ''} |"
 

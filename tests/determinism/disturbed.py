@@ -9,6 +9,7 @@ processes that have not imported the package yet.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -27,6 +28,9 @@ FUNCTIONS = frozenset(
     )
 )
 ATTRIBUTES = frozenset(("col_value", "mip_dual_bound"))
+MAYBE = re.compile(
+    rb"@ |\b(?:%s)\b" % "|".join(sorted(FUNCTIONS | ATTRIBUTES)).encode()
+)  # what a module to rewrite has
 NAME = "__disturbed__"
 
 
@@ -82,7 +86,9 @@ def _wrapped(node: ast.expr) -> ast.expr:
 class _Loader(SourceFileLoader):
     disturbed: Callable[[Any], Any]
 
-    def get_code(self, fullname: str) -> CodeType:
+    def get_code(self, fullname: str) -> CodeType | None:
+        if not MAYBE.search(self.get_data(self.path)):
+            return super().get_code(fullname)
         tree = ast.fix_missing_locations(_Rewriter().visit(ast.parse(self.get_data(self.path))))
         return compile(tree, self.path, "exec")
 

@@ -15,7 +15,11 @@ from shardwright.exporters.megatron.export import dispatcher_of_plan, to_megatro
 from shardwright.exporters.megatron.launch import launch_script
 from shardwright.exporters.megatron.limits import unsupported
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute
+from shardwright.search import planner
+from shardwright.search.space.axes import parse_pins
 from shardwright.spec.options import STATE, Options
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
 from tests.golden.plans import H100, LLAMA_2_70B, LLAMA_3_1_8B, PLANS, cluster_of
 from tests.importers.texts import plan_from_megatron
 from tests.nightly import examples
@@ -59,6 +63,25 @@ def test_launch_scripts_give_the_plan_back(name: str, launcher: str) -> None:
     read = plan_from_megatron(script, cluster=plan.cluster)
     assert_same(replace(read.plan, job=replace(read.plan.job, fp8_recipe=plan.job.fp8_recipe)), plan)
     assert "--data-path" in read.ignored and "--lr" in read.ignored
+
+
+def test_chunks_without_a_layer_are_found_and_come_back() -> None:
+    """94 layers in 96 chunks, of which the first has the embedding alone and the last the loss."""
+    model, cluster = load_model("qwen3-235b-a22b"), cluster_of(32)
+    job = make_job(global_batch=1024, seq_len=4096, framework="megatron")
+    pins = parse_pins(["pp=8", "vpp=12", "tp=4", "ep=16", "micro_batch=2", "first_layers=0", "last_layers=0"])
+    best = planner.plan(model, cluster, job, space=pins).best
+    assert best is not None
+    plan = replace(best, prediction=None)
+    export = to_megatron(plan)
+    assert_same(plan_from_megatron(launch_script(plan, export, "torchrun"), cluster=cluster).plan, plan)
+    layout = export.arguments[export.arguments.index("--pipeline-model-parallel-layout") + 1]
+    assert layout == "E|" + "t|" * 94 + "L"
+    flags = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    words = shlex.join(export.arguments).replace(f"--pipeline-model-parallel-layout '{layout}'", flags)
+    words += " --num-virtual-stages-per-pipeline-rank 12"
+    read = plan_from_megatron("torchrun --nnodes 32 --nproc-per-node 8 pretrain_gpt.py " + words, cluster=cluster)
+    assert read.plan.replicas == plan.replicas
 
 
 SCRIPT = r"""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import shardwright
 from shardwright.errors import SpecError
+from shardwright.exporters.evaluation import evaluation_of
 from shardwright.importers.launch import plan_from_launch
 from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute
@@ -75,6 +76,7 @@ def plans(draw: Any, target: str) -> Plan | None:
         recompute=draw(st.sampled_from([None, FULL, SELECTIVE])),
         overlap=Overlap(grad_reduce=draw(st.booleans())),
     )
+    plan = on_known_machines(plan)
     whole = draw(st.sampled_from([0.0, 0.0, 1.0])) if plan.optimizer.distributed else 0.0
     plan = replace(plan, optimizer=replace(plan.optimizer, offload=whole))
     plan = plan if pipelined else replace(plan, sequence_parallel=False)
@@ -83,6 +85,11 @@ def plans(draw: Any, target: str) -> Plan | None:
     except SpecError:
         return None
     return None if check(plan) else plan
+
+
+def on_known_machines(plan: Plan) -> Plan:
+    """Return a plan on machines of the catalogue, which have a short form."""
+    return replace(plan, cluster=shardwright.load_cluster(f"{plan.gpus // 8}x8xH100-SXM"))
 
 
 def _split(layers: int, stages: int, less: int) -> tuple[int, ...]:
@@ -94,18 +101,16 @@ def _split(layers: int, stages: int, less: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def came_back(plan: Plan, target: str) -> Plan:
-    """Return the plan that is read off the files of a target."""
+def came_back(plan: Plan, target: str, main: str = "run.sh") -> Plan:
+    """Return the plan that is read off the files of a target, with nothing beside them but what is the user's."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for file, text in shardwright.export(plan, target).files.items():
             (folder / file).write_text(text, encoding="utf-8")
+        said = evaluation_of((folder / main).read_text(encoding="utf-8"))
+        cluster = plan.cluster if said.cluster is None else None  # one of a file, which no short form says
         environment = ENVIRONMENT | dict.fromkeys(USERS, "1")
-        model = plan.model if target in ("accelerate", "deepspeed") else None
-        seq_len = plan.job.seq_len if target in ("accelerate", "deepspeed") else None
-        return plan_from_launch(
-            folder / "run.sh", cluster=plan.cluster, model=model, seq_len=seq_len, environment=environment
-        ).plan
+        return plan_from_launch(folder / main, cluster=cluster, environment=environment).plan
 
 
 def expected(plan: Plan, read: Plan, target: str) -> Plan:
@@ -129,6 +134,34 @@ def expected(plan: Plan, read: Plan, target: str) -> Plan:
         sequence_parallel=plan.sequence_parallel and stages[0].tensor_parallel > 1,
         **own,
     )
+
+
+@pytest.mark.parametrize(("target", "main"), [("megatron", "run.sh"), ("skypilot", "task.yaml"), ("kubernetes", "jobset.yaml")])  # fmt: skip
+def test_what_brings_machines_together_comes_back(target: str, main: str) -> None:
+    model = shardwright.load_model("llama-3.1-8b")
+    job = Job(global_batch=64, seq_len=4096, framework="megatron")
+    plan = uniform_plan(model, nodes=2, job=job, micro_batch=1, tp=2, pp=2, counts=(15, 17), sharding="zero1")
+    plan = on_known_machines(plan)
+    read = came_back(plan, target, main)
+    own = replace(read.model, name=plan.model.name, family=plan.model.family)
+    assert replace(read, model=own) == expected(plan, replace(read, model=own), "bridge")
+
+
+@pytest.mark.parametrize("text", ["4x8xH100-SXM", "1x8xH100-SXM+2x8xA100-SXM-80"])
+def test_a_script_is_read_on_other_machines_where_they_are_given(text: str) -> None:
+    line = "# shardwright evaluate --launch run.sh --cluster {} --model llama-3.1-8b --seq-len 2048\n"
+    assert evaluation_of(line.format(text)).cluster == text
+    plan = uniform_plan(
+        shardwright.load_model("llama-3.1-8b"), nodes=1, job=Job(global_batch=64, seq_len=4096, framework="deepspeed"),
+        micro_batch=1, tp=1, counts=(32,), sharding="zero2",
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as name:
+        for file, said in shardwright.export(plan, "deepspeed").files.items():
+            (Path(name) / file).write_text(said, encoding="utf-8")
+        cluster = shardwright.load_cluster("1x8xA100-SXM-80")
+        read = plan_from_launch(Path(name) / "run.sh", cluster=cluster, seq_len=1024, environment=ENVIRONMENT)
+    assert (read.plan.cluster, read.plan.job.seq_len) == (cluster, 1024)
+    assert read.notes[0] == "taken from the file's own words to `evaluate`: llama-3.1-8b"
 
 
 @pytest.mark.parametrize(("target", "count"), [*((target, FEW) for target in FRAMEWORKS), *nightly((target, MANY) for target in FRAMEWORKS)])  # fmt: skip
@@ -163,5 +196,5 @@ def test_every_option_that_a_target_writes_comes_back(target: str, options: dict
     model = shardwright.load_model("llama-3.2-1b")
     plan = uniform_plan(model, nodes=1, job=job, micro_batch=2, tp=1, counts=(16,), sharding="zero3", recompute=FULL)
     plan = plan if target == "torchtitan" else replace(plan, sequence_parallel=False)
-    read = came_back(plan, target).job
+    read = came_back(on_known_machines(plan), target).job
     assert (read.precision, said(read.options).items() >= options.items()) == ("bf16", True)

@@ -4,6 +4,7 @@ allocates is in them. A night draws 40 of its own (`SHARDWRIGHT_NIGHT`, a number
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import pytest
@@ -26,13 +27,14 @@ def difference(plan: Plan, seed: int) -> float:
     return rank.difference
 
 
-@pytest.mark.parametrize(("trainer", "seed"), [("fsdp", 3), ("train", 1)])
+@pytest.mark.parametrize(("trainer", "seed"), [("fsdp", 108), ("train", 1)])
 def test_the_account_agrees_with_a_rehearsal(trainer: str, seed: int) -> None:
-    """Of adapters beside frozen weights, whose gradients wait whole through three micro-batches, under ZeRO-2; and of
+    """Of adapters beside frozen weights, whose gradients wait whole through two micro-batches, under ZeRO-2; and of
     1,024 tokens of a large vocabulary, whose embedding and head are whole one by one, under ZeRO-3."""
     require_guard()
     pytest.importorskip("transformers")
-    pytest.importorskip("peft")
+    if importlib.util.find_spec("peft") is None:  # to import it would take as long as a rehearsal
+        pytest.skip("peft is not installed")
     assert abs(difference(DRAWS[trainer](seed), seed)) < NEAR
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.plans.ranking import PassedOver, Ranking
@@ -14,9 +15,10 @@ from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
 
 
-def planned(other: str, **job: object) -> Ranking:
+@cache
+def planned(other: str) -> Ranking:
     nodes = [{"count": 1, "gpu": gpu, "gpus": 8, "price_per_hour": 10} for gpu in ("A100-SXM-80", other)]
-    run = make_job(global_batch=64, seq_len=2048, **job)  # type: ignore[arg-type]
+    run = make_job(global_batch=64, seq_len=2048)
     return plan(
         load_model("llama-3.2-1b"),
         build_cluster({"nodes": nodes}, "c"),

@@ -88,7 +88,7 @@ def virtual(context: Context, pins: Pins, pp: int, count: int) -> list[int]:
     if pp == 1 or count % pp:
         return [1]
     layers = context.layer_count
-    able = range(2, layers // pp + 1)
+    able = range(2, (layers + 2) // pp + 1)
     return [1] + [
         v for v in able if v in pins.get("vpp", ()) or any((layers + more) % (v * pp) == 0 for more in (0, 1, 2))
     ]

@@ -134,9 +134,27 @@ def test_a_machine_is_paid_as_a_whole() -> None:
     for replicas, dollars in (([(1, "A")], 3.0), ([(1, "AAB")], 3.0), ([(2, "ABA")], 6.0), ([(1, "AAA")], 6.0)):
         prediction = predict(plan_on(cluster, *replicas)).prediction
         assert prediction is not None and prediction.dollars_per_hour == dollars
-    for job in ({"objective": "cost"}, {"budget_dollars": 100.0}):
-        with pytest.raises(SpecError, match="paid as a whole"):
-            plan(MODEL, cluster, shardwright.make_job(global_batch=8, seq_len=1024, tokens="1B", **job))
+
+
+@pytest.mark.parametrize("framework", ["fsdp", *nightly(["train", "megatron"])])
+def test_the_cheapest_plan_pays_for_whole_machines_once(framework: str) -> None:
+    """None of the fastest plans is cheaper; and within a budget of what it costs no plan is slower."""
+    cluster = box({A: 2, B: 1}, 2, price_per_hour=3.0)
+
+    def best(**limits: Any) -> Plan:
+        limits = {"global_batch": 8, "seq_len": 1024, "tokens": "1B", "framework": framework, **limits}
+        return plan(MODEL, cluster, shardwright.make_job(**limits), top=1).best
+
+    fastest, cheapest = best(), best(objective="cost")
+    for planned in (fastest, cheapest):
+        machines = max(-(-planned.gpus_by_type.get(name, 0) // count) for name, count in ((A, 2), (B, 1)))
+        assert planned.prediction is not None and planned.prediction.dollars_per_hour == 3.0 * machines
+    dollars = [planned.prediction.dollars_total for planned in (fastest, cheapest) if planned.prediction]
+    assert dollars[0] is not None and dollars[1] is not None and dollars[1] <= dollars[0]
+    within = best(budget_dollars=dollars[1] * 1.001).prediction
+    assert within is not None and cheapest.prediction is not None and within.dollars_total is not None
+    assert within.dollars_total <= dollars[1] * 1.001
+    assert within.iteration_seconds <= cheapest.prediction.iteration_seconds * 1.02
 
 
 def test_host_memory_of_a_machine_is_shared_by_all_its_gpus() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -56,26 +57,29 @@ CHANGED = (
 SLOWER = 1.1  # times the plan of a full search, at most
 
 
+@cache
+def full_search(cluster: str) -> Plan | None:
+    return plan(MODEL, load_cluster(cluster), JOB, efficiency=EFFICIENCY, gap=0.05).best
+
+
 @pytest.mark.parametrize("changed", CHANGED)
 def test_the_new_plan_is_legal_and_about_as_good_as_a_full_search(before, changed):
     cluster = load_cluster(changed)
     found = replan(before, cluster, efficiency=EFFICIENCY)
     assert found is not None
     assert check(found) == ()
-    full = plan(MODEL, cluster, JOB, efficiency=EFFICIENCY, gap=0.05).best
-    assert seconds(found) <= SLOWER * seconds(full)
+    assert seconds(found) <= SLOWER * seconds(full_search(changed))
 
 
 @pytest.mark.parametrize("changed", CHANGED[:5:4])
 def test_sharded_weights_may_be_shared_among_unlike_gpus(changed):
     """The A100s alone shard weights evenly; with fewer of them the H20s are worth their rows."""
-    alone = plan(MODEL, load_cluster("4x8xA100-SXM-80"), JOB, efficiency=EFFICIENCY, gap=0.05).best
-    assert alone.optimizer.sharding == "zero3"
+    alone = full_search("4x8xA100-SXM-80")
+    assert alone is not None and alone.optimizer.sharding == "zero3"
     cluster = load_cluster(changed)
     found = replan(alone, cluster, efficiency=EFFICIENCY)
     assert found is not None and check(found) == ()
-    full = plan(MODEL, cluster, JOB, efficiency=EFFICIENCY, gap=0.05).best
-    assert seconds(found) <= SLOWER * seconds(full)
+    assert seconds(found) <= SLOWER * seconds(full_search(changed))
 
 
 def survivors(before: Plan, cluster: Cluster) -> list[Plan]:
@@ -149,7 +153,7 @@ def test_too_few_machines_have_no_plan(before):
 
 def test_machines_of_other_types_have_a_plan_where_the_setting_fits_them():
     job = make_job(global_batch=8, seq_len=4096, precision="fp16")
-    on_fast = plan(load_model("llama-2-13b"), load_cluster("4x8xH100-SXM+4x8xH200"), job).best
+    on_fast = plan(load_model("llama-2-13b"), load_cluster("4x8xH100-SXM+4x8xH200"), job, gap=0.1, top=1).best
     found = replan(on_fast, load_cluster("6x8xV100-SXM2+2x8xA10G"))
     assert found is not None
     assert check(found) == ()

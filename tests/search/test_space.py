@@ -17,7 +17,14 @@ from shardwright.cost.strategies import DATA_OUTERMOST, SELECTIVE, UNIFORM, ZERO
 from shardwright.errors import SpecError
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
-from shardwright.search.space.axes import Space, parse_pins, tensor_parallel_degrees, within
+from shardwright.search.space.axes import (
+    Space,
+    parse_pins,
+    split_choices,
+    tensor_parallel_degrees,
+    virtual_stages,
+    within,
+)
 from shardwright.search.space.layouts import candidate_counts, layouts, splits
 from shardwright.search.space.parameters import AXES, SYNONYMS
 from shardwright.search.uniform.search import search
@@ -68,6 +75,15 @@ def test_layouts_and_counts_of_real_models_are_those_of_the_list(name, nodes, pi
     found = layouts_and_counts(where, Space(pins=pins))
     assert found == listed(where, pins)
     assert len(found) > 5
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(8, 12), (16, 6), (32, 3)])
+def test_embedding_and_loss_count_as_layers(pp: int, vpp: int):
+    """94 layers in 96 chunks, as NVIDIA runs Qwen3-235B-A22B: the first and the last have none."""
+    where = context(load_model("qwen3-235b-a22b"), pool(32, 8), Job(global_batch=64, seq_len=4096))
+    assert vpp in virtual_stages(where, Space(), pp)
+    firsts, lasts = split_choices(where, Space(), pp * vpp, 1.5)
+    assert {(0, 0), (1, 1)} <= set(zip(firsts.tolist(), lasts.tolist(), strict=True))
 
 
 def test_tensor_parallel_degrees_respect_every_width():

@@ -18,13 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from tests.cost.saved_tensors import saved_bytes
-from tests.spec.count_towers_with_transformers import QWEN, SECTIONS, TEXT
+from tests.spec.count_towers_with_transformers import DEEP, EXPERTS, QWEN, SECTIONS, TEXT
 from tests.spec.count_with_transformers import written
 
 OUT = Path(__file__).with_name("transformers_sounds.json")
 SECONDS = 4
 SPECTRA = 100 * SECONDS
-PROJECTORS = ("multi_modal_projector", "audio_tower.proj.", "audio_bos_eos_token")
+PROJECTORS = (
+    "multi_modal_projector",
+    "audio_tower.proj.",
+    "audio_tower.proj1.",
+    "audio_tower.proj2.",
+    "audio_bos_eos_token",
+)
 AUDIO: dict[str, Any] = {
     "d_model": 48, "encoder_layers": 3, "encoder_attention_heads": 4, "encoder_ffn_dim": 96, "num_mel_bins": 16,
     "max_source_positions": SPECTRA // 2,
@@ -55,6 +61,17 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
             **AUDIO, "model_type": "qwen2_5_omni_audio_encoder", "output_dim": 64, "n_window": 50, "num_mel_bins": 32,
         },
         "vision_config": {**QWEN, "model_type": "qwen2_5_omni_vision_encoder", "window_size": 56},
+    }),
+    ("qwen3_omni_moe_thinker", {
+        "text_config": {
+            **TEXT, **SECTIONS, **EXPERTS, "model_type": "qwen3_omni_moe_text", "head_dim": 8,
+            "tie_word_embeddings": False,
+        },
+        "audio_config": {
+            **AUDIO, "model_type": "qwen3_omni_moe_audio_encoder", "output_dim": 64, "downsample_hidden_size": 24,
+            "n_window": 50, "n_window_infer": 200,
+        },
+        "vision_config": {**DEEP, "model_type": "qwen3_omni_moe_vision_encoder"},
     }),
 )  # fmt: skip
 
@@ -90,6 +107,8 @@ def _config(model_type: str, given: dict[str, Any]) -> Any:
 
     if model_type == "qwen2_5_omni_thinker":
         return transformers.Qwen2_5OmniThinkerConfig(**copy.deepcopy(given))
+    if model_type == "qwen3_omni_moe_thinker":
+        return transformers.Qwen3OmniMoeThinkerConfig(**copy.deepcopy(given))
     return transformers.AutoConfig.for_model(model_type, **copy.deepcopy(given))
 
 
@@ -98,7 +117,7 @@ def _class(model_type: str) -> Any:
 
     names = {
         "qwen2_audio": "Qwen2Audio", "audioflamingo3": "AudioFlamingo3", "voxtral": "Voxtral",
-        "qwen2_5_omni_thinker": "Qwen2_5OmniThinker",
+        "qwen2_5_omni_thinker": "Qwen2_5OmniThinker", "qwen3_omni_moe_thinker": "Qwen3OmniMoeThinker",
     }  # fmt: skip
     return getattr(transformers, f"{names[model_type]}ForConditionalGeneration")
 

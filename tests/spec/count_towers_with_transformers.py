@@ -47,6 +47,7 @@ ONE_SIZE = (
     "smolvlm_vision",
     "internvl_vision",
     "llama4_vision_model",
+    "mllama_vision_model",
 )
 TILES = {
     "llama4": 16,
@@ -167,6 +168,15 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
         "text_config": {**TEXT, "model_type": "mistral", "head_dim": 8}, "vision_config": PIXTRAL,
         "tie_word_embeddings": False,
     }),
+    ("mllama", {
+        "text_config": {
+            **TEXT, "model_type": "mllama_text_model", "cross_attention_layers": [1], "pad_token_id": 0,
+        },
+        "vision_config": {
+            **VISION, "model_type": "mllama_vision_model", "num_global_layers": 2, "vision_output_dim": 144,
+            "intermediate_layers_indices": [0, 2],
+        },
+    }),
     ("idefics3", {
         "text_config": {**TEXT, "model_type": "llama"}, "vision_config": {**VISION, "model_type": "idefics3_vision"},
         "scale_factor": 2, "pad_token_id": 0,
@@ -271,7 +281,11 @@ def _see(model: Any) -> None:
         nested = anyres or kind in ("idefics3", "smolvlm")  # tiles of images; an empty one is left out
         samples = (1,) * nested + (TILES.get(kind, 1),)
         pixels = torch.ones(*samples, 3, height, width, dtype=model.dtype)
-        if kind == "llama4":
+        if kind == "mllama":
+            tiles = {"aspect_ratio_ids": torch.ones(1, 1, dtype=torch.long), "aspect_ratio_mask": torch.ones(1, 1, 4)}
+            seen = model.model.vision_model(pixels.expand(1, 1, 4, *pixels.shape[1:]), **tiles)
+            model.model.multi_modal_projector(seen.last_hidden_state)
+        elif kind == "llama4":
             model.multi_modal_projector(model.vision_model(pixels).last_hidden_state)
         else:
             model.model.get_image_features(pixels, **more)

@@ -49,6 +49,10 @@ SHARED = {"shared_expert_intermediate_size": 80}
 GEMMA4: dict[str, Any] = BASE | {
     "head_dim": 16, "global_head_dim": 32, "vocab_size_per_layer_input": 900, "hidden_size_per_layer_input": 0,
 }  # fmt: skip
+GEMMA3N: dict[str, Any] = BASE | {
+    "head_dim": 16, "vocab_size_per_layer_input": 900, "hidden_size_per_layer_input": 24, "num_kv_shared_layers": 0,
+    "laurel_rank": 12,
+}  # fmt: skip
 LOCAL: dict[str, Any] = BASE | {"num_local_experts": 6, "num_experts_per_tok": 2}
 LATENT: dict[str, Any] = BASE | {
     "num_key_value_heads": 8, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
@@ -125,6 +129,11 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gemma4_text", GEMMA4 | {
         "num_global_key_value_heads": 1, "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 6,
         "top_k_experts": 2, "moe_intermediate_size": 40,
+    }),
+    ("gemma3n_text", GEMMA3N),
+    ("gemma3n_text", GEMMA3N | {
+        "num_kv_shared_layers": 3, "layer_types": ["sliding_attention", "full_attention"] * 3, "altup_num_inputs": 2,
+        "intermediate_size": [172, 172, 172, 96, 96, 200], "attention_bias": True,
     }),
     ("phi", BASE),
     ("phi", BASE | {"qk_layernorm": True}),
@@ -305,7 +314,7 @@ def defaults() -> Iterator[dict[str, Any]]:
             try:
                 config = transformers.CONFIG_MAPPING[model_type]()
                 row |= {"parameters": parameters(config, ""), "config": written(config)}
-            except (AttributeError, KeyError, TypeError, ValueError) as error:  # a default that its own code rejects
+            except (AttributeError, ImportError, KeyError, TypeError, ValueError) as error:  # its own code rejects it
                 row["unbuilt"] = type(error).__name__
         yield row
 

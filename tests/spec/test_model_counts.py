@@ -17,6 +17,7 @@ EXACT = {
     "llama-3.1-405b": 405_853_388_800,
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824,
+    "llama-3.2-11b-vision": 10_670_220_835,
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-1.5b": 1_543_714_304,
     "qwen2.5-7b": 7_615_616_512,
@@ -61,9 +62,12 @@ EXACT = {
     "bert-base": 109_482_240,
     "bert-large": 335_141_888,
 }
+# Text models alone, as transformers' classes have them on the meta device.
+OF_CLASSES = {"gemma-3n-e2b": 4_435_182_688, "gemma-3n-e4b": 6_835_235_568}
 # Counts that are published rounded, in billions.
 ROUNDED = {
     "llama-65b": 65.2,
+    "llama-3.2-90b-vision": 88.6,
     "falcon-180b": 180.0,
     "gpt-22b": 22.0,
     "gpt3-175b": 175.0,
@@ -75,7 +79,7 @@ ROUNDED = {
 ACTIVE = {"mixtral-8x7b": 12.9, "qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22.0, "deepseek-v2": 21.0, "deepseek-v3": 37.0}
 
 
-@pytest.mark.parametrize(("name", "published"), EXACT.items())
+@pytest.mark.parametrize(("name", "published"), [*EXACT.items(), *OF_CLASSES.items()])
 def test_count_is_the_published_one(name: str, published: int) -> None:
     assert load_model(name).parameters == published
 

@@ -63,6 +63,7 @@ def test_a_sound_has_as_many_flops_and_kept_bytes_as_in_pytorch(row: dict[str, A
         ("voxtral-mini-3b", 75.0, 3, 1500, 3 * 375),
         (OMNI, 75.0, 1, 3750, 1875),  # a token for 40 ms (arXiv 2503.20215 §2.2)
         (OMNI, 0.001, 1, 2, 1),
+        ("qwen3-omni-30b-a3b", 30.0, 1, 390, 390),  # 13 tokens a second (arXiv 2509.17765 §2)
     ],
 )
 def test_sounds_of_a_sequence(name: str, seconds: float | None, segments: int, positions: int, tokens: int) -> None:

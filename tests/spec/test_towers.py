@@ -297,6 +297,17 @@ def test_a_text_config_that_says_little_has_the_sizes_of_its_class() -> None:
     assert model.parameters == load_model("llava-1.5-7b").parameters
 
 
+def test_of_phi_4_multimodal_the_text_model_is_read() -> None:
+    """Which is that of Phi-4-mini (arXiv 2503.01743 §2)."""
+    sizes = {
+        "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
+        "num_attention_heads": 24, "num_key_value_heads": 8, "tie_word_embeddings": True,
+    }  # fmt: skip
+    towers = {"vision_config": {"hidden_size": 1152}, "audio_config": {"hidden_size": 1024}}
+    model = model_of_config({"model_type": "phi4_multimodal", **sizes, **towers}, "config.json")
+    assert (model.parameters, model.assumed) == (3_836_021_760, (TEXT_ALONE,))
+
+
 def test_an_unknown_tower_leaves_the_text_model() -> None:
     text = next(row for row in ROWS if label(row) == "llava")["given"]["text_config"]
     for vision in ({"model_type": "dinov2"}, {"model_type": "siglip_vision_model"}):  # the latter with a pooling head

@@ -138,6 +138,29 @@ def test_exporters_refuse_strategies_by_the_rules_that_the_search_is_given(name:
     assert all(words in " ".join(messages).casefold() for messages in said.values() if messages)
 
 
+# A model of torchtitan's registry, what differs of a plan that it runs, and a word of what it says.
+OF_TORCHTITAN: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("qwen3-30b-a3b", {"ep": 8}, ""),
+    ("qwen3-30b-a3b", {"ep": 8, "sharding": "none"}, "ranks that shard the weights"),
+    ("qwen3-30b-a3b", {"ep": 2, "tp": 2, "sharding": "none"}, ""),
+    ("qwen3-8b", {"tp": 8}, ""),
+    ("qwen3-8b", {"tp": 16}, "whole key-value heads"),
+    ("llama-3.2-1b", {"pp": 2, "counts": (8, 8), "sharding": "none"}, "ties weights within one stage"),
+    ("llama-3.1-8b", {"pp": 2, "counts": (16, 16), "sharding": "none"}, ""),
+    ("qwen3-30b-a3b", {"job": replace(JOB, seq_len=40960)}, ""),
+    ("qwen3-30b-a3b", {"job": replace(JOB, seq_len=65536)}, "longer than the 40960 positions of qwen3 30B-A3B"),
+)
+
+
+@pytest.mark.parametrize(("model", "told", "words"), OF_TORCHTITAN)
+def test_torchtitan_refuses_what_its_own_checks_would(model: str, told: dict[str, Any], words: str) -> None:
+    loaded = preset_model(model)
+    plan = llama(**({"counts": (len(loaded.layers),)} | told))
+    plan = replace(plan, model=loaded)
+    said = " ".join(problem.message for problem in limits_of("torchtitan")(plan))  # type: ignore[misc]
+    assert words in said if words else not said
+
+
 def test_the_rows_of_train_are_what_it_does_not_run() -> None:
     """`check` refuses plans for `train` by `plans.trainable`; the matrix says the same of every such plan."""
     experts = tiny_model(4, experts=4)

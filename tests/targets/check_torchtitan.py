@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torchtitan.distributed.parallel_dims
 from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchtitan.config.manager import ConfigManager
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.pipeline_parallel import _split_module
+from torchtitan.distributed.utils import set_spmd_backend
 
 os.environ |= {"HF_ASSETS_PATH": "assets", "LEARNING_RATE": "3e-4"}
+torchtitan.distributed.parallel_dims.device_type = "cpu"  # meshes of this process alone
 
 
 def values(files: dict[str, str], world_size: int) -> dict[str, Any]:
@@ -58,6 +63,7 @@ def values(files: dict[str, str], world_size: int) -> dict[str, Any]:
             raise ValueError("the local batch is no multiple of the micro-batch")
         if len(parts) % parallel.pipeline_parallel_degree:
             raise ValueError("the parts are no multiple of the pipeline ranks")
+    _parallelised(config, world_size)
     data_parallel = dims.dp_replicate * dims.dp_shard
     if training.global_batch_size % (training.local_batch_size * data_parallel):
         raise ValueError("the global batch is no multiple of what the replicas take")
@@ -68,6 +74,32 @@ def values(files: dict[str, str], world_size: int) -> dict[str, Any]:
         "batch": [training.global_batch_size, training.local_batch_size, training.seq_len],
         "recompute": type(config.activation_checkpoint).__qualname__.split(".")[0],
     }
+
+
+def _parallelised(config: Any, world_size: int) -> None:
+    """Distribute the model of rank 0 as `Trainer.__init__` does, on the meta device and over groups that send nothing."""
+    spec, training, parallelism = config.model_spec, config.training, config.parallelism
+    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    try:
+        dims = ParallelDims.from_config(parallelism, world_size)
+        dims.build_mesh()
+        set_spmd_backend(parallelism.spmd_backend)
+        spec.model.update_from_config(config=config)
+        with torch.device("meta"):
+            model = spec.model.build()
+        settings = {
+            "parallel_dims": dims, "training": training, "parallelism": parallelism, "compile_config": config.compile,
+            "ac_config": config.activation_checkpoint, "dump_folder": "outputs",
+        }  # fmt: skip
+        if not dims.pp_enabled:
+            spec.parallelize_fn(model, **settings)
+            return
+        spec.pipelining_fn(
+            model, **settings, device=torch.device("cpu"), model_config=spec.model, parallelize_fn=spec.parallelize_fn,
+            loss_fn=config.loss.build(compile_config=config.compile),
+        )  # fmt: skip
+    finally:
+        dist.destroy_process_group()
 
 
 def _unsplit(names: list[str]) -> list[str]:

@@ -147,21 +147,27 @@ def _offloaded(part: float) -> Any:
     return replace(found, offload=part)
 
 
+MIXED_CLUSTERS = {
+    "A100 + V100": ("1x8xA100-SXM-40+2x8xV100-SXM2", 64),
+    "H100 + A100": ("1x8xH100-SXM+1x8xA100-SXM-80", 32),
+    "three types": ("1x8xH100-SXM+1x8xA100-SXM-80+1x8xV100-SXM2", 48),
+    "L4 + A10G": ("2x8xL4+1x8xA10G", 64),
+}
+
+
 @cache
+def machine_plan(name: str) -> Plan:
+    """Return a plan for targets that bring machines together: a uniform one that Megatron-LM runs, or a mixed one."""
+    if name in PLANS:
+        return PLANS[name]
+    if name not in MIXED_CLUSTERS:
+        return uniform_plan(MIXTRAL_8X7B, nodes=1, job=_job(), micro_batch=1, tp=2, ep=4, counts=(32,), recompute=FULL)
+    cluster, batch = MIXED_CLUSTERS[name]
+    precision = "fp16" if "V100" in cluster else "bf16"
+    model, machines = shardwright.load_model("gpt2-medium"), shardwright.load_cluster(cluster)
+    job = shardwright.make_job(global_batch=batch, seq_len=1024, precision=precision)
+    return shardwright.plan(model, machines, job, gap=0.05, top=1).best
+
+
 def machine_plans() -> dict[str, Plan]:
-    """Plans for targets that bring machines together: uniform ones that Megatron-LM runs, and mixed ones."""
-    found = dict(PLANS)
-    found["experts on one machine"] = uniform_plan(
-        MIXTRAL_8X7B, nodes=1, job=_job(), micro_batch=1, tp=2, ep=4, counts=(32,), recompute=FULL
-    )
-    for name, cluster, batch in (
-        ("A100 + V100", "1x8xA100-SXM-40+2x8xV100-SXM2", 64),
-        ("H100 + A100", "1x8xH100-SXM+1x8xA100-SXM-80", 32),
-        ("three types", "1x8xH100-SXM+1x8xA100-SXM-80+1x8xV100-SXM2", 48),
-        ("L4 + A10G", "2x8xL4+1x8xA10G", 64),
-    ):
-        precision = "fp16" if "V100" in cluster else "bf16"
-        model, machines = shardwright.load_model("gpt2-medium"), shardwright.load_cluster(cluster)
-        job = shardwright.make_job(global_batch=batch, seq_len=1024, precision=precision)
-        found[name] = shardwright.plan(model, machines, job).best
-    return found
+    return {name: machine_plan(name) for name in (*PLANS, "experts on one machine", *MIXED_CLUSTERS)}

@@ -223,8 +223,6 @@ def read_launch(
     from shardwright.spec.read.cluster import load_cluster
     from shardwright.spec.read.model import load_model
 
-    if cluster is None:
-        raise bad("--cluster", "is missing", "say on which machines: --cluster 32x8xA100-SXM-80")
     environment = {}
     for word in env:
         name, sign, value = word.partition("=")
@@ -233,7 +231,7 @@ def read_launch(
         environment[name] = value
     return plan_from_launch(
         path,
-        cluster=load_cluster(cluster),
+        cluster=None if cluster is None else load_cluster(cluster),
         model=None if model is None else load_model(model, accept_guess=accept_guess),
         seq_len=seq_len,
         arguments=arguments,

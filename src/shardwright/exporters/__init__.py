@@ -3,6 +3,7 @@
 * `targets`: the library call, and the list of targets
 * `nearest`: the nearest plan that a target can run
 * `exported`: what an exporter gives, or why it cannot
+* `evaluation`: the line of a script that says how it is read back
 * `support/`: who runs what
 * `megatron/`: Megatron-LM
 * `bridge`: Megatron-Bridge

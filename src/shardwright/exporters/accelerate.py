@@ -25,11 +25,13 @@ from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.support.refusals import refusals, several_types
 from shardwright.exporters.support.traits import ON_THE_GPU
 from shardwright.plans.check import check
+from shardwright.plans.mesh import has_equal_shares
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 
 TARGET = "accelerate"
 VERSION = trainers()[TARGET].version
+EVENLY = "plan with GPUs that the machines share evenly"
 # In place of bitsandbytes', whose operators take no distributed tensors (its issue 1633; bitsandbytes/optim 0.50).
 OF_SHARDS = {"adam8bit": "adamw_torch_8bit"}
 
@@ -56,8 +58,12 @@ def export_config(plan: Plan) -> Exported:
 
 def unsupported(plan: Plan) -> Iterator[Problem]:
     """Yield why Accelerate cannot run a legal plan."""
-    yield from refusals(plan, TARGET) if plan.uniform else several_types(TARGET)
-    yield from unnamed_targets(plan.model, plan.job.adapter) if plan.uniform else ()
+    equal = plan.uniform or has_equal_shares(plan)
+    yield from refusals(plan, TARGET) if equal else several_types(TARGET)
+    yield from unnamed_targets(plan.model, plan.job.adapter) if equal else ()
+    if equal and not plan.uniform and len(sizes := set(machine_sizes(plan))) > 1:
+        words = " and ".join(map(str, sorted(sizes)))
+        yield Problem("replicas", f"take {words} GPUs of machines; Accelerate starts as many on each", EVENLY)
 
 
 def _with_fsdp2(plan: Plan) -> Iterator[Problem]:
@@ -74,7 +80,7 @@ def _is_sharded(plan: Plan) -> bool:
 def _arguments(plan: Plan) -> dict[str, object]:
     """Return the training arguments. Sharded gradients are summed in every micro-batch unless the job says otherwise:
     left alone, Accelerate keeps whole ones on every GPU until the last (`no_sync`)."""
-    (replica,) = plan.replicas
+    replica = plan.replicas[0]
     kept = trainer_arguments(plan)
     if _is_sharded(plan) and plan.job.optimizer in OF_SHARDS:
         kept["optim"] = OF_SHARDS[plan.job.optimizer]

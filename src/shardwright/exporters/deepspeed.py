@@ -24,6 +24,7 @@ from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.support.refusals import refusals, several_types
 from shardwright.exporters.support.traits import options_of
 from shardwright.plans.check import check
+from shardwright.plans.mesh import has_equal_shares
 from shardwright.plans.plan import Plan
 
 TARGET = "deepspeed"
@@ -54,13 +55,14 @@ def export_config(plan: Plan) -> Exported:
 
 def unsupported(plan: Plan) -> Iterator[Problem]:
     """Yield why DeepSpeed cannot run a legal plan."""
-    yield from refusals(plan, TARGET) if plan.uniform else several_types(TARGET)
-    yield from unnamed_targets(plan.model, plan.job.adapter) if plan.uniform else ()
+    equal = plan.uniform or has_equal_shares(plan)
+    yield from refusals(plan, TARGET) if equal else several_types(TARGET)
+    yield from unnamed_targets(plan.model, plan.job.adapter) if equal else ()
 
 
 def config(plan: Plan) -> dict[str, object]:
     """Return the configuration as data."""
-    (replica,) = plan.replicas
+    replica = plan.replicas[0]
     zero: dict[str, object] = {"stage": STAGE[plan.optimizer.sharding], "overlap_comm": plan.overlap.grad_reduce}
     if plan.optimizer.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True, "ratio": plan.optimizer.offload}

@@ -36,7 +36,7 @@ AS_IN_LLAMA = frozenset(
     {"arcee", "cohere", "cohere2", "cwm", "dots1", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm4_moe"}
     | {"granite", "helium", "internlm3", "llama", "ministral", "ministral3", "mistral", "mixtral", "nemotron", "olmo"}
     | {"olmo2", "olmo3", "olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open"}
-    | {"stablelm", "vaultgemma"}
+    | {"mllama_text_model", "stablelm", "vaultgemma"}
 )
 LATENT: Mapping[str, tuple[str, ...]] = {  # the two steps of latent attention: modeling_deepseek_v3.py
     "q_proj": ("q_a_proj", "q_b_proj"), "k_proj": ("kv_a_proj_with_mqa",), "v_proj": ("kv_b_proj",),
@@ -57,8 +57,8 @@ def mixed_precision(plan: Plan) -> str:
 
 
 def trainer_arguments(plan: Plan) -> dict[str, object]:
-    """Return the training arguments of a uniform plan without pipeline."""
-    (replica,) = plan.replicas
+    """Return the training arguments of a plan of equal shares."""
+    replica = plan.replicas[0]
     precision, options = mixed_precision(plan), plan.job.options
     found: dict[str, object] = {
         "per_device_train_batch_size": plan.micro_batch,

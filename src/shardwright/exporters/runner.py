@@ -1,5 +1,5 @@
-"""What machines start, for targets that only bring machines together: Megatron-LM where it can run the plan, else
-`shardwright train`.
+"""What machines start, for targets that only bring machines together: the trainer that the plan is priced for,
+Megatron-LM where it can run the plan, else `shardwright train`.
 
 `run.sh` is the same on every machine. It needs NODE_RANK, the number of the machine in the order of `machines`, and
 MASTER_ADDR, the address of machine 0; the target sets both.
@@ -15,6 +15,7 @@ from shardwright.errors import SpecError, bad
 from shardwright.exporters.exported import run_script
 from shardwright.exporters.megatron.launch import OWN_SETTINGS, megatron_files
 from shardwright.exporters.megatron.limits import unsupported
+from shardwright.exporters.targets import export, limits_of
 from shardwright.plans.check import check
 from shardwright.plans.document import dumps
 from shardwright.plans.mesh import hosts
@@ -26,6 +27,15 @@ from shardwright.spec.catalog.gpus import gpus as catalogue
 from shardwright.spec.cluster import Gpu, NodePool, kind_of
 
 DATA, OUT = ("DATA", "token file of `shardwright tokens`"), ("OUT", "folder for checkpoints and metrics")
+SCRIPT = ("TRAIN_SCRIPT", "your training script, on every machine")
+OF_FRAMEWORKS = {  # the target whose files run plans for a framework, and what is the user's to set for it
+    "fsdp": ("accelerate", (SCRIPT,)),
+    "deepspeed": ("deepspeed", (SCRIPT,)),
+    "torchtitan": (
+        "torchtitan",
+        (("HF_ASSETS_PATH", "folder with the tokenizer"), ("LEARNING_RATE", "peak learning rate")),
+    ),
+}
 PACKAGE = ("SHARDWRIGHT", "what pip installs: a wheel or a checkout of shardwright")
 
 
@@ -67,6 +77,10 @@ def runner_of(plan: Plan) -> Runner:
     if problems := check(plan):
         raise SpecError(*problems)
     machines = _machines(plan)
+    target, settings = OF_FRAMEWORKS.get(plan.job.framework, ("", ()))
+    limits = limits_of(target)
+    if limits is not None and not any(limits(plan)):
+        return Runner(name=target, files=export(plan, target).files, settings=settings, machines=machines)
     several = any(len(group.types) > 1 for group in machines)
     if several and plan.job.framework != OWN:
         message = "the plan is priced for Megatron-LM, which is started once for each GPU type of a machine"

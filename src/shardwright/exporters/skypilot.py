@@ -19,6 +19,7 @@ from shardwright.spec.cluster import machines_used
 
 VERSION = "0.14.1"
 GROUP = "shardwright"
+SETUP = {"shardwright": 'pip install "${SHARDWRIGHT}[runtime]"', "megatron": 'test -d "$MEGATRON_PATH"'}
 RESTARTS = 3  # of a job whose own code failed, e.g. by a GPU that fell off the bus
 
 
@@ -81,7 +82,7 @@ def _task(runner: Runner, group: MachineRange, name: str, address: str) -> dict[
     if group.spot:
         resources["job_recovery"] = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": RESTARTS}
     rank = "$SKYPILOT_NODE_RANK" if group.first == 0 else f"$(({group.first} + SKYPILOT_NODE_RANK))"
-    install = 'pip install "${SHARDWRIGHT}[runtime]"' if runner.name == "shardwright" else 'test -d "$MEGATRON_PATH"'
+    install = SETUP.get(runner.name, f'test -e "${runner.settings[0][0]}"')
     return {
         "name": name,
         "num_nodes": group.count,

@@ -7,11 +7,13 @@ from dataclasses import replace
 from importlib import import_module
 
 from shardwright.errors import Problem, bad, suggestion
+from shardwright.exporters.evaluation import line_of
 from shardwright.exporters.exported import Exported
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 
-COMMENTED = (".sh", ".py", ".yaml")
+SCRIPT = ".sh"
+COMMENTED = (SCRIPT, ".py", ".yaml")
 LAUNCHERS = ("torchrun", "slurm")
 Limits = Callable[[Plan], Iterable[Problem]]
 
@@ -54,7 +56,7 @@ def export(plan: Plan, to: str, *, launcher: str = "torchrun") -> Exported:
         raise bad(f"--launcher {launcher}", "is not known", suggestion(launcher, LAUNCHERS))
     target = TARGETS[to]
     write: Callable[..., Exported] = getattr(import_module(f"{__package__}.{target.module}"), target.function)
-    return _headed(write(plan, launcher) if to in LAUNCHED else write(plan), plan.model.guesses)
+    return _headed(write(plan, launcher) if to in LAUNCHED else write(plan), plan)
 
 
 def limits_of(to: str) -> Limits | None:
@@ -65,18 +67,23 @@ def limits_of(to: str) -> Limits | None:
     return found
 
 
-def _headed(exported: Exported, guesses: tuple[str, ...]) -> Exported:
-    """Return the files with what was guessed of the model at the head of each that takes comments."""
-    if not guesses:
-        return exported
+def _headed(exported: Exported, plan: Plan) -> Exported:
+    """Return the files with what was guessed of the model at the head of each that takes comments, and in those that
+    start a run how they are read back."""
+    guesses = plan.model.guesses
     lines = [f"# Guessed of the model, not known: {' '.join(words.split())}" for words in guesses]
-    files = {
-        name: _with_comments(text, lines) if name.endswith(COMMENTED) else text for name, text in exported.files.items()
-    }
-    return replace(exported, files=files, document={**exported.document, "guesses": list(guesses)})
+    files = {}
+    for place, (name, text) in enumerate(exported.files.items()):
+        starts = name.endswith(SCRIPT) or (exported.target in LAUNCHING and place == 0)
+        read_back = line_of(plan, exported.target, name) if starts else ""
+        files[name] = _with_comments(text, [*lines, *filter(None, [read_back])]) if name.endswith(COMMENTED) else text
+    document = {**exported.document, "guesses": list(guesses)} if guesses else exported.document
+    return replace(exported, files=files, document=document)
 
 
 def _with_comments(text: str, lines: list[str]) -> str:
+    if not lines:
+        return text
     first, newline, rest = text.partition("\n")
     head = [first] if first.startswith("#!") else []
     return "\n".join([*head, *lines, rest if head else first + newline + rest])

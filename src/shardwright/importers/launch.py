@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.errors import Problem, bad
+from shardwright.exporters.evaluation import evaluation_of
 from shardwright.exporters.hugging_face import ARGUMENTS
 from shardwright.files import shipped_table
 from shardwright.importers.adapters import beside_arguments
@@ -41,6 +42,8 @@ from shardwright.importers.torchtune import ADAPTER_RECIPES, RECIPES, trains_ada
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+from shardwright.spec.read.cluster import load_cluster
+from shardwright.spec.read.presets import preset_model
 from shardwright.spec.text.reading import YAML, read_text, sought
 
 TORCHTITAN = ("torchtitan.train", "torchtitan.experiments.train", "torchtitan/train.py")
@@ -65,13 +68,14 @@ KINDS = {
 def plan_from_launch(
     path: Path,
     *,
-    cluster: Cluster,
+    cluster: Cluster | None = None,
     model: Model | None = None,
     seq_len: int | None = None,
     arguments: tuple[str, ...] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Reading:
-    """Return the plan that a file starts on `cluster`: a shell script, or the configuration of a trainer.
+    """Return the plan that a file starts on `cluster`: a shell script, or the configuration of a trainer. A script that
+    `export` wrote says itself on which cluster, with which model and length of samples; what is given goes before.
 
     Read are scripts that start Megatron-LM and what is made of it, torchtitan, Accelerate, DeepSpeed, Composer,
     torchtune and Trainers of Hugging Face; what a SkyPilot task or a job of Ray runs; DeepSpeed's JSON; Accelerate's
@@ -84,9 +88,9 @@ def plan_from_launch(
     if seq_len is not None and seq_len < 1:
         raise bad("`seq_len=`", f"must be more than zero, got {seq_len}", "give the tokens of a sample")
     text, ending = read_text(path), path.suffix.casefold()
-    question = Question(cluster=cluster, model=model, seq_len=seq_len, name=str(path), folder=path.parent, files={})
+    question = _asked(text, str(path), path.parent, cluster, model, seq_len)
     with sought(text, question.name):
-        task = (_sky_task(text, question.name) or _ray_job(text, question.name)) if ending in YAML else None
+        task = _task(text, question.name) if ending in YAML else None
         if ending in CONFIGURATIONS and task is None:
             return of_configuration(text, ending, arguments, question)
         lines, own = task or (text, {})
@@ -96,6 +100,40 @@ def plan_from_launch(
             message = "starts a program of Python, which itself asks Ray for its workers"
             raise bad(question.name, message, "give what a worker runs, or describe the plan in a plan file")
         return _of_script(script, replace(question, files=script.files, why=script.reasons))
+
+
+def _task(text: str, name: str) -> tuple[str, dict[str, str]] | None:
+    """Return what a task or job of a YAML file runs, with the environment that it has there; None for any other."""
+    return _config_map(text, name) or _sky_task(text, name) or _ray_job(text, name)
+
+
+def _config_map(text: str, name: str) -> tuple[str, dict[str, str]] | None:
+    """Return the script in a ConfigMap, as `export --to kubernetes` writes it; None for any other YAML."""
+    parts = text.split("\n---\n")
+    maps = [dict(flattened(document(part, name))) for part in parts if "kind: ConfigMap" in part]
+    scripts = [str(fields[path]) for fields in maps for path in fields if path == ("data", "run.sh")]
+    return (scripts[0], {}) if scripts else None
+
+
+def _asked(
+    text: str, name: str, folder: Path, cluster: Cluster | None, model: Model | None, seq_len: int | None
+) -> Question:
+    """Return what is asked of a file, with what its own line says where nothing is given. Raises SpecError without a
+    cluster."""
+    own = evaluation_of(text)
+    if cluster is None and own.cluster is None:
+        raise bad("--cluster", "is missing", "say on which machines: --cluster 32x8xA100-SXM-80")
+    given = (cluster, own.cluster), (model, own.model), (seq_len, own.seq_len and f"{own.seq_len} tokens a sample")
+    taken = ", ".join(str(said) for value, said in given if value is None and said)
+    return Question(
+        cluster=cluster or load_cluster(own.cluster or ""),
+        model=model if model is not None or own.model is None else preset_model(own.model),
+        seq_len=seq_len or own.seq_len,
+        name=name,
+        folder=folder,
+        files={},
+        notes=[f"taken from the file's own words to `evaluate`: {taken}"] if taken else [],
+    )
 
 
 def _sky_task(text: str, name: str) -> tuple[str, dict[str, str]] | None:

@@ -67,6 +67,7 @@ class NotCovered(Enum):
     EMPTY_STAGES = "stages without a layer"
     SPREAD_STAGES = "stages of one type that are not neighbours"
     STRADDLED_STAGES = "a stage on several types"
+    OVER_SEVERAL_TYPES = "plans over several types beside those of equal shares that were tried"
     UNEQUAL_DEGREES = "several tensor-parallel degrees in a plan"
     UNEQUAL_DEGREES_OF_A_TYPE = "several tensor-parallel degrees on one type"
     UNEQUAL_REPLICAS_OF_A_TYPE = "unequal replicas on one type"

@@ -28,6 +28,17 @@ def is_mesh(plan: Plan) -> bool:
     return len(degrees) == 1 and (plan.uniform or hosts(plan) is not None)
 
 
+def has_equal_shares(plan: Plan) -> bool:
+    """Whether a legal plan is data-parallel with equal shares: one stage, degree, number of micro-batches and
+    recomputation on all GPUs, of whatever types."""
+    ways = {
+        (shape(entry), stage.recompute, *(getattr(stage, name) for name in DEGREES))
+        for entry in plan.replicas
+        for stage in entry.stages
+    }
+    return not plan.layered and len(ways) == 1 and all(len(entry.stages) == 1 for entry in plan.replicas)
+
+
 def shape(replica: Replica) -> object:
     """Return what replicas of a mesh have in common."""
     return replica.micro_batches, tuple(stage.layers for stage in replica.stages)

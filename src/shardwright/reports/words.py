@@ -46,6 +46,7 @@ FIXED = {
     findings.NotCovered.SHARED_MICRO_BATCH: "one micro-batch split over several GPUs of a stage",
     findings.NotCovered.EMPTY_STAGES: "stages that hold the embedding or the output projection alone",
     findings.NotCovered.SPREAD_STAGES: "stages of one type that are not neighbours",
+    findings.NotCovered.OVER_SEVERAL_TYPES: "several GPU types, of which those with equal shares were tried",
     findings.NotCovered.STRADDLED_STAGES: "a stage on several GPU types, except uniform plans on all their machines",
     findings.NotCovered.UNEQUAL_DEGREES: "different tensor-parallel degrees in one plan (--tp-per-type searches them)",
     findings.NotCovered.UNEQUAL_DEGREES_OF_A_TYPE: "different tensor-parallel degrees on GPUs of one type",

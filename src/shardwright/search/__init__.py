@@ -15,6 +15,7 @@ rest. Start reading at `planner`.
 * `space/`: what is searched
 * `uniform/`: one GPU type, exact
 * `mixed/`: several GPU types, with a certificate
+* `equal_shares`: data parallelism of equal shares over several GPU types
 * `uneven/`: uneven FSDP: shares of rows and state, with a bound
 * `programs`: the fastest SPMD program for a job, on a small cluster
 * `rules/`: the user's rules and filters

@@ -12,7 +12,7 @@ from shardwright.errors import bad
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.rounding import coarse
-from shardwright.spec.cluster import Cluster, NodePool
+from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.units import SECONDS_PER_HOUR
@@ -53,15 +53,6 @@ def to_beat(preferences: Iterable[Preference], number: int, within: float) -> fl
         return np.inf
     beyond, rare, value = ordered[number - 1]
     return value if beyond or not rare else within
-
-
-def require_countable(cluster: Cluster, job: Job) -> None:
-    """Raise SpecError where numbers of machines would be searched, by dollars, and some have GPUs of several types:
-    these are paid as a whole, which the searches of each type do not know."""
-    if cluster.mixed and (job.objective == "cost" or job.budget_dollars is not None):
-        asked = "objective=cost" if job.objective == "cost" else "a budget"
-        message = f"{asked} is not searched for on machines with GPUs of several types, which are paid as a whole"
-        raise bad("cluster", message, "`objective=time` finds the fastest plan, and prices it")
 
 
 def affordable_value(plan: Plan) -> float | None:
@@ -131,11 +122,11 @@ class Objective:
         per_hour = dollars_per_hour(self.pool, gpus)
         if per_hour is None:
             raise bad(
-                f"price of {self.pool.gpu.name}",
+                f"price of {self.pool.machines}",
                 "is not known, but the objective or the budget needs it",
                 "give price_per_hour for the machines in the cluster file",
             )
         if self.job.objective == "cost" and (per_hour <= 0.0).any():
             message, hint = "is 0, so that all plans on it cost the same", "`objective=time` finds the fastest of them"
-            raise bad(f"price of {self.pool.gpu.name}", message, hint)
+            raise bad(f"price of {self.pool.machines}", message, hint)
         return per_hour / SECONDS_PER_HOUR

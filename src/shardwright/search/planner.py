@@ -30,7 +30,7 @@ from shardwright.search.account import left_out, report_of
 from shardwright.search.infeasible import explain
 from shardwright.search.kinds import EXPORTABLE, Asked, OneType, search_type
 from shardwright.search.nearby import fewer_machines, nearby
-from shardwright.search.objective import INDIFFERENCE, require_countable, require_indifference
+from shardwright.search.objective import INDIFFERENCE, require_indifference
 from shardwright.search.ranked import (
     best_of,
     best_of_kinds,
@@ -132,7 +132,6 @@ def _plan(
     """Return the best plans for a job whose options are settled (`plan`)."""
     if problems := (*position_problems(model, job), *option_problems(model, job), *own_job_problems(model, job)):
         raise SpecError(*problems)
-    require_countable(cluster, job)
     begin = time.perf_counter()
     filters = Filters(rules=tuple(rules))
     asked, space = space, as_options_need(space, job)
@@ -188,11 +187,12 @@ def _beyond_one_type(
     pipelines of unequal replicas. None where there are no such plans."""
     if len(results) == 1 and results[0].context.job.framework != OWN:
         return None, None
-    from shardwright.search.several import search_pipelines, search_uneven  # with what one type does without
+    from shardwright.search.several import search_pipelines, search_uneven, with_equal_shares  # not for one type
 
     one_mesh = exportable_to is not None
     joins = exportable_to is None or exportable_to in EXPORTABLE
     mixed = search_pipelines(results, asked, top, one_mesh=one_mesh) if joins else None
+    mixed = with_equal_shares(results, asked, top, mixed)
     enough = value_to_beat(results, top, mixed, asked.indifference)
     return mixed, None if one_mesh else search_uneven(results, asked, enough)
 
@@ -338,7 +338,7 @@ def on_fewer(
     def found(cluster: Cluster) -> Plan | None:
         results = [alone(context) for context in contexts_for(best.model, cluster, best.job, fit, efficiency)]
         asked = Asked(cluster=cluster, space=alike, filters=filters, gap=GAP, indifference=indifference, fit=fit)
-        mixed, _ = _beyond_one_type(results, asked, 1, EXPORTABLE[0])
+        mixed, _ = _beyond_one_type(results, asked, 1, best.job.framework)
         _, plans = best_plans(results, cluster, 1, mixed, None, indifference)
         return plans[0] if plans else None
 

@@ -17,6 +17,7 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.trainer_options import beyond_own
 from shardwright.progress import stopped
 from shardwright.records import record
+from shardwright.search.equal_shares import equal_shares
 from shardwright.search.kinds import (
     EXPORTABLE,
     Asked,
@@ -93,6 +94,17 @@ def search_pipelines(results: Sequence[OneType], asked: Asked, top: int, *, one_
             beside = _spread_unequally(results, contexts, asked, every, longest)
         every = replace(every, plans=(*every.plans, *beside))
     return Pipelines(every, time.perf_counter() - begin)
+
+
+def with_equal_shares(results: Sequence[OneType], asked: Asked, top: int, mixed: Pipelines | None) -> Pipelines | None:
+    """Return what pipelines reach together with data parallelism of equal shares over several types, where the job's
+    framework has it."""
+    begin = time.perf_counter()
+    shared = equal_shares(results, asked, top)
+    if shared is None:
+        return mixed
+    seconds = time.perf_counter() - begin + (mixed.seconds if mixed else 0.0)
+    return Pipelines(joined([mixed.outcome, shared]) if mixed else shared, seconds)
 
 
 def _spread_unequally(

@@ -144,7 +144,7 @@ def ways(count: int, job: Job) -> tuple[TrainingWay, ...]:
     facts = memory_facts(job.framework)
     return tuple(
         way
-        for way in _every_way(replace(job.adapter or Adapter(), frozen="16-bit"))
+        for way in _every_way(replace(job.adapter or Adapter(), frozen="16-bit"), _everything_sharded(job))
         if (facts.weights_follow or way.adapter is None or not way.offload)
         and (count > 1 or way.sharding == "none" or _shards_alone(way, job))
     )
@@ -157,17 +157,22 @@ def _shards_alone(way: TrainingWay, job: Job) -> bool:
     return job.options.weights_in_host or (way.offload > 0.0 and memory_facts(job.framework).gradients_follow)
 
 
-def _every_way(plain: Adapter) -> tuple[TrainingWay, ...]:
+def _everything_sharded(job: Job) -> str:
+    """Return what the job's framework calls sharding of state, gradients and weights."""
+    return "ZeRO-3" if job.framework == "deepspeed" else "ZeRO-3 (FSDP)"
+
+
+def _every_way(plain: Adapter, sharded: str) -> tuple[TrainingWay, ...]:
     nf4, int8 = replace(plain, frozen="nf4"), replace(plain, frozen="int8")
     lora, qlora = ("DoRA", "QDoRA") if plain.dora else ("LoRA", "QLoRA")
     shared = (
         TrainingWay(name="ZeRO-1", sharding="zero1"),
-        TrainingWay(name="ZeRO-3 (FSDP)", sharding="zero3"),
+        TrainingWay(name=sharded, sharding="zero3"),
         TrainingWay(name="ZeRO-3, optimizer in host memory", sharding="zero3", offload=1.0),
     )
     shared_adapters = (
-        TrainingWay(name=f"{lora}, ZeRO-3 (FSDP)", adapter=plain, sharding="zero3"),
-        TrainingWay(name=f"{qlora}, ZeRO-3 (FSDP)", adapter=nf4, sharding="zero3"),
+        TrainingWay(name=f"{lora}, {sharded}", adapter=plain, sharding="zero3"),
+        TrainingWay(name=f"{qlora}, {sharded}", adapter=nf4, sharding="zero3"),
         TrainingWay(name=f"{lora}, ZeRO-3, weights on host", adapter=plain, sharding="zero3", offload=1.0),
         TrainingWay(name=f"{qlora}, ZeRO-3, weights on host", adapter=nf4, sharding="zero3", offload=1.0),
     )

@@ -2,6 +2,7 @@
 
 * `model`: the shape of a model, block by block, and what its layers compute that no size tells
 * `mixers`: kinds of mixers of tokens that are no softmax attention
+* `streams`: several residual streams
 * `cluster`: machines, their GPUs and links, and what a description left open
 * `job`: what to train on and what the user wants of it, and which dispatcher that takes
 * `images`: the images of a sequence, as the tower of a model takes them

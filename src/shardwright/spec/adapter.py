@@ -89,6 +89,8 @@ def matrices(model: Model, layer: Layer) -> Iterator[Matrix]:
     hidden = model.hidden
     if layer.attention is not None:
         yield from _of_attention(layer.attention, hidden)
+    if layer.cross is not None:
+        yield from _of_attention(layer.cross, hidden)
     if layer.mixer is not None:
         yield from _of_mixer(layer.mixer, hidden)
     shared = layer.moe.shared_width if layer.moe else 0

@@ -64,11 +64,19 @@ def images_of(tower: Tower, job: Job) -> Images:
     )
     if tower.budget is not None:
         return replace(whole, positions=tower.budget * tower.merge**2)
+    if tower.tiles is not None:
+        return _joined_tiles(tower, whole)
     if tower.image is None or tower.tiling is None:
         return whole
     grid = grid_of(tower.tiling, tower.image, height, width)
     tokens = tokens_in(tower.tiling, grid, tower.image // square, height, width)
     return replace(whole, tiles=tiles_in(tower.tiling, grid), tokens=tokens)
+
+
+def _joined_tiles(tower: Tower, one: Images) -> Images:
+    """Return an image all of whose tiles are one sample (`MllamaVisionModel.forward` in transformers)."""
+    tiles, padded = tower.tiles or 1, -(-one.positions // 8) * 8
+    return replace(one, positions=tiles * padded, tokens=tiles * one.positions)
 
 
 def _within(budget: int, square: int, height: int, width: int) -> tuple[int, int]:
@@ -104,7 +112,9 @@ def taken_of(tower: Tower, job: Job) -> Taken:
     job does not say."""
     if tower.input == "image":
         images = images_of(tower, job)
-        merged = (images.positions - tower.class_token) // tower.merge**2 if tower.budget is None else images.tokens
+        merged = images.tokens
+        if tower.budget is None and tower.tiles is None:
+            merged = (images.positions - tower.class_token) // tower.merge**2
         return Taken(count=images.count * images.tiles, positions=images.positions, tokens=merged)
     if tower.part == "audio":
         sounds = sounds_of(tower, job)
@@ -116,9 +126,16 @@ def taken_of(tower: Tower, job: Job) -> Taken:
 
 def stem_products(tower: Tower) -> list[tuple[float, Product]]:
     """Return the products before the layers of an encoder, with how many rows each has for a position after them."""
+    if tower.stem_rows is not None:
+        return list(zip(tower.stem_rows, tower.stem, strict=True))
     if tower.stem:
         return [(2.0 ** (len(tower.stem) - 1 - place), product) for place, product in enumerate(tower.stem)]
     return [(1.0, Product(inputs=tower.patch_values, outputs=tower.hidden, cut="whole"))] if tower.patch_values else []
+
+
+def patch_rows(tower: Tower, taken: Taken) -> int:
+    """Return the positions of a sample that are no class tokens and no padding of tiles."""
+    return taken.positions - tower.class_token if tower.tiles is None else taken.tokens - tower.tiles
 
 
 def encoder_job(tower: Tower, job: Job) -> Job:
@@ -190,7 +207,9 @@ def _unseen_images(model: Model, tower: Tower, job: Job, place: str) -> Iterator
     """Yield what of a job's images a model cannot take."""
     one_size = tower.image is not None and tower.tiling is None
     if one_size and job.image_size not in (None, (tower.image, tower.image)):
-        message = f"{model.name} scales every image to {tower.image} × {tower.image} pixels"
+        size = f"{tower.image} × {tower.image} pixels"
+        tiles = "" if tower.tiles is None else f"{tower.tiles} tiles of "
+        message = f"{model.name} scales every image to {tiles}{size}"
         yield Problem(place.replace("seq_len", "image_size"), message, "leave it out")
     images = images_of(tower, job)
     if images.count < 1:
@@ -210,7 +229,7 @@ def _untrained(model: Model, job: Job, place: str) -> Iterator[Problem]:
 def _too_many_tokens(model: Model, job: Job, place: str) -> Iterator[Problem]:
     """Yield that what towers give has more tokens than a sequence."""
     tokens, sizes, hints = 0, [], []
-    if model.tower is not None and model.tower.input == "image":
+    if model.tower is not None and model.tower.input == "image" and not model.tower.aside:
         images = images_of(model.tower, job)
         tokens += images.all_tokens
         sizes.append(f"images of a sequence ({images.count} of {images.width} × {images.height} pixels)")

@@ -9,6 +9,7 @@ from typing import Literal
 
 from shardwright.records import record
 from shardwright.spec.mixers import Mixer, Product
+from shardwright.spec.streams import Streams
 from shardwright.spec.tiles import Tiling
 
 Norm = Literal["rmsnorm", "layernorm"]
@@ -129,11 +130,13 @@ class Attention:
 
 @record
 class Mlp:
-    """A dense feed-forward block of inner width `width`; `gated` has three matrices (SwiGLU, GeGLU), else two."""
+    """A dense feed-forward block of inner width `width`; `gated` has three matrices (SwiGLU, GeGLU), else two. Where it
+    is `cut`, gates below a number of deviations above their mean are zero (Gemma 3n)."""
 
     width: int
     gated: bool
     bias: bool = False
+    cut: bool | None = None
 
     def parameters(self, hidden: int) -> int:
         up = (2 if self.gated else 1) * self.width
@@ -232,7 +235,8 @@ class Layer:
     biases of experts; no arithmetic worth counting depends on them. The decoder of an encoder-decoder reads what the
     encoder gives by `cross` attention, between the two. After its feed-forward block a layer may add what a token's own
     embedding for this layer gives, of the width `embedded`: one product makes a gate of the hidden state, a second one
-    takes what it gates back to the hidden width (Gemma 3n and 4).
+    takes what it gates back to the hidden width (Gemma 3n and 4). Where it is `scaled`, what each block adds is times a
+    learned number. With `streams` there are several residual streams.
     """
 
     attention: Attention | None
@@ -243,6 +247,8 @@ class Layer:
     mixer: Mixer | None = None
     cross: Attention | None = None
     embedded: int | None = None
+    scaled: bool | None = None
+    streams: Streams | None = None
 
     @property
     def self_attention(self) -> Attention:
@@ -289,12 +295,16 @@ class Tower:
     beside them, `loose` those of tokens that end a row of patches or stand around a sound. A layer keeps `copies` of
     its tokens for the backward pass beside what its products take: of queries and keys after their rotation, where
     values keep all of one projection, and of what attention gives, where that goes image by image; of what a learned
-    scale multiplies.
+    scale multiplies. With `tiles` an image is always so many, which the layers take as one sample, each padded to a
+    multiple of 8 positions; the last `scaled` layers are (Llama 3.2 Vision). Tokens that are `aside` are no part of the
+    sequence: layers read them by their `cross` attention.
 
     Text goes through the embedding of the decoder. Sound comes as spectra, of which the convolutions in `stem` make
     positions, each half as many as the one before: always `positions` of them where that is set, to which shorter
     sounds are padded. Longer ones are cut into segments of so many, whose padding gives tokens, too, or is trimmed
-    (`segments`), or are not taken (None). `joined` positions become one token. `score_biases` are the numbers that are
+    (`segments`), or are not taken (None). Where convolutions go over frequencies, too, each of them and the product
+    after them has `stem_rows` for a position; a `chunk` of so many spectra goes through alone, padded (Qwen3-Omni).
+    `joined` positions become one token. `score_biases` are the numbers that are
     added to the scores of all layers.
     """
 
@@ -311,6 +321,9 @@ class Tower:
     image: int | None = None
     budget: int | None = None
     tiling: Tiling | None = None
+    tiles: int | None = None
+    scaled: int | None = None
+    aside: bool | None = None
     loose: int = 0
     whole: tuple[int, ...] | None = None
     norm: Norm = "layernorm"
@@ -325,6 +338,8 @@ class Tower:
     copies: int = 0
     input: Literal["image", "text", "sound"] = "image"
     stem: tuple[Product, ...] = ()
+    stem_rows: tuple[float, ...] | None = None
+    chunk: int | None = None
     positions: int | None = None
     segments: Literal["trimmed", "padded"] | None = None
     joined: int = 1
@@ -347,13 +362,14 @@ class Tower:
     def encoder(self) -> Model:
         """The encoder as a model without an output projection: what the account of a layer reads."""
         over_all = replace(self.layer, attention=replace(self.layer.self_attention, window=None))
-        whole = self.whole or ()
+        whole, plain = self.whole or (), self.depth - (self.scaled or 0)
+        last = (replace(self.layer, scaled=True),) * (self.scaled or 0)
         return Model(
             name=self.family,
             family=self.family,
             hidden=self.hidden,
             vocab=0,
-            layers=tuple(over_all if place in whole else self.layer for place in range(self.depth)),
+            layers=tuple(over_all if place in whole else self.layer for place in range(plain)) + last,
             norm=self.norm,
             norm_form=self.norm_form,
             position=self.position,
@@ -365,6 +381,11 @@ class Tower:
             extra_parameters=self.score_biases,
             dropout=self.dropout,
         )
+
+    @property
+    def given_width(self) -> int:
+        """The width of what it gives."""
+        return self.projector[-1].outputs if self.projector else self.hidden
 
     @property
     def encoder_parameters(self) -> int:
@@ -483,6 +504,8 @@ class Model:
             feed_forward += layer.moe.dense_parameters(self.hidden)
         feed_forward += 2 * self.hidden * (layer.embedded or 0)
         vectors = layer.norms * self.norm_parameters + (layer.vector_parameters or 0)
+        vectors += layer.sublayers if layer.scaled else 0
+        vectors += layer.streams.parameters(self.hidden) if layer.streams else 0
         return layer.mixing_parameters(self.hidden) + feed_forward + vectors
 
     def expert_layer_parameters(self, layer: Layer) -> int:
@@ -506,7 +529,18 @@ class Model:
         norm = self.norm_parameters if self.embedding_norm else 0
         positions, beside = self.learned_positions * self.hidden, self.embedded_width
         layers = (self.layer_vocab or 0) * beside + self.hidden * beside + max(self.embedded_widths, default=0)
-        return self.token_table_parameters + self.width_projection_parameters + positions + norm + layers
+        streams = self.stream_parameters
+        return self.token_table_parameters + self.width_projection_parameters + positions + norm + layers + streams
+
+    @property
+    def streams(self) -> Streams | None:
+        """Its residual streams, where there are several."""
+        return self.layers[0].streams if self.layers else None
+
+    @property
+    def stream_parameters(self) -> int:
+        """Weights that make the other streams of the embedding, and as many that the head takes them by."""
+        return self.streams.end_parameters(self.hidden) if self.streams else 0
 
     @property
     def embedded_widths(self) -> tuple[int, ...]:
@@ -524,7 +558,7 @@ class Model:
         head = 0 if self.tied_embeddings else self.token_table_parameters
         bias = self.vocab if self.head_bias else 0
         norm = self.norm_parameters if self.final_norm else 0
-        return self.width_projection_parameters + head + bias + norm
+        return self.width_projection_parameters + head + bias + norm + self.stream_parameters
 
     @cached_property
     def parameters(self) -> int:
@@ -640,7 +674,7 @@ def training_kind(model: Model, *, adapters: bool) -> Kind:
     """Return what kind of model is trained, adapters before all: what is frozen takes no gradients."""
     if adapters:
         return "adapters"
-    if any(layer.attention is None for layer in model.kinds):
+    if any(layer.attention is None and layer.cross is None for layer in model.kinds):
         return "hybrid"
     return "moe" if any(layer.moe is not None for layer in model.kinds) else "dense"
 

@@ -68,4 +68,9 @@ def sound_problems(model: Model, job: Job, place: str) -> Iterator[Problem]:
 
 
 def _positions(tower: Tower, seconds: float) -> int:
-    return int(SPECTRA * seconds) >> (len(tower.stem) - 1)
+    spectra = int(SPECTRA * seconds)
+    if tower.chunk is None:
+        return spectra >> (len(tower.stem) - 1)
+    halved = 1 << (len(tower.stem) - 1)  # by each of the convolutions before the last product
+    whole, rest = divmod(spectra, tower.chunk)
+    return whole * -(-tower.chunk // halved) + -(-rest // halved)

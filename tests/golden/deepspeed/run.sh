@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# shardwright evaluate --launch run.sh --model llama-3.1-8b --seq-len 4096
 # Written by shardwright for DeepSpeed 0.19.8.
 set -euo pipefail
 : "${TRAIN_SCRIPT:?your training script; it reads training_arguments.json, which names ds_config.json}"

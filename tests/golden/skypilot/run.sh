@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# shardwright evaluate --launch run.sh --cluster 1x8xA100-SXM-40+2x8xV100-SXM2
 # gpt2-medium on 24 GPUs. Written by shardwright for `shardwright train`.
 set -euo pipefail
 # Yours to set, in the environment:

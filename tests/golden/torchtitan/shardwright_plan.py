@@ -39,6 +39,7 @@ def plan() -> Trainer.Config:
             context_parallel_degree=1,
             expert_parallel_degree=1,
             pipeline_parallel_degree=4,
+            spmd_backend='partial_dtensor',
             pipeline_parallel_schedule='1F1B',
             pipeline_parallel_microbatch_size=1,
             module_fqns_per_model_part=[   [   'tok_embeddings', 'layers.0', 'layers.1', 'layers.2', 'layers.3', 'layers.4', 'layers.5',

@@ -81,12 +81,14 @@ def brute_force(
     would have to be looked at."""
     space = space or Space()
     run = Run(contexts, cluster, best, most, space=space)
-    for setting, table in zip(settings, tables(contexts, settings), strict=True):
+    # GPUs of several types in one machine may do without the network, which is slower.
+    near = tuple(replace(context, one_machine=context.pool.mixed is not None) for context in contexts)
+    for setting, table in zip(settings, tables(near, settings), strict=True):
         if machines is not None:
             there = np.array([context.pool.nodes for context in contexts])
             table = replace(table, units=table.units // there * np.array(machines))
         modes = tuple(int(code) for code in space.pins.get("recompute", MODES))
-        shop = Shop(contexts=contexts, setting=setting, table=table, paces=paces(table), modes=modes)
+        shop = Shop(contexts=near, setting=setting, table=table, paces=paces(table), modes=modes)
         for copies in range(1, min(int(table.units.sum()), shop.total) + 1):
             items = list(_items(run, shop, copies))
             for chosen in _choices(run, shop, items, copies):

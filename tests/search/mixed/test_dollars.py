@@ -13,6 +13,7 @@ from tests.nightly import nightly
 from tests.search.mixed.oracle import TooManyError, brute_force
 from tests.search.mixed.problems import EFFICIENCY, EFFORT, Small, small
 
+from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.predict import predict
 from shardwright.plans.plan import Plan
@@ -22,9 +23,12 @@ from shardwright.search.mixed.branch_and_bound.run import MixedProblem, MixedRes
 from shardwright.search.mixed.dollars.bounds import Start, fast_enough, least_dollars, roots, steady_micro_batches
 from shardwright.search.mixed.dollars.cheapest import search
 from shardwright.search.mixed.dollars.machines import all_boxes, bill_of, boxes
+from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.region import Region
+from shardwright.search.mixed.tables.settings import settings
 from shardwright.search.objective import affordable_value
 from shardwright.spec.cluster import Price
+from shardwright.spec.read.cluster import build_cluster
 from shardwright.units import SECONDS_PER_HOUR
 
 CLOSE = 1.2  # times the optimum, on problems of few micro-batches, where nothing is hidden
@@ -58,6 +62,23 @@ def priced(seed: int, most_gpus: int = 4) -> Small:
     return replace(problem, contexts=contexts, cluster=replace(problem.cluster, pools=pools))
 
 
+def shared(seed: int) -> Small:
+    """Return a small problem whose machines have GPUs of two types, alone or beside machines of another."""
+    pick = random.Random(seed)
+    first, second, third = pick.sample(("RTX3090", "L4", "T4", "A10G", "RTX4090"), 3)
+    boxes = {"count": pick.choice((1, 2)), "gpus": {first: 1, second: 1}, "price_per_hour": pick.uniform(1.0, 4.0)}
+    nodes: list[dict[str, object]] = [boxes]
+    if boxes["count"] == 1:
+        nodes.append({"count": 1, "gpu": third, "gpus": 1, "price_per_hour": pick.uniform(1.0, 4.0)})
+    cluster = build_cluster({"nodes": nodes}, "test")
+    problem = small(seed, most_layers=4, most_batch=4)
+    model, job = problem.contexts[0].model, replace(problem.contexts[0].job, tokens=1e9)
+    contexts = tuple(Context(model=model, pool=pool, job=job, efficiency=EFFICIENCY) for pool in cluster.pools)
+    space = replace(problem.space, pins={**problem.space.pins, "tp": (1,)})
+    chosen = tuple(settings(contexts, space))
+    return Small(cluster, contexts, space, chosen, tuple(tables(contexts, chosen, cluster.site_links)))
+
+
 def points(problem: Small, most: int) -> Iterator[Point]:
     """Yield the points of all numbers of machines that can hold the model, by enumeration of their plans."""
     pools, contexts = problem.cluster.pools, problem.contexts
@@ -85,7 +106,7 @@ def in_money(problem: Small, longest: float) -> float:
     """Return the dollars that no plan costs less than, by the program with a row for money."""
     bill, batch = bill_of(problem.contexts), problem.contexts[0].job.global_batch
     starts = [
-        Start(each, region, bill.dollars / np.maximum(each.table.units // bill.machines, 1))
+        Start(each, region, bill.part / np.maximum(each.table.units // bill.machines, 1))
         for each in instances(problem.settings, problem.tables, batch, problem.space)
         for region in roots(each, problem.space)
     ]
@@ -104,8 +125,7 @@ def against(found: MixedResult, best: float | None) -> None:
         assert best >= value * (1 - 1e-6)
 
 
-def against_enumeration(seed: int, *, most_gpus: int, most: int) -> None:
-    problem = priced(seed, most_gpus)
+def against_enumeration(problem: Small, most: int) -> None:
     known = list(points(problem, most))
     iterations = problem.contexts[0].job.iterations
     assert iterations is not None
@@ -125,20 +145,28 @@ def against_enumeration(seed: int, *, most_gpus: int, most: int) -> None:
 
 @pytest.mark.parametrize("seed", DAILY)
 def test_enumeration_does_not_beat_the_certificate(seed):
-    against_enumeration(seed, most_gpus=4, most=400)
+    against_enumeration(priced(seed), most=400)
+
+
+@pytest.mark.parametrize("seed", [0, 9, *nightly(seed for seed in range(40) if seed not in (0, 9))])
+def test_enumeration_does_not_beat_the_certificate_on_machines_of_several_types(seed):
+    try:
+        against_enumeration(shared(seed), most=600)
+    except TooManyError:
+        pytest.skip("the enumeration takes too long")
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", [seed for seed in range(40) if seed not in DAILY])
 def test_enumeration_of_more_clusters_does_not_beat_the_certificate(seed):
-    against_enumeration(seed, most_gpus=4, most=400)
+    against_enumeration(priced(seed), most=400)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(100, 250))
 def test_enumeration_of_larger_clusters_does_not_beat_the_certificate(seed):
     try:
-        against_enumeration(seed, most_gpus=6, most=600)
+        against_enumeration(priced(seed, 6), most=600)
     except TooManyError:
         pytest.skip("the enumeration takes too long")
 
@@ -179,6 +207,7 @@ def test_all_numbers_of_machines_are_in_one_box_each(machines):
     bill = replace(
         bill_of(problem.contexts[:1]),
         machines=np.array(machines),
+        kind=np.arange(len(machines)),
         gpus=np.full(len(machines), 8),
         dollars=np.ones(len(machines)),
         preemptions=np.zeros(len(machines)),
@@ -192,12 +221,13 @@ def test_all_numbers_of_machines_are_in_one_box_each(machines):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_value_of_a_plan_is_that_of_its_machines(seed):
-    problem = spot(seed)
+@pytest.mark.parametrize("drawn", [spot, shared])
+def test_the_value_of_a_plan_is_that_of_its_machines(seed, drawn):
+    problem = drawn(seed)
     bill = bill_of(problem.contexts)
     for value, plan in solved(problem, 0.05, objective="cost", deadline_hours=None, budget_dollars=None).plans:
         used = np.array([plan.gpus_by_type[pool.gpu.name] for pool in problem.cluster.pools])
-        machines = -(-used // bill.gpus)[None]
+        machines = -(-used // np.array([pool.gpus_per_node for pool in problem.cluster.pools]))[None]
         job = replace(bill.job, objective="cost", deadline_hours=None, budget_dollars=None)
         assert plan.prediction is not None
         slope = boxes(replace(bill, job=job), machines, machines).slope[0]

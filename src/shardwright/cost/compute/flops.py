@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwright.spec.adapter import Adapter, adapted
-from shardwright.spec.images import Taken, stem_products, taken_of
+from shardwright.spec.images import Taken, patch_rows, stem_products, taken_of
 from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, Layer, Model, Tower
 
@@ -16,9 +16,10 @@ def job_flops(model: Model, job: Job) -> float:
     alone, and what its first trained product takes has no gradient.
     """
     everything = iteration_flops(model, job.global_batch, job.seq_len, job.attended_tokens)
-    images, cross = _of_towers(model, job), cross_flops(model, job)
+    images, (read, reads) = _of_towers(model, job), cross_flops(model, job)
     if job.trains("language"):
-        return everything + images + 3.0 * job.global_batch * cross
+        return everything + images + 3.0 * job.global_batch * (read + reads)
+    images += job.global_batch * (2.0 * read + 3.0 * reads)
     kinds = [layer.attention for layer in model.layers if layer.attention is not None]
     scores = sum(score_flops_per_token(attention, job.attended_tokens) for attention in kinds)
     adapter = job.adapter
@@ -26,16 +27,17 @@ def job_flops(model: Model, job: Job) -> float:
     return 2.0 / 3.0 * everything + job.tokens_per_iteration * (scores + 3.0 * beside) + images
 
 
-def cross_flops(model: Model, job: Job) -> float:
-    """Return the forward FLOPs of a sequence's attention over what the encoder of an encoder-decoder gives."""
-    tower, flops = model.tower, 0.0
+def cross_flops(model: Model, job: Job) -> tuple[float, float]:
+    """Return the forward FLOPs of a sequence's attention over what a tower gives: of its projections, and of scores and
+    their product with the values."""
+    tower, projections, scores = model.tower, 0.0, 0.0
     for cross in (layer.cross for layer in model.layers):
         if cross is not None and tower is not None:
             read = taken_of(tower, job).all_tokens
-            flops += 2.0 * job.seq_len * model.hidden * (cross.query_width + cross.out_width)
-            flops += 2.0 * read * tower.hidden * (cross.key_width + cross.value_width)
-            flops += job.seq_len * score_flops_per_token(cross, read)
-    return flops
+            projections += 2.0 * job.seq_len * model.hidden * (cross.query_width + cross.out_width)
+            projections += 2.0 * read * tower.given_width * (cross.key_width + cross.value_width)
+            scores += job.seq_len * score_flops_per_token(cross, read)
+    return projections, scores
 
 
 def _of_towers(model: Model, job: Job) -> float:
@@ -50,9 +52,9 @@ def _of_tower(model: Model, tower: Tower, job: Job) -> float:
     first = stem_flops(tower, taken)[0] * vision
     if not vision and tower.projector and after:
         first = 2.0 * taken.tokens * tower.projectors * tower.projector[0].weights
-    if not vision and not tower.projector:  # keys and values of what is frozen
+    if not vision and not (tower.projector and after):  # keys and values of what is frozen
         widths = sum(layer.cross.key_width + layer.cross.value_width for layer in model.layers if layer.cross)
-        first = 2.0 * taken.tokens * tower.hidden * widths
+        first = 2.0 * taken.tokens * tower.given_width * widths
     passes = (1.0 + 2.0 * vision) * encoder + (1.0 + after + (vision or after)) * projector - first
     return job.global_batch * taken.count * passes
 
@@ -63,13 +65,15 @@ def image_flops(tower: Tower, images: Taken) -> tuple[float, float]:
     encoder = sum(stem_flops(tower, images)) + images.positions * layers
     if tower.budget is not None:  # patches are averaged by a product
         encoder += 2.0 * tower.budget * images.positions * tower.hidden
+    if tower.tiles is not None:  # the mask of what is padded is a product
+        encoder += 2.0 * images.positions**2
     chain = sum(product.weights for product in tower.projector)
     return encoder, 2.0 * images.tokens * tower.projectors * chain
 
 
 def stem_flops(tower: Tower, images: Taken) -> list[float]:
     """Return the FLOPs of the products that take patches or sound to the width of the encoder; one of 0 for text."""
-    rows = images.positions - tower.class_token
+    rows = patch_rows(tower, images)
     return [2.0 * times * rows * product.weights for times, product in stem_products(tower)] or [0.0]
 
 
@@ -101,7 +105,7 @@ def iteration_flops(model: Model, global_batch: int, seq_len: int, attended_toke
     predicted = model.mtp_layers * layer_flops_per_token(model, last, attended)
     predicted += model.mtp_layers * 4.0 * model.hidden * model.hidden
     logits = 2.0 * model.hidden * model.vocab * (1 + model.mtp_layers)
-    embedded = 2.0 * model.hidden * model.embedded_width
+    embedded = 2.0 * model.hidden * model.embedded_width + 4.0 * model.stream_parameters
     return 3.0 * tokens * (layers + predicted + logits + embedded)
 
 
@@ -119,6 +123,7 @@ def layer_flops_per_token(model: Model, layer: Layer, seq_len: float) -> float:
         flops += 2.0 * moe.matrices * inner * moe.top_k * moe.expert_width
         flops += 2.0 * moe.matrices * model.hidden * moe.shared_width
         flops += 4.0 * model.hidden * (moe.latent or 0)
+    flops += layer.streams.flops(model.hidden) if layer.streams else 0.0
     return flops + 4.0 * model.hidden * (layer.embedded or 0)
 
 

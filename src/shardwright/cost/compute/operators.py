@@ -38,6 +38,7 @@ from shardwright.spec.job import Job
 from shardwright.spec.mixers import Mixer
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, Tower
 from shardwright.spec.options import MODULES
+from shardwright.spec.streams import Streams
 
 # Documented.
 FLASH_BACKWARD_FLOPS = 2.5  # recomputed scores: 5 matrix products for the 2 of the forward pass (arXiv 2307.08691)
@@ -101,6 +102,10 @@ def layer_operators(model: Model, layer: Layer, shard: Shard, job: Job) -> Itera
         yield from _attention(hidden, layer.attention, shard, job)
         if model.position == "relative":
             yield from _added_to_scores(layer.attention, shard, job, float(job.seq_len))
+    if layer.streams is not None:
+        yield from _streams(model.hidden, layer.streams, shard, job)
+    if layer.scaled:
+        yield from memory_bound(layer.sublayers * 4.0 * outer * hidden, backward=1.5)
     if layer.mixer is not None:
         yield from _mixer(model.hidden, layer.mixer, shard, job)
     if layer.cross is not None and model.tower is not None:
@@ -125,6 +130,16 @@ def _embedded(hidden: float, width: float, shard: Shard, job: Job) -> Iterator[O
     yield from linear(size, hidden, width, job)
 
 
+def _streams(hidden: int, streams: Streams, shard: Shard, job: Job) -> Iterator[Operator]:
+    """Yield what a layer does with several residual streams, which every tensor-parallel rank does whole."""
+    size = tokens(shard, job)
+    for inputs, outputs in streams.products(hidden):
+        yield from _gemm(size, float(outputs), float(inputs), job)
+    yield from _batched(np.full_like(size, float(hidden)), streams.count, streams.count, size, backward=2.0)
+    yield from memory_bound(2.0 * size * streams.moved(hidden), backward=1.5)
+    yield from memory_bound(4.0 * size * hidden, backward=2.0, form=NORM)  # one norm is of two streams
+
+
 def unfused_norms(layer: Layer) -> int:
     """Return the norms that Megatron-LM does not fuse with the product after them: before latent attention, and before
     experts (megatron/core/models/gpt/gpt_layer_specs.py, core_v0.19.2)."""
@@ -136,10 +151,20 @@ def embedding_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operat
     backward adds into fp32 gradients."""
     size, beside = tokens(shard, job), float(model.embedded_width)
     yield from memory_bound(4.0 * size * (model.hidden + beside), backward=3.0, form=LOOKUP)
+    if model.streams is not None:
+        yield from _ends_of_streams(model, shard, job)
     if beside:
         yield from linear(size, beside, float(model.hidden), job)
         yield from memory_bound(4.0 * size * beside, backward=2.0, form=NORM)
         yield from memory_bound(6.0 * size * beside, backward=1.0)
+
+
+def _ends_of_streams(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
+    """Yield what makes the other residual streams of one, or one of them, each scaled to the length of the first."""
+    others = (model.streams.count if model.streams else 1) - 1
+    size = tokens(shard, job)
+    yield from linear(size, float(others * model.hidden), float(model.hidden), job)
+    yield from memory_bound(14.0 * size * others * model.hidden, backward=1.5)
 
 
 def head_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
@@ -152,6 +177,8 @@ def head_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
             yield from _gemm(size, model.hidden / shard.tp, 2.0 * model.hidden, job)
             yield from layer_operators(model, model.layers[-1], shard, job)
         yield from memory_bound(4.0 * outer * model.hidden, backward=2.0, form=NORM)
+        if model.streams is not None:
+            yield from _ends_of_streams(model, shard, job)
         yield from _gemm(size, model.vocab / shard.tp, float(model.hidden), job)
         forward, backward = LOSS_BYTES[job.options.loss or "fused"]
         yield from memory_bound(forward * logits, backward=backward / forward)
@@ -303,13 +330,13 @@ def _batched(
 
 
 def _cross_attention(hidden: float, attention: Attention, tower: Tower, shard: Shard, job: Job) -> Iterator[Operator]:
-    """Yield attention of the decoder's tokens over what the encoder gives, which needs no gradient where the encoder is
-    frozen."""
+    """Yield attention of the decoder's tokens over what a tower gives, which needs no gradient where that is frozen."""
     size, tp, read = tokens(shard, job), shard.tp, float(taken_of(tower, job).all_tokens)
     yield from linear(size, attention.query_width / tp, hidden, job)
     both = (attention.key_width + attention.value_width) / tp
-    for operator in linear(shard.micro_batch * read, both, float(tower.hidden), job):
-        if operator.kind != GEMM or operator.direction == FORWARD or operator.weight_gradient or job.trains(tower.part):
+    trained = job.trains(tower.part) or bool(tower.projector and job.trains("projector"))
+    for operator in linear(shard.micro_batch * read, both, float(tower.given_width), job):
+        if operator.kind != GEMM or operator.direction == FORWARD or operator.weight_gradient or trained:
             yield operator
     yield from _core_attention(attention, shard, job, read)
     yield from linear(size, hidden, attention.out_width / tp, job)
@@ -358,6 +385,8 @@ def _mlp(hidden: float, mlp: Mlp, shard: Shard, job: Job, *, modules: int = MLP)
     up = 2 if mlp.gated else 1
     yield from linear(size, up * width, hidden, job, modules=modules)
     yield from memory_bound(2.0 * (up + 1) * size * width, backward=5 / 3, modules=modules)
+    if mlp.cut:  # mean and deviation of the gates, the difference from what is cut off, and what is left
+        yield from memory_bound(12.0 * size * width, backward=1.0, modules=modules)
     yield from linear(size, hidden, width, job, modules=modules)
 
 

@@ -54,6 +54,8 @@ def _each(counted: Sequence[tuple[tuple[int, int], int]]) -> float:
 def _dense(model: Model, layer: Layer) -> Iterator[tuple[int, int]]:
     if layer.attention is not None:
         yield from _attention(model.hidden, layer.attention)
+    if layer.cross is not None:
+        yield from _attention(model.hidden, layer.cross)
     if layer.mixer is not None:
         yield from ((product.outputs, product.inputs) for product in layer.mixer.work(model.hidden).products)
     if layer.mlp is not None:

@@ -20,7 +20,7 @@ from shardwright.cost.compute.operator_table import BACKWARD, GEMM, LOOKUP, NORM
 from shardwright.cost.compute.operators import Shard, layer_operators, linear, memory_bound
 from shardwright.records import record
 from shardwright.spec.adapter import FROZEN_BYTES
-from shardwright.spec.images import encoder_job, stem_products, taken_of
+from shardwright.spec.images import encoder_job, patch_rows, stem_products, taken_of
 from shardwright.spec.job import Job
 from shardwright.spec.model import Tower
 
@@ -99,7 +99,9 @@ def _patches(tower: Tower, samples: Shard, job: Job) -> Iterator[Operator]:
     """Yield the products that take patches or sound to the width of the encoder, the first without a gradient of its
     input, or the look-up of text; and the norms before and after the layers."""
     size = samples.micro_batch * float(job.seq_len)
+    share = 1.0 if tower.tiles is None else patch_rows(tower, taken_of(tower, job)) / job.seq_len
     for place, (times, product) in enumerate(stem_products(tower)):
+        times = times * share
         for operator in linear(times * size, float(product.outputs), float(product.inputs), job):
             if place or operator.direction != BACKWARD or operator.kind != GEMM or operator.weight_gradient:
                 yield operator
@@ -148,6 +150,9 @@ def patch_inputs(tower: Tower) -> float:
     norms = float(tower.hidden * (tower.first_norm + tower.final_norm))
     if not tower.stem:
         return norms + tower.patch_values
+    if tower.stem_rows is not None:  # an image of the sound, the convolutions' results before and after GELU
+        convolved = [rows * product.outputs for rows, product in stem_products(tower)[:-1]]
+        return norms + 4.0 * tower.stem_rows[0] + 2.0 * sum(convolved)
     products, kernel = stem_products(tower), tower.stem[-1].inputs // tower.hidden
     given = [times * product.outputs for times, product in products]
     return norms + products[0][0] * products[0][1].inputs / kernel + 2.0 * sum(given) - given[-1]

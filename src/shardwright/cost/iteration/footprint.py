@@ -13,8 +13,10 @@ import numpy as np
 
 from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.context import Context, LayerRows
+from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.gathers import micro_batches, summed_at_last
 from shardwright.cost.iteration.step import data_parallel, frozen_on
+from shardwright.cost.memory.activations import norm_backward_bytes
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import (
     StateBytes,
@@ -193,12 +195,14 @@ def fixed_bytes(
     held = held_parameters(context, rows, shards, starts)
     state, model, job = states(context, rows, shards, held), context.model, context.job
     boundary = shards.table.boundary[shards.row][:, None]
+    elements = boundary / widths_of(job).saved
     facts, cut = memory_facts(job.framework), (rows.sharding >= ZERO2)[:, None]
     gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)[:, None]
     count = micro_batches(job, rows) if count is None else count
     layer, ranks = shards.table.parameters[shards.row], data_parallel(context, rows).dense.size
     units = whole_units(model, job, rows, layer, ranks, count)
     last, at_last = units.last[:, None], summed_at_last(job, rows)
+    norm = np.where((state.closing > 0.0) & ~at_last[:, None], norm_backward_bytes(model, job) * elements, 0.0)
     updated = np.where(rows.sharding[:, None] == ZERO3, 0.0, facts.by_unit * _updated_weights(context, rows, held))
     return Fixed(
         weights=state.weights,
@@ -210,7 +214,7 @@ def fixed_bytes(
         passing=np.where(cut & facts.head_alone, state.gathered + last, 0.0),
         before=np.broadcast_to(units.before[:, None], state.weights.shape),
         bare=updated,
-        closing=state.closing,
+        closing=state.closing + norm,
         resharded=state.resharded,
         late=np.where(cut & facts.freed & (count == 1)[:, None], state.sharded_gradients, 0.0),
         in_host=np.broadcast_to(state.in_host, state.weights.shape),

@@ -37,8 +37,10 @@ from shardwright.spec.images import encoder_job, taken_of
 from shardwright.spec.job import Job
 from shardwright.spec.mixers import Mixer, ShortConvolution
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, Tower
+from shardwright.spec.streams import Streams
 
 COPIES = 4.0  # documented: `hidden_copies` are two norms' inputs in fp32 in place of 16 bits, and their weights' inputs
+NORM_SINGLES, NORM_SAVED = 4.0, 5.0  # documented: `norm_backward_bytes`
 FALCON, JOINED = "falcon", ("phi3", "cohere", "cohere2")  # families of transformers, by how they make queries
 # Families whose router transformers computes in fp32, from a copy of its input.
 SINGLE_ROUTERS = frozenset({
@@ -82,6 +84,8 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         feed_forward = zero
         if layer.mlp is not None:
             feed_forward = _mlp_bytes(model, layer.mlp, shard, job)
+        if layer.streams is not None:
+            feed_forward = feed_forward + _streams_bytes(model, layer.streams, shard, job)
         if layer.moe is not None:
             feed_forward = feed_forward + _moe_bytes(model, layer.moe, shard, job)
         if layer.cross is not None and model.tower is not None:
@@ -91,6 +95,8 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         masks = 2.0 + (layer.cross is not None) if model.dropout else 0.0
         outside = outer * (layer.norms * (saved + norm_copies(model, job)) + masks)
         feed_forward = feed_forward + _embedded_bytes(model, layer, shard, job)
+        if layer.scaled and job.trains("language"):  # what a learned number multiplies
+            feed_forward = feed_forward + saved * layer.sublayers * outer
         feed_forward = feed_forward + _eager_bytes(model, layer, shard, job)
         kept.append(outside + attention + feed_forward + _magnitude_bytes(model, layer, shard, job))
         if per_operator(job):
@@ -98,12 +104,14 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         else:
             core.append(_freed_of_modules(model, layer, shard, job, scores))
         again.append(zero if job.options.recompute_modules is None else core[-1])
-        inputs.append(saved * outer)
+        inputs.append(saved * outer * (layer.streams.count if layer.streams else 1))
         moments = (_gradient_bytes, _norm_bytes, _unmerged_bytes)
         gradients.append(np.max(np.stack([of(model, layer, shard, job) for of in moments]), axis=0))
         dequantised.append(_dequantised_bytes(model, layer, shard, job))
     embedding = outer * (1.0 if model.dropout else 0.0) + _embeddings_bytes(model, shard, job)
     last = (2.0 * saved + norm_copies(model, job)) * outer  # inputs of the final norm and of the output projection
+    if model.streams is not None:
+        last = last + saved * tokens(shard, job) * model.streams.end_kept(model.hidden, first=False)
     head = last + model.mtp_layers * (kept[model.kind_of_layer[-1]] + last)
     return Activations(
         kept=[embedding, *kept, head],
@@ -129,6 +137,17 @@ def norm_copies(model: Model, job: Job) -> float:
     return unit * (inputs + (0.0 if not weighed else 2.0 if model.norm_form else 1.0))
 
 
+def norm_backward_bytes(model: Model, job: Job) -> float:
+    """Return the bytes of an element that the backward pass of a layer's first norm has at a time where it is unfused,
+    beside the gradients of all the layer's weights: four tensors in fp32 and five as activations are, in PyTorch 2.13
+    of transformers' `LlamaRMSNorm`. What the head keeps and the layer's input, which count as kept, are gone by then.
+    """
+    copies, saved = norm_copies(model, job), widths_of(job).saved
+    if copies == 0.0:
+        return 0.0
+    return NORM_SINGLES * SINGLE + NORM_SAVED * saved - (3.0 * saved + copies)
+
+
 def value_norm_copies(job: Job) -> float:
     """Return the same of a norm without weights."""
     return memory_facts(job.framework).hidden_copies * widths_of(job).saved / 2.0 / COPIES
@@ -140,8 +159,10 @@ def tower_kept_bytes(tower: Tower, shard: Shard, job: Job) -> tuple[Floats, Floa
     positions, merged = tower_tokens(tower, shard, job)
     saved = widths_of(job).saved
     beside = saved * merged * projector_inputs(tower, job)
-    if not tower.projector:  # what the decoder's layers read
-        beside = saved * merged * tower.hidden
+    if not tower.projector or tower.aside:  # what the decoder's layers read
+        beside = beside + saved * merged * tower.given_width
+    if tower.tiles is not None:  # a mask of which tiles a token sees
+        beside = beside + saved * tokens(shard, job) * taken_of(tower, job).all_tokens
     if not job.trains(tower.part):
         return beside, beside
     beside = beside + saved * positions * patch_inputs(tower)
@@ -149,6 +170,8 @@ def tower_kept_bytes(tower: Tower, shard: Shard, job: Job) -> tuple[Floats, Floa
     modules = tower.depth * saved * positions * copies
     if tower.budget is not None:  # what is padded is masked, in 16 bits in each layer
         modules = modules + tower.depth * saved * positions * taken_of(tower, job).positions
+    if tower.tiles is not None:  # by one mask for all layers
+        modules = modules + saved * positions * taken_of(tower, job).positions
     layers = layer_activation_bytes(tower.encoder, encoder_shard(tower, shard, job), encoder_job(tower, job))
     places = [1 + kind for kind in tower.encoder.kind_of_layer]
     kept, inputs = (np.asarray(sum(figures[place] for place in places)) for figures in (layers.kept, layers.inputs))
@@ -215,9 +238,15 @@ def _cross_bytes(model: Model, attention: Attention, tower: Tower, shard: Shard,
     """Return the bytes of attention over what an encoder gives: its input, queries, keys and values, what it gives, and
     scores as in self-attention. What the encoder gives is kept once for all layers (`tower_kept_bytes`)."""
     widths, size, read = widths_of(job), tokens(shard, job), float(taken_of(tower, job).all_tokens)
-    projected = widths.saved_input * norm_tokens(shard, job) * model.hidden
+    projected = widths.saved_input * norm_tokens(shard, job) * model.hidden * _needed(job, "q_proj")
     queries = (widths.saved * attention.query_width + widths.saved_input * attention.out_width) * size / shard.tp
-    given = widths.saved * shard.micro_batch * read * (attention.key_width + attention.value_width) / shard.tp
+    kept = attention.key_width + attention.value_width
+    if tower.tiles is not None:  # beside a mask transformers repeats both for every head
+        kept = attention.query_width + attention.out_width
+    given = widths.saved * shard.micro_batch * read * kept / shard.tp
+    if attention.qk_norm:  # what the norms of queries and keys take in
+        normed = size * attention.query_width + shard.micro_batch * read * attention.key_width
+        queries = queries + (widths.saved + norm_copies(model, job)) * normed / shard.tp
     return np.asarray(projected + queries + given + _score_bytes(model, attention, shard, job, read))
 
 
@@ -353,6 +382,7 @@ def _mlp_bytes(model: Model, mlp: Mlp, shard: Shard, job: Job) -> Floats:
     return (
         saved * norm_tokens(shard, job) * model.hidden
         + _inner_bytes(job, widths_of(job).saved_input, "down_proj", gated=mlp.gated) * size
+        + widths_of(job).saved * bool(mlp.cut) * size  # what the deviation of the gates is of
     )
 
 
@@ -483,7 +513,15 @@ def _embeddings_bytes(model: Model, shard: Shard, job: Job) -> Floats:
     and the embeddings, which the layers multiply."""
     size, width = tokens(shard, job), model.embedded_width
     single = (2.0 * widths_of(job).saved + norm_copies(model, job)) * width
-    return np.asarray(size * (widths_of(job).saved * (model.hidden if width else 0) + single))
+    streams = model.streams.end_kept(model.hidden, first=True) if model.streams else 0.0
+    return np.asarray(size * (widths_of(job).saved * ((model.hidden if width else 0) + streams) + single))
+
+
+def _streams_bytes(model: Model, streams: Streams, shard: Shard, job: Job) -> Floats:
+    """Return what a layer keeps of several residual streams; the router's norm is of two of them."""
+    once_more = widths_of(job).saved + norm_copies(model, job)
+    kept = widths_of(job).saved * streams.kept(model.hidden) + once_more * model.hidden
+    return np.asarray(tokens(shard, job) * kept)
 
 
 def _dequantised_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:

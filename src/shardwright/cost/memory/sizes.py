@@ -25,8 +25,10 @@ class StateBytes:
     `gathered` are those of layers that are gathered for their passes; the rest of sharded gradients is
     `sharded_gradients`, and weights that a backward pass leaves sharded, layer by layer, are `resharded`. `closing` are
     gradients of one more layer where a layer's backward pass ends: under FSDP2 those before it are on their way by
-    then, and under ZeRO-2 their weights are no more. `in_host` are the bytes of host memory: offloaded state with its
-    gradients and what else follows it, and state that is paged."""
+    then, and under ZeRO-2 their weights are no more. Beside gradients that stay whole until the last micro-batch they
+    are the sum's copy of the layer, or in the forward pass, where nothing runs again, weights of a third one. `in_host`
+    are the bytes of host memory: offloaded state with its gradients and what else follows it, and state that is paged.
+    """
 
     weights: Floats
     gradients: Floats
@@ -98,8 +100,9 @@ def state_bytes(
     staying, leaving = gradient * sharded * (1.0 - gradients_away), passing * share * reduced
     staying, leaving = np.where(unsharded, 0.0, staying), np.where(unsharded | by_layer, 0.5, 1.0) * leaving
     waiting = np.where(unsharded, widths_of(job).gradient_reduction * total, 0.0)
-    gradients = np.where(sharding >= ZERO2, staying + waiting + leaving, gradient * total)
-    on_their_way = opened * (sharding == ZERO3) + leaving * (sharding >= ZERO2)
+    beside = np.where(unsharded & by_layer, 0.0, leaving)  # whole ones are there already, and leave as they are summed
+    gradients = np.where(sharding >= ZERO2, staying + waiting + beside, gradient * total)
+    on_their_way = opened * (sharding == ZERO3) + beside * (sharding >= ZERO2)
     apart = share * ends_width(model, job)
     away = elsewhere(job, tied)
     updated = np.where(sharding == UNSHARDED, total, sharded - away / dense_ranks)
@@ -110,7 +113,7 @@ def state_bytes(
         optimizer=optimizer * (1.0 - offload),
         gathered=on_their_way,
         resharded=resharded,
-        closing=np.where(by_layer & (sharding == ZERO3) & np.logical_not(unsharded), leaving, 0.0),
+        closing=np.where(by_layer & (sharding >= ZERO2) & (unsharded | (sharding == ZERO3)), leaving, 0.0),
         sharded_gradients=staying * (sharding >= ZERO2),
         in_host=offload * (optimizer + facts.host_beside * updated)
         + weights_away * (shard - scales)

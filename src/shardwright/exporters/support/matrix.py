@@ -91,6 +91,7 @@ def limits_in_rules(target: str, model: Model, job: Job | None = None) -> tuple[
     """Return the facts that rule out candidates for a model, and for a job where it is given, each with its rule."""
     there = names(model) | (frozenset() if job is None else names_of_job(job))
     there |= {"dense"} if "experts" not in there else set()
+    there |= {"tied"} if model.tied_embeddings else set()
     return tuple((row, _rule(row)) for row in facts(target) if row.when and (not row.only or row.only in there))
 
 

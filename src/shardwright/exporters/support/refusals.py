@@ -37,9 +37,9 @@ def refusals(plan: Plan, target: str) -> Iterator[Problem]:
 
 
 def several_types(target: str) -> Iterator[Problem]:
-    """Yield why a target does not run plans whose replicas or GPU types differ."""
+    """Yield why a target does not run plans whose replicas or GPU types differ: none, or but where shares are equal."""
     row = fact(target, "GPU types", "several")
-    if row is not None and row.runs == "no":
+    if row is not None and row.runs != "yes":
         yield _problem(row, {})
 
 
@@ -99,8 +99,11 @@ def _problem(row: Fact, words: Mapping[str, object]) -> Problem:
 def _variables(plan: Plan) -> Iterator[Mapping[str, Column]]:
     """Yield the variables of rules for the stages of each replica."""
     pools = {pool.gpu.name: pool for pool in plan.cluster.pools}
+    sizes = () if plan.uniform else machine_sizes(plan)
+    there = {"num_gpus": plan.gpus, "num_nodes": len(sizes), "gpus_per_node": max(sizes)} if sizes else {}
     for replica in plan.replicas:
         pool = pools[replica.stages[0].gpu]
         context = Context(model=plan.model, pool=pool, job=plan.job, efficiency=default_efficiency())
         columns = strategy_columns(context, stage_rows(plan, replica))
-        yield {**columns, "num_micro_batches": number(replica.micro_batches)}
+        counts = {"num_micro_batches": replica.micro_batches, **there}
+        yield {**columns, **{name: number(count) for name, count in counts.items()}}

@@ -145,6 +145,8 @@ def _of_unlike_blocks(kind: Layer, path: str) -> Iterator[Trait]:
         yield Trait(name, f"{path}.attention.gate", "has a gate on the output of attention")
     if kind.embedded:
         yield Trait("layer_embedding", f"{path}.embedded", "has a token's own embedding for each layer")
+    if kind.streams is not None:
+        yield Trait("streams", f"{path}.streams", "has several residual streams")
     if kind.attention is not None and kind.attention.reused is not None:
         yield Trait("reused_keys", f"{path}.attention.reused", "has keys or values of another projection or layer")
     if kind.attention is not None and kind.attention.value_norm:

@@ -25,6 +25,9 @@ TARGET = "torchtitan"
 VERSION = trainers()[TARGET].version
 MODULE = "shardwright_plan"
 RESHARD = {"zero2": "never", "zero3": "always"}
+# The FSDP2 of PyTorch 2.13 takes no plain tensors on a mesh of several axes, which torchtitan's default, `spmd_types`,
+# hands it (torch/distributed/fsdp/_fully_shard/_fsdp_param.py 346); that of 2.14 does. Both run this one.
+SPMD_BACKEND = "partial_dtensor"
 CONVERTER = {
     "tensorwise": ("Float8LinearConverter", "Float8LinearConverter.Config(model_compile_enabled=True)"),
     "mxfp8": ("MXFP8LinearConverter", "MXFP8LinearConverter.Config(model_compile_enabled=True)"),
@@ -63,6 +66,7 @@ def settings(plan: Plan) -> dict[str, dict[str, object]]:
         "context_parallel_degree": stage.context_parallel,
         "expert_parallel_degree": stage.expert_parallel,
         "pipeline_parallel_degree": depth,
+        "spmd_backend": SPMD_BACKEND,
     }
     if depth > 1:
         interleaved = plan.schedule.virtual_stages > 1
@@ -154,6 +158,10 @@ def unsupported(plan: Plan) -> tuple[Problem, ...]:
 
 
 def _model(plan: Plan) -> Iterator[Problem]:
-    if registered(plan.model) is None:
+    entry = registered(plan.model)
+    if entry is None:
         have = ", ".join(f"{entry.module} {entry.flavor}" for entry in registry())
         yield Problem("model", f"{plan.model.name} is not in torchtitan's registry", f"it has {have}")
+    elif plan.job.seq_len > entry.longest:
+        message = f"{plan.job.seq_len} is longer than the {entry.longest} positions of {entry.module} {entry.flavor}"
+        yield Problem("job.seq_len", f"{message} in torchtitan's registry", f"--seq-len {entry.longest}")

@@ -1,8 +1,8 @@
 """Which model of torchtitan's registry a model is: told by its size, which is counted the same on both sides.
 
-`data/models.csv` has the models of torchtitan 0.3.0, their parameters counted by building each on the meta device, and
-the constants that its `models/<module>/__init__.py` gives each (blank: it has none such). A configuration cannot say
-others, so what a model has of its own is named.
+`data/models.csv` has the models of torchtitan 0.3.0, their parameters counted by building each on the meta device, the
+longest sample that each takes (`max_seq_len`), and the constants that its `models/<module>/__init__.py` gives each
+(blank: it has none such). A configuration cannot say others, so what a model has of its own is named.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ class Registered:
     layers: int
     vocab: int
     parameters: int
+    longest: int
     constants: Mapping[str, str | None]
 
 
 @cache
 def registry() -> tuple[Registered, ...]:
     """Return the models of the registry."""
-    sizes = ("hidden", "layers", "vocab", "parameters")
+    sizes = ("hidden", "layers", "vocab", "parameters", "longest")
     return tuple(
         Registered(
             module=row["module"],

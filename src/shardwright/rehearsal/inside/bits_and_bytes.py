@@ -6,7 +6,6 @@ of the type that FSDP gathers, its scales stand beside it in `quant_state`, whol
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from shardwright.rehearsal.inside.guard import Refused
+from shardwright.rehearsal.inside.guard import require
 from shardwright.rehearsal.inside.meter import PARAMETERS, Meter
 
 PRODUCT = "product with 4-bit weights"
@@ -27,8 +26,7 @@ SCALES = 256  # that share one: quantize_4bit of bitsandbytes/functional.py
 
 def bits_and_bytes() -> Any:
     """Return the library, imported as where there is no GPU, for which its kernels cannot be loaded."""
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise Refused("bitsandbytes", "is not installed where the trainer is to run", "pip install bitsandbytes")
+    require("bitsandbytes", "pip install bitsandbytes")
     cuda: Any = torch.cuda
     release: Any = torch.version
     before = cuda.is_available, release.cuda

@@ -60,11 +60,14 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     warnings.filterwarnings("ignore")
     inside = "shardwright.rehearsal.inside"
     os.environ |= question["environment"] | {"TORCHDYNAMO_DISABLE": "0" if question.get("compiled") else "1"}
+    guard = importlib.import_module(f"{inside}.guard")
+    layer = "" if question.get("on_gpu") else guard.load_guard()
+    if question["trainer"] in guard.IMPORTED:
+        guard.require(*guard.IMPORTED[question["trainer"]])
     if question.get("on_gpu"):
         runner = importlib.import_module(f"{inside}.{RUNNERS[question['trainer']]}")
         there: dict[str, Any] = importlib.import_module(f"{inside}.real_device").measured(question, runner.rehearse)
         return there
-    layer = importlib.import_module(f"{inside}.guard").load_guard()
     # The limit is the trainer's: the compiler of the guard, at its first use, has what it needs.
     resource.setrlimit(resource.RLIMIT_DATA, (int(question["limit_bytes"]),) * 2)
     runner = importlib.import_module(f"{inside}.{RUNNERS[question['trainer']]}")

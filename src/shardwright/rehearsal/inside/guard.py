@@ -18,6 +18,9 @@ import tempfile
 from pathlib import Path
 
 PINNED = "2.13"  # the release whose private names this package uses
+TRANSFORMERS = "pip install 'transformers>=5'"
+TORCHTITAN = "tests/targets/targets.sh makes an environment of torchtitan 0.3.0; name its interpreter with `python=`"
+IMPORTED = {"fsdp": ("transformers", TRANSFORMERS), "torchtitan": ("torchtitan", TORCHTITAN)}
 COMPILE_SECONDS = 300
 SOURCE = Path(__file__).parent / "guard.cpp"
 LIBRARIES = ("libc10.so", "libtorch_cpu.so")
@@ -29,6 +32,12 @@ class Refused(Exception):  # noqa: N818
     def __init__(self, path: str, message: str, hint: str) -> None:
         super().__init__(f"{path}: {message} ({hint})")
         self.path, self.message, self.hint = path, message, hint
+
+
+def require(package: str, hint: str) -> None:
+    """Raise Refused where a package that a trainer imports is missing."""
+    if importlib.util.find_spec(package) is None:
+        raise Refused(package, "is not installed where the trainer is to run", hint)
 
 
 def load_guard() -> str:

@@ -7,7 +7,6 @@ beside what is kept. Flash attention stands in for FlexAttention, whose kernel k
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import tempfile
@@ -22,18 +21,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
 from shardwright.rehearsal.inside.fake_device import flash_attention
-from shardwright.rehearsal.inside.guard import Refused
+from shardwright.rehearsal.inside.guard import TORCHTITAN, Refused
 from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Meter
 from shardwright.rehearsal.inside.pipelining import take_micro_batches, tell_shapes
 
 MODULE = "shardwright_plan"
-INSTALL = "tests/targets/targets.sh makes an environment of torchtitan 0.3.0; name its interpreter with `python=`"
 OUTSIDE = ((DeviceMesh, "_concatenate"), (DeviceMesh, "__getitem__"), (DeviceMesh, "_flatten"))  # look at values
 GROUPS = {"fsdp": "gradient", "dp_replicate": "gradient", "tp": "tensor", "cp": "context"}
-BACKEND = "partial_dtensor"
 CHOICES = (
     "layers and loss compiled by AOTAutograd with Inductor's decompositions, their operators run one by one",
-    f"spmd_backend: {BACKEND}; FSDP2 of PyTorch 2.13 does not take the plain tensors of spmd_types",
     "attention: PyTorch's flash kernel in place of FlexAttention's, which keeps the same",
     "optimizer: AdamW as torchtitan builds it",
     "CUDA graphs are not captured; where they are asked for, gradients stay from step to step",
@@ -69,8 +65,6 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
 
 def _configured(question: dict[str, Any]) -> Any:
     """Return what the exported file says, less what needs data, files or CUDA."""
-    if importlib.util.find_spec("torchtitan") is None:
-        raise Refused("torchtitan", "is not installed where the trainer is to run", INSTALL)
     os.environ.update(WORLD_SIZE=str(question["world_size"]), RANK=str(question["rank"]), LOCAL_RANK="0")
     os.environ.update(HF_ASSETS_PATH="assets", LEARNING_RATE="3e-4")
     with tempfile.TemporaryDirectory() as folder, _disable_current_modes():
@@ -80,10 +74,9 @@ def _configured(question: dict[str, Any]) -> Any:
             import_module("torchtitan.trainer")
             config: Any = import_module(MODULE).plan()
         except ModuleNotFoundError as error:
-            raise Refused(str(error.name), "is not installed; torchtitan 0.3 imports it", INSTALL) from None
+            raise Refused(str(error.name), "is not installed; torchtitan 0.3 imports it", TORCHTITAN) from None
         finally:
             sys.path.remove(folder)
-    config.parallelism.spmd_backend = BACKEND
     config.compile.enable_async_tensor_parallel = False
     config.compile.backend = _partitioned()
     return config

@@ -12,14 +12,13 @@ takes no sharded parameters.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from shardwright.rehearsal.inside.bits_and_bytes import quantise
-from shardwright.rehearsal.inside.guard import Refused
+from shardwright.rehearsal.inside.guard import TRANSFORMERS, Refused, require
 from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Meter
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -53,8 +52,7 @@ def _optimizer(name: str, parameters: list[Any], shims: dict[str, str]) -> tuple
     """Return the optimizer that transformers' Trainer is told to take, and what it is."""
     if name == "adam":
         return torch.optim.AdamW(parameters, lr=1e-4, fused=True), "torch.optim.AdamW(fused=True)"
-    if importlib.util.find_spec("torchao") is None:
-        raise Refused("torchao", "is not installed where the trainer is to run", "pip install torchao")
+    require("torchao", "pip install torchao")
     with _disable_current_modes():
         library = importlib.import_module("torchao.optim")
         steps: Any = importlib.import_module("torchao.optim.adam")
@@ -70,14 +68,10 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _model(question: dict[str, Any], meter: Meter) -> tuple[Any, str, dict[str, str]]:
-    if importlib.util.find_spec("transformers") is None:
-        raise Refused(
-            "transformers", "is not installed where the trainer is to run", f"pip install 'transformers>={RELEASE}'"
-        )
     import transformers
 
     if int(transformers.__version__.split(".")[0]) < RELEASE:
-        hint = f"pip install 'transformers>={RELEASE}', or name an interpreter that has it with `python=`"
+        hint = f"{TRANSFORMERS}, or name an interpreter that has it with `python=`"
         raise Refused("transformers", f"is {transformers.__version__}", hint)
     masks: Any = importlib.import_module("transformers.masking_utils")
     masks.is_tracing = lambda *_: False  # fake tensors look like a trace, where attention gets a mask and repeats keys
@@ -96,8 +90,7 @@ def _model(question: dict[str, Any], meter: Meter) -> tuple[Any, str, dict[str, 
 
 def _adapted(model: Any, fields: dict[str, Any]) -> Any:
     """Return a model with PEFT's adapters beside its frozen weights."""
-    if importlib.util.find_spec("peft") is None:
-        raise Refused("peft", "is not installed where the trainer is to run", "pip install peft")
+    require("peft", "pip install peft")
     import peft
 
     peft_config = peft.LoraConfig(**{name: value for name, value in fields.items() if name != "peft_type"})

@@ -153,7 +153,7 @@ def _positions(model: Model) -> str:
 
 def _layer_words(layer: Layer) -> str:
     parts = [_attention_words(layer.attention)] if layer.attention else []
-    parts += ["attention to the encoder"] if layer.cross else []
+    parts += ["attention to what is read"] if layer.cross else []
     parts += [layer.mixer.words] if layer.mixer else []
     if layer.moe is not None:
         parts.append(_moe_words(layer.moe))

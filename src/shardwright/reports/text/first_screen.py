@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardwright.cost.trust.rarity import UNREPORTED, rare_in
 from shardwright.plans.findings import MixedPlans
-from shardwright.plans.mesh import is_mesh
+from shardwright.plans.mesh import has_equal_shares, is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby, Ranking, Usual
 from shardwright.reports.text import mixed, outcome, programs, strategy
@@ -71,7 +71,8 @@ def runs_on(plan: Plan) -> str:
 
 def _ordinary(plan: Plan) -> bool:
     """Whether a trainer beside our own runs a plan: uniform ones, and those for Megatron-LM."""
-    return plan.uniform or (plan.job.framework == "megatron" and is_mesh(plan))
+    by_megatron = plan.job.framework == "megatron" and is_mesh(plan)
+    return plan.uniform or by_megatron or (plan.job.framework != OWN and has_equal_shares(plan))
 
 
 def _speed(best: Plan) -> str:

@@ -96,8 +96,11 @@ def _encoder_words(tower: Tower, job: Job) -> str:
 
 def _images_words(tower: Tower, job: Job) -> str:
     images = images_of(tower, job)
-    sides = f"{images.width} × {images.height} pixels" + (f" ({counted(images.tiles, 'tile')})" if tower.tiling else "")
-    words = f"{counted(images.count, 'image')} of {sides} in a sequence, {images.all_tokens:,} of its tokens"
+    sides = f"{images.width} × {images.height} pixels" + (
+        f" ({counted(tower.tiles or images.tiles, 'tile')})" if tower.tiling or tower.tiles else ""
+    )
+    place = "beside it" if tower.aside else "of its tokens"
+    words = f"{counted(images.count, 'image')} of {sides} in a sequence, {images.all_tokens:,} {place}"
     options = {"--images-per-sequence": job.images_per_sequence, "--image-size": job.image_size}
     if tower.tiling is None and tower.image:
         del options["--image-size"]

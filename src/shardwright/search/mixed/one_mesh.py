@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -55,6 +56,9 @@ from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.units import SECONDS_PER_HOUR
+
+if TYPE_CHECKING:
+    from shardwright.search.mixed.dollars.machines import Bill
 
 LOOKS = 192  # at candidates: by all splits at once, then by plans
 PLANS = 4  # looks by all splits that take as long as one by plans, about
@@ -254,19 +258,18 @@ def _recomputing_alike(draft: Draft) -> Draft:
 
 @record(kw_only=False)
 class Worth:
-    """What the job minimises. `machine_gpus` and `per_second`, dollars of a machine, are of each type, [G]; without
-    prices (None) seconds count."""
+    """What the job minimises. `machine_gpus` are of each type, [G]; without a `bill` seconds count."""
 
     job: Job
     machine_gpus: Floats
-    per_second: Floats | None
+    bill: Bill | None
 
     def least(self, way: Candidate) -> float:
         """Return what no plan of a candidate is below, infinite where none keeps deadline and budget."""
-        if self.per_second is None:
+        if self.bill is None:
             return way.seconds
         gpus = np.array(way.counts) * way.copies * np.array(way.instance.setting.gpus)
-        dollars = way.seconds * float(np.ceil(gpus / self.machine_gpus) @ self.per_second)
+        dollars = way.seconds * float(self.bill.per_second(np.ceil(gpus / self.machine_gpus)[None])[0])
         times = self.job.iterations
         if times is not None:
             late = self.job.deadline_hours is not None
@@ -277,14 +280,16 @@ class Worth:
         return way.seconds if self.job.objective == "time" else dollars
 
     def longest(self, incumbent: float) -> float:
-        """Return the seconds from which on no plan is below `incumbent`: it has a machine of two types at least."""
-        if self.per_second is None or self.job.objective == "time":
+        """Return the seconds from which on no plan is below `incumbent`: it has GPUs of two types at least."""
+        if self.bill is None or self.job.objective == "time":
             return incumbent
-        return incumbent / float(np.sort(self.per_second)[:2].sum())
+        types = np.eye(len(self.machine_gpus), dtype=np.int64)
+        pairs = np.array([one + other for one, other in combinations(types, 2)])
+        return incumbent / float(self.bill.per_second(pairs).min())
 
     def of(self, plan: Plan, seconds: float, context: Context) -> float | None:
         """Return what a plan that takes `seconds` comes to, None where it misses the deadline or the budget."""
-        if self.per_second is None:
+        if self.bill is None:
             return seconds
         return affordable_value(costed([context], plan))
 
@@ -298,9 +303,10 @@ def worth_of(contexts: Sequence[Context]) -> Worth:
     for pool in pools:
         if pool.dollars_per_node_hour is None:
             hint = "give price_per_hour for the machines in the cluster file"
-            raise bad(f"price of {pool.gpu.name}", "is not known, but the objective or the budget needs it", hint)
-    prices = [pool.dollars_per_node_hour or 0.0 for pool in pools]
-    return Worth(job, machine_gpus, np.array(prices) / SECONDS_PER_HOUR)
+            raise bad(f"price of {pool.machines}", "is not known, but the objective or the budget needs it", hint)
+    from shardwright.search.mixed.dollars.machines import bill_of  # which a search for time does without
+
+    return Worth(job, machine_gpus, bill_of(contexts))
 
 
 @record(kw_only=False)

@@ -16,6 +16,7 @@ from shardwright.search.rules.filters import Filters, rules_as_pins, strategy_co
 from shardwright.search.space.axes import Space, pin_words
 from shardwright.search.space.parameters import AXIS_OF
 from shardwright.spec.catalog.frameworks import OWN
+from shardwright.spec.cluster import machines_used
 
 # What all plans of the search have, whatever runs them; what unequal ones have, too; and what `shardwright train` does
 # not run otherwise.
@@ -120,7 +121,7 @@ def dropped(plan: Plan, contexts: Sequence[Context], filters: Filters) -> bool:
     if not filters.rules:
         return False
     of, gpus = {context.pool.gpu.name: context for context in contexts}, plan.gpus_by_type
-    nodes = sum(-(-count // of[name].pool.gpus_per_node) for name, count in gpus.items())
+    nodes = sum(count for _, count in machines_used(plan.cluster, gpus))
     counts = {"num_gpus": plan.gpus, "num_nodes": nodes}
     for replica in plan.replicas:
         rows, own = stage_rows(plan, replica), counts | {"num_micro_batches": replica.micro_batches}

@@ -129,6 +129,7 @@ def layout_columns(context: Context, rows: Layouts | Strategies) -> dict[str, Co
         "num_layers": number(len(model.layers)),
         "hidden_size": number(model.hidden),
         "num_attention_heads": number(model.max_heads),
+        "num_query_groups": number(min((attention.kv_heads for attention in model.attentions), default=0)),
         "gpu": Column(values=np.asarray(0), words=(pool.gpu.kind,), none=None),
         **{name: _option(given.get(name)) for name in VALUES},
     }

@@ -274,13 +274,14 @@ def schedules(context: Context, space: Space) -> tuple[Value, ...]:
 
 def virtual_stages(context: Context, space: Space, pp: int) -> list[int]:
     """Return numbers of virtual stages per rank on a pipeline of `pp` ranks: one, and those that share the layers
-    evenly, counting embedding, logits, both or neither as a layer (Megatron-LM's own choices for an even split).
-    A pinned number need not be even."""
+    evenly, counting embedding, logits, both or neither as a layer (Megatron-LM's own choices for an even split, by
+    which the first and the last may have none). A pinned number need not be even."""
     layers = context.layer_count
     if pp < 2:
         return [1]
-    pinned = [int(value) for value in space.pins.get("vpp", ()) if 1 <= value * pp <= layers]
-    even = [v for v in range(2, layers // pp + 1) if any((layers + more) % (v * pp) == 0 for more in (0, 1, 2))]
+    most = (layers + 2) // pp
+    pinned = [int(value) for value in space.pins.get("vpp", ()) if 1 <= value <= most]
+    even = [v for v in range(2, most + 1) if any((layers + more) % (v * pp) == 0 for more in (0, 1, 2))]
     return sorted({1, *even, *pinned})
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.layered.network import Everyone, everyone_of
-from shardwright.cost.money import dollars_per_hour
 from shardwright.cost.strategies import ZERO3
 from shardwright.plans.abilities import makers
 from shardwright.plans.plan import Plan
@@ -20,7 +19,7 @@ from shardwright.search.space.axes import Space
 from shardwright.search.uneven.options import GpuOptions, gpu_options
 from shardwright.search.uneven.rows import RowCounts, bound_seconds, iteration_seconds, shared_rows
 from shardwright.search.uneven.shares import FINER, Shares, around, grid, parts_of, plan_of, shares_of, steps_for
-from shardwright.spec.cluster import Cluster
+from shardwright.spec.cluster import Cluster, machines_used
 from shardwright.units import SECONDS_PER_HOUR
 
 MOST_SETS = 4  # types of which all sets are tried; of more, the sets of the fastest; chosen
@@ -199,8 +198,10 @@ def _bound(options: Sequence[GpuOptions], everyone: Everyone, steps: int) -> flo
     seconds = bound_seconds(lean, everyone, steps)
     if options[0].context.job.objective == "time":
         return seconds
-    rates = [dollars_per_hour(gpu.context.pool, np.array([gpu.count])) for gpu in options]
-    known = [float(rate[0]) for rate in rates if rate is not None]
+    pools = Cluster(pools=tuple(gpu.context.pool for gpu in options))
+    rented = machines_used(pools, {gpu.context.pool.gpu.name: gpu.count for gpu in options})
+    rates = [None if (rate := pool.dollars_per_node_hour) is None else count * rate for pool, count in rented]
+    known = [rate for rate in rates if rate is not None]
     return seconds * sum(known) / SECONDS_PER_HOUR if len(known) == len(rates) else np.inf
 
 

@@ -15,8 +15,10 @@ from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigF
 from shardwright.spec.read.encoder_decoders import ENCODER_DECODERS, encoder_decoder
 from shardwright.spec.read.families import FAMILIES, SYNONYMS, ModelFamily, reject_refused
 from shardwright.spec.read.forward_pass import forward_pass_of
+from shardwright.spec.read.gemma3n import gemma3n_config, gemma3n_layers
 from shardwright.spec.read.gemma4 import gemma4_config, gemma4_layers
 from shardwright.spec.read.huggingface_layers import layers_of, stated
+from shardwright.spec.read.mllama import MORE_TOKENS, mllama_layers
 from shardwright.spec.read.sound_towers import AUDIO, sound_tower_of
 from shardwright.spec.read.towers import TEXT_SIZES, VISION, tied_of, tower_of
 from shardwright.spec.text.fields import shown
@@ -56,6 +58,8 @@ def model_of_config(config: object, name: str, *, title: str | None = None, acce
     family, fields = _with_config(fields, family, model_type)
     fields = _with_blocks(fields, model_type)
     model = _with_tower(_model(fields, family, model_type or "unknown", title or name), whole)
+    if model.tower is None and any(layer.cross for layer in model.kinds):
+        fields.section.report(VISION, "is missing", "give the config of the whole model: its layers attend to images")
     if fields.problems:
         raise SpecError(*dict.fromkeys(fields.problems))
     return replace(model, guesses=settle_guesses(fields, accept=accept_guess))
@@ -245,9 +249,16 @@ CONFIGURED: Mapping[str, Callable[[ConfigFields, ModelFamily], tuple[ModelFamily
             "jamba": _jamba,
             "lfm2_moe": _lfm2_moe,
             "gemma4_text": gemma4_config,
+            "gemma3n_text": gemma3n_config,
         }
     )
 )
+
+
+LAYERED: Mapping[str, Callable[[ConfigFields, tuple[Layer, ...], int], tuple[Layer, ...]]] = MappingProxyType(
+    {"gemma3n_text": gemma3n_layers, "gemma4_text": gemma4_layers, "mllama_text_model": mllama_layers}
+)
+"""What is particular to the layers of a family."""
 
 
 def _model(fields: ConfigFields, family: ModelFamily, model_type: str, title: str) -> Model:
@@ -255,7 +266,8 @@ def _model(fields: ConfigFields, family: ModelFamily, model_type: str, title: st
     vocab = fields.required(*spelled.VOCAB)
     count = fields.required(*spelled.LAYERS, most=MOST_LAYERS)
     layers = layers_of(fields, family, hidden, count)
-    layers = gemma4_layers(fields, layers, hidden) if model_type == "gemma4_text" else layers
+    if model_type in LAYERED:
+        layers = LAYERED[model_type](fields, layers, hidden)
     learned = family.position == "learned"
     positions = fields.required(*spelled.POSITIONS) if learned else fields.size(*spelled.POSITIONS) or 0
     rates = [fields.fraction(name, most=1.0) for name in spelled.DROPOUT if fields.has((name,))]
@@ -396,6 +408,7 @@ def _extra_parameters(
         square = hidden * hidden + hidden
         extra += (fields.size("type_vocab_size") or 2) * hidden
         extra += (square + 2 * hidden) * masked + square * pooler + 2 * (hidden + 1) * next_sentence
+    extra += MORE_TOKENS * hidden if model_type == "mllama_text_model" else 0
     for attention in (layer.attention for layer in layers if layer.attention):
         if attention.latent and attention.qkv_bias:  # on the down-projections alone
             extra += (attention.latent.query_rank or 0) + attention.latent.kv_rank + attention.latent.rope_head_dim

@@ -1,4 +1,4 @@
-"""The tower of sound of a multimodal `config.json`: the encoder of Whisper in four versions, each with its projector.
+"""The tower of sound of a multimodal `config.json`: the encoder of Whisper in five versions, each with its projector.
 
 Shapes follow the model classes of Hugging Face transformers 5.24 (`models/<model_type>/modeling_*.py`, its defaults
 too); the tests compare parameter counts with those classes. A tower of another kind is not read.
@@ -72,6 +72,39 @@ def _qwen2_5_omni(config: ConfigFields, audio: ConfigFields, hidden: int) -> Tow
     )
 
 
+def _qwen3_omni(config: ConfigFields, audio: ConfigFields, hidden: int) -> Tower:
+    """Three convolutions over time and frequency, chunk by chunk, and a product; layers attend within windows of
+    several chunks, keys have biases, and positions are computed; two products."""
+    tower = _whisper(audio, "qwen3_omni_moe_audio_encoder")
+    width, outputs = tower.hidden, audio.size("output_dim", most=MOST_WIDTH) or 3584
+    channels = audio.size("downsample_hidden_size", most=MOST_WIDTH) or 480
+    chunk = 2 * (audio.size("n_window") or 50)
+    high, long = [audio.size("num_mel_bins") or 128], [chunk]
+    for _ in range(3):
+        high.append((high[-1] + 1) // 2)
+        long.append((long[-1] + 1) // 2)
+    rows = tuple(up * along / long[-1] for up, along in zip(high[1:], long[1:], strict=True))
+    window = long[-1] * max((audio.size("n_window_infer") or 800) // chunk, 1)
+    attention = replace(tower.layer.self_attention, window=window, qkv_bias=True)
+    return replace(
+        tower,
+        layer=replace(tower.layer, attention=attention, vector_parameters=None),
+        position="none",
+        learned_positions=0,
+        positions=None,
+        chunk=chunk,
+        stem=(
+            *(
+                Product(inputs=9 * inputs, outputs=channels, cut="whole", bias=True)
+                for inputs in (1, channels, channels)
+            ),
+            Product(inputs=channels * high[-1], outputs=width, cut="whole"),
+        ),
+        stem_rows=(*rows, 1.0),
+        projector=tuple(Product(inputs=width, outputs=out, cut="whole", bias=True) for out in (width, outputs)),
+    )
+
+
 def _whisper(audio: ConfigFields, family: str) -> Tower:
     """Return the encoder of Whisper, without projector: keys have no biases, and positions are a table."""
     width = audio.size("hidden_size", "d_model", most=MOST_WIDTH) or 1280
@@ -108,5 +141,6 @@ FAMILIES: Mapping[str, Callable[[ConfigFields, ConfigFields, int], Tower]] = Map
         "audioflamingo3": _audio_flamingo,
         "voxtral": _voxtral,
         "qwen2_5_omni_thinker": _qwen2_5_omni,
+        "qwen3_omni_moe_thinker": _qwen3_omni,
     }
 )

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from shardwright.spec.mixers import Product
 from shardwright.spec.model import Attention, Layer, Mlp, Tower
 from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigFields
+from shardwright.spec.read.mllama import mllama_tower
 from shardwright.spec.tiles import Tiling, grids_within
 
 VISION = "vision_config"
@@ -463,9 +464,11 @@ FAMILIES: Mapping[str, Callable[[ConfigFields, ConfigFields, int], Tower | None]
         "gemma3": _gemma3,
         "gemma4": _gemma4,
         "mistral3": _mistral3,
+        "mllama": mllama_tower,
         "qwen2_vl": _qwen2,
         "qwen2_5_vl": _qwen2_5,
         "qwen2_5_omni_thinker": _qwen2_5,
+        "qwen3_omni_moe_thinker": _qwen3,
         "qwen3_vl": _qwen3,
         "qwen3_vl_moe": _qwen3,
         "qwen3_5": _qwen3,

@@ -20,7 +20,7 @@ import numpy as np
 from shardwright.arrays import Ints
 from shardwright.plans.plan import Plan
 from shardwright.records import record
-from shardwright.rounding import coarse, weighed
+from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.branch_and_bound.run import NO_PROOF, MixedProblem, MixedResult, spent_of
 from shardwright.search.mixed.branch_and_bound.tree import (
@@ -112,7 +112,7 @@ def _guess(run: Ledger, found: Boxes) -> None:
     of any value first, then of a lower one, or of a higher one where there was none."""
     single = boxes(run.bill, found.high, found.high)
     quick = quick_seconds(run, found.high)
-    least, dollars = quick.min(axis=0), weighed(found.high, run.bill.dollars)
+    least, dollars = quick.min(axis=0), run.bill.per_second(found.high)
     low = float(np.where(least <= single.longest, least * single.slope, np.inf).min())
     if not np.isfinite(low):
         return
@@ -214,7 +214,7 @@ def _in_money(run: Ledger, boxes: Boxes) -> float:
     """Return the dollars that no plan costs less than and keeps the limits, by parts of machines."""
     starts = []
     for by, per_machine in zip(run.drafters, run.per_machine, strict=True):
-        per_unit = run.bill.dollars / np.maximum(per_machine, 1)
+        per_unit = run.bill.part / np.maximum(per_machine, 1)
         starts += [Start(by.instance, region, per_unit) for region in roots(by.instance, run.problem.space)]
     longest = min(float(boxes.longest.max()), run.cutoff / float(run.bill.dollars.min()))
     return least_dollars(starts, run.problem.space, run.cutoff, longest, MONEY * run.problem.effort.regions)

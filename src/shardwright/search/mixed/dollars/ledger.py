@@ -69,7 +69,7 @@ def _money(run: Ledger) -> float:
 
 def share(run: Ledger, place: int) -> Floats:
     """Return what a second of a unit of each type is of the dollars that there are for one micro-batch, [G]."""
-    per_unit = run.bill.dollars / np.maximum(run.per_machine[place], 1)
+    per_unit = run.bill.part / np.maximum(run.per_machine[place], 1)
     return np.asarray(per_unit * (run.drafters[place].instance.total / _money(run)))
 
 

@@ -1,6 +1,10 @@
 """Numbers of machines of each type that a plan may occupy: what a second of its iteration costs on them, and how long
 the iteration may take within deadline and budget.
 
+A machine with GPUs of several types is paid as a whole, whichever of them a plan uses: with n_g machines whose GPUs of
+type g it has, the largest n_g of a machine's types are paid. Programs, which are linear, take parts of the price that
+add up to it: no more than what is paid, and as much where all GPUs are in use.
+
 A box holds all numbers between two corners. The least price and the fewest interruptions of its plans are those of the
 lower corner, the best of everything else is that of the upper one, so a bound on a box is one on all that is in it, and
 a box of a single number of machines is charged exactly: whole machines, and what interruptions add where they can be
@@ -30,15 +34,27 @@ RATIOS = (1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)  # of the corners of a box, for e
 
 @record
 class Bill:
-    """What counts for the value of a plan: the job's objective and limits; for each type [G] how many machines there
-    are, their GPUs, the dollars for a second of one, and how often one is taken back an hour."""
+    """What counts for the value of a plan: the job's objective and limits; for each type [G] how many machines have
+    it, of which `kind` they are, and what a second of one costs at least, its `part` of the dollars; and for each kind
+    of machine [M] its GPUs, the dollars for a second of one, and how often one is taken back an hour."""
 
     model: Model
     job: Job
     machines: Ints
+    kind: Ints
+    part: Floats
     gpus: Ints
     dollars: Floats
     preemptions: Floats
+
+    def of_kinds(self, machines: Ints) -> Ints:
+        """Return the machines of each kind, [K, M], that have so many with GPUs of each type, [K, G]."""
+        columns = [machines[:, self.kind == number].max(axis=1) for number in range(len(self.gpus))]
+        return np.stack(columns, axis=1)
+
+    def per_second(self, machines: Ints) -> Floats:
+        """Return the dollars for a second of so many machines, [K]."""
+        return weighed(self.of_kinds(machines), self.dollars)
 
 
 @record
@@ -54,16 +70,22 @@ class Boxes(Columns):
 
 def bill_of(contexts: Sequence[Context]) -> Bill:
     """Return the bill of a job on the pools of `contexts`, all of which have a price."""
-    pools = [context.pool for context in contexts]
-    prices = [pool.dollars_per_node_hour for pool in pools if pool.dollars_per_node_hour is not None]
-    assert len(prices) == len(pools), "the search of each type alone has asked for its price"
+    pools, job = [context.pool for context in contexts], contexts[0].job
+    kinds = list({pool.machines: pool for pool in pools}.values())
+    prices = [pool.dollars_per_node_hour for pool in kinds if pool.dollars_per_node_hour is not None]
+    assert len(prices) == len(kinds), "the search of each type alone has asked for its price"
+    dollars = np.maximum(prices, FREE) / SECONDS_PER_HOUR
+    kind = np.array([[pool.machines for pool in kinds].index(pool.machines) for pool in pools])
+    work = np.array([pool.gpus_per_node * (pool.gpu.peak(job.precision) or 1.0) for pool in pools])
     return Bill(
         model=contexts[0].model,
-        job=contexts[0].job,
+        job=job,
         machines=np.array([pool.nodes for pool in pools]),
-        gpus=np.array([pool.gpus_per_node for pool in pools]),
-        dollars=np.maximum(prices, FREE) / SECONDS_PER_HOUR,
-        preemptions=np.array([preemptions_per_hour(pool) for pool in pools]),
+        kind=kind,
+        part=dollars[kind] * work / np.bincount(kind, work)[kind],
+        gpus=np.array([pool.gpus_of_machine for pool in kinds]),
+        dollars=dollars,
+        preemptions=np.array([preemptions_per_hour(pool) for pool in kinds]),
     )
 
 
@@ -81,7 +103,7 @@ def all_boxes(bill: Bill) -> Boxes:
 
 def boxes(bill: Bill, low: Ints, high: Ints) -> Boxes:
     """Return the boxes from `low` to `high` [K, G]. Where a type has none at `low` it has none at `high`."""
-    job, dollars, longer = bill.job, weighed(low, bill.dollars), _longer(bill, low, high)
+    job, dollars, longer = bill.job, bill.per_second(low), _longer(bill, low, high)
     longest = np.full(len(low), np.inf)
     if job.iterations is not None and job.deadline_hours is not None:
         longest = np.minimum(longest, job.deadline_hours * SECONDS_PER_HOUR / job.iterations / longer)
@@ -106,7 +128,8 @@ def _longer(bill: Bill, low: Ints, high: Ints) -> Floats:
     if bill.job.tokens is None:
         return np.ones(len(low))
     few, many = (
-        together(bill.model, bill.job, Terms(), machines, bill.gpus, bill.preemptions) for machines in (low, high)
+        together(bill.model, bill.job, Terms(), bill.of_kinds(machines), bill.gpus, bill.preemptions)
+        for machines in (low, high)
     )
     least = Exposure(
         interruptions_per_hour=few.interruptions_per_hour,
