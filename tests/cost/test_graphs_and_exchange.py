@@ -50,7 +50,7 @@ def test_a_hidden_exchange_takes_less_time_and_one_micro_batch_more_of_memory() 
     plain, hidden = planned(), planned(exchange_overlap="batches")
     assert 0.0 < seconds(hidden, "expert_parallel_seconds") < seconds(plain, "expert_parallel_seconds")
     assert seconds(hidden, "forward_seconds") == pytest.approx(seconds(plain, "forward_seconds"))
-    assert fullest(hidden) == pytest.approx(2.0 * fullest(plain), rel=0.01)
+    assert fullest(hidden) == pytest.approx(2.0 * fullest(plain), rel=0.02)  # the embedding keeps another row
     one = planned(batch=8), planned(batch=8, exchange_overlap="batches")
     assert fullest(one[0]) == fullest(one[1])
 

@@ -39,6 +39,7 @@ OUTSIDE = {
     "deepseek_v32": "transformers masks scores in place of sparse attention",
     "glm_moe_dsa": "transformers masks scores in place of sparse attention",
     "gemma4_text": "its layers differ; tests/cost/test_text_families.py holds it",
+    "mllama_text_model": "its keys are another model's; tests/cost/test_cross_layers.py holds it",
     **dict.fromkeys(("bart", "bert", "mbart", "mt5", "t5", "whisper"), ELSEWHERE),
     **dict.fromkeys(
         ("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2_moe", "mamba", "mamba2",

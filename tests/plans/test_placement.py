@@ -149,4 +149,4 @@ def test_a_mixed_plan_runs_in_its_rank_order(order: RankOrder, ranks: list[int])
 def test_the_price_of_a_mixed_plan_is_that_of_its_rank_order() -> None:
     """Copies of a stage on one machine reduce its gradients inside it."""
     together, apart = (mixed_iteration(llama_on_two_types(each), default_efficiency()).seconds for each in RANK_ORDERS)
-    assert 1.05 < apart / together < 1.15
+    assert 1.05 < apart / together < 1.35

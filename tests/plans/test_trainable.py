@@ -66,6 +66,8 @@ REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
             "weight_offload": "host",
             "gradient_sync": "last",
             "param_gather": "fp8",
+            "cuda_graph": "full",
+            "exchange_overlap": "batches",
         }.items()
     },
 }

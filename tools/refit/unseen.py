@@ -36,10 +36,10 @@ and bad; nothing is fitted to them. Each is predicted as `shardwright plan` does
 `--set`; what is not published is what the planner would choose. Seconds are of an iteration; memory is the peak of the
 fullest GPU as the source measured it: allocated, reserved, or what nvidia-smi shows, which is more."""
 BESIDE = """What stands out: memory is near where the trainer is known; dense models are predicted well. Eager PyTorch
-with small kernels (8B, tensor-parallel over eight GPUs) waits for the host, which is not predicted. Mixtures of experts
-on Blackwell in 8 bits, with CUDA graphs and hidden exchange, are faster than predicted
-([decision 9](decisions/0009-terms-of-the-fit.md)), hybrids of Mamba that check and convert on the host in every layer
-far slower."""
+with small kernels (8B, tensor-parallel over eight GPUs) waits for the host, which is not predicted. CUDA graphs and
+hidden exchange are near on mixtures of experts with plain attention (Hy3), in 16 and in 8 bits
+([decision 9](decisions/0009-terms-of-the-fit.md)); latent attention in 8 bits and AMD's newest kernels are faster than
+predicted, hybrids of Mamba whose trainer checks and converts on the host in every layer far slower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

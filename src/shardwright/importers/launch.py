@@ -120,15 +120,15 @@ def _asked(
 ) -> Question:
     """Return what is asked of a file, with what its own line says where nothing is given. Raises SpecError without a
     cluster."""
-    own = evaluation_of(text)
-    if cluster is None and own.cluster is None:
+    written = evaluation_of(text)
+    if cluster is None and written.cluster is None:
         raise bad("--cluster", "is missing", "say on which machines: --cluster 32x8xA100-SXM-80")
-    given = (cluster, own.cluster), (model, own.model), (seq_len, own.seq_len and f"{own.seq_len} tokens a sample")
+    given = (cluster, written.cluster), (model, written.model), (seq_len, written.seq_len and f"{written.seq_len} tokens a sample")
     taken = ", ".join(str(said) for value, said in given if value is None and said)
     return Question(
-        cluster=cluster or load_cluster(own.cluster or ""),
-        model=model if model is not None or own.model is None else preset_model(own.model),
-        seq_len=seq_len or own.seq_len,
+        cluster=cluster or load_cluster(written.cluster or ""),
+        model=model if model is not None or written.model is None else preset_model(written.model),
+        seq_len=seq_len or written.seq_len,
         name=name,
         folder=folder,
         files={},
