@@ -189,3 +189,26 @@ def test_unequal_replicas_are_not_named_beside_what_is_to_be_exported() -> None:
     told: dict[str, Any] = {"efficiency": Analytic()}
     assert any(row.shares for row in with_nearby(ranking, **told).nearby)
     assert not any(row.shares for row in with_nearby(ranking, exportable_to="megatron", **told).nearby)
+
+
+def test_a_small_model_is_offered_graphs_of_its_layers() -> None:
+    """What the pins ask for is what the offer says, and pins of one's own are not argued with."""
+    small = shardwright.make_job(global_batch=64, seq_len=1024)
+    offer = shardwright.plan("gpt2", "1x8xH100-SXM", small).with_options
+    assert offer is not None and offer.pins == ("cuda_graph=layers",) and offer.saving > 0.05
+    asked = shardwright.plan("gpt2", "1x8xH100-SXM", small, pins={"cuda_graph": "layers"})
+    assert _seconds(asked.best) <= _seconds(offer.plan) * 1.0001
+    assert asked.with_options is None
+
+
+def test_experts_are_offered_a_hidden_exchange_that_a_trainer_runs() -> None:
+    ranking = shardwright.plan(MODEL, CLUSTER, replace(JOB, global_batch=256))
+    offer = ranking.with_options
+    assert offer is not None and "exchange_overlap=batches" in offer.pins
+    assert _seconds(offer.plan) == pytest.approx((1.0 - offer.saving) * _seconds(ranking.best))
+    assert "--overlap-moe-expert-parallel-comm" in shardwright.export(offer.plan, "megatron").files["run.sh"]
+
+
+def test_flex_is_planned_where_experts_are_split() -> None:
+    ranking = shardwright.plan(MODEL, CLUSTER, JOB, pins={"dispatcher": "flex"})
+    assert ranking.no_trainer is None and ranking.best.replicas[0].stages[0].expert_parallel > 1

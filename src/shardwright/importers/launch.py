@@ -123,7 +123,11 @@ def _asked(
     written = evaluation_of(text)
     if cluster is None and written.cluster is None:
         raise bad("--cluster", "is missing", "say on which machines: --cluster 32x8xA100-SXM-80")
-    given = (cluster, written.cluster), (model, written.model), (seq_len, written.seq_len and f"{written.seq_len} tokens a sample")
+    given = (
+        (cluster, written.cluster),
+        (model, written.model),
+        (seq_len, written.seq_len and f"{written.seq_len} tokens a sample"),
+    )
     taken = ", ".join(str(said) for value, said in given if value is None and said)
     return Question(
         cluster=cluster or load_cluster(written.cluster or ""),

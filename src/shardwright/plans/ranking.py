@@ -139,13 +139,24 @@ class Usual:
 
 
 @record
+class WithOptions:
+    """The first plan with options of its trainer that are left to it, which takes a part `saving` less time; `pins` ask
+    for them, as `option=value`."""
+
+    plan: Plan
+    saving: float
+    pins: tuple[str, ...]
+
+
+@record
 class Ranking:
     """Plans, best first (none if `infeasible` is set), with the baselines they were compared to. Where plans of several
     kinds span GPU types, `kinds` has the best of each; `nearby` is what `planner.with_nearby` found to pay, `fewer` the
     same run on fewer of the machines (`planner.on_fewer`; None where that was not asked), `program` what
     `planner.with_program` found. `passed_over` is the best of all where the first plan is as good and has fewer rare
     switches; `usual` is the best without any (`planner.with_usual`), where the first plan on GPUs of one type has
-    some. `trainers` names who runs each plan (`trainers.runs.runners`), where that was asked; of plans that nobody
+    some; `with_options` is the first plan with options of its trainer that pay (`trainers.plan`). `trainers` names who
+    runs each plan (`trainers.runs.runners`), where that was asked; of plans that nobody
     runs `no_trainer` says why."""
 
     plans: tuple[Plan, ...]
@@ -158,6 +169,7 @@ class Ranking:
     program: SpmdProgram | NoProgram | None = None
     passed_over: PassedOver | None = None
     usual: Usual | None = None
+    with_options: WithOptions | None = None
     trainers: tuple[tuple[str, ...], ...] = ()
     no_trainer: NoTrainer | None = None
 

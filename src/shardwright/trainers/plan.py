@@ -24,10 +24,10 @@ from shardwright.exporters.nearest import search_for
 from shardwright.exporters.support.matrix import limits_in_rules
 from shardwright.exporters.support.refusals import traced
 from shardwright.exporters.targets import TRAINERS
-from shardwright.plans.check import position_problems
+from shardwright.plans.check import check, position_problems
 from shardwright.plans.findings import BlockRecomputation, Change, NoTrainer, Remedy, TooLittleMemory
 from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Evaluation, NoPlan, Ranking, SearchReport
+from shardwright.plans.ranking import Evaluation, NoPlan, Ranking, SearchReport, WithOptions
 from shardwright.records import record
 from shardwright.search.fitting import changes_that_fit
 from shardwright.search.objective import INDIFFERENCE, require_sure
@@ -38,7 +38,7 @@ from shardwright.search.rules.check import schema_with_gpus
 from shardwright.search.rules.rules import Rule, check_rules, parse_rules
 from shardwright.search.space.axes import Space, jobs_of, parse_pins
 from shardwright.search.sure import surely
-from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_names
+from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_names, framework_rows
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -49,6 +49,17 @@ from shardwright.trainers.runs import frameworks_with_trainers, limits_of_traine
 ANY = "any"
 USUAL = MEGATRON  # the framework that plans are for where nobody names one
 NO_PLAN_OF_THESE = "runs none of the plans found"
+# Options that some trainers take and that plans leave to them, as their gain hangs on few published runs.
+OFFERED = (
+    {"cuda_graph": "attention"},
+    {"cuda_graph": "attention", "exchange_overlap": "batches"},
+    {"cuda_graph": "layers"},
+)
+# How mixtures of experts are run with all of it (Megatron-Bridge 0.6.2, recipes of DeepSeek and Qwen on Blackwell).
+LAYOUT: Mapping[str, list[Any]] = {"tp": [1], "mbs": [1, 2], "recompute": ["none"]}
+HIDDEN: Mapping[str, list[Any]] = {"cuda_graph": ["attention"], "exchange_overlap": ["batches"], **LAYOUT}
+FIT = 0.9  # as `planner.plan` has it
+PAYS = 0.01  # of the time, from which on an option is worth a word
 NOT_SEARCHED = SearchReport(candidates=0, costed=0, seconds=0.0, rejected=(), phases=())
 
 
@@ -215,8 +226,58 @@ def _best(question: Question, able: Mapping[str, Mapping[str, str]], top: int, *
     if feasible:
         ranking = best_of(feasible, top)
         plans = [(candidate, names) for candidate in ranking.plans if (names := runners(candidate))]
-        return replace(ranking, plans=tuple(plan for plan, _ in plans), trainers=tuple(names for _, names in plans))
+        ranking = replace(ranking, plans=tuple(plan for plan, _ in plans), trainers=tuple(names for _, names in plans))
+        if not plans:
+            return ranking
+        better = _with_options(ranking, question), _hidden(ranking, question, able)
+        quickest = min(filter(None, better), key=lambda faster: _seconds(faster.plan), default=None)
+        return replace(ranking, with_options=quickest)
     return min((ranking for ranking in rankings if ranking.infeasible is not None), key=_missing, default=None)
+
+
+def _with_options(ranking: Ranking, question: Question) -> WithOptions | None:
+    """Return the quickest of the plans and rules of thumb of a ranking with options of `OFFERED` that are not said,
+    where it fits and pays: what an option hides or launches may pay in another plan than the first."""
+    quickest: Plan = ranking.best
+    pins: tuple[str, ...] = ()
+    beside = [entry.plan for entry in ranking.baselines if entry.plan is not None]
+    for offered in OFFERED:
+        for plan in (*ranking.plans, *beside):
+            able = framework_rows()[plan.job.framework]["options"].split()
+            if all(name in able and getattr(plan.job.options, name) is None for name in offered):
+                job = replace(plan.job, options=replace(plan.job.options, **offered))  # type: ignore[arg-type]
+                asked = replace(plan, job=job)
+                if not check(asked) and runners(asked):
+                    asked = predict(asked, efficiency=question.asked.get("efficiency"))
+                    if _seconds(asked) < _seconds(quickest) and _fits(asked, question.asked.get("fit", FIT)):
+                        quickest, pins = asked, tuple(f"{name}={word}" for name, word in offered.items())
+    saving = 1.0 - _seconds(quickest) / _seconds(ranking.best)
+    return WithOptions(plan=quickest, saving=saving, pins=pins) if saving > PAYS else None
+
+
+def _hidden(ranking: Ranking, question: Question, able: Mapping[str, Mapping[str, str]]) -> WithOptions | None:
+    """Return the best plan of a mixture of experts as those who hide the exchange run it (`HIDDEN`), where nothing is
+    pinned and it pays. Searched without these options, experts that are not split look better than they are."""
+    job = ranking.best.job
+    there = set(HIDDEN) <= {*framework_rows()[job.framework]["options"].split(), *LAYOUT}
+    if not there or question.space != Space() or not any(kind.moe for kind in question.model.kinds):
+        return None
+    narrow = replace(question, space=pinned(Space(), HIDDEN))
+    plans = _for_framework(narrow, job.framework, able[job.framework], free=False).plans
+    if not plans or not runners(plans[0]):
+        return None
+    saving = 1.0 - _seconds(plans[0]) / _seconds(ranking.best)
+    pins = tuple(f"{name}={','.join(map(str, values))}" for name, values in HIDDEN.items())
+    return WithOptions(plan=plans[0], saving=saving, pins=pins) if saving > PAYS else None
+
+
+def _fits(plan: Plan, probability: float) -> bool:
+    return plan.prediction is not None and plan.prediction.fit_probability >= probability
+
+
+def _seconds(plan: Plan) -> float:
+    assert plan.prediction is not None, "a search costs its plans"
+    return plan.prediction.iteration_seconds
 
 
 def _missing(ranking: Ranking) -> float:

@@ -18,6 +18,7 @@ from shardwright.plans.ranking import (
     Ranking,
     SearchReport,
     Usual,
+    WithOptions,
 )
 from shardwright.reports.documents.findings import Document, finding_document
 from shardwright.reports.text import outcome
@@ -31,6 +32,7 @@ from shardwright.reports.text.explain import (
     telling_gaps,
     usual_words,
     verdict,
+    with_options_words,
 )
 from shardwright.reports.text.plans import plan_chances, predicted, risk_document
 from shardwright.reports.text.strategy import SETTINGS
@@ -65,6 +67,7 @@ def ranking_document(ranking: Ranking) -> Document:
     document["no_trainer"] = None if ranking.no_trainer is None else finding_document(ranking.no_trainer)
     document["passed_over"] = None if ranking.passed_over is None else _passed_over(ranking.passed_over)
     document["usual"] = None if ranking.usual is None else _usual(ranking.usual)
+    document["with_options"] = None if ranking.with_options is None else _with_options(ranking.with_options)
     return document
 
 
@@ -92,6 +95,15 @@ def _usual(usual: Usual) -> Document:
         "loss": usual.loss,
         "pins": list(usual.pins),
         "words": usual_words(usual),
+    }
+
+
+def _with_options(better: WithOptions) -> Document:
+    return {
+        "iteration_seconds": predicted(better.plan).iteration_seconds,
+        "saving": better.saving,
+        "pins": list(better.pins),
+        "words": with_options_words(better),
     }
 
 

@@ -21,6 +21,7 @@ from shardwright.reports.text.plans import predicted
 from shardwright.reports.words import MEANING
 from shardwright.units import clock, format_count, format_seconds
 
+CAUTIONS = ("passed_over", "usual", "with_options")  # what stands beside the first plan, with its words
 MOST_BARS = 14  # of alternatives
 MEANINGS = {kind_of(cause): words for cause, words in MEANING.items()}
 
@@ -31,7 +32,7 @@ def ranking_page(document: Mapping[str, Any], efficiency: Efficiency, *, command
     more = (
         *machines_front(plans[0], _fewer(plans[0], document.get("fewer", ()))),
         *_alternatives(plans, [*document["baselines"], *document.get("kinds", [])]),
-        *_search(plans[0], document["search"], document.get("passed_over"), document.get("usual")),
+        *_search(plans[0], document["search"], *(document.get(name) for name in CAUTIONS)),
     )
     trainers = tuple(document["trainers"][0]) if document.get("trainers") else None
     return plan_page(plans[0], efficiency, command=command, more=more, trainers=trainers)

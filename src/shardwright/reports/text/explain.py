@@ -8,7 +8,7 @@ from typing import Literal
 from shardwright.cost.trust.comparison import ratio_interval
 from shardwright.cost.trust.rarity import rare_beside
 from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Baseline, PassedOver, Usual
+from shardwright.plans.ranking import Baseline, PassedOver, Usual, WithOptions
 from shardwright.records import record
 from shardwright.reports.text import outcome, strategy
 from shardwright.reports.text.layout import labelled
@@ -269,6 +269,16 @@ def usual_words(usual: Usual | None) -> str:
     asked = " ".join(f"--set {pin}" for pin in usual.pins)
     words = f"the best plan without what is hardly tested takes {usual.loss:.1%} more {unit(usual.plan)}{figure}"
     return f"{words}; {asked} asks for it"
+
+
+def with_options_words(better: WithOptions | None) -> str:
+    """Return what options of the trainer would save: --set cuda_graph=attention would take 12% less time, 21.0 s;
+    nothing where none pays."""
+    if better is None:
+        return ""
+    seconds = predicted(better.plan).iteration_seconds
+    asked = " ".join(f"--set {pin}" for pin in better.pins)
+    return f"{asked} would take {better.saving:.0%} less time, {clock(seconds, like=seconds)}"
 
 
 def rare_words(plan: Plan, best: Plan) -> str:

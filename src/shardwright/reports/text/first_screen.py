@@ -12,7 +12,7 @@ from shardwright.plans.mesh import has_equal_shares, is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby, Ranking, Usual
 from shardwright.reports.text import mixed, outcome, programs, strategy
-from shardwright.reports.text.explain import kinds_words, passed_over_words, unit
+from shardwright.reports.text.explain import kinds_words, passed_over_words, unit, with_options_words
 from shardwright.reports.text.layout import WIDTH, labelled
 from shardwright.reports.text.plans import FAR, predicted, whole_run
 from shardwright.reports.text.site import effect_words
@@ -137,7 +137,8 @@ def _good(ranking: Ranking) -> Iterator[str]:
         near = "the best" if gap < 5e-5 else f"within {gap:.2%} of the best"
         early = "stopped early: " if ranking.search.interrupted else ""
         yield f"{early}proved {near} of {ranking.search.candidates:,} candidates"
-    yield from (words for words in [passed_over_words(ranking.passed_over)] if words)
+    beside = passed_over_words(ranking.passed_over), with_options_words(ranking.with_options)
+    yield from (words for words in beside if words)
 
 
 def _left_out(ranking: Ranking) -> Iterator[str]:
