@@ -8,6 +8,7 @@ pickles know it.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
 from functools import cache
@@ -61,7 +62,8 @@ def _init(cls: type[Any]) -> Callable[..., None]:
         co_consts=tuple(names.get(value, value) if isinstance(value, str) else value for value in code.co_consts),
     )
     factories = {f"_new_f{number}": item.default_factory for number, item in enumerate(taken)}
-    init = FunctionType(code, {"_object": object, "_missing": MISSING, **factories})
+    names_of_code = {"__builtins__": builtins, "_object": object, "_missing": MISSING}  # Dynamo looks for the first
+    init = FunctionType(code, names_of_code | factories)
     init.__defaults__ = tuple(item.default for item in taken if item.init and not item.kw_only and _optional(item))
     init.__kwdefaults__ = {item.name: item.default for item in taken if item.init and item.kw_only and _optional(item)}
     init.__qualname__ = f"{cls.__qualname__}.__init__"

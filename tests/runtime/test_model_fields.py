@@ -28,6 +28,7 @@ from shardwright.spec.model import (
     SparseAttention,
 )
 from shardwright.spec.read.model import load_model
+from shardwright.spec.streams import Streams
 
 DENSE, MIXTURE = tiny_model(2), tiny_model(2, family="qwen2", experts=4, shared=True)
 Change = Callable[[Model], Model]
@@ -98,6 +99,9 @@ REFUSED: dict[str, tuple[Change, Model]] = {
     "Layer.mixer": (each_layer(mixer=ShortConvolution(channels=32, width=3)), DENSE),
     "Layer.cross": (lambda model: each_layer(cross=model.layers[0].self_attention)(model), DENSE),
     "Layer.embedded": (each_layer(embedded=8), DENSE),
+    "Layer.scaled": (each_layer(scaled=True), DENSE),
+    "Layer.streams": (each_layer(streams=Streams(count=4, rank=8)), DENSE),
+    "Mlp.cut": (inside("mlp", cut=True), DENSE),
     "Attention.reused": (attention(reused="values"), DENSE),
     "Attention.value_norm": (attention(value_norm=True), DENSE),
     "Attention.sparse": (attention(sparse=SparseAttention(top_k=4, heads=2, head_dim=8)), DENSE),

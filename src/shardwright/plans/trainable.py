@@ -203,6 +203,7 @@ def _unlike(layer: Layer) -> Iterator[str]:
         "keys or values of another projection or layer": attention is not None and attention.reused is not None,
         "a norm of values": attention is not None and attention.value_norm,
         "a token's own embedding for each layer": layer.embedded is not None,
+        "blocks that add a learned multiple": bool(layer.scaled),
         "several residual streams": layer.streams is not None,
         "gates that are cut off": layer.mlp is not None and layer.mlp.cut,
         "experts on a projection of the tokens": layer.moe is not None and layer.moe.latent is not None,

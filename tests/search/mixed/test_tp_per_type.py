@@ -131,7 +131,7 @@ def each_degree(problem: Small) -> MixedResult:
     return search_degrees(stated(problem, 0.01), 1e9, lambda plan: True)
 
 
-@pytest.mark.parametrize("seed", [1, 8, *nightly([11, 55])])
+@pytest.mark.parametrize("seed", [8, 28, *nightly([36, 55])])
 def test_a_plan_of_unequal_degrees_can_be_the_fastest(seed):
     """Pairs of GPUs of one type hold as many layers as single larger ones of another: no single degree serves both."""
     problem = with_all_settings(problem_of(seed))
