@@ -92,7 +92,7 @@ def peft_of(fields: TrainerFields, *, sharded: bool, casts: bool = False) -> Pef
     modules, place = _modules(fields)
     return Peft(
         rank=rank,
-        alpha=_alpha(fields, rank),
+        alpha=alpha_of(fields, rank),
         dora=fields.first("use_dora") is True,
         frozen=frozen,
         modules=modules,
@@ -122,7 +122,7 @@ def _keeps_storage(fields: TrainerFields) -> bool:
     return fields.first("adapter") is None
 
 
-def _alpha(fields: TrainerFields, rank: int) -> float | None:
+def alpha_of(fields: TrainerFields, rank: int) -> float | None:
     """Return α, None where it is twice the rank. With rsLoRA α / √r is the scale (peft/tuners/lora/layer.py)."""
     alpha = fields.first("lora_alpha")
     if alpha is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from shardwright.importers.adapters import alpha_of
 from shardwright.importers.choices import offloads_activations, options_of
 from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
 from shardwright.importers.trainers import (
@@ -63,8 +64,7 @@ def _adapter(config: TrainerFields, component: str) -> Adapter | None:
     """Return the adapters of a builder, by its own defaults (torchtune/models/llama3_1/_model_builders.py)."""
     if not trains_adapters(component):
         return None
-    rank, alpha = config.whole("lora_r", 8), config.first("lora_alpha")
-    named = config.first("lora_attn_modules")
+    rank, named = config.whole("lora_r", 8), config.first("lora_attn_modules")
     if not isinstance(named, list | tuple) or set(named) - set(ATTENTION):
         hint = f"write a list of {', '.join(ATTENTION)}"
         config.report("lora_attn_modules", "is missing" if named is None else f"is {named}", hint)
@@ -73,13 +73,12 @@ def _adapter(config: TrainerFields, component: str) -> Adapter | None:
         FEED_FORWARD if config.first("apply_lora_to_mlp") is True else ()
     )
     quantised = config.first("quantize_base") is True or "qlora_" in component
-    alpha = 16.0 if alpha is None else float(alpha)
     return Adapter(
         rank=rank,
         dora=config.first("use_dora") is True,
         frozen="nf4" if quantised else "16-bit",
         targets=tuple(target for target in LINEAR if target in beside),
-        alpha=None if alpha == 2.0 * rank else alpha,
+        alpha=alpha_of(config, rank),
     )
 
 

@@ -114,8 +114,8 @@ def _deepspeed_precision(config: TrainerFields, trainer: TrainerFields) -> tuple
 def _deepspeed_batch(config: TrainerFields, trainer: TrainerFields, ranks: int) -> list[str]:
     """The batch, of which two of three figures may be said: DeepSpeed refuses three that do not agree."""
     total = config.whole("train_batch_size", 0)
-    micro = config.whole("train_micro_batch_size_per_gpu", 0) or trainer.whole("per_device_train_batch_size", 0)
-    steps = config.whole("gradient_accumulation_steps", 0) or trainer.whole("gradient_accumulation_steps", 0)
+    micro = _agreed(config, "train_micro_batch_size_per_gpu", trainer, "per_device_train_batch_size")
+    steps = _agreed(config, "gradient_accumulation_steps", trainer, "gradient_accumulation_steps")
     if not micro and not total:
         if not trainer.first("per_device_train_batch_size"):
             hint = "write the number, or give the launch script that has it"
@@ -127,6 +127,14 @@ def _deepspeed_batch(config: TrainerFields, trainer: TrainerFields, ranks: int) 
         message = f"is {total}, not micro-batch {micro} * {steps} accumulation steps * {ranks} data-parallel GPUs"
         config.report("train_batch_size", message, "correct one of them, or give the cluster that it is for")
     return batch_words(micro, micro * steps * ranks)
+
+
+def _agreed(config: TrainerFields, leaf: str, trainer: TrainerFields, argument: str) -> int:
+    """Return a number that DeepSpeed's file or a Trainer's argument says, which stops where they differ; 0 for none."""
+    written, given = config.whole(leaf, 0), trainer.whole(argument, 0)
+    if written and given and written != given:
+        config.report(leaf, f"is {written}, beside {argument} {given}", "write auto into DeepSpeed's configuration")
+    return written or given
 
 
 def accelerate_settings(fields: TrainerFields, gpus: int) -> TrainerSettings:
@@ -207,7 +215,7 @@ def _settings(
         words=tuple(words),
         uncounted=(*uncounted, *kernels, *plugins_uncounted(fields), *adapter_kernels(fields)),
         job=job,
-        model=fields.first("model_name_or_path"),
+        model=None if (model := fields.first("model_name_or_path")) is None else str(model),
         notes=(
             *notes,
             *loss_notes(fields),
@@ -321,7 +329,7 @@ def refuse_offload(fields: TrainerFields, leaf: str, stage: int, optimizer: Opti
 
 def _mixed(fields: TrainerFields) -> str | None:
     """Return the mixed precision of a Trainer's own switches, else that which Accelerate is told, None for none."""
-    switched = next((name for name in ("fp16", "bf16") if fields.first(name) is True), None)
+    switched = next((name for name in PRECISIONS if fields.first(name) is True), None)
     name = switched or str(fields.first("mixed_precision")).casefold()
     return name if name in PRECISIONS else None
 
@@ -329,6 +337,8 @@ def _mixed(fields: TrainerFields) -> str | None:
 def _precision(fields: TrainerFields) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the mixed precision, else the type in which weights are loaded; and that it is fp32 where neither is
     said."""
+    if all(fields.first(key) is True for key in PRECISIONS):
+        fields.report("fp16", "is true, and so is bf16", "write one of them")
     name = _mixed(fields) or ("bf16" if fields.first("dtype") in SIXTEEN else None)
     said = name or any(fields.first(key) is not None for key in ("fp16", "bf16", "mixed_precision"))
     note = "neither bf16 nor fp16 is said: fp32 is priced, the trainer's default"
