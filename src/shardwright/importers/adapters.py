@@ -124,13 +124,9 @@ def _keeps_storage(fields: TrainerFields) -> bool:
 
 def alpha_of(fields: TrainerFields, rank: int) -> float | None:
     """Return α, None where it is twice the rank. With rsLoRA α / √r is the scale (peft/tuners/lora/layer.py)."""
-    alpha = fields.first("lora_alpha")
-    if alpha is None:
+    if fields.first("lora_alpha") is None:
         return None
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or alpha <= 0:
-        fields.report("lora_alpha", f"is {alpha!r}", "write a number above 0")
-        return None
-    alpha = alpha * rank**0.5 if fields.first("use_rslora") is True else float(alpha)
+    alpha = fields.number("lora_alpha", 2.0 * rank) * (rank**0.5 if fields.first("use_rslora") is True else 1.0)
     return None if alpha == 2.0 * rank else alpha
 
 

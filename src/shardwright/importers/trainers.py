@@ -86,7 +86,7 @@ def deepspeed_settings(config: TrainerFields, trainer: TrainerFields, gpus: int)
     precision, notes = _deepspeed_precision(config, trainer)
     devices = {path[-2]: value for path, value in config.values.items() if path[-1] == "device"}
     if devices.get("offload_optimizer") == "cpu":
-        words += offload_words(config.first("ratio") or 1.0)
+        words += offload_words(config.number("ratio", 1.0))
     away = devices.get("offload_param") == "cpu"
     if away and stage < 3:
         config.report(
