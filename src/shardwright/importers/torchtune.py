@@ -67,7 +67,7 @@ def _adapter(config: TrainerFields, component: str) -> Adapter | None:
     if not trains_adapters(component):
         return None
     rank, named = config.whole("lora_r", 8), config.first("lora_attn_modules")
-    if not isinstance(named, list | tuple) or set(named) - set(ATTENTION):
+    if not isinstance(named, list | tuple) or any(str(name) not in ATTENTION for name in named):
         hint = f"write a list of {', '.join(ATTENTION)}"
         config.report("lora_attn_modules", "is missing" if named is None else f"is {named}", hint)
         named = ()
