@@ -81,7 +81,8 @@ def peft_of(fields: TrainerFields, *, sharded: bool, casts: bool = False) -> Pef
     if sharded and frozen == "int8":
         fields.report(quantised[0], "keeps weights in 8 bits, of which bitsandbytes makes no shards", "use 4 bits")
     storage = fields.first("bnb_4bit_quant_storage") or "uint8"
-    if sharded and fields.first("load_in_4bit") and _keeps_storage(fields) and storage not in FLOATS:
+    itself = fields.first("adapter") is not None  # axolotl says the type of storage itself
+    if sharded and fields.first("load_in_4bit") and not itself and storage not in FLOATS:
         message = f"is {storage}, of which FSDP and ZeRO-3 make no shards"
         fields.report("bnb_4bit_quant_storage", message, "write bfloat16")
     rank = fields.whole("lora_r", 1)
@@ -115,11 +116,6 @@ def _frozen_type(fields: TrainerFields) -> Frozen:
     if kind == "lora" and four:
         fields.report("load_in_4bit", "goes with adapter: qlora, and does nothing beside lora", "write adapter: qlora")
     return "nf4" if four else "int8" if eight else "16-bit"
-
-
-def _keeps_storage(fields: TrainerFields) -> bool:
-    """Return whether the type of storage is bitsandbytes' own where nothing is said: axolotl says it."""
-    return fields.first("adapter") is None
 
 
 def alpha_of(fields: TrainerFields, rank: int) -> float | None:
