@@ -25,7 +25,7 @@ from shardwright.importers.choices import (
 from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
 from shardwright.records import record
 from shardwright.spec.job import PROJECTED, Optimizer, Part
-from shardwright.spec.options import GradientSync
+from shardwright.spec.options import GradientSync, GradReduce
 
 STRATEGIES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "TRUE": 3, "1": 3, "2": 2, "3": 0}
 STRATEGY_OF_STAGE = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
@@ -92,10 +92,14 @@ def deepspeed_settings(config: TrainerFields, trainer: TrainerFields, gpus: int)
         config.report(
             "offload_param", "goes with ZeRO-3 alone, whose shards it offloads", "use stage 3, or device none"
         )
-    words += ["--grad-reduce-in-bf16"] if config.first("communication_data_type") == "bf16" else []
     optimizer, uncounted = optimizer_of(config, "type") if config.first("type") else optimizer_of(trainer, "optim")
     basics = Basics(
-        precision=precision, sharded=stage == 3, deepspeed=True, optimizer=optimizer, weights_away=away and stage == 3
+        precision=precision,
+        sharded=stage == 3,
+        deepspeed=True,
+        optimizer=optimizer,
+        weights_away=away and stage == 3,
+        grad_reduce="bf16" if config.first("communication_data_type") == "bf16" else None,
     )
     return _settings(trainer, [*words, *precision], basics, uncounted, notes)
 
@@ -187,6 +191,7 @@ class Basics:
     optimizer_rank: int | None = None
     gradient_sync: GradientSync | None = None
     weights_away: bool = False
+    grad_reduce: GradReduce | None = None
 
 
 def _settings(
@@ -205,7 +210,10 @@ def _settings(
     job = job_of(
         "deepspeed" if basics.deepspeed else "fsdp",
         options=replace(
-            options, gradient_sync=basics.gradient_sync, weight_offload="host" if basics.weights_away else None
+            options,
+            grad_reduce=basics.grad_reduce,
+            gradient_sync=basics.gradient_sync,
+            weight_offload="host" if basics.weights_away else None,
         ),
         optimizer=basics.optimizer,
         optimizer_rank=basics.optimizer_rank,
