@@ -174,7 +174,7 @@ def test_weights_in_host_memory_are_read_and_written(optimizer_too: bool, tmp_pa
 
 DS = "torchrun --nproc_per_node 8 train.py --deepspeed"
 FAULTS = {
-    f"{DS} batch.json {TRAINER}": "train_batch_size: is 256, not micro-batch 4 \\* 3 accumulation steps \\* 8",
+    f"{DS} batch.json {TRAINER} --gradient_accumulation_steps 3": "train_batch_size: is 256, not micro-batch 4 \\* 3 accumulation steps \\* 8",
     f"{DS} params.json {TRAINER}": "offload_param: goes with ZeRO-3 alone",
     f"accelerate launch --config_file params.yaml train.py {TRAINER}": "offload_param: goes with ZeRO-3 alone",
     f"accelerate launch --config_file eight.yaml train.py {TRAINER}": "mixed_precision: is fp8",

@@ -43,6 +43,11 @@ FEWEST = {
     "axolotl": 400,
     "accelerate": 140,
 }
+READERS = ("trainers.py", "torchtitan.py", "torchtune.py", "foundry.py", "adapters.py", "choices.py")
+NO_SWITCHES = (
+    *("loss_in_parts", "widens_trained"),  # of ours
+    *("finetuning_type", "parallelism.fsdp_reshard_after_forward"),  # which have names for both
+)
 # Keys whose values by default are of another run than plain training of all weights: not taken for what is refused.
 OF_OTHER_RUNS = {"trl": "refused", "llamafactory": "finetuning_type"}
 
@@ -110,10 +115,25 @@ def test_what_readers_ask_for_is_read_by_the_tables() -> None:
     read = {name.rsplit(".", 1)[-1] for name, key in rows if key.effect == "read"}
     parts = [part.split() for _, key in rows for part in key.means.removeprefix("not ").split("+")]
     read |= {part[0].rsplit(".", 1)[-1] for part in parts if part}
-    for file in ("trainers.py", "torchtitan.py", "torchtune.py", "foundry.py", "adapters.py", "choices.py"):
+    for file in READERS:
         asked = _asked(SOURCES / file)
         assert len(asked) > 5
         assert asked <= read, asked - read
+
+
+def _taken_for_switches(file: Path) -> set[str]:
+    """Return the literals of which a module asks whether they are true, or false."""
+    tests = (node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Compare))
+    return {
+        word.value
+        for test in tests
+        if isinstance(test.ops[0], ast.Is | ast.IsNot)
+        and isinstance(test.comparators[0], ast.Constant)
+        and isinstance(test.comparators[0].value, bool)
+        and isinstance(test.left, ast.Call)
+        for word in test.left.args
+        if isinstance(word, ast.Constant) and isinstance(word.value, str)
+    }
 
 
 def _asked(file: Path) -> set[str]:
@@ -126,6 +146,60 @@ def _asked(file: Path) -> set[str]:
         for word in call.args
         if isinstance(word, ast.Constant) and isinstance(word.value, str)
     }
+
+
+def test_a_switch_has_no_third_value() -> None:
+    """A key that a reader takes for true or false is refused where it says neither, and may stand in quotes."""
+    switches, asked = set[str](), 0
+    for file in READERS:
+        switches |= _taken_for_switches(SOURCES / file)
+    rows = [(trainer, *row) for trainer in CHAINS for row in known_keys(trainer).items()]
+    for trainer, name, key in rows:
+        leaf = (key.means.partition("+")[0].split() or [name])[0].rsplit(".", 1)[-1]
+        if key.effect != "read" or leaf not in switches or key.means.startswith(("not ", "--")) or name in NO_SWITCHES:
+            continue
+        asked += 1
+        for value in (True, False, "maybe", 7):
+            problems: list[Any] = []
+            read = accounted({tuple(name.split(".")): value}, (trainer,), "file", problems).values
+            quoted = accounted({tuple(name.split(".")): str(value)}, (trainer,), "file", []).values
+            assert bool(problems) == (not isinstance(value, bool)), (trainer, name, value, problems)
+            assert problems or quoted == read, (trainer, name, value)
+    assert asked > 50
+
+
+@pytest.mark.parametrize("trainer", CHAINS)
+def test_a_section_that_is_none_is_refused(trainer: str) -> None:
+    for name, key in known_keys(trainer).items():
+        problems: list[Any] = []
+        accounted({tuple(name.split(".")): 7}, CHAINS[trainer], "file", problems)
+        assert key.effect != "holds" or len(problems) == 1, name
+
+
+def test_null_is_no_default() -> None:
+    """But where the trainer derives the value: TRL trains in bf16 unless it is told fp16."""
+    null = accounted(
+        dict.fromkeys((("bf16",), ("max_length",), ("gradient_checkpointing",))), CHAINS["trl"], "file", []
+    )
+    assert null.values[("bf16",)] is True
+    assert not {("max_length",), ("gradient_checkpointing",)} & set(null.values)
+
+
+@pytest.mark.parametrize(
+    ("values", "contradictory"),
+    [
+        ({("deepspeed_config", "gradient_accumulation_steps"): 1, ("gradient_accumulation_steps",): 8}, True),
+        ({("deepspeed_config", "gradient_accumulation_steps"): "auto", ("gradient_accumulation_steps",): 8}, False),
+        ({("deepspeed_config", "gradient_accumulation_steps"): 8, ("gradient_accumulation_steps",): 8}, False),
+        ({("dtype",): "bfloat16", ("torch_dtype",): "float16"}, True),
+        ({("use_lora",): True, ("use_peft",): False}, True),
+        ({("lora_r",): 8, ("lora_rank",): 16}, True),
+    ],
+)
+def test_what_is_said_twice_is_said_alike(values: dict[tuple[str, ...], Any], contradictory: bool) -> None:
+    problems: list[Any] = []
+    accounted(values, ("transformers", "accelerate"), "file", problems)
+    assert len(problems) == contradictory
 
 
 def test_arguments_of_megatron_lm_say_why_they_change_nothing() -> None:

@@ -1,9 +1,12 @@
-"""A key of adapters, quantisation, kernels or offload that is given another value changes the plan, is named or refuses
+"""No value of a key makes a traceback, and a key of adapters, quantisation, kernels or offload that is given another value changes the plan, is named or refuses
 the run: it never passes in silence, but where its row says why it changes nothing."""
 
 from __future__ import annotations
 
+import json
+from copy import deepcopy
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,9 +15,10 @@ import yaml
 from shardwright.errors import SpecError
 from shardwright.importers.launch import plan_from_launch
 from shardwright.importers.megatron.read import Reading
-from shardwright.importers.settings import key_of
+from shardwright.importers.settings import key_of, known_keys
 from shardwright.spec.read.cluster import load_cluster
 from tests.importers.test_keys import CHAINS, schema
+from tests.nightly import nightly
 
 PARTS = ("lora", "peft", "dora", "adapter", "quant", "bnb", "load_in", "liger", "cross_entropy", "offload", "dtype",
          "bf16", "bfloat16", "checkpointing")  # fmt: skip
@@ -58,17 +62,83 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "llamafactory": ("llamafactory-cli train file.yaml", {**TRAINER, "quantization_bit": 4}),
+    "deepspeed": (
+        "llamafactory-cli train file.yaml",
+        {**TRAINER, "finetuning_type": "full", "deepspeed": {"zero_optimization": {"stage": 3}}},
+    ),
+    "torchtune": (
+        "tune run --nproc_per_node 2 lora_finetune_distributed --config file.yaml",
+        {
+            "model": {
+                "_component_": "torchtune.models.llama3_1.lora_llama3_1_8b",
+                "lora_attn_modules": ["q_proj", "v_proj"],
+            },
+            "tokenizer": {"max_seq_len": 1024},
+            "batch_size": 1,
+        },
+    ),
+    "foundry": (
+        "composer train.py file.yaml",
+        {
+            "model": {"name": "mpt_causal_lm", "attn_config": {"rope": True}},
+            "max_seq_len": 1024,
+            "global_train_batch_size": 8,
+            "device_train_microbatch_size": 2,
+        },
+    ),
+    "torchtitan": (
+        "file.toml",
+        {
+            "model": {"name": "llama3", "flavor": "8B"},
+            "parallelism": {"pipeline_parallel_degree": 2},
+            "training": {"local_batch_size": 2},
+        },
+    ),
 }
+FINE_TUNINGS = ("axolotl", "trl", "llamafactory")
+ODD: tuple[Any, ...] = (True, -1, 2.5, "other", "", [], ["q_proj"], [["a"]], "9" * 40, 10**30)
 
 
 def read(trainer: str, folder: Path, changes: dict[str, Any]) -> Reading:
+    """Read a base with other values: of keys, or of paths in its sections."""
     line, fields = BASES[trainer]
-    (folder / "file.yaml").write_text(yaml.safe_dump(fields | changes))
-    (folder / "run.sh").write_text(f"{line}\n")
-    return plan_from_launch(folder / "run.sh", cluster=load_cluster("1x2xH100-SXM"))
+    fields = deepcopy(fields)
+    for name, value in changes.items():
+        section, (*around, key) = fields, name.split(".")
+        for part in around:
+            if not isinstance(section.get(part), dict):
+                section[part] = {}
+            section = section[part]
+        section[key] = value
+    start = folder / (line if line == "file.toml" else "run.sh")
+    (folder / "file.yaml").write_text(yaml.safe_dump(fields))
+    start.write_text(_toml(fields) if start.suffix == ".toml" else f"{line}\n")
+    return plan_from_launch(start, cluster=load_cluster("1x2xH100-SXM"))
 
 
+def _toml(sections: dict[str, Any]) -> str:
+    lines = ((f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items()))
+             for name, keys in sections.items() if isinstance(keys, dict))  # fmt: skip
+    return "\n".join(line for part in lines for line in part)
+
+
+@pytest.mark.parametrize("share", [0.1, *nightly([1.0])])
 @pytest.mark.parametrize("trainer", BASES)
+def test_no_value_is_a_traceback(trainer: str, share: float, tmp_path: Path) -> None:
+    """Of a part of the pairs of keys that are read and odd values."""
+    where = "deepspeed." if trainer == "deepspeed" else ""
+    keys = [key for key, row in known_keys(trainer).items() if row.effect == "read"]
+    pairs = [(f"{where}{key}", value) for key in keys for value in ODD]
+    plans = 0
+    for key, value in Random(1).sample(pairs, int(share * len(pairs))):
+        try:
+            plans += read(trainer, tmp_path, {key: value}).plan.gpus
+        except SpecError as error:
+            assert all(problem.hint for problem in error.problems), (key, value)
+    assert plans
+
+
+@pytest.mark.parametrize("trainer", FINE_TUNINGS)
 def test_no_key_of_a_fine_tuning_is_silent(trainer: str, tmp_path: Path) -> None:
     chain, asked = (*CHAINS[trainer], "accelerate"), 0
     base = read(trainer, tmp_path, {})

@@ -19,6 +19,7 @@ from shardwright.search.rules.filters import Filters
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import Space
 from shardwright.search.uniform.leanest import any_fits, least_in_host, least_on_gpu
+from shardwright.spec.options import ActivationOffload, Options
 
 RULES = (
     "",
@@ -37,16 +38,20 @@ def test_the_least_memory_is_that_of_the_leanest_candidate(examples: int) -> Non
     counts = [0, 0]
     many = settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     many(
-        given(problem=problems(most=4000), rule=st.sampled_from(RULES), place=st.sampled_from((0.0, 0.02, 0.3, 1.0)))(
-            lambda problem, rule, place: is_least(problem, rule, place, counts)
-        )
+        given(
+            problem=problems(most=4000),
+            rule=st.sampled_from(RULES),
+            place=st.sampled_from((0.0, 0.02, 0.3, 1.0)),
+            offload=st.sampled_from((None, "inputs")),
+        )(lambda problem, rule, place, offload: is_least(problem, rule, place, offload, counts))
     )()
     assert min(counts) > examples / 10
 
 
-def is_least(problem: Problem, rule: str, place: float, counts: list[int]) -> None:
+def is_least(problem: Problem, rule: str, place: float, offload: ActivationOffload | None, counts: list[int]) -> None:
     """`place` says where between the leanest and the fattest candidate the GPUs are whose host is asked for."""
-    where, filters = problem.context, Filters(rules=tuple(parse_rules(rule, "rules")))
+    job = replace(problem.context.job, options=Options(activation_offload=offload))
+    where, filters = replace(problem.context, job=job), Filters(rules=tuple(parse_rules(rule, "rules")))
     space = Space(pins=MappingProxyType(problem.pins))
     rows = oracle.candidates(where, problem.pins)
     rows = rows.take(~filters.mask(where, rows))

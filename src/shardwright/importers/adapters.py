@@ -81,7 +81,8 @@ def peft_of(fields: TrainerFields, *, sharded: bool, casts: bool = False) -> Pef
     if sharded and frozen == "int8":
         fields.report(quantised[0], "keeps weights in 8 bits, of which bitsandbytes makes no shards", "use 4 bits")
     storage = fields.first("bnb_4bit_quant_storage") or "uint8"
-    if sharded and fields.first("load_in_4bit") and _keeps_storage(fields) and storage not in FLOATS:
+    itself = fields.first("adapter") is not None  # axolotl says the type of storage itself
+    if sharded and fields.first("load_in_4bit") and not itself and storage not in FLOATS:
         message = f"is {storage}, of which FSDP and ZeRO-3 make no shards"
         fields.report("bnb_4bit_quant_storage", message, "write bfloat16")
     rank = fields.whole("lora_r", 1)
@@ -92,7 +93,7 @@ def peft_of(fields: TrainerFields, *, sharded: bool, casts: bool = False) -> Pef
     modules, place = _modules(fields)
     return Peft(
         rank=rank,
-        alpha=_alpha(fields, rank),
+        alpha=alpha_of(fields, rank),
         dora=fields.first("use_dora") is True,
         frozen=frozen,
         modules=modules,
@@ -117,20 +118,11 @@ def _frozen_type(fields: TrainerFields) -> Frozen:
     return "nf4" if four else "int8" if eight else "16-bit"
 
 
-def _keeps_storage(fields: TrainerFields) -> bool:
-    """Return whether the type of storage is bitsandbytes' own where nothing is said: axolotl says it."""
-    return fields.first("adapter") is None
-
-
-def _alpha(fields: TrainerFields, rank: int) -> float | None:
+def alpha_of(fields: TrainerFields, rank: int) -> float | None:
     """Return α, None where it is twice the rank. With rsLoRA α / √r is the scale (peft/tuners/lora/layer.py)."""
-    alpha = fields.first("lora_alpha")
-    if alpha is None:
+    if fields.first("lora_alpha") is None:
         return None
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or alpha <= 0:
-        fields.report("lora_alpha", f"is {alpha!r}", "write a number above 0")
-        return None
-    alpha = alpha * rank**0.5 if fields.first("use_rslora") is True else float(alpha)
+    alpha = fields.number("lora_alpha", 2.0 * rank) * (rank**0.5 if fields.first("use_rslora") is True else 1.0)
     return None if alpha == 2.0 * rank else alpha
 
 

@@ -31,6 +31,7 @@ from shardwright.importers.settings import (
     first,
     flattened,
     interpolated,
+    key_of,
     overridden,
 )
 from shardwright.importers.shell.unknown import is_known, shown
@@ -124,18 +125,33 @@ def of_trainer(
     named_sections = {path: value for key in SECTIONS for path, value in _section(fields, key, question)}
     inline = {path[1:]: value for path, value in fields.items() if path[0] == "deepspeed" and len(path) > 1}
     plain = {path: value for path, value in fields.items() if path[0] != "deepspeed" or len(path) == 1}
-    if trainers[0] == "axolotl" and any(path[0] == "fsdp_config" for path in fields):
+    if trainers[0] == "axolotl" and any(
+        path[0] == "fsdp_config" and value is not None for path, value in fields.items()
+    ):
         plain = {("fsdp",): "full_shard", **plain}  # which it may leave out
+    if trainers == TRAINER and first(plain, "lora_r", "lora_rank") is not None and not _has_switch(plain):
+        plain = {("use_peft",): True, **plain}
+        question.notes.append("a rank of adapters is said, but not that they are trained: they are taken to be")
     told = question.fields({**plain, **named_sections}, *trainers)
     gpus = gpus or told.whole("num_processes", 0) or None
     every = gpus or question.cluster.gpus
     file = told.first("deepspeed_config_file") or told.first("deepspeed")
     inline = named(file, question) if isinstance(file, str) else inline
+    if (inline or file) and told.first("fsdp"):
+        told.report("fsdp", "is said, and so is deepspeed", "write one of them")
+    if file and not inline:
+        told.report("deepspeed", f"is {file}, which names no configuration", "write the name of its file")
     if inline:
         return planned(deepspeed_settings(question.fields(inline, "deepspeed"), told, every), gpus, question)
     if every > 1 and not started and told.first("distributed_type", "fsdp") in (None, False, ""):
         _unsharded(trainers[0], told)
     return planned(accelerate_settings(told, every), gpus, question)
+
+
+def _has_switch(fields: Mapping[Fields, Any]) -> bool:
+    """Return whether a Trainer's arguments say whether adapters are trained."""
+    keys = (key_of(path, TRAINER) for path in fields)
+    return any(key is not None and key.means == "use_peft" for key in keys)
 
 
 def _section(fields: Mapping[Fields, Any], key: str, question: Question) -> Iterator[tuple[Fields, Any]]:

@@ -77,6 +77,15 @@ class TrainerFields:
             self.report(leaf, f"is {value!r}", "write a whole number, without quotes")
         return otherwise
 
+    def number(self, leaf: str, otherwise: float) -> float:
+        """Return a number above 0, `otherwise` where nothing is said, and after naming what is wrong."""
+        value = self.first(leaf)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            return float(value)
+        if value is not None:
+            self.report(leaf, f"is {value!r}", "write a number above 0, without quotes")
+        return otherwise
+
     def beside(self, values: Mapping[Path, Any]) -> TrainerFields:
         """Return other fields of the same launch, whose problems join these."""
         return TrainerFields(values, self.name, self.problems)

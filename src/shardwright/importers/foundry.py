@@ -88,10 +88,12 @@ def _iterations(config: TrainerFields, tokens: int) -> Iterator[str]:
 def _mpt(config: TrainerFields, length: int) -> list[str]:
     """Return the model that MPTConfig describes."""
     width, heads = config.whole("d_model", 2048), config.whole("n_heads", 16)
-    ratio = config.first("expansion_ratio") or 4
     words = ["--hidden-size", str(width), "--num-attention-heads", str(heads)]
     words += ["--num-layers", str(config.whole("n_layers", 24)), "--vocab-size", str(config.whole("vocab_size", 50368))]
-    words += ["--ffn-hidden-size", str(config.first("ffn_hidden_size") or round(width * float(ratio)))]
+    words += [
+        "--ffn-hidden-size",
+        str(config.first("ffn_hidden_size") or round(width * config.number("expansion_ratio", 4.0))),
+    ]
     words += ["--max-position-embeddings", str(length), "--hidden-dropout", str(config.first("resid_pdrop") or 0)]
     words += ["--attention-dropout", str(config.first("attn_pdrop") or 0), *_positions(config)]
     words += ["--kv-channels", str(config.first("head_dim"))] if config.first("head_dim") else []
@@ -108,6 +110,5 @@ def _positions(config: TrainerFields) -> list[str]:
     if config.first("alibi") is True:
         return ["--position-embedding-type", "alibi"]
     if config.first("rope") is True:
-        base = int(config.first("rope_theta") or 10000)
-        return ["--position-embedding-type", "rope", "--rotary-base", str(base)]
+        return ["--position-embedding-type", "rope", "--rotary-base", str(int(config.number("rope_theta", 10_000.0)))]
     return ["--position-embedding-type", "learned_absolute" if config.first("learned_pos_emb") is not False else "none"]

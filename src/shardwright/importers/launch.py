@@ -34,7 +34,7 @@ from shardwright.importers.megatron.read import Reading, reading_of_launch, seve
 from shardwright.importers.python_values import Path as Fields
 from shardwright.importers.python_values import python_values
 from shardwright.importers.recipes import listed
-from shardwright.importers.settings import BRIDGE_MODEL, arguments_of, first, flattened, literal, overridden
+from shardwright.importers.settings import BRIDGE_MODEL, arguments_of, first, flattened, literal, overridden, without
 from shardwright.importers.shell.read import ShellScript, read_script
 from shardwright.importers.shell.unknown import is_known, is_lone, shown
 from shardwright.importers.torchtitan import fields_of_python
@@ -262,7 +262,7 @@ def _of_own(launch: Launch, trainer: str, gpus: int | None, question: Question) 
     if trainer == "torchtune" and recipe not in RECIPES:
         message = f"the recipe {launch.program} is not read: preferences, distillation, QAT or one of your own"
         raise bad(question.name, message, f"give a launch of {', '.join(RECIPES)}")
-    changes = [word for word in words if "=" in word and not word.startswith("-")]
+    changes = [word for word in words if word.startswith("~") or ("=" in word and not word.startswith("-"))]
     values = overridden(named(files[0], question), changes)
     component = str(values.get(("model", "_component_")))
     if trainer == "torchtune" and trains_adapters(component) != (recipe in ADAPTER_RECIPES):
@@ -314,9 +314,9 @@ def _accelerate_fields(launch: Launch, question: Question) -> dict[Fields, Any]:
         question.notes.append("no configuration of Accelerate is named: that of a machine is not known, none is taken")
     for switch, kind in (("--use-fsdp", "FSDP"), ("--use-deepspeed", "DEEPSPEED")):
         fields |= {("distributed_type",): kind} if switch in launch.options else {}
-    for key, value in launch.options.items():
-        name = key.lstrip("-").replace("-", "_")
-        fields[(name,)] = literal(value) if is_known(value) else value
+    options = {(key.lstrip("-").replace("-", "_"),): value for key, value in launch.options.items()}
+    for path, value in options.items():
+        fields = without(fields, path) | {path: literal(value) if is_known(value) else value}
     return {path: True if value == "" else value for path, value in fields.items() if path != ("config_file",)}
 
 

@@ -10,7 +10,7 @@ the trainer's own package. Keys are paths with dots, a section for all that is i
 * `effect`: `read` (also a key of ours for what a trainer always does, which its `default` says); `none` (`words` say
   why it moves nothing); `uncounted` (it moves time or memory and is not modelled) or `refused` (the run is another);
   `holds` where it only holds keys with rows of their own; `default`, whose `usual` is what the trainer takes where the
-  key is missing
+  key is missing; not where it is null, unless it is `not` another key
 * `usual`: of `read` the values that are described, all where there are none; of `uncounted` and `refused` the values
   with which nothing changes, beside none at all (and false and 0 where there are no others)
 * `when`, where a table has it: keys that are read, of which one must be on; otherwise the row counts for nothing
@@ -234,16 +234,25 @@ def first(values: Mapping[Path, Any], *leaves: str) -> Any:
 
 
 def overridden(values: Mapping[Path, Any], words: Iterable[str]) -> dict[Path, Any]:
-    """Return fields with those of a command line over them: `model.tensor_model_parallel_size=2`, `--a.b c`."""
-    found = dict(values)
+    """Return fields with those of a command line over them: `model.tensor_model_parallel_size=2`, `--a.b=c`; without
+    those that `~a.b` takes away."""
+    fields = dict(values)
     for word in words:
         key, sign, text = word.lstrip("+-~").partition("=")
-        if sign and key.replace(".", "").replace("_", "").replace("-", "").isalnum():
+        if (sign or word.startswith("~")) and key.replace(".", "").replace("_", "").replace("-", "").isalnum():
             path = tuple(key.replace("-", "_").split("."))
-            for old in [old for old in found if old[-1] == path[-1]]:
-                del found[old]
-            found[path] = literal(text)
-    return found
+            fields = without(fields, path) | ({path: literal(text)} if sign else {})
+    return fields
+
+
+def without(values: Mapping[Path, Any], path: Path) -> dict[Path, Any]:
+    """Return fields without those of a path, of which either may leave out the sections around, and those in it."""
+    size = len(path)
+    return {
+        old: value
+        for old, value in values.items()
+        if path not in (old[:size], old[-size:]) and old != path[-min(len(old), size) :]
+    }
 
 
 def literal(text: str) -> Any:
@@ -338,15 +347,23 @@ def accounted(
     run goes to `problems`, by name; `why` says of a script's variables why they are not known."""
     fields: dict[Path, Any] = {}
     uncounted: list[str] = []
+    values = dict(_negated(values, trainers))
     said = {path: value for path, value in values.items() if value is not None}
-    entries = [(path, value, key_of(path, trainers)) for path, value in (*_defaults(said, trainers), *said.items())]
+    usual = dict(_defaults(values, trainers))
+    keys = {path: key_of(path, trainers) for path in (*usual, *said)}
+    entries = [(path, _meant(value, keys[path]), keys[path]) for path, value in (*usual.items(), *said.items())]
+    problems += _contradictions(entries[len(usual) :], trainers, name)
     on = _on(entries)
     for path, value, key in entries:
         place = f"{name}: {'.'.join(path)}"
         if key is None:
             _unknown(path, trainers, place, problems, uncounted)
-        elif key.effect in ("none", "holds") or (key.when and not key.when & on):
+        elif key.effect == "none" or (key.when and not key.when & on):
             continue
+        elif key.effect == "holds":
+            named = any(".".join(path) in known_keys(trainer) for trainer in trainers)
+            if named and _is_said(value) and _plain(value) not in NOTHING:
+                problems.append(Problem(place, f"is {value}, where keys are expected that it holds", "write these"))
         elif not _is_said(value):
             problems += _unsaid(path, value, key, place, why)
         elif key.effect == "read":
@@ -360,6 +377,38 @@ def accounted(
             else:
                 uncounted.append(f"{'.'.join(path)} ({key.words})" if value is True else _shown(path, value, key))
     return Accounted(fields, tuple(dict.fromkeys(uncounted)))
+
+
+def _negated(values: Mapping[Path, Any], trainers: Sequence[str]) -> Iterator[tuple[Path, Any]]:
+    """Yield fields, `no_key` as the key with false: so transformers names switches on a command line that are on."""
+    for path, value in values.items():
+        key = path[-1].removeprefix("no_")
+        negated = value is True and key != path[-1] and key_of(path, trainers) is None and key_of((key,), trainers)
+        yield ((key,), False) if negated else (path, value)
+
+
+def _meant(value: Any, key: Key | None) -> Any:
+    """Return a quoted `"true"` or `"4"` as what it says, where the key has such values."""
+    if not isinstance(value, str) or key is None or key.effect != "read" or not key.usual:
+        return value
+    meant = _literal(_plain(value))
+    return value if isinstance(meant, str) else meant
+
+
+def _contradictions(
+    entries: Iterable[tuple[Path, Any, Key | None]], trainers: Sequence[str], name: str
+) -> Iterator[Problem]:
+    """Yield fields that say otherwise what another says: of one key in two sections, or of two that are read as one."""
+    before: dict[Path, tuple[Path, Any]] = {}
+    for path, value, key in entries:
+        if key is None or key.effect != "read" or not _is_said(value) or value == "auto":
+            continue
+        anywhere = key_of(path[-1:], trainers) is key
+        for target, read in _renamed(path[-1:] if anywhere else path, value, key.means.partition("+")[0]).items():
+            other, earlier = before.setdefault(target, (path, read))
+            if earlier != read:
+                hint = "write one of them, or the same"
+                yield Problem(f"{name}: {'.'.join(path)}", f"is {value}, beside another {'.'.join(other)}", hint)
 
 
 def _on(entries: Iterable[tuple[Path, Any, Key | None]]) -> set[str]:
@@ -398,9 +447,9 @@ def _defaults(values: Mapping[Path, Any], trainers: Sequence[str]) -> Iterator[t
     """Yield the defaults of the trainer, `not key` the opposite of another field."""
     said = {path[-1]: value for path, value in values.items()}
     for key, text in defaults(trainers[0]).items():
-        path = tuple(key.split("."))
-        if not any(other == path or (len(path) == 1 and other[-1] == key) for other in values):
-            opposite = text.removeprefix("not ")
+        path, opposite = tuple(key.split(".")), text.removeprefix("not ")
+        there = [value for other, value in values.items() if other == path or (len(path) == 1 and other[-1] == key)]
+        if not there or (opposite != text and there == [None]):
             yield path, not said.get(opposite) if opposite != text else _literal(text)
 
 

@@ -63,12 +63,15 @@ def torchtitan_settings(config: TrainerFields, gpus: int, layers: int) -> Traine
         message = f"is {shards}, which with the other degrees makes {product} of {gpus} GPUs"
         config.report("data_parallel_shard_degree", message, "write -1, or make the product the number of processes")
     shards = ranks // replicas if shards < 1 else shards
+    if ranks % replicas:
+        message = f"is {replicas}, of which the {ranks} data-parallel ranks are no multiple"
+        config.report("data_parallel_replicate_degree", message, "write a number that divides them")
     sharers = shards * context  # `dp_shard_cp` of its parallel_dims.py: parts of a sequence share the state, too
     if replicas > 1 and sharers > 1:
         config.report(
             "data_parallel_replicate_degree", "hybrid sharding is not described", "shard over all ranks, or none"
         )
-    local = config.whole("local_batch_size", config.whole("batch_size", 8))
+    local = config.whole("local_batch_size", 8)
     micro = config.whole("pipeline_parallel_microbatch_size", 1) if depth > 1 else local
     total = config.whole("global_batch_size", -1)
     reshard = config.first("fsdp_reshard_after_forward") or "default"
@@ -102,7 +105,7 @@ def _layer_counts(config: TrainerFields, depth: int, layers: int) -> tuple[int, 
     parts = config.first("module_fqns_per_model_part")
     if depth == 1:
         return (layers,)
-    if isinstance(parts, list | tuple):
+    if isinstance(parts, list | tuple) and parts:
         return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
     schedule = config.first("pipeline_parallel_schedule") or "1F1B"
     less = [config.whole(f"pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last")]
@@ -131,7 +134,8 @@ def _precision(config: TrainerFields) -> list[str]:
     """The type of weights where they are used, and eight bits where linear layers are converted."""
     if config.first("mixed_precision_param") == "float32":
         return []
-    names = [str(name).casefold() for name in config.first("converters") or ()]
+    named = config.first("converters")
+    names = [str(name).casefold() for name in (named if isinstance(named, list | tuple) else [named or ""])]
     if any("lora" in name for name in names):
         config.report("converters", "train adapters, which are not read from its files", "leave LoRA out")
     recipes = ["mxfp8" if "mx" in name else "tensorwise" for name in names if "mx" in name or "float8" in name]

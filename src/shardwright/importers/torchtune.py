@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from shardwright.importers.adapters import alpha_of
 from shardwright.importers.choices import offloads_activations, options_of
 from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
 from shardwright.importers.trainers import (
@@ -34,6 +35,8 @@ def torchtune_settings(config: TrainerFields, gpus: int) -> TrainerSettings:
     """Return a configuration of one of `RECIPES`, of one device where one GPU runs."""
     component = str(config.first("model") or "")
     tensor = config.whole("tensor_parallel_dim", 1)
+    if config.first("batch_size") is None:
+        config.report("batch_size", "is missing", "write the sequences of a step on a GPU")
     micro, steps = config.whole("batch_size", 1), config.whole("gradient_accumulation_steps", 1)
     stage = 0 if gpus == 1 else 2 if config.first("fsdp_reshard_after_forward") is False else 3
     words = [*sharding_words(stage), *batch_words(micro, micro * steps * max(gpus // tensor, 1))]
@@ -63,9 +66,8 @@ def _adapter(config: TrainerFields, component: str) -> Adapter | None:
     """Return the adapters of a builder, by its own defaults (torchtune/models/llama3_1/_model_builders.py)."""
     if not trains_adapters(component):
         return None
-    rank, alpha = config.whole("lora_r", 8), config.first("lora_alpha")
-    named = config.first("lora_attn_modules")
-    if not isinstance(named, list | tuple) or set(named) - set(ATTENTION):
+    rank, named = config.whole("lora_r", 8), config.first("lora_attn_modules")
+    if not isinstance(named, list | tuple) or any(str(name) not in ATTENTION for name in named):
         hint = f"write a list of {', '.join(ATTENTION)}"
         config.report("lora_attn_modules", "is missing" if named is None else f"is {named}", hint)
         named = ()
@@ -73,13 +75,12 @@ def _adapter(config: TrainerFields, component: str) -> Adapter | None:
         FEED_FORWARD if config.first("apply_lora_to_mlp") is True else ()
     )
     quantised = config.first("quantize_base") is True or "qlora_" in component
-    alpha = 16.0 if alpha is None else float(alpha)
     return Adapter(
         rank=rank,
         dora=config.first("use_dora") is True,
         frozen="nf4" if quantised else "16-bit",
         targets=tuple(target for target in LINEAR if target in beside),
-        alpha=None if alpha == 2.0 * rank else alpha,
+        alpha=alpha_of(config, rank),
     )
 
 

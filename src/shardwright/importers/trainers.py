@@ -25,7 +25,7 @@ from shardwright.importers.choices import (
 from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
 from shardwright.records import record
 from shardwright.spec.job import PROJECTED, Optimizer, Part
-from shardwright.spec.options import GradientSync
+from shardwright.spec.options import GradientSync, GradReduce
 
 STRATEGIES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "TRUE": 3, "1": 3, "2": 2, "3": 0}
 STRATEGY_OF_STAGE = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
@@ -86,16 +86,20 @@ def deepspeed_settings(config: TrainerFields, trainer: TrainerFields, gpus: int)
     precision, notes = _deepspeed_precision(config, trainer)
     devices = {path[-2]: value for path, value in config.values.items() if path[-1] == "device"}
     if devices.get("offload_optimizer") == "cpu":
-        words += offload_words(config.first("ratio") or 1.0)
+        words += offload_words(config.number("ratio", 1.0))
     away = devices.get("offload_param") == "cpu"
     if away and stage < 3:
         config.report(
             "offload_param", "goes with ZeRO-3 alone, whose shards it offloads", "use stage 3, or device none"
         )
-    words += ["--grad-reduce-in-bf16"] if config.first("communication_data_type") == "bf16" else []
     optimizer, uncounted = optimizer_of(config, "type") if config.first("type") else optimizer_of(trainer, "optim")
     basics = Basics(
-        precision=precision, sharded=stage == 3, deepspeed=True, optimizer=optimizer, weights_away=away and stage == 3
+        precision=precision,
+        sharded=stage == 3,
+        deepspeed=True,
+        optimizer=optimizer,
+        weights_away=away and stage == 3,
+        grad_reduce="bf16" if config.first("communication_data_type") == "bf16" else None,
     )
     return _settings(trainer, [*words, *precision], basics, uncounted, notes)
 
@@ -114,8 +118,8 @@ def _deepspeed_precision(config: TrainerFields, trainer: TrainerFields) -> tuple
 def _deepspeed_batch(config: TrainerFields, trainer: TrainerFields, ranks: int) -> list[str]:
     """The batch, of which two of three figures may be said: DeepSpeed refuses three that do not agree."""
     total = config.whole("train_batch_size", 0)
-    micro = config.whole("train_micro_batch_size_per_gpu", 0) or trainer.whole("per_device_train_batch_size", 0)
-    steps = config.whole("gradient_accumulation_steps", 0) or trainer.whole("gradient_accumulation_steps", 0)
+    micro = _agreed(config, "train_micro_batch_size_per_gpu", trainer, "per_device_train_batch_size")
+    steps = _agreed(config, "gradient_accumulation_steps", trainer, "gradient_accumulation_steps")
     if not micro and not total:
         if not trainer.first("per_device_train_batch_size"):
             hint = "write the number, or give the launch script that has it"
@@ -127,6 +131,14 @@ def _deepspeed_batch(config: TrainerFields, trainer: TrainerFields, ranks: int) 
         message = f"is {total}, not micro-batch {micro} * {steps} accumulation steps * {ranks} data-parallel GPUs"
         config.report("train_batch_size", message, "correct one of them, or give the cluster that it is for")
     return batch_words(micro, micro * steps * ranks)
+
+
+def _agreed(config: TrainerFields, leaf: str, trainer: TrainerFields, argument: str) -> int:
+    """Return a number that DeepSpeed's file or a Trainer's argument says, which stops where they differ; 0 for none."""
+    written, given = config.whole(leaf, 0), trainer.whole(argument, 0)
+    if written and given and written != given:
+        config.report(leaf, f"is {written}, beside {argument} {given}", "write auto into DeepSpeed's configuration")
+    return written or given
 
 
 def accelerate_settings(fields: TrainerFields, gpus: int) -> TrainerSettings:
@@ -179,6 +191,7 @@ class Basics:
     optimizer_rank: int | None = None
     gradient_sync: GradientSync | None = None
     weights_away: bool = False
+    grad_reduce: GradReduce | None = None
 
 
 def _settings(
@@ -197,7 +210,10 @@ def _settings(
     job = job_of(
         "deepspeed" if basics.deepspeed else "fsdp",
         options=replace(
-            options, gradient_sync=basics.gradient_sync, weight_offload="host" if basics.weights_away else None
+            options,
+            grad_reduce=basics.grad_reduce,
+            gradient_sync=basics.gradient_sync,
+            weight_offload="host" if basics.weights_away else None,
         ),
         optimizer=basics.optimizer,
         optimizer_rank=basics.optimizer_rank,
@@ -207,7 +223,7 @@ def _settings(
         words=tuple(words),
         uncounted=(*uncounted, *kernels, *plugins_uncounted(fields), *adapter_kernels(fields)),
         job=job,
-        model=fields.first("model_name_or_path"),
+        model=None if (model := fields.first("model_name_or_path")) is None else str(model),
         notes=(
             *notes,
             *loss_notes(fields),
@@ -321,7 +337,7 @@ def refuse_offload(fields: TrainerFields, leaf: str, stage: int, optimizer: Opti
 
 def _mixed(fields: TrainerFields) -> str | None:
     """Return the mixed precision of a Trainer's own switches, else that which Accelerate is told, None for none."""
-    switched = next((name for name in ("fp16", "bf16") if fields.first(name) is True), None)
+    switched = next((name for name in PRECISIONS if fields.first(name) is True), None)
     name = switched or str(fields.first("mixed_precision")).casefold()
     return name if name in PRECISIONS else None
 
@@ -329,6 +345,8 @@ def _mixed(fields: TrainerFields) -> str | None:
 def _precision(fields: TrainerFields) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the mixed precision, else the type in which weights are loaded; and that it is fp32 where neither is
     said."""
+    if all(fields.first(key) is True for key in PRECISIONS):
+        fields.report("fp16", "is true, and so is bf16", "write one of them")
     name = _mixed(fields) or ("bf16" if fields.first("dtype") in SIXTEEN else None)
     said = name or any(fields.first(key) is not None for key in ("fp16", "bf16", "mixed_precision"))
     note = "neither bf16 nor fp16 is said: fp32 is priced, the trainer's default"

@@ -6,7 +6,7 @@ the larger of one layer's working set and (on the last rank) the logits. Arrays 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 
 import numpy as np
@@ -397,11 +397,17 @@ def fewest_recomputed_layers(
 
 
 def leanest_groups(
-    context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed, most: float
+    context: Context,
+    rows: Strategies,
+    shards: LayerRows,
+    starts: Ints,
+    fixed: Fixed,
+    most: float,
+    needed: Callable[[Footprint], Floats],
 ) -> tuple[Ints, Bools]:
-    """Return, for each row, the --recompute-num-layers with which method `uniform` needs least memory, and whether that
-    is at most `most` bytes, and fits the host. Its time does not depend on the number. Layers of multi-token prediction
-    run again alone."""
+    """Return, for each row, the --recompute-num-layers with which method `uniform` has the least `needed` bytes, and
+    whether these are finite with at most `most` on a GPU. Its time does not depend on the number; of inputs that go to
+    the host larger groups keep fewer. Layers of multi-token prediction run again alone."""
     size, able = np.ones(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=bool)
     places = np.flatnonzero(_groups_floor(context, rows, shards, starts, fixed) <= most)
     if not len(places):
@@ -409,13 +415,12 @@ def leanest_groups(
     rows, shards, starts = rows.take(places), replace(shards, row=shards.row[places]), starts[places]
     fixed = fixed.take(places)
 
-    def fullest(size: Ints) -> Floats:
-        sized = replace(rows, recompute_layers=size)
-        return np.asarray(footprint(context, sized, shards, starts, fixed).total.max(axis=1))
+    def of_groups(size: Ints) -> Floats:
+        peak = footprint(context, replace(rows, recompute_layers=size), shards, starts, fixed)
+        return np.where(peak.total.max(axis=1) <= most, needed(peak), np.inf)
 
-    size[places], least = leanest_group(np.diff(starts, axis=1), bool(context.model.mtp_layers), fullest)
-    taken = host_bytes(context, replace(rows, recompute_layers=size[places]), shards, starts, fixed)
-    able[places] = (least <= most) & context.holds(0.0, taken).all(axis=1)
+    size[places], least = leanest_group(np.diff(starts, axis=1), bool(context.model.mtp_layers), of_groups)
+    able[places] = np.isfinite(least)
     return size, able
 
 

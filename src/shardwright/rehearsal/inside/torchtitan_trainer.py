@@ -164,11 +164,10 @@ def _mask(rule: Any, batch: int | None, _: Any, queries: int, keys: int, *, devi
         return torch.empty((batch or 1, 1, *shape), dtype=torch.int32, device=device)
 
     kind: Any = import_module("torch.nn.attention.flex_attention").BlockMask
-    sides = {"": down, "full_": down}
-    fields = {f"{name}kv_num_blocks": numbers(size) for name, size in sides.items()}
-    fields |= {f"{name}kv_indices": numbers(down, across) for name in sides}
-    fields |= {f"{name}q_num_blocks": numbers(across) for name in sides}
-    fields |= {f"{name}q_indices": numbers(across, down) for name in sides}
+    fields: dict[str, torch.Tensor] = {}
+    for name in ("", "full_"):
+        fields |= {f"{name}kv_num_blocks": numbers(down), f"{name}kv_indices": numbers(down, across)}
+        fields |= {f"{name}q_num_blocks": numbers(across), f"{name}q_indices": numbers(across, down)}
     return kind(seq_lengths=(queries, keys), BLOCK_SIZE=(rows, columns), mask_mod=rule, **fields)
 
 

@@ -16,10 +16,11 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from shardwright.arrays import Bools, Columns, Ints
+from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.iteration.footprint import (
     Fixed,
+    Footprint,
     fewest_recomputed_layers,
     fits,
     fixed_bytes,
@@ -275,7 +276,11 @@ def _best_layers(context: Context, group: _Group, mode: int) -> tuple[ExpandedRo
         number, fit = fewest_recomputed_layers(context, strategies, *rest)
         lost = np.where(fit, number - 1, group.longest)
     elif mode == UNIFORM:
-        number, fit = leanest_groups(context, strategies, *rest, context.memory_limit_bytes)
+
+        def within_host(peak: Footprint) -> Floats:
+            return np.where(context.holds(0.0, peak.in_host).all(axis=1), peak.total.max(axis=1), np.inf)
+
+        number, fit = leanest_groups(context, strategies, *rest, context.memory_limit_bytes, within_host)
         lost = np.where(fit, 0, most_recomputed_layers(context, mode, group.longest))
     else:
         fit = fits(context, strategies, *rest)

@@ -16,6 +16,7 @@ from shardwright.arrays import Bools, Floats, Ints, bits_of, least_enough, packe
 from shardwright.cost.context import Context, LayerRows, shard_index
 from shardwright.cost.iteration.footprint import (
     Fixed,
+    Footprint,
     fewest_recomputed_layers,
     fixed_bytes,
     footprint,
@@ -162,7 +163,7 @@ def _under(question: _Question, part: _Shape, mode: int, best: float) -> float:
         return best
     rows = _with(part.rows, mode, number)
     peak = footprint(context, rows, part.shards, part.starts, part.fixed)
-    needed = _needed(question, peak.total.max(axis=1), peak.in_host.max(axis=1))
+    needed = _of_peak(question, peak)
     better = np.flatnonzero(needed < best)
     rows, needed = rows.take(better), needed[better]
     for _, mask in question.filters.masks(context, rows):
@@ -177,13 +178,17 @@ def _needed(question: _Question, on_gpu: Floats, in_host: Floats) -> Floats:
     return np.where(on_gpu <= question.context.memory_limit_bytes, in_host, np.inf)
 
 
+def _of_peak(question: _Question, peak: Footprint) -> Floats:
+    return _needed(question, peak.total.max(axis=1), peak.in_host.max(axis=1))
+
+
 def _leanest(question: _Question, part: _Shape, mode: int, best: float) -> tuple[_Shape, Ints]:
     """Return the strategies that may need less than `best` under a mode, and the leanest numbers of layers."""
     context, rest = question.context, (part.shards, part.starts, part.fixed)
     most, rows = part.longest, _with(part.rows, mode, part.longest)
     if mode == UNIFORM:
         limit = best if question.where == "gpu" else context.memory_limit_bytes
-        number, able = leanest_groups(context, rows, *rest, limit)
+        number, able = leanest_groups(context, rows, *rest, limit, lambda peak: _of_peak(question, peak))
         return part.take(np.flatnonzero(able)), number[able]
     if mode != BLOCK:
         return part, np.zeros_like(most)

@@ -109,8 +109,9 @@ def _drafts(instance: Instance, space: Space, longest: float) -> Iterator[Draft]
     total, together = instance.total, instance.table.together
     if total % together:
         return
-    ways = _ways(instance, space, min(longest, SLOWEST * instance.quick))
-    seconds = ways.least_seconds(total, instance.quick, min(longest, SLOWEST * instance.quick))
+    longest = min(longest, SLOWEST * instance.quick)
+    ways = _ways(instance, space, longest)
+    seconds = ways.least_seconds(total, instance.quick, longest)
     workshop = workshop_of(instance, instance.modes)
     for way in np.argsort(seconds, kind="stable")[:DRAFTED].tolist():
         if np.isfinite(seconds[way]):
@@ -124,7 +125,8 @@ def _ways(instance: Instance, space: Space, longest: float) -> _Ways:
     units, together = instance.table.units, instance.table.together
     most = max(int(min(units.sum(), instance.total)), together)
     region = Region(fewest=together, most=most, modes=instance.modes, link=np.inf, used=())
-    rows = _compositions(instance, region, space, longest)
+    counts = compositions(units, min(DEEPEST, instance.depth))
+    rows = with_single_stages(instance, region, counts, space, longest)
     pure = (rows.counts > 0).sum(axis=1) == 1
     mixed, of_one = rows.take(np.flatnonzero(~pure)), rows.take(np.flatnonzero(pure))
     copies = np.where(mixed.counts > 0, units // np.maximum(mixed.counts, 1), most).min(axis=1, initial=most)
@@ -132,11 +134,6 @@ def _ways(instance: Instance, space: Space, longest: float) -> _Ways:
     left = units - np.vstack([mixed.counts, 0 * units]) * copies[:, None]
     beside = left[:, of_one.counts.argmax(axis=1)] // of_one.stages
     return _Ways(mixed=mixed, copies=copies, of_one=of_one, beside=beside - beside % together)
-
-
-def _compositions(instance: Instance, region: Region, space: Space, longest: float) -> Compositions:
-    counts = compositions(instance.table.units, min(DEEPEST, instance.depth))
-    return with_single_stages(instance, region, counts, space, longest)
 
 
 @record(kw_only=False)
