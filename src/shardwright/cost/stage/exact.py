@@ -194,16 +194,16 @@ def fitting_recomputation(
     their `room` on the GPU, beside the working set of a layer or the `logits`, and within that in its host, infinite
     where they cannot; and the mode of `modes` and the number of layers that do it. With `alone` a group is a layer."""
     seconds, count = np.full(len(room), np.inf), np.zeros(len(room), dtype=np.int64)
-    code, offloads = np.full(len(room), next(iter(modes))), bool(layers.offloaded.any())
+    code = np.full(len(room), next(iter(modes)))
     for mode in (mode for mode in (NONE, SELECTIVE, BLOCK, UNIFORM) if mode in modes):
         rows = np.flatnonzero(seconds > 0.0)
         if not len(rows):
             break
         part = stages.take(rows)
-        number, needed = _leanest(layers, part, logits[rows], flight[rows], room[rows], mode, alone=alone)
+        rooms = room[rows], host_room[rows]
+        number, needed = _leanest(layers, part, logits[rows], flight[rows], *rooms, mode, alone=alone)
         again = repeated_seconds(layers.forward, layers.core, layers.tower_again, part, mode, number)
-        in_host = in_host_bytes(layers.offloaded, part, mode, number) * flight[rows] if offloads else 0.0
-        again = np.where((needed <= room[rows]) & (in_host <= host_room[rows]), again, np.inf)
+        again = np.where(needed <= room[rows], again, np.inf)
         better = again < seconds[rows]
         chosen = rows[better]
         seconds[chosen], code[chosen], count[chosen] = again[better], mode, number[better]
@@ -211,18 +211,32 @@ def fitting_recomputation(
 
 
 def _leanest(
-    layers: LayerFigures, stages: Ranges, logits: Floats, flight: Ints, room: Floats, mode: int, *, alone: bool
+    layers: LayerFigures,
+    stages: Ranges,
+    logits: Floats,
+    flight: Ints,
+    room: Floats,
+    host_room: Floats,
+    mode: int,
+    *,
+    alone: bool,
 ) -> tuple[Ints, Floats]:
     """Return the number of layers with which stages under a mode stay within their `room` in least time, and the bytes
-    that they need then."""
-    longest = stages.length
+    that they need then, infinite where their inputs do not fit the host."""
+    longest, offloads = stages.length, bool(layers.offloaded.any())
 
-    def needed(number: Ints) -> Floats:
+    def on_gpu(number: Ints) -> Floats:
         beside = np.maximum(live_bytes(layers.live, layers.group, stages.row, mode, number, longest), logits)
         return np.asarray(kept_bytes(layers.kept, stages, mode, number) * flight + beside)
 
-    if mode == BLOCK:
-        number, _ = fewest_layers(longest, lambda number: needed(number) <= room)
+    def needed(number: Ints) -> Floats:
+        if not offloads:
+            return on_gpu(number)
+        in_host = in_host_bytes(layers.offloaded, stages, mode, number) * flight
+        return np.where(in_host <= host_room, on_gpu(number), np.inf)
+
+    if mode == BLOCK:  # more layers take more of the host
+        number, _ = fewest_layers(longest, lambda number: on_gpu(number) <= room)
     elif mode == UNIFORM:
         return leanest_group(longest[:, None], alone, needed)
     else:
