@@ -48,7 +48,7 @@ def torchtune_settings(config: TrainerFields, gpus: int) -> TrainerSettings:
     if config.first("fsdp_cpu_offload") is True and gpus > 1:
         words += offload_words(1.0)
         refuse_offload(config, "fsdp_cpu_offload", stage, optimizer)
-    adapter, sixteen = _adapter(config, component), config.first("dtype") != "fp32"
+    adapter, sixteen = _adapter(config, component), config.first("dtype") == "bf16"
     words += ["--bf16"] if sixteen else []
     if adapter is not None and not sixteen:
         message = "is fp32, in which frozen weights are kept: they are described in 16 bits and fewer"

@@ -253,6 +253,7 @@ def _lacking(model: Model) -> Iterator[str]:
         "value heads of another size": attention.head_dim != attention.value_head_dim,
         "a feed-forward block without a gate": kind.mlp is not None and not kind.mlp.gated,
         "a bias in the feed-forward block": kind.mlp is not None and kind.mlp.bias,
+        "gates that are cut off": kind.mlp is not None and bool(kind.mlp.cut),
         f"{model.position} positions": model.position != "rope" or model.rotary_fraction != 1.0,
         f"the norm {model.norm}": model.norm != "rmsnorm" or kind.norms != 2 or model.norm_vectors is not None,
         f"the activation {model.activation}": model.activation not in ("silu", "swish", "swiglu"),
