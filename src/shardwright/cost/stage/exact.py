@@ -222,7 +222,7 @@ def _leanest(
     alone: bool,
 ) -> tuple[Ints, Floats]:
     """Return the number of layers with which stages under a mode stay within their `room` in least time, and the bytes
-    that they need then, infinite where their inputs do not fit the host."""
+    that they need then, infinite where their inputs, if any, do not fit what is left of the host."""
     longest, offloads = stages.length, bool(layers.offloaded.any())
 
     def on_gpu(number: Ints) -> Floats:
@@ -230,9 +230,7 @@ def _leanest(
         return np.asarray(kept_bytes(layers.kept, stages, mode, number) * flight + beside)
 
     def needed(number: Ints) -> Floats:
-        if not offloads:
-            return on_gpu(number)
-        in_host = in_host_bytes(layers.offloaded, stages, mode, number) * flight
+        in_host = in_host_bytes(layers.offloaded, stages, mode, number) * flight if offloads else 0.0
         return np.where(in_host <= host_room, on_gpu(number), np.inf)
 
     if mode == BLOCK:  # more layers take more of the host
