@@ -18,6 +18,7 @@ from shardwright.plans.document import dumps, from_document, to_document
 from shardwright.plans.findings import Lack, MixedPlans, TooLittleMemory
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
+from shardwright.reports.text.explain import value
 from shardwright.search.planner import on_fewer, plan, with_nearby
 from shardwright.search.ranked import best_of, with_bound
 from shardwright.search.replan import replan
@@ -199,6 +200,31 @@ def test_a_small_model_is_offered_graphs_of_its_layers() -> None:
     asked = shardwright.plan("gpt2", "1x8xH100-SXM", small, pins={"cuda_graph": "layers"})
     assert _seconds(asked.best) <= _seconds(offer.plan) * 1.0001
     assert asked.with_options is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ({}, {}),
+        ({}, {"pins": {"tp": 2}}),
+        ({}, {"rules": ["$num_gpus > 8"]}),
+        ({"objective": "cost"}, {}),
+        ({"objective": "cost"}, {"pins": {"gpus": 8}}),
+        ({"tokens": 1e9, "deadline_hours": 1.0, "objective": "cost"}, {}),
+        ({"tokens": 1e9, "budget_dollars": 40.0}, {}),
+    ],
+)
+def test_asking_for_what_is_offered_gives_as_good_a_plan(wanted: dict[str, Any], told: dict[str, Any]) -> None:
+    """An offer is worth what it says under the same objective, limits, pins and rules."""
+    job = shardwright.make_job(global_batch=64, seq_len=1024, **wanted)
+    told = {"rules": [], "pins": {}} | told
+    found = shardwright.plan("gpt2-medium", "2x8xH100-SXM", job, **told)
+    if (offer := found.with_options) is None:
+        return
+    pins = told["pins"] | dict(pin.split("=") for pin in offer.pins)
+    asked = shardwright.plan("gpt2-medium", "2x8xH100-SXM", job, **told | {"pins": pins})
+    assert value(asked.best) <= value(offer.plan) * 1.0001
+    assert value(offer.plan) == pytest.approx((1.0 - offer.saving) * value(found.best), rel=1e-4)
 
 
 def test_experts_are_offered_a_hidden_exchange_that_a_trainer_runs() -> None:

@@ -140,8 +140,8 @@ class Usual:
 
 @record
 class WithOptions:
-    """The first plan with options of its trainer that are left to it, which takes a part `saving` less time; `pins` ask
-    for them, as `option=value`."""
+    """The first plan with options of its trainer that are left to it, which takes a part `saving` less of what the job
+    minimises; `pins` ask for them, as `option=value`."""
 
     plan: Plan
     saving: float

@@ -30,7 +30,7 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, NoPlan, Ranking, SearchReport, WithOptions
 from shardwright.records import record
 from shardwright.search.fitting import changes_that_fit
-from shardwright.search.objective import INDIFFERENCE, require_sure
+from shardwright.search.objective import INDIFFERENCE, affordable_value, require_sure
 from shardwright.search.planner import plan as search
 from shardwright.search.planner import predict
 from shardwright.search.ranked import best_of, with_bound
@@ -230,17 +230,19 @@ def _best(question: Question, able: Mapping[str, Mapping[str, str]], top: int, *
         if not plans:
             return ranking
         better = _with_options(ranking, question), _hidden(ranking, question, able)
-        quickest = min(filter(None, better), key=lambda faster: _seconds(faster.plan), default=None)
-        return replace(ranking, with_options=quickest)
+        offer = min(filter(None, better), key=lambda other: _value(other.plan), default=None)
+        return replace(ranking, with_options=offer)
     return min((ranking for ranking in rankings if ranking.infeasible is not None), key=_missing, default=None)
 
 
 def _with_options(ranking: Ranking, question: Question) -> WithOptions | None:
-    """Return the quickest of the plans and rules of thumb of a ranking with options of `OFFERED` that are not said,
-    where it fits and pays: what an option hides or launches may pay in another plan than the first."""
-    quickest: Plan = ranking.best
+    """Return the best of the plans of a ranking, and of rules of thumb where neither pins nor rules bind those, with
+    options of `OFFERED` that are not said, where it fits and pays: what an option hides or launches may pay in another
+    plan than the first."""
+    best: Plan = ranking.best
     pins: tuple[str, ...] = ()
-    beside = [entry.plan for entry in ranking.baselines if entry.plan is not None]
+    free = question.space == Space() and not question.asked.get("rules")
+    beside = [entry.plan for entry in ranking.baselines if free and entry.plan is not None]
     for offered in OFFERED:
         for plan in (*ranking.plans, *beside):
             able = framework_rows()[plan.job.framework]["options"].split()
@@ -249,10 +251,9 @@ def _with_options(ranking: Ranking, question: Question) -> WithOptions | None:
                 asked = replace(plan, job=job)
                 if not check(asked) and runners(asked):
                     asked = predict(asked, efficiency=question.asked.get("efficiency"))
-                    if _seconds(asked) < _seconds(quickest) and _fits(asked, question.asked.get("fit", FIT)):
-                        quickest, pins = asked, tuple(f"{name}={word}" for name, word in offered.items())
-    saving = 1.0 - _seconds(quickest) / _seconds(ranking.best)
-    return WithOptions(plan=quickest, saving=saving, pins=pins) if saving > PAYS else None
+                    if _value(asked) < _value(best) and _fits(asked, question.asked.get("fit", FIT)):
+                        best, pins = asked, tuple(f"{name}={word}" for name, word in offered.items())
+    return _offer(ranking, best, pins)
 
 
 def _hidden(ranking: Ranking, question: Question, able: Mapping[str, Mapping[str, str]]) -> WithOptions | None:
@@ -266,18 +267,23 @@ def _hidden(ranking: Ranking, question: Question, able: Mapping[str, Mapping[str
     plans = _for_framework(narrow, job.framework, able[job.framework], free=False).plans
     if not plans or not runners(plans[0]):
         return None
-    saving = 1.0 - _seconds(plans[0]) / _seconds(ranking.best)
-    pins = tuple(f"{name}={','.join(map(str, values))}" for name, values in HIDDEN.items())
-    return WithOptions(plan=plans[0], saving=saving, pins=pins) if saving > PAYS else None
+    return _offer(ranking, plans[0], tuple(f"{name}={','.join(map(str, values))}" for name, values in HIDDEN.items()))
+
+
+def _offer(ranking: Ranking, plan: Plan, pins: tuple[str, ...]) -> WithOptions | None:
+    """Return a plan with options beside the first of a ranking, None where it does not pay."""
+    saving = 1.0 - _value(plan) / _value(ranking.best)
+    return WithOptions(plan=plan, saving=saving, pins=pins) if saving > PAYS else None
 
 
 def _fits(plan: Plan, probability: float) -> bool:
     return plan.prediction is not None and plan.prediction.fit_probability >= probability
 
 
-def _seconds(plan: Plan) -> float:
-    assert plan.prediction is not None, "a search costs its plans"
-    return plan.prediction.iteration_seconds
+def _value(plan: Plan) -> float:
+    """Return what the job minimises, infinite where a plan misses its deadline or budget."""
+    value = affordable_value(plan)
+    return math.inf if value is None else value
 
 
 def _missing(ranking: Ranking) -> float:
