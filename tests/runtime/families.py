@@ -31,6 +31,16 @@ LONGROPE: Config = {
     "rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0, 1.5, 2.0, 2.5],
     "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 64, "factor": 4.0,
 }  # fmt: skip
+# Of OLMo Hybrid transformers 5.24 writes the convolution in equal thirds, whatever the widths of keys and values.
+OWN_SIZES: dict[str, Config] = {
+    "nemotron_h": {"n_routed_experts": 4, "chunk_size": 4},
+    "olmo_hybrid": {
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 12,
+        "linear_num_value_heads": 4,
+        "linear_value_head_dim": 6,
+    },
+}
 BETWEEN = ["linear_attention", "full_attention", "linear_attention"]
 LINEAR: Config = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
 BESIDE: dict[str, tuple[str, Config]] = {
@@ -62,6 +72,11 @@ BESIDE: dict[str, tuple[str, Config]] = {
     "granite hybrid, dense": (
         "granitemoehybrid", {"num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": "rope", "mamba_chunk_size": 8}
     ),
+    "nemotron_h, experts": ("nemotron_h", {"hybrid_override_pattern": "MEM*EME", "moe_latent_size": 16}),
+    "nemotron_h, biases, long steps": ("nemotron_h", {"use_bias": True, "mlp_bias": True, "time_step_min": 0.7}),
+    "olmo_hybrid, no rotation": (
+        "olmo_hybrid", {"rope_parameters": {"rope_theta": None, "rope_type": "default"}, "linear_allow_neg_eigval": False}
+    ),
     "lfm2, biases": ("lfm2", {"conv_bias": True}),
     "smollm3, one not rotated": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
 }  # fmt: skip
@@ -81,8 +96,11 @@ def small(family: str, fields: Config) -> Config:
         names = {"num_experts", "num_local_experts"} & given.keys()
         given |= dict.fromkeys(names, given["n_routed_experts"])
     given |= {"mask_token_id": 3} if family == "bert" else {}
-    given |= {"layer_types": BETWEEN} if family in ("qwen3_next", "qwen3_5_text") else {}
+    given |= {"layer_types": BETWEEN} if family in ("olmo_hybrid", "qwen3_next", "qwen3_5_text") else {}
     given |= {"attn_layer_indices": [1]} if family == "bamba" else {}
+    given |= OWN_SIZES.get(family, {})
+    if family == "nemotron_h":
+        given["hybrid_override_pattern"] = "M*E" if "E" in fields["hybrid_override_pattern"] else "M-*"
     return {"model_type": family, "pad_token_id": 0, "num_nextn_predict_layers": 0, **given}
 
 

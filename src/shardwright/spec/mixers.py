@@ -145,7 +145,7 @@ class Mamba2:
     """Mamba-2, the state-space dual: heads with a scalar decay, computed in chunks (arXiv 2405.21060 §6).
 
     `heads` of `head_dim` channels with `state` numbers for each channel; heads of one of the `groups` share B and C.
-    `gated_norm` stands before the output projection.
+    `gated_norm` stands before the output projection. Time steps are at least the `least_step` (Nemotron-H).
     """
 
     heads: int
@@ -158,6 +158,7 @@ class Mamba2:
     out_bias: bool = False
     convolution_bias: bool = True
     gated_norm: bool = True
+    least_step: float | None = None
 
     @property
     def inner(self) -> int:
@@ -217,7 +218,8 @@ class GatedDelta:
 
     `key_heads` of `key_dim` for queries and keys, each shared by some of the `value_heads` of `value_dim`. `decay`
     is a number for each head, or one for each `channel` of a key (KDA), which is projected over `gate_rank`, as is the
-    output gate; without a rank both are projected at once.
+    output gate; without a rank both are projected at once. Where eigenvalues may be `negative`, rates of correction go
+    up to two (arXiv 2411.12537). The norm has an epsilon of its own where `norm_epsilon` is set.
     """
 
     key_heads: int
@@ -227,6 +229,8 @@ class GatedDelta:
     width: int
     decay: Literal["head", "channel"] = "head"
     gate_rank: int | None = None
+    negative: bool | None = None
+    norm_epsilon: float | None = None
 
     def work(self, hidden: int) -> Work:
         """Inside a chunk k kᵀ and its inverse times v and k; then, chunk by chunk, what the state predicts, queries on

@@ -67,9 +67,9 @@ def layer_forward(
     documents: Documents | None = None,
     apart: Apart = called,
 ) -> torch.Tensor:
-    """Return the output of a layer: what attention and the feed-forward block add to it, one after the other or side
-    by side, with norms where the model has them. Attention stays within `documents`, which are of all positions.
-    `apart` calls what is not to be compiled with the rest."""
+    """Return the output of a layer: what attention and the feed-forward block, of which it may have one, add to it, one
+    after the other or side by side, with norms where the model has them. Attention stays within `documents`, which are
+    of all positions. `apart` calls what is not to be compiled with the rest."""
     core = partial(_recomputed_core if recompute_attention else _core, documents=documents)
     core = partial(apart, core) if context.size > 1 else core
     activation = ACTIVATIONS[model.activation]
@@ -98,13 +98,14 @@ def layer_forward(
         x = x + (change if scale == 1.0 else change * scale)
         return norm(x, inside(weights, name), model, details) if placed == "sum" else x
 
-    placed, scale = model.computed.norms, model.computed.residual_scale
-    normed = before(x, "attention_norm")
+    placed, scale = model.computed.placement(layer), model.computed.residual_scale
     if model.parallel_block:
+        normed = before(x, "attention_norm")
         other = normed if layer.norms == 1 else before(x, "mlp_norm")
         return added(added(x, attention(normed), ""), mlp(other), "")
-    x = added(x, attention(normed), "attention_post_norm")
-    return added(x, mlp(before(x, "mlp_norm")), "mlp_post_norm")
+    if layer.mixes:
+        x = added(x, attention(before(x, "attention_norm")), "attention_post_norm")
+    return added(x, mlp(before(x, "mlp_norm")), "mlp_post_norm") if layer.feeds else x
 
 
 def attend(

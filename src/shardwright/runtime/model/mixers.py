@@ -45,7 +45,7 @@ def _mamba2(inputs: tuple[torch.Tensor, ...], weights: Weights, mixer: Mixer, de
         *projected, step = given
         value, key, query = _activated(projected, weights, mixer)
         decay, shift, skip = (table.float() for table in tables)
-        length = functional.softplus(step.float() + shift)
+        length = functional.softplus(step.float() + shift).clamp(min=mixer.least_step)
         value, key, query = (
             by_head(part.float(), width)
             for part, width in ((value, mixer.head_dim), (key, mixer.state), (query, mixer.state))
@@ -85,14 +85,14 @@ def _gated_delta(inputs: tuple[torch.Tensor, ...], weights: Weights, mixer: Mixe
         decay = -weights["decay.weight"].float().exp() * functional.softplus(
             step.float() + weights["step_shift.weight"].float()
         )
-        out = delta_scan(query * mixer.key_dim**-0.5, key, value, decay, rate.float().sigmoid())
+        rates = rate.float().sigmoid() * (2.0 if mixer.negative else 1.0)
+        out = delta_scan(query * mixer.key_dim**-0.5, key, value, decay, rates)
         return out.flatten(2).to(gate.dtype)
 
     def normed(out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         heads = by_head(out.float(), mixer.value_dim)
-        normal = weights["norm.weight"] * functional.rms_norm(heads, (mixer.value_dim,), eps=details.norm_epsilon).to(
-            gate.dtype
-        )
+        epsilon = mixer.norm_epsilon or details.norm_epsilon
+        normal = weights["norm.weight"] * functional.rms_norm(heads, (mixer.value_dim,), eps=epsilon).to(gate.dtype)
         return (normal.flatten(2) * functional.silu(gate.float())).to(gate.dtype)
 
     return _again(normed, _again(scan, query, key, value, rate, step), gate)

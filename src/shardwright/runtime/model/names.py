@@ -233,6 +233,12 @@ MAMBA2 = {
     "mixer.norm": "mamba.norm",
     "mixer.out": "mamba.out_proj",
 }
+# Names of families whose blocks are one mixer, attention or feed-forward each, all called `mixer`, behind one norm.
+MIXER_BLOCKS = dict.fromkeys(("attention_norm", "mlp_norm"), "norm") | {
+    block: "mixer." + name.partition(".")[2]
+    for block, name in (MAMBA2 | ATTENTION | MLP | EXPERTS | SHARED | BALANCE).items()
+}
+BACKBONE_ENDS = {"embedding.tokens": "backbone.embeddings", "head.norm": "backbone.norm_f", "head": "lm_head"}
 DELTA = {
     **dict.fromkeys((f"mixer.{part}_taps" for part in ("query", "key", "value")), "linear_attn.conv1d"),
     "mixer.decay.weight": "linear_attn.A_log",
@@ -243,6 +249,18 @@ DELTA = {
 DELTA_BY_HEAD = DELTA | {
     **dict.fromkeys((f"mixer.{part}" for part in ("query", "key", "value", "gate")), "linear_attn.in_proj_qkvz"),
     **dict.fromkeys(("mixer.rate", "mixer.decay_step"), "linear_attn.in_proj_ba"),
+}
+# What transformers 5.24 calls the norm after attention, too; the files that OLMo Hybrid came with have its own name.
+OTHER_NAMES = {"feedforward_layer_norm": "post_attention_layernorm"}
+OLMO_HYBRID = {
+    "attention_norm": "attention_layer_norm",
+    "attention_post_norm": "feedforward_layer_norm",
+    "mlp_norm": "feedforward_layer_norm",
+    **{f"mixer.{part}": f"linear_attn.{part[0]}_proj" for part in ("query", "key", "value", "gate", "out")},
+    **{f"mixer.{part}_taps": f"linear_attn.{part[0]}_conv1d" for part in ("query", "key", "value")},
+    "mixer.rate": "linear_attn.b_proj",
+    "mixer.decay_step": "linear_attn.a_proj",
+    "mixer.norm": "linear_attn.o_norm",
 }
 DELTA_IN_PARTS = DELTA | {
     **dict.fromkeys((f"mixer.{part}" for part in ("query", "key", "value")), "linear_attn.in_proj_qkv"),
@@ -326,6 +344,13 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
             forms={**GRANITE_MOE.forms, **HALVES},
         ),
         "lfm2": LFM2,
+        "nemotron_h": Names(
+            layers="backbone.layers",
+            blocks=MIXER_BLOCKS
+            | {"moe.latent_down": "mixer.fc1_latent_proj", "moe.latent_up": "mixer.fc2_latent_proj"},
+            ends=BACKBONE_ENDS,
+        ),
+        "olmo_hybrid": _like(LLAMA, blocks=OLMO2_NORMS | DELTA | OLMO_HYBRID),
         "qwen3_5_text": _like(LLAMA, blocks=DELTA_IN_PARTS | GATED_QUERY, forms=GATED_FORMS),
         "qwen3_next": _like(
             QWEN_MOE,

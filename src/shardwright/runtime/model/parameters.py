@@ -139,8 +139,8 @@ def _layer(model: Model, layer: Layer, name: str) -> Iterator[ModelParameter]:
         yield from _norm(model, f"{name}.{norm}")
     if layer.mixer is not None:
         yield from _mixer(model, layer.mixer, f"{name}.mixer")
-    else:
-        yield from _attention(model, layer.self_attention, f"{name}.attention")
+    if layer.attention is not None:
+        yield from _attention(model, layer.attention, f"{name}.attention")
     if layer.mlp is not None:
         yield from _mlp(model, layer.mlp, f"{name}.mlp")
     if layer.moe is not None:
@@ -151,9 +151,10 @@ def _layer(model: Model, layer: Layer, name: str) -> Iterator[ModelParameter]:
 
 def norms_of(model: Model, layer: Layer) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of a layer's norms before and after its blocks. A parallel block may have one for both."""
-    placed = model.computed.norms
-    before = ("attention_norm", "mlp_norm")[: 1 if model.parallel_block and layer.norms == 1 else 2]
-    after = ("attention_post_norm", "mlp_post_norm")
+    placed = model.computed.placement(layer)
+    blocks = [name for name, there in {"attention": layer.mixes, "mlp": layer.feeds}.items() if there]
+    before = tuple(f"{name}_norm" for name in blocks[: 1 if model.parallel_block and layer.norms == 1 else 2])
+    after = tuple(f"{name}_post_norm" for name in blocks)
     return before if placed in ("before", "both") else (), after if placed != "before" else ()
 
 
@@ -302,30 +303,35 @@ def _latent(model: Model, attention: Attention, latent: LatentAttention, name: s
         yield ModelParameter(name=f"{name}.{part}_up.weight", shape=shape, dim=0, pieces=attention.heads)
 
 
-def _mlp(model: Model, mlp: Mlp, name: str) -> Iterator[ModelParameter]:
+def _mlp(model: Model, mlp: Mlp, name: str, outside: int | None = None) -> Iterator[ModelParameter]:
+    """The matrices of a feed-forward block of inputs and outputs as wide as the model, or so many `outside`."""
+    outer = outside or model.hidden
     for part in ("gate", "up") if mlp.gated else ("up",):
-        yield ModelParameter(name=f"{name}.{part}.weight", shape=(mlp.width, model.hidden), dim=0, pieces=mlp.width)
+        yield ModelParameter(name=f"{name}.{part}.weight", shape=(mlp.width, outer), dim=0, pieces=mlp.width)
         if mlp.bias:
             yield ModelParameter(name=f"{name}.{part}.bias", shape=(mlp.width,), dim=0, pieces=mlp.width, start="zeros")
     yield ModelParameter(
-        name=f"{name}.down.weight", shape=(model.hidden, mlp.width), dim=1, pieces=mlp.width, deviation=_residual(model)
+        name=f"{name}.down.weight", shape=(outer, mlp.width), dim=1, pieces=mlp.width, deviation=_residual(model)
     )
     if mlp.bias:
-        yield ModelParameter(name=f"{name}.down.bias", shape=(model.hidden,), start="zeros", summed="sequence")
+        yield ModelParameter(name=f"{name}.down.bias", shape=(outer,), start="zeros", summed="sequence")
 
 
 def _moe(model: Model, moe: Moe, name: str) -> Iterator[ModelParameter]:
-    """Router and experts, and what every token visits. Each rank of a stage sees a part of the tokens, or all tokens
-    and a part of every expert's width; so the router's gradient is a sum over these parts. A bias that balances has no
-    gradient."""
+    """Router and experts, the projections around these, and what every token visits. Each rank of a stage sees a part
+    of the tokens, or all tokens and a part of every expert's width; so the gradients of router and projections are sums
+    over these parts. A bias that balances has no gradient."""
     yield ModelParameter(name=f"{name}.router.weight", shape=(moe.experts, model.hidden), summed="tensor")
     if moe.router_bias:
         part = "router" if model.computed.router_bias_learned else "balance"
         yield ModelParameter(name=f"{name}.{part}.bias", shape=(moe.experts,), start="zeros", summed="tensor")
     for expert in range(moe.experts):
         mlp = Mlp(width=moe.expert_width, gated=moe.gated, bias=model.computed.expert_bias)
-        for parameter in _mlp(model, mlp, f"{name}.experts.{expert}"):
+        for parameter in _mlp(model, mlp, f"{name}.experts.{expert}", moe.latent):
             yield _of_expert(parameter, expert)
+    if moe.latent:
+        for part, shape in {"down": (moe.latent, model.hidden), "up": (model.hidden, moe.latent)}.items():
+            yield ModelParameter(name=f"{name}.latent_{part}.weight", shape=shape, summed="tensor")
     if moe.shared_width:
         yield from _mlp(model, Mlp(width=moe.shared_width, gated=moe.gated), f"{name}.shared")
     if moe.shared_gate:

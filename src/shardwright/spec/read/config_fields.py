@@ -78,6 +78,9 @@ READ = frozenset(
         "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads",
         "linear_value_head_dim", "mamba_chunk_size", "mamba_conv_bias", "mamba_d_conv", "mamba_d_head",
         "mamba_d_state", "mamba_expand", "tie_embedding", "mamba_n_groups", "mamba_n_heads", "mamba_proj_bias",
+        "chunk_size", "conv_kernel", "expand", "hybrid_override_pattern", "layers_block_type",
+        "linear_allow_neg_eigval", "mamba_head_dim", "mamba_num_heads", "moe_latent_size", "n_groups",
+        "ssm_state_size", "time_step_min", "use_conv_bias",
     }
 )  # fmt: skip
 BESIDE = frozenset(
@@ -100,7 +103,9 @@ BESIDE = frozenset(
         "summary_use_proj", "task_specific_params", "text_config", "tokenizer_class", "torch_dtype",
         "transformers_version", "unk_index", "unk_token_id", "use_cache", "verbose", "vision_config", "vq_config",
         "mamba_dt_max", "mamba_dt_min", "mamba_dt_rank", "num_logits_to_keep", "time_step_floor", "time_step_max",
-        "time_step_min", "use_mamba_kernels", "z_loss_coefficient",
+        "use_mamba_kernels", "z_loss_coefficient", "linear_a_log_max", "linear_a_log_min", "linear_dt_init_floor",
+        "linear_dt_max", "linear_dt_min", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap",
+        "mtp_hybrid_override_pattern", "mtp_layers_block_type", "rescale_prenorm_residual", "residual_in_fp32",
         "audio_config", "image_token_id", "image_token_index", "boi_token_id", "eoi_token_id", "experts_implementation",
     }
 )  # fmt: skip

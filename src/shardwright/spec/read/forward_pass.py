@@ -175,6 +175,10 @@ def _unscaled_scores(source: Described) -> Told:
     return {"score_scale": 1.0}
 
 
+def _mixers_normed_before(source: Described) -> Told:
+    return {"mixer_norms": "before"}
+
+
 def _norms(placement: str) -> Reader:
     return lambda source: {"norms": placement}
 
@@ -209,9 +213,11 @@ ROWS: Mapping[str, tuple[Reader, ...]] = MappingProxyType(
         "minicpm3": (_minicpm3,),
         "minimax_m2": (_sigmoid,),
         "mpt": (_mpt,),
+        "nemotron_h": (_sigmoid,),
         "olmo": (_clipped,),
         "olmo2": (_norms("after"),),
         "olmo3": (_norms("after"), _windows_apart),
+        "olmo_hybrid": (_norms("after"), _mixers_normed_before),
         "olmoe": (_clipped,),
         "openai-gpt": (_norms("sum"),),
         "opt": (_opt,),
@@ -231,6 +237,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "attn_temperature_tuning": (False,),
         "is_decoder": (False, True),
         "layer_norm_elementwise_affine": (True,),
+        "mamba_hidden_act": ("silu",),
         "position_embedding_type": ("absolute", "nope", "rope"),
         "attn_config.alibi": (True,),
         "prefix_lm": (False,),

@@ -1,10 +1,12 @@
-"""The mixers of a Hugging Face config that are no softmax attention, each under its many spellings."""
+"""The mixers of a Hugging Face config that are no softmax attention, under their many spellings, and the way back."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from shardwright.spec.mixers import (
     GatedDelta,
@@ -104,6 +106,15 @@ def _mamba2(fields: ConfigFields, hidden: int) -> Mamba2:
     )
 
 
+def _nemotron(fields: ConfigFields, hidden: int) -> Mamba2:
+    """Both projections have biases by `use_bias`, and `time_step_min` bounds time steps, not their first values alone
+    (NemotronHMamba2Mixer of transformers 5.24)."""
+    biased = fields.flag("use_bias", default=False)
+    least = 0.001 if fields.has(("time_step_min",)) is None else fields.fraction("time_step_min")
+    mixer = _mamba2(fields, hidden)
+    return replace(mixer, chunk=fields.size(*CHUNK) or 128, bias=biased, out_bias=biased, least_step=least or None)
+
+
 def _gated_delta(fields: ConfigFields, hidden: int) -> GatedDelta:
     return GatedDelta(
         key_heads=_size(fields, ("linear_num_key_heads",)),
@@ -111,6 +122,22 @@ def _gated_delta(fields: ConfigFields, hidden: int) -> GatedDelta:
         value_heads=_size(fields, ("linear_num_value_heads",)),
         value_dim=_size(fields, ("linear_value_head_dim",)),
         width=fields.size(*WIDTH) or 4,
+    )
+
+
+def _olmo_delta(fields: ConfigFields, hidden: int) -> GatedDelta:
+    """The epsilon of the norm is that of fla's default, whatever the config says (OlmoHybridGatedDeltaNet)."""
+    heads = fields.required(*HEADS, most=MOST_WIDTH)
+    key_heads = fields.size("linear_num_key_heads", most=MOST_WIDTH) or heads
+    key_dim = fields.size("linear_key_head_dim", most=MOST_WIDTH) or max(int(0.75 * hidden / key_heads), 1)
+    return GatedDelta(
+        key_heads=key_heads,
+        key_dim=key_dim,
+        value_heads=fields.size("linear_num_value_heads", most=MOST_WIDTH) or heads,
+        value_dim=fields.size("linear_value_head_dim", most=MOST_WIDTH) or 2 * key_dim,
+        width=fields.size(*WIDTH) or 4,
+        negative=True if fields.flag("linear_allow_neg_eigval", default=True) else None,
+        norm_epsilon=1e-5,
     )
 
 
@@ -182,7 +209,9 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "mamba": _mamba,
         "jamba": _jamba,
         "mamba2": _mamba2,
+        "nemotron": _nemotron,
         "gated_delta": _gated_delta,
+        "olmo_delta": _olmo_delta,
         "kimi_delta": _kimi_delta,
         "ling_delta": _ling_delta,
         "lightning": _lightning,
@@ -191,3 +220,18 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "rwkv7": _rwkv7,
     }
 )
+
+
+def fields_of(mixer: Mixer, hidden: int) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a config that tell of a mixer, under the names of most families that have it."""
+    if isinstance(mixer, Mamba2):
+        yield from (("mamba_n_heads", mixer.heads), ("mamba_d_head", mixer.head_dim), ("mamba_d_state", mixer.state))
+        yield from (("mamba_n_groups", mixer.groups), ("mamba_d_conv", mixer.width), ("mamba_proj_bias", mixer.bias))
+        yield from (("mamba_conv_bias", mixer.convolution_bias), ("mamba_chunk_size", mixer.chunk))
+        yield from (("mamba_expand", mixer.inner // hidden), ("time_step_min", mixer.least_step))
+    elif isinstance(mixer, GatedDelta):
+        yield from (("linear_num_key_heads", mixer.key_heads), ("linear_key_head_dim", mixer.key_dim))
+        yield from (("linear_num_value_heads", mixer.value_heads), ("linear_value_head_dim", mixer.value_dim))
+        yield from (("linear_conv_kernel_dim", mixer.width), ("linear_allow_neg_eigval", bool(mixer.negative)))
+    elif isinstance(mixer, ShortConvolution):
+        yield from (("conv_L_cache", mixer.width), ("conv_bias", mixer.bias), ("block_auto_adjust_ff_dim", False))
