@@ -31,9 +31,12 @@ LONGROPE: Config = {
     "rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0, 1.5, 2.0, 2.5],
     "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 64, "factor": 4.0,
 }  # fmt: skip
+BETWEEN = ["linear_attention", "full_attention", "linear_attention"]
 # Of OLMo Hybrid transformers 5.24 writes the convolution in equal thirds, whatever the widths of keys and values.
 OWN_SIZES: dict[str, Config] = {
+    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 3, "mamba_dt_rank": 6},
     "nemotron_h": {"n_routed_experts": 4, "chunk_size": 4},
+    "minimax": {"layer_types": BETWEEN, "block_size": 5, "num_local_experts": 4},
     "olmo_hybrid": {
         "linear_num_key_heads": 2,
         "linear_key_head_dim": 12,
@@ -41,7 +44,6 @@ OWN_SIZES: dict[str, Config] = {
         "linear_value_head_dim": 6,
     },
 }
-BETWEEN = ["linear_attention", "full_attention", "linear_attention"]
 LINEAR: Config = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
 BESIDE: dict[str, tuple[str, Config]] = {
     "llama, scaled as in Llama 3.1, tied": ("llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -72,6 +74,9 @@ BESIDE: dict[str, tuple[str, Config]] = {
     "granite hybrid, dense": (
         "granitemoehybrid", {"num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": "rope", "mamba_chunk_size": 8}
     ),
+    "mamba, biases": ("mamba", {"time_step_rank": 6, "use_bias": True, "tie_word_embeddings": False, "use_conv_bias": False}),
+    "minimax, scaled": ("minimax", {"full_attn_alpha_factor": 1.5, "full_attn_beta_factor": 0.5,
+                                    "linear_attn_alpha_factor": 0.8, "mlp_beta_factor": 1.2, "mlp_alpha_factor": 1.1}),
     "nemotron_h, experts": ("nemotron_h", {"hybrid_override_pattern": "MEM*EME", "moe_latent_size": 16}),
     "nemotron_h, biases, long steps": ("nemotron_h", {"use_bias": True, "mlp_bias": True, "time_step_min": 0.7}),
     "olmo_hybrid, no rotation": (

@@ -14,12 +14,12 @@ from shardwright.plans.plan import Plan, stages_at
 from shardwright.spec.adapter import TARGETS, Adapter, Target, adapted, matrices
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
-from shardwright.spec.mixers import GatedDelta, Mamba2, ShortConvolution
+from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, ShortConvolution
 from shardwright.spec.model import PLAIN, Attention, Layer, Model
 from shardwright.spec.read.families import FAMILIES, TRAINED
 from shardwright.spec.read.forward_pass import ROWS
 
-MIXERS = (Mamba2, GatedDelta, ShortConvolution)
+MIXERS = (Mamba, Mamba2, GatedDelta, Lightning, ShortConvolution)
 OWN_OPTIMIZERS = ("adam", "adam8bit", "muon", "sgd")
 ACTIVATIONS = ("silu", "swish", "swiglu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")
 HEADS: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj")

@@ -90,7 +90,8 @@ class Mamba:
     """Mamba-1: a selective state space for each channel (arXiv 2312.00752 §3; state-spaces/mamba: mamba_simple.py).
 
     `inner` channels with `state` numbers each, time steps of rank `rank`, a convolution of `width` tokens. With
-    `normed` time step, B and C have norms (Jamba, arXiv 2403.19887 §6.4).
+    `normed` time step, B and C have norms (Jamba, arXiv 2403.19887 §6.4); with a `norm_epsilon` of their own these are
+    there in any case, without weights unless `normed` (Falcon Mamba, arXiv 2410.05355 §3).
     """
 
     inner: int
@@ -100,6 +101,7 @@ class Mamba:
     bias: bool = False
     convolution_bias: bool = True
     normed: bool = False
+    norm_epsilon: float | None = None
 
     def work(self, hidden: int) -> Work:
         """The scan is one kernel without matrix products (`selective_scan_fn`): it reads u, z, dt, B and C, writes the
@@ -306,13 +308,14 @@ def _gate(hidden: int, width: int, rank: int | None) -> tuple[Product, ...]:
 class Lightning:
     """Lightning attention: linear attention with a fixed decay for each head, in blocks (arXiv 2401.04658).
 
-    `heads` of `head_dim` in blocks of `chunk` tokens, with a norm over all heads and an output gate (MiniMax-01,
-    arXiv 2501.08313 §2.2).
+    `heads` of `head_dim` in blocks of `chunk` tokens, with a norm over all heads, whose epsilon may be its own, and an
+    output gate (MiniMax-01, arXiv 2501.08313 §2.2).
     """
 
     heads: int
     head_dim: int
     chunk: int = 256
+    norm_epsilon: float | None = None
 
     def work(self, hidden: int) -> Work:
         """In a block scores and their product with the values; between blocks queries on the state, and its update.

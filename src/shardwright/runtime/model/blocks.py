@@ -90,22 +90,24 @@ def layer_forward(
         )
 
     def before(x: torch.Tensor, name: str) -> torch.Tensor:
-        return x if placed in ("after", "sum") else norm(x, inside(weights, name), model, details)
+        return x if placed in ("after", "sum") else norm(x, inside(weights, f"{name}_norm"), model, details)
 
     def added(x: torch.Tensor, change: torch.Tensor, name: str) -> torch.Tensor:
         if placed in ("after", "both"):
-            change = norm(change, inside(weights, name), model, details)
-        x = x + (change if scale == 1.0 else change * scale)
-        return norm(x, inside(weights, name), model, details) if placed == "sum" else x
+            change = norm(change, inside(weights, f"{name}_post_norm"), model, details)
+        kept, scale = model.computed.residual_scales(layer, feeds=name == "mlp")
+        x = (x if kept == 1.0 else x * kept) + (change if scale == 1.0 else change * scale)
+        return norm(x, inside(weights, f"{name}_post_norm"), model, details) if placed == "sum" else x
 
-    placed, scale = model.computed.placement(layer), model.computed.residual_scale
+    placed = model.computed.placement(layer)
     if model.parallel_block:
-        normed = before(x, "attention_norm")
-        other = normed if layer.norms == 1 else before(x, "mlp_norm")
-        return added(added(x, attention(normed), ""), mlp(other), "")
-    if layer.mixes:
-        x = added(x, attention(before(x, "attention_norm")), "attention_post_norm")
-    return added(x, mlp(before(x, "mlp_norm")), "mlp_post_norm") if layer.feeds else x
+        normed = before(x, "attention")
+        other = normed if layer.norms == 1 else before(x, "mlp")
+        return added(added(x, attention(normed), "attention"), mlp(other), "mlp")
+    for name, block in [("attention", attention)] * layer.mixes + [("mlp", mlp)] * layer.feeds:
+        normed = before(x, name)
+        x = added(normed if placed == "stream" else x, block(normed), name)
+    return x
 
 
 def attend(

@@ -39,6 +39,7 @@ class Described:
 
 
 Told = dict[str, Any]
+STREAMS = ("full_attn", "linear_attn", "mlp")  # what MiniMax calls what adds to the residual
 Reader = Callable[[Described], Told]
 
 
@@ -175,6 +176,12 @@ def _unscaled_scores(source: Described) -> Told:
     return {"score_scale": 1.0}
 
 
+def _minimax(source: Described) -> Told:
+    """Factors of the residual and of what is added to it, which are 1 where they are not given."""
+    scales = [tuple(source.factor(f"{kind}_{name}_factor") for name in ("alpha", "beta")) for kind in STREAMS]
+    return {"stream_scales": tuple(scales)}
+
+
 def _mixers_normed_before(source: Described) -> Told:
     return {"mixer_norms": "before"}
 
@@ -193,6 +200,7 @@ ROWS: Mapping[str, tuple[Reader, ...]] = MappingProxyType(
         "deepseek_v3": (_sigmoid, _interleaved),
         "dots1": (_sigmoid,),
         "exaone4": (_norms("after"), _exaone4),
+        "falcon_mamba": (),
         "flex_olmo": (_norms("after"),),
         "gemma": (_embedding_root,),
         "gemma2": (_norms("both"), _gemma2),
@@ -211,6 +219,7 @@ ROWS: Mapping[str, tuple[Reader, ...]] = MappingProxyType(
         "hyperclovax": (_norms("both"), _hyperclovax),
         "mellum": (_mellum,),
         "minicpm3": (_minicpm3,),
+        "minimax": (_norms("stream"), _minimax),
         "minimax_m2": (_sigmoid,),
         "mpt": (_mpt,),
         "nemotron_h": (_sigmoid,),

@@ -15,6 +15,7 @@ from shardwright.errors import SpecError, bad
 from shardwright.spec.mixers import ShortConvolution
 from shardwright.spec.model import Attention, Layer, Model, Moe
 from shardwright.spec.read.families import FAMILIES, TRAINED, ModelFamily
+from shardwright.spec.read.forward_pass import STREAMS
 from shardwright.spec.read.huggingface import model_of_config
 from shardwright.spec.read.mixers import fields_of
 
@@ -48,6 +49,8 @@ NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "max_position_embeddings": "max_seq_len", "norm_eps": "layer_norm_epsilon"},
         "opt": {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"},
         "starcoder2": {"norm_eps": "norm_epsilon"},
+        **{family: {**STATE, "mamba_dt_rank": "time_step_rank"} for family in ("falcon_mamba", "mamba")},
+        "mamba2": {**STATE, "mamba_n_heads": "num_heads", "mamba_d_head": "head_dim"},
         "nemotron_h": {**STATE, "hidden_act": "mlp_hidden_act", "mamba_n_heads": "mamba_num_heads",
                        "mamba_d_head": "mamba_head_dim", "mamba_d_state": "ssm_state_size",
                        "layer_types": "layers_block_type"},
@@ -60,6 +63,8 @@ EPSILONS = {"norm_eps": "rms_norm_eps"}
 EXPERTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "mixtral": {"experts": "num_local_experts", "width": "intermediate_size"},
+        "jamba": {"experts": "num_experts", "width": "intermediate_size"},
+        "minimax": {"experts": "num_local_experts", "width": "intermediate_size"},
         "gpt_oss": {"experts": "num_local_experts", "width": "intermediate_size"},
         **{
             key: {"experts": "num_local_experts", "width": "intermediate_size"}
@@ -170,6 +175,8 @@ def _fields(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
         yield from (("qk_rope_head_dim", attention.latent.rope_head_dim), ("v_head_dim", attention.value_head_dim))
     yield from _dropout(model)
     yield from _particular(model)
+    for kind, (kept, added) in zip(STREAMS, model.computed.stream_scales or (), strict=False):
+        yield from ((f"{kind}_alpha_factor", kept), (f"{kind}_beta_factor", added))
 
 
 def _heads(model: Model, family: ModelFamily, attention: Attention) -> Iterator[tuple[str, Any]]:
@@ -273,6 +280,9 @@ def _experts(model: Model, family: ModelFamily, moe: Moe) -> Iterator[tuple[str,
 def _sparse(model: Model, *, listed: bool) -> Iterator[tuple[str, Any]]:
     """Yield which layers have experts; dense ones before them are counted, or all `listed`."""
     sparse = [kind.moe is not None for kind in model.layers]
+    if model.family == "jamba":
+        yield from _period("expert_layer", [number for number, there in enumerate(sparse) if there], len(sparse))
+        return
     if model.family == "ernie4_5_moe":
         last = len(sparse) - 1 - sparse[::-1].index(True)
         yield from (
@@ -311,15 +321,24 @@ def _mixers(model: Model) -> Iterator[tuple[str, Any]]:
     mixer = next((kind.mixer for kind in model.kinds if kind.mixer), None)
     if mixer is not None:
         yield from fields_of(mixer, model.hidden)
+    attending = [number for number, layer in enumerate(model.layers) if layer.attention]
     if model.family == "bamba":
-        yield "attn_layer_indices", [number for number, layer in enumerate(model.layers) if layer.attention]
-    elif mixer is not None:
+        yield "attn_layer_indices", attending
+    elif model.family == "jamba":
+        yield from _period("attn_layer", attending, len(model.layers))
+    elif mixer is not None and attending:
         yield "layer_types", [_word(layer) for layer in model.layers]
     if model.family == "granitemoehybrid":
         dense = model.layers[0].mlp
         yield "position_embedding_type", "rope" if model.position == "rope" else "nope"
         if dense is not None:
             yield from (("num_local_experts", 0), ("num_experts_per_tok", 0), ("shared_intermediate_size", dense.width))
+
+
+def _period(name: str, numbers: list[int], layers: int) -> Iterator[tuple[str, Any]]:
+    """Yield the period and the first of equally distant layers."""
+    first, second = [*numbers, layers, layers][:2]
+    yield from ((f"{name}_offset", first), (f"{name}_period", second - first or layers))
 
 
 def _word(layer: Layer) -> str:

@@ -69,6 +69,10 @@ def _mamba(fields: ConfigFields, hidden: int) -> Mamba:
     )
 
 
+def _falcon_mamba(fields: ConfigFields, hidden: int) -> Mamba:
+    return replace(_mamba(fields, hidden), norm_epsilon=fields.fraction("mixer_rms_eps", most=1.0) or 1e-6)
+
+
 def _jamba(fields: ConfigFields, hidden: int) -> Mamba:
     return Mamba(
         inner=(fields.size(*EXPAND) or 2) * hidden,
@@ -174,7 +178,7 @@ def _ling_delta(fields: ConfigFields, hidden: int) -> GatedDelta:
 def _lightning(fields: ConfigFields, hidden: int) -> Lightning:
     heads = _size(fields, HEADS)
     width = fields.size(*ATTENTION_HEAD_DIM, most=MOST_WIDTH) or max(hidden // heads, 1)
-    return Lightning(heads=heads, head_dim=width, chunk=fields.size("block_size") or 256)
+    return Lightning(heads=heads, head_dim=width, chunk=fields.size("block_size") or 256, norm_epsilon=1e-6)
 
 
 def _convolution(fields: ConfigFields, hidden: int) -> ShortConvolution:
@@ -207,6 +211,7 @@ def _rwkv7(fields: ConfigFields, hidden: int) -> Rwkv7:
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
         "mamba": _mamba,
+        "falcon_mamba": _falcon_mamba,
         "jamba": _jamba,
         "mamba2": _mamba2,
         "nemotron": _nemotron,
@@ -224,7 +229,13 @@ READERS: Mapping[str, Reader] = MappingProxyType(
 
 def fields_of(mixer: Mixer, hidden: int) -> Iterator[tuple[str, Any]]:
     """Yield the fields of a config that tell of a mixer, under the names of most families that have it."""
-    if isinstance(mixer, Mamba2):
+    if isinstance(mixer, Mamba):
+        yield from (("mamba_d_state", mixer.state), ("mamba_dt_rank", mixer.rank), ("mamba_d_conv", mixer.width))
+        yield from (("mamba_proj_bias", mixer.bias), ("mamba_conv_bias", mixer.convolution_bias))
+        yield from (("mamba_expand", mixer.inner // hidden), ("mixer_rms_eps", mixer.norm_epsilon))
+    elif isinstance(mixer, Lightning):
+        yield "block_size", mixer.chunk
+    elif isinstance(mixer, Mamba2):
         yield from (("mamba_n_heads", mixer.heads), ("mamba_d_head", mixer.head_dim), ("mamba_d_state", mixer.state))
         yield from (("mamba_n_groups", mixer.groups), ("mamba_d_conv", mixer.width), ("mamba_proj_bias", mixer.bias))
         yield from (("mamba_conv_bias", mixer.convolution_bias), ("mamba_chunk_size", mixer.chunk))
