@@ -47,7 +47,7 @@ def _mamba(
 ) -> torch.Tensor:
     """The selective state space: time steps, keys and queries are of few numbers that all channels give together."""
     assert isinstance(mixer, Mamba)
-    value = _again(lambda part: _activated([part], weights, mixer)[0], inputs[0])
+    value = _again(lambda part: _activated([part], weights, mixer)[0].contiguous(), inputs[0])
     low = enter(left(value, weights, "low", tensor, products), tensor)
 
     def scan(value: torch.Tensor, gate: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
