@@ -32,8 +32,11 @@ LONGROPE: Config = {
     "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 64, "factor": 4.0,
 }  # fmt: skip
 BETWEEN = ["linear_attention", "full_attention", "linear_attention"]
+# With wide keys the gradients of decays, here and in transformers, are twice the tolerance from those in double precision.
 # Of OLMo Hybrid transformers 5.24 writes the convolution in equal thirds, whatever the widths of keys and values.
 OWN_SIZES: dict[str, Config] = {
+    "qwen3_5_moe_text": {"linear_key_head_dim": 4},
+    "lfm2_moe": {"num_dense_layers": 1},
     "jamba": {"attn_layer_offset": 1, "attn_layer_period": 3, "mamba_dt_rank": 6},
     "nemotron_h": {"n_routed_experts": 4, "chunk_size": 4},
     "minimax": {"layer_types": BETWEEN, "block_size": 5, "num_local_experts": 4},
@@ -101,7 +104,9 @@ def small(family: str, fields: Config) -> Config:
         names = {"num_experts", "num_local_experts"} & given.keys()
         given |= dict.fromkeys(names, given["n_routed_experts"])
     given |= {"mask_token_id": 3} if family == "bert" else {}
-    given |= {"layer_types": BETWEEN} if family in ("olmo_hybrid", "qwen3_next", "qwen3_5_text") else {}
+    given |= (
+        {"layer_types": BETWEEN} if family in ("olmo_hybrid", "qwen3_next", "qwen3_5_moe_text", "qwen3_5_text") else {}
+    )
     given |= {"attn_layer_indices": [1]} if family == "bamba" else {}
     given |= OWN_SIZES.get(family, {})
     if family == "nemotron_h":

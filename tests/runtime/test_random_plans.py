@@ -22,7 +22,8 @@ LEGAL, TRAINABLE = 1_401, 1_297
 # (24), uneven FSDP (72), three virtual stages (87), context parallelism (56), tensor parallelism 1 and 4 and zero bubble
 # (108).
 SAMPLE = (24, 56, 72, 82, 87, 108)
-HYBRIDS = (0,)
+# Zero bubble over Mamba-1, lightning attention and the delta rule, and uneven FSDP.
+HYBRIDS = (14, 31)
 
 
 @pytest.mark.parametrize("seeds", [SAMPLE, *nightly(range(i, i + TOGETHER) for i in range(0, PLANS, TOGETHER))])

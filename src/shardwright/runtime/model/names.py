@@ -388,6 +388,18 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
             BACKBONE, blocks={"moe.latent_down": "mixer.fc1_latent_proj", "moe.latent_up": "mixer.fc2_latent_proj"}
         ),
         "olmo_hybrid": _like(LLAMA, blocks=OLMO2_NORMS | DELTA | OLMO_HYBRID),
+        "lfm2_moe": _like(
+            LFM2,
+            blocks={
+                "moe.router": "feed_forward.gate",
+                "moe.balance.bias": "feed_forward.expert_bias",
+                **{
+                    f"moe.experts.{part}": f"feed_forward.experts.{{}}.{name}"
+                    for part, name in {"gate": "w1", "up": "w3", "down": "w2"}.items()
+                },
+            },
+        ),
+        "qwen3_5_moe_text": _like(QWEN_MOE, blocks=DELTA_IN_PARTS | GATED_QUERY, forms=GATED_FORMS),
         "qwen3_5_text": _like(LLAMA, blocks=DELTA_IN_PARTS | GATED_QUERY, forms=GATED_FORMS),
         "qwen3_next": _like(
             QWEN_MOE,

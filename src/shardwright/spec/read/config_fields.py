@@ -84,7 +84,7 @@ READ = frozenset(
         "attn_layer_offset", "attn_layer_period", "attn_type_list", "block_size", "expert_layer_offset",
         "expert_layer_period", "full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor",
         "linear_attn_beta_factor", "mamba_dt_rank", "mixer_rms_eps", "mlp_alpha_factor", "mlp_beta_factor",
-        "state_size", "time_step_rank",
+        "state_size", "time_step_rank", "use_expert_bias",
     }
 )  # fmt: skip
 BESIDE = frozenset(

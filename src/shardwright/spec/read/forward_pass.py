@@ -217,6 +217,7 @@ ROWS: Mapping[str, tuple[Reader, ...]] = MappingProxyType(
         "hunyuan_v1_dense": (_after_rotation,),
         "hunyuan_v1_moe": (_after_rotation,),
         "hyperclovax": (_norms("both"), _hyperclovax),
+        "lfm2_moe": (_sigmoid,),
         "mellum": (_mellum,),
         "minicpm3": (_minicpm3,),
         "minimax": (_norms("stream"), _minimax),

@@ -54,7 +54,7 @@ NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "nemotron_h": {**STATE, "hidden_act": "mlp_hidden_act", "mamba_n_heads": "mamba_num_heads",
                        "mamba_d_head": "mamba_head_dim", "mamba_d_state": "ssm_state_size",
                        "layer_types": "layers_block_type"},
-        **{key: {"norm_eps": "norm_eps"} for key in ("nemotron", "jais2", "lfm2")},
+        **{key: {"norm_eps": "norm_eps"} for key in ("nemotron", "jais2", "lfm2", "lfm2_moe")},
         **{family: {"norm_eps": "layer_norm_eps"} for family in OF_LAYER_NORM},
         **{key: {"hidden_act": "hidden_activation"} for key in ("gemma", "gemma2", "gemma3_text", "vaultgemma")},
     }
@@ -88,6 +88,12 @@ EXPERTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "width": "moe_intermediate_size",
             "shared_width": "moe_shared_expert_intermediate_size",
             "latent": "moe_latent_size",
+        },
+        "lfm2_moe": {
+            "experts": "num_experts",
+            "width": "moe_intermediate_size",
+            "leading": "num_dense_layers",
+            "balance": "use_expert_bias",
         },
         "hunyuan_v1_moe": {
             "experts": "num_experts",
@@ -273,12 +279,14 @@ def _experts(model: Model, family: ModelFamily, moe: Moe) -> Iterator[tuple[str,
     if model.family == "deepseek_v2":
         yield "topk_method", "group_limited_greedy" if moe.router_groups else "greedy"
     yield "routed_scaling_factor", moe.router_scaling if moe.router_scaling or "shared" not in names else 1.0
+    if "balance" in names:
+        yield names["balance"], moe.router_bias
     if family.blocks == "whole":
-        yield from _sparse(model, listed="shared" not in names)
+        yield from _sparse(model, names.get("leading") or ("first_k_dense_replace" if "shared" in names else None))
 
 
-def _sparse(model: Model, *, listed: bool) -> Iterator[tuple[str, Any]]:
-    """Yield which layers have experts; dense ones before them are counted, or all `listed`."""
+def _sparse(model: Model, counted: str | None) -> Iterator[tuple[str, Any]]:
+    """Yield which layers have experts; dense ones before them are `counted` under a name, or all listed."""
     sparse = [kind.moe is not None for kind in model.layers]
     if model.family == "jamba":
         yield from _period("expert_layer", [number for number, there in enumerate(sparse) if there], len(sparse))
@@ -293,11 +301,11 @@ def _sparse(model: Model, *, listed: bool) -> Iterator[tuple[str, Any]]:
         return
     leading = sparse.index(True)
     if leading and all(sparse[leading:]):
-        yield ("mlp_only_layers", list(range(leading))) if listed else ("first_k_dense_replace", leading)
+        yield (counted, leading) if counted else ("mlp_only_layers", list(range(leading)))
     elif not all(sparse):
         yield "mlp_only_layers", [number for number, there in enumerate(sparse) if not there]
-    elif not listed:
-        yield "first_k_dense_replace", 0
+    elif counted:
+        yield counted, 0
 
 
 def _windows(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
