@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 from hypothesis import strategies as st
 from tests.golden.plans import cluster_of
@@ -50,7 +51,7 @@ def hybrid(random: Random) -> Model:
         ShortConvolution(channels=24, width=3),
     )
     moe = Moe(experts=4, top_k=2, expert_width=24, gated=True, shared_width=16, latent=random.choice((None, 16)))
-    feeds = ({"mlp": plain.mlp}, {"mlp": plain.mlp}, {"moe": moe}, {})
+    feeds: tuple[dict[str, Any], ...] = ({"mlp": plain.mlp}, {"mlp": plain.mlp}, {"moe": moe}, {})
     blocks = []
     for mixer in random.sample((*mixers, plain.attention, None), random.randint(2, 5)):
         mixed = {"attention" if isinstance(mixer, Attention) else "mixer": mixer}

@@ -256,7 +256,7 @@ LIGHTNING_FORMS: Mapping[str, Form] = dict.fromkeys(
 )
 
 
-def _called_mixer(blocks: Words) -> Words:
+def _called_mixer(blocks: Words) -> dict[str, str]:
     """Return the names of blocks that are one mixer, attention or feed-forward each, all called so, behind one norm."""
     inner = {block: f"mixer.{name.rpartition('.')[2]}" for block, name in blocks.items()}
     return dict.fromkeys(("attention_norm", "mlp_norm"), "norm") | inner

@@ -327,8 +327,8 @@ def _mixer(model: Model, mixer: Mixer, name: str) -> Iterator[ModelParameter]:
             yield replace(cut, name=f"{name}.{part}_taps.bias", shape=(channels,), start="zeros")
     for part, inside in shape.within.items():
         whole = replace(cut, pieces=1, summed="tensor") if inside.dim is None else cut
-        how = {"shape": inside.shape, "dim": inside.dim, "start": inside.start, "deviation": inside.deviation}
-        yield replace(whole, name=f"{name}.{part}", **how)
+        shaped = replace(whole, name=f"{name}.{part}", shape=inside.shape, dim=inside.dim)
+        yield replace(shaped, start=inside.start, deviation=inside.deviation)
     out = replace(cut, name=f"{name}.out.weight", shape=(model.hidden, shape.inner), dim=1)
     yield replace(out, deviation=_residual(model))
     if shape.out_biased:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from shardwright.errors import SpecError, bad
-from shardwright.spec.mixers import ShortConvolution
+from shardwright.spec.mixers import Mamba2, ShortConvolution
 from shardwright.spec.model import Attention, Layer, Model, Moe
 from shardwright.spec.read.families import FAMILIES, TRAINED, ModelFamily
 from shardwright.spec.read.forward_pass import STREAMS
@@ -334,8 +334,10 @@ def _mixers(model: Model) -> Iterator[tuple[str, Any]]:
         yield "attn_layer_indices", attending
     elif model.family == "jamba":
         yield from _period("attn_layer", attending, len(model.layers))
-    elif mixer is not None and attending:
+    elif mixer is not None and FAMILIES[model.family].feeds_forward:
         yield "layer_types", [_word(layer) for layer in model.layers]
+    if isinstance(mixer, Mamba2) and model.family == "nemotron_h":
+        yield "time_step_min", mixer.least_step or 0.0
     if model.family == "granitemoehybrid":
         dense = model.layers[0].mlp
         yield "position_embedding_type", "rope" if model.position == "rope" else "nope"

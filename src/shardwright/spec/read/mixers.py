@@ -57,10 +57,11 @@ def _flag(fields: ConfigFields, names: tuple[str, ...], *, default: bool) -> boo
 
 
 def _mamba(fields: ConfigFields, hidden: int) -> Mamba:
-    expanded = (fields.size(*EXPAND) or 2) * hidden
+    """Where a config says both, transformers takes the factor (MambaConfig of 5.24)."""
     stated = fields.size("intermediate_size", most=MOST_WIDTH) if fields.has(("state_size",)) else None
+    factor = fields.size(*EXPAND)
     return Mamba(
-        inner=stated or expanded,
+        inner=factor * hidden if factor else stated or 2 * hidden,
         state=_size(fields, STATE),
         rank=_auto(fields, RANK, math.ceil(hidden / 16)),
         width=fields.size(*WIDTH) or 4,
@@ -239,7 +240,7 @@ def fields_of(mixer: Mixer, hidden: int) -> Iterator[tuple[str, Any]]:
         yield from (("mamba_n_heads", mixer.heads), ("mamba_d_head", mixer.head_dim), ("mamba_d_state", mixer.state))
         yield from (("mamba_n_groups", mixer.groups), ("mamba_d_conv", mixer.width), ("mamba_proj_bias", mixer.bias))
         yield from (("mamba_conv_bias", mixer.convolution_bias), ("mamba_chunk_size", mixer.chunk))
-        yield from (("mamba_expand", mixer.inner // hidden), ("time_step_min", mixer.least_step))
+        yield "mamba_expand", max(mixer.inner // hidden, 1)
     elif isinstance(mixer, GatedDelta):
         yield from (("linear_num_key_heads", mixer.key_heads), ("linear_key_head_dim", mixer.key_dim))
         yield from (("linear_num_value_heads", mixer.value_heads), ("linear_value_head_dim", mixer.value_dim))
