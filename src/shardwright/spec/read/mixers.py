@@ -57,11 +57,11 @@ def _flag(fields: ConfigFields, names: tuple[str, ...], *, default: bool) -> boo
 
 
 def _mamba(fields: ConfigFields, hidden: int) -> Mamba:
-    """Where a config says both, transformers takes the factor (MambaConfig of 5.24)."""
+    """A width that is stated counts before the factor: Falcon Mamba 7B says 16, and has twice the hidden width."""
+    expanded = (fields.size(*EXPAND) or 2) * hidden
     stated = fields.size("intermediate_size", most=MOST_WIDTH) if fields.has(("state_size",)) else None
-    factor = fields.size(*EXPAND)
     return Mamba(
-        inner=factor * hidden if factor else stated or 2 * hidden,
+        inner=stated or expanded,
         state=_size(fields, STATE),
         rank=_auto(fields, RANK, math.ceil(hidden / 16)),
         width=fields.size(*WIDTH) or 4,
