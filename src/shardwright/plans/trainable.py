@@ -167,7 +167,8 @@ def untrainable_adapters(model: Model, job: Job) -> Iterator[Problem]:
     for message, targets in barred.items():
         if targets & set(adapter.targets):
             named = "+".join(_run_beside(model, adapter, set().union(*barred.values(), TOGETHER.get(model.family, ()))))
-            yield Problem("job.adapter.targets", message, f"leave them out: `adapter_targets={named}`")
+            hint = f"leave them out: `adapter_targets={named}`" if named else "train all weights: leave `adapter` out"
+            yield Problem("job.adapter.targets", message, hint)
 
 
 def _run_beside(model: Model, adapter: Adapter, barred: set[Target]) -> list[Target]:
