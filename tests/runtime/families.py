@@ -32,6 +32,21 @@ LONGROPE: Config = {
     "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 64, "factor": 4.0,
 }  # fmt: skip
 BETWEEN = ["linear_attention", "full_attention", "linear_attention"]
+# With wide keys the gradients of decays, here and in transformers, are twice the tolerance from those in double precision.
+# Of OLMo Hybrid transformers 5.24 writes the convolution in equal thirds, whatever the widths of keys and values.
+OWN_SIZES: dict[str, Config] = {
+    "qwen3_5_moe_text": {"linear_key_head_dim": 4},
+    "lfm2_moe": {"num_dense_layers": 1},
+    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 3, "mamba_dt_rank": 6},
+    "nemotron_h": {"n_routed_experts": 4, "chunk_size": 4},
+    "minimax": {"layer_types": BETWEEN, "block_size": 5, "num_local_experts": 4},
+    "olmo_hybrid": {
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 12,
+        "linear_num_value_heads": 4,
+        "linear_value_head_dim": 6,
+    },
+}
 LINEAR: Config = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
 BESIDE: dict[str, tuple[str, Config]] = {
     "llama, scaled as in Llama 3.1, tied": ("llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -62,6 +77,14 @@ BESIDE: dict[str, tuple[str, Config]] = {
     "granite hybrid, dense": (
         "granitemoehybrid", {"num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": "rope", "mamba_chunk_size": 8}
     ),
+    "mamba, biases": ("mamba", {"time_step_rank": 6, "use_bias": True, "tie_word_embeddings": False, "use_conv_bias": False}),
+    "minimax, scaled": ("minimax", {"full_attn_alpha_factor": 1.5, "full_attn_beta_factor": 0.5,
+                                    "linear_attn_alpha_factor": 0.8, "mlp_beta_factor": 1.2, "mlp_alpha_factor": 1.1}),
+    "nemotron_h, experts": ("nemotron_h", {"hybrid_override_pattern": "MEM*EME", "moe_latent_size": 16}),
+    "nemotron_h, biases, long steps": ("nemotron_h", {"use_bias": True, "mlp_bias": True, "time_step_min": 0.7}),
+    "olmo_hybrid, no rotation": (
+        "olmo_hybrid", {"rope_parameters": {"rope_theta": None, "rope_type": "default"}, "linear_allow_neg_eigval": False}
+    ),
     "lfm2, biases": ("lfm2", {"conv_bias": True}),
     "smollm3, one not rotated": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
 }  # fmt: skip
@@ -81,8 +104,13 @@ def small(family: str, fields: Config) -> Config:
         names = {"num_experts", "num_local_experts"} & given.keys()
         given |= dict.fromkeys(names, given["n_routed_experts"])
     given |= {"mask_token_id": 3} if family == "bert" else {}
-    given |= {"layer_types": BETWEEN} if family in ("qwen3_next", "qwen3_5_text") else {}
+    given |= (
+        {"layer_types": BETWEEN} if family in ("olmo_hybrid", "qwen3_next", "qwen3_5_moe_text", "qwen3_5_text") else {}
+    )
     given |= {"attn_layer_indices": [1]} if family == "bamba" else {}
+    given |= OWN_SIZES.get(family, {})
+    if family == "nemotron_h":
+        given["hybrid_override_pattern"] = "M*E" if "E" in fields["hybrid_override_pattern"] else "M-*"
     return {"model_type": family, "pad_token_id": 0, "num_nextn_predict_layers": 0, **given}
 
 

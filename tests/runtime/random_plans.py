@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 from hypothesis import strategies as st
 from tests.golden.plans import cluster_of
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
-from shardwright.spec.model import Layer, Mlp, Model
+from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, Mixer, ShortConvolution
+from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
 
 KINDS = (
     Recompute(),
@@ -26,15 +29,42 @@ MOST_GPUS = 8
 SHARDINGS = ("none", "zero1", "zero2", "zero3")
 
 
-def drawn(seed: int) -> Plan:
+Drawn = Callable[[Random], Model]
+
+
+def drawn(seed: int, model_of: Drawn | None = None) -> Plan:
     """Return any plan for `shardwright train` on up to eight GPUs, two thirds of them legal: every degree of every
-    stage, and every switch, is drawn for itself."""
+    stage, and every switch, is drawn for itself, and so is the model, unless `model_of` draws another."""
     random = Random(seed)
-    return (_layered if random.random() < 0.1 else _pipelines)(random, random.choice((1, 1, 2, 2, 2, 3)))
+    plan_of = _layered if random.random() < 0.1 else _pipelines
+    return plan_of(random, random.choice((1, 1, 2, 2, 2, 3)), model_of or _model)
 
 
-def _pipelines(random: Random, count: int) -> Plan:
-    model, virtual = _model(random), random.choice((1, 1, 1, 2, 2, 3))
+def hybrid(random: Random) -> Model:
+    """A model of which every block has another mixer, attention or none, and a feed-forward, experts or none."""
+    plain = tiny_model(1, experts=0, vocab=random.choice((61, 64)), hidden=32).layers[0]
+    mixers: tuple[Mixer, ...] = (
+        Mamba(inner=24, state=5, rank=3, width=4, normed=random.random() < 0.5),
+        Mamba2(heads=8, head_dim=4, groups=4, state=6, width=4, chunk=5),
+        GatedDelta(key_heads=4, key_dim=4, value_heads=8, value_dim=6, width=4),
+        Lightning(heads=4, head_dim=6, chunk=5),
+        ShortConvolution(channels=24, width=3),
+    )
+    moe = Moe(experts=4, top_k=2, expert_width=24, gated=True, shared_width=16, latent=random.choice((None, 16)))
+    feeds: tuple[dict[str, Any], ...] = ({"mlp": plain.mlp}, {"mlp": plain.mlp}, {"moe": moe}, {})
+    blocks = []
+    for mixer in random.sample((*mixers, plain.attention, None), random.randint(2, 5)):
+        mixed = {"attention" if isinstance(mixer, Attention) else "mixer": mixer}
+        parts = {"attention": None, "mlp": None, "moe": None, **mixed, **random.choice(feeds if mixer else feeds[:3])}
+        layer = replace(plain, **parts)
+        blocks.append(replace(layer, norms=layer.sublayers))
+    if not any(layer.attention for layer in blocks):
+        blocks[0] = plain
+    return replace(tiny_model(1, tied=random.random() < 0.4), layers=tuple(blocks))
+
+
+def _pipelines(random: Random, count: int, model_of: Drawn) -> Plan:
+    model, virtual = model_of(random), random.choice((1, 1, 1, 2, 2, 3))
     replicas = [_replica(random, model, virtual, MOST_GPUS // count) for _ in range(count)]
     split = any(stage.tensor_parallel > 1 for item in replicas for stage in item.stages)
     sharding = random.choice(SHARDINGS)
@@ -66,9 +96,9 @@ def _with_zero_bubble(plan: Plan) -> Plan:
     return replace(plan, replicas=tuple(replicas), optimizer=replace(plan.optimizer, sharding=sharding))
 
 
-def _layered(random: Random, count: int) -> Plan:
+def _layered(random: Random, count: int, model_of: Drawn) -> Plan:
     """A plan of uneven FSDP."""
-    model, waves = _model(random), random.choice((1, 1, 2))
+    model, waves = model_of(random), random.choice((1, 1, 2))
     replicas = []
     for _ in range(count):
         micro_batches = waves * random.randint(1, 2)

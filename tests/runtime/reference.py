@@ -58,11 +58,8 @@ def _run(
 ) -> Reference:  # fmt: skip
     units = range(len(model.layers) + 2)
     initial = beside(lambda parameter: initial_values(parameter, seed), seed)
-    weights = {
-        p.name: torch.nn.Parameter(initial(p))
-        for u in units
-        for p in trained_parameters(model, adapter, u, model.vocab)
-    }
+    parameters = [p for unit in units for p in trained_parameters(model, adapter, unit, model.vocab)]
+    weights = {p.name: torch.nn.Parameter(initial(p)) for p in parameters}
     frozen = (
         {p.name: initial(p) for unit in units for p in unit_parameters(model, unit, model.vocab)} if adapter else {}
     )
@@ -71,12 +68,10 @@ def _run(
         recompute=Recompute(), positions=torch.arange(seq_len),
         table=table_of(model, details, torch.arange(seq_len)),
     )  # fmt: skip
-    hidden = [
-        w for name, w in weights.items() if recipe.method == "muon" and w.dim() > 1 and name.startswith("layers.")
-    ]
+    hidden = [weights[p.name] for p in parameters if recipe.method == "muon" and p.hidden]
     momenta = [torch.zeros_like(w) for w in hidden]
-    matrices = [w for w in weights.values() if w.dim() > 1 and not any(w is matrix for matrix in hidden)]
-    others = [w for w in weights.values() if w.dim() == 1]
+    matrices = [weights[p.name] for p in parameters if p.decayed and not (recipe.method == "muon" and p.hidden)]
+    others = [weights[p.name] for p in parameters if not p.decayed]
     groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer: torch.optim.Optimizer
     if recipe.method != "sgd":

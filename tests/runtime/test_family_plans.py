@@ -92,11 +92,17 @@ FAMILIES = {
     "gpt_oss": (experts_apart, experts_cut, in_stages, unequal),  # sinks, biases of experts and of the router
     "granitemoehybrid": (*MIXED, experts_apart, experts_cut),  # Mamba-2, experts after every mixer
     "hunyuan_v1_dense": DENSE,  # norms after the rotation
+    "falcon_mamba": (*MIXED, in_four),  # Mamba-1 alone, norms of what it selects by
+    "jamba": (*MIXED, experts_apart),  # the same with weights, experts, and attention
     "lfm2": (*MIXED, in_four),  # short convolutions
     "minicpm3": DENSE,  # scaled latent attention
+    "minimax, scaled": (*MIXED, in_four),  # lightning attention, norms of the residual itself
     "nemotron": DENSE,  # norms about one
+    "nemotron_h": MIXED,  # blocks of one half
+    "nemotron_h, experts": EXPERTS,  # on a projection of the tokens
     "olmo, clipped": DENSE,  # norms without weights
     "olmo2": DENSE,  # norms over the heads of all ranks
+    "olmo_hybrid": MIXED,  # gated delta nets with negative eigenvalues, norms before them and after attention
     "opt": DENSE,
     "qwen3_5_text": MIXED,  # gated delta nets, a gate on attention
     "qwen3_next": (*MIXED, experts_apart),
@@ -107,7 +113,8 @@ SAMPLE = (
     "bert: in_stages", "bloom: in_parts", "cohere, a norm for each head: in_four", "deepseek_v3: experts_apart", "falcon: in_four",
     "gemma2, low caps: in_stages", "gpt_neox: unequal", "gpt_oss: experts_cut", "minicpm3: in_parts",
     "olmo2: in_four", "phi: in_stages", "granitemoehybrid: experts_apart", "qwen3_next: whole_nowhere",
-    "bamba, short chunks: in_stages", "lfm2: unequal",
+    "bamba, short chunks: in_stages", "lfm2: unequal", "nemotron_h: unequal", "nemotron_h, experts: experts_apart",
+    "olmo_hybrid: in_stages", "falcon_mamba: in_four", "jamba: in_stages", "minimax, scaled: unequal",
 )  # fmt: skip
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.plans import trainable
-from shardwright.runtime.model import mixers
-from shardwright.runtime.model.mixers import delta_scan, state_space_scan
+from shardwright.runtime.model import mixers, parameters, scans
+from shardwright.runtime.model.scans import delta_scan, selective_scan, state_space_scan
 
 WIDTH, STATE = 3, 5
 
@@ -46,10 +46,27 @@ def test_the_delta_scan_is_a_recurrence(positions: int, chunk: int) -> None:
         state = state + key[:, at][..., None] * (rate[:, at][..., None] * error)[..., None, :]
         expected.append((query[:, at][..., None] * state).sum(2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mixers, "DELTA_CHUNK", chunk)
+        patch.setattr(scans, "DELTA_CHUNK", chunk)
         found = delta_scan(query, key, value, decay, rate)
     torch.testing.assert_close(found, torch.stack(expected, dim=1), rtol=1e-9, atol=1e-9)
 
 
+@settings(max_examples=30)
+@given(positions=st.integers(1, 23), chunk=st.integers(1, 9))
+def test_the_selective_scan_is_a_recurrence(positions: int, chunk: int) -> None:
+    value, step = drawn(1, 2, positions, WIDTH), drawn(2, 2, positions, WIDTH).abs()
+    key, query = (drawn(seed, 2, positions, STATE) for seed in (3, 4))
+    decay = -drawn(5, WIDTH, STATE).abs()
+    state, expected = torch.zeros(2, WIDTH, STATE, dtype=torch.float64), []
+    for at in range(positions):
+        added = (step[:, at] * value[:, at])[..., None] * key[:, at][:, None]
+        state = (step[:, at][..., None] * decay).exp() * state + added
+        expected.append((state * query[:, at][:, None]).sum(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scans, "SELECTIVE_CHUNK", chunk)
+        result = selective_scan(value, step, decay, key, query)
+    torch.testing.assert_close(result, torch.stack(expected, dim=1), rtol=1e-9, atol=1e-9)
+
+
 def test_mixers_are_planned_for_train_exactly_where_the_runtime_has_them() -> None:
-    assert set(trainable.MIXERS) == set(mixers.MIXERS)
+    assert set(trainable.MIXERS) == set(mixers.MIXERS) == set(parameters.MIXERS)

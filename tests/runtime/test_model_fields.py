@@ -15,7 +15,8 @@ from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.model.details import details_of
-from shardwright.spec.mixers import ShortConvolution
+from shardwright.runtime.model.mixers import MIXERS
+from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, Mixer, ShortConvolution
 from shardwright.spec.model import (
     Attention,
     ForwardPass,
@@ -78,6 +79,29 @@ def scaled(**values: Any) -> Change:
     return whole(rotary_base=4.0, rotary_scaling=RotaryScaling(**usual | values))
 
 
+def mixing(mixer: Mixer) -> Change:
+    return each_layer(attention=None, mixer=mixer)
+
+
+ADDING = computed(residual_scale=30.0)(DENSE)  # so much that a bias which begins at zero counts in the third step
+DELTA: dict[str, Any] = {"key_heads": 4, "key_dim": 6, "value_heads": 4, "value_dim": 6, "width": 3}
+MIXED: tuple[tuple[Mixer, dict[str, Any]], ...] = (
+    (
+        Mamba(inner=24, state=5, rank=3, width=4, normed=True),
+        {"inner": 32, "state": 6, "rank": 4, "width": 3, "bias": True, "convolution_bias": False, "normed": False, "norm_epsilon": 0.5},
+    ),
+    (
+        Mamba2(heads=4, head_dim=6, groups=2, state=5, width=4),
+        {"heads": 6, "head_dim": 8, "groups": 1, "state": 6, "width": 3, "bias": True, "out_bias": True, "convolution_bias": False,
+         "gated_norm": False, "least_step": 1.5},
+    ),
+    (
+        GatedDelta(**DELTA),
+        {"key_heads": 2, "key_dim": 8, "value_heads": 8, "value_dim": 8, "width": 4, "negative": True, "norm_epsilon": 0.1},
+    ),
+    (Lightning(heads=4, head_dim=6), {"heads": 8, "head_dim": 8, "norm_epsilon": 0.1}),
+    (ShortConvolution(channels=24, width=3), {"channels": 32, "width": 4, "bias": True}),
+)  # fmt: skip
 WINDOWED = replace(
     DENSE, layers=(replace(DENSE.layers[0], attention=replace(DENSE.layers[0].self_attention, window=3)),) * 2
 )
@@ -105,7 +129,7 @@ REFUSED: dict[str, tuple[Change, Model]] = {
     "Attention.reused": (attention(reused="values"), DENSE),
     "Attention.value_norm": (attention(value_norm=True), DENSE),
     "Attention.sparse": (attention(sparse=SparseAttention(top_k=4, heads=2, head_dim=8)), DENSE),
-    "Moe.latent": (inside("moe", latent=16), MIXTURE),
+    "GatedDelta.decay": (mixing(GatedDelta(**DELTA | {"decay": "channel"})), DENSE),
     "Layer.vector_parameters": (each_layer(vector_parameters=8), DENSE),
     "ForwardPass.mask_token": (computed(), attention(causal=False)(computed(mask_token=3)(DENSE))),
     "ForwardPass.unknown": (computed(unknown=("a twist",)), DENSE),
@@ -122,6 +146,8 @@ COMPUTED: dict[str, tuple[Change, Model]] = {
     "ForwardPass.token_types": (computed(token_types=2), DENSE),
     "ForwardPass.head_transform": (computed(head_transform=True), DENSE),
     "ForwardPass.norms": (computed(norms="after"), DENSE),
+    "ForwardPass.mixer_norms": (computed(mixer_norms="after"), mixing(GatedDelta(**DELTA))(DENSE)),
+    "ForwardPass.stream_scales": (computed(stream_scales=((1.0, 2.0), (1.0, 1.0), (1.0, 1.0))), DENSE),
     "ForwardPass.embedding_scale": (computed(embedding_scale=5.0), DENSE),
     "ForwardPass.residual_scale": (computed(residual_scale=0.5), DENSE),
     "ForwardPass.logit_scale": (computed(logit_scale=0.5), DENSE),
@@ -145,6 +171,7 @@ COMPUTED: dict[str, tuple[Change, Model]] = {
     "LatentAttention.kv_rank": (latent_attention(kv_rank=12), LATENT),
     "LatentAttention.nope_head_dim": (latent_attention(nope_head_dim=8), LATENT),
     "LatentAttention.rope_head_dim": (latent_attention(rope_head_dim=8), LATENT),
+    "Moe.latent": (inside("moe", latent=16), MIXTURE),
     "Moe.router_bias": (after(BIASED, GROUPED), GROUPED(MIXTURE)),
     "Moe.router_groups": (GROUPED, MIXTURE),
     "Moe.router_top_groups": (inside("moe", router_groups=4, router_top_groups=3), GROUPED(MIXTURE)),
@@ -207,11 +234,16 @@ COMPUTED: dict[str, tuple[Change, Model]] = {
         DENSE,
     ),
 }  # fmt: skip
+COMPUTED |= {
+    f"{type(mixer).__name__}.{name}": (mixing(replace(mixer, **{name: value})), mixing(mixer)(ADDING))
+    for mixer, others in MIXED
+    for name, value in others.items()
+}
 # Names and counts; the family is refused or has usual numbers; dropout is never trained with; what a layer embeds is
-# refused; how transformers computes norms moves no more than the last bits.
+# refused; how transformers computes norms moves no more than the last bits, and so do chunks; projections have a rank where decays have channels.
 NO_PART = {
     "Model.name", "Model.family", "Model.max_position", "Model.dropout", "Model.extra_parameters", "Model.assumed",
-    "Model.layer_vocab", "Model.norm_form", "Model.fused_qkv",
+    "Model.layer_vocab", "Model.norm_form", "Model.fused_qkv", "Mamba2.chunk", "Lightning.chunk", "GatedDelta.gate_rank",
 }  # fmt: skip
 
 
@@ -227,7 +259,7 @@ def last_loss(model: Model) -> float:
 def test_every_field_is_computed_refused_or_no_part_of_the_forward_pass() -> None:
     every = {
         f"{kind.__name__}.{field.name}"
-        for kind in (Model, ForwardPass, Attention, LatentAttention, Layer, Mlp, Moe, RotaryScaling)
+        for kind in (Model, ForwardPass, Attention, LatentAttention, Layer, Mlp, Moe, RotaryScaling, *MIXERS)
         for field in fields(kind)
     }
     assert set(COMPUTED) | set(REFUSED) | NO_PART == every

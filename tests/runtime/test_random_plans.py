@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from tests.nightly import nightly
-from tests.runtime.random_plans import MOST_GPUS, drawn
+from tests.runtime.random_plans import MOST_GPUS, drawn, hybrid
 from tests.runtime.trained_plans import case_of, require_like_one_process, runnable
 from tests.runtime.workers import run_cases
 
@@ -22,6 +22,8 @@ LEGAL, TRAINABLE = 1_401, 1_297
 # (24), uneven FSDP (72), three virtual stages (87), context parallelism (56), tensor parallelism 1 and 4 and zero bubble
 # (108).
 SAMPLE = (24, 56, 72, 82, 87, 108)
+# Zero bubble over Mamba-1, lightning attention and the delta rule, and uneven FSDP.
+HYBRIDS = (14, 31)
 
 
 @pytest.mark.parametrize("seeds", [SAMPLE, *nightly(range(i, i + TOGETHER) for i in range(0, PLANS, TOGETHER))])
@@ -29,9 +31,18 @@ def test_training_under_random_plans_equals_that_of_one_process(seeds: Sequence[
     legal = [seed for seed in seeds if runnable(drawn(seed))]
     assert seeds is not SAMPLE or legal == list(SAMPLE)
     assert all(layout_of(drawn(seed)).world_size == drawn(seed).gpus for seed in legal)
-    outcomes = run_cases([case_of(seed) for seed in legal], MOST_GPUS)
+    outcomes = run_cases([case_of(seed, drawn(seed)) for seed in legal], MOST_GPUS)
     for seed in legal:
-        require_like_one_process(seed, outcomes[str(seed)])
+        require_like_one_process(seed, drawn(seed), outcomes[str(seed)])
+
+
+@pytest.mark.parametrize("seeds", [HYBRIDS, *nightly(range(i, i + TOGETHER) for i in range(0, 400, TOGETHER))])
+def test_training_hybrids_under_random_plans_equals_that_of_one_process(seeds: Sequence[int]) -> None:
+    legal = [seed for seed in seeds if runnable(drawn(seed, hybrid))]
+    assert seeds is not HYBRIDS or legal == list(HYBRIDS)
+    outcomes = run_cases([case_of(seed, drawn(seed, hybrid)) for seed in legal], MOST_GPUS)
+    for seed in legal:
+        require_like_one_process(seed, drawn(seed, hybrid), outcomes[str(seed)])
 
 
 def test_no_fewer_plans_are_legal_than_there_were() -> None:

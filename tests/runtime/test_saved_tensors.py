@@ -38,8 +38,18 @@ from shardwright.cost.memory.sizes import head_bytes
 from shardwright.runtime.model.chunk import forward
 from shardwright.runtime.model.loss import summed_loss
 from shardwright.runtime.model.parallel import TensorGroup
+from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, ShortConvolution
 from shardwright.spec.model import Model, Moe
 
+MIXERS = {
+    "Mamba": Mamba(inner=4096, state=16, rank=128, width=4),
+    "normed Mamba": Mamba(inner=4096, state=16, rank=128, width=4, normed=True),
+    "Mamba-2": Mamba2(heads=64, head_dim=64, groups=8, state=128, width=4),
+    "Mamba-2, plain": Mamba2(heads=64, head_dim=64, groups=8, state=128, width=4, gated_norm=False),
+    "delta": GatedDelta(key_heads=16, key_dim=128, value_heads=32, value_dim=128, width=4),
+    "lightning": Lightning(heads=16, head_dim=128),
+    "convolution": ShortConvolution(channels=2048, width=3),
+}
 SPLITS = ((1, False), *product((2, 4, 8), (False, True)))
 
 
@@ -72,7 +82,12 @@ class Made(TorchDispatchMode):
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fused norms, bf16, and causal attention to a part of the keys by the fused kernel."""
-    monkeypatch.setattr(functional, "rms_norm", lambda x, _, weight, epsilon: FusedNorm.apply(x, weight, epsilon))
+    composed = functional.rms_norm
+
+    def rms_norm(x: torch.Tensor, shape: tuple[int, ...], weight: torch.Tensor | None = None, eps: float = 0.0) -> Any:
+        return composed(x, shape, eps=eps) if weight is None else FusedNorm.apply(x, weight, eps)
+
+    monkeypatch.setattr(functional, "rms_norm", rms_norm)
     monkeypatch.setattr(bias, "causal_lower_right", lambda *_: None)
     torch.set_default_dtype(torch.bfloat16)
     yield
@@ -158,6 +173,16 @@ def test_layers_in_fp8_keep_what_is_priced(family: str, as_on_a_gpu: None) -> No
         model,
         [Setting(tp=tp, sequence=on, etp=tp, cp=cp, recompute=how, precision="fp8") for (tp, on), cp, how in found],
     )
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_mixers_keep_what_is_priced(name: str, as_on_a_gpu: None) -> None:
+    """Within 3 %, in layers without a feed-forward block, which would hide it."""
+    model = wide("llama", 32, 8)
+    layer = replace(model.layers[0], attention=None, mlp=None, mixer=MIXERS[name], norms=1)
+    model = replace(model, layers=(layer, layer))
+    for how in [Setting(tp=tp, sequence=on, batch=2) for tp, on in SPLITS[:3]]:
+        assert sum(size for size, _ in kept(model, how)) == pytest.approx(priced(model, how), rel=0.03), how
 
 
 @pytest.mark.parametrize(("tp", "on"), SPLITS[:3])

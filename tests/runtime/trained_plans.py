@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.runtime.equal import ADAM, SGD, require_equal
-from tests.runtime.random_plans import drawn
 from tests.runtime.reference import reference_run
 from tests.runtime.workers import Case, Outcome
 
@@ -36,16 +35,14 @@ def end_of(seed: int) -> int | None:
     return END if seed % 5 == 0 else None
 
 
-def case_of(seed: int) -> Case:
-    """Return the plan of a seed as a case of a pool of processes."""
-    plan = drawn(seed)
+def case_of(seed: int, plan: Plan) -> Case:
+    """Return the plan that a seed gave as a case of a pool of processes."""
     merged = {"largest_merged": 1} if seed % 2 else {}
     return Case(str(seed), plan, recipe_of(plan), steps=STEPS, seed=SEED, end=end_of(seed), **merged)
 
 
-def require_like_one_process(seed: int, outcome: Outcome) -> None:
-    """Raise AssertionError where the plan of a seed has not trained like one process. Muon brings small singular values
-    up some 500 times (`muon.COEFFICIENTS`), and what was rounded with them."""
-    plan = drawn(seed)
+def require_like_one_process(seed: int, plan: Plan, outcome: Outcome) -> None:
+    """Raise AssertionError where the plan that a seed gave has not trained like one process. Muon brings small singular
+    values up some 500 times (`muon.COEFFICIENTS`), and what was rounded with them."""
     expected = reference_run(plan, recipe_of(plan), steps=STEPS, seed=SEED, end=end_of(seed))
     require_equal(outcome, expected, rounded=plan.job.optimizer == "muon")

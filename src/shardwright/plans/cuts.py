@@ -106,7 +106,8 @@ def _of_train(model: Model, job: Job, cut: Cut) -> Iterator[Part]:
     hidden: Size = ("the hidden size", model.hidden, 1)
     multiple = WHOLE_ROW_BYTES // (4 if job.precision == "fp32" else 2)
     for moe in (kind.moe for kind in model.kinds if kind.moe):
-        yield from _parts("experts", (hidden, ("the experts' width", moe.expert_width, cut.etp)), multiple)
+        outside: Size = ("the width of the experts' tokens", moe.latent, 1) if moe.latent else hidden
+        yield from _parts("experts", (outside, ("the experts' width", moe.expert_width, cut.etp)), multiple)
     if job.precision == "fp8":
         yield from _parts("fp8", (hidden, ("a sequence", job.seq_len, cut.cp)), WHOLE_ROW_BYTES)
         for kind in model.kinds:

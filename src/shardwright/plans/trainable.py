@@ -14,12 +14,12 @@ from shardwright.plans.plan import Plan, stages_at
 from shardwright.spec.adapter import TARGETS, Adapter, Target, adapted, matrices
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
-from shardwright.spec.mixers import GatedDelta, Mamba2, ShortConvolution
+from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, ShortConvolution
 from shardwright.spec.model import PLAIN, Attention, Layer, Model
 from shardwright.spec.read.families import FAMILIES, TRAINED
 from shardwright.spec.read.forward_pass import ROWS
 
-MIXERS = (Mamba2, GatedDelta, ShortConvolution)
+MIXERS = (Mamba, Mamba2, GatedDelta, Lightning, ShortConvolution)
 OWN_OPTIMIZERS = ("adam", "adam8bit", "muon", "sgd")
 ACTIVATIONS = ("silu", "swish", "swiglu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")
 HEADS: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj")
@@ -167,7 +167,8 @@ def untrainable_adapters(model: Model, job: Job) -> Iterator[Problem]:
     for message, targets in barred.items():
         if targets & set(adapter.targets):
             named = "+".join(_run_beside(model, adapter, set().union(*barred.values(), TOGETHER.get(model.family, ()))))
-            yield Problem("job.adapter.targets", message, f"leave them out: `adapter_targets={named}`")
+            hint = f"leave them out: `adapter_targets={named}`" if named else "train all weights: leave `adapter` out"
+            yield Problem("job.adapter.targets", message, hint)
 
 
 def _run_beside(model: Model, adapter: Adapter, barred: set[Target]) -> list[Target]:
@@ -196,8 +197,7 @@ def _unlike(layer: Layer) -> Iterator[str]:
         mixer.words if mixer else "": mixer is not None and not isinstance(mixer, MIXERS),
         "a block with two mixers": mixer is not None and attention is not None,
         "a decay for each channel": isinstance(mixer, GatedDelta) and mixer.decay == "channel",
-        "a block without attention": attention is None and layer.mixer is None,
-        "a block without feed-forward": layer.mlp is None and layer.moe is None,
+        "an empty block": not layer.mixes and not layer.feeds,
         "a gate of each head": attention is not None and attention.gate == "head",
         "sparse attention with an indexer": attention is not None and attention.sparse is not None,
         "keys or values of another projection or layer": attention is not None and attention.reused is not None,
@@ -206,7 +206,6 @@ def _unlike(layer: Layer) -> Iterator[str]:
         "blocks that add a learned multiple": bool(layer.scaled),
         "several residual streams": layer.streams is not None,
         "gates that are cut off": layer.mlp is not None and layer.mlp.cut,
-        "experts on a projection of the tokens": layer.moe is not None and layer.moe.latent is not None,
     }
     yield from (words for words, is_there in there.items() if is_there)
 
@@ -214,8 +213,8 @@ def _unlike(layer: Layer) -> Iterator[str]:
 def _placed(model: Model, layer: Layer) -> bool:
     """Return whether a layer has as many norms over the hidden width as the model's places take."""
     if model.parallel_block:
-        return layer.norms in (1, 2)
-    return layer.norms == (4 if model.computed.norms == "both" else 2)
+        return layer.norms in (1, 2) and layer.mixes and layer.feeds
+    return layer.norms == layer.sublayers * (2 if model.computed.placement(layer) == "both" else 1)
 
 
 def _unplaced(model: Model, layer: Layer) -> bool:

@@ -90,7 +90,8 @@ class Mamba:
     """Mamba-1: a selective state space for each channel (arXiv 2312.00752 §3; state-spaces/mamba: mamba_simple.py).
 
     `inner` channels with `state` numbers each, time steps of rank `rank`, a convolution of `width` tokens. With
-    `normed` time step, B and C have norms (Jamba, arXiv 2403.19887 §6.4).
+    `normed` time step, B and C have norms (Jamba, arXiv 2403.19887 §6.4); with a `norm_epsilon` of their own these are
+    there in any case, without weights unless `normed` (Falcon Mamba, arXiv 2410.05355 §3).
     """
 
     inner: int
@@ -100,6 +101,7 @@ class Mamba:
     bias: bool = False
     convolution_bias: bool = True
     normed: bool = False
+    norm_epsilon: float | None = None
 
     def work(self, hidden: int) -> Work:
         """The scan is one kernel without matrix products (`selective_scan_fn`): it reads u, z, dt, B and C, writes the
@@ -145,7 +147,7 @@ class Mamba2:
     """Mamba-2, the state-space dual: heads with a scalar decay, computed in chunks (arXiv 2405.21060 §6).
 
     `heads` of `head_dim` channels with `state` numbers for each channel; heads of one of the `groups` share B and C.
-    `gated_norm` stands before the output projection.
+    `gated_norm` stands before the output projection. Time steps are at least the `least_step` (Nemotron-H).
     """
 
     heads: int
@@ -158,6 +160,7 @@ class Mamba2:
     out_bias: bool = False
     convolution_bias: bool = True
     gated_norm: bool = True
+    least_step: float | None = None
 
     @property
     def inner(self) -> int:
@@ -217,7 +220,8 @@ class GatedDelta:
 
     `key_heads` of `key_dim` for queries and keys, each shared by some of the `value_heads` of `value_dim`. `decay`
     is a number for each head, or one for each `channel` of a key (KDA), which is projected over `gate_rank`, as is the
-    output gate; without a rank both are projected at once.
+    output gate; without a rank both are projected at once. Where eigenvalues may be `negative`, rates of correction go
+    up to two (arXiv 2411.12537). The norm has an epsilon of its own where `norm_epsilon` is set.
     """
 
     key_heads: int
@@ -227,6 +231,8 @@ class GatedDelta:
     width: int
     decay: Literal["head", "channel"] = "head"
     gate_rank: int | None = None
+    negative: bool | None = None
+    norm_epsilon: float | None = None
 
     def work(self, hidden: int) -> Work:
         """Inside a chunk k kᵀ and its inverse times v and k; then, chunk by chunk, what the state predicts, queries on
@@ -302,13 +308,14 @@ def _gate(hidden: int, width: int, rank: int | None) -> tuple[Product, ...]:
 class Lightning:
     """Lightning attention: linear attention with a fixed decay for each head, in blocks (arXiv 2401.04658).
 
-    `heads` of `head_dim` in blocks of `chunk` tokens, with a norm over all heads and an output gate (MiniMax-01,
-    arXiv 2501.08313 §2.2).
+    `heads` of `head_dim` in blocks of `chunk` tokens, with a norm over all heads, whose epsilon may be its own, and an
+    output gate (MiniMax-01, arXiv 2501.08313 §2.2).
     """
 
     heads: int
     head_dim: int
     chunk: int = 256
+    norm_epsilon: float | None = None
 
     def work(self, hidden: int) -> Work:
         """In a block scores and their product with the values; between blocks queries on the state, and its update.

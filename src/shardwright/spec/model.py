@@ -15,7 +15,7 @@ from shardwright.spec.tiles import Tiling
 Norm = Literal["rmsnorm", "layernorm"]
 NormForm = Literal["single", "centred"]
 Position = Literal["rope", "learned", "alibi", "relative", "none"]
-Placement = Literal["before", "after", "both", "sum"]
+Placement = Literal["before", "after", "both", "sum", "stream"]
 QueryKeyNorm = Literal["head", "projection", "each"]
 Scores = Literal["softmax", "sigmoid"]
 
@@ -270,10 +270,19 @@ class Layer:
         return self.attention.kv_heads if self.attention else 1
 
     @property
+    def mixes(self) -> bool:
+        """Whether it has what mixes tokens."""
+        return self.attention is not None or self.mixer is not None
+
+    @property
+    def feeds(self) -> bool:
+        """Whether it has a feed-forward block."""
+        return self.mlp is not None or self.moe is not None
+
+    @property
     def sublayers(self) -> int:
         """How many times the residual is added to."""
-        mixing = bool(self.attention or self.mixer) + bool(self.cross)
-        return mixing + bool(self.mlp or self.moe) + bool(self.embedded)
+        return self.mixes + bool(self.cross) + self.feeds + bool(self.embedded)
 
     def mixing_parameters(self, hidden: int) -> int:
         """Return the weights of what mixes tokens."""
@@ -623,7 +632,10 @@ class ForwardPass:
     """The forward pass of a model beside its sizes. What has its default is as in Llama.
 
     * Norms stand `before` attention and feed-forward block, `after` them (OLMo 2), on `both` sides (Gemma 2), or on the
-      `sum` with the residual (BERT).
+      `sum` with the residual (BERT), or on the residual `stream` itself, before each block (MiniMax); those of layers
+      with a mixer may stand elsewhere (`mixer_norms`, OLMo Hybrid).
+    * What is left of the residual and what is added to it may be times numbers of their own (`stream_scales`): after
+      attention, after another mixer, after a feed-forward block (MiniMax).
     * The embedding, what a block adds to the residual, and logits are times their scale; logits and scores of attention
       are capped by c tanh(x / c) (Gemma 2, arXiv 2408.00118 §2). `score_scale` stands in place of 1 / sqrt(head_dim).
     * Queries, keys and values are clipped to plus or minus `qkv_clip`. Norms of queries and keys have weights for a
@@ -643,8 +655,10 @@ class ForwardPass:
     """
 
     norms: Placement = "before"
+    mixer_norms: Placement | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
+    stream_scales: tuple[tuple[float, float], ...] | None = None
     logit_scale: float = 1.0
     logit_cap: float | None = None
     score_scale: float | None = None
@@ -665,6 +679,16 @@ class ForwardPass:
     head_transform: bool = False
     mask_token: int | None = None
     unknown: tuple[str, ...] = ()
+
+    def placement(self, layer: Layer) -> Placement:
+        """Return where the norms of a layer stand."""
+        return self.mixer_norms or self.norms if layer.mixer else self.norms
+
+    def residual_scales(self, layer: Layer, *, feeds: bool) -> tuple[float, float]:
+        """Return by what the residual and what a layer's mixer or feed-forward block adds to it are multiplied."""
+        if self.stream_scales is None:
+            return 1.0, self.residual_scale
+        return self.stream_scales[2 if feeds else int(layer.mixer is not None)]
 
 
 PLAIN = ForwardPass()

@@ -35,7 +35,7 @@ from shardwright.spec.adapter import Matrix, Target, adapted, matrices
 from shardwright.spec.catalog.frameworks import OWN, experts_in_fp8
 from shardwright.spec.images import encoder_job, taken_of
 from shardwright.spec.job import Job
-from shardwright.spec.mixers import Mixer, ShortConvolution
+from shardwright.spec.mixers import Mamba, Mixer, ShortConvolution
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, Tower
 from shardwright.spec.streams import Streams
 
@@ -369,7 +369,7 @@ def _mixer_bytes(model: Model, mixer: Mixer, shard: Shard, job: Job) -> Floats:
     keeps what the projections give and what the last takes, and of a scan its result (`runtime.model.mixers`)."""
     work, widths = mixer.work(model.hidden), widths_of(job)
     inside = widths.saved * work.kept + SINGLE * work.kept_single
-    if job.framework == OWN:
+    if job.framework == OWN and not isinstance(mixer, Mamba):
         results = 1 if isinstance(mixer, ShortConvolution) else 2
         given = sum(product.outputs for product in work.products if product.cut == "columns")
         inside = widths.saved * (given + results * work.products[-1].inputs)

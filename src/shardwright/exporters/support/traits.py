@@ -170,6 +170,7 @@ def _mixer_trait(layer: Layer) -> str:
             state=mixer.state,
             width=4,
             chunk=mixer.chunk,
+            least_step=mixer.least_step,  # transformers' alone: the trainers of Nemotron-H have no such bound
         )
         return "mamba2" if mixer == usual and layer.sublayers == 1 else "mamba2_with_more"
     return MIXER_TRAITS[type(mixer)]

@@ -3,7 +3,8 @@
 * `chunk`: the forward pass through a run of units
 * `blocks`: attention and feed-forward blocks
 * `gated`: the inner part of feed-forward blocks
-* `mixers`: what mixes tokens in layers without attention: Mamba-2, gated delta nets, short convolutions
+* `mixers`: what mixes tokens in layers without attention: Mamba, gated delta nets, lightning attention, convolutions
+* `scans`: their recurrences, chunk by chunk
 * `experts`: mixtures of experts
 * `context`: context parallelism, and attention under it
 * `products`: products with the matrices of a layer and with adapters beside them, and what they keep

@@ -67,9 +67,9 @@ def layer_forward(
     documents: Documents | None = None,
     apart: Apart = called,
 ) -> torch.Tensor:
-    """Return the output of a layer: what attention and the feed-forward block add to it, one after the other or side
-    by side, with norms where the model has them. Attention stays within `documents`, which are of all positions.
-    `apart` calls what is not to be compiled with the rest."""
+    """Return the output of a layer: what attention and the feed-forward block, of which it may have one, add to it, one
+    after the other or side by side, with norms where the model has them. Attention stays within `documents`, which are
+    of all positions. `apart` calls what is not to be compiled with the rest."""
     core = partial(_recomputed_core if recompute_attention else _core, documents=documents)
     core = partial(apart, core) if context.size > 1 else core
     activation = ACTIVATIONS[model.activation]
@@ -90,21 +90,24 @@ def layer_forward(
         )
 
     def before(x: torch.Tensor, name: str) -> torch.Tensor:
-        return x if placed in ("after", "sum") else norm(x, inside(weights, name), model, details)
+        return x if placed in ("after", "sum") else norm(x, inside(weights, f"{name}_norm"), model, details)
 
     def added(x: torch.Tensor, change: torch.Tensor, name: str) -> torch.Tensor:
         if placed in ("after", "both"):
-            change = norm(change, inside(weights, name), model, details)
-        x = x + (change if scale == 1.0 else change * scale)
-        return norm(x, inside(weights, name), model, details) if placed == "sum" else x
+            change = norm(change, inside(weights, f"{name}_post_norm"), model, details)
+        kept, scale = model.computed.residual_scales(layer, feeds=name == "mlp")
+        x = (x if kept == 1.0 else x * kept) + (change if scale == 1.0 else change * scale)
+        return norm(x, inside(weights, f"{name}_post_norm"), model, details) if placed == "sum" else x
 
-    placed, scale = model.computed.norms, model.computed.residual_scale
-    normed = before(x, "attention_norm")
+    placed = model.computed.placement(layer)
     if model.parallel_block:
-        other = normed if layer.norms == 1 else before(x, "mlp_norm")
-        return added(added(x, attention(normed), ""), mlp(other), "")
-    x = added(x, attention(normed), "attention_post_norm")
-    return added(x, mlp(before(x, "mlp_norm")), "mlp_post_norm")
+        normed = before(x, "attention")
+        other = normed if layer.norms == 1 else before(x, "mlp")
+        return added(added(x, attention(normed), "attention"), mlp(other), "mlp")
+    for name, block in [("attention", attention)] * layer.mixes + [("mlp", mlp)] * layer.feeds:
+        normed = before(x, name)
+        x = added(normed if placed == "stream" else x, block(normed), name)
+    return x
 
 
 def attend(

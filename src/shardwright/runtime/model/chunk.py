@@ -20,9 +20,11 @@ from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.gated import Weights, inside
 from shardwright.runtime.model.lookup import looked_up
 from shardwright.runtime.model.loss import summed_loss
+from shardwright.runtime.model.mixers import decays_of
 from shardwright.runtime.model.parallel import ALONE, ExpertGroup, TensorGroup, leave, own_positions
 from shardwright.runtime.model.products import PLAIN, Products, enter_linear
 from shardwright.runtime.model.rotary import Rotations, rotations
+from shardwright.spec.mixers import Lightning
 from shardwright.spec.model import Model
 
 BLOCK = re.compile(r"(layers\.\d+|[a-z]+)\.(.*)")
@@ -196,10 +198,14 @@ def _run(chunk: Chunk, units: Sequence[int], x: torch.Tensor, see: Observer, lay
 
 
 def _layer(chunk: Chunk, unit: int, x: torch.Tensor, *, documents: Documents | None) -> torch.Tensor:
+    weights, layer = chunk.blocks[f"layers.{unit - 1}"], chunk.model.layers[unit - 1]
+    if isinstance(layer.mixer, Lightning):
+        decay = decays_of(layer.mixer, unit - 1, len(chunk.model.layers), chunk.tensor, x.device)
+        weights = {**weights, "mixer.decay": decay}
     return chunk.layer(
         x,
-        chunk.blocks[f"layers.{unit - 1}"],
-        chunk.model.layers[unit - 1],
+        weights,
+        layer,
         chunk.model,
         chunk.details,
         chunk.table.of_layer(chunk.model, unit - 1),

@@ -58,7 +58,11 @@ def experts(
     # of a sequence in parts each rank keeps its own for the backward pass, and small results are gathered
     entering, cut = (x, tensor) if tensor.sharded else (enter(x, tensor), WHOLE)
     seen = x if group.local else enter(entering, cut)
-    tokens = seen.reshape(-1, x.shape[-1])
+    if moe.latent:
+        low = functional.linear(entering, weights["latent_down.weight"])
+        tokens = (low if group.local else enter(low, cut)).flatten(0, 1)
+    else:
+        tokens = seen.flatten(0, 1)
     scores = functional.linear(entering, weights["router.weight"], weights.get("router.bias"))
     scores = scores if group.local else enter(scores, cut)
     chosen, expert = routed(scores.flatten(0, 1).float(), weights.get("balance.bias"), moe, model, details)
@@ -74,7 +78,8 @@ def experts(
     # where ranks share experts, the host reads how many rows go where
     found = apart(_everywhere, rows, counts, within, group) if group.size > 1 else _here(rows, counts, within)
     visits = found.index_select(0, order.argsort()).view(*chosen.shape, -1)  # of each token, in place of each expert
-    out = (visits * chosen.to(x.dtype)[..., None]).sum(dim=1).view_as(seen)
+    out = (visits * chosen.to(x.dtype)[..., None]).sum(dim=1)
+    out = (functional.linear(out, weights["latent_up.weight"]) if moe.latent else out).view_as(seen)
     if moe.shared_width:
         after = tensor if group.local else WHOLE  # the sum of routed experts that are cut is that of shared ones too
         shared = inner(entering, inside(weights, "shared"), activation, products, cut, after)

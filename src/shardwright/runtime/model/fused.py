@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 
 from shardwright.records import record
-from shardwright.runtime.model.parameters import ModelParameter, rows_of
-from shardwright.spec.mixers import GatedDelta, Mixer
+from shardwright.runtime.model.parameters import ModelParameter, mixer_shape
+from shardwright.spec.mixers import Mixer
 from shardwright.spec.model import Attention, Model
 
 Index = tuple[int | slice, ...]
@@ -17,14 +17,15 @@ Form = Literal[
     "alone", "turned", "turned thirds", "head by head", "group by group", "one after the other", "quarters of q, v, k",
     "first half", "second half", "first half of experts", "second half of experts", "one of experts",
     "even columns of experts", "odd columns of experts", "one of turned experts", "row of each head", "one row",
-    "query and gate by head", "by key head",
+    "query and gate by head", "by head of a mixer",
 ]  # fmt: skip
 """How a tensor holds parameters.
 
 * `turned`: as GPT-2 keeps matrices, [inputs, outputs]; its `thirds` are queries, keys and values.
 * Queries, keys and values `one after the other`; `head by head`, each with all three; `group by group`, the queries of
   a group before its key and value; in four `quarters`, each with queries, values and keys (CodeGen).
-* Queries and their gate `by head`, one after the other; what a key head of the delta rule has `by key head`.
+* Queries and their gate `by head`, one after the other; what a head of lightning attention, or a
+  key head of the delta rule, has `by head of a mixer`.
 * Gate and up projection are the first and the second half of the rows.
 * A vector is a matrix with a `row of each head`, or with one row.
 * All experts in one tensor: [experts, outputs, inputs], or turned; gpt-oss has gates in even columns.
@@ -113,13 +114,12 @@ def mixer_source(
     name: str, form: Form, mixer: Mixer, parameter: ModelParameter, part: str, together: Sequence[str]
 ) -> TensorSource:
     """Return where a projection or the convolution of a mixer lies in a tensor that holds several `together`."""
-    rows = rows_of(mixer)
-    sizes, inputs = [rows[other.removesuffix(TAPS)] for other in together], parameter.shape[1:]
+    shape = mixer_shape(mixer)
+    sizes, inputs = [shape.rows[other.removesuffix(TAPS)] for other in together], parameter.shape[1:]
     number, whole = together.index(part), (sum(sizes), *inputs)
-    if form == "by key head":
-        assert isinstance(mixer, GatedDelta)
-        sizes = [size // mixer.key_heads for size in sizes]
-        view, before = (mixer.key_heads, sum(sizes), *inputs), sum(sizes[:number])
+    if form == "by head of a mixer":
+        sizes = [size // shape.pieces for size in sizes]
+        view, before = (shape.pieces, sum(sizes), *inputs), sum(sizes[:number])
         return TensorSource(name=name, shape=whole, view=view, index=(WHOLE, slice(before, before + sizes[number])))
     before = sum(sizes[:number])
     return TensorSource(name=name, shape=whole, view=whole, index=(slice(before, before + sizes[number]),))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 
 import torch
@@ -39,13 +40,16 @@ def initial_values(parameter: ModelParameter, seed: int, *, rows: int | None = N
     if parameter.start in ("zeros", "ones"):
         return torch.full(parameter.shape, float(parameter.start == "ones"))
     if parameter.start == "log of counts":
-        return torch.arange(1, parameter.shape[0] + 1, dtype=torch.float32).log()
+        return torch.arange(1, parameter.shape[-1] + 1, dtype=torch.float32).log().expand(parameter.shape).clone()
     used = parameter.shape if rows is None else (rows, *parameter.shape[1:])
     digest = hashlib.sha256(f"{seed} {parameter.name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     values, width = torch.empty(used), parameter.deviation
     if parameter.start == "uniform":
         return values.uniform_(-width, width, generator=generator)
+    if parameter.start == "time steps":
+        steps = values.uniform_(math.log(0.001), math.log(0.1), generator=generator).exp()
+        return steps + (-torch.expm1(-steps)).log()  # what softplus takes to the steps
     values.normal_(0.0, width, generator=generator)
     if used == parameter.shape:
         return values

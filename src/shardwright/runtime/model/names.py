@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from shardwright.records import record
 from shardwright.runtime.model.fused import TAPS, Form, TensorSource, mixer_source, source_in
-from shardwright.runtime.model.parameters import ModelParameter, convolved_of, rows_of
+from shardwright.runtime.model.parameters import ModelParameter, mixer_shape
 from shardwright.spec.model import Model
 
 Words = Mapping[str, str]
@@ -233,6 +233,41 @@ MAMBA2 = {
     "mixer.norm": "mamba.norm",
     "mixer.out": "mamba.out_proj",
 }
+MAMBA = {
+    **dict.fromkeys(("mixer.value", "mixer.gate"), "in_proj"),
+    "mixer.value_taps": "conv1d",
+    "mixer.low": "x_proj",
+    "mixer.step": "dt_proj",
+    "mixer.decay.weight": "A_log",
+    "mixer.skip.weight": "D",
+    "mixer.step_norm": "dt_layernorm",
+    "mixer.key_norm": "b_layernorm",
+    "mixer.query_norm": "c_layernorm",
+    "mixer.out": "out_proj",
+}
+LIGHTNING = {
+    **dict.fromkeys((f"mixer.{part}" for part in ("query", "key", "value")), "self_attn.qkv_proj"),
+    "mixer.gate": "self_attn.output_gate",
+    "mixer.norm": "self_attn.norm",
+    "mixer.out": "self_attn.out_proj",
+}
+LIGHTNING_FORMS: Mapping[str, Form] = dict.fromkeys(
+    (f"mixer.{part}" for part in ("query", "key", "value")), "by head of a mixer"
+)
+
+
+def _called_mixer(blocks: Words) -> dict[str, str]:
+    """Return the names of blocks that are one mixer, attention or feed-forward each, all called so, behind one norm."""
+    inner = {block: f"mixer.{name.rpartition('.')[2]}" for block, name in blocks.items()}
+    return dict.fromkeys(("attention_norm", "mlp_norm"), "norm") | inner
+
+
+BACKBONE = Names(
+    layers="backbone.layers",
+    blocks=_called_mixer(MAMBA2 | ATTENTION | MLP)
+    | {block: name.replace("mlp.", "mixer.") for block, name in (EXPERTS | SHARED | BALANCE).items()},
+    ends={"embedding.tokens": "backbone.embeddings", "head.norm": "backbone.norm_f", "head": "lm_head"},
+)
 DELTA = {
     **dict.fromkeys((f"mixer.{part}_taps" for part in ("query", "key", "value")), "linear_attn.conv1d"),
     "mixer.decay.weight": "linear_attn.A_log",
@@ -243,6 +278,18 @@ DELTA = {
 DELTA_BY_HEAD = DELTA | {
     **dict.fromkeys((f"mixer.{part}" for part in ("query", "key", "value", "gate")), "linear_attn.in_proj_qkvz"),
     **dict.fromkeys(("mixer.rate", "mixer.decay_step"), "linear_attn.in_proj_ba"),
+}
+# What transformers 5.24 calls the norm after attention, too; the files that OLMo Hybrid came with have its own name.
+OTHER_NAMES = {"feedforward_layer_norm": "post_attention_layernorm"}
+OLMO_HYBRID = {
+    "attention_norm": "attention_layer_norm",
+    "attention_post_norm": "feedforward_layer_norm",
+    "mlp_norm": "feedforward_layer_norm",
+    **{f"mixer.{part}": f"linear_attn.{part[0]}_proj" for part in ("query", "key", "value", "gate", "out")},
+    **{f"mixer.{part}_taps": f"linear_attn.{part[0]}_conv1d" for part in ("query", "key", "value")},
+    "mixer.rate": "linear_attn.b_proj",
+    "mixer.decay_step": "linear_attn.a_proj",
+    "mixer.norm": "linear_attn.o_norm",
 }
 DELTA_IN_PARTS = DELTA | {
     **dict.fromkeys((f"mixer.{part}" for part in ("query", "key", "value")), "linear_attn.in_proj_qkv"),
@@ -325,7 +372,34 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
             | {"mlp.down": "shared_mlp.output_linear"},
             forms={**GRANITE_MOE.forms, **HALVES},
         ),
+        "jamba": _like(
+            LLAMA,
+            ends={"head.norm": "model.final_layernorm"},
+            blocks={block: f"mamba.{name}" for block, name in MAMBA.items()}
+            | {"mlp_norm": "pre_ff_layernorm", "moe.router": "feed_forward.router"}
+            | {f"mlp.{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
+            | {f"moe.experts.{part}": f"feed_forward.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")},
+        ),
         "lfm2": LFM2,
+        **dict.fromkeys(("falcon_mamba", "mamba"), replace(BACKBONE, blocks=_called_mixer(MAMBA))),
+        "mamba2": BACKBONE,
+        "minimax": _like(MIXTRAL, blocks=LIGHTNING, forms=LIGHTNING_FORMS),
+        "nemotron_h": _like(
+            BACKBONE, blocks={"moe.latent_down": "mixer.fc1_latent_proj", "moe.latent_up": "mixer.fc2_latent_proj"}
+        ),
+        "olmo_hybrid": _like(LLAMA, blocks=OLMO2_NORMS | DELTA | OLMO_HYBRID),
+        "lfm2_moe": _like(
+            LFM2,
+            blocks={
+                "moe.router": "feed_forward.gate",
+                "moe.balance.bias": "feed_forward.expert_bias",
+                **{
+                    f"moe.experts.{part}": f"feed_forward.experts.{{}}.{name}"
+                    for part, name in {"gate": "w1", "up": "w3", "down": "w2"}.items()
+                },
+            },
+        ),
+        "qwen3_5_moe_text": _like(QWEN_MOE, blocks=DELTA_IN_PARTS | GATED_QUERY, forms=GATED_FORMS),
         "qwen3_5_text": _like(LLAMA, blocks=DELTA_IN_PARTS | GATED_QUERY, forms=GATED_FORMS),
         "qwen3_next": _like(
             QWEN_MOE,
@@ -334,7 +408,7 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
                 **GATED_FORMS,
                 **dict.fromkeys(
                     (f"mixer.{part}" for part in ("query", "key", "value", "gate", "rate", "decay_step")),
-                    "by key head",
+                    "by head of a mixer",
                 ),
             },
         ),
@@ -469,8 +543,8 @@ def source_of(model: Model, parameter: ModelParameter) -> TensorSource:
     mixer = model.layers[int(layer)].mixer
     if mixer is not None and block.startswith("mixer.") and kind in ("weight", "bias"):
         part = block.removeprefix("mixer.")
-        parts = convolved_of(mixer) if part.endswith(TAPS) else rows_of(mixer)
-        like = [f"{other}{TAPS}" for other in parts] if part.endswith(TAPS) else list(parts)
+        shape = mixer_shape(mixer)
+        like = [f"{other}{TAPS}" for other in shape.convolved] if part.endswith(TAPS) else list(shape.rows)
         together = [other for other in like if names.blocks[f"mixer.{other}"] == names.blocks.get(block)]
         if len(together) > 1:
             return mixer_source(name, form, mixer, parameter, part, together)

@@ -12,16 +12,17 @@ every rank; where each has some columns, A has these columns and B is whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field, replace
+from functools import cache
 from typing import Literal
 
 from shardwright.records import record
 from shardwright.spec.adapter import Adapter, Target
-from shardwright.spec.mixers import GatedDelta, Mamba2, Mixer, ShortConvolution
+from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, Mixer, ShortConvolution
 from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe
 
-Start = Literal["normal", "ones", "zeros", "uniform", "log of counts", "row lengths"]
+Start = Literal["normal", "ones", "zeros", "uniform", "log of counts", "time steps", "row lengths"]
 Summed = Literal["", "sequence", "tensor", "copies"]
 INITIAL_DEVIATION = 0.02
 
@@ -50,11 +51,12 @@ class ModelParameter:
     """One parameter of the whole model.
 
     `dim` is the dimension that is cut, None if none is; `pieces` into how many at most. `start` and `deviation` say how
-    it is initialised: "uniform" between `deviation` and its negative, "log of counts" from 1 on. `summed` says over
-    which ranks of a stage its gradient is a sum: none; those of the tensor-parallel group under sequence parallelism
-    ("sequence") or always ("tensor"); those with the same key-value heads ("copies"). `expert` is the number of the
-    expert that it belongs to. A part of an adapter is `beside` a frozen matrix, and may start with the "row lengths" of
-    that.
+    it is initialised: "uniform" between `deviation` and its negative, "log of counts" from 1 on along the last
+    dimension, "time steps" by biases whose softplus is between 0.001 and 0.1 (arXiv 2312.00752 §3.6). `summed` says
+    over which ranks of a stage its gradient is a sum: none; those of the tensor-parallel group under sequence
+    parallelism ("sequence") or always ("tensor"); those with the same key-value heads ("copies"). `expert` is the
+    number of the expert that it belongs to. A part of an adapter is `beside` a frozen matrix, and may start with the
+    "row lengths" of that.
     """
 
     name: str
@@ -69,14 +71,14 @@ class ModelParameter:
 
     @property
     def decayed(self) -> bool:
-        """Whether weight decay applies: to matrices, not to norms and biases."""
-        return len(self.shape) > 1
+        """Whether weight decay applies: to matrices, not to norms, biases and decays."""
+        return len(self.shape) > 1 and self.start != "log of counts"
 
     @property
     def hidden(self) -> bool:
         """Whether it is a matrix of a layer, for which some optimizers have another rule than for embeddings, the
         output projection, norms and biases."""
-        return len(self.shape) == 2 and self.name.startswith("layers.")
+        return len(self.shape) == 2 and self.decayed and self.name.startswith("layers.")
 
     @property
     def padded(self) -> bool:
@@ -139,8 +141,8 @@ def _layer(model: Model, layer: Layer, name: str) -> Iterator[ModelParameter]:
         yield from _norm(model, f"{name}.{norm}")
     if layer.mixer is not None:
         yield from _mixer(model, layer.mixer, f"{name}.mixer")
-    else:
-        yield from _attention(model, layer.self_attention, f"{name}.attention")
+    if layer.attention is not None:
+        yield from _attention(model, layer.attention, f"{name}.attention")
     if layer.mlp is not None:
         yield from _mlp(model, layer.mlp, f"{name}.mlp")
     if layer.moe is not None:
@@ -151,10 +153,11 @@ def _layer(model: Model, layer: Layer, name: str) -> Iterator[ModelParameter]:
 
 def norms_of(model: Model, layer: Layer) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of a layer's norms before and after its blocks. A parallel block may have one for both."""
-    placed = model.computed.norms
-    before = ("attention_norm", "mlp_norm")[: 1 if model.parallel_block and layer.norms == 1 else 2]
-    after = ("attention_post_norm", "mlp_post_norm")
-    return before if placed in ("before", "both") else (), after if placed != "before" else ()
+    placed = model.computed.placement(layer)
+    blocks = [name for name, there in {"attention": layer.mixes, "mlp": layer.feeds}.items() if there]
+    before = tuple(f"{name}_norm" for name in blocks[: 1 if model.parallel_block and layer.norms == 1 else 2])
+    after = tuple(f"{name}_post_norm" for name in blocks)
+    return before if placed in ("before", "both", "stream") else (), after if placed not in ("before", "stream") else ()
 
 
 def _norm(model: Model, name: str) -> Iterator[ModelParameter]:
@@ -188,73 +191,148 @@ def _attention(model: Model, attention: Attention, name: str) -> Iterator[ModelP
         yield _shared(f"{name}.out.bias", (model.hidden,), start="zeros")
 
 
-def _mixer(model: Model, mixer: Mixer, name: str) -> Iterator[ModelParameter]:
-    """Projections, convolutions [channels, 1, width] and what each head has: all cut by groups of heads, of which
-    those of Mamba-2 share keys and queries, those of the delta rule a key head."""
-    assert isinstance(mixer, Mamba2 | GatedDelta | ShortConvolution), "others are refused"
-    pieces, inner = min(count for _, count in mixer.splits), rows_of(mixer)["value"]
-    biased, taps_biased, out_biased = biases_of(mixer)
+@record
+class Within:
+    """A parameter inside a mixer, cut along `dim` by heads or channels; whole on every rank where that is None, whose
+    gradient is a sum over ranks, each of which has other heads."""
 
-    def cut(
-        part: str, shape: tuple[int, ...], start: Start = "normal", deviation: float = INITIAL_DEVIATION
-    ) -> ModelParameter:
-        return ModelParameter(
-            name=f"{name}.{part}", shape=shape, dim=0, pieces=pieces, start=start, deviation=deviation
-        )
+    shape: tuple[int, ...]
+    dim: int | None = 0
+    start: Start = "ones"
+    deviation: float = INITIAL_DEVIATION
 
-    for part, rows in rows_of(mixer).items():
-        yield cut(f"{part}.weight", (rows, model.hidden))
-        if biased:
-            yield cut(f"{part}.bias", (rows,), "zeros")
-    for part, channels in convolved_of(mixer).items():
-        yield cut(f"{part}_taps.weight", (channels, 1, mixer.width), "uniform", mixer.width**-0.5)
-        if taps_biased:
-            yield cut(f"{part}_taps.bias", (channels,), "zeros")
-    if isinstance(mixer, Mamba2 | GatedDelta):
-        heads = mixer.heads if isinstance(mixer, Mamba2) else mixer.value_heads
-        yield cut("decay.weight", (heads,), "log of counts")
-        yield cut("step_shift.weight", (heads,), "ones")
-    if isinstance(mixer, Mamba2):
-        yield cut("skip.weight", (mixer.heads,), "ones")
-        if mixer.gated_norm:
-            yield cut("norm.weight", (inner,), "ones")
-    if isinstance(mixer, GatedDelta):
-        yield ModelParameter(name=f"{name}.norm.weight", shape=(mixer.value_dim,), start="ones", summed="tensor")
-    yield ModelParameter(
-        name=f"{name}.out.weight", shape=(model.hidden, inner), dim=1, pieces=pieces, deviation=_residual(model)
+
+@record
+class MixerShape:
+    """The parameters of a mixer. `rows` of its projections, in the order in which files have them; those that a
+    convolution of `width` tokens follows, in the order of its channels; what is `within`; `inner` inputs of the
+    projection out of it. All are cut into at most `pieces`."""
+
+    pieces: int
+    rows: Mapping[str, int]
+    inner: int
+    within: Mapping[str, Within] = field(default_factory=dict)
+    convolved: tuple[str, ...] = ()
+    width: int = 0
+    biased: bool = False
+    taps_biased: bool = False
+    out_biased: bool = False
+
+
+def _mamba(mixer: Mamba) -> MixerShape:
+    inner, state = mixer.inner, mixer.state
+    norms = {"step": mixer.rank, "key": state, "query": state} if mixer.normed else {}
+    return MixerShape(
+        pieces=inner,
+        rows={"value": inner, "gate": inner},
+        inner=inner,
+        within={
+            "low.weight": Within(shape=(mixer.rank + 2 * state, inner), dim=1, start="normal"),
+            "step.weight": Within(shape=(inner, mixer.rank), start="uniform", deviation=mixer.rank**-0.5),
+            "step.bias": Within(shape=(inner,), start="time steps"),
+            "decay.weight": Within(shape=(inner, state), start="log of counts"),
+            "skip.weight": Within(shape=(inner,)),
+            **{f"{name}_norm.weight": Within(shape=(width,), dim=None) for name, width in norms.items()},
+        },
+        convolved=("value",),
+        width=mixer.width,
+        biased=mixer.bias,
+        taps_biased=mixer.convolution_bias,
+        out_biased=mixer.bias,
     )
-    if out_biased:
+
+
+def _mamba2(mixer: Mamba2) -> MixerShape:
+    pair, heads = mixer.groups * mixer.state, Within(shape=(mixer.heads,))
+    norm = {"norm.weight": Within(shape=(mixer.inner,))} if mixer.gated_norm else {}
+    return MixerShape(
+        pieces=mixer.groups,  # of heads that share keys and queries
+        rows={"gate": mixer.inner, "value": mixer.inner, "key": pair, "query": pair, "step": mixer.heads},
+        inner=mixer.inner,
+        within={**_decay(mixer.heads), "skip.weight": heads, **norm},
+        convolved=("value", "key", "query"),
+        width=mixer.width,
+        biased=mixer.bias,
+        taps_biased=mixer.convolution_bias,
+        out_biased=mixer.out_bias,
+    )
+
+
+def _gated_delta(mixer: GatedDelta) -> MixerShape:
+    keys, values = mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim
+    rows = {"query": keys, "key": keys, "value": values, "gate": values}
+    return MixerShape(
+        pieces=min(mixer.key_heads, mixer.value_heads),
+        rows=rows | {"rate": mixer.value_heads, "decay_step": mixer.value_heads},
+        inner=values,
+        within={**_decay(mixer.value_heads), "norm.weight": Within(shape=(mixer.value_dim,), dim=None)},
+        convolved=("query", "key", "value"),
+        width=mixer.width,
+    )
+
+
+def _decay(heads: int) -> dict[str, Within]:
+    return {
+        "decay.weight": Within(shape=(heads,), start="log of counts"),
+        "step_shift.weight": Within(shape=(heads,)),
+    }
+
+
+def _lightning(mixer: Lightning) -> MixerShape:
+    width = mixer.heads * mixer.head_dim
+    rows = dict.fromkeys(("query", "key", "value", "gate"), width)
+    return MixerShape(pieces=mixer.heads, rows=rows, inner=width, within={"norm.weight": Within(shape=(width,))})
+
+
+def _short_convolution(mixer: ShortConvolution) -> MixerShape:
+    return MixerShape(
+        pieces=mixer.channels,
+        rows=dict.fromkeys(("before", "after", "value"), mixer.channels),
+        inner=mixer.channels,
+        convolved=("value",),
+        width=mixer.width,
+        biased=mixer.bias,
+        taps_biased=mixer.bias,
+        out_biased=mixer.bias,
+    )
+
+
+MIXERS: Mapping[type[Mixer], Callable[..., MixerShape]] = {
+    Mamba: _mamba,
+    Mamba2: _mamba2,
+    GatedDelta: _gated_delta,
+    Lightning: _lightning,
+    ShortConvolution: _short_convolution,
+}
+
+
+@cache
+def mixer_shape(mixer: Mixer) -> MixerShape:
+    """Return the shapes of a mixer's parameters. Mixers of other kinds are refused before."""
+    return MIXERS[type(mixer)](mixer)
+
+
+def _mixer(model: Model, mixer: Mixer, name: str) -> Iterator[ModelParameter]:
+    """Projections, convolutions [channels, 1, width] and what is within."""
+    shape = mixer_shape(mixer)
+    cut = ModelParameter(name=name, shape=(), dim=0, pieces=shape.pieces)
+    for part, rows in shape.rows.items():
+        yield replace(cut, name=f"{name}.{part}.weight", shape=(rows, model.hidden))
+        if shape.biased:
+            yield replace(cut, name=f"{name}.{part}.bias", shape=(rows,), start="zeros")
+    for part in shape.convolved:
+        taps, channels = replace(cut, start="uniform", deviation=shape.width**-0.5), shape.rows[part]
+        yield replace(taps, name=f"{name}.{part}_taps.weight", shape=(channels, 1, shape.width))
+        if shape.taps_biased:
+            yield replace(cut, name=f"{name}.{part}_taps.bias", shape=(channels,), start="zeros")
+    for part, inside in shape.within.items():
+        whole = replace(cut, pieces=1, summed="tensor") if inside.dim is None else cut
+        shaped = replace(whole, name=f"{name}.{part}", shape=inside.shape, dim=inside.dim)
+        yield replace(shaped, start=inside.start, deviation=inside.deviation)
+    out = replace(cut, name=f"{name}.out.weight", shape=(model.hidden, shape.inner), dim=1)
+    yield replace(out, deviation=_residual(model))
+    if shape.out_biased:
         yield _shared(f"{name}.out.bias", (model.hidden,), start="zeros")
-
-
-def rows_of(mixer: Mixer) -> Mapping[str, int]:
-    """Return the projections into a mixer with their rows, in the order in which files of Mamba-2 have them."""
-    if isinstance(mixer, Mamba2):
-        pair = mixer.groups * mixer.state
-        return {"gate": mixer.inner, "value": mixer.inner, "key": pair, "query": pair, "step": mixer.heads}
-    if isinstance(mixer, GatedDelta):
-        keys, values = mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim
-        rows = {"query": keys, "key": keys, "value": values, "gate": values}
-        return rows | {"rate": mixer.value_heads, "decay_step": mixer.value_heads}
-    assert isinstance(mixer, ShortConvolution), "others are refused"
-    return dict.fromkeys(("before", "after", "value"), mixer.channels)
-
-
-def convolved_of(mixer: Mixer) -> Mapping[str, int]:
-    """Return the projections that a convolution follows, with their channels, in the order of its channels in files."""
-    if isinstance(mixer, ShortConvolution):
-        names: tuple[str, ...] = ("value",)
-    else:
-        names = ("value", "key", "query") if isinstance(mixer, Mamba2) else ("query", "key", "value")
-    return {name: rows_of(mixer)[name] for name in names}
-
-
-def biases_of(mixer: Mixer) -> tuple[bool, bool, bool]:
-    """Return whether the projections into a mixer have biases, its convolutions, and the projection out of it."""
-    if isinstance(mixer, Mamba2):
-        return mixer.bias, mixer.convolution_bias, mixer.out_bias
-    biased = isinstance(mixer, ShortConvolution) and mixer.bias
-    return biased, biased, biased
 
 
 def _heads(model: Model, attention: Attention, name: str) -> Iterator[ModelParameter]:
@@ -302,30 +380,35 @@ def _latent(model: Model, attention: Attention, latent: LatentAttention, name: s
         yield ModelParameter(name=f"{name}.{part}_up.weight", shape=shape, dim=0, pieces=attention.heads)
 
 
-def _mlp(model: Model, mlp: Mlp, name: str) -> Iterator[ModelParameter]:
+def _mlp(model: Model, mlp: Mlp, name: str, outside: int | None = None) -> Iterator[ModelParameter]:
+    """The matrices of a feed-forward block of inputs and outputs as wide as the model, or so many `outside`."""
+    outer = outside or model.hidden
     for part in ("gate", "up") if mlp.gated else ("up",):
-        yield ModelParameter(name=f"{name}.{part}.weight", shape=(mlp.width, model.hidden), dim=0, pieces=mlp.width)
+        yield ModelParameter(name=f"{name}.{part}.weight", shape=(mlp.width, outer), dim=0, pieces=mlp.width)
         if mlp.bias:
             yield ModelParameter(name=f"{name}.{part}.bias", shape=(mlp.width,), dim=0, pieces=mlp.width, start="zeros")
     yield ModelParameter(
-        name=f"{name}.down.weight", shape=(model.hidden, mlp.width), dim=1, pieces=mlp.width, deviation=_residual(model)
+        name=f"{name}.down.weight", shape=(outer, mlp.width), dim=1, pieces=mlp.width, deviation=_residual(model)
     )
     if mlp.bias:
-        yield ModelParameter(name=f"{name}.down.bias", shape=(model.hidden,), start="zeros", summed="sequence")
+        yield ModelParameter(name=f"{name}.down.bias", shape=(outer,), start="zeros", summed="sequence")
 
 
 def _moe(model: Model, moe: Moe, name: str) -> Iterator[ModelParameter]:
-    """Router and experts, and what every token visits. Each rank of a stage sees a part of the tokens, or all tokens
-    and a part of every expert's width; so the router's gradient is a sum over these parts. A bias that balances has no
-    gradient."""
+    """Router and experts, the projections around these, and what every token visits. Each rank of a stage sees a part
+    of the tokens, or all tokens and a part of every expert's width; so the gradients of router and projections are sums
+    over these parts. A bias that balances has no gradient."""
     yield ModelParameter(name=f"{name}.router.weight", shape=(moe.experts, model.hidden), summed="tensor")
     if moe.router_bias:
         part = "router" if model.computed.router_bias_learned else "balance"
         yield ModelParameter(name=f"{name}.{part}.bias", shape=(moe.experts,), start="zeros", summed="tensor")
     for expert in range(moe.experts):
         mlp = Mlp(width=moe.expert_width, gated=moe.gated, bias=model.computed.expert_bias)
-        for parameter in _mlp(model, mlp, f"{name}.experts.{expert}"):
+        for parameter in _mlp(model, mlp, f"{name}.experts.{expert}", moe.latent):
             yield _of_expert(parameter, expert)
+    if moe.latent:
+        for part, shape in {"down": (moe.latent, model.hidden), "up": (model.hidden, moe.latent)}.items():
+            yield ModelParameter(name=f"{name}.latent_{part}.weight", shape=shape, summed="tensor")
     if moe.shared_width:
         yield from _mlp(model, Mlp(width=moe.shared_width, gated=moe.gated), f"{name}.shared")
     if moe.shared_gate:

@@ -26,7 +26,7 @@ from shardwright.files import write_atomically
 from shardwright.records import record
 from shardwright.runtime.model.fused import TensorSource
 from shardwright.runtime.model.initial import Initial
-from shardwright.runtime.model.names import form_of, source_of
+from shardwright.runtime.model.names import OTHER_NAMES, form_of, source_of
 from shardwright.runtime.model.parameters import DOWN, LENGTHS, UP, ModelParameter, trained_parameters, unit_parameters
 from shardwright.runtime.storage.weight_files import ADAPTER_CONFIG, ADAPTERS, INDEX, weight_files
 from shardwright.spec.adapter import Adapter, peft_fields
@@ -59,7 +59,8 @@ class HuggingFaceWeights:
         return value
 
     def _read(self, source: TensorSource, parameter: ModelParameter) -> torch.Tensor:
-        names = (source.name, source.name.partition(".")[2], f"model.{source.name}")
+        others = [source.name.replace(name, other) for name, other in OTHER_NAMES.items()]
+        names = (source.name, source.name.partition(".")[2], f"model.{source.name}", *others)
         name = next((name for name in names if name in self.files), None)
         if name is None:
             raise bad(str(self.folder), f"has no tensor {source.name}", "give the weights of the plan's model")

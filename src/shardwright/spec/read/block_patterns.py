@@ -94,6 +94,11 @@ def _interval(name: str, usual: int) -> Pattern:
     return pattern
 
 
+def _olmo_hybrid(fields: ConfigFields, count: int) -> list[str]:
+    """Every fourth layer, in any case the last of fewer (OlmoHybridConfig)."""
+    return _every([(layer + 1) % 4 == 0 or layer + 1 == count < 4 for layer in range(count)])
+
+
 def _flags(fields: ConfigFields, count: int) -> list[str]:
     """MiniMax marks layers of softmax attention by 1; transformers' default takes turns, full attention first."""
     marks = fields.layer_list("attn_type_list")
@@ -137,7 +142,7 @@ PATTERNS: Mapping[str, Pattern] = MappingProxyType(
         "mamba2": lambda fields, count: [MIXER] * count,
         "minimax": _flags,
         "nemotron_h": lambda fields, count: [MIXER] * count,
-        "olmo_hybrid": _interval("full_attention_interval", 4),
+        "olmo_hybrid": _olmo_hybrid,
         "qwen3_5_moe_text": _interval("full_attention_interval", 4),
         "qwen3_5_text": _interval("full_attention_interval", 4),
         "qwen3_next": _interval("full_attention_interval", 4),

@@ -78,12 +78,19 @@ READ = frozenset(
         "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads",
         "linear_value_head_dim", "mamba_chunk_size", "mamba_conv_bias", "mamba_d_conv", "mamba_d_head",
         "mamba_d_state", "mamba_expand", "tie_embedding", "mamba_n_groups", "mamba_n_heads", "mamba_proj_bias",
+        "chunk_size", "conv_kernel", "expand", "hybrid_override_pattern", "layers_block_type",
+        "linear_allow_neg_eigval", "mamba_head_dim", "mamba_num_heads", "moe_latent_size", "n_groups",
+        "ssm_state_size", "time_step_min", "use_conv_bias",
+        "attn_layer_offset", "attn_layer_period", "attn_type_list", "block_size", "expert_layer_offset",
+        "expert_layer_period", "full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor",
+        "linear_attn_beta_factor", "mamba_dt_rank", "mixer_rms_eps", "mlp_alpha_factor", "mlp_beta_factor",
+        "state_size", "time_step_rank", "use_expert_bias",
     }
 )  # fmt: skip
 BESIDE = frozenset(
     {
         "activation_dropout", "attention_softmax_in_fp32", "auto_map", "aux_loss_alpha", "begin_suppress_tokens",
-        "block_size", "bos_token_id", "chunk_size_feed_forward", "classifier_dropout", "classifier_dropout_prob",
+        "bos_token_id", "chunk_size_feed_forward", "classifier_dropout", "classifier_dropout_prob",
         "cache_implementation", "conv_type", "decoder_start_token_id", "directionality", "dtype", "emb_pdrop",
         "embed_dropout", "embedding_fraction", "embedding_initializer_range", "enable_moe_fp32_combine",
         "eod_token_id", "eos_token_id", "ep_size", "expert_selection_fn", "finetuning_task", "forced_bos_token_id",
@@ -99,8 +106,11 @@ BESIDE = frozenset(
         "slow_but_exact", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
         "summary_use_proj", "task_specific_params", "text_config", "tokenizer_class", "torch_dtype",
         "transformers_version", "unk_index", "unk_token_id", "use_cache", "verbose", "vision_config", "vq_config",
-        "mamba_dt_max", "mamba_dt_min", "mamba_dt_rank", "num_logits_to_keep", "time_step_floor", "time_step_max",
-        "time_step_min", "use_mamba_kernels", "z_loss_coefficient",
+        "mamba_dt_max", "mamba_dt_min", "num_logits_to_keep", "time_step_floor", "time_step_max",
+        "use_mamba_kernels", "z_loss_coefficient", "linear_a_log_max", "linear_a_log_min", "linear_dt_init_floor",
+        "linear_dt_max", "linear_dt_min", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap",
+        "mtp_hybrid_override_pattern", "mtp_layers_block_type", "rescale_prenorm_residual", "residual_in_fp32",
+        "time_step_init_scheme", "time_step_scale", "use_associative_scan", "use_mambapy",
         "audio_config", "image_token_id", "image_token_index", "boi_token_id", "eoi_token_id", "experts_implementation",
     }
 )  # fmt: skip

@@ -39,6 +39,7 @@ class Described:
 
 
 Told = dict[str, Any]
+STREAMS = ("full_attn", "linear_attn", "mlp")  # what MiniMax calls what adds to the residual
 Reader = Callable[[Described], Told]
 
 
@@ -175,6 +176,16 @@ def _unscaled_scores(source: Described) -> Told:
     return {"score_scale": 1.0}
 
 
+def _minimax(source: Described) -> Told:
+    """Factors of the residual and of what is added to it, which are 1 where they are not given."""
+    scales = [tuple(source.factor(f"{kind}_{name}_factor") for name in ("alpha", "beta")) for kind in STREAMS]
+    return {"stream_scales": tuple(scales)}
+
+
+def _mixers_normed_before(source: Described) -> Told:
+    return {"mixer_norms": "before"}
+
+
 def _norms(placement: str) -> Reader:
     return lambda source: {"norms": placement}
 
@@ -189,6 +200,7 @@ ROWS: Mapping[str, tuple[Reader, ...]] = MappingProxyType(
         "deepseek_v3": (_sigmoid, _interleaved),
         "dots1": (_sigmoid,),
         "exaone4": (_norms("after"), _exaone4),
+        "falcon_mamba": (),
         "flex_olmo": (_norms("after"),),
         "gemma": (_embedding_root,),
         "gemma2": (_norms("both"), _gemma2),
@@ -205,13 +217,17 @@ ROWS: Mapping[str, tuple[Reader, ...]] = MappingProxyType(
         "hunyuan_v1_dense": (_after_rotation,),
         "hunyuan_v1_moe": (_after_rotation,),
         "hyperclovax": (_norms("both"), _hyperclovax),
+        "lfm2_moe": (_sigmoid,),
         "mellum": (_mellum,),
         "minicpm3": (_minicpm3,),
+        "minimax": (_norms("stream"), _minimax),
         "minimax_m2": (_sigmoid,),
         "mpt": (_mpt,),
+        "nemotron_h": (_sigmoid,),
         "olmo": (_clipped,),
         "olmo2": (_norms("after"),),
         "olmo3": (_norms("after"), _windows_apart),
+        "olmo_hybrid": (_norms("after"), _mixers_normed_before),
         "olmoe": (_clipped,),
         "openai-gpt": (_norms("sum"),),
         "opt": (_opt,),
@@ -231,6 +247,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "attn_temperature_tuning": (False,),
         "is_decoder": (False, True),
         "layer_norm_elementwise_affine": (True,),
+        "mamba_hidden_act": ("silu",),
         "position_embedding_type": ("absolute", "nope", "rope"),
         "attn_config.alibi": (True,),
         "prefix_lm": (False,),

@@ -197,6 +197,13 @@ def _granite_hybrid(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFam
     return replace(family, position="rope" if rotary else "none"), overlay if dense else {}
 
 
+def _olmo_hybrid(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFamily, Mapping[str, object]]:
+    """There are no rotary positions where their base is null."""
+    nested = fields.inner("rope_parameters")
+    unrotated = nested is not None and "rope_theta" in nested.section.fields and nested.has(("rope_theta",)) is None
+    return replace(family, position="none" if unrotated else "rope"), {}
+
+
 def _falcon_h1(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFamily, Mapping[str, object]]:
     return family, {"mamba_rms_norm": fields.flag("mamba_rms_norm", default=False)}
 
@@ -243,6 +250,7 @@ CONFIGURED: Mapping[str, Callable[[ConfigFields, ModelFamily], tuple[ModelFamily
             "stablelm": _stablelm,
             "hunyuan_v1_moe": _hunyuan,
             "granitemoehybrid": _granite_hybrid,
+            "olmo_hybrid": _olmo_hybrid,
             "lfm2": _lfm2,
             "recurrent_gemma": _recurrent_gemma,
             "falcon_h1": _falcon_h1,

@@ -12,10 +12,12 @@ from types import MappingProxyType
 from typing import Any
 
 from shardwright.errors import SpecError, bad
-from shardwright.spec.mixers import GatedDelta, Mamba2, ShortConvolution
-from shardwright.spec.model import Layer, Model
-from shardwright.spec.read.families import FAMILIES, ModelFamily
+from shardwright.spec.mixers import Mamba2, ShortConvolution
+from shardwright.spec.model import Attention, Layer, Model, Moe
+from shardwright.spec.read.families import FAMILIES, TRAINED, ModelFamily
+from shardwright.spec.read.forward_pass import STREAMS
 from shardwright.spec.read.huggingface import model_of_config
+from shardwright.spec.read.mixers import fields_of
 
 Config = dict[str, Any]
 # What families call sizes, where it is not as most do. All of these are also attributes by the common name.
@@ -24,6 +26,9 @@ GPT2 = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_
         "norm_eps": "layer_norm_epsilon"}  # fmt: skip
 NEO = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads", "hidden_act": "activation_function",
        "norm_eps": "layer_norm_epsilon"}  # fmt: skip
+STATE = {"norm_eps": "layer_norm_epsilon", "mamba_d_state": "state_size", "mamba_n_groups": "n_groups",
+         "mamba_d_conv": "conv_kernel", "mamba_expand": "expand", "mamba_proj_bias": "use_bias",
+         "mamba_conv_bias": "use_conv_bias", "mamba_chunk_size": "chunk_size"}  # fmt: skip
 OF_LAYER_NORM = ("gpt_neox", "phi", "bert", "stablelm", "persimmon", "cohere", "cohere2", "biogpt")
 NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -44,7 +49,12 @@ NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "max_position_embeddings": "max_seq_len", "norm_eps": "layer_norm_epsilon"},
         "opt": {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"},
         "starcoder2": {"norm_eps": "norm_epsilon"},
-        **{key: {"norm_eps": "norm_eps"} for key in ("nemotron", "jais2", "lfm2")},
+        **{family: {**STATE, "mamba_dt_rank": "time_step_rank"} for family in ("falcon_mamba", "mamba")},
+        "mamba2": {**STATE, "mamba_n_heads": "num_heads", "mamba_d_head": "head_dim"},
+        "nemotron_h": {**STATE, "hidden_act": "mlp_hidden_act", "mamba_n_heads": "mamba_num_heads",
+                       "mamba_d_head": "mamba_head_dim", "mamba_d_state": "ssm_state_size",
+                       "layer_types": "layers_block_type"},
+        **{key: {"norm_eps": "norm_eps"} for key in ("nemotron", "jais2", "lfm2", "lfm2_moe")},
         **{family: {"norm_eps": "layer_norm_eps"} for family in OF_LAYER_NORM},
         **{key: {"hidden_act": "hidden_activation"} for key in ("gemma", "gemma2", "gemma3_text", "vaultgemma")},
     }
@@ -53,6 +63,8 @@ EPSILONS = {"norm_eps": "rms_norm_eps"}
 EXPERTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "mixtral": {"experts": "num_local_experts", "width": "intermediate_size"},
+        "jamba": {"experts": "num_experts", "width": "intermediate_size"},
+        "minimax": {"experts": "num_local_experts", "width": "intermediate_size"},
         "gpt_oss": {"experts": "num_local_experts", "width": "intermediate_size"},
         **{
             key: {"experts": "num_local_experts", "width": "intermediate_size"}
@@ -71,6 +83,18 @@ EXPERTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "top_k": "moe_k",
             "shared": "moe_num_shared_experts",
         },
+        "nemotron_h": {
+            "experts": "n_routed_experts",
+            "width": "moe_intermediate_size",
+            "shared_width": "moe_shared_expert_intermediate_size",
+            "latent": "moe_latent_size",
+        },
+        "lfm2_moe": {
+            "experts": "num_experts",
+            "width": "moe_intermediate_size",
+            "leading": "num_dense_layers",
+            "balance": "use_expert_bias",
+        },
         "hunyuan_v1_moe": {
             "experts": "num_experts",
             "width": "moe_intermediate_size",
@@ -81,11 +105,10 @@ EXPERTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 # Families that pad by a token of their own vocabulary unless they are told otherwise.
 PADDED: Mapping[str, int | None] = MappingProxyType(
-    {**dict.fromkeys(("phi3", "glm", "glm4", "flex_olmo", "smollm3")), "emu3_text_model": 0}
+    {**dict.fromkeys(("phi3", "glm", "glm4", "flex_olmo", "olmo_hybrid", "smollm3")), "emu3_text_model": 0}
 )
 # Classes of families that have several, or that no automatic class knows.
 CLASSES = MappingProxyType({"bert": "BertForMaskedLM", "emu3_text_model": "Emu3ForCausalLM"})
-MIXED = ("bamba", "granitemoehybrid", "lfm2", "qwen3_5_text", "qwen3_next")  # that have layers without attention
 QWEN_EXPERTS = {
     "experts": "num_experts",
     "width": "moe_intermediate_size",
@@ -98,9 +121,10 @@ def config_of_model(model: Model) -> Config:
     family = FAMILIES.get(model.family)
     if family is None:
         raise bad(model.name, f"{model.family} has no config.json of Hugging Face", "write one by hand")
-    if model.attention is None or any(kind.mixer and model.family not in MIXED for kind in model.kinds):
+    if model.family not in TRAINED and any(kind.mixer for kind in model.kinds):
         raise bad(model.name, "config.json is not written for layers without plain attention", "copy the original's")
-    config = {key: value for key, value in _fields(model, family) if value is not None}
+    names = {**EPSILONS, **NAMES.get(model.family, {})}
+    config = {names.get(key, key): value for key, value in _fields(model, family) if value is not None}
     config |= {"pad_token_id": PADDED[model.family]} if model.family in PADDED else {}
     try:
         again = model_of_config(config, model.name)
@@ -124,8 +148,8 @@ def _differs(model: Model, again: Model, name: str) -> bool:
 
 def _fields(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
     """Yield the fields of a config."""
-    names = {**EPSILONS, **NAMES.get(model.family, {})}
-    layer, attention = model.layers[-1], model.self_attention
+    attention = model.attention
+    experts = next((kind.moe for kind in reversed(model.layers) if kind.moe), None)
     dense = next((kind.mlp for kind in model.kinds if kind.mlp), None)
     yield "model_type", model.family
     if model.family in CLASSES:
@@ -134,33 +158,34 @@ def _fields(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
         "vocab_size": model.vocab,
         "hidden_size": model.hidden,
         "num_hidden_layers": len(model.layers),
-        "num_attention_heads": attention.heads,
+        "num_attention_heads": attention.heads if attention else None,
         "max_position_embeddings": model.max_position or None,
         "hidden_act": "gelu" if model.family == "openai-gpt" else model.activation,
         "norm_eps": model.norm_epsilon,
         "intermediate_size": dense.width if dense else None,
     }
-    yield from ((names.get(key, key), value) for key, value in sizes.items())
+    yield from sizes.items()
     yield "tie_word_embeddings", model.tied_embeddings
-    if not attention.latent:
-        yield from _heads(model, family)
-    yield from _positions(model)
+    if attention and not attention.latent:
+        yield from _heads(model, family, attention)
+    yield from _positions(model, family)
     yield from _traits(model, family)
-    if layer.moe:
-        yield from _experts(model, layer)
+    if experts:
+        yield from _experts(model, family, experts)
     yield from _windows(model, family)
     yield from _mixers(model)
-    if attention.latent:
+    if attention and attention.latent:
         yield from (("num_key_value_heads", attention.heads), ("num_nextn_predict_layers", model.mtp_layers))
         yield from (("q_lora_rank", attention.latent.query_rank), ("kv_lora_rank", attention.latent.kv_rank))
         yield "qk_nope_head_dim", attention.latent.nope_head_dim
         yield from (("qk_rope_head_dim", attention.latent.rope_head_dim), ("v_head_dim", attention.value_head_dim))
     yield from _dropout(model)
     yield from _particular(model)
+    for kind, (kept, added) in zip(STREAMS, model.computed.stream_scales or (), strict=False):
+        yield from ((f"{kind}_alpha_factor", kept), (f"{kind}_beta_factor", added))
 
 
-def _heads(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
-    attention = model.self_attention
+def _heads(model: Model, family: ModelFamily, attention: Attention) -> Iterator[tuple[str, Any]]:
     if model.family == "gpt_bigcode":
         yield "multi_query", attention.kv_heads == 1
     elif model.family == "falcon":
@@ -172,11 +197,17 @@ def _heads(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
     elif model.family not in ("gpt2", "gpt_neox", "bloom", "openai-gpt", "gptj", "codegen", "gpt_neo", "opt", "biogpt",
                               "mpt", "bert", "persimmon"):  # fmt: skip
         yield "num_key_value_heads", attention.kv_heads
-        if attention.head_dim * attention.heads != model.hidden or "head_dim" in family.sizes:
+        if (
+            attention.head_dim * attention.heads != model.hidden
+            or "head_dim" in family.sizes
+            or family.blocks == "halves"
+        ):
             yield "head_dim", attention.head_dim
 
 
-def _positions(model: Model) -> Iterator[tuple[str, Any]]:
+def _positions(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
+    if model.position == "none" and family.position == "rope":
+        yield "rope_parameters", {"rope_type": "default", "rope_theta": None}
     if model.position != "rope":
         return
     fraction = model.rotary_fraction
@@ -215,21 +246,20 @@ def _positions(model: Model) -> Iterator[tuple[str, Any]]:
 
 def _traits(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
     """Yield the fields by which a config may state a trait of its family."""
-    attention = model.self_attention
+    attention = model.attention
     dense = next((kind.mlp for kind in model.kinds if kind.mlp), None)
     values = {
-        "qkv_bias": attention.qkv_bias, "out_bias": attention.out_bias, "qk_norm": attention.qk_norm,
         "mlp_bias": dense.bias if dense else False, "head_bias": model.head_bias, "parallel": model.parallel_block,
     }  # fmt: skip
+    if attention:
+        values |= {name: getattr(attention, name) for name in ("qkv_bias", "out_bias", "qk_norm")}
     for name, value in values.items():
         trait = getattr(family, name)
         if not isinstance(trait, bool):
             yield trait[0], value
 
 
-def _experts(model: Model, layer: Layer) -> Iterator[tuple[str, Any]]:
-    moe = layer.moe
-    assert moe is not None, "only called for layers with experts"
+def _experts(model: Model, family: ModelFamily, moe: Moe) -> Iterator[tuple[str, Any]]:
     names = EXPERTS.get(model.family, QWEN_EXPERTS)
     yield from ((names["experts"], moe.experts), (names["width"], moe.expert_width))
     yield names.get("top_k", "num_experts_per_tok"), moe.top_k
@@ -242,12 +272,25 @@ def _experts(model: Model, layer: Layer) -> Iterator[tuple[str, Any]]:
         yield "shared_intermediate_size", moe.shared_width
     if model.family == "hunyuan_v1_moe":  # whose class takes the width of experts from the common field
         yield "intermediate_size", moe.expert_width
-    if "shared" in names:
+    if "latent" in names:
+        yield names["latent"], moe.latent
+    if "shared" in names or "latent" in names:
         yield from (("n_group", moe.router_groups or 1), ("topk_group", moe.router_top_groups or 1))
     if model.family == "deepseek_v2":
         yield "topk_method", "group_limited_greedy" if moe.router_groups else "greedy"
     yield "routed_scaling_factor", moe.router_scaling if moe.router_scaling or "shared" not in names else 1.0
+    if "balance" in names:
+        yield names["balance"], moe.router_bias
+    if family.blocks == "whole":
+        yield from _sparse(model, names.get("leading") or ("first_k_dense_replace" if "shared" in names else None))
+
+
+def _sparse(model: Model, counted: str | None) -> Iterator[tuple[str, Any]]:
+    """Yield which layers have experts; dense ones before them are `counted` under a name, or all listed."""
     sparse = [kind.moe is not None for kind in model.layers]
+    if model.family == "jamba":
+        yield from _period("expert_layer", [number for number, there in enumerate(sparse) if there], len(sparse))
+        return
     if model.family == "ernie4_5_moe":
         last = len(sparse) - 1 - sparse[::-1].index(True)
         yield from (
@@ -258,14 +301,11 @@ def _experts(model: Model, layer: Layer) -> Iterator[tuple[str, Any]]:
         return
     leading = sparse.index(True)
     if leading and all(sparse[leading:]):
-        if "shared" in names:
-            yield "first_k_dense_replace", leading
-        else:
-            yield "mlp_only_layers", list(range(leading))
+        yield (counted, leading) if counted else ("mlp_only_layers", list(range(leading)))
     elif not all(sparse):
         yield "mlp_only_layers", [number for number, there in enumerate(sparse) if not there]
-    elif "shared" in names:
-        yield "first_k_dense_replace", 0
+    elif counted:
+        yield counted, 0
 
 
 def _windows(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
@@ -287,27 +327,35 @@ def _windows(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
 def _mixers(model: Model) -> Iterator[tuple[str, Any]]:
     """Yield the sizes of what mixes tokens beside attention, and which layers have it."""
     mixer = next((kind.mixer for kind in model.kinds if kind.mixer), None)
-    if isinstance(mixer, Mamba2):
-        yield from (("mamba_n_heads", mixer.heads), ("mamba_d_head", mixer.head_dim), ("mamba_d_state", mixer.state))
-        yield from (("mamba_n_groups", mixer.groups), ("mamba_d_conv", mixer.width), ("mamba_proj_bias", mixer.bias))
-        yield from (("mamba_conv_bias", mixer.convolution_bias), ("mamba_chunk_size", mixer.chunk))
-        yield "mamba_expand", mixer.inner // model.hidden
-    elif isinstance(mixer, GatedDelta):
-        yield from (("linear_num_key_heads", mixer.key_heads), ("linear_key_head_dim", mixer.key_dim))
-        yield from (("linear_num_value_heads", mixer.value_heads), ("linear_value_head_dim", mixer.value_dim))
-        yield "linear_conv_kernel_dim", mixer.width
-    elif isinstance(mixer, ShortConvolution):
-        yield from (("conv_L_cache", mixer.width), ("conv_bias", mixer.bias), ("block_auto_adjust_ff_dim", False))
+    if mixer is not None:
+        yield from fields_of(mixer, model.hidden)
+    attending = [number for number, layer in enumerate(model.layers) if layer.attention]
     if model.family == "bamba":
-        yield "attn_layer_indices", [number for number, layer in enumerate(model.layers) if layer.attention]
-    elif mixer is not None:
-        other = "conv" if isinstance(mixer, ShortConvolution) else "linear_attention"
-        yield "layer_types", ["full_attention" if layer.attention else other for layer in model.layers]
+        yield "attn_layer_indices", attending
+    elif model.family == "jamba":
+        yield from _period("attn_layer", attending, len(model.layers))
+    elif mixer is not None and FAMILIES[model.family].feeds_forward:
+        yield "layer_types", [_word(layer) for layer in model.layers]
+    if isinstance(mixer, Mamba2) and model.family == "nemotron_h":
+        yield "time_step_min", mixer.least_step or 0.0
     if model.family == "granitemoehybrid":
         dense = model.layers[0].mlp
         yield "position_embedding_type", "rope" if model.position == "rope" else "nope"
         if dense is not None:
             yield from (("num_local_experts", 0), ("num_experts_per_tok", 0), ("shared_intermediate_size", dense.width))
+
+
+def _period(name: str, numbers: list[int], layers: int) -> Iterator[tuple[str, Any]]:
+    """Yield the period and the first of equally distant layers."""
+    first, second = [*numbers, layers, layers][:2]
+    yield from ((f"{name}_offset", first), (f"{name}_period", second - first or layers))
+
+
+def _word(layer: Layer) -> str:
+    """Return what transformers calls a block."""
+    if layer.mixer is not None:
+        return "conv" if isinstance(layer.mixer, ShortConvolution) else "linear_attention"
+    return "full_attention" if layer.attention else "mlp" if layer.mlp else "moe"
 
 
 def _dropout(model: Model) -> Iterator[tuple[str, Any]]:
@@ -321,7 +369,7 @@ def _dropout(model: Model) -> Iterator[tuple[str, Any]]:
 
 def _particular(model: Model) -> Iterator[tuple[str, Any]]:
     """Yield what tells the forward pass of families whose sizes do not."""
-    computed, head_dim = model.computed, model.self_attention.head_dim
+    computed = model.computed
     if model.family in ("granite", "granitemoe", "granitemoehybrid", "granitemoeshared"):
         yield from (
             ("embedding_multiplier", computed.embedding_scale),
@@ -341,7 +389,7 @@ def _particular(model: Model) -> Iterator[tuple[str, Any]]:
         )
         yield "scale_depth", computed.residual_scale * len(model.layers) ** 0.5
     elif model.family in ("gemma2", "gemma3_text", "vaultgemma"):
-        yield "query_pre_attn_scalar", _scalar(computed.score_scale, head_dim)
+        yield "query_pre_attn_scalar", _scalar(computed.score_scale, model.self_attention.head_dim)
         yield from (("attn_logit_softcapping", computed.score_cap), ("final_logit_softcapping", computed.logit_cap))
     elif model.family in ("cohere", "cohere2"):
         yield "logit_scale", computed.logit_scale

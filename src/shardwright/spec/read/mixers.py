@@ -1,10 +1,12 @@
-"""The mixers of a Hugging Face config that are no softmax attention, each under its many spellings."""
+"""The mixers of a Hugging Face config that are no softmax attention, under their many spellings, and the way back."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from shardwright.spec.mixers import (
     GatedDelta,
@@ -55,6 +57,7 @@ def _flag(fields: ConfigFields, names: tuple[str, ...], *, default: bool) -> boo
 
 
 def _mamba(fields: ConfigFields, hidden: int) -> Mamba:
+    """A width that is stated counts before the factor: Falcon Mamba 7B says 16, and has twice the hidden width."""
     expanded = (fields.size(*EXPAND) or 2) * hidden
     stated = fields.size("intermediate_size", most=MOST_WIDTH) if fields.has(("state_size",)) else None
     return Mamba(
@@ -65,6 +68,10 @@ def _mamba(fields: ConfigFields, hidden: int) -> Mamba:
         bias=_flag(fields, BIAS, default=False),
         convolution_bias=_flag(fields, CONVOLUTION_BIAS, default=True),
     )
+
+
+def _falcon_mamba(fields: ConfigFields, hidden: int) -> Mamba:
+    return replace(_mamba(fields, hidden), norm_epsilon=fields.fraction("mixer_rms_eps", most=1.0) or 1e-6)
 
 
 def _jamba(fields: ConfigFields, hidden: int) -> Mamba:
@@ -104,6 +111,15 @@ def _mamba2(fields: ConfigFields, hidden: int) -> Mamba2:
     )
 
 
+def _nemotron(fields: ConfigFields, hidden: int) -> Mamba2:
+    """Both projections have biases by `use_bias`, and `time_step_min` bounds time steps, not their first values alone
+    (NemotronHMamba2Mixer of transformers 5.24)."""
+    biased = fields.flag("use_bias", default=False)
+    least = 0.001 if fields.has(("time_step_min",)) is None else fields.fraction("time_step_min")
+    mixer = _mamba2(fields, hidden)
+    return replace(mixer, chunk=fields.size(*CHUNK) or 128, bias=biased, out_bias=biased, least_step=least or None)
+
+
 def _gated_delta(fields: ConfigFields, hidden: int) -> GatedDelta:
     return GatedDelta(
         key_heads=_size(fields, ("linear_num_key_heads",)),
@@ -111,6 +127,22 @@ def _gated_delta(fields: ConfigFields, hidden: int) -> GatedDelta:
         value_heads=_size(fields, ("linear_num_value_heads",)),
         value_dim=_size(fields, ("linear_value_head_dim",)),
         width=fields.size(*WIDTH) or 4,
+    )
+
+
+def _olmo_delta(fields: ConfigFields, hidden: int) -> GatedDelta:
+    """The epsilon of the norm is that of fla's default, whatever the config says (OlmoHybridGatedDeltaNet)."""
+    heads = fields.required(*HEADS, most=MOST_WIDTH)
+    key_heads = fields.size("linear_num_key_heads", most=MOST_WIDTH) or heads
+    key_dim = fields.size("linear_key_head_dim", most=MOST_WIDTH) or max(int(0.75 * hidden / key_heads), 1)
+    return GatedDelta(
+        key_heads=key_heads,
+        key_dim=key_dim,
+        value_heads=fields.size("linear_num_value_heads", most=MOST_WIDTH) or heads,
+        value_dim=fields.size("linear_value_head_dim", most=MOST_WIDTH) or 2 * key_dim,
+        width=fields.size(*WIDTH) or 4,
+        negative=True if fields.flag("linear_allow_neg_eigval", default=True) else None,
+        norm_epsilon=1e-5,
     )
 
 
@@ -147,7 +179,7 @@ def _ling_delta(fields: ConfigFields, hidden: int) -> GatedDelta:
 def _lightning(fields: ConfigFields, hidden: int) -> Lightning:
     heads = _size(fields, HEADS)
     width = fields.size(*ATTENTION_HEAD_DIM, most=MOST_WIDTH) or max(hidden // heads, 1)
-    return Lightning(heads=heads, head_dim=width, chunk=fields.size("block_size") or 256)
+    return Lightning(heads=heads, head_dim=width, chunk=fields.size("block_size") or 256, norm_epsilon=1e-6)
 
 
 def _convolution(fields: ConfigFields, hidden: int) -> ShortConvolution:
@@ -180,9 +212,12 @@ def _rwkv7(fields: ConfigFields, hidden: int) -> Rwkv7:
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
         "mamba": _mamba,
+        "falcon_mamba": _falcon_mamba,
         "jamba": _jamba,
         "mamba2": _mamba2,
+        "nemotron": _nemotron,
         "gated_delta": _gated_delta,
+        "olmo_delta": _olmo_delta,
         "kimi_delta": _kimi_delta,
         "ling_delta": _ling_delta,
         "lightning": _lightning,
@@ -191,3 +226,24 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "rwkv7": _rwkv7,
     }
 )
+
+
+def fields_of(mixer: Mixer, hidden: int) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a config that tell of a mixer, under the names of most families that have it."""
+    if isinstance(mixer, Mamba):
+        yield from (("mamba_d_state", mixer.state), ("mamba_dt_rank", mixer.rank), ("mamba_d_conv", mixer.width))
+        yield from (("mamba_proj_bias", mixer.bias), ("mamba_conv_bias", mixer.convolution_bias))
+        yield from (("mamba_expand", mixer.inner // hidden), ("mixer_rms_eps", mixer.norm_epsilon))
+    elif isinstance(mixer, Lightning):
+        yield "block_size", mixer.chunk
+    elif isinstance(mixer, Mamba2):
+        yield from (("mamba_n_heads", mixer.heads), ("mamba_d_head", mixer.head_dim), ("mamba_d_state", mixer.state))
+        yield from (("mamba_n_groups", mixer.groups), ("mamba_d_conv", mixer.width), ("mamba_proj_bias", mixer.bias))
+        yield from (("mamba_conv_bias", mixer.convolution_bias), ("mamba_chunk_size", mixer.chunk))
+        yield "mamba_expand", max(mixer.inner // hidden, 1)
+    elif isinstance(mixer, GatedDelta):
+        yield from (("linear_num_key_heads", mixer.key_heads), ("linear_key_head_dim", mixer.key_dim))
+        yield from (("linear_num_value_heads", mixer.value_heads), ("linear_value_head_dim", mixer.value_dim))
+        yield from (("linear_conv_kernel_dim", mixer.width), ("linear_allow_neg_eigval", bool(mixer.negative)))
+    elif isinstance(mixer, ShortConvolution):
+        yield from (("conv_L_cache", mixer.width), ("conv_bias", mixer.bias), ("block_auto_adjust_ff_dim", False))
