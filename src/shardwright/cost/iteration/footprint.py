@@ -37,6 +37,7 @@ from shardwright.cost.stage.exact import (
     fewest_layers,
     in_host_bytes,
     kept_bytes,
+    last_kept_bytes,
     leanest_group,
     live_bytes,
     of_pipelines,
@@ -170,7 +171,14 @@ def kept_activations(context: Context, rows: Strategies, shards: LayerRows, star
     kept = kept_bytes(shards.table.kept, stages, rows.recompute[:, None], rows.recompute_layers[:, None])
     if memory_facts(context.job.framework).stage_buffers:
         kept = kept + shards.table.boundary[shards.row][:, None] * _outputs_beyond_inputs(context.job, kept.shape[1])
+    kept[:, -1] += shards.table.before_logits[shards.row] * _put_off(context.job, rows)
     return np.asarray(per_rank(kept, int(rows.vpp[0])))
+
+
+def _put_off(job: Job, rows: Strategies) -> Bools:
+    """Return whether what the head keeps outlives the backward pass of the logits, [N]: the gradients of its weights
+    come later, or another micro-batch has run forward before."""
+    return rows.zero_bubble | (job.options.exchange_overlap == "batches")
 
 
 def _outputs_beyond_inputs(job: Job, stages: int) -> Ints:
@@ -178,6 +186,13 @@ def _outputs_beyond_inputs(job: Job, stages: int) -> Ints:
     and its input is in a buffer (`message_buffers`)."""
     stage, on_gpu = np.arange(stages), job.options.activation_offload != "inputs"
     return np.asarray((stage < stages - 1).astype(int) - (stage > 0) * on_gpu)
+
+
+def _last_kept(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
+    """Return what the last layer of a rank keeps of one micro-batch until its backward pass has ended, [N, P]."""
+    stages = of_pipelines(shards.row, starts, context.layer_count)
+    kept = last_kept_bytes(shards.table.kept, stages, rows.recompute[:, None], rows.recompute_layers[:, None])
+    return np.asarray(per_rank(kept, int(rows.vpp[0]))[:, -1])
 
 
 def working_set(rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
@@ -201,7 +216,9 @@ def fixed_bytes(
     count = micro_batches(job, rows) if count is None else count
     layer, ranks = shards.table.parameters[shards.row], data_parallel(context, rows).dense.size
     units = whole_units(model, job, rows, layer, ranks, count)
-    last, at_last = units.last[:, None], summed_at_last(job, rows)
+    at_last = summed_at_last(job, rows)
+    last, before = (np.where(at_last & (not facts.by_unit), 0.0, more)[:, None] for more in (units.last, units.before))
+    before_logits = shards.table.before_logits[shards.row] * ~_put_off(job, rows)
     norm = np.where((state.closing > 0.0) & ~at_last[:, None], norm_backward_bytes(model, job) * elements, 0.0)
     updated = np.where(rows.sharding[:, None] == ZERO3, 0.0, facts.by_unit * _updated_weights(context, rows, held))
     return Fixed(
@@ -209,12 +226,12 @@ def fixed_bytes(
         gradients=state.gradients + last,
         optimizer=state.optimizer,
         buffers=message_buffers(job, rows, boundary, count) + gathered,
-        head=np.maximum(units.head, np.where(at_last, 0.0, units.summing)),
+        head=np.maximum(units.head + before_logits, np.where(at_last, 0.0, units.summing)),
         first=np.where(at_last & (not facts.by_unit), 0.0, units.first),
         passing=np.where(cut & facts.head_alone, state.gathered + last, 0.0),
-        before=np.broadcast_to(units.before[:, None], state.weights.shape),
+        before=np.broadcast_to(before, state.weights.shape),
         bare=updated,
-        closing=state.closing + norm,
+        closing=np.maximum(state.closing + norm, state.opening),
         resharded=state.resharded,
         late=np.where(cut & facts.freed & (count == 1)[:, None], state.sharded_gradients, 0.0),
         in_host=np.broadcast_to(state.in_host, state.weights.shape),
@@ -257,7 +274,9 @@ def footprint(
 ) -> Footprint:
     """Return the peak of each rank. All rows have equal pp and vpp. `fixed` is what `fixed_bytes` returns for them."""
     fixed = fixed or fixed_bytes(context, rows, shards, starts)
-    working = np.maximum(working_set(rows, shards, starts), fixed.closing)
+    working = working_set(rows, shards, starts)
+    if fixed.closing.any():
+        working = np.maximum(working, fixed.closing - _last_kept(context, rows, shards, starts))
     values = kept_activations(context, rows, shards, starts)
     kept = _most_kept(context.job, rows, values, fixed.micro_batches)
     activations, replaced = kept + working, np.minimum(fixed.late, kept + fixed.resharded)

@@ -61,7 +61,8 @@ class LayerTable(Columns):
     held by one GPU, `adapters` those trained beside them, `ends` those of `dense` in embedding and output projection,
     which are no matrices of layers. Of single layers: `live` is what lives while the largest runs backward, by state
     [M, 3], `group` what each that runs again together adds, `boundary` the activation passed to the next layer,
-    `parameters` the most that a layer has, [M]. Of a tower: `tower_again` are the seconds of its layers that run again
+    `parameters` the most that a layer has, [M]. Of the head, `before_logits` is what it keeps while the logits are there,
+    [M]. Of a tower: `tower_again` are the seconds of its layers that run again
     where all layers of a stage do, `frozen` the weights that a GPU has of it without training them, [M].
     """
 
@@ -85,6 +86,7 @@ class LayerTable(Columns):
     group: Floats
     boundary: Floats
     parameters: Floats
+    before_logits: Floats
     tower_again: Floats
     frozen: Floats
 
@@ -165,6 +167,7 @@ def layer_table(
         group=group,
         boundary=np.max(np.stack(memory.inputs[1:-1]), axis=0),
         parameters=np.max(np.stack([dense + expert for dense, expert in parameters[1:-1]]), axis=0),
+        before_logits=memory.before_logits,
         tower_again=again,
         frozen=np.full(len(shard.tp), float(frozen)),
     )

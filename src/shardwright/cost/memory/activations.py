@@ -56,7 +56,8 @@ class Activations:
     """Bytes of one micro-batch, lists over positions (embedding, kinds of layers, head) of [M]. `core` is what
     selective recomputation frees, `again` what of it lives beside the gradients while it runs again, where its modules
     are said. `offloaded` are those of `inputs` that are kept in host memory. `dequantised` is the largest quantised
-    matrix, 16 bits wide to compute with."""
+    matrix, 16 bits wide to compute with. `before_logits` [M] are the inputs of the final norm and of the output
+    projection, which are gone before a layer runs backward."""
 
     kept: list[Floats]
     core: list[Floats]
@@ -65,6 +66,7 @@ class Activations:
     again: list[Floats]
     offloaded: list[Floats]
     dequantised: list[Floats]
+    before_logits: Floats
 
 
 def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
@@ -109,19 +111,27 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         gradients.append(np.max(np.stack([of(model, layer, shard, job) for of in moments]), axis=0))
         dequantised.append(_dequantised_bytes(model, layer, shard, job))
     embedding = outer * (1.0 if model.dropout else 0.0) + _embeddings_bytes(model, shard, job)
-    last = (2.0 * saved + norm_copies(model, job)) * outer  # inputs of the final norm and of the output projection
+    last = (2.0 * saved + norm_copies(model, job)) * outer
     if model.streams is not None:
         last = last + saved * tokens(shard, job) * model.streams.end_kept(model.hidden, first=False)
-    head = last + model.mtp_layers * (kept[model.kind_of_layer[-1]] + last)
+    head = model.mtp_layers * (kept[model.kind_of_layer[-1]] + last)
+    unneeded = outer * (saved + norm_copies(model, job)) * _stops_at_first_norm(job)
     return Activations(
-        kept=[embedding, *kept, head],
-        core=[zero, *core, zero],
+        kept=[embedding - unneeded, *kept, head],
+        core=[-unneeded, *core, zero],
         inputs=[embedding, *inputs, head],
         gradients=[zero, *gradients, zero],
         again=[zero, *again, zero],
         offloaded=[zero, *(to_host * size for size in inputs), zero],
         dequantised=[zero, *dequantised, zero],
+        before_logits=last,
     )
+
+
+def _stops_at_first_norm(job: Job) -> bool:
+    """Whether the first norm keeps nothing, as neither it nor what is before it is trained; where layers run again, what
+    enters the first has a gradient (transformers/modeling_utils.py 5.24: `enable_input_require_grads`)."""
+    return job.framework in PEFT and job.adapters
 
 
 def norm_copies(model: Model, job: Job) -> float:
@@ -140,12 +150,8 @@ def norm_copies(model: Model, job: Job) -> float:
 def norm_backward_bytes(model: Model, job: Job) -> float:
     """Return the bytes of an element that the backward pass of a layer's first norm has at a time where it is unfused,
     beside the gradients of all the layer's weights: four tensors in fp32 and five as activations are, in PyTorch 2.13
-    of transformers' `LlamaRMSNorm`. What the head keeps and the layer's input, which count as kept, are gone by then.
-    """
-    copies, saved = norm_copies(model, job), widths_of(job).saved
-    if copies == 0.0:
-        return 0.0
-    return NORM_SINGLES * SINGLE + NORM_SAVED * saved - (3.0 * saved + copies)
+    of transformers' `LlamaRMSNorm`."""
+    return (NORM_SINGLES * SINGLE + NORM_SAVED * widths_of(job).saved) * (norm_copies(model, job) > 0.0)
 
 
 def value_norm_copies(job: Job) -> float:

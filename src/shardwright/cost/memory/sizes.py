@@ -26,8 +26,10 @@ class StateBytes:
     `sharded_gradients`, and weights that a backward pass leaves sharded, layer by layer, are `resharded`. `closing` are
     gradients of one more layer where a layer's backward pass ends: under FSDP2 those before it are on their way by
     then, and under ZeRO-2 their weights are no more. Beside gradients that stay whole until the last micro-batch they
-    are the sum's copy of the layer, or in the forward pass, where nothing runs again, weights of a third one. `in_host`
-    are the bytes of host memory: offloaded state with its gradients and what else follows it, and state that is paged.
+    are the sum's copy of the layer. `opening` are weights of one more layer in the forward pass, where a layer begins:
+    FSDP2 keeps what it gathered of the layer before until that of the next one is copied (torch/distributed/fsdp/
+    _fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`). `in_host` are the bytes of host memory: offloaded state
+    with its gradients and what else follows it, and state that is paged.
     """
 
     weights: Floats
@@ -36,6 +38,7 @@ class StateBytes:
     gathered: Floats
     resharded: Floats
     closing: Floats
+    opening: Floats
     sharded_gradients: Floats
     in_host: Floats
 
@@ -114,6 +117,7 @@ def state_bytes(
         gathered=on_their_way,
         resharded=resharded,
         closing=np.where(by_layer & (sharding >= ZERO2) & (unsharded | (sharding == ZERO3)), leaving, 0.0),
+        opening=np.where(by_layer & (sharding == ZERO3), 0.5 * opened, 0.0),
         sharded_gradients=staying * (sharding >= ZERO2),
         in_host=offload * (optimizer + facts.host_beside * updated)
         + weights_away * (shard - scales)
@@ -263,7 +267,7 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
     sizes = (rows.micro_batch, rows.cp, rows.tp)
     facts = memory_facts(job.framework)
     if not facts.by_unit:
-        none, head = np.zeros(len(rows)), head_bytes(model, job, *sizes)
+        head = head_bytes(model, job, *sizes)
         whole = head + gathered_head_bytes(model, job, rows.sharding, *sizes)
         if job.options.loss == "chunked" and facts.chunks:
             whole = whole + _summed_head_bytes(model, job, rows, ranks, head)
@@ -272,7 +276,8 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
         first = summed * table * (weight_bytes(job) * (2.0 + 1.0 / ranks) + gradient_bytes(job) * away / ranks)
         beside = weight_bytes(job) * layer * (rows.sharding == ZERO3)
         summing = (first + beside) * summed * (not model.tied_embeddings)
-        return WholeUnits(head=whole, summing=summing, first=first, last=none, before=none)
+        alone = weight_bytes(job) * summed * (table * (not model.tied_embeddings) - layer)
+        return WholeUnits(head=whole, summing=summing, first=first, last=alone, before=np.maximum(-alone, 0.0))
     weight = weight_bytes(job) * (rows.sharding == ZERO3)
     gradient = gradient_bytes(job) * job.trains("language") * (rows.sharding >= ZERO2)
     end, arriving = model.token_table_parameters / rows.tp, 1.0 + 1.0 / ranks
