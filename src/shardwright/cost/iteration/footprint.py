@@ -22,6 +22,7 @@ from shardwright.cost.memory.sizes import (
     StateBytes,
     elsewhere,
     gathered_bytes,
+    gradient_bytes,
     head_bytes,
     least_optimizer_bytes,
     least_state_bytes,
@@ -86,9 +87,11 @@ class Fixed(Columns):
     While layers run, `passing` is there, a part of weights and gradients; in its place there is what the last rank has
     with its logits, `head` [N], the first in the backward pass of its embedding, `first` [N], and each in the update,
     `bare`, when nothing is kept any more. Layers before the last have `before` more, when what the last kept is gone.
-    A layer's working set alternates with `closing`, the gradients of one more layer where it ends. `late` is the part
+    A layer's working set alternates with `closing`, the gradients of one more layer where it ends; `waiting` says whether
+    gradients of its weights wait until then. `late` is the part
     of gradients that comes in place of activations and of weights, which leave layer by layer where they are
-    `resharded`; `in_host` is the state in host memory."""
+    `resharded`. Of it `late_last`, the head's, is there before layers run backward; when the first one does, the last
+    to, `late_first` is missing, and `late_second` when the second does. `in_host` is the state in host memory."""
 
     weights: Floats
     gradients: Floats
@@ -100,8 +103,12 @@ class Fixed(Columns):
     before: Floats
     bare: Floats
     closing: Floats
+    waiting: Bools
     resharded: Floats
     late: Floats
+    late_last: Floats
+    late_first: Floats
+    late_second: Floats
     in_host: Floats
     micro_batches: Ints
 
@@ -219,7 +226,14 @@ def fixed_bytes(
     at_last = summed_at_last(job, rows)
     last, before = (np.where(at_last & (not facts.by_unit), 0.0, more)[:, None] for more in (units.last, units.before))
     before_logits = shards.table.before_logits[shards.row] * ~_put_off(job, rows)
-    norm = np.where((state.closing > 0.0) & ~at_last[:, None], norm_backward_bytes(model, job) * elements, 0.0)
+    waiting = (state.closing > 0.0) & ~at_last[:, None]
+    norm = np.where(waiting, norm_backward_bytes(model, job) * elements, 0.0)
+    late = np.where(cut & facts.freed & (count == 1)[:, None], state.sharded_gradients, 0.0)
+    table, alone = model.token_table_parameters, model.token_table_parameters * (not model.tied_embeddings)
+    parts = (gradient_bytes(job) * own / ranks for own in (alone + 0.0 * layer, table + layer, table + 2.0 * layer))
+    late_parts = [np.minimum(late, part[:, None]) for part in parts]
+    # beside the first layer the embedding is gathered, not a layer before it
+    gathered_less = weight_bytes(job) * ((layer - alone) * (rows.sharding == ZERO3))[:, None] * (late > 0.0)
     updated = np.where(rows.sharding[:, None] == ZERO3, 0.0, facts.by_unit * _updated_weights(context, rows, held))
     return Fixed(
         weights=state.weights,
@@ -232,8 +246,12 @@ def fixed_bytes(
         before=np.broadcast_to(before, state.weights.shape),
         bare=updated,
         closing=np.maximum(state.closing + norm, state.opening),
+        waiting=waiting,
         resharded=state.resharded,
-        late=np.where(cut & facts.freed & (count == 1)[:, None], state.sharded_gradients, 0.0),
+        late=late,
+        late_last=late_parts[0],
+        late_first=late_parts[1] + gathered_less,
+        late_second=late_parts[2],
         in_host=np.broadcast_to(state.in_host, state.weights.shape),
         micro_batches=count,
     )
@@ -276,10 +294,13 @@ def footprint(
     fixed = fixed or fixed_bytes(context, rows, shards, starts)
     working = working_set(rows, shards, starts)
     if fixed.closing.any():
+        working = working + fixed.waiting * shards.table.halfway[shards.row][:, None]
         working = np.maximum(working, fixed.closing - _last_kept(context, rows, shards, starts))
     values = kept_activations(context, rows, shards, starts)
     kept = _most_kept(context.job, rows, values, fixed.micro_batches)
-    activations, replaced = kept + working, np.minimum(fixed.late, kept + fixed.resharded)
+    each = kept / context.layer_count
+    later = np.minimum(fixed.late_first - each, fixed.late_second - 2.0 * each) + kept + fixed.resharded
+    activations, replaced = kept + working, np.minimum(fixed.late - fixed.late_last, later)
     gradients = fixed.gradients - replaced
     ends = fixed.bare - kept
     if fixed.first.any():
@@ -290,6 +311,9 @@ def footprint(
     ends[:, -1] = np.maximum(ends[:, -1], fixed.head - (kept[:, -1] - at_last))
     ends = ends - working - fixed.passing - (fixed.late - replaced)
     logits = np.maximum(np.maximum(ends, fixed.before - kept / context.layer_count), 0.0)
+    if rows.vpp[0] > 1 and memory_facts(context.job.framework).stage_buffers:
+        beside = activations + logits
+        gradients = gradients - _chunk_after_chunk(context, rows, shards, starts, fixed, values, working, beside)
     tensors = fixed.weights + gradients + fixed.optimizer + activations + logits + fixed.buffers
     return Footprint(
         weights=fixed.weights,
@@ -301,6 +325,44 @@ def footprint(
         context=reserved_bytes(context.job, tensors),
         in_host=host_bytes(context, rows, shards, starts, fixed),
     )
+
+
+def _chunk_after_chunk(
+    context: Context,
+    rows: Strategies,
+    shards: LayerRows,
+    starts: Ints,
+    fixed: Fixed,
+    values: Floats,
+    working: Floats,
+    beside: Floats,
+) -> Floats:
+    """Return by how much weights, gradients and what is `beside` them never come together, [N, P], where no chunk of a
+    rank runs again once another has gone backward, as all micro-batches go at once: weights of a chunk are gathered at
+    its first pass and gone after its last, its gradients come with its first backward pass, in place of what that
+    micro-batch kept (torchtitan 0.3 under PyTorch 2.13, rehearsed). `values` [N, v, P] are what a micro-batch keeps."""
+    chunks, count = int(rows.vpp[0]), fixed.micro_batches[:, None, None]
+    stages, table, job = of_pipelines(shards.row, starts, context.layer_count), shards.table, context.job
+    parameters = per_rank(stages.total(table.dense) + stages.total(table.expert), chunks)
+    weights = weight_bytes(job) * np.cumsum(parameters, axis=1)
+    own = gradient_bytes(job) * parameters
+    gradients = np.cumsum(own[:, ::-1], axis=1)[:, ::-1]
+    waiting, later = count + 0.0 * values, count - 1 + 0.0 * values
+    waiting[:, -1, -1], later[:, -1, -1] = 1.0, fixed.micro_batches > 1  # each with its loss, one after another
+    others = count * (np.cumsum(values, axis=1) - values)
+    kept = others + np.maximum(waiting * values - own, later * values)
+    moments = weights + gradients + kept + working[:, None]
+    moments[:, -1, -1] += np.maximum(fixed.head - working[:, -1], 0.0)
+    whole = weights[:, -1] + gradients[:, 0] + beside
+    once = _all_at_once(job, rows) & (rows.sharding == UNSHARDED)
+    return np.where(once[:, None], np.maximum(whole - moments.max(axis=1), 0.0), 0.0)
+
+
+def _all_at_once(job: Job, rows: Layouts) -> Bools:
+    """Return whether all micro-batches go through each chunk at once where weights come and go with these, [N]: by the
+    time that all gradients of a rank are there, no more than its first chunk's weights are."""
+    few = (rows.vpp > 1) & (micro_batches(job, rows) <= rows.pp)
+    return np.asarray(few & memory_facts(job.framework).stage_buffers)
 
 
 def host_bytes(context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed) -> Floats:
@@ -339,13 +401,14 @@ def _kept_at_end(job: Job, rows: Strategies, values: Floats, count: Ints, *, las
     return kept
 
 
-def least_bytes(context: Context, shards: LayerRows, fixed: Fixed) -> Floats:
+def least_bytes(context: Context, rows: Strategies, shards: LayerRows, fixed: Fixed) -> Floats:
     """Return what the fullest rank needs whatever is recomputed, [N]: states, buffers and one layer's gradients or
     the logits."""
     working = shards.table.live[shards.row, WHOLE][:, None] + 0.0 * fixed.weights
     working[:, -1] = np.maximum(working[:, -1], fixed.head - (fixed.passing + fixed.late)[:, -1])
     gradients = fixed.gradients - np.minimum(fixed.late, fixed.resharded)
-    tensors = fixed.weights + gradients + fixed.optimizer + fixed.buffers + working
+    weights = np.where(_all_at_once(context.job, rows)[:, None], 0.0, fixed.weights)
+    tensors = weights + gradients + fixed.optimizer + fixed.buffers + working
     return np.asarray((tensors + reserved_bytes(context.job, tensors)).max(axis=1))
 
 
@@ -364,7 +427,7 @@ def floor_bytes(
     counts = np.arange(1, max(int(ranks.max(initial=1)), int(copies.max(initial=1))) + 1)  # far fewer than rows
     whole, cut = (least_state_bytes(model, job, counts, np.full(len(counts), alone)) for alone in (False, True))
     least = np.where(rows.pp == 1, (cut[ranks - 1], cut[copies - 1]), (whole[ranks - 1], whole[copies - 1]))
-    held = dense * least[0] + expert * least[1]
+    held = dense * least[0] + expert * least[1] - weight_bytes(job) * (dense + expert) * _all_at_once(job, rows)
     updated = dense - tied / rows.pp * (rows.pp > 1)  # of a tied embedding both ends together may have one state
     optimizer = np.full(len(rows), np.inf)
     for part in offloads:
@@ -391,7 +454,8 @@ def most_room(context: Context, rows: Strategies, shards: LayerRows, dense: Floa
     ]
     room = room_for_tensors(job, context.memory_limit_bytes)
     room = room - table.live[row, WHOLE] - least_message_buffers(job, table.boundary[row], rows.pp > 1)
-    return np.asarray(room - (state[0] * dense + state[1] * expert))
+    held = state[0] * dense + state[1] * expert
+    return np.asarray(room - held + weight_bytes(job) * (dense + expert) * _all_at_once(job, rows))
 
 
 def fits(context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed) -> Bools:

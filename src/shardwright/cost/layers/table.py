@@ -62,7 +62,7 @@ class LayerTable(Columns):
     which are no matrices of layers. Of single layers: `live` is what lives while the largest runs backward, by state
     [M, 3], `group` what each that runs again together adds, `boundary` the activation passed to the next layer,
     `parameters` the most that a layer has, [M]. Of the head, `before_logits` is what it keeps while the logits are there,
-    [M]. Of a tower: `tower_again` are the seconds of its layers that run again
+    [M]; `halfway` as in `cost.memory.activations`. Of a tower: `tower_again` are the seconds of its layers that run again
     where all layers of a stage do, `frozen` the weights that a GPU has of it without training them, [M].
     """
 
@@ -87,6 +87,7 @@ class LayerTable(Columns):
     boundary: Floats
     parameters: Floats
     before_logits: Floats
+    halfway: Floats
     tower_again: Floats
     frozen: Floats
 
@@ -168,6 +169,7 @@ def layer_table(
         boundary=np.max(np.stack(memory.inputs[1:-1]), axis=0),
         parameters=np.max(np.stack([dense + expert for dense, expert in parameters[1:-1]]), axis=0),
         before_logits=memory.before_logits,
+        halfway=memory.halfway,
         tower_again=again,
         frozen=np.full(len(shard.tp), float(frozen)),
     )

@@ -57,7 +57,9 @@ class Activations:
     selective recomputation frees, `again` what of it lives beside the gradients while it runs again, where its modules
     are said. `offloaded` are those of `inputs` that are kept in host memory. `dequantised` is the largest quantised
     matrix, 16 bits wide to compute with. `before_logits` [M] are the inputs of the final norm and of the output
-    projection, which are gone before a layer runs backward."""
+    projection, which are gone before a layer runs backward; `halfway` [M] is what is there beyond `gradients` in the
+    backward pass of a norm between attention and feed-forward block, where gradients of weights wait for the layer's
+    last."""
 
     kept: list[Floats]
     core: list[Floats]
@@ -67,6 +69,7 @@ class Activations:
     offloaded: list[Floats]
     dequantised: list[Floats]
     before_logits: Floats
+    halfway: Floats
 
 
 def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
@@ -75,7 +78,7 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
     outer = norm_tokens(shard, job) * model.hidden
     saved = widths_of(job).saved
     zero = np.zeros(len(shard.tp))
-    kept, core, inputs, gradients, again, dequantised = [], [], [], [], [], []
+    kept, core, inputs, gradients, again, dequantised, halfway = [], [], [], [], [], [], [zero]
     to_host = float(job.options.activation_offload == "inputs")
     for layer in model.kinds:
         attention, scores = zero, zero
@@ -110,8 +113,9 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         moments = (_gradient_bytes, _norm_bytes, _unmerged_bytes)
         gradients.append(np.max(np.stack([of(model, layer, shard, job) for of in moments]), axis=0))
         dequantised.append(_dequantised_bytes(model, layer, shard, job))
+        halfway.append(_halfway_bytes(model, layer, shard, job) - gradients[-1])
     embedding = outer * (1.0 if model.dropout else 0.0) + _embeddings_bytes(model, shard, job)
-    last = (2.0 * saved + norm_copies(model, job)) * outer
+    last = (saved + norm_copies(model, job)) * outer + saved * _input_tokens(shard, job) * model.hidden
     if model.streams is not None:
         last = last + saved * tokens(shard, job) * model.streams.end_kept(model.hidden, first=False)
     head = model.mtp_layers * (kept[model.kind_of_layer[-1]] + last)
@@ -125,6 +129,7 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         offloaded=[zero, *(to_host * size for size in inputs), zero],
         dequantised=[zero, *dequantised, zero],
         before_logits=last,
+        halfway=np.max(np.stack(halfway), axis=0),
     )
 
 
@@ -152,6 +157,18 @@ def norm_backward_bytes(model: Model, job: Job) -> float:
     beside the gradients of all the layer's weights: four tensors in fp32 and five as activations are, in PyTorch 2.13
     of transformers' `LlamaRMSNorm`."""
     return (NORM_SINGLES * SINGLE + NORM_SAVED * widths_of(job).saved) * (norm_copies(model, job) > 0.0)
+
+
+def _halfway_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return what lives beside what a layer keeps in the backward pass of the norm before its feed-forward block, [M]:
+    that pass's, and the gradients of the block's weights, in place of what the block and the norm kept."""
+    unfused = norm_backward_bytes(model, job)
+    if layer.mlp is None or layer.attention is None or model.parallel_block or not (unfused and job.trains("language")):
+        return np.zeros(len(shard.tp))
+    saved, outer = widths_of(job).saved, norm_tokens(shard, job) * model.hidden
+    weights = saved * (3.0 if layer.mlp.gated else 2.0) * model.hidden * layer.mlp.width / shard.tp
+    norm = (unfused - saved - norm_copies(model, job)) * outer
+    return np.asarray(weights + norm - _mlp_bytes(model, layer.mlp, shard, job))
 
 
 def value_norm_copies(job: Job) -> float:
@@ -298,6 +315,11 @@ def _freed_of_modules(model: Model, layer: Layer, shard: Shard, job: Job, scores
     return np.asarray(freed)
 
 
+def _input_tokens(shard: Shard, job: Job) -> Floats:
+    """Return the tokens of which a rank keeps what products take in that its tensor-parallel ranks gather, [M]."""
+    return tokens(shard, job) if memory_facts(job.framework).inputs_whole else norm_tokens(shard, job)
+
+
 def _latent_width(attention: Attention) -> int:
     """Queries, keys and values of latent attention after their projections up."""
     return attention.heads * (2 * attention.head_dim + attention.value_head_dim)
@@ -341,11 +363,11 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
     facts = memory_facts(job.framework)
     qkv = queries + (keys + values) * (attention.reused != "both") * np.where(facts.keys_gathered, shard.cp, 1)
     if attention.latent is None:
-        projected = saved * outer * model.hidden * _needed(job, "q_proj", "k_proj", "v_proj")
+        projected = saved * _input_tokens(shard, job) * model.hidden * _needed(job, "q_proj", "k_proj", "v_proj")
     else:
         mla = attention.latent
         ranks = (mla.query_rank or 0) + mla.kv_rank
-        projected = saved * outer * model.hidden + (widths.saved + saved + norm_copies(model, job)) * outer * ranks
+        projected = saved * _input_tokens(shard, job) * model.hidden + (widths.saved + saved + norm_copies(model, job)) * outer * ranks
         shared = mla.nope_head_dim * (facts.hidden_copies > 0.0)  # values are a part of what holds keys, too
         qkv = (_latent_width(attention) + attention.heads * shared) / shard.tp
     scores = _score_bytes(model, attention, shard, job, float(job.seq_len))
@@ -386,7 +408,7 @@ def _mlp_bytes(model: Model, mlp: Mlp, shard: Shard, job: Job) -> Floats:
     saved = widths_of(job).saved_input if _needed(job, "gate_proj", "up_proj") else 0.0
     size = tokens(shard, job) * mlp.width / shard.tp
     return (
-        saved * norm_tokens(shard, job) * model.hidden
+        saved * _input_tokens(shard, job) * model.hidden
         + _inner_bytes(job, widths_of(job).saved_input, "down_proj", gated=mlp.gated) * size
         + widths_of(job).saved * bool(mlp.cut) * size  # what the deviation of the gates is of
     )

@@ -26,9 +26,9 @@ class StateBytes:
     `sharded_gradients`, and weights that a backward pass leaves sharded, layer by layer, are `resharded`. `closing` are
     gradients of one more layer where a layer's backward pass ends: under FSDP2 those before it are on their way by
     then, and under ZeRO-2 their weights are no more. Beside gradients that stay whole until the last micro-batch they
-    are the sum's copy of the layer. `opening` are weights of one more layer in the forward pass, where a layer begins:
-    FSDP2 keeps what it gathered of the layer before until that of the next one is copied (torch/distributed/fsdp/
-    _fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`). `in_host` are the bytes of host memory: offloaded state
+    are the sum's copy of the layer. `opening` are weights of one more layer in the forward pass, where a layer begins,
+    two beside whole ones: FSDP2 keeps what it gathered of the layer before until that of the next one is copied
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`). `in_host` are the bytes of host memory: offloaded state
     with its gradients and what else follows it, and state that is paged.
     """
 
@@ -117,7 +117,7 @@ def state_bytes(
         gathered=on_their_way,
         resharded=resharded,
         closing=np.where(by_layer & (sharding >= ZERO2) & (unsharded | (sharding == ZERO3)), leaving, 0.0),
-        opening=np.where(by_layer & (sharding == ZERO3), 0.5 * opened, 0.0),
+        opening=by_layer * ((sharding == ZERO3) * 0.5 + (sharding == ZERO2)) * opened,
         sharded_gradients=staying * (sharding >= ZERO2),
         in_host=offload * (optimizer + facts.host_beside * updated)
         + weights_away * (shard - scales)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from shardwright.reports.text import question
 from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
@@ -125,7 +125,7 @@ def next_command(sizing: Sizing, source: str) -> str:
     batch = max(job.global_batch, count)
     words = {"precision": job.precision, "optimizer": job.optimizer_words}
     asked = [(name, words[name]) for name, usual in USUAL.items() if words[name] != usual]
-    if not job.masters:
+    if not chosen.way.of(replace(job, options=options)).masters:
         asked.append(("master-weights", "none"))
     if chosen.way.adapter is not None:
         asked.append(("adapter", chosen.way.adapter.name))
