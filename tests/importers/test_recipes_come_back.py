@@ -67,8 +67,7 @@ def _task(name: str, gpus: int, way: TrainingWay, options: Options, precision: s
 
 
 def expected(trainer: str, task: Task) -> Job:
-    """Return the job that a trainer makes of a recipe: the one that is sized for it, but for a kernel that is not there.
-    """
+    """Return the job that a trainer makes of a recipe: the one sized for it, but for a kernel that is not there."""
     job = task.way.of(as_run(trainer, task.job))
     if trainer == "llamafactory" and task.model.family == "deepseek_v2":  # for which it has no kernel of Liger's
         job = replace(job, options=replace(job.options, loss=None))

@@ -87,10 +87,9 @@ class Fixed(Columns):
     While layers run, `passing` is there, a part of weights and gradients; in its place there is what the last rank has
     with its logits, `head` [N], the first in the backward pass of its embedding, `first` [N], and each in the update,
     `bare`, when nothing is kept any more. Layers before the last have `before` more, when what the last kept is gone.
-    A layer's working set alternates with `closing`, the gradients of one more layer where it ends; `waiting` says whether
-    gradients of its weights wait until then. `late` is the part
-    of gradients that comes in place of activations and of weights, which leave layer by layer where they are
-    `resharded`. Of it `late_last`, the head's, is there before layers run backward; when the first one does, the last
+    A layer's working set alternates with `closing`, the gradients of one more layer where it ends; `waiting` says
+    whether gradients of its weights wait until then. `late` is the part of gradients that comes in place of activations
+    and of weights, which leave layer by layer where they are `resharded`. Of it `late_last`, the head's, is there before layers run backward; when the first one does, the last
     to, `late_first` is missing, and `late_second` when the second does. `in_host` is the state in host memory."""
 
     weights: Floats

@@ -61,9 +61,9 @@ class LayerTable(Columns):
     held by one GPU, `adapters` those trained beside them, `ends` those of `dense` in embedding and output projection,
     which are no matrices of layers. Of single layers: `live` is what lives while the largest runs backward, by state
     [M, 3], `group` what each that runs again together adds, `boundary` the activation passed to the next layer,
-    `parameters` the most that a layer has, [M]. Of the head, `before_logits` is what it keeps while the logits are there,
-    [M]; `halfway` as in `cost.memory.activations`. Of a tower: `tower_again` are the seconds of its layers that run again
-    where all layers of a stage do, `frozen` the weights that a GPU has of it without training them, [M].
+    `parameters` the most that a layer has, [M]; `before_logits` and `halfway` are those of `cost.memory.activations`.
+    Of a tower: `tower_again` are the seconds of its layers that run again where all layers of a stage do, `frozen` the
+    weights that a GPU has of it without training them, [M].
     """
 
     forward: Floats

@@ -134,8 +134,8 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
 
 
 def _stops_at_first_norm(job: Job) -> bool:
-    """Whether the first norm keeps nothing, as neither it nor what is before it is trained; where layers run again, what
-    enters the first has a gradient (transformers/modeling_utils.py 5.24: `enable_input_require_grads`)."""
+    """Whether the first norm keeps nothing, as neither it nor what is before it is trained; where layers run again,
+    what enters the first has a gradient (transformers/modeling_utils.py 5.24: `enable_input_require_grads`)."""
     return job.framework in PEFT and job.adapters
 
 
@@ -367,7 +367,10 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
     else:
         mla = attention.latent
         ranks = (mla.query_rank or 0) + mla.kv_rank
-        projected = saved * _input_tokens(shard, job) * model.hidden + (widths.saved + saved + norm_copies(model, job)) * outer * ranks
+        projected = (
+            saved * _input_tokens(shard, job) * model.hidden
+            + (widths.saved + saved + norm_copies(model, job)) * outer * ranks
+        )
         shared = mla.nope_head_dim * (facts.hidden_copies > 0.0)  # values are a part of what holds keys, too
         qkv = (_latent_width(attention) + attention.heads * shared) / shard.tp
     scores = _score_bytes(model, attention, shard, job, float(job.seq_len))

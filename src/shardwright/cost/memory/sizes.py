@@ -28,8 +28,9 @@ class StateBytes:
     then, and under ZeRO-2 their weights are no more. Beside gradients that stay whole until the last micro-batch they
     are the sum's copy of the layer. `opening` are weights of one more layer in the forward pass, where a layer begins,
     two beside whole ones: FSDP2 keeps what it gathered of the layer before until that of the next one is copied
-    (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`). `in_host` are the bytes of host memory: offloaded state
-    with its gradients and what else follows it, and state that is paged.
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`).
+    `in_host` are the bytes of host memory: offloaded state with its gradients and what else follows it, and state that
+    is paged.
     """
 
     weights: Floats
