@@ -89,8 +89,9 @@ class Fixed(Columns):
     `bare`, when nothing is kept any more. Layers before the last have `before` more, when what the last kept is gone.
     A layer's working set alternates with `closing`, the gradients of one more layer where it ends; `waiting` says
     whether gradients of its weights wait until then. `late` is the part of gradients that comes in place of activations
-    and of weights, which leave layer by layer where they are `resharded`. Of it `late_last`, the head's, is there before layers run backward; when the first one does, the last
-    to, `late_first` is missing, and `late_second` when the second does. `in_host` is the state in host memory."""
+    and of weights, which leave layer by layer where they are `resharded`. Of it `late_last`, the head's, is there
+    before layers run backward; when the first one does, the last to, `late_first` is missing, and `late_second` when
+    the second does. `in_host` is the state in host memory."""
 
     weights: Floats
     gradients: Floats
@@ -405,7 +406,8 @@ def least_bytes(context: Context, rows: Strategies, shards: LayerRows, fixed: Fi
     the logits."""
     working = shards.table.live[shards.row, WHOLE][:, None] + 0.0 * fixed.weights
     working[:, -1] = np.maximum(working[:, -1], fixed.head - (fixed.passing + fixed.late)[:, -1])
-    gradients = fixed.gradients - np.minimum(fixed.late, fixed.resharded)
+    missing = np.maximum(fixed.late_first, fixed.late_second) + fixed.resharded
+    gradients = fixed.gradients - np.minimum(fixed.late, missing)
     weights = np.where(_all_at_once(context.job, rows)[:, None], 0.0, fixed.weights)
     tensors = weights + gradients + fixed.optimizer + fixed.buffers + working
     return np.asarray((tensors + reserved_bytes(context.job, tensors)).max(axis=1))
@@ -424,7 +426,10 @@ def floor_bytes(
     ranks = rows.dp * rows.cp
     copies = np.where(expert > 0, rows.tp * ranks // (rows.ep * rows.etp), 1)
     counts = np.arange(1, max(int(ranks.max(initial=1)), int(copies.max(initial=1))) + 1)  # far fewer than rows
-    whole, cut = (least_state_bytes(model, job, counts, np.full(len(counts), alone)) for alone in (False, True))
+    staying = not memory_facts(job.framework).freed
+    whole, cut = (
+        least_state_bytes(model, job, counts, np.full(len(counts), alone), gradients=staying) for alone in (False, True)
+    )
     least = np.where(rows.pp == 1, (cut[ranks - 1], cut[copies - 1]), (whole[ranks - 1], whole[copies - 1]))
     held = dense * least[0] + expert * least[1] - weight_bytes(job) * (dense + expert) * _all_at_once(job, rows)
     updated = dense - tied / rows.pp * (rows.pp > 1)  # of a tied embedding both ends together may have one state
