@@ -313,7 +313,8 @@ def footprint(
     logits = np.maximum(np.maximum(ends, fixed.before - kept / context.layer_count), 0.0)
     if rows.vpp[0] > 1 and memory_facts(context.job.framework).stage_buffers:
         beside = activations + logits
-        gradients = gradients - _chunk_after_chunk(context, rows, shards, starts, fixed, values, working, beside)
+        apart = _chunk_after_chunk(context, rows, shards, starts, fixed, values, working, beside)
+        gradients = gradients - np.minimum(apart, gradients)
     tensors = fixed.weights + gradients + fixed.optimizer + activations + logits + fixed.buffers
     return Footprint(
         weights=fixed.weights,

@@ -29,7 +29,7 @@ from shardwright.cost.compute.operators import (
 from shardwright.cost.compute.tower import encoder_shard, patch_inputs, projector_inputs, tower_tokens
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
-from shardwright.cost.memory.sizes import SINGLE
+from shardwright.cost.memory.sizes import PEFT, SINGLE
 from shardwright.records import record
 from shardwright.spec.adapter import Matrix, Target, adapted, matrices
 from shardwright.spec.catalog.frameworks import OWN, experts_in_fp8
@@ -48,7 +48,6 @@ SINGLE_ROUTERS = frozenset({
     "flint", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hy_v3", "kimi_linear", "kolibri1", "lara_mini", "nemotron_h",
     "solar_open",
 })  # fmt: skip
-PEFT = ("fsdp", "eager", "deepspeed")  # the frameworks whose adapters are PEFT's
 
 
 @record

@@ -16,6 +16,7 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
 SINGLE = 4.0  # documented: bytes of an element of 32 bits
+PEFT = ("fsdp", "eager", "deepspeed")  # the frameworks whose adapters are PEFT's, and whose models transformers'
 CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi minus reserved on A100 and H100; measured
 
 
@@ -92,9 +93,11 @@ def state_bytes(
     scales: Array | float = 0.0
     if frozen:
         part, apiece = 1.0 if job.adapters else 1.0 - share, WHOLE_BYTES[job.adapter.frozen] if job.adapter else 0.0
-        wider, scales = max(weight - frozen, 0.0) * ends, part * apiece * (held - ends)
-        whole, opened = whole + part * frozen * held + wider, opened + part * (frozen - apiece) * open_at_once
-        shard = shard + part * (frozen - apiece) * kept + scales + (wider + part * apiece * ends) / dense_ranks
+        wide = ends + expert * experts_unquantised(job)
+        wider, scales = max(weight - frozen, 0.0) * wide, part * apiece * (held - wide)
+        gathered = np.maximum(frozen - apiece, weight * (expert > 0.0) * experts_unquantised(job))
+        whole, opened = whole + part * frozen * held + wider, opened + part * gathered * open_at_once
+        shard = shard + part * (frozen - apiece) * kept + scales + (wider + part * apiece * wide) / dense_ranks
     unchanged = (frozen or weight) * tower
     whole, shard = whole + unchanged, shard + unchanged / dense_ranks
     kept_too = (sharding == ZERO2) & (facts.shard_weight == 0.0)
@@ -147,6 +150,12 @@ def frozen_bytes(job: Job) -> float:
         return 0.0
     quantised = job.adapter is not None and job.adapter.quantised
     return FROZEN_BYTES[job.adapter.frozen] if job.adapter is not None and quantised else weight_bytes(job)
+
+
+def experts_unquantised(job: Job) -> bool:
+    """Whether experts stay in 16 bits beside quantised matrices: those of transformers 5 are one parameter, and
+    bitsandbytes takes linear layers alone (github.com/bitsandbytes-foundation/bitsandbytes/issues/1849)."""
+    return job.framework in PEFT and job.adapter is not None and job.adapter.quantised
 
 
 def gradient_bytes(job: Job) -> float:
