@@ -230,7 +230,7 @@ def fixed_bytes(
     norm = np.where(waiting, norm_backward_bytes(model, job) * elements, 0.0)
     late = np.where(cut & facts.freed & (count == 1)[:, None], state.sharded_gradients, 0.0)
     table, alone = model.token_table_parameters, model.token_table_parameters * (not model.tied_embeddings)
-    parts = (gradient_bytes(job) * own / ranks for own in (alone + 0.0 * layer, table + layer, table + 2.0 * layer))
+    parts = (gradient_bytes(job) * part / ranks for part in (alone + 0.0 * layer, table + layer, table + 2.0 * layer))
     late_parts = [np.minimum(late, part[:, None]) for part in parts]
     # beside the first layer the embedding is gathered, not a layer before it
     gathered_less = weight_bytes(job) * ((layer - alone) * (rows.sharding == ZERO3))[:, None] * (late > 0.0)
@@ -298,8 +298,8 @@ def footprint(
         working = np.maximum(working, fixed.closing - _last_kept(context, rows, shards, starts))
     values = kept_activations(context, rows, shards, starts)
     kept = _most_kept(context.job, rows, values, fixed.micro_batches)
-    each = kept / context.layer_count
-    later = np.minimum(fixed.late_first - each, fixed.late_second - 2.0 * each) + kept + fixed.resharded
+    per_layer = kept / context.layer_count
+    later = np.minimum(fixed.late_first - per_layer, fixed.late_second - 2.0 * per_layer) + kept + fixed.resharded
     activations, replaced = kept + working, np.minimum(fixed.late - fixed.late_last, later)
     gradients = fixed.gradients - replaced
     ends = fixed.bare - kept
@@ -346,12 +346,12 @@ def _chunk_after_chunk(
     stages, table, job = of_pipelines(shards.row, starts, context.layer_count), shards.table, context.job
     parameters = per_rank(stages.total(table.dense) + stages.total(table.expert), chunks)
     weights = weight_bytes(job) * np.cumsum(parameters, axis=1)
-    own = gradient_bytes(job) * parameters
-    gradients = np.cumsum(own[:, ::-1], axis=1)[:, ::-1]
+    of_chunk = gradient_bytes(job) * parameters
+    gradients = np.cumsum(of_chunk[:, ::-1], axis=1)[:, ::-1]
     waiting, later = count + 0.0 * values, count - 1 + 0.0 * values
     waiting[:, -1, -1], later[:, -1, -1] = 1.0, fixed.micro_batches > 1  # each with its loss, one after another
     others = count * (np.cumsum(values, axis=1) - values)
-    kept = others + np.maximum(waiting * values - own, later * values)
+    kept = others + np.maximum(waiting * values - of_chunk, later * values)
     moments = weights + gradients + kept + working[:, None]
     moments[:, -1, -1] += np.maximum(fixed.head - working[:, -1], 0.0)
     whole = weights[:, -1] + gradients[:, 0] + beside
