@@ -51,7 +51,8 @@ LIGHTER: tuple[dict[str, Any], ...] = (  # options that are tried where a way do
 @record
 class TrainingWay:
     """A way to train. `offload` is the part of the optimizer state in host memory; with sharding "zero1" and "zero3"
-    GPUs share the state, with "zero3" gradients and weights too. All but plain training recompute activations."""
+    GPUs share the state, with "zero3" gradients and weights too. All but plain training and plain adapters recompute
+    activations."""
 
     name: str
     adapter: Adapter | None = None
@@ -186,7 +187,8 @@ def _every_way(plain: Adapter, sharded: str) -> tuple[TrainingWay, ...]:
         TrainingWay(name="full, recomputation"),
         *shared,
         TrainingWay(name="full, optimizer in host memory", sharding="zero1", offload=1.0),
-        TrainingWay(name=lora, adapter=plain),
+        TrainingWay(name=lora, adapter=plain, recompute=False),
+        TrainingWay(name=f"{lora}, recomputation", adapter=plain),
         *(() if plain.dora else (TrainingWay(name="LoRA, 8-bit weights", adapter=int8),)),
         TrainingWay(name=qlora, adapter=nf4),
         *shared_adapters,
