@@ -76,9 +76,9 @@ def test_selective_recomputation_saves_what_the_paper_says(name, saved):
 def test_the_first_stage_holds_the_activations_of_the_papers_equation(paper):
     """Its p micro-batches in flight are L layers' worth, s b h L / t (34 + 5 a s / h), with interleaving
     1 + (p - 1) / (p v) of it. The dropout mask of the embedding adds s b h p / t; with interleaving, where the paper
-    takes the mean of the virtual stages, the first of them is in flight 2 p times. Without a pipeline the inputs of
-    the last norm and of the logits add 4 s b h / t (the logits themselves, 4 s b v / t in the paper, are a term of
-    their own)."""
+    takes the mean of the virtual stages, the first of them is in flight 2 p times. The inputs of the last norm and of
+    the logits, 4 s b h / t, are there as long as the logits themselves, 4 s b v / t in the paper: terms of their own.
+    """
     layers, h, a, b, p, v = paper
     where = context(gpt(layers, h, a), pool(p, 8), Job(global_batch=4 * b * p, seq_len=S))
     columns = {"tp": T, "pp": p, "vpp": v, "micro_batch": b, "sequence_parallel": True}
@@ -87,8 +87,9 @@ def test_the_first_stage_holds_the_activations_of_the_papers_equation(paper):
         kept = first_rank(where, rows)
         spread = 1 + (p - 1) / (p * v) if v > 1 else 1
         masks = 2 * p if v > 1 else p
-        paper_bytes = S * b * h / T * (spread * layers * each + masks + (4 if p == 1 else 0))
+        paper_bytes = S * b * h / T * (spread * layers * each + masks)
         assert kept == pytest.approx(paper_bytes, rel=1e-12)
+        assert layer_rows(where, rows).table.before_logits == pytest.approx(4 * S * b * h / T, rel=1e-12)
 
 
 def first_rank(where: Context, rows: Strategies) -> float:

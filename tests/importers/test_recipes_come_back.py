@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.exporters.exported import yaml_text
-from shardwright.exporters.recipes import RECIPES, START, Task
+from shardwright.exporters.recipes import RECIPES, START, Task, as_run
 from shardwright.importers.launch import plan_from_launch
 from shardwright.plans.plan import Plan
 from shardwright.search.sizing import TrainingWay, ways
@@ -67,15 +67,11 @@ def _task(name: str, gpus: int, way: TrainingWay, options: Options, precision: s
 
 
 def expected(trainer: str, task: Task) -> Job:
-    """Return the job that a trainer makes of a recipe, which differs from the one that was sized in three ways."""
-    options = task.job.options
-    if trainer == "trl":  # whose own loss has no whole logits, whatever it is told
-        options = replace(options, loss="chunked")
+    """Return the job that a trainer makes of a recipe: the one sized for it, but for a kernel that is not there."""
+    job = task.way.of(as_run(trainer, task.job))
     if trainer == "llamafactory" and task.model.family == "deepseek_v2":  # for which it has no kernel of Liger's
-        options = replace(options, loss=None)
-    if trainer == "axolotl" and task.adapter is None and task.way.sharding == "none" and task.job.precision == "bf16":
-        options = replace(options, master_weights="none")  # it loads what it trains in 16 bits
-    return replace(task.job, options=options, adapter=task.adapter)
+        job = replace(job, options=replace(job.options, loss=None))
+    return job
 
 
 def decided(plan: Plan) -> tuple[object, ...]:

@@ -79,6 +79,20 @@ def test_adapters_leave_the_weights_and_take_the_state() -> None:
     assert full.total_bytes / lora.total_bytes > 2.0
 
 
+def test_masters_are_of_what_is_trained_in_full() -> None:
+    """Without them adapters fit as they do with them, and full training has a hint where it fits so alone."""
+    cluster, job = load_cluster("1x1xA100-SXM-80"), make_job(global_batch=1, seq_len=2048, framework="fsdp")
+    plain, bare = (
+        trained(load_model("llama-3.1-8b"), cluster, replace(job, options=Options(master_weights=masters)))
+        for masters in (None, "none")
+    )
+    beside = [{size.way: size.memory for size in found.sizes if size.way.adapter} for found in (plain, bare)]
+    assert beside[0] == beside[1] and len(beside[0]) >= 3
+    full = next(size for size in plain.sizes if size.way.name == "full, recomputation")
+    assert not full.fits and full.options == Options(master_weights="none")
+    assert next(size for size in bare.sizes if size.way == full.way).fits
+
+
 def test_quantized_weights_are_those_of_the_paper() -> None:
     assert pytest.approx(4.127, abs=1e-3) == FROZEN_BYTES["nf4"] * 8
     model = load_model("llama-2-70b")

@@ -79,6 +79,7 @@ def fit(
       shardwright fit llama-3.1-70b --gpu H100-SXM --gpus 8 --nodes 4 --json
     """
     from shardwright.cli.inputs import job_of
+    from shardwright.exporters.recipes import as_run
     from shardwright.exporters.recipes import recipe as write_recipe
     from shardwright.reports.text.sizing import sizing_document, sizing_text
     from shardwright.search.space.axes import only_job, parse_pins
@@ -116,7 +117,7 @@ def fit(
     if space.pins:
         hint = "`shardwright plan` pins it; here: loss, activation_offload, weight_offload, gradient_sync"
         raise bad(f"--set {next(iter(space.pins))}", "is no option of a trainer: `fit` tries layouts of its own", hint)
-    sizing = size(sized, machines, only_job(job, space.options))
+    sizing = size(sized, machines, as_run(recipe, only_job(job, space.options)))
     text = None if recipe is None else write_recipe(sizing, model, recipe)
     if text is not None and out is not None:
         deliver(text, out)

@@ -7,6 +7,7 @@ the trainer's own example, there to be replaced.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.errors import SpecError, bad, suggestion
@@ -79,13 +80,26 @@ def recipe(sizing: Sizing, source: str, trainer: str) -> str:
         raise bad("recipe", f"has no optimizer {sizing.job.optimizer}", f"use {' or '.join(OPTIMIZERS)}")
     if problems := tuple(unnamed_targets(sizing.model, size.way.adapter)):
         raise SpecError(*problems)
-    if others := said(sizing.job.options).keys() - {"loss", "activation_offload"}:
+    known = {"loss", "activation_offload", "master_weights"}
+    if others := said(size.way.of(sizing.job).options).keys() - known:
         raise bad("recipe", f"does not say {', '.join(sorted(others))}", "fit without, or `shardwright export` a plan")
     samples = sizing.job.global_batch // sizing.cluster.gpus
     task = Task(model=sizing.model, source=_repository(source), job=sizing.job, way=size.way, samples=samples)
     words = f"{size.way.name} on {sizing.types}: {size.memory.total_bytes / 2**30:.1f} GiB"
     head = f"# Written by shardwright: {words} of {size.memory.capacity_bytes / 2**30:.1f} a GPU.\n# {START[trainer]}\n"
     return head.format(gpus=sizing.cluster.gpus) + yaml_text(RECIPES[trainer](task))
+
+
+def as_run(trainer: str | None, job: Job) -> Job:
+    """Return a job as a trainer's recipe runs it, whatever is asked for: axolotl loads weights in 16 bits and updates
+    them as they are (axolotl/monkeypatch/accelerate/fsdp2.py 0.19 too widens none), and TRL takes the logits in chunks
+    (trl/trainer/sft_trainer.py 1.16: `add_fused_lm_head`)."""
+    options = job.options
+    if trainer == "axolotl" and job.precision == "bf16":
+        options = replace(options, master_weights="none")
+    if trainer == "trl":
+        options = replace(options, loss="chunked")
+    return replace(job, options=options)
 
 
 def runnable(sizing: Sizing) -> Size | None:
@@ -152,7 +166,7 @@ def _arguments(task: Task) -> dict[str, object]:
     keys: dict[str, object] = {
         "per_device_train_batch_size": task.samples,
         "gradient_accumulation_steps": 1,
-        "bf16": task.job.precision == "bf16",
+        "bf16": task.job.precision == "bf16" and (task.job.masters or task.adapter is not None),
         "fp16": task.job.precision == "fp16",
         "optim": OPTIMIZERS[task.job.optimizer],
         "learning_rate": 2e-4 if task.adapter else 2e-5,
@@ -181,8 +195,9 @@ def _trl(task: Task) -> dict[str, object]:
         if adapter.frozen == "nf4":
             keys |= {"bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True, "bnb_4bit_quant_storage": "bfloat16"}
     dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(task.job.precision, "float32")
+    kept = adapter or not task.job.masters
     return keys | {
-        "dtype": dtype if adapter else "float32",
+        "dtype": dtype if kept else "float32",
         "attn_implementation": "flash_attention_2",
         "dataset_name": "trl-lib/Capybara",
         "max_length": task.job.seq_len,
@@ -224,6 +239,7 @@ def _llamafactory(task: Task) -> dict[str, object]:
         "disable_gradient_checkpointing": not task.way.recompute,
         **({"use_unsloth_gc": True} if task.job.options.activation_offload == "inputs" else {}),
         **({"enable_liger_kernel": True} if task.chunked else {}),
+        **({} if task.job.masters or adapter else {"pure_bf16": True}),
         **_arguments(task),
     }
 

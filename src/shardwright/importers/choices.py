@@ -92,8 +92,10 @@ def offloads_activations(fields: TrainerFields, words: Sequence[str], *, adapter
 
 def keeps_sixteen_bits(fields: TrainerFields, *, mixed: bool, sharded: bool) -> bool:
     """Return whether trained weights are loaded in 16 bits and updated as they are. With mixed precision FSDP makes
-    them fp32 first (accelerate/utils/fsdp_utils.py 1.15: `fsdp2_prepare_model`)."""
-    return fields.first("dtype") in SIXTEEN and not (mixed and sharded)
+    them fp32 first (accelerate/utils/fsdp_utils.py 1.15: `fsdp2_prepare_model`), of which axolotl's copy does not
+    (axolotl/monkeypatch/accelerate/fsdp2.py 0.19; github.com/axolotl-ai-cloud/axolotl/pull/3894)."""
+    as_loaded = fields.first("shards_as_loaded") is True and fields.first("fsdp_version") == 2
+    return fields.first("dtype") in SIXTEEN and (as_loaded or not (mixed and sharded))
 
 
 def copies_notes(fields: TrainerFields, *, mixed: bool, sharded: bool) -> Iterator[str]:

@@ -44,14 +44,15 @@ LONGEST = 1 << 20  # tokens that are tried where a model says no longest sequenc
 TRIED = 32  # sizes that are costed at once
 LIGHTER: tuple[dict[str, Any], ...] = (  # options that are tried where a way does not fit
     {"loss": "chunked"}, {"activation_offload": "inputs"}, {"loss": "chunked", "activation_offload": "inputs"},
-    {"weight_offload": "host"},
+    {"master_weights": "none"}, {"loss": "chunked", "master_weights": "none"}, {"weight_offload": "host"},
 )  # fmt: skip
 
 
 @record
 class TrainingWay:
     """A way to train. `offload` is the part of the optimizer state in host memory; with sharding "zero1" and "zero3"
-    GPUs share the state, with "zero3" gradients and weights too. All but plain training recompute activations."""
+    GPUs share the state, with "zero3" gradients and weights too. All but plain training and plain adapters recompute
+    activations."""
 
     name: str
     adapter: Adapter | None = None
@@ -68,6 +69,11 @@ class TrainingWay:
     def training(self) -> str:
         """What is trained, in one word: full, or the form of the adapters."""
         return "full" if self.adapter is None else self.adapter.form
+
+    def of(self, job: Job) -> Job:
+        """Return a job trained so. Frozen weights have no masters, whatever those that are trained have."""
+        options = job.options if self.adapter is None else replace(job.options, master_weights=None)
+        return replace(job, adapter=self.adapter, options=options)
 
 
 @record
@@ -181,7 +187,8 @@ def _every_way(plain: Adapter, sharded: str) -> tuple[TrainingWay, ...]:
         TrainingWay(name="full, recomputation"),
         *shared,
         TrainingWay(name="full, optimizer in host memory", sharding="zero1", offload=1.0),
-        TrainingWay(name=lora, adapter=plain),
+        TrainingWay(name=lora, adapter=plain, recompute=False),
+        TrainingWay(name=f"{lora}, recomputation", adapter=plain),
         *(() if plain.dora else (TrainingWay(name="LoRA, 8-bit weights", adapter=int8),)),
         TrainingWay(name=qlora, adapter=nf4),
         *shared_adapters,
@@ -223,7 +230,7 @@ class _Account:
 
     def memory(self, way: TrainingWay, job: Job, samples: Ints, count: Ints) -> list[Memory]:
         """Return what GPUs take with micro-batches of `samples` [N] on `count` GPUs [N]."""
-        job = replace(job, adapter=way.adapter, global_batch=int((samples * count).max()))
+        job = replace(way.of(job), global_batch=int((samples * count).max()))
         context = Context(model=self.model, pool=self.pool, job=job, efficiency=Analytic())
         layers = len(self.model.layers)
         fixed = {
@@ -300,7 +307,7 @@ def _lighter_options(account: _Account, way: TrainingWay, job: Job, samples: int
     ones, here = np.ones(1, dtype=np.int64), np.full(1, account.count)
     for options in (replace(job.options, **lighter) for lighter in LIGHTER):
         lighter, lighter_way = replace(job, options=options), way_with(way, options, account.count)
-        runs = options != job.options and not any(option_problems(account.model, lighter))
+        runs = way.of(lighter) != way.of(job) and not any(option_problems(account.model, way.of(lighter)))
         if runs and account.fit(lighter_way, lighter, samples * ones, here)[0] >= SURE:
             return options
     return None

@@ -56,7 +56,7 @@ def plan_of_way(sizing: Sizing, way: TrainingWay, options: Options) -> Plan:
     return one_gpu_replicas(
         sizing.model,
         replace(sizing.cluster, pools=(pool,)),
-        replace(sizing.job, adapter=way.adapter, options=options),
+        way.of(replace(sizing.job, options=options)),
         pool.gpu.name,
         count=count,
         micro_batch=sizing.job.global_batch // count,

@@ -22,6 +22,7 @@ from shardwright.cost.memory.sizes import (
     StateBytes,
     elsewhere,
     gathered_bytes,
+    gradient_bytes,
     head_bytes,
     least_optimizer_bytes,
     least_state_bytes,
@@ -37,6 +38,7 @@ from shardwright.cost.stage.exact import (
     fewest_layers,
     in_host_bytes,
     kept_bytes,
+    last_kept_bytes,
     leanest_group,
     live_bytes,
     of_pipelines,
@@ -85,9 +87,11 @@ class Fixed(Columns):
     While layers run, `passing` is there, a part of weights and gradients; in its place there is what the last rank has
     with its logits, `head` [N], the first in the backward pass of its embedding, `first` [N], and each in the update,
     `bare`, when nothing is kept any more. Layers before the last have `before` more, when what the last kept is gone.
-    A layer's working set alternates with `closing`, the gradients of one more layer where it ends. `late` is the part
-    of gradients that comes in place of activations and of weights, which leave layer by layer where they are
-    `resharded`; `in_host` is the state in host memory."""
+    A layer's working set alternates with `closing`, the gradients of one more layer where it ends; `waiting` says
+    whether gradients of its weights wait until then. `late` is the part of gradients that comes in place of activations
+    and of weights, which leave layer by layer where they are `resharded`. Of it `late_last`, the head's, is there
+    before layers run backward; when the first one does, the last to, `late_first` is missing, and `late_second` when
+    the second does. `in_host` is the state in host memory."""
 
     weights: Floats
     gradients: Floats
@@ -99,8 +103,12 @@ class Fixed(Columns):
     before: Floats
     bare: Floats
     closing: Floats
+    waiting: Bools
     resharded: Floats
     late: Floats
+    late_last: Floats
+    late_first: Floats
+    late_second: Floats
     in_host: Floats
     micro_batches: Ints
 
@@ -170,7 +178,14 @@ def kept_activations(context: Context, rows: Strategies, shards: LayerRows, star
     kept = kept_bytes(shards.table.kept, stages, rows.recompute[:, None], rows.recompute_layers[:, None])
     if memory_facts(context.job.framework).stage_buffers:
         kept = kept + shards.table.boundary[shards.row][:, None] * _outputs_beyond_inputs(context.job, kept.shape[1])
+    kept[:, -1] += shards.table.before_logits[shards.row] * _put_off(context.job, rows)
     return np.asarray(per_rank(kept, int(rows.vpp[0])))
+
+
+def _put_off(job: Job, rows: Strategies) -> Bools:
+    """Return whether what the head keeps outlives the backward pass of the logits, [N]: the gradients of its weights
+    come later, or another micro-batch has run forward before."""
+    return rows.zero_bubble | (job.options.exchange_overlap == "batches")
 
 
 def _outputs_beyond_inputs(job: Job, stages: int) -> Ints:
@@ -178,6 +193,13 @@ def _outputs_beyond_inputs(job: Job, stages: int) -> Ints:
     and its input is in a buffer (`message_buffers`)."""
     stage, on_gpu = np.arange(stages), job.options.activation_offload != "inputs"
     return np.asarray((stage < stages - 1).astype(int) - (stage > 0) * on_gpu)
+
+
+def _last_kept(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
+    """Return what the last layer of a rank keeps of one micro-batch until its backward pass has ended, [N, P]."""
+    stages = of_pipelines(shards.row, starts, context.layer_count)
+    kept = last_kept_bytes(shards.table.kept, stages, rows.recompute[:, None], rows.recompute_layers[:, None])
+    return np.asarray(per_rank(kept, int(rows.vpp[0]))[:, -1])
 
 
 def working_set(rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
@@ -201,22 +223,35 @@ def fixed_bytes(
     count = micro_batches(job, rows) if count is None else count
     layer, ranks = shards.table.parameters[shards.row], data_parallel(context, rows).dense.size
     units = whole_units(model, job, rows, layer, ranks, count)
-    last, at_last = units.last[:, None], summed_at_last(job, rows)
-    norm = np.where((state.closing > 0.0) & ~at_last[:, None], norm_backward_bytes(model, job) * elements, 0.0)
+    at_last = summed_at_last(job, rows)
+    last, before = (np.where(at_last & (not facts.by_unit), 0.0, more)[:, None] for more in (units.last, units.before))
+    before_logits = shards.table.before_logits[shards.row] * ~_put_off(job, rows)
+    waiting = (state.closing > 0.0) & ~at_last[:, None]
+    norm = np.where(waiting, norm_backward_bytes(model, job) * elements, 0.0)
+    late = np.where(cut & facts.freed & (count == 1)[:, None], state.sharded_gradients, 0.0)
+    table, alone = model.token_table_parameters, model.token_table_parameters * (not model.tied_embeddings)
+    parts = (gradient_bytes(job) * part / ranks for part in (alone + 0.0 * layer, table + layer, table + 2.0 * layer))
+    late_parts = [np.minimum(late, part[:, None]) for part in parts]
+    # beside the first layer the embedding is gathered, not a layer before it
+    gathered_less = weight_bytes(job) * ((layer - alone) * (rows.sharding == ZERO3))[:, None] * (late > 0.0)
     updated = np.where(rows.sharding[:, None] == ZERO3, 0.0, facts.by_unit * _updated_weights(context, rows, held))
     return Fixed(
         weights=state.weights,
         gradients=state.gradients + last,
         optimizer=state.optimizer,
         buffers=message_buffers(job, rows, boundary, count) + gathered,
-        head=np.maximum(units.head, np.where(at_last, 0.0, units.summing)),
+        head=np.maximum(units.head + before_logits, np.where(at_last, 0.0, units.summing)),
         first=np.where(at_last & (not facts.by_unit), 0.0, units.first),
         passing=np.where(cut & facts.head_alone, state.gathered + last, 0.0),
-        before=np.broadcast_to(units.before[:, None], state.weights.shape),
+        before=np.broadcast_to(before, state.weights.shape),
         bare=updated,
-        closing=state.closing + norm,
+        closing=np.maximum(state.closing + norm, state.opening),
+        waiting=waiting,
         resharded=state.resharded,
-        late=np.where(cut & facts.freed & (count == 1)[:, None], state.sharded_gradients, 0.0),
+        late=late,
+        late_last=late_parts[0],
+        late_first=late_parts[1] + gathered_less,
+        late_second=late_parts[2],
         in_host=np.broadcast_to(state.in_host, state.weights.shape),
         micro_batches=count,
     )
@@ -257,10 +292,15 @@ def footprint(
 ) -> Footprint:
     """Return the peak of each rank. All rows have equal pp and vpp. `fixed` is what `fixed_bytes` returns for them."""
     fixed = fixed or fixed_bytes(context, rows, shards, starts)
-    working = np.maximum(working_set(rows, shards, starts), fixed.closing)
+    working = working_set(rows, shards, starts)
+    if fixed.closing.any():
+        working = working + fixed.waiting * shards.table.halfway[shards.row][:, None]
+        working = np.maximum(working, fixed.closing - _last_kept(context, rows, shards, starts))
     values = kept_activations(context, rows, shards, starts)
     kept = _most_kept(context.job, rows, values, fixed.micro_batches)
-    activations, replaced = kept + working, np.minimum(fixed.late, kept + fixed.resharded)
+    per_layer = kept / context.layer_count
+    later = np.minimum(fixed.late_first - per_layer, fixed.late_second - 2.0 * per_layer) + kept + fixed.resharded
+    activations, replaced = kept + working, np.minimum(fixed.late - fixed.late_last, later)
     gradients = fixed.gradients - replaced
     ends = fixed.bare - kept
     if fixed.first.any():
@@ -271,6 +311,10 @@ def footprint(
     ends[:, -1] = np.maximum(ends[:, -1], fixed.head - (kept[:, -1] - at_last))
     ends = ends - working - fixed.passing - (fixed.late - replaced)
     logits = np.maximum(np.maximum(ends, fixed.before - kept / context.layer_count), 0.0)
+    if rows.vpp[0] > 1 and memory_facts(context.job.framework).stage_buffers:
+        beside = activations + logits
+        apart = _chunk_after_chunk(context, rows, shards, starts, fixed, values, working, beside)
+        gradients = gradients - np.minimum(apart, gradients)
     tensors = fixed.weights + gradients + fixed.optimizer + activations + logits + fixed.buffers
     return Footprint(
         weights=fixed.weights,
@@ -282,6 +326,44 @@ def footprint(
         context=reserved_bytes(context.job, tensors),
         in_host=host_bytes(context, rows, shards, starts, fixed),
     )
+
+
+def _chunk_after_chunk(
+    context: Context,
+    rows: Strategies,
+    shards: LayerRows,
+    starts: Ints,
+    fixed: Fixed,
+    values: Floats,
+    working: Floats,
+    beside: Floats,
+) -> Floats:
+    """Return by how much weights, gradients and what is `beside` them never come together, [N, P], where no chunk of a
+    rank runs again once another has gone backward, as all micro-batches go at once: weights of a chunk are gathered at
+    its first pass and gone after its last, its gradients come with its first backward pass, in place of what that
+    micro-batch kept (torchtitan 0.3 under PyTorch 2.13, rehearsed). `values` [N, v, P] are what a micro-batch keeps."""
+    chunks, count = int(rows.vpp[0]), fixed.micro_batches[:, None, None]
+    stages, table, job = of_pipelines(shards.row, starts, context.layer_count), shards.table, context.job
+    parameters = per_rank(stages.total(table.dense) + stages.total(table.expert), chunks)
+    weights = weight_bytes(job) * np.cumsum(parameters, axis=1)
+    of_chunk = gradient_bytes(job) * parameters
+    gradients = np.cumsum(of_chunk[:, ::-1], axis=1)[:, ::-1]
+    waiting, later = count + 0.0 * values, count - 1 + 0.0 * values
+    waiting[:, -1, -1], later[:, -1, -1] = 1.0, fixed.micro_batches > 1  # each with its loss, one after another
+    others = count * (np.cumsum(values, axis=1) - values)
+    kept = others + np.maximum(waiting * values - of_chunk, later * values)
+    moments = weights + gradients + kept + working[:, None]
+    moments[:, -1, -1] += np.maximum(fixed.head - working[:, -1], 0.0)
+    whole = weights[:, -1] + gradients[:, 0] + beside
+    once = _all_at_once(job, rows) & (rows.sharding == UNSHARDED)
+    return np.where(once[:, None], np.maximum(whole - moments.max(axis=1), 0.0), 0.0)
+
+
+def _all_at_once(job: Job, rows: Layouts) -> Bools:
+    """Return whether all micro-batches go through each chunk at once where weights come and go with these, [N]: by the
+    time that all gradients of a rank are there, no more than its first chunk's weights are."""
+    few = (rows.vpp > 1) & (micro_batches(job, rows) <= rows.pp)
+    return np.asarray(few & memory_facts(job.framework).stage_buffers)
 
 
 def host_bytes(context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed) -> Floats:
@@ -320,13 +402,15 @@ def _kept_at_end(job: Job, rows: Strategies, values: Floats, count: Ints, *, las
     return kept
 
 
-def least_bytes(context: Context, shards: LayerRows, fixed: Fixed) -> Floats:
+def least_bytes(context: Context, rows: Strategies, shards: LayerRows, fixed: Fixed) -> Floats:
     """Return what the fullest rank needs whatever is recomputed, [N]: states, buffers and one layer's gradients or
     the logits."""
     working = shards.table.live[shards.row, WHOLE][:, None] + 0.0 * fixed.weights
     working[:, -1] = np.maximum(working[:, -1], fixed.head - (fixed.passing + fixed.late)[:, -1])
-    gradients = fixed.gradients - np.minimum(fixed.late, fixed.resharded)
-    tensors = fixed.weights + gradients + fixed.optimizer + fixed.buffers + working
+    missing = np.maximum(fixed.late_first, fixed.late_second) + fixed.resharded
+    gradients = fixed.gradients - np.minimum(fixed.late, missing)
+    weights = np.where(_all_at_once(context.job, rows)[:, None], 0.0, fixed.weights)
+    tensors = weights + gradients + fixed.optimizer + fixed.buffers + working
     return np.asarray((tensors + reserved_bytes(context.job, tensors)).max(axis=1))
 
 
@@ -343,9 +427,12 @@ def floor_bytes(
     ranks = rows.dp * rows.cp
     copies = np.where(expert > 0, rows.tp * ranks // (rows.ep * rows.etp), 1)
     counts = np.arange(1, max(int(ranks.max(initial=1)), int(copies.max(initial=1))) + 1)  # far fewer than rows
-    whole, cut = (least_state_bytes(model, job, counts, np.full(len(counts), alone)) for alone in (False, True))
+    staying = not memory_facts(job.framework).freed
+    whole, cut = (
+        least_state_bytes(model, job, counts, np.full(len(counts), alone), gradients=staying) for alone in (False, True)
+    )
     least = np.where(rows.pp == 1, (cut[ranks - 1], cut[copies - 1]), (whole[ranks - 1], whole[copies - 1]))
-    held = dense * least[0] + expert * least[1]
+    held = dense * least[0] + expert * least[1] - weight_bytes(job) * (dense + expert) * _all_at_once(job, rows)
     updated = dense - tied / rows.pp * (rows.pp > 1)  # of a tied embedding both ends together may have one state
     optimizer = np.full(len(rows), np.inf)
     for part in offloads:
@@ -372,7 +459,8 @@ def most_room(context: Context, rows: Strategies, shards: LayerRows, dense: Floa
     ]
     room = room_for_tensors(job, context.memory_limit_bytes)
     room = room - table.live[row, WHOLE] - least_message_buffers(job, table.boundary[row], rows.pp > 1)
-    return np.asarray(room - (state[0] * dense + state[1] * expert))
+    held = state[0] * dense + state[1] * expert
+    return np.asarray(room - held + weight_bytes(job) * (dense + expert) * _all_at_once(job, rows))
 
 
 def fits(context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed) -> Bools:

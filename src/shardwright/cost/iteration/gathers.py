@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Strategies
+from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Layouts, Strategies
 from shardwright.records import record
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
@@ -21,6 +21,8 @@ FREED_BY_PASSES = frozenset({"fsdp", "eager", "torchtitan", "jax"})
 # The last unit stays between the passes: final norm and head, with a tied embedding (accelerate/utils/fsdp_utils.py
 # 1.15, `fsdp2_prepare_model`).
 LAST_UNIT_STAYS = frozenset({"fsdp", "eager"})
+# One unit has both ends of a tied embedding (torchtitan 0.3, distributed/fsdp.py: `apply_fsdp`).
+TIED_IN_ONE_UNIT = LAST_UNIT_STAYS | {"torchtitan"}
 # In a pipeline of PyTorch's, weights stay and gradients are whole until the last micro-batch
 # (torch/distributed/pipelining/stage.py: `backward_maybe_with_nosync`).
 OF_PYTORCH_PIPELINES = "torchtitan"
@@ -36,7 +38,7 @@ class Moved:
     summed: Floats
 
 
-def micro_batches(job: Job, rows: Strategies) -> Ints:
+def micro_batches(job: Job, rows: Layouts) -> Ints:
     """Return the micro-batches of one replica and step, [N]."""
     return job.global_batch // (rows.dp * rows.micro_batch)
 
@@ -68,9 +70,9 @@ def moved_in_passes(
     zero2, zero3 = (rows.sharding >= ZERO2)[:, None], (rows.sharding == ZERO3)[:, None]
     anew = zero3 | (zero2 & _freed_by_passes(job, rows)[:, None])
     gathered = parameters - (1.0 - frozen_part(job)) * (parameters - embedding - head)
-    forward = backward = gathered
+    forward = backward = gathered - tied * (job.framework in TIED_IN_ONE_UNIT)
     if job.framework in LAST_UNIT_STAYS:
-        forward, backward = gathered - tied, gathered - head - tied
+        backward = backward - head
     elif job.framework == OWN:
         forward = gathered - embedding * (1.0 - 1.0 / micro_batches(job, rows)[:, None])
         backward = gathered - head

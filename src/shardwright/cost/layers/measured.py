@@ -143,8 +143,10 @@ class MeasuredLayers:
         states = np.diff(table.kept)
         kept = states[:, WHOLE]
         logits = head_bytes(model, job, shard.micro_batch, shard.cp, shard.tp)
-        activations = _measured(entries, "activation_bytes", kept + _at_the_head(kept, logits))
-        activations = np.maximum(activations - _at_the_head(kept, logits), 0.0)
+        computed = kept + _at_the_head(kept, logits + table.before_logits)
+        activations = _measured(entries, "activation_bytes", computed) - _at_the_head(kept, logits)
+        activations = np.maximum(activations, 0.0)
+        before_logits, activations[:, -1] = activations[:, -1].copy(), 0.0
         nothing = np.zeros_like(forward)
         return replace(
             table,
@@ -168,6 +170,7 @@ class MeasuredLayers:
             ends=running_sums(np.diff(table.ends) * held),
             group=activations[:, 1:-1].max(axis=1),
             parameters=weights[:, 1:-1].max(axis=1),
+            before_logits=before_logits,
         )
 
     def _entry(self, gpu: Gpu, shard: Shard, row: int) -> LayerTimes:

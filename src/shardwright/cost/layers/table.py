@@ -61,8 +61,9 @@ class LayerTable(Columns):
     held by one GPU, `adapters` those trained beside them, `ends` those of `dense` in embedding and output projection,
     which are no matrices of layers. Of single layers: `live` is what lives while the largest runs backward, by state
     [M, 3], `group` what each that runs again together adds, `boundary` the activation passed to the next layer,
-    `parameters` the most that a layer has, [M]. Of a tower: `tower_again` are the seconds of its layers that run again
-    where all layers of a stage do, `frozen` the weights that a GPU has of it without training them, [M].
+    `parameters` the most that a layer has, [M]; `before_logits` and `halfway` are those of `cost.memory.activations`.
+    Of a tower: `tower_again` are the seconds of its layers that run again where all layers of a stage do, `frozen` the
+    weights that a GPU has of it without training them, [M].
     """
 
     forward: Floats
@@ -85,6 +86,8 @@ class LayerTable(Columns):
     group: Floats
     boundary: Floats
     parameters: Floats
+    before_logits: Floats
+    halfway: Floats
     tower_again: Floats
     frozen: Floats
 
@@ -165,6 +168,8 @@ def layer_table(
         group=group,
         boundary=np.max(np.stack(memory.inputs[1:-1]), axis=0),
         parameters=np.max(np.stack([dense + expert for dense, expert in parameters[1:-1]]), axis=0),
+        before_logits=memory.before_logits,
+        halfway=memory.halfway,
         tower_again=again,
         frozen=np.full(len(shard.tp), float(frozen)),
     )

@@ -29,7 +29,7 @@ from shardwright.cost.compute.operators import (
 from shardwright.cost.compute.tower import encoder_shard, patch_inputs, projector_inputs, tower_tokens
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
-from shardwright.cost.memory.sizes import SINGLE
+from shardwright.cost.memory.sizes import PEFT, SINGLE
 from shardwright.records import record
 from shardwright.spec.adapter import Matrix, Target, adapted, matrices
 from shardwright.spec.catalog.frameworks import OWN, experts_in_fp8
@@ -48,7 +48,6 @@ SINGLE_ROUTERS = frozenset({
     "flint", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hy_v3", "kimi_linear", "kolibri1", "lara_mini", "nemotron_h",
     "solar_open",
 })  # fmt: skip
-PEFT = ("fsdp", "eager", "deepspeed")  # the frameworks whose adapters are PEFT's
 
 
 @record
@@ -56,7 +55,10 @@ class Activations:
     """Bytes of one micro-batch, lists over positions (embedding, kinds of layers, head) of [M]. `core` is what
     selective recomputation frees, `again` what of it lives beside the gradients while it runs again, where its modules
     are said. `offloaded` are those of `inputs` that are kept in host memory. `dequantised` is the largest quantised
-    matrix, 16 bits wide to compute with."""
+    matrix, 16 bits wide to compute with. `before_logits` [M] are the inputs of the final norm and of the output
+    projection, which are gone before a layer runs backward; `halfway` [M] is what is there beyond `gradients` in the
+    backward pass of a norm between attention and feed-forward block, where gradients of weights wait for the layer's
+    last."""
 
     kept: list[Floats]
     core: list[Floats]
@@ -65,6 +67,8 @@ class Activations:
     again: list[Floats]
     offloaded: list[Floats]
     dequantised: list[Floats]
+    before_logits: Floats
+    halfway: Floats
 
 
 def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
@@ -73,7 +77,7 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
     outer = norm_tokens(shard, job) * model.hidden
     saved = widths_of(job).saved
     zero = np.zeros(len(shard.tp))
-    kept, core, inputs, gradients, again, dequantised = [], [], [], [], [], []
+    kept, core, inputs, gradients, again, dequantised, halfway = [], [], [], [], [], [], [zero]
     to_host = float(job.options.activation_offload == "inputs")
     for layer in model.kinds:
         attention, scores = zero, zero
@@ -108,20 +112,30 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         moments = (_gradient_bytes, _norm_bytes, _unmerged_bytes)
         gradients.append(np.max(np.stack([of(model, layer, shard, job) for of in moments]), axis=0))
         dequantised.append(_dequantised_bytes(model, layer, shard, job))
+        halfway.append(_halfway_bytes(model, layer, shard, job) - gradients[-1])
     embedding = outer * (1.0 if model.dropout else 0.0) + _embeddings_bytes(model, shard, job)
-    last = (2.0 * saved + norm_copies(model, job)) * outer  # inputs of the final norm and of the output projection
+    last = (saved + norm_copies(model, job)) * outer + saved * _input_tokens(shard, job) * model.hidden
     if model.streams is not None:
         last = last + saved * tokens(shard, job) * model.streams.end_kept(model.hidden, first=False)
-    head = last + model.mtp_layers * (kept[model.kind_of_layer[-1]] + last)
+    head = model.mtp_layers * (kept[model.kind_of_layer[-1]] + last)
+    unneeded = outer * (saved + norm_copies(model, job)) * _stops_at_first_norm(job)
     return Activations(
-        kept=[embedding, *kept, head],
-        core=[zero, *core, zero],
+        kept=[embedding - unneeded, *kept, head],
+        core=[-unneeded, *core, zero],
         inputs=[embedding, *inputs, head],
         gradients=[zero, *gradients, zero],
         again=[zero, *again, zero],
         offloaded=[zero, *(to_host * size for size in inputs), zero],
         dequantised=[zero, *dequantised, zero],
+        before_logits=last,
+        halfway=np.max(np.stack(halfway), axis=0),
     )
+
+
+def _stops_at_first_norm(job: Job) -> bool:
+    """Whether the first norm keeps nothing, as neither it nor what is before it is trained; where layers run again,
+    what enters the first has a gradient (transformers/modeling_utils.py 5.24: `enable_input_require_grads`)."""
+    return job.framework in PEFT and job.adapters
 
 
 def norm_copies(model: Model, job: Job) -> float:
@@ -140,12 +154,20 @@ def norm_copies(model: Model, job: Job) -> float:
 def norm_backward_bytes(model: Model, job: Job) -> float:
     """Return the bytes of an element that the backward pass of a layer's first norm has at a time where it is unfused,
     beside the gradients of all the layer's weights: four tensors in fp32 and five as activations are, in PyTorch 2.13
-    of transformers' `LlamaRMSNorm`. What the head keeps and the layer's input, which count as kept, are gone by then.
-    """
-    copies, saved = norm_copies(model, job), widths_of(job).saved
-    if copies == 0.0:
-        return 0.0
-    return NORM_SINGLES * SINGLE + NORM_SAVED * saved - (3.0 * saved + copies)
+    of transformers' `LlamaRMSNorm`."""
+    return (NORM_SINGLES * SINGLE + NORM_SAVED * widths_of(job).saved) * (norm_copies(model, job) > 0.0)
+
+
+def _halfway_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return what lives beside what a layer keeps in the backward pass of the norm before its feed-forward block, [M]:
+    that pass's, and the gradients of the block's weights, in place of what the block and the norm kept."""
+    unfused = norm_backward_bytes(model, job)
+    if layer.mlp is None or layer.attention is None or model.parallel_block or not (unfused and job.trains("language")):
+        return np.zeros(len(shard.tp))
+    saved, outer = widths_of(job).saved, norm_tokens(shard, job) * model.hidden
+    weights = saved * (3.0 if layer.mlp.gated else 2.0) * model.hidden * layer.mlp.width / shard.tp
+    norm = (unfused - saved - norm_copies(model, job)) * outer
+    return np.asarray(weights + norm - _mlp_bytes(model, layer.mlp, shard, job))
 
 
 def value_norm_copies(job: Job) -> float:
@@ -292,6 +314,11 @@ def _freed_of_modules(model: Model, layer: Layer, shard: Shard, job: Job, scores
     return np.asarray(freed)
 
 
+def _input_tokens(shard: Shard, job: Job) -> Floats:
+    """Return the tokens of which a rank keeps what products take in that its tensor-parallel ranks gather, [M]."""
+    return tokens(shard, job) if memory_facts(job.framework).inputs_whole else norm_tokens(shard, job)
+
+
 def _latent_width(attention: Attention) -> int:
     """Queries, keys and values of latent attention after their projections up."""
     return attention.heads * (2 * attention.head_dim + attention.value_head_dim)
@@ -335,11 +362,14 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
     facts = memory_facts(job.framework)
     qkv = queries + (keys + values) * (attention.reused != "both") * np.where(facts.keys_gathered, shard.cp, 1)
     if attention.latent is None:
-        projected = saved * outer * model.hidden * _needed(job, "q_proj", "k_proj", "v_proj")
+        projected = saved * _input_tokens(shard, job) * model.hidden * _needed(job, "q_proj", "k_proj", "v_proj")
     else:
         mla = attention.latent
         ranks = (mla.query_rank or 0) + mla.kv_rank
-        projected = saved * outer * model.hidden + (widths.saved + saved + norm_copies(model, job)) * outer * ranks
+        projected = (
+            saved * _input_tokens(shard, job) * model.hidden
+            + (widths.saved + saved + norm_copies(model, job)) * outer * ranks
+        )
         shared = mla.nope_head_dim * (facts.hidden_copies > 0.0)  # values are a part of what holds keys, too
         qkv = (_latent_width(attention) + attention.heads * shared) / shard.tp
     scores = _score_bytes(model, attention, shard, job, float(job.seq_len))
@@ -380,7 +410,7 @@ def _mlp_bytes(model: Model, mlp: Mlp, shard: Shard, job: Job) -> Floats:
     saved = widths_of(job).saved_input if _needed(job, "gate_proj", "up_proj") else 0.0
     size = tokens(shard, job) * mlp.width / shard.tp
     return (
-        saved * norm_tokens(shard, job) * model.hidden
+        saved * _input_tokens(shard, job) * model.hidden
         + _inner_bytes(job, widths_of(job).saved_input, "down_proj", gated=mlp.gated) * size
         + widths_of(job).saved * bool(mlp.cut) * size  # what the deviation of the gates is of
     )

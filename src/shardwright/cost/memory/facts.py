@@ -47,6 +47,9 @@ class MemoryFacts:
     queries, keys and values are views of one projection, which stays whole beside queries and keys after their rotary
     embedding. `keys_gathered`: whether context-parallel ranks keep the keys and values of all (torchtitan's
     FlexAttention, torch/distributed/tensor/experimental/_context_parallel/_attention.py 2.13: `flex_cp_allgather`).
+    `inputs_whole`: whether a product whose input tensor-parallel ranks gather keeps it whole for its weights' gradients
+    (torchtitan: neither DTensor nor PyTorch's partitioner gathers again, torch/_functorch/partitioners.py 2.13:
+    `force_save_collectives`), where others keep each rank's part and gather anew.
     `expert_output`: whether what experts give is kept, as it is weighed after them. `dispatched`: copies of the tokens
     of all experts that live on their way there and back (permuted, received, given, sorted back). `hidden_copies`,
     `inner_copies`: bytes that unfused operators keep beyond the formulas, for each element of a layer's hidden state
@@ -74,6 +77,7 @@ class MemoryFacts:
     host_beside: float
     rotated: bool
     keys_gathered: bool
+    inputs_whole: bool
     expert_output: bool
     dispatched: float
     hidden_copies: float

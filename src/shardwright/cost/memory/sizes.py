@@ -16,6 +16,7 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
 SINGLE = 4.0  # documented: bytes of an element of 32 bits
+PEFT = ("fsdp", "eager", "deepspeed")  # the frameworks whose adapters are PEFT's, and whose models transformers'
 CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi minus reserved on A100 and H100; measured
 
 
@@ -26,8 +27,11 @@ class StateBytes:
     `sharded_gradients`, and weights that a backward pass leaves sharded, layer by layer, are `resharded`. `closing` are
     gradients of one more layer where a layer's backward pass ends: under FSDP2 those before it are on their way by
     then, and under ZeRO-2 their weights are no more. Beside gradients that stay whole until the last micro-batch they
-    are the sum's copy of the layer, or in the forward pass, where nothing runs again, weights of a third one. `in_host`
-    are the bytes of host memory: offloaded state with its gradients and what else follows it, and state that is paged.
+    are the sum's copy of the layer. `opening` are weights of one more layer in the forward pass, where a layer begins,
+    two beside whole ones: FSDP2 keeps what it gathered of the layer before until that of the next one is copied
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py 2.13: `all_gather_state`).
+    `in_host` are the bytes of host memory: offloaded state with its gradients and what else follows it, and state that
+    is paged.
     """
 
     weights: Floats
@@ -36,6 +40,7 @@ class StateBytes:
     gathered: Floats
     resharded: Floats
     closing: Floats
+    opening: Floats
     sharded_gradients: Floats
     in_host: Floats
 
@@ -88,9 +93,11 @@ def state_bytes(
     scales: Array | float = 0.0
     if frozen:
         part, apiece = 1.0 if job.adapters else 1.0 - share, WHOLE_BYTES[job.adapter.frozen] if job.adapter else 0.0
-        wider, scales = max(weight - frozen, 0.0) * ends, part * apiece * (held - ends)
-        whole, opened = whole + part * frozen * held + wider, opened + part * (frozen - apiece) * open_at_once
-        shard = shard + part * (frozen - apiece) * kept + scales + (wider + part * apiece * ends) / dense_ranks
+        wide = ends + expert * experts_unquantised(job)
+        wider, scales = max(weight - frozen, 0.0) * wide, part * apiece * (held - wide)
+        gathered = np.maximum(frozen - apiece, weight * (expert > 0.0) * experts_unquantised(job))
+        whole, opened = whole + part * frozen * held + wider, opened + part * gathered * open_at_once
+        shard = shard + part * (frozen - apiece) * kept + scales + (wider + part * apiece * wide) / dense_ranks
     unchanged = (frozen or weight) * tower
     whole, shard = whole + unchanged, shard + unchanged / dense_ranks
     kept_too = (sharding == ZERO2) & (facts.shard_weight == 0.0)
@@ -114,6 +121,7 @@ def state_bytes(
         gathered=on_their_way,
         resharded=resharded,
         closing=np.where(by_layer & (sharding >= ZERO2) & (unsharded | (sharding == ZERO3)), leaving, 0.0),
+        opening=by_layer * ((sharding == ZERO3) * 0.5 + (sharding == ZERO2)) * opened,
         sharded_gradients=staying * (sharding >= ZERO2),
         in_host=offload * (optimizer + facts.host_beside * updated)
         + weights_away * (shard - scales)
@@ -142,6 +150,12 @@ def frozen_bytes(job: Job) -> float:
         return 0.0
     quantised = job.adapter is not None and job.adapter.quantised
     return FROZEN_BYTES[job.adapter.frozen] if job.adapter is not None and quantised else weight_bytes(job)
+
+
+def experts_unquantised(job: Job) -> bool:
+    """Whether experts stay in 16 bits beside quantised matrices: those of transformers 5 are one parameter, and
+    bitsandbytes takes linear layers alone (github.com/bitsandbytes-foundation/bitsandbytes/issues/1849)."""
+    return job.framework in PEFT and job.adapter is not None and job.adapter.quantised
 
 
 def gradient_bytes(job: Job) -> float:
@@ -263,7 +277,7 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
     sizes = (rows.micro_batch, rows.cp, rows.tp)
     facts = memory_facts(job.framework)
     if not facts.by_unit:
-        none, head = np.zeros(len(rows)), head_bytes(model, job, *sizes)
+        head = head_bytes(model, job, *sizes)
         whole = head + gathered_head_bytes(model, job, rows.sharding, *sizes)
         if job.options.loss == "chunked" and facts.chunks:
             whole = whole + _summed_head_bytes(model, job, rows, ranks, head)
@@ -272,7 +286,8 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
         first = summed * table * (weight_bytes(job) * (2.0 + 1.0 / ranks) + gradient_bytes(job) * away / ranks)
         beside = weight_bytes(job) * layer * (rows.sharding == ZERO3)
         summing = (first + beside) * summed * (not model.tied_embeddings)
-        return WholeUnits(head=whole, summing=summing, first=first, last=none, before=none)
+        alone = weight_bytes(job) * summed * (table * (not model.tied_embeddings) - layer)
+        return WholeUnits(head=whole, summing=summing, first=first, last=alone, before=np.maximum(-alone, 0.0))
     weight = weight_bytes(job) * (rows.sharding == ZERO3)
     gradient = gradient_bytes(job) * job.trains("language") * (rows.sharding >= ZERO2)
     end, arriving = model.token_table_parameters / rows.tp, 1.0 + 1.0 / ranks

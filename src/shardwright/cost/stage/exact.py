@@ -10,6 +10,7 @@ Running sums [M, L + 3] go over the positions of a model: the embedding 0, layer
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -92,6 +93,14 @@ def kept_bytes(kept: Floats, stages: Ranges, mode: Array | int, count: Array | i
         inputs, length = stages.layers(kept, AGAIN), np.maximum(stages.length, 1)
         total = total - np.where(grouped, inputs - inputs * (-(-length // np.maximum(count, 1))) / length, 0.0)
     return np.asarray(total)
+
+
+def last_kept_bytes(kept: Floats, stages: Ranges, mode: Array | int, count: Array | int) -> Floats:
+    """Return what the last layer of each stage leaves of that, none where it runs again, as its input stays; `kept` as
+    in `kept_bytes`."""
+    again = GROUPED[mode] | ((FIRST[mode] == AGAIN) & (count >= stages.length))
+    last = replace(stages, begin=np.maximum(stages.end - 1, stages.begin))
+    return np.asarray(np.where(again, 0.0, last.layers(kept, REST[mode])))
 
 
 def in_host_bytes(offloaded: Floats, stages: Ranges, mode: Array | int, count: Array | int) -> Floats:

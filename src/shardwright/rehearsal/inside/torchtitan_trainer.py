@@ -119,7 +119,7 @@ def _stand_ins(config: Any, meter: Meter) -> None:
     compiling: Any = import_module("torchtitan.distributed.compile")
     compiling._maybe_regional_inductor_backend = lambda _, backend: backend
     protocol: Any = import_module("torchtitan.protocols.model")
-    protocol.BaseModel.init_weights = nothing
+    protocol.BaseModel.init_weights = _tied_again
     for part in (config.dataloader, config.tokenizer):
         type(part).build = nothing
     staging = types.SimpleNamespace(maybe_wait_for_staging=nothing)
@@ -128,6 +128,13 @@ def _stand_ins(config: Any, meter: Meter) -> None:
     for holder, name in ((dims, "build_mesh"), *OUTSIDE):
         _run_outside(holder, name)
     _see_whole_gradients(meter)
+
+
+def _tied_again(model: Any, **_: Any) -> None:
+    """Do what is left of making first values where none are: a table that is cut for tensor parallelism, embedding and
+    projection apart, is one again (torchtitan/models/common/decoder.py 0.3: `init_states`)."""
+    if getattr(model, "enable_weight_tying", False):
+        model.tok_embeddings.weight = model.lm_head.weight
 
 
 def _run_outside(holder: Any, name: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
+from shardwright.cost.memory.sizes import experts_unquantised
 from shardwright.reports.text import question
 from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.search.sizing import SURE, Size, Sizing
@@ -19,6 +20,10 @@ OF_FLAGS = ("master_weights",)  # options that have a flag
 LOADING = (
     "sharded 4-bit weights: load the model on the CPU (device_map='cpu'), as axolotl does, or transformers 5 puts all "
     "{whole} of them on each GPU first"
+)
+EXPERTS = (
+    "experts stay in 16 bits where weights are quantised: they are one parameter in transformers 5, and bitsandbytes "
+    "takes linear layers alone"
 )
 CONTEXT = "context: CUDA's and NCCL's own memory, workspaces, and what the allocator reserves beyond tensors"
 REACH = "How far it goes: the longest sequence, one at a time on each GPU; samples of the length asked for; GPUs"
@@ -53,7 +58,8 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
         part
         for part in (
             "\n".join(wrapped(line, "", width) for line in lines),
-            f"Memory of the fullest GPU in GiB\n{memory}\n{wrapped(CONTEXT, '  ', width)}{_loading(sizing, width)}",
+            f"Memory of the fullest GPU in GiB\n{memory}\n{wrapped(CONTEXT, '  ', width)}{_loading(sizing, width)}"
+            f"{_experts(sizing, width)}",
             f"{wrapped(REACH, '', width)}\n{reach}",
             listed("What would make the rest fit", advice, width),
             f"Next\n  {command}" if command else "",
@@ -69,6 +75,12 @@ def _loading(sizing: Sizing, width: int) -> str:
     if whole is None or not any(size.way.quantised and size.way.sharding != "none" for size in sizing.sizes):
         return ""
     return "\n" + wrapped(LOADING.format(whole=format_bytes(whole)), "  ", width)
+
+
+def _experts(sizing: Sizing, width: int) -> str:
+    """Return that experts are wider than what is beside them, "" where they are not, or no way has some."""
+    jobs = [size.way.of(sizing.job) for size in sizing.sizes] if any(kind.moe for kind in sizing.model.kinds) else []
+    return "\n" + wrapped(EXPERTS, "  ", width) if any(map(experts_unquantised, jobs)) else ""
 
 
 def _listed(sizes: Iterable[Size]) -> str:
@@ -125,7 +137,7 @@ def next_command(sizing: Sizing, source: str) -> str:
     batch = max(job.global_batch, count)
     words = {"precision": job.precision, "optimizer": job.optimizer_words}
     asked = [(name, words[name]) for name, usual in USUAL.items() if words[name] != usual]
-    if not job.masters:
+    if not chosen.way.of(replace(job, options=options)).masters:
         asked.append(("master-weights", "none"))
     if chosen.way.adapter is not None:
         asked.append(("adapter", chosen.way.adapter.name))

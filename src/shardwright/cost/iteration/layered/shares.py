@@ -256,7 +256,7 @@ def units_of(context: Context, sizes: Sequence[int], gpus: int, *, flash: bool) 
         live=table.live,
         group=table.group,
         boundary=table.boundary,
-        logits=head_passes(context.model, context.job, rows.micro_batch, rows.cp, rows.tp)[0],
+        logits=table.before_logits + head_passes(context.model, context.job, rows.micro_batch, rows.cp, rows.tp)[0],
         parameters=each(table.dense)[0] + each(table.expert)[0],
         expert=each(table.expert)[0],
         frozen=float(table.frozen[0]),

@@ -185,7 +185,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "frozen_bytes": copied_bytes(model, job)[0] * table.frozen[row],
         "live": table.live[row],
         "group": table.group[row],
-        "logit_bytes": logits,
+        "logit_bytes": logits + table.before_logits[row],
         "state_bytes": state.weights + state.gradients + (state.optimizer - shared),
         "shared_bytes": shared,
         "ends_bytes": ends.optimizer - state.optimizer + ends.weights - state.weights,

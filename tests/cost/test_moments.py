@@ -1,0 +1,123 @@
+"""What is on a GPU at a time, and what never is together: held against rehearsals in `tests.rehearsal`, here by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.cost.samples import context, llama, mixtral, pool, row
+
+from shardwright.cost.context import Context, layer_rows
+from shardwright.cost.iteration.footprint import Footprint, fixed_bytes, footprint, least_bytes
+from shardwright.cost.iteration.gathers import moved_in_passes
+from shardwright.cost.strategies import BLOCK, NONE, UNIFORM, UNSHARDED, ZERO2, ZERO3, boundaries, strategies
+from shardwright.spec.adapter import Adapter
+from shardwright.spec.job import Framework, Job
+
+HIDDEN, WIDTH, VOCAB, TOKENS = 1024, 4096, 4096, 8192
+MODEL = llama(8, HIDDEN, 8, 8, WIDTH, VOCAB)
+
+
+def of(framework: Framework, batch: int = 16, model=MODEL, adapter: Adapter | None = None) -> Context:
+    return context(model, pool(1, 8), Job(global_batch=batch, seq_len=TOKENS, framework=framework, adapter=adapter))
+
+
+def taken(where: Context, **columns: int) -> Footprint:
+    rows = strategies([row(where, flash=True, **columns)])
+    chunks = int(rows.pp[0] * rows.vpp[0])
+    starts = boundaries(where.layer_count, chunks, rows.first_layers, rows.last_layers)
+    return footprint(where, rows, layer_rows(where, rows), starts)
+
+
+def test_what_the_head_kept_is_gone_while_a_layer_runs_backward() -> None:
+    """Under full recomputation the inputs of the layers but the last are there, the working set of one, and nothing of
+    the norm and the projection after them; with these the logits are."""
+    where = of("fsdp")
+    rows = strategies([row(where, flash=True, dp=8, sharding=ZERO3, recompute=UNIFORM, recompute_layers=1)])
+    shards = layer_rows(where, rows)
+    table, starts = shards.table, boundaries(where.layer_count, 1, rows.first_layers, rows.last_layers)
+    found = footprint(where, rows, shards, starts)
+    inputs, live = 8 * 2 * TOKENS * HIDDEN, float(table.live[0, 2] + table.group[0])
+    assert found.activations[0, 0] == pytest.approx(inputs + live)
+    assert table.before_logits[0] == pytest.approx(8 * TOKENS * HIDDEN)
+    assert fixed_bytes(where, rows, shards, starts).head[0] > table.before_logits[0]
+
+
+def test_before_the_first_adapter_nothing_is_kept() -> None:
+    """Beside a frozen embedding the first norm of a model without recomputation keeps neither input nor output."""
+    lora = Adapter(rank=16)
+    kept = {
+        recompute: taken(of("fsdp", adapter=lora), dp=8, sharding=ZERO3, recompute=recompute, recompute_layers=1)
+        for recompute in (NONE, UNIFORM)
+    }
+    table = layer_rows(
+        of("fsdp", adapter=lora), strategies([row(of("fsdp", adapter=lora), flash=True, dp=8, sharding=ZERO3)])
+    ).table
+    first, layer = table.kept[0, 0, 1], table.kept[0, 0, 2] - table.kept[0, 0, 1]
+    assert first == pytest.approx(-(2 + 2) * TOKENS * HIDDEN)
+    assert kept[NONE].activations[0, 0] > 7 * layer
+    assert table.kept[0, 2, 1] == 0.0  # where layers run again, the first one's input has a gradient
+
+
+@pytest.mark.parametrize("framework", ["fsdp", "eager", "deepspeed"])
+def test_experts_stay_in_16_bits_beside_quantised_matrices(framework: Framework) -> None:
+    model = mixtral(4, HIDDEN, 8, 8, 2048, 32000, 8, 2)
+    experts = 2.0 * sum(model.expert_layer_parameters(layer) for layer in model.layers)
+    plain, quantised = (
+        taken(of(framework, model=model, adapter=Adapter(frozen=frozen)), sharding=UNSHARDED).weights[0, 0]
+        for frozen in ("16-bit", "nf4")
+    )
+    assert experts < quantised < plain
+    dense = taken(of(framework, adapter=Adapter(frozen="nf4")), sharding=UNSHARDED).weights[0, 0]
+    assert dense < 0.6 * taken(of(framework, adapter=Adapter()), sharding=UNSHARDED).weights[0, 0]
+
+
+def test_chunks_that_go_once_have_weights_and_gradients_one_after_another() -> None:
+    """Two chunks of a rank, in as many micro-batches as ranks: weights of the second are gone before gradients of the
+    first come."""
+    once, again = (taken(of("torchtitan", batch), pp=2, vpp=2, dp=4, recompute=NONE) for batch in (8, 16))
+    saved = (again.gradients - once.gradients)[0, 0]
+    assert 0.0 < saved <= again.gradients[0, 0]
+    assert np.all(
+        taken(of("megatron", 8), pp=2, vpp=2, dp=4).gradients == taken(of("megatron", 16), pp=2, vpp=2, dp=4).gradients
+    )
+
+
+@pytest.mark.parametrize("framework", ["fsdp", "torchtitan"])
+def test_a_tied_table_is_gathered_once_a_pass(framework: Framework) -> None:
+    where = of(framework, model=replace(MODEL, tied_embeddings=True))
+    rows = strategies([row(where, dp=8, sharding=ZERO3)])
+    parts = (np.array([[size]]) for size in (100.0, 10.0, 10.0, 10.0))
+    moved = moved_in_passes(where.job, rows, *parts)
+    assert moved.forward[0, 0] == moved.summed[0, 0] == 90.0
+
+
+def test_torchtitan_keeps_what_its_ranks_gather() -> None:
+    """Inputs of queries, keys and values and of the block, and of the output projection; Megatron-LM gathers again."""
+    columns = {"tp": 4, "dp": 2, "sequence_parallel": True, "recompute": NONE}
+    tables = []
+    for framework in ("torchtitan", "megatron"):
+        where = of(framework)
+        tables.append(layer_rows(where, strategies([row(where, flash=True, **columns)])).table)
+    whole = 2 * TOKENS * HIDDEN * (1 - 1 / 4)
+    ours, others = tables
+    assert ours.before_logits[0] - others.before_logits[0] == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("framework", ["fsdp", "torchtitan", "deepspeed", "megatron"])
+def test_no_recomputation_takes_less_than_the_least(framework: Framework) -> None:
+    """Bounds that searches drop by, under every sharding that the framework has, few micro-batches and many."""
+    for batch in (8, 64):
+        where = of(framework, batch)
+        staged = framework in ("torchtitan", "megatron")
+        shapes = [{"pp": 2, "vpp": 2, "dp": 4}, {"pp": 2, "vpp": 1, "dp": 4}] if staged else []
+        shards_of = (UNSHARDED,) if framework == "megatron" else (UNSHARDED, ZERO2, ZERO3)
+        shapes += [{"dp": 8, "sharding": sharding} for sharding in shards_of]
+        for shape in shapes:
+            for recompute in (NONE, UNIFORM, BLOCK):
+                rows = strategies([row(where, flash=True, recompute=recompute, recompute_layers=1, **shape)])
+                shards, chunks = layer_rows(where, rows), int(rows.pp[0] * rows.vpp[0])
+                starts = boundaries(where.layer_count, chunks, rows.first_layers, rows.last_layers)
+                least = least_bytes(where, rows, shards, fixed_bytes(where, rows, shards, starts))
+                assert least[0] <= footprint(where, rows, shards, starts).total.max() * (1 + 1e-9), shape
