@@ -220,7 +220,10 @@ def test_a_named_model_stands_in_for_the_arguments() -> None:
         (LINE + "--recompute-granularity full --recompute-method block", "--recompute-num-layers: is missing"),
         (LINE + "--recompute-granularity some", "'some' is not a value"),
         (LINE + "--optimizer muon", "--optimizer: 'muon' is not a value"),
-        (LINE + "--hybrid-layer-pattern MM", "--hybrid-layer-pattern: hybrid models are not described"),
+        (
+            LINE + "--hybrid-layer-pattern MM",
+            "--hybrid-layer-pattern: hybrid models are not described by arguments alone",
+        ),
         (LINE + "--overlap-param-gather", "overlap.param_gather"),
         (LINE + "--expert-model-parallel-size 2", "no experts"),
         (

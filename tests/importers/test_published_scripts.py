@@ -58,7 +58,7 @@ CASES = (
     Published("prism-zero-offload.sh", "1x1xH100-SXM", (1, 1, 1, 1, 4, 8, 6.658), ("prism", "7B", "4", "true")),
     Published("dgx2-qwen-14b.sh", "1x16xV100-SXM-32", (16, 4, 1, 4, 1, 16, 7.6)),
     Published("azure-1t.sh", "1x8xV100-SXM-32", (8, 1, 1, 8, 1, 8, 1008.3)),
-    Published("qwen-next-gdn.sh", "16x8xH100-SXM", "another attention is not described"),
+    Published("qwen-next-gdn.sh", "16x8xH100-SXM", "layers without attention are not described by arguments alone"),
     Published("starcoder-mtf.slurm", "32x8xA100-SXM-80", (256, 4, 4, 16, 1, 512, 16.0)),
     Published("tsubame-345m-mpi.sh", "2x4xH100-SXM", "--optimizer: 'mvlion' is not", (), {"NHOSTS": "2", "JOB_ID": "77"}),
     Published("epfl-finetune.sh", "1x8xA100-SXM-80", (8, 4, 1, 2, 1, 12, 6.74), ("llama2", "--tp", "4", "--data", "d"), {}, "llama-2-7b"),

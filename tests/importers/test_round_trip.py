@@ -6,6 +6,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,18 +15,23 @@ from hypothesis import strategies as st
 import shardwright
 from shardwright.errors import SpecError
 from shardwright.exporters.evaluation import evaluation_of
+from shardwright.exporters.targets import TARGETS, TRAINERS
 from shardwright.importers.launch import plan_from_launch
 from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute
+from shardwright.spec.catalog.frameworks import MEGATRON
 from shardwright.spec.job import Job
 from shardwright.spec.options import Options, said
+from shardwright.spec.read.cluster import load_cluster
+from shardwright.spec.read.presets import preset_names
+from shardwright.trainers.runs import limits_of_trainer, one_gpu_replicas
 from tests.golden.plans import uniform_plan
 from tests.nightly import nightly
 
 FULL, SELECTIVE = Recompute(granularity="full", method="uniform", layers=1), Recompute(granularity="selective")
 MODELS = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-8b", "qwen3-30b-a3b")
 FRAMEWORKS = {"accelerate": "fsdp", "deepspeed": "deepspeed", "torchtitan": "torchtitan", "bridge": "megatron"}
-ENVIRONMENT = {"TRAIN_SCRIPT": "train.py", "NODE_RANK": "0", "MASTER_ADDR": "a", "HF_ASSETS_PATH": "a"}
+ENVIRONMENT = {"TRAIN_SCRIPT": "train.py", "MASTER_ADDR": "a", "HF_ASSETS_PATH": "a"}
 USERS = ("LEARNING_RATE", "DATA_PATH", "TOKENIZER_MODEL", "CHECKPOINT_DIR", "TRAIN_ITERS")
 OPTIONS: dict[str, tuple[dict[str, str], ...]] = {  # that a target writes by words which are read back
     "accelerate": ({}, {"master_weights": "none"}, {"loss": "chunked"}, {"activation_offload": "inputs"}),
@@ -107,10 +113,8 @@ def came_back(plan: Plan, target: str, main: str = "run.sh") -> Plan:
         folder = Path(name)
         for file, text in shardwright.export(plan, target).files.items():
             (folder / file).write_text(text, encoding="utf-8")
-        said = evaluation_of((folder / main).read_text(encoding="utf-8"))
-        cluster = plan.cluster if said.cluster is None else None  # one of a file, which no short form says
         environment = ENVIRONMENT | dict.fromkeys(USERS, "1")
-        return plan_from_launch(folder / main, cluster=cluster, environment=environment).plan
+        return plan_from_launch(folder / main, environment=environment).plan
 
 
 def expected(plan: Plan, read: Plan, target: str) -> Plan:
@@ -145,6 +149,79 @@ def test_what_brings_machines_together_comes_back(target: str, main: str) -> Non
     read = came_back(plan, target, main)
     own = replace(read.model, name=plan.model.name, family=plan.model.family)
     assert replace(read, model=own) == expected(plan, replace(read, model=own), "bridge")
+
+
+PRESETS = sorted(((name, target) for name in preset_names() for target in TRAINERS), key=lambda pair: crc32(repr(pair).encode()))  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "target"), [*PRESETS[:20], *nightly(PRESETS[20:])])
+def test_every_preset_that_a_target_takes_comes_back(name: str, target: str) -> None:
+    model, sharding = shardwright.load_model(name), "none" if TARGETS[target].framework == MEGATRON else "zero3"
+    length = min(4096, model.max_position or 4096)
+    job = Job(global_batch=64, seq_len=length, framework=TARGETS[target].framework)
+    spread = OptimizerPlan(sharding=sharding)  # type: ignore[arg-type]
+    plan = one_gpu_replicas(model, load_cluster("1x8xH100-SXM"), job, "H100-SXM", count=8, optimizer=spread)
+    if any(limits_of_trainer(target)(plan)):
+        return
+    read = came_back(plan, target)
+    assert (read.model.parameters, read.replicas) == (model.parameters, plan.replicas)
+
+
+UNEVEN = (("3x8xH100-SXM", 20), ("2x8xA100-SXM-80", 12))
+
+
+@pytest.mark.parametrize("target", [target for target in TRAINERS if target != "accelerate"])
+@pytest.mark.parametrize(("cluster", "gpus"), UNEVEN)
+def test_machines_that_give_unlike_numbers_of_gpus_come_back(target: str, cluster: str, gpus: int) -> None:
+    model, there = shardwright.load_model("llama-3.1-8b"), load_cluster(cluster)
+    job = Job(global_batch=gpus * 4, seq_len=1024, framework=TARGETS[target].framework)
+    plan = one_gpu_replicas(model, there, job, there.pools[0].gpu.name, count=gpus)
+    assert came_back(plan, target).replicas == plan.replicas
+
+
+SEVERAL = ("1x(2xRTX4090+1xRTX3090)", "1x2xA10G+1x1xRTX3090", "2x(4xL4+4xA10G)", "1x8xH100-SXM+1x6xH100-SXM")
+
+
+@pytest.mark.parametrize("target", ["accelerate", "deepspeed"])
+@pytest.mark.parametrize("cluster", SEVERAL)
+def test_equal_shares_over_several_types_come_back(target: str, cluster: str) -> None:
+    """All of the GPUs, those of each type alone, and on a cluster that no short form says."""
+    model, there = shardwright.load_model("llama-3.2-1b"), load_cluster(cluster)
+    other = replace(there, pools=tuple(replace(pool, host_memory_bytes=9e10) for pool in there.pools))
+    for machines in (there, other):
+        job = Job(global_batch=there.gpus * 4, seq_len=1024, framework=TARGETS[target].framework)
+        alone = [one_gpu_replicas(model, machines, job, pool.gpu.name, count=pool.gpus) for pool in machines.pools]
+        together = replace(alone[0], replicas=tuple(replica for plan in alone for replica in plan.replicas))
+        total, counts = machines.gpus, [replica.count for replica in together.replicas]
+        shared = [replace(replica, micro_batches=job.global_batch // total) for replica in together.replicas]
+        for plan in (replace(together, replicas=tuple(shared)), *(plan for plan, n in zip(alone, counts, strict=True) if job.global_batch % n == 0)):  # fmt: skip
+            if not any(limits_of_trainer(target)(plan)):
+                read = came_back(plan, target)
+                assert (read.cluster, read.replicas) == (machines, plan.replicas)
+
+
+def test_a_model_of_a_file_comes_back_from_a_script_that_leaves_it_to_the_user() -> None:
+    model = replace(shardwright.load_model("llama-3.2-1b"), name="mine", vocab=32000)
+    plan = uniform_plan(model, nodes=1, job=Job(global_batch=64, seq_len=4096, framework="fsdp"), micro_batch=1, tp=1, counts=(16,), sharding="zero3")  # fmt: skip
+    assert came_back(on_known_machines(plan), "accelerate").model == model
+
+
+BROUGHT_TOGETHER = [("2x8xH100-SXM", name) for name in ("torchtitan", "fsdp", "deepspeed", "train")]
+BROUGHT_TOGETHER += [("1x8xH100-SXM+1x8xA100-SXM-80", name) for name in ("megatron", "fsdp", "deepspeed", "train")]
+
+
+@pytest.mark.parametrize(("target", "main"), [("skypilot", "task.yaml"), ("kubernetes", "jobset.yaml")])
+@pytest.mark.parametrize(("cluster", "framework"), BROUGHT_TOGETHER)
+def test_whatever_machines_start_comes_back(cluster: str, framework: str, target: str, main: str) -> None:
+    job = shardwright.make_job(global_batch=48, seq_len=1024)
+    pins = {"pp": 2} if framework == "train" else {}
+    best = shardwright.plan("llama-3.1-8b", cluster, job, framework=framework, pins=pins, top=1).best
+    read = came_back(best, target, main)
+    assert (read.replicas, read.cluster, read.optimizer.sharding) == (
+        best.replicas,
+        best.cluster,
+        best.optimizer.sharding,
+    )
 
 
 @pytest.mark.parametrize("text", ["4x8xH100-SXM", "1x8xH100-SXM+2x8xA100-SXM-80"])

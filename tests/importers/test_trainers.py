@@ -244,6 +244,25 @@ def test_a_nemo_yaml(tmp_path: Path) -> None:
     assert wide.replicas[0].stages[0].tensor_parallel == 8
 
 
+@pytest.mark.parametrize("started", ["run.sh", "deep/configs/train.yaml"])
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [("deep/configs/ds.json", "ds.json"), ("deep/configs/ds.json", "deep/configs/ds.json"), ("ds/3.json", "ds/3.json")],
+)
+def test_a_file_that_a_file_names_is_beside_it_or_below_the_folder_that_all_are_in(
+    started: str, where: str, said: str, tmp_path: Path
+) -> None:
+    for folder in ("deep/configs", "ds"):
+        (tmp_path / folder).mkdir(parents=True)
+    config = f"per_device_train_batch_size: 2\nbf16: true\ndeepspeed: {said}\n"
+    (tmp_path / "deep/configs/train.yaml").write_text(config)
+    (tmp_path / where).write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}')
+    (tmp_path / "run.sh").write_text("torchrun --nproc_per_node 8 train.py deep/configs/train.yaml\n")
+    cluster = load_cluster("1x8xH100-SXM")
+    plan = plan_from_launch(tmp_path / started, cluster=cluster, model=LLAMA_3_1_8B, seq_len=2048).plan
+    assert (plan.job.framework, plan.optimizer.sharding) == ("deepspeed", "zero3")
+
+
 def test_accelerate_from_slurm(tmp_path: Path) -> None:
     shutil.copy(Path(__file__).parent / "scripts" / "accelerate-fsdp.sh", tmp_path / "submit.sh")
     (tmp_path / "fsdp_config.yaml").write_text(

@@ -227,6 +227,18 @@ def test_asking_for_what_is_offered_gives_as_good_a_plan(wanted: dict[str, Any],
     assert value(offer.plan) == pytest.approx((1.0 - offer.saving) * value(found.best), rel=1e-4)
 
 
+def test_gpus_of_several_types_are_offered_gradients_that_are_summed_last() -> None:
+    """Another plan than the best without: the state in host memory makes room for whole gradients."""
+    question = "llama-3.2-1b", "1x(2xA10G+1xRTX3090)", shardwright.make_job(global_batch=48, seq_len=2048)
+    ranking = shardwright.plan(*question, framework="fsdp")
+    offer = ranking.with_options
+    assert offer is not None and offer.pins == ("gradient_sync=last",) and offer.saving > 0.05
+    assert offer.plan.optimizer != ranking.best.optimizer
+    asked = shardwright.plan(*question, framework="fsdp", pins={"gradient_sync": "last"})
+    assert _seconds(asked.best) <= _seconds(offer.plan) * 1.0001
+    assert "sync_each_batch" not in shardwright.export(offer.plan, "accelerate").files["training_arguments.json"]
+
+
 def test_experts_are_offered_a_hidden_exchange_that_a_trainer_runs() -> None:
     ranking = shardwright.plan(MODEL, CLUSTER, replace(JOB, global_batch=256))
     offer = ranking.with_options

@@ -11,6 +11,7 @@ from shardwright.spec.read.presets import preset_names
 
 SEED = 32
 FRAMEWORKS = ("megatron", "torchtitan", "fsdp", "deepspeed", "train")
+ASKED = (*FRAMEWORKS, "", "any")  # nobody named, and any
 CLUSTERS = (
     "1x8xH100-SXM",
     "8x8xH100-SXM",
@@ -24,13 +25,18 @@ CLUSTERS = (
     "16x8xA800-SXM-80",
     "2x8xH100-SXM+2x8xA100-SXM-80",
     "1x4xRTX4090+1x4xRTX3090",
+    "1x(2xRTX4090+1xRTX3090)",
+    "2x(4xL4+4xA10G)",
+    "1x2xA10G+1x1xRTX3090",
+    "4x8xL40S+2x8xH100-SXM",
+    "2x8xV100-SXM2",
 )
-BATCH, LONGEST = 64, 2048
+BATCH, LONGEST, SHORTEST_WITH_IMAGES = 64, 2048, 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A question: a preset on a cluster, for a framework."""
+    """A question: a preset on a cluster, for a framework, "" where none is named."""
 
     model: str
     framework: str
@@ -38,7 +44,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return " ".join((self.model, self.framework, self.cluster))
+        return " ".join((self.model, self.framework or "-", self.cluster))
 
 
 def drawn(count: int, seed: int = SEED) -> tuple[Cell, ...]:
@@ -54,7 +60,7 @@ def drawn(count: int, seed: int = SEED) -> tuple[Cell, ...]:
 
 
 def _axes() -> Iterator[Sequence[str]]:
-    yield from (preset_names(), FRAMEWORKS, CLUSTERS)
+    yield from (preset_names(), ASKED, CLUSTERS)
 
 
 def _pairs(cell: Cell) -> set[tuple[str, str]]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.cli.running import refused, run
 from tests.nightly import nightly
+from tests.support.following import next_command
 
 import shardwright
 from shardwright.errors import SpecError
@@ -39,13 +40,32 @@ def test_a_model_that_megatron_does_not_run_is_planned_for_who_does(tmp_path: Pa
     assert f"--to {runners(plan)[0]} " in step or "shardwright train" in step
 
 
-def test_a_framework_that_is_named_is_planned_for_with_the_sentence_on_top() -> None:
-    done = run(["plan", "--model", "gemma-2-2b", *SMALL, "--framework", "megatron"])
-    assert done.code == 0
+@pytest.mark.parametrize("words", [["--framework", "megatron"], ["--framework=megatron"]])
+def test_a_framework_that_does_not_run_a_model_is_compared_with_and_one_that_does_comes_next(words: list[str]) -> None:
+    done = run(["plan", "--model", "gemma-2-2b", *words, *SMALL])
+    assert done.code == 3
     first = " ".join(done.out.split("\n\n")[0].split())
     assert first.startswith("no trainer for megatron that we know runs family gemma2")
     assert "these would run it: fsdp, deepspeed" in first
     assert "priced for megatron" in done.out and "nobody that we know runs this plan" in " ".join(done.out.split())
+    after = next_command(done.out)
+    assert after == ["plan", "--model", "gemma-2-2b", "--framework", "any", *SMALL]
+    answer = run(after)
+    assert answer.code == 0 and next_command(answer.out)[0] in ("export", "train")
+    document = run(["plan", "--model", "gemma-2-2b", *words, *SMALL, "--json"])
+    assert document.code == 3 and json.loads(document.out)["no_trainer"]["able"] == ["fsdp", "deepspeed", "train"]
+
+
+def test_of_several_frameworks_that_do_not_run_a_model_there_is_no_plan() -> None:
+    done = run(["plan", "--model", "gemma-2-2b", *SMALL, "--framework", "megatron,torchtitan"])
+    assert done.code == 3 and "No plan: no trainer for megatron or torchtitan" in " ".join(done.out.split())
+
+
+@pytest.mark.parametrize("more", [[], ["--framework", "any"]])
+@pytest.mark.parametrize("model", ["llama-3.2-1b", "bloom-560m"])
+def test_what_no_framework_has_on_these_machines_is_no_fault_of_the_model(model: str, more: list[str]) -> None:
+    words = refused(run(["plan", "--model", model, "--cluster", "1x8xV100-SXM2", *SMALL[2:], *more]))
+    assert "V100-SXM2 cannot compute in bf16" in words
 
 
 def test_a_target_that_does_not_run_the_model_ends_in_no_plan() -> None:
@@ -104,6 +124,16 @@ def test_what_starts_machines_refuses_what_the_trainer_on_them_refuses(to: str) 
     peculiar = replace(plan, model=replace(plan.model, particular="a layer of its own", forward_pass=None))
     with pytest.raises(SpecError, match="particular"):
         shardwright.export(peculiar, to)
+
+
+@pytest.mark.parametrize(("framework", "to", "says"), [("fsdp", "deepspeed", True), ("fsdp", "accelerate", False), ("megatron", "bridge", False), ("megatron", "kubernetes", False)])  # fmt: skip
+def test_an_export_says_what_a_plan_takes_under_another_framework(
+    framework: str, to: str, says: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    run(["plan", "--model", "llama-3.2-1b", *SMALL, "--framework", framework, "--set", "sharding=zero1,zero3", "--out", str(file)])  # fmt: skip
+    done = run(["export", str(file), "--to", to, "-o", str(tmp_path / "launch")])
+    assert done.code == 0 and (f"priced for {framework}: by deepspeed an iteration takes" in done.err) == says, done
 
 
 def test_check_says_who_runs_a_plan(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def options(
           --global-batch 512 --seq-len 4096 --out plan.json
       shardwright export plan.json --to megatron -o run.sh
 
-    Exit codes: 0 success, 2 bad input, 3 no strategy is feasible.
+    Exit codes: 0 success, 2 bad input, 3 no plan is feasible, or nobody runs it.
     """
     context = click.get_current_context()
     if version and json:
@@ -133,7 +133,7 @@ app = CommandGroup("shardwright", COMMANDS, options=options)
 
 
 def main() -> None:
-    """Run the command line; exit 0 on success, 2 on bad input, 3 where no strategy is feasible."""
+    """Run the command line; exit 0 on success, 2 on bad input, 3 where no plan is feasible or nobody runs it."""
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     try:

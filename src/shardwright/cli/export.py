@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from shardwright.cli import completion, options
 from shardwright.cli.destination import deliver, deliver_all, require_writable
 from shardwright.cli.output import note, write, write_json
 from shardwright.commands import option
+
+if TYPE_CHECKING:
+    from shardwright.plans.plan import Plan
 
 TARGET = "One of the targets below."
 
@@ -72,6 +75,8 @@ def export(
             raise SpecError(*error.problems, Problem(f"--to {to}", nearest_words(chosen, other), hint)) from None
         exported = files_for(other, to, launcher=launcher)
         note(f"{to} cannot run {plan}; {nearest_words(chosen, other)}")
+        chosen = other
+    _note_framework(chosen, to)
     if out is not None and len(exported.files) > 1:
         deliver_all(exported.files, out)
     elif out is not None:
@@ -83,3 +88,19 @@ def export(
         write(exported.main)
         if others := list(exported.files)[1:]:
             note(f"{', '.join(others)}: write these too with -o FOLDER")
+
+
+def _note_framework(plan: Plan, to: str) -> None:
+    """Say what a plan takes under the framework of a target, where it is priced for another one."""
+    from shardwright.search.planner import predict
+    from shardwright.trainers.runs import under
+    from shardwright.units import format_seconds
+
+    other = under(plan, to)
+    if other is None:
+        return
+    costed = (predict(other).prediction, plan.prediction)
+    took = ", not ".join(format_seconds(prediction.iteration_seconds) for prediction in costed if prediction)
+    name = other.job.framework
+    best = f"`plan --framework {name}` finds its best"
+    note(f"priced for {plan.job.framework}: by {name} an iteration takes {took}; {best}")

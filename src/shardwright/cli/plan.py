@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -130,6 +131,9 @@ def plan(
     """Find the best parallel strategy for a model on a cluster: all that Megatron-LM can run and, on several types
     of GPUs, plans that mix them.
 
+    Exit code 3: nothing fits, or nobody runs it. Where the one framework that is named does not run the model, its plan
+    is printed all the same, to compare with, and the next command is for one that does.
+
     Examples:
 
     \b
@@ -249,7 +253,7 @@ def plan(
         else:
             width = terminal_width()
             nobody = "" if ranking.no_trainer is None else f"{wrapped(in_words(ranking.no_trainer), '', width)}\n\n"
-            text = ranking_text(ranking, width) if details else first_screen(ranking, out, width)
+            text = ranking_text(ranking, width) if details else first_screen(ranking, out, width, sys.argv[1:])
             tell(nobody + text, beside=out)
-    if ranking.infeasible:
+    if ranking.infeasible or ranking.no_trainer:
         raise Exit(3)

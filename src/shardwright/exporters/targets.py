@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib import import_module
 
 from shardwright.errors import Problem, bad, suggestion
-from shardwright.exporters.evaluation import line_of
+from shardwright.exporters.evaluation import lines_of
 from shardwright.exporters.exported import Exported
 from shardwright.plans.plan import Plan
 from shardwright.records import record
@@ -72,11 +72,12 @@ def _headed(exported: Exported, plan: Plan) -> Exported:
     start a run how they are read back."""
     guesses = plan.model.guesses
     lines = [f"# Guessed of the model, not known: {' '.join(words.split())}" for words in guesses]
+    framework = TARGETS[exported.target].framework or plan.job.framework
     files = {}
     for place, (name, text) in enumerate(exported.files.items()):
         starts = name.endswith(SCRIPT) or (exported.target in LAUNCHING and place == 0)
-        read_back = line_of(plan, exported.target, name) if starts else ""
-        files[name] = _with_comments(text, [*lines, *filter(None, [read_back])]) if name.endswith(COMMENTED) else text
+        read_back = lines_of(plan, name, framework) if starts else ()
+        files[name] = _with_comments(text, [*lines, *read_back]) if name.endswith(COMMENTED) else text
     document = {**exported.document, "guesses": list(guesses)} if guesses else exported.document
     return replace(exported, files=files, document=document)
 

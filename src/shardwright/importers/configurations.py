@@ -43,6 +43,7 @@ from shardwright.importers.torchtitan import (
 )
 from shardwright.importers.torchtune import torchtune_settings
 from shardwright.importers.trainers import accelerate_settings, deepspeed_settings
+from shardwright.plans.mesh import EQUAL_SHARES
 from shardwright.records import record
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.images import parts_of
@@ -68,6 +69,7 @@ DEEPSPEED = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch
 QUANTISED = re.compile(r"gptq|awq|aqlm|gguf|bnb|-(?:int)?[48]-?bit|-int[48]\b|-fp8\b", re.I)  # in names of checkpoints
 # Sections that may be told as JSON.
 SECTIONS = ("fsdp_config", "accelerator_config", "liger_kernel_config", "gradient_checkpointing_kwargs")
+LEVELS = 4  # of folders above a file, which configurations are written to be started from
 NANOTRON = frozenset(("parallelism", "tokens", "model"))
 
 
@@ -256,8 +258,9 @@ def _named_model(module: PythonValues) -> str | None:
 @record
 class Question:
     """What the user says: a file, by its name and folder, and what stands beside it. `files` are those that the script
-    writes, `why` says of its variables why they are not known; `problems` are what was found wrong so far, `uncounted`
-    what is not modelled, `notes` what had to be assumed."""
+    writes, `gpus` how many of each type run, where it says so, `why` says of its variables why they are not known;
+    `problems` are what was found wrong so far, `uncounted` what is not modelled, `notes` what had to be assumed,
+    `folders` those of the files that were read."""
 
     cluster: Cluster
     model: Model | None
@@ -265,10 +268,12 @@ class Question:
     name: str
     folder: Path
     files: Mapping[str, str]
+    gpus: Mapping[str, int] = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     uncounted: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)
 
     def fields(self, values: Mapping[Fields, Any], *trainers: str) -> TrainerFields:
         """Return the fields of a configuration of these trainers that are read; what they say beside is noted."""
@@ -278,15 +283,19 @@ class Question:
 
 
 def named(file: str, question: Question) -> dict[Fields, Any]:
-    """Return the fields of a JSON, YAML or TOML file that a script writes or that lies beside it. Raises SpecError."""
+    """Return the fields of a JSON, YAML or TOML file that a script writes or that lies beside it, beside a file that
+    was read before, or where its name says in a folder above these. Raises SpecError."""
     text = question.files.get(file)
     if text is None:
-        beside = [question.folder / file, question.folder / Path(file).name]
-        path = next((path for path in beside if is_known(file) and path.is_file()), None)
+        folders = (question.folder, *question.folders)
+        beside = [folder / name for folder in folders for name in (file, Path(file).name)]
+        above = [folder / file for start in folders for folder in [*start.absolute().parents][:LEVELS]]
+        path = next((path for path in (*beside, *above) if is_known(file) and path.is_file()), None)
         if path is None:
             message = f"{shown(file)}, which the launch names, is not beside it"
             raise bad(question.name, message, "put the file beside the script, or evaluate it itself")
         text = read_text(path)
+        question.folders.append(path.parent)
     return dict(flattened(document(text, file)))
 
 
@@ -315,8 +324,20 @@ def planned(settings: TrainerSettings, gpus: int | None, question: Question) -> 
     if model is not None:
         job, unfused = _of_model(settings, job, model, name)
         uncounted = (*uncounted, *unfused)
-    reading = reading_of_flags(flags, gpus, notes, problems, cluster=question.cluster, model=model, job=job, name=name)
+    several = _shares(question, gpus, job.framework)
+    reading = reading_of_flags(
+        flags, gpus, notes, problems, cluster=question.cluster, model=model, job=job, name=name, shares=several
+    )
     return replace(reading, uncounted=(*reading.uncounted, *uncounted))
+
+
+def _shares(question: Question, gpus: int | None, framework: str) -> Mapping[str, int]:
+    """Return how many GPUs of each type run, where several may: those that the file names or, of the whole cluster, all
+    of a framework that gives each the same share."""
+    pools = question.cluster.pools
+    if not question.gpus and len(pools) > 1 and framework in EQUAL_SHARES and gpus in (None, question.cluster.gpus):
+        return {pool.gpu.name: pool.gpus for pool in pools}
+    return question.gpus
 
 
 def _of_model(settings: TrainerSettings, job: Job, model: Model, name: str) -> tuple[Job, tuple[str, ...]]:

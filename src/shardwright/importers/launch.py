@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.errors import Problem, bad
-from shardwright.exporters.evaluation import evaluation_of
+from shardwright.exporters.evaluation import cluster_said, evaluation_of, is_whole, model_said
 from shardwright.exporters.hugging_face import ARGUMENTS
 from shardwright.files import shipped_table
 from shardwright.importers.adapters import beside_arguments
@@ -39,12 +39,11 @@ from shardwright.importers.shell.read import ShellScript, read_script
 from shardwright.importers.shell.unknown import is_known, is_lone, shown
 from shardwright.importers.torchtitan import fields_of_python
 from shardwright.importers.torchtune import ADAPTER_RECIPES, RECIPES, trains_adapters
+from shardwright.plans.document import from_document, load_plan
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.presets import preset_model
-from shardwright.spec.text.reading import YAML, read_text, sought
+from shardwright.spec.text.reading import YAML, parse_json, read_text, sought
 
 TORCHTITAN = ("torchtitan.train", "torchtitan.experiments.train", "torchtitan/train.py")
 MEGATRON = {"--num-layers", "--num-attention-heads"}  # which no other trainer is told on its command line
@@ -52,6 +51,7 @@ CONFIGURATIONS = (".json", *YAML, ".toml", ".py")
 FILES = (".json", *YAML)
 RAY = (("spec", "entrypoint"), ("entrypoint",))
 OWN = {"composer": "foundry", "tune": "torchtune"}  # launchers of one trainer alone
+DOCUMENT, RUN = "\n---\n", re.compile(r"^run:", re.MULTILINE)  # of YAML
 LISTS = ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save")  # several words behind them
 TRAINERS = {"--per-device-train-batch-size", "--deepspeed", "--deepspeed-config", "--fsdp"}
 SFT = re.compile(r"(?:^|/)(?:run_)?sft(?:_trainer)?\.py$")  # TRL's, and copies of it: open-r1, alignment-handbook
@@ -93,26 +93,31 @@ def plan_from_launch(
         task = _task(text, question.name) if ending in YAML else None
         if ending in CONFIGURATIONS and task is None:
             return of_configuration(text, ending, arguments, question)
-        lines, own = task or (text, {})
+        lines, own, beside = task or (text, {}, {})
         around = {**own, **(environment or {})}
         script = read_script(lines, question.name, arguments=arguments, environment=around, folder=path.parent)
         if task is not None and _alone_under_ray(text, script):
             message = "starts a program of Python, which itself asks Ray for its workers"
             raise bad(question.name, message, "give what a worker runs, or describe the plan in a plan file")
-        return _of_script(script, replace(question, files=script.files, why=script.reasons))
+        return _of_script(script, replace(question, files={**beside, **script.files}, why=script.reasons))
 
 
-def _task(text: str, name: str) -> tuple[str, dict[str, str]] | None:
-    """Return what a task or job of a YAML file runs, with the environment that it has there; None for any other."""
-    return _config_map(text, name) or _sky_task(text, name) or _ray_job(text, name)
+def _task(text: str, name: str) -> tuple[str, dict[str, str], dict[str, str]] | None:
+    """Return what a task or job of a YAML file runs, with the environment and the files that it has there; None for any
+    other."""
+    if (mapped := _config_map(text, name)) is not None:
+        return mapped.pop("run.sh"), {}, mapped
+    task = _sky_task(text, name) or _ray_job(text, name)
+    return None if task is None else (*task, {})
 
 
-def _config_map(text: str, name: str) -> tuple[str, dict[str, str]] | None:
-    """Return the script in a ConfigMap, as `export --to kubernetes` writes it; None for any other YAML."""
-    parts = text.split("\n---\n")
-    maps = [dict(flattened(document(part, name))) for part in parts if "kind: ConfigMap" in part]
-    scripts = [str(fields[path]) for fields in maps for path in fields if path == ("data", "run.sh")]
-    return (scripts[0], {}) if scripts else None
+def _config_map(text: str, name: str) -> dict[str, str] | None:
+    """Return the files of a ConfigMap with a script, as `export --to kubernetes` writes it; None for any other YAML."""
+    parts = [part for part in text.split(DOCUMENT) if "kind: ConfigMap" in part]
+    for fields in (dict(flattened(document(part, name))) for part in parts):
+        if ("data", "run.sh") in fields:
+            return {path[1]: str(value) for path, value in fields.items() if path[0] == "data" and len(path) == 2}
+    return None
 
 
 def _asked(
@@ -124,14 +129,17 @@ def _asked(
     if cluster is None and written.cluster is None:
         raise bad("--cluster", "is missing", "say on which machines: --cluster 32x8xA100-SXM-80")
     given = (
-        (cluster, written.cluster),
-        (model, written.model),
+        (cluster, written.cluster and _called(written.cluster, "its cluster")),
+        (model, written.model and _called(written.model, "its model")),
         (seq_len, written.seq_len and f"{written.seq_len} tokens a sample"),
     )
+    machines = cluster or cluster_said(written.cluster or "")
+    there = {pool.gpu.name for pool in machines.pools}
     taken = ", ".join(str(said) for value, said in given if value is None and said)
     return Question(
-        cluster=cluster or load_cluster(written.cluster or ""),
-        model=model if model is not None or written.model is None else preset_model(written.model),
+        cluster=machines,
+        model=model if model is not None or written.model is None else model_said(written.model),
+        gpus=dict(written.gpus) if there.issuperset(gpu for gpu, _ in written.gpus) else {},
         seq_len=seq_len or written.seq_len,
         name=name,
         folder=folder,
@@ -140,12 +148,21 @@ def _asked(
     )
 
 
+def _called(said: str, whole: str) -> str:
+    return whole if is_whole(said) else said
+
+
 def _sky_task(text: str, name: str) -> tuple[str, dict[str, str]] | None:
-    """Return what a task of SkyPilot runs, with the environment that it has there; None for any other YAML."""
-    fields = dict(flattened(document(text, name)))
+    """Return what a task of SkyPilot runs, or each of a group that differ in numbers of machines alone, with the
+    environment that it has there; None for any other YAML. Raises SpecError for a group of unlike tasks."""
+    parts = text.split(DOCUMENT)
+    every = [dict(flattened(document(part, name))) for part in parts if len(parts) == 1 or re.search(RUN, part)]
+    fields = next((fields for fields in every if isinstance(fields.get(("run",)), str)), {})
     run = fields.get(("run",))
     if not isinstance(run, str):
         return None
+    if len({re.sub(r"^export .*$", "", str(task.get(("run",))), flags=re.MULTILINE) for task in every}) > 1:
+        raise bad(name, "is a group of tasks that start unlike programs", "give the one that trains")
     environment = {path[1]: str(value) for path, value in fields.items() if path[0] == "envs" and value is not None}
     gpus = next((str(value) for path, value in fields.items() if path[:2] == ("resources", "accelerators")), "")
     sizes = {"NUM_NODES": fields.get(("num_nodes",), 1), "NUM_GPUS_PER_NODE": gpus.partition(":")[2] or gpus}
@@ -177,6 +194,9 @@ def _alone_under_ray(text: str, script: ShellScript) -> bool:
 def _of_script(script: ShellScript, question: Question) -> Reading:
     """Return the plan of what a script starts."""
     found = launches(script)
+    for launch in found:
+        if launch.program == "shardwright" and launch.arguments[:1] == ("train",):
+            return _of_plan_file(launch.arguments[1] if len(launch.arguments) > 1 else "", question)
     training = [launch for launch in found if _trainer(launch)]
     if len({(launch.program, launch.arguments) for launch in training}) > 1:
         raise several(training, question.name)
@@ -190,6 +210,17 @@ def _of_script(script: ShellScript, question: Question) -> Reading:
     job = None if question.seq_len is None else Job(global_batch=1, seq_len=question.seq_len)
     launch, cluster, model = training_of(found, question.name), question.cluster, question.model
     return reading_of_launch(launch, script, cluster=cluster, model=model, job=job, name=question.name)
+
+
+def _of_plan_file(file: str, question: Question) -> Reading:
+    """Return the plan that a script has `shardwright train` run. Raises SpecError where its file is not beside it."""
+    path = question.folder / file
+    if file not in question.files and not path.is_file():
+        message = f"{shown(file)}, which `shardwright train` runs, is not beside it"
+        raise bad(question.name, message, "put the plan file beside the script, or evaluate it itself")
+    text = question.files.get(file)
+    plan = load_plan(path) if text is None else from_document(parse_json(text, file), file)
+    return Reading(plan, (*question.notes, f"the plan is that of {shown(file)}"), ())
 
 
 def _bridge_recipe(launch: Launch, question: Question) -> str | None:
@@ -369,8 +400,9 @@ def _torchtitan_fields(arguments: dict[Fields, Any], question: Question) -> dict
         return named(str(file), question) | arguments
     module, function = str(first(arguments, "module")), first(arguments, "config")
     path = question.folder / (module.rsplit(".", 1)[-1] + ".py")
-    if not path.is_file():
+    if path.name not in question.files and not path.is_file():
         message = f"the configuration {function} of {module} is in another package"
         raise bad(question.name, message, f"put {path.name} beside the script, or evaluate it itself")
-    found = python_values(read_text(path), str(path), str(function) if function else None)
+    text = question.files.get(path.name) or read_text(path)
+    found = python_values(text, str(path), str(function) if function else None)
     return fields_of_python(found) | arguments

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
 from shardwright.importers.shell.read import ShellScript
 from shardwright.importers.shell.state import Started
@@ -38,6 +38,7 @@ SWITCHES = frozenset(
     )
 )
 EVERY = ("gpu", "auto", "cuda")  # torchrun's words for a process on each GPU of a machine
+ELEMENT = re.compile(r"\$\{(?P<array>\w+)\[.+\]\}")  # of an array, by the number of a machine
 NODES = ("--nnodes", "--num-nodes", "--num-machines")
 EACH = ("--nproc-per-node", "--num-gpus", "--procs-per-node", "--nproc")
 ALL = ("--num-processes", "--world-size")
@@ -87,7 +88,15 @@ class Launch:
 def launches(script: ShellScript) -> tuple[Launch, ...]:
     """Return the programs that a script starts with Python, in order."""
     found = tuple(launch for started in script.started if (launch := _launch(started, script.slurm)) is not None)
-    return found or tuple(_bare(script))
+    return tuple(_counted(launch, script.arrays) for launch in found) or tuple(_bare(script))
+
+
+def _counted(launch: Launch, arrays: Mapping[str, tuple[str, ...]]) -> Launch:
+    """Return a launch whose machines each take their number of processes from an array, with the sum of these."""
+    element = ELEMENT.fullmatch(launch.processes_per_node) if isinstance(launch.processes_per_node, str) else None
+    counts = arrays.get(element["array"], ()) if element else ()
+    whole = counts and launch.processes is None and len(counts) == launch.nodes and all(map(str.isdigit, counts))
+    return replace(launch, processes=sum(map(int, counts))) if whole else launch
 
 
 def _launch(started: Started, slurm: Mapping[str, str]) -> Launch | None:

@@ -36,7 +36,7 @@ from shardwright.plans.codec import (
 )
 from shardwright.plans.plan import PLAN_VERSION, OptimizerPlan, Plan, Prediction, Replica, Stage
 from shardwright.spec.adapter import ATTENTION, LINEAR, Adapter
-from shardwright.spec.cluster import Assumption
+from shardwright.spec.cluster import Assumption, Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model
 from shardwright.spec.text.fields import shown
@@ -63,7 +63,7 @@ def to_document(plan: Plan) -> dict[str, Any]:
     for name, kind in hints(Plan).items():
         value = getattr(plan, name)
         if name == "model":
-            document[name] = encode(dataclasses.replace(value, layers=()), Model) | {"layers": _layers_out(value)}
+            document[name] = model_document(value)
         elif name == "replicas":
             document[name] = [_replica_out(replica) for replica in value]
         elif name == "optimizer":
@@ -73,6 +73,21 @@ def to_document(plan: Plan) -> dict[str, Any]:
         else:
             document[name] = encode(value, kind)
     return document
+
+
+def model_document(model: Model) -> dict[str, Any]:
+    """Return a model as it stands in a plan file."""
+    data: dict[str, Any] = encode(dataclasses.replace(model, layers=()), Model)
+    return data | {"layers": _layers_out(model)}
+
+
+def part_of_plan(data: object, part: Literal["model", "cluster"]) -> Any:
+    """Return the model or the cluster of a plan file. Raises SpecError with every fault."""
+    problems: Problems = []
+    value = _model_in(data, part, problems) if part == "model" else decode(data, Cluster, part, problems)
+    if problems:
+        raise SpecError(*problems)
+    return value
 
 
 def dumps(plan: Plan) -> str:

@@ -34,6 +34,7 @@ from shardwright.cost.strategies import (
 from shardwright.plans.abilities import flash_attention_runs, gpu_problems
 from shardwright.plans.check import check
 from shardwright.plans.findings import NotCovered
+from shardwright.plans.mesh import EQUAL_SHARES
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 from shardwright.progress import stopped
@@ -45,7 +46,6 @@ from shardwright.search.mixed.restrictions import dropped, keeps_pins
 from shardwright.search.objective import affordable_value
 from shardwright.search.space.axes import OFFLOADS, divisors, searched, within
 
-FRAMEWORKS = ("fsdp", "deepspeed")
 AS_MANY_ON_EACH = ("fsdp",)  # accelerate/commands/launch.py: num_processes over num_machines
 NUMBERS, LOOKED_AT = 3, 12  # of GPUs that have plans, largest first, and that are looked at for them; chosen
 COSTED = 64  # ways that are costed on the GPUs there are, at most; chosen
@@ -64,7 +64,7 @@ def equal_shares(results: Sequence[OneType], asked: Asked, top: int) -> MixedOut
     every = largest_pools([result.context for result in results])
     job = every[0].job
     alone = any(value not in asked.space.allowed(axis, (value,)) for axis, value in DATA_PARALLEL.items())
-    if job.framework not in FRAMEWORKS or alone or len(every) < 2:
+    if job.framework not in EQUAL_SHARES or alone or len(every) < 2:
         return None
     found: dict[tuple[object, ...], Plan] = {}
     looked_at = 0
@@ -106,7 +106,7 @@ def _plans(contexts: Sequence[Context], asked: Asked, known: Known, top: int) ->
         best: list[tuple[float, int, Plan]] = []
         for shared in _shared_out(contexts, number) if len(least) else ():
             for place in range(min(len(least), COSTED)):
-                if len(best) >= top and least[place] * HARDLY >= best[top - 1][0]:
+                if least[place] * HARDLY >= (best[top - 1][0] if len(best) >= top else asked.longest):
                     break
                 plan = _over(contexts, asked, rows.take(slice(place, place + 1)), shared)
                 seconds = None if plan is None else fitting_seconds(contexts, plan, known)

@@ -8,7 +8,7 @@ frameworks each is a search of its own, and the best plan says which it is price
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +18,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.facts import headroom
-from shardwright.cost.site.calibrated import anchored
+from shardwright.cost.site.calibrated import Calibrated, anchored
 from shardwright.errors import SpecError, bad, require, suggestion
 from shardwright.exporters.nearest import search_for
 from shardwright.exporters.support.matrix import limits_in_rules
@@ -55,9 +55,6 @@ OFFERED = (
     {"cuda_graph": "attention", "exchange_overlap": "batches"},
     {"cuda_graph": "layers"},
 )
-# How mixtures of experts are run with all of it (Megatron-Bridge 0.6.2, recipes of DeepSeek and Qwen on Blackwell).
-LAYOUT: Mapping[str, list[Any]] = {"tp": [1], "mbs": [1, 2], "recompute": ["none"]}
-HIDDEN: Mapping[str, list[Any]] = {"cuda_graph": ["attention"], "exchange_overlap": ["batches"], **LAYOUT}
 FIT = 0.9  # as `planner.plan` has it
 PAYS = 0.01  # of the time, from which on an option is worth a word
 NOT_SEARCHED = SearchReport(candidates=0, costed=0, seconds=0.0, rejected=(), phases=())
@@ -90,6 +87,30 @@ class Question:
         return what_lacks(job, self.model, self.cluster, self.trainers(framework))
 
 
+@record(kw_only=False)
+class Searched:
+    """Options with which another plan may be best: they are searched `within` some settings, where `pays_where` says
+    that they may pay, and `pins` ask for what is found."""
+
+    options: Mapping[str, list[Any]]
+    within: Mapping[str, list[Any]]
+    pins: Mapping[str, list[Any]]
+    pays_where: Callable[[Question], bool]
+
+
+# How mixtures of experts are run with all of it (Megatron-Bridge 0.6.2, recipes of DeepSeek and Qwen on Blackwell).
+# Searched without, experts that are not split look better than they are.
+GRAPHS: Mapping[str, list[Any]] = {"cuda_graph": ["attention"], "exchange_overlap": ["batches"]}
+LAYOUT: Mapping[str, list[Any]] = {"tp": [1], "mbs": [1, 2], "recompute": ["none"]}
+# Whole gradients on every GPU until the last micro-batch, which Accelerate has unless it is told otherwise.
+LAST: Mapping[str, list[Any]] = {"gradient_sync": ["last"]}
+SHARDED: Mapping[str, list[Any]] = {"tp": [1], "cp": [1], "sharding": ["zero2", "zero3"]}
+SEARCHED = (
+    Searched(GRAPHS, LAYOUT, {**GRAPHS, **LAYOUT}, lambda asked: any(kind.moe for kind in asked.model.kinds)),
+    Searched(LAST, SHARDED, LAST, lambda asked: asked.job.global_batch > asked.cluster.gpus),
+)
+
+
 def plan(
     model: Model | str,
     cluster: Cluster | str,
@@ -115,9 +136,9 @@ def plan(
     trainers run. Where none is named the job's is meant, and where no trainer of Megatron-LM, the usual one, runs the
     model, the best of the others. `exportable_to` names a target that must run the plans. The other arguments are
     those of `search.planner.plan`: `top` plans are returned, `fit` is the probability with which they must fit,
-    `efficiency`, `gap` and `indifference` as there. A plan for a framework that is named is returned even where nobody
-    runs it, and `no_trainer` says so then. Raises SpecError for input that makes no sense, and for a framework that
-    nothing is exported to.
+    `efficiency`, `gap` and `indifference` as there. A plan for one framework that is named is returned even where
+    nobody runs it, to compare with, and `no_trainer` says so then. Raises SpecError for input that makes no sense, and
+    for a framework that nothing is exported to.
     """
     model = load_model(model) if isinstance(model, str) else model
     cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -156,7 +177,7 @@ def plan(
         able=would,
         as_program=traced(model),
     )
-    if free or exportable_to is not None or ANY in frameworks:
+    if free or exportable_to is not None or ANY in frameworks or len(wanted) > 1:
         return Ranking(plans=(), baselines=(), search=NOT_SEARCHED, infeasible=NoPlan(reason=nobody, remedies=()))
     return replace(search(model, cluster, question.on(wanted[0]), space=question.space, **asked), no_trainer=nobody)
 
@@ -215,13 +236,14 @@ def _others(question: Question) -> tuple[str, ...]:
 def _best(question: Question, able: Mapping[str, Mapping[str, str]], top: int, *, free: bool) -> Ranking | None:
     """Return the best plans for some frameworks with what their trainers lack; a ranking that says why there is none
     where nothing fits, and None where there are plans and nobody runs any."""
-    rankings = []
+    rankings, refused = [], None
     for framework, lacks in able.items():
         try:
             rankings.append(_for_framework(question, framework, lacks, free=free))
-        except SpecError:  # what this framework does not have: an option, a precision of the GPUs
-            if len(able) == 1:
-                raise
+        except SpecError as error:  # what this framework does not have: an option, a precision of the GPUs
+            refused = error
+    if refused is not None and not rankings:
+        raise refused
     feasible = [ranking for ranking in rankings if ranking.plans]
     if feasible:
         ranking = best_of(feasible, top)
@@ -229,7 +251,8 @@ def _best(question: Question, able: Mapping[str, Mapping[str, str]], top: int, *
         ranking = replace(ranking, plans=tuple(plan for plan, _ in plans), trainers=tuple(names for _, names in plans))
         if not plans:
             return ranking
-        better = _with_options(ranking, question), _hidden(ranking, question, able)
+        searched = (_searched(ranking, question, able, offered) for offered in SEARCHED)
+        better = _with_options(ranking, question), *searched
         offer = min(filter(None, better), key=lambda other: _value(other.plan), default=None)
         return replace(ranking, with_options=offer)
     return min((ranking for ranking in rankings if ranking.infeasible is not None), key=_missing, default=None)
@@ -256,18 +279,23 @@ def _with_options(ranking: Ranking, question: Question) -> WithOptions | None:
     return _offer(ranking, best, pins)
 
 
-def _hidden(ranking: Ranking, question: Question, able: Mapping[str, Mapping[str, str]]) -> WithOptions | None:
-    """Return the best plan of a mixture of experts as those who hide the exchange run it (`HIDDEN`), where nothing is
-    pinned and it pays. Searched without these options, experts that are not split look better than they are."""
+def _searched(
+    ranking: Ranking, question: Question, able: Mapping[str, Mapping[str, str]], offered: Searched
+) -> WithOptions | None:
+    """Return the best plan of a search with options that are not said, where nothing is pinned and it pays."""
     job = ranking.best.job
-    there = set(HIDDEN) <= {*framework_rows()[job.framework]["options"].split(), *LAYOUT}
-    if not there or question.space != Space() or not any(kind.moe for kind in question.model.kinds):
+    there = offered.options.keys() <= {*framework_rows()[job.framework]["options"].split()}
+    if not there or question.space != Space() or not offered.pays_where(question):
         return None
-    narrow = replace(question, space=pinned(Space(), HIDDEN))
+    asked = {**question.asked, "top": 1}
+    if job.objective == "time" and not isinstance(asked.get("efficiency"), Calibrated):
+        asked["longest"] = (1.0 - PAYS) * _value(ranking.best)
+    narrow = replace(question, space=pinned(Space(), {**offered.options, **offered.within}), asked=asked)
     plans = _for_framework(narrow, job.framework, able[job.framework], free=False).plans
     if not plans or not runners(plans[0]):
         return None
-    return _offer(ranking, plans[0], tuple(f"{name}={','.join(map(str, values))}" for name, values in HIDDEN.items()))
+    words = (f"{name}={','.join(map(str, values))}" for name, values in offered.pins.items())
+    return _offer(ranking, plans[0], tuple(words))
 
 
 def _offer(ranking: Ranking, plan: Plan, pins: tuple[str, ...]) -> WithOptions | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, field, replace
 from typing import Any
 
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.exporters.exported import Exported
 from shardwright.exporters.support.matrix import Fact, Runs, Trainer, facts, trainers
-from shardwright.exporters.targets import LAUNCHING, Limits, limits_of
+from shardwright.exporters.targets import LAUNCHING, TARGETS, Limits, limits_of
 from shardwright.exporters.targets import export as files_for
 from shardwright.plans.check import check
 from shardwright.plans.mesh import is_mesh
@@ -211,6 +211,19 @@ def chosen_facts(names: Iterable[str]) -> tuple[Fact, ...]:
     rows = [row for name in names for row in facts(name)]
     subjects = {row.subject: place for place, row in reversed(list(enumerate(facts())))}
     return tuple(sorted(rows, key=lambda row: subjects[row.subject]))
+
+
+def under(plan: Plan, to: str) -> Plan | None:
+    """Return a plan as the trainer of target `to` runs it, where it is priced for another framework: not yet costed.
+    None where it is priced for that one, and for targets that are no trainers. Raises SpecError where that framework
+    has not what the job asks."""
+    framework = TARGETS[to].framework if to in TARGETS else ""
+    if framework in ("", plan.job.framework):
+        return None
+    other = replace(plan, job=replace(plan.job, framework=framework), prediction=None)
+    if problems := check(other):
+        raise SpecError(*problems)
+    return other
 
 
 def export(plan: Plan, to: str, *, launcher: str = "torchrun") -> Exported:

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # shardwright evaluate --launch run.sh --cluster 1x8xA100-SXM-40+2x8xV100-SXM2
+# On 8 A100-SXM-40 + 16 V100-SXM2, machines in this order.
 # gpt2-medium on 24 GPUs. Written by shardwright for `shardwright train`.
 set -euo pipefail
 # Yours to set, in the environment:

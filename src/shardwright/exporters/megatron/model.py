@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -337,9 +337,22 @@ def _yarn_arguments(yarn: Yarn, *, latent: bool) -> Arguments:
     return numbers if latent else (*numbers, *of_the_range)
 
 
+BESIDE_A_MODEL: Mapping[str, tuple[str, Callable[[Layer], bool]]] = {
+    "--hybrid-layer-pattern": ("hybrid models", lambda kind: isinstance(kind.mixer, Mamba2) or kind.sublayers < 2),
+    "--moe-latent-size": ("experts in a latent space", lambda kind: bool(kind.moe and kind.moe.latent)),
+    "--attention-output-gate": ("gates on attention", lambda kind: bool(kind.attention and kind.attention.gate)),
+    "--experimental-attention-variant": ("layers without attention", lambda kind: isinstance(kind.mixer, GatedDelta)),
+}  # arguments that say a model in part, what of it in words, and the layers that have it
+
+
 def by_pattern(model: Model) -> bool:
     """Whether a model has blocks that only a pattern of letters tells."""
     return any(isinstance(kind.mixer, Mamba2) or kind.sublayers < 2 for kind in model.kinds)
+
+
+def described(model: Model) -> bool:
+    """Whether the arguments have all that `importers.megatron` needs to know of a model."""
+    return not any(of_kind(kind) for kind in model.kinds for _, of_kind in BESIDE_A_MODEL.values())
 
 
 def program(model: Model) -> str:
@@ -350,7 +363,7 @@ def program(model: Model) -> str:
 def pattern_arguments(model: Model, layer_counts: Sequence[int]) -> Arguments:
     """Return the pattern of a model whose virtual stages have so many layers each, in order of execution, and the sizes
     of Mamba-2."""
-    letters, stages = iter("".join(_letter(layer) for layer in model.layers)), []
+    letters, stages = iter(letters_of(model)), []
     for count in layer_counts:
         stages.append("".join(next(letters) for _ in range(count)))
     arguments: list[tuple[str, ...]] = [("--hybrid-layer-pattern", "|".join(stages)), ("--spec", *STACK)]
@@ -363,6 +376,11 @@ def pattern_arguments(model: Model, layer_counts: Sequence[int]) -> Arguments:
             ("--mamba-state-dim", str(mixer.state)),
         ]
     return tuple(arguments)
+
+
+def letters_of(model: Model) -> str:
+    """Return the letters of all blocks of a model."""
+    return "".join(map(_letter, model.layers))
 
 
 def _letter(layer: Layer) -> str:

@@ -123,7 +123,7 @@ def _read(flag: str, values: list[str], written: str, scan: _Scan) -> None:
         scan.given[own] = value
         if read.usual and not set(_parts(own, value)) <= set(read.usual):
             scan.uncounted[f"{written} {value}"] = read.words
-    elif known is not None and known.effect == "refused":
+    elif known is not None and known.effect == "refused" and not (values and set(values) <= set(known.usual)):
         scan.problems.append(Problem(place, known.words, "leave the flag out, or describe the plan in a plan file"))
     else:
         _pass_over(written, values, known, scan)

@@ -167,10 +167,14 @@ def _layer_counts(flags: Flags, layers: int, name: str) -> tuple[int, ...]:
     """Layers of each virtual stage in order of execution."""
     pipeline, layout = _depth(flags), flags["--pipeline-model-parallel-layout"]
     place = f"{name}: --pipeline-model-parallel-" + ("size" if layout is None else "layout")
+    pattern = flags["--hybrid-layer-pattern"]
     try:
-        if layout is None:
+        if pattern is not None and "|" in pattern:
+            place, counts = f"{name}: --hybrid-layer-pattern", tuple(map(len, pattern.split("|")))
+        elif layout is None:
             return layer_counts_of_split(layers, _split(flags, layers, pipeline))
-        counts = layer_counts_of_layout(layout)
+        else:
+            counts = layer_counts_of_layout(layout)
     except ValueError as error:
         raise bad(place, str(error), "Megatron-LM refuses it too") from None
     if len(counts) % pipeline:

@@ -5,12 +5,14 @@ which machine has which ranks, as the scripts that we export say.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from types import MappingProxyType
 
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.exporters.megatron.export import dispatcher_of_plan
+from shardwright.exporters.megatron.model import BESIDE_A_MODEL, by_pattern, letters_of
 from shardwright.importers.launches import Launch
 from shardwright.importers.megatron.flags import LENGTHS, Flags, scan
 from shardwright.importers.megatron.model import read_model
@@ -25,11 +27,10 @@ from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
-OTHER_PROGRAMS = re.compile(
-    r"(?:.*/)?\w*(?:t5|bert|vision|retro|ict|biencoder|mamba|vlm|mimo|hybrid|realm|dino)\w*\.py"
-)
+OTHER_PROGRAMS = re.compile(r"(?:.*/)?\w*(?:t5|bert|vision|retro|ict|biencoder|mamba|vlm|mimo|realm|dino)\w*\.py")
 DECISIVE = ("--micro-batch-size", "--tensor-model-parallel-size", "--num-layers", "--seq-length")
 DEFAULTS_SHOWN = 12
+NO_SHARES: Mapping[str, int] = MappingProxyType({})
 NO_TRAINING = "contains no Megatron-LM argument, nor those of another trainer that is read"
 DECIDED_BY_DEFAULT = (
     "--use-distributed-optimizer",
@@ -109,25 +110,41 @@ def reading_of_flags(
     job: Job | None,
     name: str,
     machines: Sequence[Host] = (),
+    shares: Mapping[str, int] = NO_SHARES,
 ) -> Reading:
     """Return the plan of flags that any trainer's configuration was put into, on `gpus` GPUs, on all where nobody says;
-    `problems` are those found so far. `machines` are those that a script names of several GPU types."""
-    gpu = machines[0].gpu if machines else _one_gpu(cluster, name, problems)
+    `problems` are those found so far. `machines` are those that a script names of several GPU types, `shares` how many
+    GPUs of each type run with equal shares."""
+    types = [host.gpu for host in machines] or list(shares)
+    gpu = types[0] if types else _one_gpu(cluster, name, problems)
     stated = len(problems)
     model = _model(flags, model, name, problems, notes)
     if stated and len(problems) > stated:
         problems = problems[:stated]  # what is missing follows from what could not be read
     if problems or model is None:
         raise SpecError(*problems)
-    world = sum(host.gpus for host in machines) or _world(gpus, cluster, name)
+    world = sum(host.gpus for host in machines) or sum(shares.values()) or _world(gpus, cluster, name)
     plan = plan_of_flags(flags, model, cluster, gpu, world, job, name)
-    several = len({host.gpu for host in machines}) > 1
-    plan = _without_usual(on_hosts(plan, machines, name) if several else plan)
+    if len(set(types)) > 1:
+        plan = on_hosts(plan, machines, name) if machines else _in_shares(plan, shares, name)
+    plan = _without_usual(plan)
     problems += [Problem(f"{name}: {fault.path}", fault.message, fault.hint) for fault in check(plan)]
     if problems:
         raise SpecError(*problems)
     uncounted = (*flags.uncounted, *unpriced(flags, plan.job, plan.optimizer))
     return Reading(plan, (*notes, *_notes(flags, gpus, plan, world)), flags.ignored, uncounted)
+
+
+def _in_shares(plan: Plan, shares: Mapping[str, int], name: str) -> Plan:
+    """Return a plan of one type on GPUs of several, each with the same share. Raises SpecError where a replica would
+    stand on GPUs of two types."""
+    (replica,) = plan.replicas
+    (stage, *more) = replica.stages
+    if more or any(count % stage.gpus for count in shares.values()):
+        hint = "give a cluster of one type, or replicas that fit in the GPUs of each"
+        raise bad(name, "a replica would stand on GPUs of two types", hint)
+    replicas = (replace(replica, count=n // stage.gpus, stages=(replace(stage, gpu=gpu),)) for gpu, n in shares.items())
+    return replace(plan, replicas=tuple(replicas))
 
 
 def _without_usual(plan: Plan) -> Plan:
@@ -154,12 +171,24 @@ def _model(flags: Flags, model: Model | None, name: str, problems: list[Problem]
         place = f"{name}: --use-checkpoint-args"
         problems.append(Problem(place, "the model is in a checkpoint", "name the model (--model)"))
         return None
+    if model is None and (apart := [flag for flag in BESIDE_A_MODEL if flags[flag]]):
+        message = f"{BESIDE_A_MODEL[apart[0]][0]} are not described by arguments alone"
+        problems.append(Problem(f"{name}: {apart[0]}", message, "name the model (--model)"))
+        return None
     if model is None:
         return read_model(flags, name, problems, notes)
+    for flag, (words, of_kind) in BESIDE_A_MODEL.items():
+        if flags[flag] and not any(map(of_kind, model.kinds)):
+            message = f"is for {words}, and the model {model.name} has none"
+            problems.append(Problem(f"{name}: {flag}", message, "name the model that the arguments are for"))
+    pattern = flags["--hybrid-layer-pattern"]
+    if pattern is not None and by_pattern(model) and pattern.replace("|", "") != letters_of(model):
+        message = f"is not that of {model.name}"
+        problems.append(Problem(f"{name}: --hybrid-layer-pattern", message, "name the model that it is of"))
     stated = {
         "--num-layers": len(model.layers),
         "--hidden-size": model.hidden,
-        "--num-attention-heads": model.max_heads,
+        "--num-attention-heads": max((attention.heads for attention in model.attentions), default=model.max_heads),
     }
     for flag, value in stated.items():
         if flag in flags.given and flags[flag] != value:
@@ -223,7 +252,7 @@ def _notes(flags: Flags, gpus: int | None, plan: Plan, world: int) -> tuple[str,
 def hosts_of(script: ShellScript, launch: Launch, cluster: Cluster, name: str) -> tuple[Host, ...]:
     """Return the machines that a script names, in the order of their ranks; none where it names none. Raises SpecError
     for a line that cannot be read, and for machines that the cluster has not."""
-    line = ORDER.search(script.text)
+    line = ORDER.search("\n".join((script.text, *script.called)))
     if line is None:
         return ()
     types: list[str] = []

@@ -32,7 +32,8 @@ MOST_STEPS = 100_000
 class ShellScript:
     """What a script starts, in order. `assumed` are variables that it does not set, with the defaults taken instead;
     `arrays` the elements of every array and variable, `reasons` why a variable is not known, `files` what the script
-    writes into files, `slurm` what its #SBATCH lines ask for; `text` is the script itself."""
+    writes into files, `slurm` what its #SBATCH lines ask for; `text` is the script itself, `called` those that it
+    starts or sources."""
 
     started: tuple[Started, ...]
     assumed: Mapping[str, str]
@@ -41,6 +42,7 @@ class ShellScript:
     files: Mapping[str, str]
     slurm: Mapping[str, str]
     text: str
+    called: tuple[str, ...] = ()
 
 
 def read_script(
@@ -59,7 +61,8 @@ def read_script(
     text = purged(text)
     slurm = sbatch(text)
     given = slurm_variables(slurm) | dict(environment or {})
-    interpreter = Interpreter(text, _finder(folder))
+    called: list[str] = []
+    interpreter = Interpreter(text, _finder(folder, called))
     state = ShellState(
         name=name,
         own=names_assigned(text),
@@ -90,6 +93,7 @@ def read_script(
         files=dict(state.files),
         slurm=slurm,
         text=text,
+        called=tuple(called),
     )
 
 
@@ -107,8 +111,8 @@ def _output(interpreter: Interpreter, script: str, state: ShellState) -> str:
     return "".join(inner.output or []).rstrip("\n")
 
 
-def _finder(folder: Path | None) -> Callable[[str], str | None]:
-    """Return what finds the text of a script by its name, in `folder` alone."""
+def _finder(folder: Path | None, called: list[str]) -> Callable[[str], str | None]:
+    """Return what finds the text of a script by its name, in `folder` alone, and adds it to `called`."""
 
     def find(name: str) -> str | None:
         if folder is None or "\0" in name:
@@ -116,7 +120,8 @@ def _finder(folder: Path | None) -> Callable[[str], str | None]:
         for path in (folder / name, folder / Path(name).name):
             try:
                 if path.is_file() and path.stat().st_size <= LARGEST_FILE:
-                    return purged(path.read_text(encoding="utf-8"))
+                    called.append(purged(path.read_text(encoding="utf-8")))
+                    return called[-1]
             except (OSError, UnicodeDecodeError):
                 continue
         return None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import shlex
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from shardwright.cost.trust.rarity import UNREPORTED, rare_in
-from shardwright.plans.findings import MixedPlans
+from shardwright.plans.findings import MixedPlans, NoTrainer
 from shardwright.plans.mesh import has_equal_shares, is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby, Ranking, Usual
@@ -24,14 +26,18 @@ from shardwright.units import clock, format_bytes, format_count
 FURTHER = "--details has the other plans, memory by stage, where the time goes, what was assumed"
 COLUMN = 10
 NAMED = 3  # kinds of plans that a proof leaves out, of more than are told in full
+FRAMEWORK = r"^--framework[=\n].*$"  # among the words of a command, one a line
+ANY = "any"  # the framework of the command line that is every one that runs the model
 ONE_FILE = {"megatron": "run.sh"}  # of targets that write a single file
 
 
-def first_screen(ranking: Ranking, out: Path | None = None, width: int = WIDTH) -> str:
-    """Return the first screen of a search that found plans; `out` is the file that the best one was written to."""
+def first_screen(ranking: Ranking, out: Path | None = None, width: int = WIDTH, asked: Sequence[str] = ()) -> str:
+    """Return the first screen of a search that found plans; `out` is the file that the best one was written to, `asked`
+    the words of the command."""
     best = ranking.best
     lines = [labelled(name, words, width, column=COLUMN) for name, words in _answers(ranking)]
-    further = (next_step(best, out, trainers_of_best(ranking)), ("more", FURTHER))
+    instead = None if ranking.no_trainer is None else _instead(ranking.no_trainer, asked)
+    further = (instead or next_step(best, out, trainers_of_best(ranking)), ("more", FURTHER))
     after = [labelled(name, words, width, column=COLUMN) for name, words in further]
     return "\n".join([heading(best.model, best.cluster, best.job, width), "", *lines, "", *after])
 
@@ -160,6 +166,15 @@ def _near(best: Plan, row: Nearby) -> str:
     if row.gpus != best.cluster.gpus:
         return f"{row.gpus} GPUs: {speed} a GPU)"
     return f"batch {row.global_batch}: {speed})"
+
+
+def _instead(nobody: NoTrainer, asked: Sequence[str]) -> tuple[str, str] | None:
+    """Return the command that was asked, for a framework that runs the model; None where there is none."""
+    if not nobody.able or not asked:
+        return None
+    framework = nobody.able[0] if len(nobody.able) == 1 else ANY
+    words = re.sub(FRAMEWORK, f"--framework\n{framework}", "\n".join(asked), flags=re.MULTILINE).split("\n")
+    return "next", f"nobody that we know runs this plan; shardwright {shlex.join(words)}"
 
 
 def next_step(best: Plan, out: Path | None, trainers: tuple[str, ...] | None = None) -> tuple[str, str]:

@@ -44,16 +44,6 @@ def machines_words(cluster: Cluster, nodes: Sequence[int]) -> str:
     return " + ".join(f"{counts[name]} × {_inside_words(list(pools))}" for name, pools in _groups(there))
 
 
-def short_form(cluster: Cluster) -> str:
-    """Return the machines of a cluster as `load_cluster` takes them."""
-    parts = []
-    for _, group in _groups(cluster.pools):
-        pools = list(group)
-        inside = "+".join(f"{pool.gpus_per_node}x{pool.gpu.kind}" for pool in pools)
-        parts.append(f"{pools[0].nodes}x({inside})" if len(pools) > 1 else f"{pools[0].nodes}x{inside}")
-    return "+".join(parts)
-
-
 def _groups(pools: Iterable[NodePool]) -> Iterator[tuple[str, Iterator[NodePool]]]:
     """Return the pools of the same machines together."""
     return groupby(pools, key=lambda pool: pool.machines)

@@ -12,6 +12,7 @@ from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.search.sizing import SURE, Size, Sizing
 from shardwright.spec.job import Job
 from shardwright.spec.options import said
+from shardwright.spec.read.cluster import short_form
 from shardwright.units import GIBIBYTE, format_bytes
 
 TERMS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "context")
@@ -129,7 +130,7 @@ def next_command(sizing: Sizing, source: str) -> str:
     )
     if chosen is None:
         return ""
-    machines = shlex.quote(question.short_form(cluster))
+    machines = shlex.quote(short_form(cluster))
     count = cluster.gpus
     if here is None and options == job.options and chosen.fewest_gpus:
         nodes = -(-chosen.fewest_gpus // pool.gpus_per_node)

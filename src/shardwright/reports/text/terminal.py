@@ -167,9 +167,9 @@ def infeasible_text(ranking: Ranking, model: Model, cluster: Cluster, job: Job, 
     answer = listed(reason, [in_words(remedy) for remedy in ranking.infeasible.remedies], width)
     parts = [
         heading(model, cluster, job, width),
-        answer or reason,
+        answer or wrapped(reason, "", width),
         _failed_rules(ranking.baselines, width),
-        search_text(ranking.search, width),
+        search_text(ranking.search, width) if ranking.search.candidates else "",
         assumptions_text(model, cluster, width),
     ]
     return "\n\n".join(part for part in parts if part)

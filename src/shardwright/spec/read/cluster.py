@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 from shardwright.errors import Problem, SpecError, bad
@@ -80,6 +81,16 @@ def parse_cluster(text: str, *, prices: Sequence[MachinePrice] = (), measured: M
         else:
             nodes.append({"count": machines, "machine": kind})
     return build_cluster({"nodes": nodes}, text, prices=prices, measured=measured)
+
+
+def short_form(cluster: Cluster) -> str:
+    """Return the machines of a cluster as `parse_cluster` takes them."""
+    parts = []
+    for _, group in groupby(cluster.pools, key=lambda pool: pool.machines):
+        pools = list(group)
+        inside = "+".join(f"{pool.gpus_per_node}x{pool.gpu.kind}" for pool in pools)
+        parts.append(f"{pools[0].nodes}x({inside})" if len(pools) > 1 else f"{pools[0].nodes}x{inside}")
+    return "+".join(parts)
 
 
 def _types(text: str, part: str, types: str) -> dict[str, int]:
