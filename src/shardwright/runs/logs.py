@@ -89,7 +89,7 @@ def read_log(path: Path, given: RunSetting) -> MeasuredRun:
         _look(log, line, text, whole=whole)
     trainer, rows, notes = _steps_taken(log)
     _require_whole(log, rows, str(path))
-    setting = _setting(log, rows, given)
+    setting = _setting(log, given)
     steps, restarts, more = steps_of(rows, setting)
     events = sorted((*log.events, *log.results.events, *restarts), key=lambda event: event.line)
     return MeasuredRun(
@@ -346,7 +346,7 @@ def _garbled_words(log: _Log) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _setting(log: _Log, rows: Rows, given: RunSetting) -> RunSetting:
+def _setting(log: _Log, given: RunSetting) -> RunSetting:
     """Return what a log says of its setting, and the launch (`given`) where it does not."""
     said: dict[str, tuple[float, int]] = dict(log.settings)
     for name, value in (("global_batch", log.results.global_batch), ("seq_len", log.results.seq_len)):

@@ -78,7 +78,7 @@ def _fastest(
         return None, None
     rows = rows + more
     left = Hint(tuple(rows), relaxation.basis())
-    values = _dive(program, relaxation, solution.values, costs)
+    values = _dive(relaxation, solution.values, costs)
     found = None if values is None else chosen(space, costs, values, bound)
     if known is not None and (found is None or known.seconds.total <= found.seconds.total):
         found = replace(known, bound_seconds=min(bound, known.seconds.total))
@@ -128,7 +128,7 @@ def _overfull(space: Decisions, costs: Prices, program: IntegerProgram, rules: I
     return len(full) > 0
 
 
-def _dive(program: IntegerProgram, relaxation: WarmRelaxation, values: Floats, costs: Prices) -> Floats | None:
+def _dive(relaxation: WarmRelaxation, values: Floats, costs: Prices) -> Floats | None:
     """Return columns with a rule for each decision: what the relaxation is sure of is held, with the surest of the
     rest, and the relaxation solved again. What leads nowhere is taken back: of several the surest is held alone, and
     one alone is ruled out. None if even that leads nowhere."""

@@ -149,7 +149,7 @@ def settings(contexts: Sequence[Context], space: Space, ruled: frozenset[str] = 
         )
         for tp in degrees
         for cp in _contexts_parallel(contexts, space, tp)
-        for ep, cut in _experts_parallel(contexts, space, tp, cp)
+        for ep, cut in _experts_parallel(contexts, space, tp)
         for size in _micro_batches(contexts, space)
         for sequence in _sequence(contexts[0], space, tp, cp)
         for beside in _allowed("overlap_tp", [sequence and _hides(context) for context in contexts], space, ruled)
@@ -168,9 +168,7 @@ def _contexts_parallel(contexts: Sequence[Context], space: Space, tp: tuple[int,
     return [int(cp) for cp in space.pins.get("cp", [1, *range(2, longest + 1)]) if cp in able]
 
 
-def _experts_parallel(
-    contexts: Sequence[Context], space: Space, tp: tuple[int, ...], cp: int
-) -> Iterator[tuple[int, bool]]:
+def _experts_parallel(contexts: Sequence[Context], space: Space, tp: tuple[int, ...]) -> Iterator[tuple[int, bool]]:
     """Yield degrees of expert parallelism for types of degrees `tp`, and whether experts are cut as the rest of a layer
     is. Those of meshes are spread over the GPUs of a stage, so over no more than each of two types has."""
     moes = [kind.moe for kind in contexts[0].model.kinds if kind.moe is not None]
