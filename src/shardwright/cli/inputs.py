@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import SpecError, bad
+from shardwright.spec.read.job import parse_count
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from shardwright.search.rules.rules import Rule
     from shardwright.spec.cluster import Cluster
     from shardwright.spec.job import Job
@@ -16,11 +20,14 @@ if TYPE_CHECKING:
 FLAGS = {"budget_dollars": "--budget", "deadline_hours": "--deadline", "document_tokens": "--mask-documents"}
 
 
-def job_of(**options: Any) -> Job:
-    """Return the job that options make (`make_job`). Raises SpecError that names the flags, not the arguments."""
+def job_of(*groups: DataclassInstance, **options: Any) -> Job:
+    """Return the job that options and groups of options make (`make_job`). Raises SpecError that names the flags, not
+    the arguments."""
     from shardwright.spec.read.job import make_job
 
     try:
+        for group in groups:
+            options |= asdict(group)
         return make_job(**options)
     except SpecError as error:
         problems = [
@@ -58,3 +65,27 @@ def length_of_documents(file: Path | None, seq_len: int) -> float | None:
     from shardwright.runtime.storage.data import document_tokens, open_tokens
 
     return document_tokens(open_tokens(file), seq_len)
+
+
+DURATION = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?|\.[0-9]+)\s*(?P<unit>[a-z]*)", re.I)
+HOURS = {"": 1.0, "h": 1.0, "hours": 1.0, "hour": 1.0, "d": 24.0, "days": 24.0, "day": 24.0, "w": 168.0, "weeks": 168.0}
+
+
+def hours(text: str | None, option: str) -> float | None:
+    """Return the hours of `30d`, `720h`, `2w` or a plain number of hours. Raises SpecError for anything else."""
+    if text is None:
+        return None
+    match = DURATION.fullmatch(text.strip())
+    if match is None or match["unit"].casefold() not in HOURS or float(match["number"]) == 0.0:
+        raise bad(f"{option} {text}", "is no duration", "write 30d, 720h or a number of hours")
+    return float(match["number"]) * HOURS[match["unit"].casefold()]
+
+
+def dollars(text: str | None, option: str) -> float | None:
+    """Return the dollars of `2M`, `500k`, `$50,000` or a plain number. Raises SpecError for anything else."""
+    if text is None:
+        return None
+    try:
+        return parse_count(text.strip().removeprefix("$"), option)
+    except SpecError:
+        raise bad(f"{option} {text}", "is no amount of money", "write 2M, 500k or a number of US dollars") from None

@@ -78,9 +78,10 @@ class Collective:
 class RankFigures:
     """The step of a rank. Computing, exposed communication, copies, data and idle time add up to `step_seconds`.
 
-    `compute_seconds` has the update in it, which takes `optimizer_seconds`. `idle_seconds` are those in which neither the device worked nor the host waited
-    for data; in `allocation_seconds` of them the host was in the driver for memory. `launches` counts kernels,
-    `irregularity` is how far equal passes of the rank differ: the 90th percentile over the median, less 1.
+    `compute_seconds` has the update in it, which takes `optimizer_seconds`. `idle_seconds` are those in which neither
+    the device worked nor the host waited for data; in `allocation_seconds` of them the host was in the driver for
+    memory. `launches` counts kernels, `irregularity` is how far equal passes of the rank differ: the 90th percentile
+    over the median, less 1.
     `timeline` has what the rank did in one step, coarsely: (compute, communication or data, begin, end).
     """
 

@@ -1,4 +1,4 @@
-"""Plans and what belongs to them on a terminal.
+"""Plans and what belongs to them on a terminal, some of it as a document too.
 
 * `first_screen`: a search in fifteen lines
 * `terminal`: a search in full
@@ -16,8 +16,7 @@
 * `measured`: a machine profile
 * `site`: a calibration on own runs, and what it did to a prediction
 * `sizing`: ways to train and the memory of each
-* `catalogue`: GPUs, models, prices
-* `support`: who runs what
+* `catalogue`: GPUs, models, prices, and which trainer runs what
 * `problems`: long lists of problems made short
 * `layout`: tables, bars, wrapped lines
 """

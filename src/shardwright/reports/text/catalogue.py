@@ -1,4 +1,4 @@
-"""The catalogue on a terminal: GPUs, models and prices, as lists and one by one."""
+"""The catalogue on a terminal: GPUs, models and prices, as lists and one by one, and which trainer runs what."""
 
 from __future__ import annotations
 
@@ -202,3 +202,20 @@ def prices_text(prices: Sequence[MachinePrice], width: int | None = None) -> str
 
 def _price(dollars: float | None) -> str:
     return NONE if dollars is None else f"{dollars:.2f}"
+
+
+def matrix_text(cells: Mapping[tuple[str, str], Mapping[str, str]], names: Sequence[str]) -> str:
+    """Return a table with a row for each subject and value, and a column for each trainer in `names`. `cells` has what
+    a trainer answers, by its name."""
+    rows = [[*what, *(answers.get(name, NONE) for name in names)] for what, answers in cells.items()]
+    header = ("subject", "value", *names)
+    return table(header, rows, words=header)
+
+
+def model_support_text(name: str, answers: Mapping[str, Sequence[str]], width: int = WIDTH) -> str:
+    """Return who runs a model: for each trainer, by its title, what it lacks of the model, nothing where it runs it."""
+    lines = [
+        labelled(trainer, "runs it" if not lacks else "does not run it: " + "; ".join(lacks), width, column=16)
+        for trainer, lacks in answers.items()
+    ]
+    return "\n".join([name, *lines])

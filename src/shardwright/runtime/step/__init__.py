@@ -6,7 +6,7 @@
 * `pipeline`: passes in the order of the schedule
 * `layered`: passes layer by layer, under uneven FSDP
 * `parts`: gathers and scatters of unequal parts
-* `channels`: messages between stages
+* `channels`: who sends what between two stages, and the messages
 * `unshard`: weights gathered for a unit
 * `sync`: gradients summed layer by layer
 * `timestamps`: moments of process or device
