@@ -186,11 +186,11 @@ def _require_sense(given: Set[str], fleet: FleetOptions, output: OutputOptions) 
         raise bad("--keep 1", message, "keep 2 or more, or 0 for all")
 
 
-def require_in_range(told: Mapping[str, Any]) -> None:
+def require_in_range(numbers: Mapping[str, Any]) -> None:
     """Raise SpecError for the first option, by name, whose number lies outside its range."""
     for holds, wrong, remedy, names in RANGES:
         for name in names:
-            value = told.get(name)
+            value = numbers.get(name)
             if value is not None and not holds(value):
                 raise bad(_flag(name), f"{value:g} {wrong}", remedy)
 
@@ -199,16 +199,16 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def sources_of(told: Sequence[str]) -> tuple[Source, ...]:
+def sources_of(names: Sequence[str]) -> tuple[Source, ...]:
     """Return the token files that `--data` names, as FILE or FILE=WEIGHT. Raises SpecError where some have a weight and
     others none."""
     from shardwright.runtime.storage.data import location_of
     from shardwright.runtime.storage.mixture import Source
 
-    if not told:
+    if not names:
         raise bad("--data", "is missing", "make a token file: shardwright tokens TEXT… -o corpus.bin")
-    found = []
-    for text in told:
+    sources = []
+    for text in names:
         name, equals, number = text.rpartition("=")
         try:
             weight = float(number) if equals else None
@@ -216,12 +216,12 @@ def sources_of(told: Sequence[str]) -> tuple[Source, ...]:
             name, weight = text, None
         if weight is not None and not 0 < weight < inf:
             raise bad(f"--data {text}", "has a weight that is not above 0", "give a positive number")
-        found.append(Source(path=location_of(text if weight is None else name), weight=weight))
-    if len({source.weight is None for source in found}) > 1:
+        sources.append(Source(path=location_of(text if weight is None else name), weight=weight))
+    if len({source.weight is None for source in sources}) > 1:
         raise bad("--data", "some files have a weight and others none", "give all a weight (FILE=WEIGHT), or none")
-    if len({source.path for source in found}) < len(found):
+    if len({source.path for source in sources}) < len(sources):
         raise bad("--data", "names a file twice", "name it once, with its whole weight")
-    return tuple(found)
+    return tuple(sources)
 
 
 def require_measurable(plan: Plan) -> None:

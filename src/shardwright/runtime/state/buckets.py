@@ -174,16 +174,16 @@ def _unit_runs(layout: Layout, units: Sequence[Sequence[ModelParameter]]) -> tup
     return tuple(tuple(run) for run in runs)
 
 
-def _alike(layout: Layout, one: int, other: int) -> bool:
+def _alike(layout: Layout, unit: int, other: int) -> bool:
     """Return whether the same ranks hold two units in the same virtual stages, and not layer by layer. A tied embedding
     stands alone: its gradient is complete only when the first and the last stage are done. Under Muon both ends do, as
     they have more state than layers: parts of ranks would be unequal in bytes."""
     apart = layout.plan.layered or (layout.plan.model.tied_embeddings and other == 0)
-    apart |= layout.plan.job.optimizer == "muon" and (other == 0 or one == layout.head)
-    if apart or layout.units[one].holders != layout.units[other].holders:
+    apart |= layout.plan.job.optimizer == "muon" and (other == 0 or unit == layout.head)
+    if apart or layout.units[unit].holders != layout.units[other].holders:
         return False
-    holders = {rank for ranks in layout.units[one].holders for rank in ranks}
-    return all((one in chunk) == (other in chunk) for rank in holders for chunk in layout.places[rank].chunks)
+    holders = {rank for ranks in layout.units[unit].holders for rank in ranks}
+    return all((unit in chunk) == (other in chunk) for rank in holders for chunk in layout.places[rank].chunks)
 
 
 def _bucket(

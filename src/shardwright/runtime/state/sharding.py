@@ -27,12 +27,12 @@ def in_step(layout: Layout, ranks: Sequence[int]) -> bool:
     their micro-batches."""
     if layout.plan.layered:
         return True
-    found = set()
+    courses = set()
     for rank in ranks:
         place = layout.places[rank]
         stage = layout.plan.replicas[place.replica].stages[place.stage]
-        found.add((place.chunks, place.stage, place.depth, place.micro_batches, replace(stage, gpu="")))
-    return len(found) == 1
+        courses.add((place.chunks, place.stage, place.depth, place.micro_batches, replace(stage, gpu="")))
+    return len(courses) == 1
 
 
 def held_whole(layout: Layout, place: Place) -> str:

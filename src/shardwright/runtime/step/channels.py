@@ -128,7 +128,7 @@ def _links(layout: Layout, place: Place, groups: ProcessGroups) -> dict[tuple[in
     depth, ring = place.depth, plan.schedule.virtual_stages > 1
     if depth == 1:
         return {}
-    found = {}
+    links = {}
     for kind, step in ((FORWARD, 1), (BACKWARD, -1)):
         for way, source in (("out", place.stage), ("in", place.stage - step)):
             target = source + step
@@ -140,8 +140,8 @@ def _links(layout: Layout, place: Place, groups: ProcessGroups) -> dict[tuple[in
             messages = transfers(senders, receivers, length, sharded=plan.sequence_parallel)
             mine = tuple(m for m in messages if (m.source if way == "out" else m.target) == place.rank)
             name: Purpose = "forward" if kind == FORWARD else "backward"
-            found[kind, way, wraps] = Link(group=groups.find(name, (*senders, *receivers)), parts=mine)
-    return found
+            links[kind, way, wraps] = Link(group=groups.find(name, (*senders, *receivers)), parts=mine)
+    return links
 
 
 @record
@@ -168,11 +168,11 @@ def transfers(sources: Sequence[int], targets: Sequence[int], seq_len: int, *, s
             for index, target in enumerate(targets)
         )
     sent, taken = seq_len // len(sources), seq_len // len(targets)
-    found = []
+    messages = []
     for i, source in enumerate(sources):
         for j, target in enumerate(targets):
             start, stop = max(i * sent, j * taken), min((i + 1) * sent, (j + 1) * taken)
             if start < stop:
                 part, into = (start - i * sent, stop - i * sent), (start - j * taken, stop - j * taken)
-                found.append(Transfer(source=source, target=target, part=part, into=into))
-    return tuple(found)
+                messages.append(Transfer(source=source, target=target, part=part, into=into))
+    return tuple(messages)

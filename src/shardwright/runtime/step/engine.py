@@ -120,28 +120,9 @@ def make_engine(
     if initial is not None:
         fill(store, initial)
     stage = plan.replicas[place.replica].stages[place.stage]
-    ranks = layout.tensor_group(place)
-    tensor = TensorGroup(
-        rank=place.tensor_rank,
-        size=place.tensor_parallel,
-        group=groups.find("tensor", ranks),
-        sequence=plan.sequence_parallel and place.tensor_parallel > 1,
-    )
-    members = layout.context_group(place)
-    context = ContextGroup(
-        part=place.context_rank,
-        parts=tuple(layout.places[member].context_rank for member in members),
-        group=groups.find("context", members),
-    )
+    tensor, context = _tensor_group(layout, place, groups), _context_group(layout, place, groups)
     positions = positions_of(context.part, context.size, plan.job.seq_len).to(device)
     table = table_of(plan.model, details, positions, dtype, plan.job.seq_len)
-    sharing = expert_group(layout.pipelines, place)
-    experts = ExpertGroup(
-        rank=sharing.index(rank),
-        size=len(sharing),
-        group=groups.find("experts", sharing),
-        local=place.expert_tensor_parallel < place.tensor_parallel,
-    )
     sharded = plan.optimizer.distributed
     sync = GradientSync(layout, place, store, groups, sharded=sharded, overlap=plan.overlap.grad_reduce)
     later: Later | None = [] if plan.schedule.weights_apart else None
@@ -151,9 +132,9 @@ def make_engine(
         products = replace(products, adapters=AdapterProducts(scale=plan.job.adapter.scale, tensor=tensor))
     chunks = [
         Chunk(
-            units=units, weights=store.parameters, model=plan.model, details=details, tensor=tensor, experts=experts,
-            context=context, recompute=stage.recompute, positions=positions, table=table,
-            products=products,
+            units=units, weights=store.parameters, model=plan.model, details=details, tensor=tensor,
+            experts=_expert_group(layout, place, groups), context=context, recompute=stage.recompute,
+            positions=positions, table=table, products=products,
             way=None if plan.layered else unsharding,
             layer=layer if end is None and later is None else layer_forward,
             end=end,
@@ -178,6 +159,34 @@ def make_engine(
         recipe=recipe,
         sharded=sharded,
         loss_scale=LossScale() if dtype == torch.float16 else UNSCALED,
+    )
+
+
+def _tensor_group(layout: Layout, place: Place, groups: ProcessGroups) -> TensorGroup:
+    return TensorGroup(
+        rank=place.tensor_rank,
+        size=place.tensor_parallel,
+        group=groups.find("tensor", layout.tensor_group(place)),
+        sequence=layout.plan.sequence_parallel and place.tensor_parallel > 1,
+    )
+
+
+def _context_group(layout: Layout, place: Place, groups: ProcessGroups) -> ContextGroup:
+    members = layout.context_group(place)
+    return ContextGroup(
+        part=place.context_rank,
+        parts=tuple(layout.places[member].context_rank for member in members),
+        group=groups.find("context", members),
+    )
+
+
+def _expert_group(layout: Layout, place: Place, groups: ProcessGroups) -> ExpertGroup:
+    sharing = expert_group(layout.pipelines, place)
+    return ExpertGroup(
+        rank=sharing.index(place.rank),
+        size=len(sharing),
+        group=groups.find("experts", sharing),
+        local=place.expert_tensor_parallel < place.tensor_parallel,
     )
 
 

@@ -19,10 +19,10 @@ def evaluate(engine: Engine, batch: Batch, note: Callable[[str], None] | None = 
     with torch.no_grad():
         loss = _layered(engine, batch) if engine.layout.plan.layered else run_forward(engine.pipeline, batch, note)
     engine.unsharding.release()
-    found = mean_loss(engine, loss)
+    mean = mean_loss(engine, loss)
     if engine.layout.world_size > 1:
-        dist.all_reduce(found)
-    return float(found)
+        dist.all_reduce(mean)
+    return float(mean)
 
 
 def _layered(engine: Engine, batch: Batch) -> torch.Tensor:
@@ -36,6 +36,6 @@ def _layered(engine: Engine, batch: Batch) -> torch.Tensor:
         unsharding.reached(unit)
         if unit < engine.layout.head:
             unsharding.fetch(unit + 1)
-            x = [unit_forward(chunk, unit, value, those) for value, those in zip(x, documents, strict=True)]
+            x = [unit_forward(chunk, unit, value, inside) for value, inside in zip(x, documents, strict=True)]
     losses = [loss_of(chunk, value, targets) for value, (_, targets) in zip(x, pairs, strict=True)]
     return torch.stack(losses).sum() if losses else torch.zeros((), device=pipeline.device)

@@ -86,10 +86,10 @@ class Samples:
         """Return samples of training by their numbers, [len(numbers), seq_len + 1]. Each epoch has its own order.
         Raises SpecError where a token is not in the vocabulary."""
         starts = [self._start(number) for number in numbers]
-        found = self.file.read([(start, start + self.seq_len + 1) for start in starts])
-        for start, tokens in zip(starts, found, strict=True):
+        read = self.file.read([(start, start + self.seq_len + 1) for start in starts])
+        for start, tokens in zip(starts, read, strict=True):
             _require_below(tokens, self.vocab, self.file.path, start)
-        return np.stack(found).astype(np.int64)
+        return np.stack(read).astype(np.int64)
 
     def _start(self, number: int) -> int:
         epoch, index = divmod(number, self.count)
@@ -161,8 +161,8 @@ def require_known(file: TokenFile, vocab: int) -> None:
     they are used (`Samples.rows`)."""
     tokens = file.tokens
     if isinstance(tokens, RemoteTokens):
-        for start, found in file.spread:
-            _require_below(found, vocab, file.path, start)
+        for start, numbers in file.spread:
+            _require_below(numbers, vocab, file.path, start)
         return
     tokens_at_once = BLOCK_BYTES // tokens.itemsize
     blocks = -(-len(tokens) // tokens_at_once)

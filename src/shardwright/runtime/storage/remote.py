@@ -40,13 +40,13 @@ class RemoteTokens:
         """Return the tokens from start to stop of each part, all read at once. Raises SpecError where that fails."""
         bounds = [(start * self.itemsize, stop * self.itemsize) for start, stop in parts]
         try:
-            found = _ranges(self.url, bounds)
+            contents = _ranges(self.url, bounds)
         except OSError as error:
             raise bad(self.url, f"cannot be read: {error}", "go on with `resume=` once it can") from None
-        if [len(content) for content in found] != [stop - start for start, stop in bounds]:
+        if [len(content) for content in contents] != [stop - start for start, stop in bounds]:
             hint = "serve it where ranges of bytes can be asked for, or copy it here"
             raise bad(self.url, "other bytes come than were asked for", hint)
-        return [np.frombuffer(content, self.dtype) for content in found]
+        return [np.frombuffer(content, self.dtype) for content in contents]
 
 
 def content(url: str) -> bytes:
@@ -58,8 +58,8 @@ def content(url: str) -> bytes:
 def size(url: str) -> int | None:
     """Return the bytes of a file, None where nobody says. Raises OSError where it cannot be read."""
     files, path = _opened(url)
-    found = _patiently(lambda: files.size(path))
-    return None if found is None else int(found)
+    size = _patiently(lambda: files.size(path))
+    return None if size is None else int(size)
 
 
 def _ranges(url: str, bounds: Sequence[tuple[int, int]]) -> list[bytes]:

@@ -123,18 +123,18 @@ def stage_forecasts(plan: Plan) -> tuple[tuple[StageForecast, ...], ...]:
     if plan.prediction is None:
         return ()
     try:
-        found = mixed_iteration(plan, default_efficiency())
+        iteration = mixed_iteration(plan, default_efficiency())
     except SpecError:  # a GPU of which only a profile knows
         return ()
-    if abs(found.seconds / plan.prediction.iteration_seconds - 1.0) > SAME:
+    if abs(iteration.seconds / plan.prediction.iteration_seconds - 1.0) > SAME:
         return ()
     forecasts = []
-    for replica, times in zip(plan.replicas, found.replicas, strict=True):
+    for replica, times in zip(plan.replicas, iteration.replicas, strict=True):
         busy = replica.micro_batches * (times.stages.forward + times.stages.backward)[0].sum(axis=0)
         forecasts.append(
             tuple(
-                StageForecast(busy_seconds=float(each), bubble=float(1.0 - each / times.pipeline_seconds))
-                for each in busy
+                StageForecast(busy_seconds=float(seconds), bubble=float(1.0 - seconds / times.pipeline_seconds))
+                for seconds in busy
             )
         )
     return tuple(forecasts)

@@ -144,29 +144,29 @@ def _stages(held: Runs, region: Region, depth: int) -> Mapping[str, Floats]:
     table, shape = held.table, (held.table.types, depth, len(held.begin))
     kind, flight, run = (of.ravel() for of in np.indices(shape))
     weights = np.stack([table.dense[:, -1], table.expert[:, -1]])
-    found = lone_stages(
+    lone = lone_stages(
         table, kind, held.begin[run], held.end[run], flight + 1, staged=True, copies=region.most, modes=region.modes
     )
 
     def left(width: float, passes: Floats, *beside: int) -> Floats:
         once = byte_seconds(table, weights, region, beside=beside)[:, kind]
-        once = (once * found.weights).sum(axis=0)
+        once = (once * lone.weights).sum(axis=0)
         return exposed_seconds(width * once, passes)
 
-    reduced = table.reduced_bytes, table.reduced_beside * found.own_backward
-    gathered = table.gathered_bytes, table.gathered_beside * found.forward
+    reduced = table.reduced_bytes, table.reduced_beside * lone.own_backward
+    gathered = table.gathered_bytes, table.gathered_beside * lone.forward
     nothing = np.zeros(len(kind))
     late = [
         left(*reduced, other) + left(*gathered, other) if other in region.used else nothing
         for other in range(table.types)
     ]
     columns = {
-        "forward": found.forward,
-        "backward": found.backward,
-        "own": found.own_backward,
+        "forward": lone.forward,
+        "backward": lone.backward,
+        "own": lone.own_backward,
         "reduce": left(*reduced),
         "gather": left(*gathered),
-        "never": np.where(found.fits, 0.0, NEVER),
+        "never": np.where(lone.fits, 0.0, NEVER),
     }
     of_runs = {name: column.reshape(shape) for name, column in columns.items()}
     return of_runs | {"late": np.array([*late, nothing]).reshape(-1, *shape)}
@@ -225,19 +225,19 @@ def _pipeline_and_tail(
         vy = np.maximum(np.minimum(vy + x - passes, v + late), v + least) if before else v + late
         columns = slice(most + least_so_far, most + most_so_far + 1)
         state = np.full((len(state), 7, n, most + total + 1), NEVER)
-        for name, each in enumerate((r, v, z, y, vz, vy, least)):
-            state[:, name, :, columns] = _least_of_both(np.broadcast_to(each, r.shape), is_long)
+        for name, variable in enumerate((r, v, z, y, vz, vy, least)):
+            state[:, name, :, columns] = _least_of_both(np.broadcast_to(variable, r.shape), is_long)
         done = np.flatnonzero(lines.depth[:n] == before + 1)
         best[done] = np.maximum(state[0, 4, done, -1], state[0, 5, done, -1])
     return best
 
 
-def _least_of_both(each: Floats, is_long: Bools) -> Floats:
+def _least_of_both(seconds: Floats, is_long: Bools) -> Floats:
     """Return the least over the layers of a stage, [layers, 1 or 2, …], of splits with a long stage and of those with
     none: one that `is_long` makes the former of the latter."""
-    if each.shape[1] == 1:
-        return np.asarray(each.min(axis=0))
-    some, none = each[:, :1].min(axis=0), each[:, 1:]
+    if seconds.shape[1] == 1:
+        return np.asarray(seconds.min(axis=0))
+    some, none = seconds[:, :1].min(axis=0), seconds[:, 1:]
     now_some = np.where(is_long, none, NEVER).min(axis=0)
     return np.concatenate([np.minimum(some, now_some), np.where(is_long, NEVER, none).min(axis=0)])
 
@@ -258,15 +258,15 @@ def least_of_listed(
         starts = _splits(table, layers, region, kinds, micro_batches, float(longest[0]))
         if starts is None:
             return 0.0
-        found = stages(table, kinds, starts, micro_batches=micro_batches, copies=region.most, modes=region.modes)
-        found = found.take(np.flatnonzero(found.fits))
-        if len(found):
+        times = stages(table, kinds, starts, micro_batches=micro_batches, copies=region.most, modes=region.modes)
+        times = times.take(np.flatnonzero(times.fits))
+        if len(times):
             moves = least_moves(table, kinds[:-1], kinds[1:])
-            gathered = once[0, kinds] * found.dense + once[1, kinds] * found.expert
-            later = sum(part.max(axis=1) for part in tails(table, found, gathered))
-            later = later + update_seconds(table, kinds, found, region.most).max(axis=1)
+            gathered = once[0, kinds] * times.dense + once[1, kinds] * times.expert
+            later = sum(part.max(axis=1) for part in tails(table, times, gathered))
+            later = later + update_seconds(table, kinds, times, region.most).max(axis=1)
             later = later + table.tied_between(kinds, len(kinds))
-            least = min(least, float((pipeline_seconds(found, moves, micro_batches) + later).min()))
+            least = min(least, float((pipeline_seconds(times, moves, micro_batches) + later).min()))
     least += float(table.norm_seconds(int(counts.sum()) * region.fewest)[0, counts > 0].max())
     return least if least <= seconds * (1.0 + 1e-9) else np.inf
 
