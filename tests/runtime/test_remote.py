@@ -15,7 +15,7 @@ from tests.runtime.commands import make_folder, rows, run_alone
 
 from shardwright.cli.train_input import sources_of
 from shardwright.errors import SpecError
-from shardwright.runtime.storage import remote
+from shardwright.runtime.storage import data
 from shardwright.runtime.storage.data import open_tokens, require_known
 from shardwright.runtime.storage.mixture import Mixture, Source, open_mixture
 
@@ -72,7 +72,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "RETRY_SECONDS", (0.0,) * len(remote.RETRY_SECONDS))
+    monkeypatch.setattr(data, "RETRY_SECONDS", (0.0,) * len(data.RETRY_SECONDS))
 
 
 def samples(where: Path | str) -> Mixture:

@@ -90,11 +90,11 @@ def evaluate(
       shardwright evaluate --launch run.sh --cluster cluster.yaml --model llama-2-70b --json
     """
     from shardwright.cli.inputs import part
+    from shardwright.errors import merged
     from shardwright.plans.abilities import framework_problems
     from shardwright.plans.check import check
     from shardwright.plans.document import dumps, load_plan
     from shardwright.plans.ranking import Origin
-    from shardwright.reports.text.problems import merged
     from shardwright.search.objective import MOST_INDIFFERENCE
 
     if launch is not None:

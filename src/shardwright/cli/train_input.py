@@ -50,8 +50,8 @@ RANGES: Sequence[tuple[Callable[[float], bool], str, str, Iterable[str]]] = (
 
 def checked_layout(plan: Plan) -> Layout:
     """Return the layout of a plan that is legal and can be run. Raises SpecError with everything that is wrong."""
+    from shardwright.errors import merged
     from shardwright.plans.check import check
-    from shardwright.reports.text.problems import merged
     from shardwright.runtime.layout.groups import layout_of
     from shardwright.runtime.layout.limits import unrunnable
 

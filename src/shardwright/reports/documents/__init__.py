@@ -5,5 +5,4 @@
 * `ranking`: rankings and evaluations
 * `shop`: a search over offers
 * `schemas`: JSON schemas of all; `data/documents.yaml` has what commands print
-* `input_schemas`: JSON schemas of the files that users write or measure
 """

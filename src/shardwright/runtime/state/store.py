@@ -15,8 +15,7 @@ from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.model.parameters import ModelParameter
-from shardwright.runtime.state.buckets import Bucket, Piece, buckets_of, frozen_buckets_of, matrix_of
-from shardwright.runtime.state.sharding import kept_apart
+from shardwright.runtime.state.buckets import Bucket, Piece, buckets_of, frozen_buckets_of, kept_apart, matrix_of
 
 
 @record

@@ -1,7 +1,6 @@
 """One training step of a rank.
 
-* `evaluation`: the loss without training
-* `engine`: a rank ready to train
+* `engine`: a rank ready to train, its step, and the loss without training
 * `rehearsal`: layers compiled before the first step
 * `pipeline`: passes in the order of the schedule
 * `layered`: passes layer by layer, under uneven FSDP

@@ -1,4 +1,5 @@
-"""A rank ready to train: its parameters, pipeline, synchronisation and optimizer, and the step that joins them."""
+"""A rank ready to train: its parameters, pipeline, synchronisation and optimizer, the step that joins them, and the
+loss on a batch without training on it."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout, expert_group
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
+from shardwright.runtime.model.attention import documents_of
 from shardwright.runtime.model.blocks import layer_forward
-from shardwright.runtime.model.chunk import Chunk, Observer, table_of
+from shardwright.runtime.model.chunk import Chunk, Observer, loss_of, table_of, unit_forward
 from shardwright.runtime.model.context import ContextGroup, positions_of
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.fp8 import FP8
@@ -32,7 +34,7 @@ from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.state.slots import Slot, make_slots
 from shardwright.runtime.state.store import Store, fill, make_store
 from shardwright.runtime.step.layered import run_layered
-from shardwright.runtime.step.pipeline import Batch, Event, RankPipeline, make_pipeline, run_step
+from shardwright.runtime.step.pipeline import Batch, Event, RankPipeline, make_pipeline, run_forward, run_step
 from shardwright.runtime.step.sync import GradientSync
 from shardwright.runtime.step.timestamps import moment, seconds_between
 from shardwright.runtime.step.unshard import Unsharding
@@ -338,3 +340,31 @@ def share_weights(engine: Engine, *, beside: bool = False) -> None:
     if not beside or not all(buffer.bucket.alone for buffer in engine.store.buffers):
         engine.unsharding.arrive()
         engine.store.publish()
+
+
+def evaluate(engine: Engine, batch: Batch, note: Callable[[str], None] | None = None) -> float:
+    """Return the mean loss over the tokens of a global batch, the same on all ranks. Every rank must call it between
+    steps; weights and optimizer state stay as they are. `note` is told what the rank waits for or does."""
+    with torch.no_grad():
+        loss = _layered(engine, batch) if engine.layout.plan.layered else run_forward(engine.pipeline, batch, note)
+    engine.unsharding.release()
+    mean = mean_loss(engine, loss)
+    if engine.layout.world_size > 1:
+        dist.all_reduce(mean)
+    return float(mean)
+
+
+def _layered(engine: Engine, batch: Batch) -> torch.Tensor:
+    """Return the summed loss of this rank's micro-batches, all of which go through a unit before the next one."""
+    pipeline, unsharding = engine.pipeline, engine.unsharding
+    (chunk,) = pipeline.chunks
+    pairs = [batch(number) for number in range(pipeline.place.micro_batches)]
+    x = [tokens for tokens, _ in pairs]
+    documents = [documents_of(tokens, chunk.end) for tokens in x]
+    for unit in chunk.units:
+        unsharding.reached(unit)
+        if unit < engine.layout.head:
+            unsharding.fetch(unit + 1)
+            x = [unit_forward(chunk, unit, value, inside) for value, inside in zip(x, documents, strict=True)]
+    losses = [loss_of(chunk, value, targets) for value, (_, targets) in zip(x, pairs, strict=True)]
+    return torch.stack(losses).sum() if losses else torch.zeros((), device=pipeline.device)
