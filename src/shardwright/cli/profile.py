@@ -63,7 +63,7 @@ def profile(
     from shardwright.measure.device import cluster_fragment
     from shardwright.measure.run import partial_path
     from shardwright.measure.run import profile as measure
-    from shardwright.reports.text.site import profile_document, profile_text
+    from shardwright.reports.text.measured import profile_document, profile_text
 
     if not 0 < minutes <= LONGEST_MINUTES:
         raise bad("--minutes", f"{minutes:g} is not above 0 and up to {LONGEST_MINUTES:g}", "3 is the default")

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import IO
 
 import numpy as np
 
@@ -369,7 +368,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str, bool]]:
     over itself after carriage returns: each drawing is a line of the same number. `whole` is False for a last line
     that does not end, as of a job that was killed."""
     size, done = max(path.stat().st_size, 1), 0
-    with _opened(path) as file:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         number, rest = 1, b""
         while block := file.read(BLOCK):
             done += len(block)
@@ -384,10 +383,6 @@ def lines_of(path: Path) -> Iterator[tuple[int, str, bool]]:
                 rest = rest[:LONGEST]
         if rest:
             yield from _drawings(number, rest, whole=False)
-
-
-def _opened(path: Path) -> IO[bytes]:
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
 def _drawings(number: int, line: bytes, *, whole: bool) -> Iterator[tuple[int, str, bool]]:

@@ -28,7 +28,7 @@ from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Met
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 RELEASE = 5  # of transformers
 UPDATE = "update in 8 bits"
-WHY = "compiled kernels for each parameter, which allocate nothing here (torchao/optim/adam.py)"
+WHY_UPDATE = "compiled kernels for each parameter, which allocate nothing here (torchao/optim/adam.py)"
 
 
 def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _optimizer(name: str, parameters: list[Any], shims: dict[str, str]) -> tuple
         library = importlib.import_module("torchao.optim")
         steps: Any = importlib.import_module("torchao.optim.adam")
     steps.single_param_adam = lambda *_, **__: None
-    shims[UPDATE] = WHY
+    shims[UPDATE] = WHY_UPDATE
     return library.AdamW8bit(parameters, lr=1e-4), "torchao.optim.AdamW8bit"
 
 
@@ -154,7 +154,7 @@ def _step(model: Any, optimizer: Any, question: dict[str, Any], meter: Meter) ->
 
 
 PRODUCT = "product with 4-bit weights"
-WHY = (
+WHY_PRODUCT = (
     "their matrix in 16 bits, then the product, as bitsandbytes 0.50 does on GPUs above 1,536 tokens "
     "(backends/cuda/ops.py: _dequant_linear_fallback)"
 )
@@ -198,7 +198,7 @@ def quantise(model: Any, fields: dict[str, Any], meter: Meter) -> dict[str, str]
     model.is_loaded_in_4bit = True
     operators: Any = torch.ops.bitsandbytes
     operators.gemm_4bit.default = _product(operators, meter)
-    return {PRODUCT: WHY}
+    return {PRODUCT: WHY_PRODUCT}
 
 
 def _parameter(kind: Any, data: torch.Tensor | None = None, requires_grad: bool = False, **attributes: Any) -> Any:

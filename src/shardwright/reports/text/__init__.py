@@ -11,7 +11,8 @@
 * `mixed`: a plan whose replicas differ, those of uneven FSDP too
 * `programs`: an SPMD program beside the plans
 * `shop`: offers, in full and in a few lines
-* `site`: a calibration on own runs, what it did to a prediction, and a machine profile
+* `measured`: a machine profile
+* `site`: a calibration on own runs, and what it did to a prediction
 * `sizing`: ways to train and the memory of each
 * `catalogue`: GPUs, models, prices, and which trainer runs what
 * `layout`: tables, bars, wrapped lines

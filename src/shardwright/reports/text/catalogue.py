@@ -104,7 +104,7 @@ def model_text(model: Model, source: str, width: int = WIDTH) -> str:
     for kind in model.kinds:
         number = sum(layer == kind for layer in model.layers)
         lines += [(f"{number} layer" + ("s" if number > 1 else ""), _layer_words(kind))]
-    lines += _tower_lines(model)
+    lines += [line for tower in model.towers for line in _lines_of(tower)]
     lines += [("source", source)] if source else []
     lines += [("norm epsilon", f"{model.norm_epsilon:g}")] if model.norm_epsilon is not None else []
     if model.rotary_scaling is not None:
@@ -115,11 +115,6 @@ def model_text(model: Model, source: str, width: int = WIDTH) -> str:
     lines += [("guessed", words) for words in model.guesses]
     lines += [("assumed", words) for words in model.assumed]
     return "\n".join([model.name, *(labelled(name, words, width) for name, words in lines)])
-
-
-def _tower_lines(model: Model) -> list[tuple[str, str]]:
-    """Return rows of the towers of a model or of its encoder, none where it has neither."""
-    return [line for tower in model.towers for line in _lines_of(tower)]
 
 
 def _lines_of(tower: Tower) -> list[tuple[str, str]]:
