@@ -80,14 +80,14 @@ class Launch:
         if isinstance(nodes, str):
             notes.append(f"{nodes} machines are not known")
             nodes = sum(pool.nodes for pool in cluster.pools)
-        words = f"all {nodes or 1} of the cluster with {per_node} GPUs each are taken"
-        return per_node * (nodes or 1), tuple(f"{note}: {words}" for note in notes)
+        told = f"all {nodes or 1} of the cluster with {per_node} GPUs each are taken"
+        return per_node * (nodes or 1), tuple(f"{note}: {told}" for note in notes)
 
 
 def launches(script: ShellScript) -> tuple[Launch, ...]:
     """Return the programs that a script starts with Python, in order."""
-    trainings = tuple(launch for started in script.started if (launch := _launch(started, script.slurm)) is not None)
-    return trainings or tuple(_bare(script))
+    found = tuple(launch for started in script.started if (launch := _launch(started, script.slurm)) is not None)
+    return found or tuple(_bare(script))
 
 
 def _launch(started: Started, slurm: Mapping[str, str]) -> Launch | None:
@@ -210,16 +210,16 @@ def _parts(words: Sequence[str]) -> tuple[dict[str, str], str | None, Sequence[s
 
 def _options(words: Sequence[str]) -> dict[str, str]:
     """Return the options among words of `srun` or `mpirun`."""
-    options: dict[str, str] = {}
+    found: dict[str, str] = {}
     for place, word in enumerate(words):
         name, sign, value = word.partition("=")
         if sign and name.startswith("-"):
-            options[name] = value
+            found[name] = value
         elif word.startswith("-") and place + 1 < len(words):
-            options[word] = words[place + 1]
+            found[word] = words[place + 1]
         if match := re.fullmatch(r"(-[nN])(\d+)", word):
-            options[match[1]] = match[2]
-    return options
+            found[match[1]] = match[2]
+    return found
 
 
 def _bare(script: ShellScript) -> Iterator[Launch]:

@@ -3,8 +3,9 @@
 * `validate`: the library call
 * `runs`: reading of runs, and of what their notes say
 * `published`: the runs that ship
-* `case`: a run as the cost model sees it, those on several GPU types too
+* `case`: a run as the cost model sees it
 * `facts`: single facts of a run, said or taken
+* `mixed_case`: a run on several GPU types
 * `model_of`: its model
 * `forecast`: predictions of many cases
 * `outcome`: one run, predicted and measured

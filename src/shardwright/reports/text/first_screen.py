@@ -31,7 +31,7 @@ def first_screen(ranking: Ranking, out: Path | None = None, width: int = WIDTH) 
     """Return the first screen of a search that found plans; `out` is the file that the best one was written to."""
     best = ranking.best
     lines = [labelled(name, words, width, column=COLUMN) for name, words in _answers(ranking)]
-    further = (next_step(out, trainers_of_best(ranking)), ("more", FURTHER))
+    further = (next_step(best, out, trainers_of_best(ranking)), ("more", FURTHER))
     after = [labelled(name, words, width, column=COLUMN) for name, words in further]
     return "\n".join([heading(best.model, best.cluster, best.job, width), "", *lines, "", *after])
 
@@ -162,7 +162,7 @@ def _near(best: Plan, row: Nearby) -> str:
     return f"batch {row.global_batch}: {speed})"
 
 
-def next_step(out: Path | None, trainers: tuple[str, ...] | None = None) -> tuple[str, str]:
+def next_step(best: Plan, out: Path | None, trainers: tuple[str, ...] | None = None) -> tuple[str, str]:
     """Return the command to type next, under its name. `trainers` run the plan, the one to take first; where that was
     not asked (None), the command that says who does."""
     plan = "plan.json" if out is None else str(out)
