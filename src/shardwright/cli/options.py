@@ -28,7 +28,7 @@ Precision = Annotated[
 Fp8Recipe = Annotated[str | None, option(metavar="NAME", help="delayed, tensorwise, blockwise or mxfp8 (with fp8).")]
 MaskDocuments = Annotated[
     Path | None,
-    option(metavar="FILE.bin", help="Price attention that stays within documents as long as those of this token file."),
+    option(metavar="FILE.bin", help="Price attention within documents as long as those of this token file."),
 ]
 Framework = Annotated[
     str | None,
@@ -59,8 +59,8 @@ Indifference = Annotated[
     str,
     option(
         metavar="PART",
-        help="Put a plan with fewer switches that hardly any published run has before the best one, if it takes at "
-        "most this much more time or money: 0 to 10%.",
+        help="Prefer a plan with fewer switches that hardly any published run has, if it takes at most this much more "
+        "time or money than the best: 0 to 10%.",
     ),
 ]
 Pins = Annotated[
@@ -117,7 +117,7 @@ class TrainingOptions:
         str | None,
         option(
             metavar="PART[+PART]",
-            help="Parts whose weights are not trained: vision, audio, projector, language; encoder of speech.",
+            help="Parts not to train: vision, audio, projector, language, encoder (of speech).",
         ),
     ] = None
 
@@ -127,22 +127,23 @@ class SequenceOptions:
     """What a sequence holds."""
 
     images_per_sequence: Annotated[
-        int | None, option(metavar="N", help="Images in a sequence of a model that sees them, 1 unless said.")
+        int | None, option(metavar="N", help="Images in a sequence, for a model that sees; by default 1.")
     ] = None
     image_size: Annotated[
         str | None,
         option(
-            metavar="WxH", help="Pixels of an image, e.g. 448 or 1280x720; unsaid, some 1,000,000, or the model's own."
+            metavar="WxH",
+            help="Pixels of an image, e.g. 448 or 1280x720; by default about 1,000,000, or the model's own.",
         ),
     ] = None
     sounds_per_sequence: Annotated[
-        int | None, option(metavar="N", help="Sounds in a sequence of a model that hears them, 1 unless said.")
+        int | None, option(metavar="N", help="Sounds in a sequence, for a model that hears; by default 1.")
     ] = None
-    sound_seconds: Annotated[float | None, option(metavar="SECONDS", help="Length of a sound, 30 unless said.")] = None
+    sound_seconds: Annotated[float | None, option(metavar="SECONDS", help="Length of a sound; by default 30.")] = None
     encoder_seq_len: Annotated[
         int | None,
         option(
             metavar="N",
-            help="Tokens of the encoder of an encoder-decoder; unsaid, as many as in its decoder (--seq-len).",
+            help="Tokens that an encoder-decoder's encoder reads; by default as many as its decoder (--seq-len).",
         ),
     ] = None

@@ -33,7 +33,6 @@ HELP = """Shard any PyTorch module over unequal GPUs: trace it, find the fastest
 `train:task` is a function `task` in train.py that returns a shardwright.spmd.task.Task.
 """
 MEBIBYTE = 1 << 20
-TRAVELS = "As before when resumed."
 USUAL = {
     "seed": 0, "accumulate": 1, "clip": 0.0, "schedule": "cosine", "warmup_steps": 0, "decay_steps": 0,
     "decay_from": 0, "final_fraction": 0.1,
@@ -49,7 +48,7 @@ def plan(
     cluster: Annotated[str, option(metavar="FILE|SHORT", help="A cluster file, or 2x8xA100-SXM-80+….")],
     out: Annotated[Path | None, option("--out", "-o", metavar="FILE", help="Write the step here.")] = None,
     efficiency: Annotated[
-        float, option(metavar="PART", help="Of their peak, what GPUs without a profile reach.")
+        float, option(metavar="PART", help="Part of their peak that GPUs without a profile reach.")
     ] = 0.5,
     profile: Annotated[
         tuple[Path, ...],
@@ -131,32 +130,36 @@ def show(
 
 @record
 class StepOptions:
-    """How a step updates."""
+    """How a step updates (by default as before, when resumed)."""
 
-    seed: Annotated[int | None, option(metavar="N", help=f"Of initial weights and of dropout; 0. {TRAVELS}")] = None
+    seed: Annotated[int | None, option(metavar="N", help="Seed of initial weights and of dropout; by default 0.")] = (
+        None
+    )
     accumulate: Annotated[
         int | None,
-        option(metavar="N", help=f"Batches of a step, one after the other; their gradients are averaged; 1. {TRAVELS}"),
+        option(
+            metavar="N", help="Average the gradients of so many batches in a step, one after the other; by default 1."
+        ),
     ] = None
     clip: Annotated[
-        float | None, option(metavar="X", help=f"Limit of the gradients' global norm; 0: none; 0. {TRAVELS}")
+        float | None, option(metavar="X", help="Clip gradients to this global norm; by default 0: off.")
     ] = None
     schedule: Annotated[
         str | None,
-        option(metavar="NAME", help=f"How the optimizer's learning rates fall: cosine, linear, wsd; cosine. {TRAVELS}"),
+        option(metavar="NAME", help="How the optimizer's learning rates fall: cosine, linear, wsd; by default cosine."),
     ] = None
     warmup_steps: Annotated[
-        int | None, option("--warmup", metavar="N", help=f"Steps until they are reached; 0. {TRAVELS}")
+        int | None, option("--warmup", metavar="N", help="Steps until they are reached; by default 0.")
     ] = None
     decay_steps: Annotated[
-        int | None, option("--decay", metavar="N", help=f"Step at which they are lowest; 0: never. {TRAVELS}")
+        int | None, option("--decay", metavar="N", help="Step at which they are lowest; by default 0: never.")
     ] = None
     decay_from: Annotated[
-        int | None, option(metavar="N", help=f"Step at which they begin to fall; wsd: in the last tenth. {TRAVELS}")
+        int | None, option(metavar="N", help="Step at which they begin to fall; wsd: in the last tenth.")
     ] = None
-    final_fraction: Annotated[float | None, option(metavar="X", help=f"What is left of them then; 0.1. {TRAVELS}")] = (
-        None
-    )
+    final_fraction: Annotated[
+        float | None, option(metavar="X", help="Part of them that is left then; by default 0.1.")
+    ] = None
 
 
 def train(
