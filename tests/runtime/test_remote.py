@@ -116,7 +116,7 @@ def test_what_cannot_be_used_is_said(server: Server) -> None:
     with pytest.raises(SpecError, match="Protocol not known: nowhere"):
         open_tokens("nowhere://a/b.bin")
     server.ranges = False
-    with pytest.raises(SpecError, match="other bytes come than were asked for"):
+    with pytest.raises(SpecError, match="sent other bytes than were asked for"):
         samples(server.url).rows(0, 1)
     (server.folder / "c.bin").write_bytes(b"short")
     with pytest.raises(SpecError, match="has 5 bytes, its header says"):

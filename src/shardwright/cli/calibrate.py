@@ -83,7 +83,7 @@ def calibrate(
 
     require_writable(out, [*runs, *plan, *launch, *profile], json=json)
     if plan and launch:
-        raise bad("--launch", "stands beside --plan: which of both did the runs run?", "give one of them")
+        raise bad("--launch", "cannot stand beside --plan", "give the one that the runs ran")
     plans = [load_plan(path) for path in plan]
     plans += [_launched(path, cluster, model, seq_len) for path in launch]
     measurements = read_measurements(profile)
@@ -122,12 +122,18 @@ def _read(runs: Sequence[str], plans: Sequence[Plan]) -> Read:
         return _read_tables(runs, tables, plans)
     kept = [_own_plan(Path(name)) for name in runs]
     if len(plans) not in (0, 1, len(runs)):
-        raise bad("--plan", f"{len(plans)} for {len(runs)} runs", "give one for each run, in order, or one for all")
+        raise bad(
+            "--plan", f"there are {len(plans)} for {len(runs)} runs", "give one for each run, in order, or one for all"
+        )
     measured, states, notes = [], {}, []
     for place, name in enumerate(runs):
         ran = kept[place] or (plans[place] if len(plans) > 1 else plans[0] if plans else None)
         if ran is None:
-            raise bad(name, "ran what?", "give its plan file (--plan) or its launch (--launch run.sh --cluster …)")
+            raise bad(
+                name,
+                "does not say what it ran",
+                "give its plan file (--plan) or its launch (--launch run.sh --cluster …)",
+            )
         run = read_run(name, global_batch=ran.job.global_batch, seq_len=ran.job.seq_len, gpus=ran.gpus)
         _require_same(run.setting, ran, name)
         state = good_state(run)
@@ -146,7 +152,9 @@ def _read_tables(runs: Sequence[str], tables: Sequence[str], plans: Sequence[Pla
 
     if len(tables) < len(runs) or plans:
         raise bad(
-            tables[0], "has a run a row, with its setting", "give tables of runs alone, without --plan or --launch"
+            tables[0],
+            "is a table of runs, and each row has its setting",
+            "give tables of runs alone, without --plan or --launch",
         )
     measured: list[Measured] = []
     for name in tables:

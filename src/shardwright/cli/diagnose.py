@@ -111,7 +111,7 @@ def _plan_of(
     from shardwright.traces.read import PLAN
 
     if launch is not None and plan is not None:
-        raise bad("--plan", "says with --launch what ran twice", "leave one of them out")
+        raise bad("--plan", "says what ran, and so does --launch", "leave one of them out")
     if launch is not None:
         read = read_launch(launch, (), env, cluster, model, seq_len, accept_guess=accept_guess)
         return read.plan, Origin(read.notes, read.uncounted)

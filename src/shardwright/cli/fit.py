@@ -77,14 +77,14 @@ def fit(
     from shardwright.trainers.fit import fit as size
 
     if out is not None and recipe is None:
-        raise bad("--out", "names a file for no recipe", "give --recipe axolotl, trl or llamafactory")
+        raise bad("--out", "there is no recipe to write to it", "give --recipe axolotl, trl or llamafactory")
     require_writable(out, [model], json=json)
     for words, count in (("--gpus", gpus), ("--nodes", nodes), ("--micro-batch", micro_batch)):
         if count < 1:
             raise bad(f"{words} {count}", "is not above 0", "give 1 or more")
     sized = load_model(model, accept_guess=accept_guess)
     if (gpu is None) == (cluster is None):
-        raise bad("--gpu", "or --cluster must say on what", "give one of them, e.g. --gpu RTX3090")
+        raise bad("--gpu", "exactly one of --gpu and --cluster must be given", "e.g. --gpu RTX3090")
     machines = load_cluster(cluster or f"{nodes}x{gpus}x{gpu}")
     job = job_of(
         training,

@@ -80,7 +80,7 @@ def plan(
 
     require_writable(out, [], json=json)
     if not 0 < efficiency <= 1:
-        raise bad(f"--efficiency {efficiency}", "is not above 0 and at most 1", "0.5 is half of the peak")
+        raise bad(f"--efficiency {efficiency}", "must be above 0 and at most 1", "0.5 is half of the peak")
     if strategy not in STRATEGIES:
         raise bad(f"--strategy {strategy}", "is no strategy of programs", f"one of {', '.join(STRATEGIES)}")
     where = load_cluster(cluster)

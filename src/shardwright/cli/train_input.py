@@ -116,7 +116,7 @@ def checked_settings(
         if name not in CHANGES:
             raise bad(f"--accept-change {name}", "is not known", f"one of {', '.join(CHANGES)}")
     if others["adapters"] is not None and not plan.job.adapters:
-        raise bad("--adapter-weights", "says nothing of a plan without adapters", "plan with --adapter lora:16")
+        raise bad("--adapter-weights", "needs a plan with adapters", "plan with --adapter lora:16")
     if output.profile is not None:
         require_measurable(plan)
     inputs = [file, *(source.path for source in sources if isinstance(source.path, Path))]
@@ -178,9 +178,9 @@ def _require_sense(given: Set[str], fleet: FleetOptions, output: OutputOptions) 
         of_others |= dict.fromkeys(names_of(fleet) - {"elastic"}, "elastic")
     for name, other in of_others.items():
         if name in given and other not in given:
-            raise bad(_flag(name), f"says nothing without {_flag(other)}", f"add {_flag(other)}, or leave it out")
+            raise bad(_flag(name), f"needs {_flag(other)}", f"add {_flag(other)}, or leave {_flag(name)} out")
     for name in sorted(given & NOT_ELASTIC.keys() if fleet.elastic else ()):
-        raise bad(_flag(name), "is nothing that an elastic run does", NOT_ELASTIC[name])
+        raise bad(_flag(name), "does not go with --elastic", NOT_ELASTIC[name])
     if fleet.elastic and output.keep == 1:
         message = "an elastic run keeps two checkpoints or more: a new one is whole once all machines have their part"
         raise bad("--keep 1", message, "keep 2 or more, or 0 for all")

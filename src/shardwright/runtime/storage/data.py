@@ -301,7 +301,7 @@ class RemoteTokens:
             raise bad(self.url, f"cannot be read: {error}", "go on with `resume=` once it can") from None
         if [len(content) for content in contents] != [stop - start for start, stop in bounds]:
             hint = "serve it where ranges of bytes can be asked for, or copy it here"
-            raise bad(self.url, "other bytes come than were asked for", hint)
+            raise bad(self.url, "sent other bytes than were asked for", hint)
         return [np.frombuffer(content, self.dtype) for content in contents]
 
 

@@ -118,7 +118,7 @@ def import_checkpoint(source: Path, root: Path) -> Path:
         file = open_tensors(source)
         tensors, text = {name: file.tensor(name) for name in file.names}, file.metadata.get(TEXT, "")
     if not text:
-        raise bad(str(source), "says nothing of a run", "import what the export of a checkpoint wrote")
+        raise bad(str(source), "holds no run", "import what the export of a checkpoint wrote")
     manifest = parse_manifest(text, str(source))
     kinds = sorted({name.partition(".")[0] for name in tensors})
     final, working = step_folder(root, manifest.step), working_folder(root, manifest.step)
