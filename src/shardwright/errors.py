@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 SURE_SLIP, SLIP, NEAR = 0.9, 0.75, 0.5  # likeness (`difflib.SequenceMatcher.ratio`) of names; chosen
+LAST_INDEX = re.compile(r"\[(\d+)\](?!.*\[\d+\])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,6 @@ def suggestion(word: str, known: Iterable[str], *, limit: int = 3) -> str:
         return "did you mean " + " or ".join(by_folded[folded] for folded in near[:limit]) + "?"
     shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
     return f"known: {shown}"
-
-
-LAST_INDEX = re.compile(r"\[(\d+)\](?!.*\[\d+\])")
 
 
 def merged(problems: Sequence[Problem]) -> tuple[Problem, ...]:

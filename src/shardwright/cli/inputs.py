@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from shardwright.spec.job import Job
 
 FLAGS = {"budget_dollars": "--budget", "deadline_hours": "--deadline", "document_tokens": "--mask-documents"}
+DURATION = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?|\.[0-9]+)\s*(?P<unit>[a-z]*)", re.I)
+HOURS = {"": 1.0, "h": 1.0, "hours": 1.0, "hour": 1.0, "d": 24.0, "days": 24.0, "day": 24.0, "w": 168.0, "weeks": 168.0}
 
 
 def job_of(*groups: DataclassInstance, **options: Any) -> Job:
@@ -65,10 +67,6 @@ def length_of_documents(file: Path | None, seq_len: int) -> float | None:
     from shardwright.runtime.storage.data import document_tokens, open_tokens
 
     return document_tokens(open_tokens(file), seq_len)
-
-
-DURATION = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?|\.[0-9]+)\s*(?P<unit>[a-z]*)", re.I)
-HOURS = {"": 1.0, "h": 1.0, "hours": 1.0, "hour": 1.0, "d": 24.0, "days": 24.0, "day": 24.0, "w": 168.0, "weeks": 168.0}
 
 
 def hours(text: str | None, option: str) -> float | None:

@@ -11,6 +11,19 @@ from shardwright.reports.documents.ranking import VERSION
 from shardwright.reports.text.layout import table
 from shardwright.units import format_bytes, format_count, format_dollars
 
+KEYS = {  # of the causes of hours, and of the places that state comes from
+    "useful work": "useful_work",
+    "fewer machines": "fewer_machines",
+    "waiting": "waiting",
+    "re-forming": "reforming",
+    "moving state": "moving_state",
+    "work done anew": "repeated_work",
+    "snapshots": "snapshots",
+    "own memory": "own_memory",
+    "peers' memory": "peers_memory",
+    "cloud": "cloud",
+}
+
 
 def spot_text(trace: Trace, outcomes: Sequence[TraceOutcome]) -> str:
     """Return what came of each strategy on a trace, and where its hours went."""
@@ -41,20 +54,6 @@ def _parts(trace: Trace, outcomes: Sequence[TraceOutcome]) -> Iterator[str]:
     yield table(header, rows, words=("strategy",))
     hours = [(item.strategy, *(f"{item.hours[cause]:.2f}" for cause in CAUSES)) for item in outcomes]
     yield "Hours by cause:\n\n" + table(("strategy", *CAUSES), hours, words=("strategy",))
-
-
-KEYS = {  # of the causes of hours, and of the places that state comes from
-    "useful work": "useful_work",
-    "fewer machines": "fewer_machines",
-    "waiting": "waiting",
-    "re-forming": "reforming",
-    "moving state": "moving_state",
-    "work done anew": "repeated_work",
-    "snapshots": "snapshots",
-    "own memory": "own_memory",
-    "peers' memory": "peers_memory",
-    "cloud": "cloud",
-}
 
 
 def spot_document(trace: Trace, outcomes: Sequence[TraceOutcome]) -> dict[str, Any]:

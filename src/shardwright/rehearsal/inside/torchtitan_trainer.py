@@ -36,6 +36,8 @@ CHOICES = (
     "optimizer: AdamW as torchtitan builds it",
     "CUDA graphs are not captured; where they are asked for, gradients stay from step to step",
 )
+SCHEDULES = "torch.distributed.pipelining.schedules"
+STAGES = "torch.distributed.pipelining.stage"
 
 
 def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
@@ -211,10 +213,6 @@ def _batches(trainer: Any, config: Any) -> Iterator[tuple[dict[str, torch.Tensor
         positions = torch.arange(training.seq_len).expand(shape)
         tokens, labels = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
         yield {"input": tokens, "positions": positions}, labels
-
-
-SCHEDULES = "torch.distributed.pipelining.schedules"
-STAGES = "torch.distributed.pipelining.stage"
 
 
 def take_micro_batches() -> None:

@@ -29,6 +29,12 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 RELEASE = 5  # of transformers
 UPDATE = "update in 8 bits"
 WHY_UPDATE = "compiled kernels for each parameter, which allocate nothing here (torchao/optim/adam.py)"
+PRODUCT = "product with 4-bit weights"
+WHY_PRODUCT = (
+    "their matrix in 16 bits, then the product, as bitsandbytes 0.50 does on GPUs above 1,536 tokens "
+    "(backends/cuda/ops.py: _dequant_linear_fallback)"
+)
+SCALES = 256  # that share one: quantize_4bit of bitsandbytes/functional.py
 
 
 def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
@@ -151,14 +157,6 @@ def _step(model: Any, optimizer: Any, question: dict[str, Any], meter: Meter) ->
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
-
-
-PRODUCT = "product with 4-bit weights"
-WHY_PRODUCT = (
-    "their matrix in 16 bits, then the product, as bitsandbytes 0.50 does on GPUs above 1,536 tokens "
-    "(backends/cuda/ops.py: _dequant_linear_fallback)"
-)
-SCALES = 256  # that share one: quantize_4bit of bitsandbytes/functional.py
 
 
 def bits_and_bytes() -> Any:

@@ -37,6 +37,8 @@ SCANNED_TOKENS = 1 << 24  # at a time
 Location = Path | str
 """Where a file is: a path, or a URL as text."""
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
+T = TypeVar("T")
 
 
 @record(slots=False)
@@ -267,10 +269,6 @@ def _encoder(path: Path) -> tuple[Any, int, int | None]:
 @lru_cache(maxsize=32)
 def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, epoch]).permutation(count)
-
-
-RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
-T = TypeVar("T")
 
 
 @record

@@ -14,6 +14,8 @@ from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout
 from shardwright.units import format_bytes, format_seconds
 
+SAME = 0.01  # predictions that differ by less are of one cost model
+
 
 @record
 class RankSummary:
@@ -104,9 +106,6 @@ def _rank_document(layout: Layout, rank: RankSummary, forecasts: Sequence[Sequen
         "peak_memory_bytes": rank.peak_memory_bytes,
         "predicted_memory_bytes": memory,
     }
-
-
-SAME = 0.01  # predictions that differ by less are of one cost model
 
 
 @record

@@ -7,27 +7,22 @@ What the search returns is exact under the cost model; the bound holds for the s
 One degree of tensor parallelism for all GPU types is searched first, then unequal ones, if the space has them
 (`search_degrees`). The second search has to beat the plans of the first, which is as if there were no unequal degrees:
 so these never lead to a slower plan.
-
-Before and after the tree, plans are made of the settings that look best by a few compositions, and of replicas of one
-type each.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import partial
 
 import numpy as np
 
-from shardwright.arrays import Ints, picked
+from shardwright.arrays import Ints
 from shardwright.plans.plan import Plan
 from shardwright.progress import stopped, tell_best
 from shardwright.records import record
-from shardwright.search.mixed.bounds.instance import HOPELESS, Instance, instances
+from shardwright.search.mixed.bounds.instance import HOPELESS, instances
 from shardwright.search.mixed.branch_and_bound.run import (
-    FEW_UNITS,
     Effort,
     Incumbents,
     MixedProblem,
@@ -36,6 +31,7 @@ from shardwright.search.mixed.branch_and_bound.run import (
     attempted,
     has_few_units,
 )
+from shardwright.search.mixed.branch_and_bound.scouting import each_type_alone, numbered, scouted, whole_setting
 from shardwright.search.mixed.branch_and_bound.tree import (
     Branched,
     Pruned,
@@ -46,12 +42,11 @@ from shardwright.search.mixed.branch_and_bound.tree import (
     least_bound,
 )
 from shardwright.search.mixed.heuristics.attempts import Drafter, drafter, solve_within
-from shardwright.search.mixed.heuristics.simple_plans import equal_replicas, side_by_side
+from shardwright.search.mixed.heuristics.simple_plans import equal_replicas
 from shardwright.search.mixed.master.answer import Infeasible, Solved
 from shardwright.search.mixed.master.column_pool import ColumnPool, RuledOut
-from shardwright.search.mixed.master.regions import Bounded, bounded, is_wide, parts, shortest
-from shardwright.search.mixed.tables.region import Region, usable
-from shardwright.search.space.axes import Space
+from shardwright.search.mixed.master.regions import Bounded, bounded, is_wide, parts
+from shardwright.search.mixed.tables.region import Region
 
 HELPS = 0.05  # part of the gap by which a split that helps raises the bound
 FAR = 1.5  # times the bound of a region, beyond which plans are made before its numbers of replicas are looked at
@@ -269,71 +264,3 @@ def _joined(first: MixedResult, other: MixedResult) -> MixedResult:
         costed=first.costed + other.costed,
         deepest=max(first.deepest, other.deepest),
     )
-
-
-SCOUTED = 3  # settings of which plans are made at once
-LESS_GOOD = 1.02  # times the best by a few compositions, beyond which a setting is not scouted
-
-
-def scouted(
-    run: Run, drafters: Sequence[Drafter], regions: Callable[[Instance, Space], list[Region]]
-) -> Iterator[tuple[Drafter, Region]]:
-    """Make plans of those `regions` of the settings that look best by a few compositions, so that the search goes on
-    with good ones. Yield these regions."""
-    seen: list[tuple[float, int, Region, ColumnPool]] = []
-    least: dict[tuple[int, tuple[int, ...]], float] = {}
-    for place, by in enumerate(drafters):
-        if stopped():
-            break
-        instance = by.instance
-        counts: Ints | None = None
-        for region in regions(instance, run.problem.space):
-            kind = (region.fewest, region.used)
-            high = min(run.incumbent, LESS_GOOD * least.get(kind, np.inf))
-            if instance.quickest(region) >= min(high, run.target):
-                continue
-            counts = _sampled(run, instance) if counts is None else counts
-            allowed = picked(counts, usable(instance.table, counts, region))
-            columns = ColumnPool(instance, region, allowed, run.incumbent, ordered=False)
-            if columns.limit(high) >= instance.total:
-                seconds, _ = shortest(columns.limit, instance.total, instance.quick, high)
-                least[kind] = min(seconds, least.get(kind, np.inf))
-                seen.append((seconds, place, region, columns))
-    best: Counter[tuple[int, tuple[int, ...]]] = Counter()
-    for seconds, place, region, columns in sorted(seen, key=lambda entry: entry[:2]):
-        best[region.fewest, region.used] += 1
-        if stopped():
-            break
-        if best[region.fewest, region.used] <= SCOUTED and seconds < run.target:
-            attempted(run, drafters[place], region, seconds, columns)
-            yield drafters[place], region
-
-
-def _sampled(run: Run, instance: Instance) -> Ints:
-    """Return the compositions to scout with."""
-    counts = instance.compositions(run.problem.space)
-    return picked(counts, instance.samples(counts))
-
-
-def whole_setting(instance: Instance, space: Space) -> list[Region]:
-    """Return the region of all numbers of replicas, if there is any."""
-    return instance.roots(space)[:1]
-
-
-def numbered(instance: Instance, space: Space) -> list[Region]:
-    """Return the regions of so many replicas exactly, on all types and on each, where there are few units."""
-    roots, units = instance.roots(space)[:1], instance.table.units
-    few = has_few_units(instance) and "dp" not in space.pins
-    numbers = [2**power for power in range(FEW_UNITS.bit_length()) if few and roots and 2**power <= roots[0].most]
-    whole = [replace(root, fewest=number, most=number) for root in roots for number in numbers]
-    pure = [replace(part, used=(kind,)) for part in whole for kind in np.flatnonzero(units >= part.fewest).tolist()]
-    return whole + pure
-
-
-def each_type_alone(run: Run, drafters: Sequence[Drafter]) -> None:
-    """Make plans of replicas of one type each, whatever the setting: the tree, which follows the bounds, may have spent
-    itself on settings whose bounds are far below their plans."""
-    space = run.problem.space
-    whole = [(by, region) for by in drafters for region in whole_setting(by.instance, space)]
-    open_ones = [(by, region) for by, region in whole if by.instance.quickest(region) < run.cutoff]
-    side_by_side(open_ones, space, lambda: run.incumbent, run.incumbents.offer)

@@ -55,6 +55,7 @@ MOST_ORDERS = 24
 NEVER = 1e9  # seconds of what does not fit
 ANY = (0.0, np.inf)
 MOST_SPLITS = 2_000  # of each order of the types
+FIRST, INNER, LAST = 0, 1, 2
 
 
 @record(kw_only=False)
@@ -297,9 +298,6 @@ def _shared(number: int, parts: int) -> Ints:
         return np.array([[number]])
     rest = [(first, _shared(number - first, parts - 1)) for first in range(number + 1)]
     return np.concatenate([np.column_stack([np.full(len(more), first), more]) for first, more in rest])
-
-
-FIRST, INNER, LAST = 0, 1, 2
 
 
 @record(kw_only=False)
