@@ -115,7 +115,7 @@ def layer_table(
     parts, host = [*parts, *(part.operators for part in tower)], [*host, *(host[0] * part.layer for part in tower)]
     times = _timed(parts, gpu, job, efficiency, software, host)
     columns = [
-        layer_seconds(model, kind, shard, job, links, software, dispatcher, time).scaled(strain)
+        layer_seconds(model, kind, shard, job, links, software, dispatcher, OperatorSeconds(*time)).scaled(strain)
         for kind, time in zip(kinds, times[: len(kinds)], strict=True)
     ]
     memory = layer_activation_bytes(model, shard, job)
@@ -227,9 +227,10 @@ def _timed(
     efficiency: Efficiency,
     software: Overheads,
     host: list[float],
-) -> list[OperatorSeconds]:
-    """Return the seconds of each part, timed in one batch; of gradients of weights those of plain products alone. Where
-    the host launches a part (forward in `host` seconds) more slowly than the device runs it, the host's time counts."""
+) -> list[tuple[Floats, Floats, Floats, Floats, Floats]]:
+    """Return forward and backward seconds [M] of each part, those forward of core attention and of what selective
+    recomputation repeats, and those backward of the weights of plain products, timed in one batch. Where the host
+    launches a part (forward in `host` seconds) more slowly than the device runs it, the host's time counts."""
     operators = table([operator for part in parts for operator in part])
     seconds = coarse(efficiency.operator_seconds(gpu, job, operators)) * kernel_factor(software, job, operators)
     forward = np.where(operators.direction == FORWARD, seconds, 0.0)
@@ -241,8 +242,6 @@ def _timed(
     bounds = np.cumsum([0, *(len(part) for part in parts)])[:-1]
     sums = [np.add.reduceat(column, bounds, axis=0) for column in (forward, backward, core, again, weights)]
     return [
-        OperatorSeconds(
-            launched_seconds(forward, launch), launched_seconds(backward, BACKWARD_LAUNCHES * launch), *rest
-        )
+        (launched_seconds(forward, launch), launched_seconds(backward, BACKWARD_LAUNCHES * launch), *rest)
         for forward, backward, *rest, launch in zip(*sums, host, strict=True)
     ]
