@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
+from shardwright.cli.inputs import read_launch
 from shardwright.cli.measurements import Profiles
 from shardwright.cli.output import note, progress, terminal_width, write, write_json
 from shardwright.commands import argument, option
@@ -15,6 +16,7 @@ from shardwright.errors import bad
 from shardwright.records import record
 
 if TYPE_CHECKING:
+    from shardwright.cli.options import LaunchOptions
     from shardwright.cost.calibrate import Measured
     from shardwright.cost.compute.efficiency import Efficiency
     from shardwright.plans.plan import Plan
@@ -37,6 +39,7 @@ def calibrate(
     out: Annotated[
         Path, option("--out", "-o", metavar="FILE", help="Write the calibration to this file, e.g. site.json.")
     ],
+    launched: options.LaunchOptions,
     plan: Annotated[
         tuple[Path, ...],
         option(metavar="PLAN.json", help="The plan that a run ran: one for each, in order, or one for all."),
@@ -45,16 +48,6 @@ def calibrate(
         tuple[Path, ...],
         option(metavar="FILE", help="The launch script or configuration that a run ran, in place of a plan file."),
     ] = (),
-    cluster: Annotated[
-        str | None, option(metavar="CLUSTER", help="Cluster file or short form, e.g. 4x8xH100-SXM (with --launch).")
-    ] = None,
-    model: Annotated[
-        str | None,
-        option(metavar="MODEL", help="Preset, config.json or YAML, if the launch does not describe the model."),
-    ] = None,
-    seq_len: Annotated[
-        int | None, option(metavar="N", help="Tokens of a sample, where the launch does not say (with --launch).")
-    ] = None,
     profile: Profiles = (),
     anonymous: Annotated[
         bool, option("--anonymous", help="Leave the names of models out, to share the calibration.")
@@ -85,7 +78,7 @@ def calibrate(
     if plan and launch:
         raise bad("--launch", "cannot stand beside --plan", "give the one that the runs ran")
     plans = [load_plan(path) for path in plan]
-    plans += [_launched(path, cluster, model, seq_len) for path in launch]
+    plans += [_launched(path, launched) for path in launch]
     measurements = read_measurements(profile)
     if measurements.layers is not None:
         raise bad("--profile", "has layers of a model, which say what a run of it takes", "give a machine profile")
@@ -199,20 +192,14 @@ def _require_same(setting: RunSetting, plan: Plan, name: str) -> None:
             raise bad(f"{name}, line {line}", message, "give the plan or launch that this run ran")
 
 
-def _launched(path: Path, cluster: str | None, model: str | None, seq_len: int | None) -> Plan:
+def _launched(path: Path, options: LaunchOptions) -> Plan:
     """Return the plan of a launch. Raises SpecError for one that is not legal."""
     from shardwright.errors import SpecError
-    from shardwright.importers.launch import plan_from_launch
     from shardwright.plans.check import check
-    from shardwright.spec.read.cluster import load_cluster
-    from shardwright.spec.read.model import load_model
 
-    if cluster is None:
+    if options.cluster is None:
         raise bad("--cluster", "is missing", "say on which machines it ran: --cluster 4x8xH100-SXM")
-    machines = load_cluster(cluster)
-    launched = plan_from_launch(
-        path, cluster=machines, model=None if model is None else load_model(model), seq_len=seq_len
-    ).plan
+    launched = read_launch(path, (), options).plan
     if problems := check(launched):
         raise SpecError(*problems)
     return launched

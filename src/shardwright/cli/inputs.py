@@ -13,6 +13,8 @@ from shardwright.spec.read.job import parse_count
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from shardwright.cli.options import LaunchOptions
+    from shardwright.importers.megatron.read import Reading
     from shardwright.search.rules.rules import Rule
     from shardwright.spec.cluster import Cluster
     from shardwright.spec.job import Job
@@ -87,3 +89,33 @@ def dollars(text: str | None, option: str) -> float | None:
         return parse_count(text.strip().removeprefix("$"), option)
     except SpecError:
         raise bad(f"{option} {text}", "is no amount of money", "write 2M, 500k or a number of US dollars") from None
+
+
+def require_no_launch(launched: LaunchOptions) -> None:
+    """Raise SpecError for options of a launch where there is none."""
+    for name in ("cluster", "model", "env", "seq_len"):
+        if getattr(launched, name) not in (None, ()):
+            flag = f"--{name.replace('_', '-')}"
+            raise bad(flag, "goes with --launch; a plan file has its own", f"leave {flag} out")
+
+
+def read_launch(path: Path, arguments: tuple[str, ...], launched: LaunchOptions) -> Reading:
+    """Return the plan of a launch script, with notes on how it was read."""
+    from shardwright.importers.launch import plan_from_launch
+    from shardwright.spec.read.cluster import load_cluster
+    from shardwright.spec.read.model import load_model
+
+    environment = {}
+    for word in launched.env:
+        name, sign, value = word.partition("=")
+        if not sign or not name.isidentifier():
+            raise bad(f"--env {word}", "is not NAME=VALUE", "write --env TP=8")
+        environment[name] = value
+    return plan_from_launch(
+        path,
+        cluster=None if launched.cluster is None else load_cluster(launched.cluster),
+        model=None if launched.model is None else load_model(launched.model, accept_guess=launched.accept_guess),
+        seq_len=launched.seq_len,
+        arguments=arguments,
+        environment=environment,
+    )

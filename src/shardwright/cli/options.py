@@ -147,3 +147,23 @@ class SequenceOptions:
             help="Tokens that an encoder-decoder's encoder reads; by default as many as its decoder (--seq-len).",
         ),
     ] = None
+
+
+@record
+class LaunchOptions:
+    """With --launch."""
+
+    cluster: Annotated[str | None, option(metavar="CLUSTER", help="Cluster file or short form, e.g. 4x8xH100-SXM.")] = (
+        None
+    )
+    model: Annotated[
+        str | None,
+        option(metavar="MODEL", help="Preset, config.json or YAML, if the launch does not describe the model."),
+    ] = None
+    env: Annotated[
+        tuple[str, ...], option("--env", metavar="NAME=VALUE", help="Variable for the script; may be repeated.")
+    ] = ()
+    seq_len: Annotated[int | None, option(metavar="N", help="Tokens of a sample, where the launch does not say.")] = (
+        None
+    )
+    accept_guess: AcceptGuess = False
