@@ -50,20 +50,38 @@ class OfferOptions:
     prices: options.Prices = None
 
 
+@record
+class ShopOptions:
+    """The search."""
+
+    deadline: Annotated[
+        str | None, option(metavar="TIME", help="Longest run: 30d, 720h or hours. Picks the cheapest in time.")
+    ] = None
+    budget: Annotated[str | None, option(metavar="USD", help="Most dollars: 2M, 500k. Picks the fastest for it.")] = (
+        None
+    )
+    sure: options.Sure = None
+    fit: options.Fit = 0.9
+    mixes: Annotated[
+        int | None,
+        option(
+            metavar="N",
+            help="Mixes of two offers to search, the most promising; by default one, of all machines of two offers "
+            "with up to 256 GPUs together.",
+        ),
+    ] = None
+    indifference: options.Indifference = "1%"
+    settings: options.Pins = ()
+
+
 def shop(
     tokens: Annotated[str, option(metavar="COUNT", help="Tokens of the whole run, e.g. 300B or 1T.")],
     rent: OfferOptions,
+    asked: ShopOptions,
     training: options.TrainingOptions,
     sequence: options.SequenceOptions,
     model: options.Model = None,
     accept_guess: options.AcceptGuess = False,
-    deadline: Annotated[
-        str | None, option(metavar="TIME", help="Longest run: 30d, 720h or hours. Picks the cheapest in time.")
-    ] = None,
-    budget: Annotated[
-        str | None, option(metavar="USD", help="Most dollars: 2M, 500k. Picks the fastest for it.")
-    ] = None,
-    sure: options.Sure = None,
     global_batch: Annotated[
         int | None, option(metavar="N", help="Samples of one optimizer step; by default about 4 M tokens.")
     ] = None,
@@ -74,17 +92,6 @@ def shop(
     fp8_recipe: options.Fp8Recipe = None,
     mask_documents: options.MaskDocuments = None,
     framework: options.OneFramework = "megatron",
-    fit: options.Fit = 0.9,
-    mixes: Annotated[
-        int | None,
-        option(
-            metavar="N",
-            help="Mixes of two offers to search, the most promising; by default one, of all machines of two offers "
-            "with up to 256 GPUs together.",
-        ),
-    ] = None,
-    indifference: options.Indifference = "1%",
-    settings: options.Pins = (),
     profile: Profiles = (),
     calibration: Calibration = None,
     out: Annotated[
@@ -132,39 +139,36 @@ def shop(
         fp8_recipe=fp8_recipe,
         document_tokens=length_of_documents(mask_documents, length),
         framework=framework,
-        budget_dollars=dollars(budget, "--budget"),
-        deadline_hours=hours(deadline, "--deadline"),
+        budget_dollars=dollars(asked.budget, "--budget"),
+        deadline_hours=hours(asked.deadline, "--deadline"),
     )
     on_offer = _offers(rent)
     every = Cluster(pools=tuple(offer.pool for offer in on_offer.offers))
     efficiency = efficiency_of(measurements, described, every, job)
-    space = parse_pins(settings)
+    space = parse_pins(asked.settings)
     with progress(f"shopping for {described.name}"):
         result = search(
             described,
             on_offer,
             job,
             space=space,
-            fit=fit,
-            mixes=mixes,
+            fit=asked.fit,
+            mixes=asked.mixes,
             efficiency=efficiency,
-            sure=sure,
-            indifference=part(indifference, "--indifference", most=MOST_INDIFFERENCE),
+            sure=asked.sure,
+            indifference=part(asked.indifference, "--indifference", most=MOST_INDIFFERENCE),
         )
     if out is not None and result.front and not result.infeasible:
         deliver(dumps(result.front[chosen(result)].plan), out)
     if json:
         write_json(shop_document(result, assumed))
+    elif details:
+        tell(shop_text(result, described, job, assumed, terminal_width()), beside=out)
     else:
-        width = terminal_width()
-        if details:
-            text = shop_text(result, described, job, assumed, width)
-        else:
-            from shardwright.trainers.runs import runners
+        from shardwright.trainers.runs import runners
 
-            run_by = None if result.infeasible else runners(result.front[chosen(result)].plan)
-            text = shop_screen(result, described, job, assumed, out, width, run_by)
-        tell(text, beside=out)
+        run_by = None if result.infeasible else runners(result.front[chosen(result)].plan)
+        tell(shop_screen(result, described, job, assumed, out, terminal_width(), run_by), beside=out)
     if result.infeasible:
         raise Exit(3)
 

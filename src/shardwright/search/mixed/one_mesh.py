@@ -65,7 +65,7 @@ PLANS = 4  # looks by all splits that take as long as one by plans, about
 ROUNDED = 1e-5  # part by which a bisection may end above the bound
 HALVED = 48  # ranges that are halved, at most
 NARROW = 1.005  # a range is not halved any more whose longest stages are so many times its shortest ones, at most
-NOTHING = MixedOutcome(plans=(), uniform=None, uniform_rule=RULE, bound=np.inf, candidates=0, costed=0, not_covered=())
+NOTHING = MixedOutcome(plans=(), bound=np.inf, not_covered=())
 
 
 @record(kw_only=False)
