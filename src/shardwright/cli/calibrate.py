@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.inputs import read_launch
-from shardwright.cli.measurements import Profiles
+from shardwright.cli.measurements import Profiles, read_measurements
 from shardwright.cli.output import note, progress, terminal_width, write, write_json
 from shardwright.commands import argument, option
 from shardwright.errors import bad
@@ -68,7 +68,6 @@ def calibrate(
       shardwright calibrate runs.csv -o site.json --anonymous
       shardwright calibrate run/ -o site.json     # a folder that `shardwright train --out` left
     """
-    from shardwright.cli.measurements import read_measurements
     from shardwright.cost.calibrate import calibrate as calibration_of
     from shardwright.cost.site.file import dumps
     from shardwright.plans.document import load_plan

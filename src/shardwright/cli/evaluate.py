@@ -10,6 +10,7 @@ from click.exceptions import Exit
 
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
+from shardwright.cli.inputs import part, read_launch, require_no_launch, rules_of
 from shardwright.cli.measurements import Calibration, Profiles, efficiency_of, read_measurements
 from shardwright.cli.output import json_text, progress, terminal_width, write
 from shardwright.commands import argument, option
@@ -72,7 +73,6 @@ def evaluate(
       shardwright evaluate --launch run.sh --cluster cluster.yaml --env TP=8 -- dsw 8B 1
       shardwright evaluate --launch run.sh --cluster cluster.yaml --model llama-2-70b --json
     """
-    from shardwright.cli.inputs import part, read_launch, require_no_launch
     from shardwright.errors import merged
     from shardwright.plans.abilities import framework_problems
     from shardwright.plans.check import check
@@ -144,7 +144,6 @@ def _answer(
     *,
     json: bool,
 ) -> tuple[Evaluation, str]:
-    from shardwright.cli.inputs import rules_of
     from shardwright.cost.site.calibrated import anchored
     from shardwright.search.space.axes import parse_pins
     from shardwright.trainers.plan import evaluate as assess

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import SpecError, bad
-from shardwright.spec.read.job import parse_count
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -85,6 +84,8 @@ def dollars(text: str | None, option: str) -> float | None:
     """Return the dollars of `2M`, `500k`, `$50,000` or a plain number. Raises SpecError for anything else."""
     if text is None:
         return None
+    from shardwright.spec.read.job import parse_count
+
     try:
         return parse_count(text.strip().removeprefix("$"), option)
     except SpecError:

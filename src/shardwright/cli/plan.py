@@ -10,7 +10,8 @@ from click.exceptions import Exit
 
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, is_standard_output, require_writable, tell
-from shardwright.cli.measurements import Calibration, Profiles
+from shardwright.cli.inputs import dollars, hours, job_of, length_of_documents, part, rules_of
+from shardwright.cli.measurements import Calibration, Profiles, efficiency_of, model_of, read_measurements
 from shardwright.cli.output import ended_early, note, progress, terminal_width, write, write_json
 from shardwright.cli.programs import how_to_train, keep_in, program_file
 from shardwright.commands import option
@@ -154,8 +155,6 @@ def plan(
           --adapter qlora:8 --framework fsdp
       shardwright plan --profile layers.json --cluster cluster.yaml --global-batch 1024
     """
-    from shardwright.cli.inputs import dollars, hours, job_of, length_of_documents
-    from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
     from shardwright.spec.catalog.prices import load_prices
     from shardwright.spec.read.cluster import load_cluster
@@ -217,7 +216,6 @@ def _searched(
     keep: Callable[[Graph, Program], None] | None,
 ) -> Ranking:
     """Return the best plans, and beside them whatever was asked for; an SPMD program goes to `keep`."""
-    from shardwright.cli.inputs import part, rules_of
     from shardwright.search.objective import MOST_INDIFFERENCE
     from shardwright.search.planner import on_fewer, with_nearby, with_program, with_usual
     from shardwright.search.space.axes import parse_pins

@@ -9,7 +9,8 @@ from click.exceptions import Exit
 
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable, tell
-from shardwright.cli.measurements import Calibration, Profiles
+from shardwright.cli.inputs import dollars, hours, job_of, length_of_documents, part
+from shardwright.cli.measurements import Calibration, Profiles, efficiency_of, model_of, read_measurements
 from shardwright.cli.output import progress, terminal_width, write_json
 from shardwright.commands import option
 from shardwright.errors import bad, suggestion
@@ -112,8 +113,6 @@ def shop(
           --deadline 1d
       shardwright shop --model ./config.json --offers offers.yaml --tokens 2T --json
     """
-    from shardwright.cli.inputs import dollars, hours, job_of, length_of_documents, part
-    from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
     from shardwright.reports.documents.shop import shop_document
     from shardwright.reports.text.shop import chosen, shop_screen, shop_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -64,8 +64,6 @@ def checked_layout(plan: Plan) -> Layout:
 def with_optimizer(plan: Plan, method: str | None) -> Plan:
     """Return a plan with another optimizer, and then without its prediction, which is of the one it had. Raises
     SpecError where there is no such method."""
-    from dataclasses import replace
-
     if method is not None and method not in METHODS:
         raise bad(f"--optimizer {method}", "is not known", f"one of {', '.join(METHODS)}")
     if method in (None, METHOD_OF[plan.job.optimizer]):
@@ -77,8 +75,6 @@ def with_optimizer(plan: Plan, method: str | None) -> Plan:
 def with_precision(plan: Plan, precision: str | None) -> Plan:
     """Return a plan in another precision, and then without its prediction, which is of the one it had. Raises SpecError
     where there is no such precision."""
-    from dataclasses import replace
-
     if precision is not None and precision not in get_args(Precision):
         raise bad(f"--precision {precision}", "is not known", f"one of {', '.join(get_args(Precision))}")
     if precision in (None, plan.job.precision):
