@@ -193,7 +193,7 @@ def test_how_a_launch_was_read_is_said_as_evaluate_says_it(question: list[str]) 
     [
         ([], "needs what ran"),
         (["nowhere.log", "--plan", str(FAULTS / "pair" / "plan.json")], "no such file"),
-        (["--plan", "a.json", "--launch", "b.sh"], "ran twice"),
+        (["--plan", "a.json", "--launch", "b.sh"], "so does --launch"),
         (["--plan", str(FAULTS / "pair" / "plan.json"), "--cluster", "1x8xH100-SXM"], "goes with --launch"),
         (["--plan", str(FAULTS / "pair" / "plan.json"), "--measured", "fast"], "no number of seconds"),
         ([str(FAULTS / "pair"), str(FAULTS / "four")], "second run"),
