@@ -112,7 +112,7 @@ def _gathered_together(
     """Gather the parts of each rank end to end, then put together what belongs to each tensor."""
     held = [communication.source for communication in several if isinstance(communication.source, Sharded)]
     counts = _counts(held, shapes, place)
-    flat = torch.cat([by_units(x, communication).flatten() for x, communication in zip(parts, held, strict=True)])
+    flat = torch.cat([by_units(x, sharding).flatten() for x, sharding in zip(parts, held, strict=True)])
     padded = several[0].method == "all_gather_padded"
     finish = fabric.all_gather(flat, [sum(of_rank) for of_rank in counts], padded=padded)
 

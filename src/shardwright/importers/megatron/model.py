@@ -81,10 +81,10 @@ def _vocabulary(flags: Flags, notes: list[str]) -> int:
     if size is None:
         notes.append(f"no size of the vocabulary is given and the tokenizer's is not known: {ASSUMED:,} is assumed")
         return ASSUMED
-    sizes = (
+    tokenizer = (
         next((name for name in names if size_of(name) == size), None) or flags["--vocab-file"] or "GPT-2's, the default"
     )
-    notes.append(f"the vocabulary is that of the tokenizer {sizes}: {size + extra:,}")
+    notes.append(f"the vocabulary is that of the tokenizer {tokenizer}: {size + extra:,}")
     return size + extra
 
 

@@ -160,9 +160,9 @@ def _exchanged_steps(
     del wholes
     got = _exchanged(back, [sum(stop - start for _, start, stop in spans) for spans in route.updated], route.group, how)
     at = 0
-    for spans in chain.from_iterable(route.updated):
-        count = spans[2] - spans[1]
-        yield spans, got[at : at + count]
+    for span in chain.from_iterable(route.updated):
+        count = span[2] - span[1]
+        yield span, got[at : at + count]
         at += count
 
 
