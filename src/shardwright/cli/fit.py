@@ -8,7 +8,6 @@ from click.exceptions import Exit
 
 from shardwright.cli import completion, options
 from shardwright.cli.destination import deliver, require_writable, tell
-from shardwright.cli.inputs import job_of
 from shardwright.cli.output import terminal_width, write, write_json
 from shardwright.commands import argument, option
 from shardwright.errors import bad
@@ -69,6 +68,7 @@ def fit(
       shardwright fit qwen3-32b --gpu A100-SXM-80 --gpus 8 --seq-len 32768 --set loss=chunked
       shardwright fit llama-3.1-70b --gpu H100-SXM --gpus 8 --nodes 4 --json
     """
+    from shardwright.cli.inputs import job_of
     from shardwright.exporters.recipes import recipe as write_recipe
     from shardwright.reports.text.sizing import sizing_document, sizing_text
     from shardwright.search.space.axes import only_job, parse_pins
