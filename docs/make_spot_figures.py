@@ -11,8 +11,8 @@ import shardwright
 from shardwright.files import write_atomically
 from shardwright.recovery.simulation.replay import simulate
 from shardwright.recovery.simulation.traces import MARKETS, generate_for
+from shardwright.reports.spot import spot_text
 from shardwright.reports.svg.spot import picture
-from shardwright.reports.text.spot import spot_text
 
 PAGE = Path(__file__).with_name("spot-figures.md")
 DAYS, ZONES, SEED = 7.0, 4, 1

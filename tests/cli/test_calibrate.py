@@ -86,10 +86,12 @@ def test_a_table_of_runs_needs_no_plan(tmp_path: Path) -> None:
 def test_what_is_refused(site: Path, tmp_path: Path) -> None:
     out = ("-o", str(tmp_path / "out.json"))
     ran = str(site / "ran.json")
-    assert "ran what?" in refused(run(["calibrate", str(LOG), *out]))
+    assert "does not say what it ran" in refused(run(["calibrate", str(LOG), *out]))
     assert "no such file" in refused(run(["calibrate", str(tmp_path / "none.log"), "--plan", ran, *out]))
     assert "2 for 1 runs" in refused(run(["calibrate", str(LOG), "--plan", ran, "--plan", ran, *out]))
-    assert "stands beside --plan" in refused(run(["calibrate", str(LOG), "--plan", ran, "--launch", str(LOG), *out]))
+    assert "cannot stand beside --plan" in refused(
+        run(["calibrate", str(LOG), "--plan", ran, "--launch", str(LOG), *out])
+    )
     assert "--cluster" in refused(run(["calibrate", str(LOG), "--launch", str(LOG), *out]))
     other = tmp_path / "other.json"
     assert run(["plan", *QUESTION[:4], "--global-batch", "16", "--seq-len", "8192", *PINS, "-o", str(other)]).code == 0

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import yaml
 
-from shardwright.cli.evaluate import read_launch
+from shardwright.cli.inputs import read_launch
+from shardwright.cli.options import LaunchOptions
 from shardwright.cost.learned import default_efficiency
 from shardwright.diagnosis.case import padding_of, signs_of
 from shardwright.diagnosis.causes import CAUSES, findings
@@ -170,7 +171,7 @@ def question(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
 
 
 def test_what_mends_a_plan_is_run_by_a_trainer_that_runs_the_plan(question: list[str]) -> None:
-    reading = read_launch(Path(question[1]), (), (), question[3], None, 2048, accept_guess=False)
+    reading = read_launch(Path(question[1]), (), LaunchOptions(cluster=question[3], seq_len=2048))
     case = read_case(reading.plan, [], 3600.0, None, default_efficiency())
     able = runners(case.plan)
     mended = [finding.plan for finding in findings(case) if finding.plan is not None]
@@ -192,7 +193,7 @@ def test_how_a_launch_was_read_is_said_as_evaluate_says_it(question: list[str]) 
     [
         ([], "needs what ran"),
         (["nowhere.log", "--plan", str(FAULTS / "pair" / "plan.json")], "no such file"),
-        (["--plan", "a.json", "--launch", "b.sh"], "ran twice"),
+        (["--plan", "a.json", "--launch", "b.sh"], "so does --launch"),
         (["--plan", str(FAULTS / "pair" / "plan.json"), "--cluster", "1x8xH100-SXM"], "goes with --launch"),
         (["--plan", str(FAULTS / "pair" / "plan.json"), "--measured", "fast"], "no number of seconds"),
         ([str(FAULTS / "pair"), str(FAULTS / "four")], "second run"),

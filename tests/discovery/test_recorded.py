@@ -394,7 +394,7 @@ def test_the_command_reads_files_and_tells_what_it_left_out(tmp_path: Path) -> N
     assert outcome.code == 0 and "gpu: A100-SXM-80" in outcome.out
     assert "left out: n4: RESERVED" in outcome.err
     assert "such file" in refused(run(["discover", "--from-file", str(tmp_path / "nothing")]))
-    assert "reads recorded output alone" in refused(run(["discover", "--from", "nvidia-smi"]))
+    assert "reads only recorded output" in refused(run(["discover", "--from", "nvidia-smi"]))
 
 
 PRODUCTS = {

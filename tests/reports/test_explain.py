@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.reports.costed import SECONDS, costed
 
-from shardwright.errors import Problem
+from shardwright.errors import Problem, merged
 from shardwright.plans.plan import Overlap, Schedule
 from shardwright.reports.text.explain import (
     changes,
@@ -21,7 +21,6 @@ from shardwright.reports.text.explain import (
     value,
     verdict,
 )
-from shardwright.reports.text.problems import merged
 
 TIMES = st.fixed_dictionaries({name: st.floats(0.001, 10.0) for name in SECONDS})
 

@@ -12,9 +12,8 @@ import pytest
 from tests.validation.known import KNOWN
 
 from shardwright.reports.accuracy import accuracy_page, accuracy_plot
-from shardwright.reports.documents.validation import validation_document
 from shardwright.reports.svg.scatter import LEFT, SIDE, TOP, scatter
-from shardwright.reports.text.validation import SHOWN_RUNS, runs_section, validation_text
+from shardwright.reports.validation import SHOWN_RUNS, runs_section, validation_document, validation_text
 from shardwright.validation.runs import read_runs
 from shardwright.validation.validate import PUBLISHED, Validation, validate
 

@@ -19,10 +19,9 @@ from shardwright.runtime.job.describe import layout_document, layout_text
 from shardwright.runtime.layout.groups import Layout, expert_group, key_value_copies, layout_of, vocabulary
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.layout.process_groups import ProcessGroups
-from shardwright.runtime.layout.transfers import transfers
 from shardwright.runtime.model.parameters import unit_parameters
 from shardwright.runtime.state.buckets import buckets_of
-from shardwright.runtime.step.channels import make_channels
+from shardwright.runtime.step.channels import make_channels, transfers
 
 MIXED = plan_of(
     tiny_model(6),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.runtime.state.offload import in_host
+from shardwright.runtime.state.slots import in_host
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.runtime.commands import make_folder, rows, run_alone
 
 from shardwright.cli.train_input import sources_of
 from shardwright.errors import SpecError
-from shardwright.runtime.storage import remote
+from shardwright.runtime.storage import data
 from shardwright.runtime.storage.data import open_tokens, require_known
 from shardwright.runtime.storage.mixture import Mixture, Source, open_mixture
 
@@ -72,7 +72,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "RETRY_SECONDS", (0.0,) * len(remote.RETRY_SECONDS))
+    monkeypatch.setattr(data, "RETRY_SECONDS", (0.0,) * len(data.RETRY_SECONDS))
 
 
 def samples(where: Path | str) -> Mixture:
@@ -116,7 +116,7 @@ def test_what_cannot_be_used_is_said(server: Server) -> None:
     with pytest.raises(SpecError, match="Protocol not known: nowhere"):
         open_tokens("nowhere://a/b.bin")
     server.ranges = False
-    with pytest.raises(SpecError, match="other bytes come than were asked for"):
+    with pytest.raises(SpecError, match="sent other bytes than were asked for"):
         samples(server.url).rows(0, 1)
     (server.folder / "c.bin").write_bytes(b"short")
     with pytest.raises(SpecError, match="has 5 bytes, its header says"):

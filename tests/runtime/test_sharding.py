@@ -17,7 +17,7 @@ from shardwright.plans.plan import Plan, Sharding
 from shardwright.runtime.job.describe import layout_text
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.state import buckets
-from shardwright.runtime.state.sharding import held_whole, kept_apart
+from shardwright.runtime.state.buckets import held_whole, kept_apart
 from shardwright.runtime.state.store import fill, make_store
 
 MODEL, TIED = tiny_model(4), tiny_model(4, tied=True)

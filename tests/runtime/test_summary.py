@@ -11,9 +11,8 @@ from tests.runtime.samples import plan_of, replica, stage, tiny_model
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict
 from shardwright.plans.plan import Plan, Prediction
-from shardwright.runtime.layout.forecast import stage_forecasts
 from shardwright.runtime.layout.groups import layout_of
-from shardwright.runtime.timing.summary import RankSummary, summary_document, summary_text
+from shardwright.runtime.timing.summary import RankSummary, stage_forecasts, summary_document, summary_text
 
 
 def predicted_plan() -> tuple[Plan, Prediction]:

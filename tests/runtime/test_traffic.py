@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.layers.seconds import layer_seconds
+from shardwright.cost.layers.seconds import OperatorSeconds, layer_seconds
 from shardwright.cost.network.collectives import Fabric
 from shardwright.plans.plan import Recompute, Sharding
 from shardwright.runtime.layout.groups import layout_of
@@ -92,7 +92,9 @@ def priced(model: Model, how: Setting) -> tuple[float, float]:
     """Return the same from the cost model, over links of a byte a second and beside no computation."""
     shard, job = shard_of(how)
     nothing = np.zeros(1)
-    found = layer_seconds(model, model.layers[0], shard, job, ONE_BYTE_A_SECOND, BARE, "alltoall", *[nothing] * 5)
+    found = layer_seconds(
+        model, model.layers[0], shard, job, ONE_BYTE_A_SECOND, BARE, "alltoall", OperatorSeconds(*[nothing] * 5)
+    )
     return (
         2.0 * float((found.tp_forward + found.cp_forward + found.ep_forward)[0]),
         2.0 * float((found.tp_backward + found.cp_backward + found.ep_backward)[0]),

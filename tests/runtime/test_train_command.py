@@ -45,7 +45,7 @@ def test_numbers_that_would_spoil_a_run_are_refused(folder: Path) -> None:
 def test_options_that_say_nothing_without_another_are_refused(folder: Path) -> None:
     told = ["train", folder / "single.json", "--data", folder / "c.bin"]
     for option, value, other in (("--eval-every", 3, "--eval-data"), ("--join", "a:1", "--elastic")):
-        assert f"{option}: says nothing without {other}" in refused(run_here(list(map(str, [*told, option, value]))))
+        assert f"{option}: needs {other}" in refused(run_here(list(map(str, [*told, option, value]))))
 
 
 def test_a_configuration_and_weights_that_are_not_there_are_told_before_the_run(folder: Path) -> None:

@@ -34,8 +34,7 @@ from shardwright.runtime.state.loss_scale import LossScale
 from shardwright.runtime.state.pieces import CutShape, StatePiece, copy_overlap, overlaps
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.state.slots import Slot
-from shardwright.runtime.step.engine import Engine, make_engine, train_step
-from shardwright.runtime.step.evaluation import evaluate
+from shardwright.runtime.step.engine import Engine, evaluate, make_engine, train_step
 from shardwright.runtime.step.rehearsal import rehearse
 from shardwright.runtime.storage.checkpoint import open_checkpoint, restore, save_checkpoint
 from shardwright.runtime.storage.manifest import Course

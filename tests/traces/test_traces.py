@@ -72,7 +72,6 @@ def check(rank: RankFigures) -> None:
     assert rank.step_seconds == pytest.approx(100 * MS)
     assert rank.compute_seconds == pytest.approx(58 * MS)
     assert rank.optimizer_seconds == pytest.approx(8 * MS)
-    assert (rank.gemm_seconds, rank.attention_seconds) == pytest.approx((40 * MS, 10 * MS))
     assert calls["all_reduce"].hidden_seconds == pytest.approx(20 * MS)
     assert calls["all_reduce"].exposed_seconds == pytest.approx(10 * MS)
     assert calls["send_recv"].exposed_seconds == pytest.approx(10 * MS)

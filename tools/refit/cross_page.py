@@ -11,7 +11,7 @@ from tools.refit.training import Trained
 
 from shardwright.arrays import Floats
 from shardwright.reports.accuracy import markdown_table
-from shardwright.reports.text.validation import DIMENSION_WORDS, NONE, number, percent
+from shardwright.reports.validation import DIMENSION_WORDS, NONE, number, percent
 from shardwright.validation.case import Case
 from shardwright.validation.outcome import RECOMPUTE_WORDS, Outcome, RunPrediction
 from shardwright.validation.reasons import NO_REASON, reasons, sweep_outliers

@@ -42,7 +42,7 @@ def memory(
     from shardwright.cost.memory.facts import shipped_facts
     from shardwright.errors import bad
     from shardwright.files import write_atomically
-    from shardwright.reports.text.validation import fits_words
+    from shardwright.reports.validation import fits_words
     from shardwright.validation.published import published_failed_runs, published_runs
     from shardwright.validation.runs import read_runs
 

@@ -33,7 +33,7 @@ COMMANDS = {
     "profile": ("shardwright.cli.profile:profile", "Measure this machine, to plan with its own figures."),
     "calibrate": ("shardwright.cli.calibrate:calibrate", "Calibrate on runs of your own site."),
     "serve": ("shardwright.cli.serve:serve", "Serve a page on which the plan follows the question."),
-    "mcp": ("shardwright.cli.mcp:mcp", "Serve the planner to an assistant (Model Context Protocol)."),
+    "mcp": ("shardwright.cli.serve:mcp", "Serve the planner to an assistant (Model Context Protocol)."),
     "train": ("shardwright.cli.train:train", "Run a plan on torch.distributed."),
     "rehearse": ("shardwright.cli.rehearse:rehearse", "Run one step in the trainer's own code, without GPUs."),
     "recover": ("shardwright.cli.recover:recover", "Show what a recovery would move."),

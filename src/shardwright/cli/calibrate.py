@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
-from shardwright.cli.measurements import Profiles
+from shardwright.cli.inputs import read_launch
+from shardwright.cli.measurements import Profiles, read_measurements
 from shardwright.cli.output import note, progress, terminal_width, write, write_json
 from shardwright.commands import argument, option
 from shardwright.errors import bad
 from shardwright.records import record
 
 if TYPE_CHECKING:
+    from shardwright.cli.options import LaunchOptions
     from shardwright.cost.calibrate import Measured
     from shardwright.cost.compute.efficiency import Efficiency
     from shardwright.plans.plan import Plan
@@ -37,6 +39,7 @@ def calibrate(
     out: Annotated[
         Path, option("--out", "-o", metavar="FILE", help="Write the calibration to this file, e.g. site.json.")
     ],
+    launched: options.LaunchOptions,
     plan: Annotated[
         tuple[Path, ...],
         option(metavar="PLAN.json", help="The plan that a run ran: one for each, in order, or one for all."),
@@ -45,16 +48,6 @@ def calibrate(
         tuple[Path, ...],
         option(metavar="FILE", help="The launch script or configuration that a run ran, in place of a plan file."),
     ] = (),
-    cluster: Annotated[
-        str | None, option(metavar="CLUSTER", help="Cluster file or short form, e.g. 4x8xH100-SXM (with --launch).")
-    ] = None,
-    model: Annotated[
-        str | None,
-        option(metavar="MODEL", help="Preset, config.json or YAML, if the launch does not describe the model."),
-    ] = None,
-    seq_len: Annotated[
-        int | None, option(metavar="N", help="Tokens of a sample, where the launch does not say (with --launch).")
-    ] = None,
     profile: Profiles = (),
     anonymous: Annotated[
         bool, option("--anonymous", help="Leave the names of models out, to share the calibration.")
@@ -75,7 +68,6 @@ def calibrate(
       shardwright calibrate runs.csv -o site.json --anonymous
       shardwright calibrate run/ -o site.json     # a folder that `shardwright train --out` left
     """
-    from shardwright.cli.measurements import read_measurements
     from shardwright.cost.calibrate import calibrate as calibration_of
     from shardwright.cost.site.file import dumps
     from shardwright.plans.document import load_plan
@@ -83,9 +75,9 @@ def calibrate(
 
     require_writable(out, [*runs, *plan, *launch, *profile], json=json)
     if plan and launch:
-        raise bad("--launch", "stands beside --plan: which of both did the runs run?", "give one of them")
+        raise bad("--launch", "cannot stand beside --plan", "give the one that the runs ran")
     plans = [load_plan(path) for path in plan]
-    plans += [_launched(path, cluster, model, seq_len) for path in launch]
+    plans += [_launched(path, launched) for path in launch]
     measurements = read_measurements(profile)
     if measurements.layers is not None:
         raise bad("--profile", "has layers of a model, which say what a run of it takes", "give a machine profile")
@@ -122,12 +114,18 @@ def _read(runs: Sequence[str], plans: Sequence[Plan]) -> Read:
         return _read_tables(runs, tables, plans)
     kept = [_own_plan(Path(name)) for name in runs]
     if len(plans) not in (0, 1, len(runs)):
-        raise bad("--plan", f"{len(plans)} for {len(runs)} runs", "give one for each run, in order, or one for all")
+        raise bad(
+            "--plan", f"there are {len(plans)} for {len(runs)} runs", "give one for each run, in order, or one for all"
+        )
     measured, states, notes = [], {}, []
     for place, name in enumerate(runs):
         ran = kept[place] or (plans[place] if len(plans) > 1 else plans[0] if plans else None)
         if ran is None:
-            raise bad(name, "ran what?", "give its plan file (--plan) or its launch (--launch run.sh --cluster …)")
+            raise bad(
+                name,
+                "does not say what it ran",
+                "give its plan file (--plan) or its launch (--launch run.sh --cluster …)",
+            )
         run = read_run(name, global_batch=ran.job.global_batch, seq_len=ran.job.seq_len, gpus=ran.gpus)
         _require_same(run.setting, ran, name)
         state = good_state(run)
@@ -146,7 +144,9 @@ def _read_tables(runs: Sequence[str], tables: Sequence[str], plans: Sequence[Pla
 
     if len(tables) < len(runs) or plans:
         raise bad(
-            tables[0], "has a run a row, with its setting", "give tables of runs alone, without --plan or --launch"
+            tables[0],
+            "is a table of runs, and each row has its setting",
+            "give tables of runs alone, without --plan or --launch",
         )
     measured: list[Measured] = []
     for name in tables:
@@ -191,20 +191,14 @@ def _require_same(setting: RunSetting, plan: Plan, name: str) -> None:
             raise bad(f"{name}, line {line}", message, "give the plan or launch that this run ran")
 
 
-def _launched(path: Path, cluster: str | None, model: str | None, seq_len: int | None) -> Plan:
+def _launched(path: Path, options: LaunchOptions) -> Plan:
     """Return the plan of a launch. Raises SpecError for one that is not legal."""
     from shardwright.errors import SpecError
-    from shardwright.importers.launch import plan_from_launch
     from shardwright.plans.check import check
-    from shardwright.spec.read.cluster import load_cluster
-    from shardwright.spec.read.model import load_model
 
-    if cluster is None:
+    if options.cluster is None:
         raise bad("--cluster", "is missing", "say on which machines it ran: --cluster 4x8xH100-SXM")
-    machines = load_cluster(cluster)
-    launched = plan_from_launch(
-        path, cluster=machines, model=None if model is None else load_model(model), seq_len=seq_len
-    ).plan
+    launched = read_launch(path, (), options).plan
     if problems := check(launched):
         raise SpecError(*problems)
     return launched

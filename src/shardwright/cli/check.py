@@ -23,11 +23,11 @@ def check(
       shardwright check plan.json
       shardwright check plan.json --json
     """
+    from shardwright.errors import merged
     from shardwright.plans.abilities import framework_problems
     from shardwright.plans.check import check as violations
     from shardwright.plans.document import load_plan
     from shardwright.reports.documents.ranking import problem_documents
-    from shardwright.reports.text.problems import merged
     from shardwright.trainers.runs import runners
 
     checked = load_plan(plan)

@@ -17,7 +17,7 @@ def script(command: click.Command, shell: str) -> str:
 
     kind = get_completion_class(shell) if shell in SHELLS else None
     if kind is None:
-        raise bad("--show-completion", f"{shell!r} is none of the shells", f"one of {', '.join(SHELLS)}")
+        raise bad("--show-completion", f"{shell!r} is no known shell", f"one of {', '.join(SHELLS)}")
     return kind(command, {}, "shardwright", "_SHARDWRIGHT_COMPLETE").source()
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
-from shardwright.cli.evaluate import read_launch, seconds_of
+from shardwright.cli.evaluate import seconds_of
+from shardwright.cli.inputs import read_launch, require_no_launch
 from shardwright.cli.measurements import Calibration, Profiles, efficiency_of, read_measurements
-from shardwright.cli.options import AcceptGuess
 from shardwright.cli.output import json_text, progress, terminal_width, write
 from shardwright.commands import argument, option
 from shardwright.errors import bad
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def diagnose(
+    launched: options.LaunchOptions,
     sources: Annotated[
         tuple[Path, ...],
         argument(
@@ -33,21 +34,6 @@ def diagnose(
         option(metavar="FILE", help="The launch script or configuration of the run. Nothing of it is executed."),
     ] = None,
     plan: Annotated[Path | None, option(metavar="FILE", help="The plan of the run, instead of its launch.")] = None,
-    cluster: Annotated[
-        str | None, option(metavar="CLUSTER", help="Cluster file or short form, e.g. 4x8xH100-SXM (with --launch).")
-    ] = None,
-    model: Annotated[
-        str | None,
-        option(metavar="MODEL", help="Preset, config.json or YAML, if the launch does not describe the model."),
-    ] = None,
-    env: Annotated[
-        tuple[str, ...],
-        option("--env", metavar="NAME=VALUE", help="Variable for the script; may be repeated."),
-    ] = (),
-    seq_len: Annotated[
-        int | None, option(metavar="N", help="Tokens of a sample, where the launch does not say (with --launch).")
-    ] = None,
-    accept_guess: AcceptGuess = False,
     measured: Annotated[
         str | None, option(metavar="SECONDS", help="Measured time of a step, e.g. 15.6s, if no log has it.")
     ] = None,
@@ -82,7 +68,7 @@ def diagnose(
     from shardwright.diagnosis.report import diagnosis_document, diagnosis_text
 
     require_writable(out, [*sources, launch, plan, data, *profile, calibration], json=json)
-    mine, origin = _plan_of(sources, launch, plan, cluster, model, env, seq_len, accept_guess=accept_guess)
+    mine, origin = _plan_of(sources, launch, plan, launched)
     efficiency = efficiency_of(read_measurements(profile, calibration), mine.model, mine.cluster, mine.job)
     with progress("reading, and looking for causes"):
         result = run(mine, sources, step_seconds=seconds_of(measured), data=data, efficiency=efficiency, best=best)
@@ -94,15 +80,7 @@ def diagnose(
 
 
 def _plan_of(
-    sources: tuple[Path, ...],
-    launch: Path | None,
-    plan: Path | None,
-    cluster: str | None,
-    model: str | None,
-    env: tuple[str, ...],
-    seq_len: int | None,
-    *,
-    accept_guess: bool,
+    sources: tuple[Path, ...], launch: Path | None, plan: Path | None, launched: options.LaunchOptions
 ) -> tuple[Plan, Origin]:
     """Return the plan of a run, and how it was read: from its launch, its plan file, or the plan in the folder that
     `train` left."""
@@ -111,13 +89,11 @@ def _plan_of(
     from shardwright.traces.read import PLAN
 
     if launch is not None and plan is not None:
-        raise bad("--plan", "says with --launch what ran twice", "leave one of them out")
+        raise bad("--plan", "says what ran, and so does --launch", "leave one of them out")
     if launch is not None:
-        read = read_launch(launch, (), env, cluster, model, seq_len, accept_guess=accept_guess)
+        read = read_launch(launch, (), launched)
         return read.plan, Origin(read.notes, read.uncounted)
-    for name, value in (("--cluster", cluster), ("--model", model), ("--env", env), ("--seq-len", seq_len)):
-        if value not in (None, ()):
-            raise bad(name, "goes with --launch; a plan file has its own", f"leave {name} out")
+    require_no_launch(launched)
     folders = [source for source in sources if (source / PLAN).is_file()]
     if plan is None and not folders:
         message = "needs what ran: --launch FILE --cluster CLUSTER, or --plan FILE"

@@ -21,10 +21,10 @@ def draw(
     \b
       shardwright draw plan.json -o plan.svg
     """
+    from shardwright.errors import merged
     from shardwright.plans.check import check
     from shardwright.plans.document import load_plan
     from shardwright.reports.svg.timeline import draw as picture
-    from shardwright.reports.text.problems import merged
 
     require_writable(out, [plan, *profile])
     drawn = load_plan(plan)

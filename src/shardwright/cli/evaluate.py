@@ -10,8 +10,8 @@ from click.exceptions import Exit
 
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
+from shardwright.cli.inputs import part, read_launch, require_no_launch, rules_of
 from shardwright.cli.measurements import Calibration, Profiles, efficiency_of, read_measurements
-from shardwright.cli.options import AcceptGuess
 from shardwright.cli.output import json_text, progress, terminal_width, write
 from shardwright.commands import argument, option
 from shardwright.errors import Problem, SpecError, bad
@@ -19,7 +19,6 @@ from shardwright.records import record
 
 if TYPE_CHECKING:
     from shardwright.cost.compute.efficiency import Efficiency
-    from shardwright.importers.megatron.read import Reading
     from shardwright.plans.plan import Plan
     from shardwright.plans.ranking import Evaluation, Origin
     from shardwright.reports.text.evaluation import Rung
@@ -30,6 +29,7 @@ LAUNCHES = (".sh", ".bash", ".sbatch", ".slurm", ".py", ".toml", ".yaml", ".yml"
 
 
 def evaluate(
+    launched: options.LaunchOptions,
     words: Annotated[
         tuple[str, ...],
         argument(
@@ -46,22 +46,6 @@ def evaluate(
             help="A launch script or a trainer's configuration, instead of a plan file. Nothing of it is executed.",
         ),
     ] = None,
-    env: Annotated[
-        tuple[str, ...],
-        option("--env", metavar="NAME=VALUE", help="Variable for the script; may be repeated."),
-    ] = (),
-    cluster: Annotated[
-        str | None,
-        option(metavar="CLUSTER", help="Cluster file or short form, e.g. 4x8xH100-SXM (with --launch)."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        option(metavar="MODEL", help="Preset, config.json or YAML, if the arguments do not describe the model."),
-    ] = None,
-    seq_len: Annotated[
-        int | None, option(metavar="N", help="Tokens of a sample, where the launch does not say (with --launch).")
-    ] = None,
-    accept_guess: AcceptGuess = False,
     profile: Profiles = (),
     calibration: Calibration = None,
     settings: options.Pins = (),
@@ -89,16 +73,15 @@ def evaluate(
       shardwright evaluate --launch run.sh --cluster cluster.yaml --env TP=8 -- dsw 8B 1
       shardwright evaluate --launch run.sh --cluster cluster.yaml --model llama-2-70b --json
     """
-    from shardwright.cli.inputs import part
+    from shardwright.errors import merged
     from shardwright.plans.abilities import framework_problems
     from shardwright.plans.check import check
     from shardwright.plans.document import dumps, load_plan
     from shardwright.plans.ranking import Origin
-    from shardwright.reports.text.problems import merged
     from shardwright.search.objective import MOST_INDIFFERENCE
 
     if launch is not None:
-        read = read_launch(launch, words, env, cluster, model, seq_len, accept_guess=accept_guess)
+        read = read_launch(launch, words, launched)
         mine, notes, uncounted = read.plan, read.notes, read.uncounted
     else:
         if not words or len(words) > 1:
@@ -106,9 +89,7 @@ def evaluate(
         if Path(words[0]).suffix in LAUNCHES:
             hint = f"a launch is read with --launch {words[0]} --cluster CLUSTER"
             raise bad(words[0], "is not a plan file", hint)
-        for name, value in (("--cluster", cluster), ("--model", model), ("--env", env), ("--seq-len", seq_len)):
-            if value not in (None, ()):
-                raise bad(name, "goes with --launch; a plan file has its own", f"leave {name} out")
+        require_no_launch(launched)
         mine, notes, uncounted = load_plan(Path(words[0])), (), ()
     require_writable(out, [launch, rules, *profile, calibration], json=json)
     as_good = part(indifference, "--indifference", most=MOST_INDIFFERENCE)
@@ -163,7 +144,6 @@ def _answer(
     *,
     json: bool,
 ) -> tuple[Evaluation, str]:
-    from shardwright.cli.inputs import rules_of
     from shardwright.cost.site.calibrated import anchored
     from shardwright.search.space.axes import parse_pins
     from shardwright.trainers.plan import evaluate as assess
@@ -206,34 +186,3 @@ def _rungs(mine: Plan, efficiency: Efficiency | None, space: Space, limits: tupl
         rungs.append(Rung(plan=step.plan, free=step.free, added=added, removed=removed))
         before = step.plan
     return tuple(rungs)
-
-
-def read_launch(
-    path: Path,
-    arguments: tuple[str, ...],
-    env: tuple[str, ...],
-    cluster: str | None,
-    model: str | None,
-    seq_len: int | None,
-    *,
-    accept_guess: bool,
-) -> Reading:
-    """Return the plan of a launch script, with notes on how it was read."""
-    from shardwright.importers.launch import plan_from_launch
-    from shardwright.spec.read.cluster import load_cluster
-    from shardwright.spec.read.model import load_model
-
-    environment = {}
-    for word in env:
-        name, sign, value = word.partition("=")
-        if not sign or not name.isidentifier():
-            raise bad(f"--env {word}", "is not NAME=VALUE", "write --env TP=8")
-        environment[name] = value
-    return plan_from_launch(
-        path,
-        cluster=None if cluster is None else load_cluster(cluster),
-        model=None if model is None else load_model(model, accept_guess=accept_guess),
-        seq_len=seq_len,
-        arguments=arguments,
-        environment=environment,
-    )

@@ -8,7 +8,6 @@ from click.exceptions import Exit
 
 from shardwright.cli import completion, options
 from shardwright.cli.destination import deliver, require_writable, tell
-from shardwright.cli.options import AcceptGuess, Optimizer
 from shardwright.cli.output import terminal_width, write, write_json
 from shardwright.commands import argument, option
 from shardwright.errors import bad
@@ -19,6 +18,8 @@ MODEL, GPU = "Preset, config.json or its folder, or YAML.", "GPU type, e.g. RTX3
 
 def fit(
     model: Annotated[str, argument(metavar="MODEL", help=MODEL, complete=completion.models)],
+    training: options.TrainingOptions,
+    sequence: options.SequenceOptions,
     gpu: Annotated[str | None, option(metavar="GPU", help=GPU, complete=completion.gpus)] = None,
     gpus: Annotated[int, option(metavar="N", help="GPUs of one machine.")] = 1,
     nodes: Annotated[int, option(metavar="N", help="Machines.")] = 1,
@@ -31,19 +32,7 @@ def fit(
     ] = None,
     micro_batch: Annotated[int, option(metavar="N", help="Samples that a GPU takes at a time.")] = 1,
     precision: Annotated[str, option(metavar="NAME", help="bf16, fp16 or fp32.")] = "bf16",
-    optimizer: Optimizer = "adam",
-    master_weights: options.MasterWeights = None,
     framework: Annotated[str, option(metavar="NAME", help="Trainer, as for `plan`.")] = "fsdp",
-    adapter: Annotated[
-        str | None, option(metavar="FORM:RANK", help="Adapters, for the ways that have them; by default lora:16.")
-    ] = None,
-    adapter_targets: options.AdapterTargets = None,
-    images_per_sequence: options.ImagesPerSequence = None,
-    image_size: options.ImageSize = None,
-    sounds_per_sequence: options.SoundsPerSequence = None,
-    sound_seconds: options.SoundSeconds = None,
-    freeze: options.Freeze = None,
-    encoder_seq_len: options.EncoderSeqLen = None,
     settings: Annotated[
         tuple[str, ...],
         option(
@@ -52,7 +41,7 @@ def fit(
             help="An option of the trainer: loss=chunked, activation_offload=inputs; may be repeated.",
         ),
     ] = (),
-    accept_guess: AcceptGuess = False,
+    accept_guess: options.AcceptGuess = False,
     recipe: Annotated[
         str | None,
         option(
@@ -65,7 +54,8 @@ def fit(
 ) -> None:
     """Say in a second whether training a model fits some GPUs: full training, sharded (ZeRO), with the optimizer in
     host memory, LoRA, 8-bit LoRA and QLoRA, sharded too; the longest sequence, the largest micro-batch and the fewest
-    GPUs of each, what would make the rest fit, and the command to type next.
+    GPUs of each, what would make the rest fit, and the command to type next. Ways with adapters have those of
+    --adapter, or lora:16.
 
     Examples:
 
@@ -88,30 +78,22 @@ def fit(
     from shardwright.trainers.fit import fit as size
 
     if out is not None and recipe is None:
-        raise bad("--out", "names a file for no recipe", "give --recipe axolotl, trl or llamafactory")
+        raise bad("--out", "there is no recipe to write to it", "give --recipe axolotl, trl or llamafactory")
     require_writable(out, [model], json=json)
     for words, count in (("--gpus", gpus), ("--nodes", nodes), ("--micro-batch", micro_batch)):
         if count < 1:
             raise bad(f"{words} {count}", "is not above 0", "give 1 or more")
     sized = load_model(model, accept_guess=accept_guess)
     if (gpu is None) == (cluster is None):
-        raise bad("--gpu", "or --cluster must say on what", "give one of them, e.g. --gpu RTX3090")
+        raise bad("--gpu", "exactly one of --gpu and --cluster must be given", "e.g. --gpu RTX3090")
     machines = load_cluster(cluster or f"{nodes}x{gpus}x{gpu}")
     job = job_of(
+        training,
+        sequence,
         global_batch=machines.gpus * micro_batch,
         seq_len=min(USUAL_SEQ_LEN, sized.max_position or USUAL_SEQ_LEN) if seq_len is None else seq_len,
         precision=precision,
-        optimizer=optimizer,
-        master_weights=master_weights,
         framework=framework,
-        adapter=adapter,
-        adapter_targets=adapter_targets,
-        images_per_sequence=images_per_sequence,
-        image_size=image_size,
-        sounds_per_sequence=sounds_per_sequence,
-        sound_seconds=sound_seconds,
-        freeze=freeze,
-        encoder_seq_len=encoder_seq_len,
     )
     space = parse_pins(settings)
     if space.pins:

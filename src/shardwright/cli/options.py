@@ -7,6 +7,7 @@ from typing import Annotated
 
 from shardwright.cli import completion
 from shardwright.commands import argument, option
+from shardwright.records import record
 
 Model = Annotated[
     str | None,
@@ -24,61 +25,10 @@ Precision = Annotated[
     str | None,
     option(metavar="NAME", help="bf16, fp16, fp8 or fp32; by default bf16, or that of measured layers."),
 ]
-Adapter = Annotated[
-    str | None,
-    option(
-        metavar="FORM:RANK",
-        help="Freeze the weights and train adapters: lora:16, dora:16, qlora:16 (frozen weights in NF4), qdora:16 or "
-        "lora8bit:16.",
-    ),
-]
-AdapterTargets = Annotated[
-    str | None,
-    option(
-        metavar="NAME[+NAME]",
-        help="Matrices with adapters: linear (all but experts; the default), attention, all, or names such as "
-        "q_proj+v_proj.",
-    ),
-]
-ImagesPerSequence = Annotated[
-    int | None, option(metavar="N", help="Images in a sequence of a model that sees them, 1 unless said.")
-]
-ImageSize = Annotated[
-    str | None,
-    option(metavar="WxH", help="Pixels of an image, e.g. 448 or 1280x720; unsaid, some 1,000,000, or the model's own."),
-]
-SoundsPerSequence = Annotated[
-    int | None, option(metavar="N", help="Sounds in a sequence of a model that hears them, 1 unless said.")
-]
-SoundSeconds = Annotated[float | None, option(metavar="SECONDS", help="Length of a sound, 30 unless said.")]
-Freeze = Annotated[
-    str | None,
-    option(
-        metavar="PART[+PART]",
-        help="Parts whose weights are not trained: vision, audio, projector, language; encoder of speech.",
-    ),
-]
-EncoderSeqLen = Annotated[
-    int | None,
-    option(
-        metavar="N", help="Tokens of the encoder of an encoder-decoder; unsaid, as many as in its decoder (--seq-len)."
-    ),
-]
 Fp8Recipe = Annotated[str | None, option(metavar="NAME", help="delayed, tensorwise, blockwise or mxfp8 (with fp8).")]
 MaskDocuments = Annotated[
     Path | None,
-    option(metavar="FILE.bin", help="Price attention that stays within documents as long as those of this token file."),
-]
-Optimizer = Annotated[
-    str,
-    option(
-        metavar="NAME",
-        help="adam, adam8bit (moments in 8 bits), paged_adam and paged_adam8bit (paged to the host), galore and "
-        "apollo (moments of projected gradients; galore:64 for that rank), lion, adafactor, muon or sgd.",
-    ),
-]
-MasterWeights = Annotated[
-    str | None, option(metavar="NAME", help="fp32, or none: the optimizer updates the 16-bit weights themselves.")
+    option(metavar="FILE.bin", help="Price attention within documents as long as those of this token file."),
 ]
 Framework = Annotated[
     str | None,
@@ -109,8 +59,8 @@ Indifference = Annotated[
     str,
     option(
         metavar="PART",
-        help="Put a plan with fewer switches that hardly any published run has before the best one, if it takes at "
-        "most this much more time or money: 0 to 10%.",
+        help="Prefer a plan with fewer switches that hardly any published run has, if it takes at most this much more "
+        "time or money than the best: 0 to 10%.",
     ),
 ]
 Pins = Annotated[
@@ -130,3 +80,90 @@ Out = Annotated[Path | None, option("--out", "-o", metavar="FILE", help="Write h
 Details = Annotated[bool, option("--details", help="Print the whole report instead of one screen.")]
 AsJson = Annotated[bool, option("--json", help="Print one JSON document instead of text.")]
 PlanFile = Annotated[Path, argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")]
+
+
+@record
+class TrainingOptions:
+    """Training."""
+
+    optimizer: Annotated[
+        str,
+        option(
+            metavar="NAME",
+            help="adam, adam8bit (moments in 8 bits), paged_adam and paged_adam8bit (paged to the host), galore and "
+            "apollo (moments of projected gradients; galore:64 for that rank), lion, adafactor, muon or sgd.",
+        ),
+    ] = "adam"
+    master_weights: Annotated[
+        str | None, option(metavar="NAME", help="fp32, or none: the optimizer updates the 16-bit weights themselves.")
+    ] = None
+    adapter: Annotated[
+        str | None,
+        option(
+            metavar="FORM:RANK",
+            help="Freeze the weights and train adapters: lora:16, dora:16, qlora:16 (frozen weights in NF4), qdora:16 "
+            "or lora8bit:16.",
+        ),
+    ] = None
+    adapter_targets: Annotated[
+        str | None,
+        option(
+            metavar="NAME[+NAME]",
+            help="Matrices with adapters: linear (all but experts; the default), attention, all, or names such as "
+            "q_proj+v_proj.",
+        ),
+    ] = None
+    freeze: Annotated[
+        str | None,
+        option(
+            metavar="PART[+PART]",
+            help="Parts not to train: vision, audio, projector, language, encoder (of speech).",
+        ),
+    ] = None
+
+
+@record
+class SequenceOptions:
+    """What a sequence holds."""
+
+    images_per_sequence: Annotated[
+        int | None, option(metavar="N", help="Images in a sequence, for a model that sees; by default 1.")
+    ] = None
+    image_size: Annotated[
+        str | None,
+        option(
+            metavar="WxH",
+            help="Pixels of an image, e.g. 448 or 1280x720; by default about 1,000,000, or the model's own.",
+        ),
+    ] = None
+    sounds_per_sequence: Annotated[
+        int | None, option(metavar="N", help="Sounds in a sequence, for a model that hears; by default 1.")
+    ] = None
+    sound_seconds: Annotated[float | None, option(metavar="SECONDS", help="Length of a sound; by default 30.")] = None
+    encoder_seq_len: Annotated[
+        int | None,
+        option(
+            metavar="N",
+            help="Tokens that an encoder-decoder's encoder reads; by default as many as its decoder (--seq-len).",
+        ),
+    ] = None
+
+
+@record
+class LaunchOptions:
+    """With --launch."""
+
+    cluster: Annotated[str | None, option(metavar="CLUSTER", help="Cluster file or short form, e.g. 4x8xH100-SXM.")] = (
+        None
+    )
+    model: Annotated[
+        str | None,
+        option(metavar="MODEL", help="Preset, config.json or YAML, if the launch does not describe the model."),
+    ] = None
+    env: Annotated[
+        tuple[str, ...], option("--env", metavar="NAME=VALUE", help="Variable for the script; may be repeated.")
+    ] = ()
+    seq_len: Annotated[int | None, option(metavar="N", help="Tokens of a sample, where the launch does not say.")] = (
+        None
+    )
+    accept_guess: AcceptGuess = False

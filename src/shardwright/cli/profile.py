@@ -66,7 +66,7 @@ def profile(
     from shardwright.reports.text.measured import profile_document, profile_text
 
     if not 0 < minutes <= LONGEST_MINUTES:
-        raise bad("--minutes", f"{minutes:g} is not above 0 and up to {LONGEST_MINUTES:g}", "3 is the default")
+        raise bad("--minutes", f"must be above 0 and at most {LONGEST_MINUTES:g}, not {minutes:g}", "3 is the default")
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     try:
         result = measure(

@@ -35,11 +35,11 @@ def keep_in(kept: list[str]) -> Callable[[Graph, Program], None]:
 
 def how_to_train(ranking: Ranking, file: Path) -> str:
     """Return the command that trains by a program's file, on each machine."""
-    cluster, found = ranking.best.cluster, ranking.program
+    cluster, program = ranking.best.cluster, ranking.program
     nodes = 1 if cluster.one_machine else sum(pool.nodes for pool in cluster.pools)
     most = max(pool.gpus_of_machine for pool in cluster.pools)
     several = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29500 " if nodes > 1 else ""
-    steps = found.steps if isinstance(found, SpmdProgram) else 1
+    steps = program.steps if isinstance(program, SpmdProgram) else 1
     more = f" --accumulate {steps}" if steps > 1 else ""
     start = f"torchrun {several}--nproc-per-node {most} -m shardwright spmd train {file}"
     return f"{start} --data corpus.bin{more} --clip 1 --out run"

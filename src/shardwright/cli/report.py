@@ -24,8 +24,8 @@ def report(
         option("--fewer", help="Add the same run on fewer of the machines: up to 24 smaller clusters are planned."),
     ] = False,
 ) -> None:
-    """Show a result as one HTML page that needs no network: a plan, what `plan --json`, `shop --json` or
-    `evaluate --json` printed, `diagnose --json`, two plans side by side, or the folder of a training run.
+    """Show a result as one HTML page that needs no network: a plan, two plans side by side, what `plan`, `shop`,
+    `evaluate` or `diagnose` printed with --json, or the folder of a training run.
 
     Examples:
 

@@ -9,10 +9,12 @@ from click.exceptions import Exit
 
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable, tell
-from shardwright.cli.measurements import Calibration, Profiles
+from shardwright.cli.inputs import dollars, hours, job_of, length_of_documents, part
+from shardwright.cli.measurements import Calibration, Profiles, efficiency_of, model_of, read_measurements
 from shardwright.cli.output import progress, terminal_width, write_json
 from shardwright.commands import option
 from shardwright.errors import bad, suggestion
+from shardwright.records import record
 
 if TYPE_CHECKING:
     from shardwright.spec.model import Model
@@ -21,38 +23,66 @@ if TYPE_CHECKING:
 USUAL_BATCH_TOKENS, USUAL_SEQ_LEN = 1 << 22, 4096  # Llama 2's (arXiv 2307.09288, §2.2)
 
 
-def shop(
-    tokens: Annotated[str, option(metavar="COUNT", help="Tokens of the whole run, e.g. 300B or 1T.")],
-    model: options.Model = None,
-    accept_guess: options.AcceptGuess = False,
+@record
+class OfferOptions:
+    """What can be rented."""
+
     offers: Annotated[
         Path | None,
         option(metavar="FILE", help="What can be rented (docs/how-to-shop.md); without it, the dated price table."),
-    ] = None,
+    ] = None
     gpu: Annotated[
         tuple[str, ...], option(metavar="GPU", help="Only offers of this GPU, e.g. H100-SXM; may be repeated.")
-    ] = (),
+    ] = ()
     market: Annotated[
         tuple[str, ...],
         option(metavar="NAME", help="Only on-demand, spot or reserved; may be repeated."),
-    ] = (),
-    provider: Annotated[
-        str | None, option(metavar="NAME", help="Only this provider of the price table, e.g. aws.")
-    ] = None,
+    ] = ()
+    provider: Annotated[str | None, option(metavar="NAME", help="Only this provider of the price table, e.g. aws.")] = (
+        None
+    )
     region: Annotated[
         str | None, option(metavar="NAME", help="Only this region of the price table, e.g. us-east-1.")
-    ] = None,
+    ] = None
     max_gpus: Annotated[
         int | None,
         option(metavar="N", help="Most GPUs of one type of the price table; by default 1024, 64 on spot."),
-    ] = None,
+    ] = None
+    prices: options.Prices = None
+
+
+@record
+class ShopOptions:
+    """The search."""
+
     deadline: Annotated[
         str | None, option(metavar="TIME", help="Longest run: 30d, 720h or hours. Picks the cheapest in time.")
-    ] = None,
-    budget: Annotated[
-        str | None, option(metavar="USD", help="Most dollars: 2M, 500k. Picks the fastest for it.")
-    ] = None,
-    sure: options.Sure = None,
+    ] = None
+    budget: Annotated[str | None, option(metavar="USD", help="Most dollars: 2M, 500k. Picks the fastest for it.")] = (
+        None
+    )
+    sure: options.Sure = None
+    fit: options.Fit = 0.9
+    mixes: Annotated[
+        int | None,
+        option(
+            metavar="N",
+            help="Mixes of two offers to search, the most promising; by default one, of all machines of two offers "
+            "with up to 256 GPUs together.",
+        ),
+    ] = None
+    indifference: options.Indifference = "1%"
+    settings: options.Pins = ()
+
+
+def shop(
+    tokens: Annotated[str, option(metavar="COUNT", help="Tokens of the whole run, e.g. 300B or 1T.")],
+    rent: OfferOptions,
+    asked: ShopOptions,
+    training: options.TrainingOptions,
+    sequence: options.SequenceOptions,
+    model: options.Model = None,
+    accept_guess: options.AcceptGuess = False,
     global_batch: Annotated[
         int | None, option(metavar="N", help="Samples of one optimizer step; by default about 4 M tokens.")
     ] = None,
@@ -61,32 +91,10 @@ def shop(
     ] = None,
     precision: options.Precision = None,
     fp8_recipe: options.Fp8Recipe = None,
-    images_per_sequence: options.ImagesPerSequence = None,
-    image_size: options.ImageSize = None,
-    sounds_per_sequence: options.SoundsPerSequence = None,
-    sound_seconds: options.SoundSeconds = None,
-    freeze: options.Freeze = None,
-    encoder_seq_len: options.EncoderSeqLen = None,
-    optimizer: options.Optimizer = "adam",
-    master_weights: options.MasterWeights = None,
-    adapter: options.Adapter = None,
-    adapter_targets: options.AdapterTargets = None,
     mask_documents: options.MaskDocuments = None,
     framework: options.OneFramework = "megatron",
-    fit: options.Fit = 0.9,
-    mixes: Annotated[
-        int | None,
-        option(
-            metavar="N",
-            help="Mixes of two offers to search, the most promising; by default one, of all machines of two offers "
-            "with up to 256 GPUs together.",
-        ),
-    ] = None,
-    indifference: options.Indifference = "1%",
-    settings: options.Pins = (),
     profile: Profiles = (),
     calibration: Calibration = None,
-    prices: options.Prices = None,
     out: Annotated[
         Path | None, option("--out", "-o", metavar="FILE", help="Write the plan of the choice to this file.")
     ] = None,
@@ -105,9 +113,6 @@ def shop(
           --deadline 1d
       shardwright shop --model ./config.json --offers offers.yaml --tokens 2T --json
     """
-    from shardwright.cli.amounts import dollars, hours
-    from shardwright.cli.inputs import job_of, length_of_documents, part
-    from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
     from shardwright.reports.documents.shop import shop_document
     from shardwright.reports.text.shop import chosen, shop_screen, shop_text
@@ -116,64 +121,53 @@ def shop(
     from shardwright.spec.cluster import Cluster
     from shardwright.trainers.shop import shop as search
 
-    require_writable(out, [model, offers, prices, *profile, calibration], json=json)
+    require_writable(out, [model, rent.offers, rent.prices, *profile, calibration], json=json)
     measurements = read_measurements(profile, calibration)
     precision = measurements.precision(precision)
-    found_model = model_of(model, measurements, precision, accept_guess=accept_guess)
+    described = model_of(model, measurements, precision, accept_guess=accept_guess)
     if seq_len is None and measurements.layers:
         seq_len = measurements.layers.seq_len
-    length, batch, assumed = _sizes(found_model, seq_len, global_batch)
+    length, batch, assumed = _sizes(described, seq_len, global_batch)
     job = job_of(
+        training,
+        sequence,
         global_batch=batch,
         seq_len=length,
         tokens=tokens,
         precision=precision,
         fp8_recipe=fp8_recipe,
-        optimizer=optimizer,
-        master_weights=master_weights,
-        adapter=adapter,
-        adapter_targets=adapter_targets,
         document_tokens=length_of_documents(mask_documents, length),
         framework=framework,
-        images_per_sequence=images_per_sequence,
-        image_size=image_size,
-        sounds_per_sequence=sounds_per_sequence,
-        sound_seconds=sound_seconds,
-        freeze=freeze,
-        encoder_seq_len=encoder_seq_len,
-        budget_dollars=dollars(budget, "--budget"),
-        deadline_hours=hours(deadline, "--deadline"),
+        budget_dollars=dollars(asked.budget, "--budget"),
+        deadline_hours=hours(asked.deadline, "--deadline"),
     )
-    found_offers = _offers(offers, prices, provider, region, gpu, market, max_gpus)
-    every = Cluster(pools=tuple(offer.pool for offer in found_offers.offers))
-    efficiency = efficiency_of(measurements, found_model, every, job)
-    space = parse_pins(settings)
-    with progress(f"shopping for {found_model.name}"):
+    on_offer = _offers(rent)
+    every = Cluster(pools=tuple(offer.pool for offer in on_offer.offers))
+    efficiency = efficiency_of(measurements, described, every, job)
+    space = parse_pins(asked.settings)
+    with progress(f"shopping for {described.name}"):
         result = search(
-            found_model,
-            found_offers,
+            described,
+            on_offer,
             job,
             space=space,
-            fit=fit,
-            mixes=mixes,
+            fit=asked.fit,
+            mixes=asked.mixes,
             efficiency=efficiency,
-            sure=sure,
-            indifference=part(indifference, "--indifference", most=MOST_INDIFFERENCE),
+            sure=asked.sure,
+            indifference=part(asked.indifference, "--indifference", most=MOST_INDIFFERENCE),
         )
     if out is not None and result.front and not result.infeasible:
         deliver(dumps(result.front[chosen(result)].plan), out)
     if json:
         write_json(shop_document(result, assumed))
+    elif details:
+        tell(shop_text(result, described, job, assumed, terminal_width()), beside=out)
     else:
-        width = terminal_width()
-        if details:
-            text = shop_text(result, found_model, job, assumed, width)
-        else:
-            from shardwright.trainers.runs import runners
+        from shardwright.trainers.runs import runners
 
-            run_by = None if result.infeasible else runners(result.front[chosen(result)].plan)
-            text = shop_screen(result, found_model, job, assumed, out, width, run_by)
-        tell(text, beside=out)
+        run_by = None if result.infeasible else runners(result.front[chosen(result)].plan)
+        tell(shop_screen(result, described, job, assumed, out, terminal_width(), run_by), beside=out)
     if result.infeasible:
         raise Exit(3)
 
@@ -190,30 +184,23 @@ def _sizes(model: Model, seq_len: int | None, global_batch: int | None) -> tuple
     return seq_len, global_batch, tuple(assumed)
 
 
-def _offers(
-    path: Path | None,
-    prices_file: Path | None,
-    provider: str | None,
-    region: str | None,
-    gpus: tuple[str, ...],
-    markets: tuple[str, ...],
-    max_gpus: int | None,
-) -> Offers:
+def _offers(rent: OfferOptions) -> Offers:
     """Return the offers of a file, or of the price table, narrowed to GPU types and markets."""
     from shardwright.spec.catalog.prices import load_prices, table_prices
     from shardwright.spec.offers import MARKETS, MOST_GPUS
     from shardwright.spec.read.offers import load_offers, narrowed, offers_from_prices
 
-    for word in markets:
+    for word in rent.market:
         if word not in MARKETS:
             raise bad(f"--market {word}", "there is no such market", suggestion(word, MARKETS))
-    rows = load_prices(prices_file) if prices_file else ()
-    if path is not None:
-        for option, value in (("--provider", provider), ("--region", region), ("--max-gpus", max_gpus)):
+    rows = load_prices(rent.prices) if rent.prices else ()
+    if rent.offers is not None:
+        table_alone = {"--provider": rent.provider, "--region": rent.region, "--max-gpus": rent.max_gpus}
+        for flag, value in table_alone.items():
             if value is not None:
-                raise bad(option, "narrows the price table, not an offers file", f"leave {option} or --offers out")
-        return narrowed(load_offers(path, prices=rows), gpus, markets)
-    if max_gpus is not None and max_gpus < 1:
-        raise bad("--max-gpus", f"{max_gpus} GPUs cannot be rented", f"{MOST_GPUS} is the default")
-    table = table_prices(provider=provider, region=region, user_prices=rows)
-    return narrowed(offers_from_prices(table, gpus=gpus, most_gpus=max_gpus), gpus, markets)
+                raise bad(flag, "narrows the price table, not an offers file", f"leave {flag} or --offers out")
+        return narrowed(load_offers(rent.offers, prices=rows), rent.gpu, rent.market)
+    if rent.max_gpus is not None and rent.max_gpus < 1:
+        raise bad("--max-gpus", f"{rent.max_gpus} GPUs cannot be rented", f"{MOST_GPUS} is the default")
+    table = table_prices(provider=rent.provider, region=rent.region, user_prices=rows)
+    return narrowed(offers_from_prices(table, gpus=rent.gpu, most_gpus=rent.max_gpus), rent.gpu, rent.market)

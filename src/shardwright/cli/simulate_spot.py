@@ -48,9 +48,8 @@ def simulate_spot(
     from shardwright.plans.document import load_plan
     from shardwright.recovery.simulation.replay import simulate
     from shardwright.recovery.simulation.traces import read_trace, write_trace
-    from shardwright.reports.documents.spot import spot_document
+    from shardwright.reports.spot import spot_document, spot_text
     from shardwright.reports.svg.spot import picture
-    from shardwright.reports.text.spot import spot_text
 
     if seed < 0:
         raise bad(f"--seed {seed}", "is below 0", "give 0 or more")

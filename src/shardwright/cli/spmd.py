@@ -15,6 +15,7 @@ from shardwright.cli.destination import deliver, require_writable, tell
 from shardwright.cli.output import WIPE, progress, write, write_json
 from shardwright.commands import CommandGroup, argument, option
 from shardwright.errors import bad
+from shardwright.records import record
 from shardwright.units import format_bytes
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ HELP = """Shard any PyTorch module over unequal GPUs: trace it, find the fastest
 `train:task` is a function `task` in train.py that returns a shardwright.spmd.task.Task.
 """
 MEBIBYTE = 1 << 20
-TRAVELS = "As before when resumed."
 USUAL = {
     "seed": 0, "accumulate": 1, "clip": 0.0, "schedule": "cosine", "warmup_steps": 0, "decay_steps": 0,
     "decay_from": 0, "final_fraction": 0.1,
@@ -48,7 +48,7 @@ def plan(
     cluster: Annotated[str, option(metavar="FILE|SHORT", help="A cluster file, or 2x8xA100-SXM-80+….")],
     out: Annotated[Path | None, option("--out", "-o", metavar="FILE", help="Write the step here.")] = None,
     efficiency: Annotated[
-        float, option(metavar="PART", help="Of their peak, what GPUs without a profile reach.")
+        float, option(metavar="PART", help="Part of their peak that GPUs without a profile reach.")
     ] = 0.5,
     profile: Annotated[
         tuple[Path, ...],
@@ -80,7 +80,7 @@ def plan(
 
     require_writable(out, [], json=json)
     if not 0 < efficiency <= 1:
-        raise bad(f"--efficiency {efficiency}", "is not above 0 and at most 1", "0.5 is half of the peak")
+        raise bad(f"--efficiency {efficiency}", "must be above 0 and at most 1", "0.5 is half of the peak")
     if strategy not in STRATEGIES:
         raise bad(f"--strategy {strategy}", "is no strategy of programs", f"one of {', '.join(STRATEGIES)}")
     where = load_cluster(cluster)
@@ -94,15 +94,15 @@ def plan(
 
     wanted = load_task(task)
     with progress("searching for the fastest program"):
-        found = synthesize.plan(
+        synthesized = synthesize.plan(
             wanted, where, efficiency=efficiency, strategy=strategy, profiles=measured.machines, check=check, say=_say
         )
     if out is not None:
-        deliver(to_text(found), out)
+        deliver(to_text(synthesized), out)
     if json:
-        write_json(_document(found))
+        write_json(_document(synthesized))
     else:
-        tell(_summary(found), beside=out)
+        tell(_summary(synthesized), beside=out)
 
 
 def show(
@@ -121,15 +121,50 @@ def show(
     from shardwright.spmd.document import load
     from shardwright.synthesis.program import text
 
-    found = load(step)
+    synthesized = load(step)
     if json:
-        write_json(_document(found))
+        write_json(_document(synthesized))
     else:
-        write(f"{_summary(found)}\n\n{text(found.graph, found.program, every=every)}")
+        write(f"{_summary(synthesized)}\n\n{text(synthesized.graph, synthesized.program, every=every)}")
+
+
+@record
+class StepOptions:
+    """How a step updates (by default as before, when resumed)."""
+
+    seed: Annotated[int | None, option(metavar="N", help="Seed of initial weights and of dropout; by default 0.")] = (
+        None
+    )
+    accumulate: Annotated[
+        int | None,
+        option(
+            metavar="N", help="Average the gradients of so many batches in a step, one after the other; by default 1."
+        ),
+    ] = None
+    clip: Annotated[
+        float | None, option(metavar="X", help="Clip gradients to this global norm; by default 0: off.")
+    ] = None
+    schedule: Annotated[
+        str | None,
+        option(metavar="NAME", help="How the optimizer's learning rates fall: cosine, linear, wsd; by default cosine."),
+    ] = None
+    warmup_steps: Annotated[
+        int | None, option("--warmup", metavar="N", help="Steps until they are reached; by default 0.")
+    ] = None
+    decay_steps: Annotated[
+        int | None, option("--decay", metavar="N", help="Step at which they are lowest; by default 0: never.")
+    ] = None
+    decay_from: Annotated[
+        int | None, option(metavar="N", help="Step at which they begin to fall; wsd: in the last tenth.")
+    ] = None
+    final_fraction: Annotated[
+        float | None, option(metavar="X", help="Part of them that is left then; by default 0.1.")
+    ] = None
 
 
 def train(
     step: File,
+    how: StepOptions,
     task: Annotated[
         str, argument(metavar="[MODULE:FACTORY]", help="A function that returns a Task; none with --data.")
     ] = "",
@@ -147,29 +182,7 @@ def train(
     ] = None,
     checkpoint_every: Annotated[int, option(metavar="N", help="Steps between checkpoints; 0: at the end.")] = 0,
     keep: Annotated[int, option(metavar="N", help="Keep this many checkpoints; 0: all.")] = 2,
-    accumulate: Annotated[
-        int | None,
-        option(metavar="N", help=f"Batches of a step, one after the other; their gradients are averaged; 1. {TRAVELS}"),
-    ] = None,
-    clip: Annotated[
-        float | None, option(metavar="X", help=f"Limit of the gradients' global norm; 0: none; 0. {TRAVELS}")
-    ] = None,
-    schedule: Annotated[
-        str | None,
-        option(metavar="NAME", help=f"How the optimizer's learning rates fall: cosine, linear, wsd; cosine. {TRAVELS}"),
-    ] = None,
-    warmup: Annotated[int | None, option(metavar="N", help=f"Steps until they are reached; 0. {TRAVELS}")] = None,
-    decay: Annotated[
-        int | None, option(metavar="N", help=f"Step at which they are lowest; 0: never. {TRAVELS}")
-    ] = None,
-    decay_from: Annotated[
-        int | None, option(metavar="N", help=f"Step at which they begin to fall; wsd: in the last tenth. {TRAVELS}")
-    ] = None,
-    final_fraction: Annotated[
-        float | None, option(metavar="X", help=f"What is left of them then; 0.1. {TRAVELS}")
-    ] = None,
     device: Annotated[str | None, option(metavar="NAME", help="cuda or cpu; GPUs if there are any.")] = None,
-    seed: Annotated[int | None, option(metavar="N", help=f"Of initial weights and of dropout; 0. {TRAVELS}")] = None,
     weights: Annotated[Path | None, option(metavar="FILE", help="Start from this safetensors file.")] = None,
     save_weights: Annotated[
         Path | None, option(metavar="FILE", help="Write the unsharded weights as safetensors.")
@@ -186,9 +199,9 @@ def train(
     """
     from shardwright.cli.train_input import require_in_range
 
-    numbers = {"clip": clip, "warmup": warmup, "decay": decay, "decay_from": decay_from, "keep": keep}
-    numbers |= {"steps": steps, "accumulate": accumulate, "checkpoint_every": checkpoint_every}
-    require_in_range({**numbers, "final_fraction": final_fraction})
+    stated = asdict(how)
+    numbers = {"keep": keep, "steps": steps, "checkpoint_every": checkpoint_every}
+    require_in_range({**numbers, **stated, "warmup": how.warmup_steps, "decay": how.decay_steps})
     require_writable(save_weights, [weights], option="--save-weights")
     if out is not None and out.exists() and not out.is_dir():
         raise bad(f"--out {out}", "is a file, not a folder", "name a folder for checkpoints")
@@ -206,23 +219,19 @@ def train(
     before = {} if begun is None else begun.settings
     if begun is not None and begun.step >= steps:
         raise bad(f"--steps {steps}", f"{begun.folder} is at step {begun.step} already", "name a later step")
-    told = {
-        "seed": seed, "accumulate": accumulate, "clip": clip, "schedule": schedule, "warmup_steps": warmup,
-        "decay_steps": decay, "decay_from": decay_from, "final_fraction": final_fraction,
-    }  # fmt: skip
     for name in ("seed", "accumulate"):
-        if told[name] is not None and before.get(name, told[name]) != told[name]:
-            raise bad(f"--{name} {told[name]}", f"the checkpoint was written with {before[name]}", "leave it out")
-    settings = {**USUAL, **before, **{name: value for name, value in told.items() if value is not None}}
-    found, losses = load(step), list[float]()
+        if stated[name] is not None and before.get(name, stated[name]) != stated[name]:
+            raise bad(f"--{name} {stated[name]}", f"the checkpoint was written with {before[name]}", "leave it out")
+    settings = {**USUAL, **before, **{name: value for name, value in stated.items() if value is not None}}
+    synthesized, losses = load(step), list[float]()
 
     def report(now: Progress) -> None:
         losses.append(now.loss)
         _say(f"step {now.step}/{steps}  loss {now.loss:.4f}  {now.seconds:.3f} s")
 
     memory = run.train(
-        found,
-        _task(found, task, data, settings),
+        synthesized,
+        _task(synthesized, task, data, settings),
         steps=steps,
         device=device,
         seed=settings["seed"],
@@ -235,9 +244,9 @@ def train(
     if int(os.environ["RANK"]):
         return
     if json:
-        write_json({"losses": losses, "ranks": [asdict(one) for one in memory]})
+        write_json({"losses": losses, "ranks": [asdict(rank_memory) for rank_memory in memory]})
     else:
-        write("\n".join(_memory_words(rank, one) for rank, one in enumerate(memory)))
+        write("\n".join(_memory_words(rank, rank_memory) for rank, rank_memory in enumerate(memory)))
 
 
 def export(
@@ -265,7 +274,7 @@ def export(
         deliver(words, out)
 
 
-def _task(found: Synthesized, name: str, data: tuple[str, ...], settings: Mapping[str, Any]) -> Task:
+def _task(synthesized: Synthesized, name: str, data: tuple[str, ...], settings: Mapping[str, Any]) -> Task:
     """Return the task of a name, or that of a graph that ships on token files."""
     from shardwright.spmd.task import batch_shape, described_task, load_task
 
@@ -276,10 +285,10 @@ def _task(found: Synthesized, name: str, data: tuple[str, ...], settings: Mappin
     from shardwright.cli.train_input import sources_of
     from shardwright.runtime.storage.mixture import open_mixture
 
-    rows, positions, vocabulary = batch_shape(found.graph)
+    rows, positions, vocabulary = batch_shape(synthesized.graph)
     batch = rows * settings["accumulate"]
     samples = open_mixture(sources_of(data), positions, settings["seed"], vocabulary, batch)
-    return described_task(found, samples.rows)
+    return described_task(synthesized, samples.rows)
 
 
 def _rate(settings: Mapping[str, Any]) -> Callable[[int], float]:
@@ -301,26 +310,26 @@ def _say(words: str) -> None:
     print(f"{WIPE}{words}" if sys.stderr.isatty() else words, file=sys.stderr, flush=True)
 
 
-def _document(found: Synthesized) -> dict[str, Any]:
-    program = found.program
+def _document(synthesized: Synthesized) -> dict[str, Any]:
+    program = synthesized.program
     return {
         "ranks": program.ranks,
         "seconds": program.seconds,
         "bound_seconds": program.bound_seconds,
-        "operators": len(found.graph.nodes),
+        "operators": len(synthesized.graph.nodes),
         "communications": len(program.communications),
         "shares": {name: list(row) for name, row in program.shares.items()},
         "notes": dict(program.notes),
     }
 
 
-def _summary(found: Synthesized) -> str:
+def _summary(synthesized: Synthesized) -> str:
     """Return what a program does in a few lines: time, bound, shares of each rank, what it sends."""
-    program = found.program
+    program = synthesized.program
     sent: dict[str, int] = {}
-    for one in program.communications:
-        if one.method != "slice":
-            sent[one.method] = sent.get(one.method, 0) + 1
+    for communication in program.communications:
+        if communication.method != "slice":
+            sent[communication.method] = sent.get(communication.method, 0) + 1
     gap = 1 - program.bound_seconds / program.seconds if program.seconds else 0.0
     words = ", ".join(f"{count} × {method.replace('_', ' ')}" for method, count in sorted(sent.items()))
     lines = [
@@ -340,9 +349,9 @@ def _summary(found: Synthesized) -> str:
     return "\n".join([*lines, *(str(word) for word in program.notes.get("warnings", ()))])
 
 
-def _memory_words(rank: int, one: RankMemory) -> str:
-    peak = f", at most {one.peak_bytes / MEBIBYTE:.1f} MiB on its GPU" if one.peak_bytes else ""
-    return f"rank {rank}: {one.parameter_bytes / MEBIBYTE:.2f} MiB of parameters{peak}"
+def _memory_words(rank: int, memory: RankMemory) -> str:
+    peak = f", at most {memory.peak_bytes / MEBIBYTE:.1f} MiB on its GPU" if memory.peak_bytes else ""
+    return f"rank {rank}: {memory.parameter_bytes / MEBIBYTE:.2f} MiB of parameters{peak}"
 
 
 app = CommandGroup(

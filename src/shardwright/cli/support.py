@@ -42,7 +42,7 @@ def support(
         write_json(answer.document)
     elif answer.model is not None:
         from shardwright.exporters.support.refusals import layer_refusals
-        from shardwright.reports.text.support import model_support_text
+        from shardwright.reports.text.catalogue import model_support_text
 
         words = f"{answer.model.name} (family {answer.model.family})"
         lacks = {name: list(lacking) for name, lacking in answer.lacks.items()}
@@ -58,8 +58,8 @@ def support(
 
 def _write_matrix(answer: Support, *, details: bool) -> None:
     from shardwright.exporters.support.matrix import trainers
+    from shardwright.reports.text.catalogue import matrix_text
     from shardwright.reports.text.layout import listed
-    from shardwright.reports.text.support import matrix_text
 
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for row in answer.facts:

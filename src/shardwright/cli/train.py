@@ -53,7 +53,7 @@ def train(
         bool | None, option("--compile/--no-compile", help="Compile layers; by default on GPUs.")
     ] = None,
     patience: Annotated[
-        float, option(metavar="SECONDS", help="Count a rank as lost that is silent or stuck for longer.")
+        float, option(metavar="SECONDS", help="Count a rank as lost once it is silent or stuck for this long.")
     ] = 120.0,
     dry_run: Annotated[
         bool, option("--dry-run", help="Show every rank's layers, groups, neighbours and memory; run nothing.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -50,8 +50,8 @@ RANGES: Sequence[tuple[Callable[[float], bool], str, str, Iterable[str]]] = (
 
 def checked_layout(plan: Plan) -> Layout:
     """Return the layout of a plan that is legal and can be run. Raises SpecError with everything that is wrong."""
+    from shardwright.errors import merged
     from shardwright.plans.check import check
-    from shardwright.reports.text.problems import merged
     from shardwright.runtime.layout.groups import layout_of
     from shardwright.runtime.layout.limits import unrunnable
 
@@ -64,8 +64,6 @@ def checked_layout(plan: Plan) -> Layout:
 def with_optimizer(plan: Plan, method: str | None) -> Plan:
     """Return a plan with another optimizer, and then without its prediction, which is of the one it had. Raises
     SpecError where there is no such method."""
-    from dataclasses import replace
-
     if method is not None and method not in METHODS:
         raise bad(f"--optimizer {method}", "is not known", f"one of {', '.join(METHODS)}")
     if method in (None, METHOD_OF[plan.job.optimizer]):
@@ -77,8 +75,6 @@ def with_optimizer(plan: Plan, method: str | None) -> Plan:
 def with_precision(plan: Plan, precision: str | None) -> Plan:
     """Return a plan in another precision, and then without its prediction, which is of the one it had. Raises SpecError
     where there is no such precision."""
-    from dataclasses import replace
-
     if precision is not None and precision not in get_args(Precision):
         raise bad(f"--precision {precision}", "is not known", f"one of {', '.join(get_args(Precision))}")
     if precision in (None, plan.job.precision):
@@ -116,7 +112,7 @@ def checked_settings(
         if name not in CHANGES:
             raise bad(f"--accept-change {name}", "is not known", f"one of {', '.join(CHANGES)}")
     if others["adapters"] is not None and not plan.job.adapters:
-        raise bad("--adapter-weights", "says nothing of a plan without adapters", "plan with --adapter lora:16")
+        raise bad("--adapter-weights", "needs a plan with adapters", "plan with --adapter lora:16")
     if output.profile is not None:
         require_measurable(plan)
     inputs = [file, *(source.path for source in sources if isinstance(source.path, Path))]
@@ -178,19 +174,19 @@ def _require_sense(given: Set[str], fleet: FleetOptions, output: OutputOptions) 
         of_others |= dict.fromkeys(names_of(fleet) - {"elastic"}, "elastic")
     for name, other in of_others.items():
         if name in given and other not in given:
-            raise bad(_flag(name), f"says nothing without {_flag(other)}", f"add {_flag(other)}, or leave it out")
+            raise bad(_flag(name), f"needs {_flag(other)}", f"add {_flag(other)}, or leave {_flag(name)} out")
     for name in sorted(given & NOT_ELASTIC.keys() if fleet.elastic else ()):
-        raise bad(_flag(name), "is nothing that an elastic run does", NOT_ELASTIC[name])
+        raise bad(_flag(name), "does not go with --elastic", NOT_ELASTIC[name])
     if fleet.elastic and output.keep == 1:
         message = "an elastic run keeps two checkpoints or more: a new one is whole once all machines have their part"
         raise bad("--keep 1", message, "keep 2 or more, or 0 for all")
 
 
-def require_in_range(told: Mapping[str, Any]) -> None:
+def require_in_range(numbers: Mapping[str, Any]) -> None:
     """Raise SpecError for the first option, by name, whose number lies outside its range."""
     for holds, wrong, remedy, names in RANGES:
         for name in names:
-            value = told.get(name)
+            value = numbers.get(name)
             if value is not None and not holds(value):
                 raise bad(_flag(name), f"{value:g} {wrong}", remedy)
 
@@ -199,16 +195,16 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def sources_of(told: Sequence[str]) -> tuple[Source, ...]:
+def sources_of(names: Sequence[str]) -> tuple[Source, ...]:
     """Return the token files that `--data` names, as FILE or FILE=WEIGHT. Raises SpecError where some have a weight and
     others none."""
     from shardwright.runtime.storage.data import location_of
     from shardwright.runtime.storage.mixture import Source
 
-    if not told:
+    if not names:
         raise bad("--data", "is missing", "make a token file: shardwright tokens TEXT… -o corpus.bin")
-    found = []
-    for text in told:
+    sources = []
+    for text in names:
         name, equals, number = text.rpartition("=")
         try:
             weight = float(number) if equals else None
@@ -216,12 +212,12 @@ def sources_of(told: Sequence[str]) -> tuple[Source, ...]:
             name, weight = text, None
         if weight is not None and not 0 < weight < inf:
             raise bad(f"--data {text}", "has a weight that is not above 0", "give a positive number")
-        found.append(Source(path=location_of(text if weight is None else name), weight=weight))
-    if len({source.weight is None for source in found}) > 1:
+        sources.append(Source(path=location_of(text if weight is None else name), weight=weight))
+    if len({source.weight is None for source in sources}) > 1:
         raise bad("--data", "some files have a weight and others none", "give all a weight (FILE=WEIGHT), or none")
-    if len({source.path for source in found}) < len(found):
+    if len({source.path for source in sources}) < len(sources):
         raise bad("--data", "names a file twice", "name it once, with its whole weight")
-    return tuple(found)
+    return tuple(sources)
 
 
 def require_measurable(plan: Plan) -> None:

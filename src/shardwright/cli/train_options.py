@@ -10,43 +10,45 @@ from shardwright.commands import option
 from shardwright.records import record
 from shardwright.runtime.state.recipe import METHODS, SCHEDULES, Recipe
 
-USUAL, TRAVELS = Recipe(), "As before when resumed."
+USUAL = Recipe()
 
 
 @record
 class RecipeOptions:
-    """How weights are updated."""
+    """How weights are updated (by default as before, when resumed)."""
 
     learning_rate: Annotated[
         float | None,
-        option(metavar="RATE", help=f"The highest learning rate; {USUAL.learning_rate:g}. {TRAVELS}"),
+        option(metavar="RATE", help=f"Highest learning rate; by default {USUAL.learning_rate:g}."),
     ] = None
     schedule: Annotated[
         str | None,
-        option(metavar="NAME", help=f"How the rate falls: {', '.join(SCHEDULES)}; {USUAL.schedule}. {TRAVELS}"),
+        option(metavar="NAME", help=f"How the rate falls: {', '.join(SCHEDULES)}; by default {USUAL.schedule}."),
     ] = None
-    warmup: Annotated[int | None, option(metavar="N", help=f"Steps of warm-up; 0. {TRAVELS}")] = None
-    decay: Annotated[int | None, option(metavar="N", help=f"Step of the lowest rate; 0: never. {TRAVELS}")] = None
+    warmup: Annotated[int | None, option(metavar="N", help="Steps of warm-up; by default 0.")] = None
+    decay: Annotated[int | None, option(metavar="N", help="Step of the lowest rate; by default 0: never.")] = None
     decay_from: Annotated[
         int | None,
-        option(metavar="N", help=f"Step at which the rate begins to fall; wsd: in the last tenth. {TRAVELS}"),
+        option(metavar="N", help="Step at which the rate begins to fall; wsd: in the last tenth."),
     ] = None
     final_fraction: Annotated[
-        float | None, option(metavar="X", help=f"Lowest rate over the highest; {USUAL.final_fraction:g}. {TRAVELS}")
+        float | None, option(metavar="X", help=f"Lowest rate over the highest; by default {USUAL.final_fraction:g}.")
     ] = None
-    beta1: Annotated[float | None, option(metavar="X", help=f"Adam's; {USUAL.betas[0]:g}. {TRAVELS}")] = None
-    beta2: Annotated[float | None, option(metavar="X", help=f"Adam's; {USUAL.betas[1]:g}. {TRAVELS}")] = None
-    epsilon: Annotated[float | None, option(metavar="X", help=f"Adam's; {USUAL.epsilon:g}. {TRAVELS}")] = None
+    beta1: Annotated[float | None, option(metavar="X", help=f"Of Adam; by default {USUAL.betas[0]:g}.")] = None
+    beta2: Annotated[float | None, option(metavar="X", help=f"Of Adam; by default {USUAL.betas[1]:g}.")] = None
+    epsilon: Annotated[float | None, option(metavar="X", help=f"Of Adam; by default {USUAL.epsilon:g}.")] = None
     weight_decay: Annotated[
         float | None,
-        option(metavar="X", help=f"Decoupled weight decay of matrices; {USUAL.weight_decay:g}. {TRAVELS}"),
+        option(metavar="X", help=f"Decoupled weight decay of matrices; by default {USUAL.weight_decay:g}."),
     ] = None
     clip: Annotated[
         float | None,
-        option(metavar="X", help=f"Clip gradients to this global norm; {USUAL.clip:g}; 0: off. {TRAVELS}"),
+        option(metavar="X", help=f"Clip gradients to this global norm; by default {USUAL.clip:g}; 0: off."),
     ] = None
-    optimizer: Annotated[str | None, option(metavar="NAME", help=f"{', '.join(METHODS)}; else the plan's.")] = None
-    seed: Annotated[int | None, option(metavar="N", help=f"Seed of initial weights and sample order; 0. {TRAVELS}")] = (
+    optimizer: Annotated[str | None, option(metavar="NAME", help=f"{', '.join(METHODS)}; by default the plan's.")] = (
+        None
+    )
+    seed: Annotated[int | None, option(metavar="N", help="Seed of initial weights and sample order; by default 0.")] = (
         None
     )
 
@@ -64,7 +66,7 @@ class OutputOptions:
         Path | None, option(metavar="DIR", help="Write Hugging Face weights, or adapters for PEFT, here at the end.")
     ] = None
     eval_data: Annotated[
-        str | None, option(metavar="FILE.bin", help="Held-out tokens to take the loss on as well.")
+        str | None, option(metavar="FILE.bin", help="Also take the loss on these held-out tokens.")
     ] = None
     eval_every: Annotated[int, option(metavar="N", help="Steps between held-out losses; 0: at the end.")] = 0
     eval_batches: Annotated[int, option(metavar="N", help="Global batches of held-out tokens.")] = 8
@@ -89,7 +91,7 @@ class OutputOptions:
 
 @record
 class FleetOptions:
-    """Machines that come and go: run the same command on each."""
+    """Machines that come and go (run the same command on each)."""
 
     elastic: Annotated[bool, option("--elastic", help="Go on when machines go or come.")] = False
     listen: Annotated[str, option(metavar="HOST:PORT", help="Where the other machines reach this one.")] = (
@@ -101,14 +103,18 @@ class FleetOptions:
         option(metavar="FILE", help="The run's secret, the same on all machines; else $SHARDWRIGHT_SECRET."),
     ] = None
     name: Annotated[str, option(metavar="NAME", help="Name of this machine; by default the host's.")] = ""
-    zone: Annotated[str, option(metavar="NAME", help="Machines of one zone may be lost together.")] = ""
+    zone: Annotated[
+        str, option(metavar="NAME", help="Zone of this machine; machines of one zone may be lost together.")
+    ] = ""
     machine_gpu: Annotated[str, option(metavar="NAME", help="This machine's GPU type, where the plan has several.")] = (
         ""
     )
     memory: Annotated[Path | None, option(metavar="DIR", help="Folder of snapshots; by default in /dev/shm.")] = None
     upload: Annotated[str, option(metavar="URL", help="Copy checkpoints here: s3://…, gs://…, file:///….")] = ""
-    etcd: Annotated[str, option(metavar="HOST:PORT,…", help="Settle here who may go on, else in --upload.")] = ""
-    snapshot_every: Annotated[int, option(metavar="N", help="Most steps lost where a shard has no holder.")] = 10
+    etcd: Annotated[str, option(metavar="HOST:PORT,…", help="Decide here who may go on; by default in --upload.")] = ""
+    snapshot_every: Annotated[
+        int, option(metavar="N", help="Lose at most this many steps where a shard has no holder.")
+    ] = 10
     silence: Annotated[
         float, option(metavar="SECONDS", help="Count a machine, or a stopped worker, as lost after this silence.")
     ] = 5.0

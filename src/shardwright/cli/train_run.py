@@ -86,8 +86,8 @@ def _tell(status: Path, *, json: bool) -> None:
         write_json(document)
         return
     state = f"{document['state']} at step {document['step']}; checkpoint {document['checkpoint'] or '-'}"
-    if found := document.get("held_out"):
-        state = f"held-out loss {found['loss']:.4f} at step {found['step']}\n{state}"
+    if held_out := document.get("held_out"):
+        state = f"held-out loss {held_out['loss']:.4f} at step {held_out['step']}\n{state}"
     write(f"{summary_text(document)}\n{state}" if "ranks" in document else state)
 
 

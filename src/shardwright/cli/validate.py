@@ -57,11 +57,11 @@ def validate(
         validation = compare(runs, failed=failed, quality=quality.upper(), kinds=kind, rows=row)
     _write_files(validation, plot, markdown)
     if json:
-        from shardwright.reports.documents.validation import validation_document
+        from shardwright.reports.validation import validation_document
 
         write_json(validation_document(validation))
     else:
-        from shardwright.reports.text.validation import validation_text
+        from shardwright.reports.validation import validation_text
 
         write(validation_text(validation, terminal_width()))
 

@@ -47,7 +47,7 @@ def calibrate(
     prediction that they cannot be what their plan says.
     """
     if not runs:
-        raise bad("runs", "are none", "give at least one run: its log with the plan or launch that it ran")
+        raise bad("runs", "are missing", "give at least one run: its log with the plan or launch that it ran")
     efficiency = efficiency or default_efficiency()
     problems: list[Problem] = []
     rows: dict[tuple[object, ...], list[SiteRun]] = {}

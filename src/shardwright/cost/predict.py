@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 import numpy as np
@@ -28,6 +28,7 @@ from shardwright.cost.trust.rarity import doubt
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory, TimeBreakdown
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import machines_used
+from shardwright.spec.job import Job
 from shardwright.units import SECONDS_PER_HOUR
 
 
@@ -52,7 +53,10 @@ def predict(
     rank = int(coarse(stages.both.sum(axis=1)[0]).argmax())
     time = layered_breakdown(plan, iteration, contexts) if plan.layered else _breakdown(plan, iteration, slowest, rank)
     time, site = on_site(plan, time, efficiency)
-    memory = tuple(_memory(plan, replica, own) for replica, own in zip(plan.replicas, iteration.replicas, strict=True))
+    memory = tuple(
+        _memory(plan, replica, replica_time)
+        for replica, replica_time in zip(plan.replicas, iteration.replicas, strict=True)
+    )
     seconds, job, used = time.total_seconds, plan.job, plan.gpus_by_type
     peaks = {
         pool.gpu.name: source.attainable_flops(pool.gpu, plan.model, job)
@@ -60,10 +64,7 @@ def predict(
         if pool.gpu.peak(job.precision)
     }
     flops = job_flops(plan.model, job)
-    per_hour = _dollars_per_hour(plan, used, seconds)
-    hours = None
-    if job.iterations is not None:
-        hours = float(coarse(run_stretch(plan) * job.iterations * seconds / SECONDS_PER_HOUR))
+    per_hour, hours = _dollars_per_hour(plan, used, seconds), _hours(plan, seconds)
     pools = [pool for pool in plan.cluster.pools if used[pool.gpu.name]]
     sites = len({pool.site for pool in pools})
     types = len({pool.gpu.kind for pool in pools})
@@ -72,9 +73,6 @@ def predict(
     low, high = doubted(narrowed(interval, seconds, site), seconds, doubt(plan))
     quickest = flops / sum(peaks[name] * count for name, count in used.items())
     ceilings = [ceiling(setting.architecture, setting.precision) for setting in settings] if measured else [1.0]
-    gpus = [gpu for row in memory for gpu in row]
-    fit = min(fit_probability(gpu.total_bytes, gpu.capacity_bytes, job) for gpu in gpus)
-    fit = fit if all(gpu.fits_in_host for gpu in gpus) else 0.0
     ideal = flops / sum(peaks.get(pool.gpu.name, 0.0) * pool.gpus for pool in plan.cluster.pools)
     return Prediction(
         iteration_seconds=seconds,
@@ -83,7 +81,7 @@ def predict(
         mfu=quickest / seconds,
         time=time,
         memory=memory,
-        fit_probability=fit,
+        fit_probability=_fit(memory, job),
         dollars_per_hour=per_hour,
         dollars_total=None if per_hour is None or hours is None else float(coarse(per_hour * hours)),
         hours_total=hours,
@@ -93,6 +91,20 @@ def predict(
         measured=measured,
         site=site,
     )
+
+
+def _hours(plan: Plan, seconds: float) -> float | None:
+    """Return the hours of the whole run, failures counted; None where its length is unknown."""
+    if plan.job.iterations is None:
+        return None
+    return float(coarse(run_stretch(plan) * plan.job.iterations * seconds / SECONDS_PER_HOUR))
+
+
+def _fit(memory: Sequence[Sequence[StageMemory]], job: Job) -> float:
+    """Return the probability that all stages fit in their GPUs, 0 where a host lacks memory."""
+    gpus = [gpu for row in memory for gpu in row]
+    fit = min(fit_probability(gpu.total_bytes, gpu.capacity_bytes, job) for gpu in gpus)
+    return fit if all(gpu.fits_in_host for gpu in gpus) else 0.0
 
 
 def _dollars_per_hour(plan: Plan, used: Counter[str], seconds: float) -> float | None:
@@ -143,7 +155,7 @@ def _breakdown(plan: Plan, iteration: Mixed, slowest: int, rank: int) -> TimeBre
     software = lane.context.software
     launching = count * 2.0 * software.pass_seconds * plan.schedule.virtual_stages
     hidden = max(busy - launching - sum(named.values()), 0.0)
-    update = max(float(each.optimizer.max()) for each in iteration.replicas)
+    update = max(float(times.optimizer.max()) for times in iteration.replicas)
     after = timed.busy_seconds - timed.pipeline_seconds
     return TimeBreakdown(
         **named,

@@ -55,7 +55,7 @@ def discover(source: str | None = None, *, files: Sequence[str] = (), ask: Ask |
     (`discovery.recorded`). Raises SpecError for an unknown source, and where nobody knows a GPU that takes work."""
     known_sources = LISTINGS if files else SOURCES
     if source == "nvidia-smi" and not files:
-        raise bad("`from=nvidia-smi`", "reads recorded output alone", "give files, or use local")
+        raise bad("`from=nvidia-smi`", "reads only recorded output", "give files, or use local")
     if source is not None and source not in known_sources:
         raise bad(f"`from={source}`", "is not known", suggestion(source, known_sources))
     if files:

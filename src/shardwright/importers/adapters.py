@@ -135,7 +135,7 @@ def _modules(fields: TrainerFields) -> tuple[tuple[str, ...] | str | None, str]:
         return (ALL if list(words) in (["all"], [ALL]) else tuple(map(str, words))), "lora_target"
     if fields.first("lora_target_linear") is True:
         more = listed if isinstance(listed, list | tuple) else [] if listed is None else [listed]
-        outside = [str(name) for name in more if _leaf(str(name)) in OUTSIDE]
+        outside = [str(name) for name in more if str(name).rsplit(".", 1)[-1] in OUTSIDE]
         return (ALL if not outside else tuple(outside)), "lora_target_modules"
     if fields.first("adapter") is not None and not listed:
         message = "is missing, and so is lora_target_linear"
@@ -196,10 +196,6 @@ def _plain(word: str, place: str) -> str:
     if leaf in OUTSIDE:
         raise bad(place, f"has {word}: adapters beside embedding or output are not described", "leave it out")
     return leaf
-
-
-def _leaf(word: str) -> str:
-    return word.rsplit(".", 1)[-1]
 
 
 def _of_names(words: list[str], model: Model, place: str) -> tuple[Target, ...]:

@@ -86,8 +86,8 @@ def of_configuration(text: str, ending: str, arguments: tuple[str, ...], questio
             question.name, "is a configuration of nanotron, which is not read", "describe the plan in a plan file"
         )
     if sections & set(DEEPSPEED):
-        config, told = question.fields(fields, "deepspeed"), question.fields({}, *TRAINER)
-        return planned(deepspeed_settings(config, told, question.cluster.gpus), None, question)
+        config, trainer_fields = question.fields(fields, "deepspeed"), question.fields({}, *TRAINER)
+        return planned(deepspeed_settings(config, trainer_fields, question.cluster.gpus), None, question)
     for trainer, marks in OWN_FILES.items():
         if any(path[-1] in marks for path in fields):
             return of_own_file(trainer, fields, (), None, question)
@@ -134,20 +134,20 @@ def of_trainer(
     if trainers == TRAINER and first(plain, "lora_r", "lora_rank") is not None and not _has_switch(plain):
         plain = {("use_peft",): True, **plain}
         question.notes.append("a rank of adapters is said, but not that they are trained: they are taken to be")
-    told = question.fields({**plain, **named_sections}, *trainers)
-    gpus = gpus or told.whole("num_processes", 0) or None
+    config = question.fields({**plain, **named_sections}, *trainers)
+    gpus = gpus or config.whole("num_processes", 0) or None
     every = gpus or question.cluster.gpus
-    file = told.first("deepspeed_config_file") or told.first("deepspeed")
+    file = config.first("deepspeed_config_file") or config.first("deepspeed")
     inline = named(file, question) if isinstance(file, str) else inline
-    if (inline or file) and told.first("fsdp"):
-        told.report("fsdp", "is said, and so is deepspeed", "write one of them")
+    if (inline or file) and config.first("fsdp"):
+        config.report("fsdp", "is said, and so is deepspeed", "write one of them")
     if file and not inline:
-        told.report("deepspeed", f"is {file}, which names no configuration", "write the name of its file")
+        config.report("deepspeed", f"is {file}, which names no configuration", "write the name of its file")
     if inline:
-        return planned(deepspeed_settings(question.fields(inline, "deepspeed"), told, every), gpus, question)
-    if every > 1 and not started and told.first("distributed_type", "fsdp") in (None, False, ""):
-        _unsharded(trainers[0], told)
-    return planned(accelerate_settings(told, every), gpus, question)
+        return planned(deepspeed_settings(question.fields(inline, "deepspeed"), config, every), gpus, question)
+    if every > 1 and not started and config.first("distributed_type", "fsdp") in (None, False, ""):
+        _unsharded(trainers[0], config)
+    return planned(accelerate_settings(config, every), gpus, question)
 
 
 def _has_switch(fields: Mapping[Fields, Any]) -> bool:
@@ -361,13 +361,13 @@ def _of_model(settings: TrainerSettings, job: Job, model: Model, name: str) -> t
     return job, tuple(uncounted)
 
 
-def model_named(told: str | None, name: str) -> Model:
+def model_named(recipe: str | None, name: str) -> Model:
     """Return the preset of a name, or that which a model of torchtitan's registry is. Raises SpecError for none."""
-    if told and (preset := find_preset(told)):
+    if recipe and (preset := find_preset(recipe)):
         return preset_model(preset)
-    for preset in preset_names() if told else ():
-        found = registered(preset_model(preset))
-        if found is not None and told and found.flavor == told.split()[-1] and found.module in told:
+    for preset in preset_names() if recipe else ():
+        known = registered(preset_model(preset))
+        if known is not None and recipe and known.flavor == recipe.split()[-1] and known.module in recipe:
             return preset_model(preset)
-    words = f"names {told}, which is not known" if told else "does not describe the model"
+    words = f"names {recipe}, which is not known" if recipe else "does not describe the model"
     raise bad(name, words, "name the model: --model llama-3.1-8b, or its config.json")

@@ -93,8 +93,8 @@ def plan_from_launch(
         task = _task(text, question.name) if ending in YAML else None
         if ending in CONFIGURATIONS and task is None:
             return of_configuration(text, ending, arguments, question)
-        lines, own, beside = task or (text, {}, {})
-        around = {**own, **(environment or {})}
+        lines, variables, beside = task or (text, {}, {})
+        around = {**variables, **(environment or {})}
         script = read_script(lines, question.name, arguments=arguments, environment=around, folder=path.parent)
         if task is not None and _alone_under_ray(text, script):
             message = "starts a program of Python, which itself asks Ray for its workers"
@@ -193,22 +193,22 @@ def _alone_under_ray(text: str, script: ShellScript) -> bool:
 
 def _of_script(script: ShellScript, question: Question) -> Reading:
     """Return the plan of what a script starts."""
-    found = launches(script)
-    for launch in found:
+    started = launches(script)
+    for launch in started:
         if launch.program == "shardwright" and launch.arguments[:1] == ("train",):
             return _of_plan_file(launch.arguments[1] if len(launch.arguments) > 1 else "", question)
-    training = [launch for launch in found if _trainer(launch)]
+    training = [launch for launch in started if _trainer(launch)]
     if len({(launch.program, launch.arguments) for launch in training}) > 1:
         raise several(training, question.name)
     if training:
         return _of_launch(training[-1], _trainer(training[-1]), question)
-    for launch in found:
+    for launch in started:
         if (recipe := _bridge_recipe(launch, question)) is not None:
             gpus, left_open = launch.gpus(question.cluster)
             question.notes.extend(left_open)
             return of_python(recipe, launch.arguments, gpus, question)
     job = None if question.seq_len is None else Job(global_batch=1, seq_len=question.seq_len)
-    launch, cluster, model = training_of(found, question.name), question.cluster, question.model
+    launch, cluster, model = training_of(started, question.name), question.cluster, question.model
     return reading_of_launch(launch, script, cluster=cluster, model=model, job=job, name=question.name)
 
 
@@ -245,9 +245,9 @@ def _trainer(launch: Launch) -> str:
         return "torchtitan"
     if given & MEGATRON or any(word.startswith("--tensor-model-parallel") for word in given):
         return ""
-    told = any(word.endswith(FILES) for word in launch.arguments[:1]) or "--config" in given
-    told = told and launch.launcher != "python"
-    if launch.launcher == "accelerate" or given & TRAINERS or told or _kind(launch):
+    with_file = any(word.endswith(FILES) for word in launch.arguments[:1]) or "--config" in given
+    with_file = with_file and launch.launcher != "python"
+    if launch.launcher == "accelerate" or given & TRAINERS or with_file or _kind(launch):
         return "transformers"
     return "nemo" if any(word.startswith("model.") and "=" in word for word in launch.arguments) else ""
 
@@ -353,7 +353,7 @@ def _accelerate_fields(launch: Launch, question: Question) -> dict[Fields, Any]:
 
 def _arguments(launch: Launch, question: Question) -> dict[Fields, Any]:
     """Return `--a.b c` and `--a=b` as fields."""
-    found: dict[Fields, Any] = {}
+    overrides: dict[Fields, Any] = {}
     words = [*launch.arguments, "--"]
     position = 0
     while position < len(words) - 1:
@@ -365,26 +365,26 @@ def _arguments(launch: Launch, question: Question) -> dict[Fields, Any]:
         key, sign, value = word[2:].partition("=")
         several = [*takewhile(lambda follower: not follower.startswith("--"), words[position:])]
         if key.replace("-", "_") in LISTS and not sign and len(several) > 1:
-            found[(key.replace("-", "_"),)] = several
+            overrides[(key.replace("-", "_"),)] = several
             position += len(several)
             continue
         text = value if sign else "true" if follower.startswith("--") else follower
         position += not sign and text is follower
-        found[tuple(key.replace("-", "_").split("."))] = literal(text) if is_known(text) else text
-    return found
+        overrides[tuple(key.replace("-", "_").split("."))] = literal(text) if is_known(text) else text
+    return overrides
 
 
 def _with_files(arguments: dict[Fields, Any], launch: Launch, question: Question) -> dict[Fields, Any]:
     """Return a program's arguments over the fields of the files that it is told, and `key=value` over both."""
-    told: list[Fields] = [("accelerate_config",), ("config",)]  # the first of TRL's command
-    files = [str(arguments[key]) for key in told if key in arguments]
+    fields: list[Fields] = [("accelerate_config",), ("config",)]  # the first of TRL's command
+    files = [str(arguments[key]) for key in fields if key in arguments]
     values = {str(value) for value in arguments.values()}
     files += [word for word in launch.arguments if word.endswith(FILES) and word not in values]
     read = {path: value for file in files for path, value in named(file, question).items()}
     if any(Path(file).name == ARGUMENTS for file in files):
         read |= beside_arguments(question.folder)
     changes = [word for word in launch.arguments if "=" in word and not word.startswith("-") and word not in values]
-    return overridden(read | {key: value for key, value in arguments.items() if key not in told}, changes)
+    return overridden(read | {key: value for key, value in arguments.items() if key not in fields}, changes)
 
 
 def _refuse_hidden(word: str, question: Question) -> None:
@@ -404,5 +404,5 @@ def _torchtitan_fields(arguments: dict[Fields, Any], question: Question) -> dict
         message = f"the configuration {function} of {module} is in another package"
         raise bad(question.name, message, f"put {path.name} beside the script, or evaluate it itself")
     text = question.files.get(path.name) or read_text(path)
-    found = python_values(text, str(path), str(function) if function else None)
-    return fields_of_python(found) | arguments
+    values = python_values(text, str(path), str(function) if function else None)
+    return fields_of_python(values) | arguments

@@ -63,35 +63,37 @@ def python_values(text: str, name: str, function: str | None = None) -> PythonVa
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if function is not None and function not in functions:
         raise bad(name, f"has no function {function}", f"it has {', '.join(functions) or 'none'}")
-    found, names = PythonValues(functions=functions), dict[str, Any]()
+    module, names = PythonValues(functions=functions), dict[str, Any]()
     program = [node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) or (isinstance(node, ast.Expr) and not functions):
-            _statement(node, names, found)
+            _statement(node, names, module)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.imports |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            module.imports |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
     if function is None and program:
         for node in program[-1].body:
-            _statement(node, names, found)
+            _statement(node, names, module)
     elif functions:
-        _read(function or list(functions)[-1], {}, names, found)
-    return found
+        _read(function or list(functions)[-1], {}, names, module)
+    return module
 
 
 def _read(function: str, given: Mapping[str, Any], names: Mapping[str, Any], module: PythonValues) -> None:
     """Take what a function of the file sets that is called with `given`; one that calls itself is read once."""
     chosen = module.functions.pop(function)
-    own = {**names, **_defaults(chosen, names), **given}
+    scope = {**names, **_defaults(chosen, names), **given}
     for node in chosen.body:
-        _statement(node, own, module)
+        _statement(node, scope, module)
     module.functions[function] = chosen
 
 
 def _given(function: ast.FunctionDef, call: ast.Call, names: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by name."""
     pairs = zip((argument.arg for argument in function.args.args), call.args, strict=False)
-    found = {name: _value(value, names) for name, value in pairs}
-    return found | {keyword.arg: _value(keyword.value, names) for keyword in call.keywords if keyword.arg is not None}
+    keywords = {name: _value(value, names) for name, value in pairs}
+    return keywords | {
+        keyword.arg: _value(keyword.value, names) for keyword in call.keywords if keyword.arg is not None
+    }
 
 
 def _defaults(function: ast.FunctionDef, names: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,13 +113,13 @@ def _statement(node: ast.stmt, names: dict[str, Any], module: PythonValues) -> N
     elif isinstance(node, ast.If):
         truth = _value(node.test, names)
         for branch, taken in ((node.body, truth), (node.orelse, COMPUTED if truth is COMPUTED else not truth)):
-            own = module if taken is not COMPUTED else PythonValues(functions=module.functions)
+            collected = module if taken is not COMPUTED else PythonValues(functions=module.functions)
             if taken is COMPUTED or taken:
                 for inner in branch:
-                    _statement(inner, names, own)
+                    _statement(inner, names, collected)
             if taken is COMPUTED:
-                module.values |= dict.fromkeys(own.values, COMPUTED)
-                module.calls += own.calls
+                module.values |= dict.fromkeys(collected.values, COMPUTED)
+                module.calls += collected.calls
 
 
 def _assign(target: ast.expr, value: ast.expr, names: dict[str, Any], module: PythonValues) -> None:

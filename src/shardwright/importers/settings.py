@@ -138,12 +138,12 @@ def _special(path: Path, value: Any, name: str, problems: list[Problem]) -> list
         return ["--use-distributed-optimizer"] if "distributed" in str(value) else []
     if leaf not in ("precision", "mixed_precision", "precision_config"):
         return []
-    told = _precision(value)
-    if told is None or "fp4" in str(value):
-        why = "which is not known here" if told is None else "four bits, which are not described"
+    precision = _precision(value)
+    if precision is None or "fp4" in str(value):
+        why = "which is not known here" if precision is None else "four bits, which are not described"
         hint = "write bf16, fp16 or an fp8 recipe, or describe the plan in a plan file"
         problems.append(Problem(f"{name}: {'.'.join(path)}", f"is {value}, {why}", hint))
-    return told or []
+    return precision or []
 
 
 def _effective(values: Mapping[Path, Any]) -> dict[Path, Any]:

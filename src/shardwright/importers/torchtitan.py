@@ -109,8 +109,8 @@ def _layer_counts(config: TrainerFields, depth: int, layers: int) -> tuple[int, 
         return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
     schedule = config.first("pipeline_parallel_schedule") or "1F1B"
     less = [config.whole(f"pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last")]
-    each, total = config.whole("pipeline_parallel_layers_per_stage", 0), layers + sum(less)
-    stages = -(-total // each) if each else depth * (2 if schedule == "Interleaved1F1B" else 1)
+    per_stage, total = config.whole("pipeline_parallel_layers_per_stage", 0), layers + sum(less)
+    stages = -(-total // per_stage) if per_stage else depth * (2 if schedule == "Interleaved1F1B" else 1)
     if stages % depth or stages > layers:
         message = f"makes {stages} stages of {layers} layers for {depth} pipeline ranks"
         config.report("pipeline_parallel_layers_per_stage", message, "make the stages a multiple of the ranks")

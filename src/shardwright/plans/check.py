@@ -103,9 +103,11 @@ def _gpus(plan: Plan) -> Iterator[Problem]:
 
 def _makers(plan: Plan) -> Iterator[Problem]:
     used = {stage.gpu for _, _, stage in stages_at(plan)}
-    found = makers(pool.gpu for pool in plan.cluster.pools if pool.gpu.name in used)
-    if len(found) > 1:
-        yield Problem("replicas", f"has GPUs of {' and '.join(found)}, which no library joins", "plan for one of them")
+    vendors = makers(pool.gpu for pool in plan.cluster.pools if pool.gpu.name in used)
+    if len(vendors) > 1:
+        yield Problem(
+            "replicas", f"has GPUs of {' and '.join(vendors)}, which no library joins", "plan for one of them"
+        )
 
 
 def _schedule(plan: Plan) -> Iterator[Problem]:

@@ -49,11 +49,11 @@ def copies_on(plan: Plan, machines: Sequence[Machine]) -> dict[str, frozenset[Co
     stage = placement.stage
     replica = np.repeat(np.arange(len(plan.replicas)), [len(item.stages) for item in plan.replicas])[stage]
     copy = (np.arange(len(stage)) - placement.begin[stage]) // placement.size[stage]
-    found: dict[str, set[Copy]] = {}
+    held: dict[str, set[Copy]] = {}
     names = _machine_names(plan, placement, machines)
     for name, first, second in zip(names, replica.tolist(), copy.tolist(), strict=True):
-        found.setdefault(name, set()).add((first, second))
-    return {machine: frozenset(copies) for machine, copies in found.items()}
+        held.setdefault(name, set()).add((first, second))
+    return {machine: frozenset(copies) for machine, copies in held.items()}
 
 
 def kept_share(plan: Plan, broken: Collection[Copy]) -> float:
@@ -86,16 +86,16 @@ def seated(plan: Plan, machines: Sequence[Machine], kept_bytes: Floats) -> tuple
     places = stand_ins(plan.cluster)
     alike = np.array([[m.gpu == p.gpu and m.gpus >= p.gpus for p in places] for m in machines])
     bytes_left = np.where(alike, kept_bytes, -1.0)
-    found: list[Machine | None] = [None] * len(places)
+    taken: list[Machine | None] = [None] * len(places)
     left = list(range(len(machines)))
     for _ in places:
         machine, place = divmod(int(bytes_left.argmax()), len(places))
         if bytes_left[machine, place] < 0.0:
             break
-        found[place] = machines[machine]
+        taken[place] = machines[machine]
         left.remove(machine)
         bytes_left[machine, :] = bytes_left[:, place] = -1.0
-    return (*(machine for machine in found if machine is not None), *(machines[number] for number in left))
+    return (*(machine for machine in taken if machine is not None), *(machines[number] for number in left))
 
 
 def fits(plan: Plan, machines: Sequence[Machine]) -> bool:

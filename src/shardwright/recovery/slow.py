@@ -46,13 +46,13 @@ def factors(paces: Sequence[Pace], best: Mapping[Rank, float]) -> dict[str, floa
     alike: defaultdict[str, list[float]] = defaultdict(list)
     for pace in paces:
         alike[pace.work].append(pace.seconds)
-    found: dict[str, float] = {}
+    slowdowns: dict[str, float] = {}
     for pace in paces:
         peers = median(alike[pace.work]) if len(alike[pace.work]) > 2 else pace.seconds
         usual = min(peers, best.get(pace.rank, pace.seconds))
         machine = pace.rank[0]
-        found[machine] = max(found.get(machine, 1.0), pace.seconds / usual if usual else 1.0)
-    return found
+        slowdowns[machine] = max(slowdowns.get(machine, 1.0), pace.seconds / usual if usual else 1.0)
+    return slowdowns
 
 
 def slow_machines(windows: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -167,7 +167,7 @@ def _chosen(
         arriving_bytes=fixed_seconds["down"] * bandwidths.down,
         least_seconds=busy_seconds(fixed, bandwidths),
     )
-    own = _ranges(sizes, needs, solution.own_disk)
+    from_disk = _ranges(sizes, needs, solution.own_disk)
     line = _Line(
         need_shard=needs.shard,
         need_length=1.0 - solution.own_disk,
@@ -184,8 +184,8 @@ def _chosen(
         start=_grain(solution.own_disk[need] + begin, whole),
         stop=_grain(solution.own_disk[need] + end, whole),
     )
-    found = Transfers.concatenated([own, remote])
-    return found.take(found.size_bytes > 0), solution.bound_seconds
+    both = Transfers.concatenated([from_disk, remote])
+    return both.take(both.size_bytes > 0), solution.bound_seconds
 
 
 @record

@@ -50,20 +50,20 @@ def solve(
     cloud in any case."""
     if not len(choices.need_shard):
         return TransferSolution(copies=np.zeros(0), own_disk=np.zeros(0), bound_seconds=least_seconds)
-    machines, own = len(up), np.flatnonzero(choices.on_own_disk)
-    sources, width = len(choices.source_shard), 1 + len(choices.source_shard) + len(own)
+    machines, on_own_disk = len(up), np.flatnonzero(choices.on_own_disk)
+    sources, width = len(choices.source_shard), 1 + len(choices.source_shard) + len(on_own_disk)
     shards, row_of_shard = np.unique(choices.need_shard, return_inverse=True)
     wanted = np.bincount(row_of_shard).astype(np.float64)
     unit = float(choices.sizes.max(initial=1.0))  # bytes are counted in the largest shard, for the solver's tolerances
     source_bytes = choices.sizes[choices.source_shard] / unit
-    own_bytes = choices.sizes[choices.need_shard[own]] / unit
-    own_machine = choices.need_machine[own]
+    own_bytes = choices.sizes[choices.need_shard[on_own_disk]] / unit
+    own_machine = choices.need_machine[on_own_disk]
     every, from_disk = np.arange(sources), np.flatnonzero(choices.source_on_disk)
-    column, own_column = 1 + every, 1 + sources + np.arange(len(own))
+    column, own_column = 1 + every, 1 + sources + np.arange(len(on_own_disk))
     ones, machine, first = np.ones, np.arange(machines), len(shards)
     entries = [
         (np.searchsorted(shards, choices.source_shard), column, ones(sources)),
-        (row_of_shard[own], own_column, ones(len(own))),
+        (row_of_shard[on_own_disk], own_column, ones(len(on_own_disk))),
         (first + choices.source_machine, column, source_bytes),
         (first + machine, np.zeros(machines, dtype=np.int64), -up / unit),
         (first + machines + choices.source_machine[from_disk], column[from_disk], source_bytes[from_disk]),
@@ -79,16 +79,16 @@ def solve(
         np.append(1.0, np.zeros(width - 1)),
         by_columns(row, place, value, width),
         lower=np.append(least_seconds, np.zeros(width - 1)),
-        upper=np.concatenate([[np.inf], np.full(sources, np.inf), np.ones(len(own))]),
+        upper=np.concatenate([[np.inf], np.full(sources, np.inf), np.ones(len(on_own_disk))]),
         row_lower=np.concatenate([wanted, np.full(3 * machines, -np.inf)]),
         row_upper=np.concatenate([wanted, limits]),
         settings={},
     )
     solver.run()
     assert status(solver) == "optimal", "every need has a source"
-    found = np.array(solver.getSolution().col_value)
+    values = np.array(solver.getSolution().col_value)
     parts = np.zeros(len(choices.need_shard))
-    parts[own] = np.clip(found[1 + sources :], 0.0, 1.0)
+    parts[on_own_disk] = np.clip(values[1 + sources :], 0.0, 1.0)
     return TransferSolution(
-        copies=np.maximum(found[1 : 1 + sources], 0.0), own_disk=parts, bound_seconds=float(found[0])
+        copies=np.maximum(values[1 : 1 + sources], 0.0), own_disk=parts, bound_seconds=float(values[0])
     )

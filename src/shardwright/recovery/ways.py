@@ -123,7 +123,7 @@ def broken_copies(run: RunPlans, machines: Sequence[Machine]) -> frozenset[Copy]
     """Return the copies of the model that had a rank on a machine that is not there any more."""
     there = {machine.name for machine in machines}
     copies = copies_on(run.now, run.seated) if run.seated else {}
-    return frozenset[Copy]().union(*(own for name, own in copies.items() if name not in there))
+    return frozenset[Copy]().union(*(of_machine for name, of_machine in copies.items() if name not in there))
 
 
 def _left_over(run: RunPlans, machines: Sequence[Machine], broken: frozenset[Copy]) -> list[Machine]:
@@ -209,5 +209,9 @@ def _shared(replicas: Sequence[Replica], total: int) -> tuple[Replica, ...]:
     for item, amount in zip(replicas, whole, strict=True):
         fewest, more = divmod(amount, item.count)
         parts = ((more, fewest + 1), (item.count - more, fewest))
-        shared += [replace(item, count=count, micro_batches=own) for count, own in parts if count and own]
+        shared += [
+            replace(item, count=count, micro_batches=micro_batches)
+            for count, micro_batches in parts
+            if count and micro_batches
+        ]
     return tuple(shared)

@@ -7,6 +7,8 @@
 * `svg/`: pictures
 * `section`: what a report is made of
 * `palette`: the colours of all charts
+* `validation`: measured runs beside predictions, as text and JSON
 * `accuracy`: a validation as a page of documentation
+* `spot`: a simulation of spot machines, as text and JSON
 * `words`: findings and assumptions in English
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardwright.reports.section import Section
 from shardwright.reports.svg.scatter import Point, scatter
-from shardwright.reports.text.validation import (
+from shardwright.reports.validation import (
     fits_words,
     groups_section,
     heading,

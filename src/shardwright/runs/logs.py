@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import IO
 
 import numpy as np
 
@@ -89,7 +88,7 @@ def read_log(path: Path, given: RunSetting) -> MeasuredRun:
         _look(log, line, text, whole=whole)
     trainer, rows, notes = _steps_taken(log)
     _require_whole(log, rows, str(path))
-    setting = _setting(log, rows, given)
+    setting = _setting(log, given)
     steps, restarts, more = steps_of(rows, setting)
     events = sorted((*log.events, *log.results.events, *restarts), key=lambda event: event.line)
     return MeasuredRun(
@@ -346,7 +345,7 @@ def _garbled_words(log: _Log) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _setting(log: _Log, rows: Rows, given: RunSetting) -> RunSetting:
+def _setting(log: _Log, given: RunSetting) -> RunSetting:
     """Return what a log says of its setting, and the launch (`given`) where it does not."""
     said: dict[str, tuple[float, int]] = dict(log.settings)
     for name, value in (("global_batch", log.results.global_batch), ("seq_len", log.results.seq_len)):
@@ -369,7 +368,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str, bool]]:
     over itself after carriage returns: each drawing is a line of the same number. `whole` is False for a last line
     that does not end, as of a job that was killed."""
     size, done = max(path.stat().st_size, 1), 0
-    with _opened(path) as file:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         number, rest = 1, b""
         while block := file.read(BLOCK):
             done += len(block)
@@ -384,10 +383,6 @@ def lines_of(path: Path) -> Iterator[tuple[int, str, bool]]:
                 rest = rest[:LONGEST]
         if rest:
             yield from _drawings(number, rest, whole=False)
-
-
-def _opened(path: Path) -> IO[bytes]:
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
 def _drawings(number: int, line: bytes, *, whole: bool) -> Iterator[tuple[int, str, bool]]:

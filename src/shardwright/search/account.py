@@ -40,9 +40,9 @@ def left_out(
     """Yield which plans no search looked at: those that mix the types of a cluster, and why, if it has several; those
     that a search for pipelines leaves out; uneven ones on machines of one type."""
     contexts = [result.context for result in results]
-    found = makers(context.pool.gpu for context in contexts)
-    if len(found) > 1:
-        yield SeveralMakers(found)
+    vendors = makers(context.pool.gpu for context in contexts)
+    if len(vendors) > 1:
+        yield SeveralMakers(vendors)
     if any(len({context.pool.gpu.name for context in able}) > 1 for able in of_each_maker(contexts)):
         lacks = lacking(contexts, space, filters, one_mesh=exportable_to is not None)
         if lacks:
@@ -67,7 +67,7 @@ def _uneven_on_one_type(
 ) -> Iterator[NotCovered]:
     """Yield which plans on several GPUs of one type no search looked at."""
     able = of_each_maker(largest_pools(contexts))
-    looked_at = exportable_to is not None or all(looks_at_unequal(each, space, filters) for each in able)
+    looked_at = exportable_to is not None or all(looks_at_unequal(context, space, filters) for context in able)
     if not looked_at and contexts[0].job.global_batch > 1:
         yield NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE
     if contexts[0].layer_count > 1 and space.pins.get("pp") != (1,):

@@ -66,7 +66,7 @@ def equal_shares(results: Sequence[OneType], asked: Asked, top: int) -> MixedOut
     alone = any(value not in asked.space.allowed(axis, (value,)) for axis, value in DATA_PARALLEL.items())
     if job.framework not in EQUAL_SHARES or alone or len(every) < 2:
         return None
-    found: dict[tuple[object, ...], Plan] = {}
+    plans: dict[tuple[object, ...], Plan] = {}
     looked_at = 0
     for contexts in of_each_maker(every):
         known: Known = {}
@@ -76,8 +76,8 @@ def equal_shares(results: Sequence[OneType], asked: Asked, top: int) -> MixedOut
                     continue
                 for plan, ways in _plans(some, asked, known, top):
                     looked_at += ways
-                    found[(plan.replicas, plan.micro_batch, plan.optimizer)] = costed(some, plan, known)
-    valued = [(value, plan) for plan in found.values() if (value := affordable_value(plan)) is not None]
+                    plans[(plan.replicas, plan.micro_batch, plan.optimizer)] = costed(some, plan, known)
+    valued = [(value, plan) for plan in plans.values() if (value := affordable_value(plan)) is not None]
     valued.sort(key=lambda item: item[0])
     if not valued:
         return None
@@ -88,7 +88,7 @@ def equal_shares(results: Sequence[OneType], asked: Asked, top: int) -> MixedOut
         uniform_rule=RULE,
         bound=valued[0][0],
         candidates=looked_at,
-        costed=len(found),
+        costed=len(plans),
         not_covered=(NotCovered.OVER_SEVERAL_TYPES,),
     )
 
@@ -118,15 +118,15 @@ def _plans(contexts: Sequence[Context], asked: Asked, known: Known, top: int) ->
 
 def _shared_out(contexts: Sequence[Context], number: int) -> list[Mapping[str, int]]:
     """Return the ways to take a number of GPUs from all types, those of each in turn as long as there are any."""
-    found: dict[tuple[int, ...], Mapping[str, int]] = {}
+    by_counts: dict[tuple[int, ...], Mapping[str, int]] = {}
     for order in permutations(contexts):
         left, shared = number - len(order), {}
         for context in order:
             taken = min(left, context.pool.gpus - 1)
             shared[context.pool.gpu.name], left = 1 + taken, left - taken
         counts = {context.pool.gpu.name: shared[context.pool.gpu.name] for context in contexts}
-        found[tuple(counts.values())] = counts
-    return list(found.values())
+        by_counts[tuple(counts.values())] = counts
+    return list(by_counts.values())
 
 
 def _ways(contexts: Sequence[Context], asked: Asked, number: int) -> tuple[Floats, Strategies]:

@@ -76,7 +76,7 @@ class Asked:
 
 def least_value(results: Sequence[OneType]) -> float:
     """Return the least that the plans on machines of one type reach, infinite where there are none."""
-    return min((found[0] for result in results if (found := result.found.least) is not None), default=np.inf)
+    return min((least[0] for result in results if (least := result.found.least) is not None), default=np.inf)
 
 
 def largest_pools(contexts: Sequence[Context]) -> list[Context]:

@@ -72,8 +72,8 @@ def ladder(
     if not plan.uniform or check(plan):
         return ()
     model_of_time = efficiency or default_efficiency()
-    (found,) = contexts_of(plan, model_of_time).values()
-    context = replace(found, headroom=headroom(fit, plan.job))
+    (costing,) = contexts_of(plan, model_of_time).values()
+    context = replace(costing, headroom=headroom(fit, plan.job))
     climb = _Climb(context, space or Space(), filters or Filters(), plan, accepted)
     row = values_of(row_of(plan))
     steps: list[Improvement] = []
@@ -179,8 +179,8 @@ def _states(row: Row) -> Iterator[Row]:
 
 
 def _batches(context: Context, row: Row) -> Iterator[Row]:
-    each = context.job.global_batch // row["dp"]
-    for size in divisors(each, 32):
+    samples = context.job.global_batch // row["dp"]
+    for size in divisors(samples, 32):
         yield {"micro_batch": size}
 
 

@@ -39,6 +39,12 @@ def require_indifference(part: float) -> None:
         raise bad("`indifference=`", message, "0.01 or 1% is the default")
 
 
+def require_fit(fit: float) -> None:
+    """Raise SpecError where a plan need fit in memory with no probability that can be asked for."""
+    if not 0.01 <= fit <= 0.99:
+        raise bad("`fit=`", f"{fit} is not a probability from 0.01 to 0.99", "0.9 is the default")
+
+
 def preference(value: float, rare: int, within: float) -> Preference:
     """Return what orders plans by their value and their number of rare switches (`cost.trust.rarity`): those of values
     up to `within`, which are as good, by rare switches; the others after them by value."""

@@ -30,7 +30,7 @@ from shardwright.search.account import left_out, report_of
 from shardwright.search.infeasible import explain
 from shardwright.search.kinds import EXPORTABLE, Asked, OneType, search_type
 from shardwright.search.nearby import fewer_machines, nearby
-from shardwright.search.objective import INDIFFERENCE, require_indifference
+from shardwright.search.objective import INDIFFERENCE, require_fit, require_indifference
 from shardwright.search.ranked import (
     best_of,
     best_of_kinds,
@@ -99,8 +99,7 @@ def plan(
     require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
     if top < 1:
         raise bad("`top=`", f"must be at least 1, not {top}", "3 is the default")
-    if not 0.01 <= fit <= 0.99:
-        raise bad("`fit=`", f"{fit} is not a probability from 0.01 to 0.99", "0.9 is the default")
+    require_fit(fit)
     if not 0.0 <= gap <= 1.0:
         raise bad("`gap=`", f"must be a fraction from 0 to 1, not {gap:g}", "0.01 or 1% is the default")
     require_indifference(indifference)

@@ -78,9 +78,9 @@ def best_program(
     contexts = run_by_train(plain, fit)
     steps = [count for count in range(1, job.global_batch + 1) if job.global_batch % count == 0]
     for count in _that_may_fit(contexts, steps)[:MOST_TRIED]:
-        found = _in_steps(contexts, count, rules, keep)
-        if found is not None:
-            return found
+        synthesis = _in_steps(contexts, count, rules, keep)
+        if synthesis is not None:
+            return synthesis
     return NoProgram("none fits the memory of the GPUs")
 
 
@@ -94,8 +94,8 @@ def _refused(model: Model, cluster: Cluster, job: Job) -> str:
     for pool in cluster.pools:
         if not computes(pool.gpu, job.precision):
             return f"{pool.gpu.name} does not compute in {job.precision}"
-    if len(found := makers(pool.gpu for pool in cluster.pools)) > 1:
-        return f"no library joins GPUs of {' and '.join(found)}"
+    if len(vendors := makers(pool.gpu for pool in cluster.pools)) > 1:
+        return f"no library joins GPUs of {' and '.join(vendors)}"
     lacking = other_than(model, job.seq_len)
     return f"{model.name} has {lacking}, which no graph that ships has" if lacking else ""
 
@@ -139,22 +139,22 @@ def _in_steps(contexts: Sequence[Context], steps: int, rules: Rules, keep: Keep 
     rows = contexts[0].job.global_batch // steps
     space = _decisions(contexts, rows, steps)
     net = machines_of(contexts, space, rows)
-    found = best_of(space, net, branch=False, rules=rules)
-    if found is None:
+    synthesis = best_of(space, net, branch=False, rules=rules)
+    if synthesis is None:
         return None
     if keep is not None:
         graph = _graph(contexts[0], rows)
-        keep(graph, written(graph, net, found))
-    costs = prices(found.space, net, found.shares)
+        keep(graph, written(graph, net, synthesis))
+    costs = prices(synthesis.space, net, synthesis.shares)
     launching = LAUNCHES * max(context.software.pass_seconds for context in contexts)
-    once = max(context.software.step_seconds for context in contexts) + _update_seconds(contexts, found, net)
+    once = max(context.software.step_seconds for context in contexts) + _update_seconds(contexts, synthesis, net)
     return SpmdProgram(
-        iteration_seconds=steps * (found.choice.seconds.total + launching) + once,
-        bound_seconds=steps * (found.choice.bound_seconds + launching) + once,
+        iteration_seconds=steps * (synthesis.choice.seconds.total + launching) + once,
+        bound_seconds=steps * (synthesis.choice.bound_seconds + launching) + once,
         steps=steps,
-        shares=_shares(found, net),
-        sent=_sent(found, costs),
-        memory_bytes=float(rank_bytes(found.space, found.choice.rules, net, found.shares).max()),
+        shares=_shares(synthesis, net),
+        sent=_sent(synthesis, costs),
+        memory_bytes=float(rank_bytes(synthesis.space, synthesis.choice.rules, net, synthesis.shares).max()),
     )
 
 

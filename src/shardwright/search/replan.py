@@ -82,7 +82,9 @@ def replan(
     )
     used = [pool.gpu for pool in previous.cluster.pools if pool.gpu.name in previous.gpus_by_type]
     able = of_each_maker(contexts)
-    contexts = next((group for group in able if len(makers([*used, *(each.pool.gpu for each in group)])) < 2), able[0])
+    contexts = next(
+        (group for group in able if len(makers([*used, *(context.pool.gpu for context in group)])) < 2), able[0]
+    )
     if not contexts:
         return None
     plans = [None if previous.layered else _pipelines(previous, contexts, cluster, kept)]
@@ -112,8 +114,8 @@ def _pipelines(previous: Plan, contexts: Sequence[Context], cluster: Cluster, ke
     best = _found(previous, task)
     if best is None:
         return None
-    plan, found = best
-    return plan.costed(predict(plan, contexts[0].efficiency, iteration=found))
+    plan, iteration = best
+    return plan.costed(predict(plan, contexts[0].efficiency, iteration=iteration))
 
 
 def _seconds(plan: Plan) -> float:
@@ -176,7 +178,9 @@ def _found(previous: Plan, task: ReplanTask) -> tuple[Plan, Mixed] | None:
     incumbents = [times * before * previous.cluster.gpus / task.cluster.gpus for times in ROOM]
     # What was learned under one incumbent may rule out what another allows, so the last tries begin anew.
     tasks = [task] * len(incumbents) + [replace(task, by=task.by.anew()) for _ in incumbents]
-    tried = (quick_plan(each, incumbent, hints) for each, incumbent in zip(tasks, incumbents * 2, strict=True))
+    tried = (
+        quick_plan(searching, incumbent, hints) for searching, incumbent in zip(tasks, incumbents * 2, strict=True)
+    )
     return next((found for found in tried if found is not None), None)
 
 

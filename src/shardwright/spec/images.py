@@ -73,10 +73,10 @@ def images_of(tower: Tower, job: Job) -> Images:
     return replace(whole, tiles=tiles_in(tower.tiling, grid), tokens=tokens)
 
 
-def _joined_tiles(tower: Tower, one: Images) -> Images:
+def _joined_tiles(tower: Tower, images: Images) -> Images:
     """Return an image all of whose tiles are one sample (`MllamaVisionModel.forward` in transformers)."""
-    tiles, padded = tower.tiles or 1, -(-one.positions // 8) * 8
-    return replace(one, positions=tiles * padded, tokens=tiles * one.positions)
+    tiles, padded = tower.tiles or 1, -(-images.positions // 8) * 8
+    return replace(images, positions=tiles * padded, tokens=tiles * images.positions)
 
 
 def _within(budget: int, square: int, height: int, width: int) -> tuple[int, int]:

@@ -125,7 +125,7 @@ def _differences(
             distance = float((part.double() - wanted).norm())
             norm = 0.0 if whole is None else float(whole.norm())
             rows.append(Difference(name=name, rank=rank, distance=distance, norm=norm))
-        most.append(max(rows, key=lambda one: one.distance))
+        most.append(max(rows, key=lambda row: row.distance))
     return most
 
 

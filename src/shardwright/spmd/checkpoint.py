@@ -141,17 +141,17 @@ def _file(rank: int) -> str:
 
 def _tensors(step: SpmdStep, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return what a rank writes, by name; what nobody shards, the first rank writes."""
-    found = {f"{WEIGHT} {name}": tensor for name, tensor in (*step.named_parameters(), *step.named_buffers())}
+    tensors = {f"{WEIGHT} {name}": tensor for name, tensor in (*step.named_parameters(), *step.named_buffers())}
     for name, parameter in step.named_parameters():
         for kind, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
                 if value.ndim and value.shape != parameter.shape:
                     message = f"keeps {kind} of shape {tuple(value.shape)} for {name}, {tuple(parameter.shape)} here"
                     raise bad("the optimizer", message, "take one that works element by element, as Adam does")
-                found[f"{kind} {name}"] = value
+                tensors[f"{kind} {name}"] = value
     if step.place.rank == 0:
-        found |= {f"{REST} {name}": tensor for name, tensor in step.rest.items()}
-    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in found.items()}
+        tensors |= {f"{REST} {name}": tensor for name, tensor in step.rest.items()}
+    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
 
 
 def _commit(

@@ -76,9 +76,9 @@ class ProcessFabric:
             result = whole.new_empty(max(rows), *whole.shape[1:])
             works = [dist.reduce_scatter_single(result, apart, async_op=True)]
             return lambda: _after(works, lambda: result[: rows[self.rank]].clone())
-        own = [part.clone(memory_format=torch.contiguous_format) for part in parts]
-        works = [dist.reduce(part, rank, async_op=True) for rank, part in enumerate(own) if part.numel()]
-        return lambda: _after(works, lambda: own[self.rank].clone())
+        pieces = [part.clone(memory_format=torch.contiguous_format) for part in parts]
+        works = [dist.reduce(part, rank, async_op=True) for rank, part in enumerate(pieces) if part.numel()]
+        return lambda: _after(works, lambda: pieces[self.rank].clone())
 
     def all_to_all(self, parts: Sequence[Tensor], counts: Sequence[int]) -> Finish:
         sent = torch.cat(list(parts))
@@ -117,11 +117,11 @@ def _groups(machines: Sequence[int], rank: int) -> tuple[Any, Any, int]:
     members = {machine: [r for r, at in enumerate(machines) if at == machine] for machine in dict.fromkeys(machines)}
     if len(members) == 1:
         return None, None, 0
-    own = None
+    mine = None
     for at, ranks in members.items():
         group = dist.new_group(ranks)
-        own = group if at == machines[rank] else own
-    return own, dist.new_group([ranks[0] for ranks in members.values()]), members[machines[rank]][0]
+        mine = group if at == machines[rank] else mine
+    return mine, dist.new_group([ranks[0] for ranks in members.values()]), members[machines[rank]][0]
 
 
 def _joined(gathered: Tensor, rows: Sequence[int]) -> Tensor:

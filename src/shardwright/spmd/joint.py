@@ -175,7 +175,7 @@ class _Walk:
         kwargs = {key: self._argument(part) for key, part in node.kwargs.items()}
         outputs = node.meta.get("val")
         listed = tuple(outputs) if isinstance(outputs, list | tuple) else (outputs,)
-        values = tuple(value_of(one) if isinstance(one, torch.Tensor) else Value((0,)) for one in listed)
+        values = tuple(value_of(value) if isinstance(value, torch.Tensor) else Value((0,)) for value in listed)
         self.found[node] = normalised(self, target, args, kwargs, values)
 
     def _argument(self, part: Any) -> Any:

@@ -60,8 +60,8 @@ def kept(local: Sequence[int], chance: float, draw: Draw, device: torch.device) 
     shape = tuple(draw.shape or local)
     positions = torch.zeros((), dtype=torch.int64, device=device)
     for dim, size in enumerate(shape):
-        found = draw.indices[dim] if draw.indices else None
-        along = torch.arange(size, device=device) if found is None else found.to(device)
+        indices = draw.indices[dim] if draw.indices else None
+        along = torch.arange(size, device=device) if indices is None else indices.to(device)
         stride = math.prod(shape[dim + 1 :])
         positions = positions + (along * stride).view(-1, *[1] * (len(shape) - dim - 1))
     key = _mixed((_mixed((draw.seed * _GOLDEN + 1) & _WORD) + draw.number * _GOLDEN) & _WORD)

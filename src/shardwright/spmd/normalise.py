@@ -150,8 +150,8 @@ def _to_copy(build: Builder, args: tuple[Any, ...], kwargs: dict[str, Any], outp
 
 def _copy(build: Builder, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Values) -> Found:
     """A copy into a tensor of which nothing stays."""
-    found = _to_copy(build, args[1:2], {}, outputs)
-    return _expand(build, (found,), {}, outputs)
+    copied = _to_copy(build, args[1:2], {}, outputs)
+    return _expand(build, (copied,), {}, outputs)
 
 
 def _sum(build: Builder, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Values) -> Found:
@@ -290,10 +290,10 @@ class Builder(Protocol):
 
 
 def first_argument(args: tuple[Any, ...]) -> Ref:
-    found: Any = args[0]
-    while isinstance(found, tuple):
-        found = found[0]
-    return cast("Ref", found)
+    argument: Any = args[0]
+    while isinstance(argument, tuple):
+        argument = argument[0]
+    return cast("Ref", argument)
 
 
 def view(build: Builder, x: Ref, shape: tuple[int, ...]) -> Ref:

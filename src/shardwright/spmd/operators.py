@@ -62,8 +62,8 @@ def _attention_saved(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Te
 
 def _attention_gradients(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
     q, k, v, out, logsumexp, *mask = ctx.saved_tensors
-    found = attention_backward(gradient, q, k, v, mask[0] if mask else None, out, logsumexp, *ctx.settings)
-    return (*found, None, None, None, None, None)
+    gradients = attention_backward(gradient, q, k, v, mask[0] if mask else None, out, logsumexp, *ctx.settings)
+    return (*gradients, None, None, None, None, None)
 
 
 attention.register_autograd(_attention_gradients, setup_context=_attention_saved)

@@ -49,7 +49,7 @@ def with_repeats(graph: Graph) -> Graph:
     """Return `graph` with its repeated blocks, those with the most operators first; with none if there are none."""
     body = [node for node in graph.nodes if node.op not in _LEAVES]
     left = list(_runs(_letters(body)))
-    found: list[RepeatedBlock] = []
+    blocks: list[RepeatedBlock] = []
     while left:
         run = left.pop(0)
         for other in left:
@@ -57,9 +57,9 @@ def with_repeats(graph: Graph) -> Graph:
             repeat = _joined(graph, body, forward, backward)
             if repeat is not None:
                 left.remove(other)
-                found.append(repeat)
+                blocks.append(repeat)
                 break
-    return replace(graph, repeats=tuple(found))
+    return replace(graph, repeats=tuple(blocks))
 
 
 def _letters(body: Sequence[Node]) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -150,7 +150,7 @@ def _with_feeders(graph: Graph, blocks: list[list[str]]) -> list[list[str]]:
         for slot, ref in enumerate(node.inputs):
             readers[ref.node].append((node.name, slot))
     kept = {ref.node for table in (graph.gradients, graph.buffer_updates) for ref in table.values()}
-    own: list[dict[Any, str]] = [{} for _ in blocks]
+    feeders: list[dict[Any, str]] = [{} for _ in blocks]
     for node in reversed(graph.nodes):
         read = readers[node.name]
         fed = {place[name][0] if name in place else -1 for name, _ in read}
@@ -158,12 +158,12 @@ def _with_feeders(graph: Graph, blocks: list[list[str]]) -> list[list[str]]:
             name, slot = read[0]
             where = ("feeder", place[name][1], slot, node.op, node.outputs)
             place[node.name] = (min(fed), where)
-            own[min(fed)][where] = node.name
-    common = [where for where in reversed(own[-1]) if all(where in each for each in own)]
+            feeders[min(fed)][where] = node.name
+    common = [where for where in reversed(feeders[-1]) if all(where in feeder for feeder in feeders)]
     order = {node: number for number, node in enumerate(nodes)}
     return [
-        [*sorted((each[where] for where in common), key=lambda name: order[name]), *block]
-        for each, block in zip(own, blocks, strict=True)
+        [*sorted((feeder[where] for where in common), key=lambda name: order[name]), *block]
+        for feeder, block in zip(feeders, blocks, strict=True)
     ]
 
 
@@ -194,18 +194,18 @@ def _alike(graph: Graph, blocks: Sequence[Sequence[str]]) -> bool:
 def _leaves(graph: Graph, place: dict[str, tuple[int, Any]]) -> dict[str, tuple[int, Any]]:
     """Return the block of each parameter and buffer that a block is the first to read, and where in it that is; without
     those that blocks share which are no neighbours."""
-    found: dict[str, tuple[int, Any]] = {}
+    ends: dict[str, tuple[int, Any]] = {}
     readers: dict[str, set[int]] = defaultdict(set)
     leaves = {ref.node for ref in (*graph.parameters.values(), *graph.buffers.values())}
     for node in graph.nodes:
         number, index = place.get(node.name, (-1, 0))
         for slot, ref in enumerate(node.inputs):
             if ref.node in leaves:
-                found.setdefault(ref.node, (number, ("leaf", index, slot)))
+                ends.setdefault(ref.node, (number, ("leaf", index, slot)))
                 readers[ref.node].add(number)
     return {
         name: (number, where)
-        for name, (number, where) in found.items()
+        for name, (number, where) in ends.items()
         if number >= 0 and all(abs(reader - number) < 2 or reader < 0 for reader in readers[name])
     }
 
@@ -216,8 +216,11 @@ def _with_leaves(graph: Graph, blocks: Sequence[Sequence[str]]) -> list[list[str
     What not all blocks have belongs to none.
     """
     place = {name: (number, index) for number, block in enumerate(blocks) for index, name in enumerate(block)}
-    own: list[dict[Any, str]] = [{} for _ in blocks]
+    leaves_of: list[dict[Any, str]] = [{} for _ in blocks]
     for name, (number, where) in _leaves(graph, place).items():
-        own[number][where] = name
-    common = [where for where in own[0] if all(where in each for each in own)]
-    return [[*(each[where] for where in common), *block] for each, block in zip(own, blocks, strict=True)]
+        leaves_of[number][where] = name
+    common = [where for where in leaves_of[0] if all(where in block_leaves for block_leaves in leaves_of)]
+    return [
+        [*(block_leaves[where] for where in common), *block]
+        for block_leaves, block in zip(leaves_of, blocks, strict=True)
+    ]

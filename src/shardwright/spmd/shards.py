@@ -110,9 +110,9 @@ def _gathered_together(
     fabric: RankFabric,
 ) -> Callable[[], list[Tensor]]:
     """Gather the parts of each rank end to end, then put together what belongs to each tensor."""
-    held = [one.source for one in several if isinstance(one.source, Sharded)]
+    held = [communication.source for communication in several if isinstance(communication.source, Sharded)]
     counts = _counts(held, shapes, place)
-    flat = torch.cat([by_units(x, one).flatten() for x, one in zip(parts, held, strict=True)])
+    flat = torch.cat([by_units(x, sharding).flatten() for x, sharding in zip(parts, held, strict=True)])
     padded = several[0].method == "all_gather_padded"
     finish = fabric.all_gather(flat, [sum(of_rank) for of_rank in counts], padded=padded)
 
@@ -132,7 +132,7 @@ def _shared_out_together(
     fabric: RankFabric,
 ) -> Callable[[], list[Tensor]]:
     """Sum terms of which each rank gets its parts of all tensors end to end."""
-    held = [one.target for one in several if isinstance(one.target, Sharded)]
+    held = [communication.target for communication in several if isinstance(communication.target, Sharded)]
     counts = _counts(held, shapes, place)
     padded = several[0].method == "reduce_scatter_padded"
     finish = fabric.reduce_scatter(
@@ -154,7 +154,7 @@ def _by_rank(
         by_units(x, sharding).split(_rows(sharding, shape, place))
         for x, sharding, shape in zip(parts, held, shapes, strict=True)
     ]
-    return torch.cat([piece.flatten() for own in zip(*rows, strict=True) for piece in own])
+    return torch.cat([piece.flatten() for rank_pieces in zip(*rows, strict=True) for piece in rank_pieces])
 
 
 def _from_flat(flat: Tensor, held: Sharded, shape: tuple[int, ...]) -> Tensor:

@@ -59,25 +59,25 @@ def plan(
     `SpecError` where the step differs.
     """
     module = task.skeleton()
-    found = synthesize(
+    synthesized = synthesize(
         module, task.batch, task.loss, cluster, efficiency=efficiency, strategy=strategy, profiles=profiles, say=say
     )
-    held = sum(found.program.notes["memory_bytes"])
+    held = sum(synthesized.program.notes["memory_bytes"])
     if not check:
-        return _noted(found, "", "it was not asked for")
+        return _noted(synthesized, "", "it was not asked for")
     if held <= MOST_BYTES:
         say("running a step on this machine, beside eager mode")
-        require_equal(found, task)
-        return _noted(found, "the task")
+        require_equal(synthesized, task)
+        return _noted(synthesized, "the task")
     if task.small is None:
         why = f"its step holds {format_bytes(held)}, over {format_bytes(MOST_BYTES)}, and the task has no `small`"
-        return _noted(found, "", why)
+        return _noted(synthesized, "", why)
     say("running a step of Task.small() on this machine, beside eager mode")
     with user_code("the task's `small` fails"):
         small = task.small()
     machines = machines_of(cluster, _precision(module), efficiency, profiles)
-    require_equal(_like(found, small, machines, strategy), small, "Task.small()")
-    return _noted(found, "Task.small()")
+    require_equal(_like(synthesized, small, machines, strategy), small, "Task.small()")
+    return _noted(synthesized, "Task.small()")
 
 
 def _noted(synthesized: Synthesized, checked: str, why: str = "") -> Synthesized:

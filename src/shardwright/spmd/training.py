@@ -118,13 +118,13 @@ class SpmdStep:
 
         It lies in main memory, on the first rank only; the others get an empty dictionary.
         """
-        found: dict[str, Tensor] = {}
+        state: dict[str, Tensor] = {}
         for name, ref in self.leaves().items():
             value = self._code.values[ref]
             whole = gathered(self._tensors[name].detach(), self.held(ref), value.shape, self.place, self.fabric)
             if self.place.rank == 0:
-                found[name] = whole.cpu().clone()
-        named = {key: found[name] for key, name in self._names.items() if name in found}
+                state[name] = whole.cpu().clone()
+        named = {key: state[name] for key, name in self._names.items() if name in state}
         return named | self.rest
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Tensor:

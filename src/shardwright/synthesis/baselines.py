@@ -78,7 +78,7 @@ def hap(space: Decisions, costs: Prices) -> Bools:
             return False
         return not (forward and product(decision.node) and rule.name in ("k", "i"))
 
-    numbers = {one.name: number for number, one in enumerate(space.decisions)}
+    numbers = {known.name: number for number, known in enumerate(space.decisions)}
     return _allowed(space, costs, allowed)
 
 

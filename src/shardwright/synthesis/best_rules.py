@@ -52,13 +52,13 @@ def best(
         program.rows.add_dense(time_row(program, row), low=0.0)
     bound = np.inf  # of the program without rows 8, which what does not fit here might not break
     for _ in range(FITTINGS):
-        found, values = _fastest(space, costs, program, upper, gap, rows, hint, branch, below, known)
-        if found is None or values is None:
+        choice, values = _fastest(space, costs, program, upper, gap, rows, hint, branch, below, known)
+        if choice is None or values is None:
             return None
-        bound = min(bound, found.bound_seconds)
-        if not _overfull(space, costs, program, found.rules, values):
-            return replace(found, bound_seconds=bound)
-        rows, hint = list(found.hint.rows) if found.hint else rows, found.hint
+        bound = min(bound, choice.bound_seconds)
+        if not _overfull(space, costs, program, choice.rules, values):
+            return replace(choice, bound_seconds=bound)
+        rows, hint = list(choice.hint.rows) if choice.hint else rows, choice.hint
     return None
 
 
@@ -78,18 +78,18 @@ def _fastest(
         return None, None
     rows = rows + more
     left = Hint(tuple(rows), relaxation.basis())
-    values = _dive(program, relaxation, solution.values, costs)
-    found = None if values is None else chosen(space, costs, values, bound)
-    if known is not None and (found is None or known.seconds.total <= found.seconds.total):
-        found = replace(known, bound_seconds=min(bound, known.seconds.total))
+    values = _dive(relaxation, solution.values, costs)
+    choice = None if values is None else chosen(space, costs, values, bound)
+    if known is not None and (choice is None or known.seconds.total <= choice.seconds.total):
+        choice = replace(known, bound_seconds=min(bound, known.seconds.total))
         values = columns_of(space, costs, program, known)
-    if found is None or (branch and found.gap > gap):
-        if found is not None and values is not None:
+    if choice is None or (branch and choice.gap > gap):
+        if choice is not None and values is not None:
             # A column whose reduced cost is more than the gap is in no better choice.
-            room = found.seconds.total / program.unit - solution.bound
+            room = choice.seconds.total / program.unit - solution.bound
             upper = np.where((solution.reduced_costs <= room) | (values > 0), upper, 0.0)
-        found, values = _branched(space, costs, program, lower, upper, gap, bound, found, values)
-    return (None, None) if found is None else (replace(found, hint=left), values)
+        choice, values = _branched(space, costs, program, lower, upper, gap, bound, choice, values)
+    return (None, None) if choice is None else (replace(choice, hint=left), values)
 
 
 def _tightened(
@@ -117,18 +117,18 @@ def _overfull(space: Decisions, costs: Prices, program: IntegerProgram, rules: I
     net = costs.net
     if not np.isfinite(net.limits).any():
         return False
-    found = held_by(space, rules, net, costs.shares)
-    levels = class_bytes(found, net, costs.shares)
+    held_bytes = held_by(space, rules, net, costs.shares)
+    levels = class_bytes(held_bytes, net, costs.shares)
     full = np.flatnonzero(levels.max(axis=0) > net.limits * (1 + 1e-9))
-    for one in full.tolist():
-        moment = int(levels[:, one].argmax())
-        row = memory_row(space, costs, program.edges, len(program.costs), int(found.node[moment]))[:, one]
-        beside = float(levels[moment, one] - row @ values)
-        program.rows.add_dense(row / net.limits[one], high=1.0 - beside / float(net.limits[one]))
+    for machine in full.tolist():
+        moment = int(levels[:, machine].argmax())
+        row = memory_row(space, costs, program.edges, len(program.costs), int(held_bytes.node[moment]))[:, machine]
+        beside = float(levels[moment, machine] - row @ values)
+        program.rows.add_dense(row / net.limits[machine], high=1.0 - beside / float(net.limits[machine]))
     return len(full) > 0
 
 
-def _dive(program: IntegerProgram, relaxation: WarmRelaxation, values: Floats, costs: Prices) -> Floats | None:
+def _dive(relaxation: WarmRelaxation, values: Floats, costs: Prices) -> Floats | None:
     """Return columns with a rule for each decision: what the relaxation is sure of is held, with the surest of the
     rest, and the relaxation solved again. What leads nowhere is taken back: of several the surest is held alone, and
     one alone is ruled out. None if even that leads nowhere."""
@@ -148,7 +148,7 @@ def _dive(program: IntegerProgram, relaxation: WarmRelaxation, values: Floats, c
         if not (sure & open_).any():
             sure[surest] = True
         for held in [np.flatnonzero(sure), np.array([surest])][int(sure.sum() == 1) :]:
-            picked = starts[held] + [int(np.argmax(x[starts[one] : ends[one]])) for one in held]
+            picked = starts[held] + [int(np.argmax(x[starts[decision] : ends[decision]])) for decision in held]
             relaxation.hold(picked, 1.0, 1.0)
             solution = relaxation.solve()
             if solution.status == "optimal":

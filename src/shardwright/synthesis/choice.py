@@ -90,13 +90,13 @@ def sent_by(space: Decisions, costs: Prices, rules: Ints) -> Floats:
                 needed[key] = min(needed.get(key, kind), kind)
     kept = space.kept_from()
     needed = {key: kind for key, kind in needed.items() if (kept.get(key[0]), *key[1:]) not in needed}
-    found: dict[tuple[int, Any, Any], tuple[bool, float, int]] = {}
-    for one, key in enumerate(zip(ways.use.tolist(), ways.source, ways.target, strict=True)):
+    cheapest: dict[tuple[int, Any, Any], tuple[bool, float, int]] = {}
+    for place, key in enumerate(zip(ways.use.tolist(), ways.source, ways.target, strict=True)):
         if key in needed:
-            way = (int(ways.kind[one]) != needed[key], float(costs.seconds[one]), one)
-            found[key] = min(found.get(key, way), way)
+            way = (int(ways.kind[place]) != needed[key], float(costs.seconds[place]), place)
+            cheapest[key] = min(cheapest.get(key, way), way)
     sent = np.zeros(len(costs.seconds))
-    sent[[one for _, _, one in found.values()]] = 1.0
+    sent[[place for _, _, place in cheapest.values()]] = 1.0
     return sent
 
 

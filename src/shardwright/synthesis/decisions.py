@@ -108,12 +108,12 @@ class Decisions:
     def kept_from(self) -> dict[int, int]:
         """Return the use in the backward of each parameter that is kept, and its use in the forward."""
         forward: dict[tuple[int, int, tuple[int, ...]], int] = {}
-        found: dict[int, int] = {}
+        kept: dict[int, int] = {}
         for number, use in enumerate(self.uses if self.kept else ()):
             if use.early:
                 before = forward.setdefault((use.decision, use.output, tuple(use.places)), number)
-                found |= {number: before} if before != number else {}
-        return found
+                kept |= {number: before} if before != number else {}
+        return kept
 
 
 @record(kw_only=False)
@@ -134,7 +134,7 @@ def decisions(graph: Graph, *, ranks: int = 2, state_ratio: bool = False, state:
     chosen = choices(short.graph, ranks)
     rules = {name: _stored(some, node, state_ratio) for name, some, node in _named(chosen.rules, short.graph)}
     roots = _roots(short.graph, rules)
-    values = {Ref(node.name, n): one for node in short.graph.nodes for n, one in enumerate(node.outputs)}
+    values = {Ref(node.name, n): value for node in short.graph.nodes for n, value in enumerate(node.outputs)}
     made: dict[str, int] = {}
     found: list[Decision] = []
     for node in short.graph.nodes:
@@ -145,9 +145,9 @@ def decisions(graph: Graph, *, ranks: int = 2, state_ratio: bool = False, state:
             made[tie] = len(found)
             operands = tuple(values[ref] for ref in node.inputs)
             found.append(Decision(name=tie, node=node, rules=rules[node.name], operands=operands))
-        one = found[made[tie]]
-        one.members.append(node.name)
-        one.weight += short.weight[node.name]
+        value = found[made[tie]]
+        value.members.append(node.name)
+        value.weight += short.weight[node.name]
     end = OperatorRule(name=END, inputs=(REPLICATED,), outputs=())
     found.append(Decision(name=END, node=Node(name=END, op=END), rules=(end,), operands=(), weight=1))
     number = {node.name: made.get(short.tie[node.name], -1) for node in short.graph.nodes}
@@ -180,7 +180,7 @@ def _stored(rules: tuple[OperatorRule, ...], node: Node, state_ratio: bool) -> t
     if node.op != "parameter" or not state_ratio or not node.outputs[0].shape:
         return rules
     shape = node.outputs[0].shape
-    dim = max(range(len(shape)), key=lambda one: shape[one])
+    dim = max(range(len(shape)), key=lambda dim: shape[dim])
     held = Sharded(dim, shape[dim], STATE)
     return (*rules, OperatorRule(name="state", inputs=(), outputs=(held,), cut=held))
 
@@ -190,31 +190,31 @@ def _roots(graph: Graph, rules: Mapping[str, tuple[OperatorRule, ...]]) -> dict[
     asked: dict[Ref, set[Property]] = {}
     for node in graph.nodes:
         for rule in rules[node.name]:
-            for ref, one in zip(node.inputs, rule.inputs, strict=True):
-                asked.setdefault(ref, set()).add(one)
+            for ref, operand in zip(node.inputs, rule.inputs, strict=True):
+                asked.setdefault(ref, set()).add(operand)
     for ref, leaf in _ends(graph):
         asked.setdefault(ref, set()).update(rule.outputs[0] for rule in rules[leaf])
-    found: dict[str, _Root] = {}
+    roots: dict[str, _Root] = {}
     behind: Mapping[Property, Property]
     for node in reversed(graph.nodes):
         wanted = asked.get(Ref(node.name), set())
         behind = {rule.outputs[0]: rule.inputs[0] for rule in rules[node.name] if node.inputs}
         if node.op in VIEWS and len(node.inputs) == 1 and wanted <= behind.keys():
-            found[node.name] = _Root(node.inputs[0], behind)
+            roots[node.name] = _Root(node.inputs[0], behind)
     for node in graph.nodes:
-        if node.name in found:
-            ref, behind = found[node.name].ref, found[node.name].behind or {}
-            before = found.get(ref.node)
+        if node.name in roots:
+            ref, behind = roots[node.name].ref, roots[node.name].behind or {}
+            before = roots.get(ref.node)
             if before is not None:
                 passed = {out: before.of(inner) for out, inner in behind.items() if inner in (before.behind or {})}
-                found[node.name] = _Root(before.ref, passed)
-    return found
+                roots[node.name] = _Root(before.ref, passed)
+    return roots
 
 
 def _ends(graph: Graph) -> list[tuple[Ref, str]]:
     """Return what must end in the property of a parameter or buffer, and the node of that."""
-    found = [(ref, graph.parameters[name].node) for name, ref in graph.gradients.items()]
-    return found + [(ref, graph.buffers[name].node) for name, ref in graph.buffer_updates.items()]
+    ends = [(ref, graph.parameters[name].node) for name, ref in graph.gradients.items()]
+    return ends + [(ref, graph.buffers[name].node) for name, ref in graph.buffer_updates.items()]
 
 
 _Readers = list[tuple[str, int, tuple[Property, ...]]]
@@ -229,13 +229,13 @@ def _reads(
     end: int,
 ) -> _Reads:
     """Return for each tensor that is no view: who reads it, which decision that is, and what each of its rules asks."""
-    found: _Reads = {}
+    reads: _Reads = {}
 
     def ask(ref: Ref, name: str, decision: int, asked: tuple[Property, ...]) -> None:
         root = roots.get(ref.node)
         if root is not None:
-            ref, asked = root.ref, tuple(root.of(one) for one in asked)
-        found.setdefault(ref, []).append((name, decision, asked))
+            ref, asked = root.ref, tuple(root.of(wanted) for wanted in asked)
+        reads.setdefault(ref, []).append((name, decision, asked))
 
     for node in graph.nodes:
         if node.name not in roots:
@@ -244,7 +244,7 @@ def _reads(
     for ref, leaf in _ends(graph):
         ask(ref, leaf, number[leaf], tuple(rule.outputs[0] for rule in rules[leaf]))
     ask(graph.loss, END, end, (REPLICATED,))
-    return found
+    return reads
 
 
 def _uses(
@@ -252,7 +252,7 @@ def _uses(
 ) -> list[Use]:  # fmt: skip
     """Return the tensors grouped by who makes and who reads them."""
     leaves = {ref.node for ref in (*short.graph.parameters.values(), *short.graph.buffers.values())}
-    found: dict[tuple[object, ...], Use] = {}
+    uses: dict[tuple[object, ...], Use] = {}
     for ref, readers in _by_pass(short.graph, reads, order):
         late = {name: name in leaves or name == END for name, _, _ in readers}
         made = {name: Reader(decision, asked, late[name]) for name, decision, asked in readers}
@@ -260,19 +260,19 @@ def _uses(
         inside = [name for name in made if name not in leaves and name != END]
         last = max(inside, key=order.__getitem__, default=None)
         key = (number[ref.node], ref.output, frozenset(wanted))
-        use = found.get(key)
+        use = uses.get(key)
         if use is None:
             early = ref.node in leaves
             use = Use(
                 decision=number[ref.node], output=ref.output, value=values[ref], readers=wanted, early=early,
                 ending=-1 if last is None else wanted.index(made[last]),
             )  # fmt: skip
-            found[key] = use
+            uses[key] = use
         use.places.append(order[ref.node])
         use.first.append(min(len(order) if name in leaves else order.get(name, len(order)) for name, _, _ in readers))
         use.last.append(len(order) if last is None else order[last])
         use.weight += short.weight[ref.node]
-    return list(found.values())
+    return list(uses.values())
 
 
 def _by_pass(graph: Graph, reads: _Reads, order: Mapping[str, int]) -> Iterator[tuple[Ref, _Readers]]:

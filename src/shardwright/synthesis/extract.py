@@ -25,8 +25,10 @@ from shardwright.synthesis.shorten import ties
 def program(graph: Graph, space: Decisions, choice: Choice, net: Machines, shares: RankShares) -> Program:
     """Return the program that a choice stands for, with a step for each node of `graph`."""
     steps = steps_of(graph, space, choice.rules)
-    held = [one for step in steps.values() for one in (*step.inputs, *step.outputs) if isinstance(one, Sharded)]
-    used = dict.fromkeys((one.ratio, one.units) for one in held)
+    held = [
+        held_as for step in steps.values() for held_as in (*step.inputs, *step.outputs) if isinstance(held_as, Sharded)
+    ]
+    used = dict.fromkeys((held_as.ratio, held_as.units) for held_as in held)
     return Program(
         ranks=net.ranks,
         steps=steps,
@@ -54,21 +56,22 @@ def by_fastest(
         return conversion(net, size, source, target, shares.of).method
 
     def size(message: Communication) -> float:
-        own, node = float(nodes[message.tensor.node].outputs[message.tensor.output].size_bytes), message.tensor.node
+        whole, node = float(nodes[message.tensor.node].outputs[message.tensor.output].size_bytes), message.tensor.node
         if not (message.early or message.deferred):
-            return own
+            return whole
         asked_by = reader.get(message.tensor, node) if message.early else node
-        return together.of(asked_by, own, message.source, message.target, early=message.early)
+        return together.of(asked_by, whole, message.source, message.target, early=message.early)
 
-    sizes = [size(one) for one in sent]
+    sizes = [size(sending) for sending in sent]
     return tuple(
-        replace(one, method=method(size, one.source, one.target)) for one, size in zip(sent, sizes, strict=True)
+        replace(sending, method=method(size, sending.source, sending.target))
+        for sending, size in zip(sent, sizes, strict=True)
     )
 
 
 def needed(graph: Graph, steps: Mapping[str, Step], *, kept: bool) -> tuple[Communication, ...]:
     """Return what is sent between `steps`, without a method; with `kept`, parameters are gathered once."""
-    made = {Ref(name, number): one for name, step in steps.items() for number, one in enumerate(step.outputs)}
+    made = {Ref(name, number): output for name, step in steps.items() for number, output in enumerate(step.outputs)}
     parameters = {ref.node for ref in graph.parameters.values()}
     leaves = parameters | {ref.node for ref in graph.buffers.values()}
     late = leaves | {""}
@@ -117,11 +120,11 @@ def _asked(
     graph: Graph, steps: Mapping[str, Step], made: Mapping[Ref, Property]
 ) -> dict[tuple[Ref, Property], set[str]]:
     """Return the conversions that are needed, each with its readers ("" is the end of the step)."""
-    found: dict[tuple[Ref, Property], set[str]] = {}
+    readers: dict[tuple[Ref, Property], set[str]] = {}
 
     def ask(ref: Ref, wanted: Property, reader: str) -> None:
         if made[ref] != wanted:
-            found.setdefault((ref, wanted), set()).add(reader)
+            readers.setdefault((ref, wanted), set()).add(reader)
 
     for node in graph.nodes:
         for ref, wanted in zip(node.inputs, steps[node.name].inputs, strict=True):
@@ -130,7 +133,7 @@ def _asked(
         for name, ref in ends.items():
             ask(ref, made[leaves[name]], "")
     ask(graph.loss, REPLICATED, "")
-    return found
+    return readers
 
 
 def replicated_share(space: Decisions, choice: Choice) -> float:

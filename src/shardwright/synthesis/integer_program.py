@@ -164,15 +164,15 @@ def _operands(rows: LinearRows, space: Decisions, named: DecisionColumns) -> dic
 
 
 def _by_property(properties: list[Property]) -> dict[Property, list[int]]:
-    found: dict[Property, list[int]] = {}
+    places: dict[Property, list[int]] = {}
     for place, held in enumerate(properties):
-        found.setdefault(held, []).append(place)
-    return found
+        places.setdefault(held, []).append(place)
+    return places
 
 
 def _ready(some: list[int], kind: Ints, at_end: bool) -> list[int]:
     """Return the conversions that are done when a reader needs them."""
-    return [one for one in some if at_end or kind[one] != DEFERRED]
+    return [row for row in some if at_end or kind[row] != DEFERRED]
 
 
 def _occurrences(space: Decisions, named: DecisionColumns) -> tuple[Floats, Floats]:
@@ -270,10 +270,10 @@ def memory_row(space: Decisions, costs: Prices, edges: Mapping[Edge, int], width
 def _gradients_made(space: Decisions, node: int) -> Floats:
     """Return the part of the occurrences of each decision whose gradient has been made by a node [decisions]."""
     graph = space.short.graph
-    place = {one.name: number for number, one in enumerate(graph.nodes)}
-    found = np.zeros(len(space.decisions))
+    place = {leaf_node.name: number for number, leaf_node in enumerate(graph.nodes)}
+    made = np.zeros(len(space.decisions))
     for name, ref in graph.gradients.items():
         leaf = place[graph.parameters[name].node]
         if place[ref.node] <= node:
-            found[space.order[leaf]] += space.weights[leaf] / space.decisions[space.order[leaf]].weight
-    return found
+            made[space.order[leaf]] += space.weights[leaf] / space.decisions[space.order[leaf]].weight
+    return made

@@ -164,12 +164,12 @@ def _between(
 
 
 def _cut(net: Machines, size_bytes: float, name: str, shares: Floats) -> Sent:
-    one = _fastest(gather_padded(net, size_bytes, shares), gather_grouped(net, size_bytes, shares))
-    return Sent(f"{name}_{one.method}", one.seconds, one.latency_seconds)
+    gathering = _fastest(gather_padded(net, size_bytes, shares), gather_grouped(net, size_bytes, shares))
+    return Sent(f"{name}_{gathering.method}", gathering.seconds, gathering.latency_seconds)
 
 
 def _fastest(*ways: Sent) -> Sent:
-    return min(ways, key=lambda one: one.seconds)
+    return min(ways, key=lambda way: way.seconds)
 
 
 def _copy_seconds(
@@ -177,7 +177,7 @@ def _copy_seconds(
 ) -> float:
     """Return the seconds in which the slowest rank copies, reading and writing, its parts before and after."""
     ends = (source, target) if isinstance(source, Sharded) or isinstance(target, Sharded) else (source,)
-    parts = sum((shares(one) if isinstance(one, Sharded) else np.ones(net.ranks) for one in ends), np.zeros(net.ranks))
+    parts = sum((shares(end) if isinstance(end, Sharded) else np.ones(net.ranks) for end in ends), np.zeros(net.ranks))
     return 2.0 * size_bytes * float((parts / net.memory_bytes_per_second).max())
 
 

@@ -94,8 +94,8 @@ def alone(space: Decisions) -> Floats:
 
 def class_bytes(held: Held, net: Machines, shares: RankShares) -> Floats:
     """Return the bytes that devices of each class hold at each moment [M, classes]."""
-    each = _each(held, net, shares)
-    return np.stack([each[:, ranks].max(axis=1) for _, ranks in net.classes], axis=1)
+    by_moment = _each(held, net, shares)
+    return np.stack([by_moment[:, ranks].max(axis=1) for _, ranks in net.classes], axis=1)
 
 
 def _each(held: Held, net: Machines, shares: RankShares) -> Floats:
@@ -126,10 +126,10 @@ def held(graph: Graph, program: Program, state: ParameterState, weights: Mapping
         for node in graph.nodes
         if node.op in LEAVES
     ]
-    cuts, each = changes(actions, values, leaves, state)
-    places = _places(graph, actions, len(each) // 2)
+    cuts, of_state = changes(actions, values, leaves, state)
+    places = _places(graph, actions, len(of_state) // 2)
     runs = np.array([1, *(weights.get(node.name, 1) for node in graph.nodes), 1])[places + 1]
-    levels, moments = _levels(each, np.repeat(runs, 2))
+    levels, moments = _levels(of_state, np.repeat(runs, 2))
     return Held(
         cuts=cuts,
         whole=levels[:, 0],
@@ -143,24 +143,24 @@ def _places(graph: Graph, actions: Sequence[Action], count: int) -> Ints:
     """Return the place of the operator that each of `count` changes belongs to, -1 before the first, one more than the
     last after it: what is sent belongs to the operator after it, what is forgotten to the one before."""
     order = {node.name: place for place, node in enumerate(graph.nodes)}
-    found, waiting, last = [-1], 0, -1
+    places, waiting, last = [-1], 0, -1
     for action in actions:
         if isinstance(action, Send | Wait):
             waiting += 1
             continue
         if isinstance(action, ComputeNode):
             last = order[action.node.name]
-        found += [last] * (waiting + 1)
+        places += [last] * (waiting + 1)
         waiting = 0
-    return np.array(found + [len(order)] * (count - len(found)))
+    return np.array(places + [len(order)] * (count - len(places)))
 
 
-def _levels(each: Floats, runs: Ints) -> tuple[Floats, Ints]:
+def _levels(bytes_: Floats, runs: Ints) -> tuple[Floats, Ints]:
     """Return what is held at moments and which those are, all of stretches with one run, the first and the last run of
     others."""
-    levels, moments, carry, start = [], [], np.zeros(each.shape[1]), 0
+    levels, moments, carry, start = [], [], np.zeros(bytes_.shape[1]), 0
     for stop in [*(np.flatnonzero(np.diff(runs)) + 1).tolist(), len(runs)]:
-        inside, count = np.cumsum(each[start:stop], axis=0), int(runs[start])
+        inside, count = np.cumsum(bytes_[start:stop], axis=0), int(runs[start])
         for before in dict.fromkeys((0, count - 1)):
             levels.append(carry + before * inside[-1] + inside)
             moments.append(np.arange(start, stop))
@@ -206,9 +206,9 @@ class _Ledger:
 
     def changes(self, count: int) -> Floats:
         """Return the change at each moment, [count, columns]."""
-        found = np.zeros((count, 1 + 2 * len(self.cuts)))
-        np.add.at(found, (self.moments, self.columns), self.sizes)
-        return found
+        changes = np.zeros((count, 1 + 2 * len(self.cuts)))
+        np.add.at(changes, (self.moments, self.columns), self.sizes)
+        return changes
 
 
 def changes(

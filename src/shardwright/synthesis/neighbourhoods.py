@@ -45,18 +45,18 @@ def neighbourhoods(space: Decisions) -> list[Ints]:
     end = len(space.decisions) - 1
     for use in space.uses:
         both = {use.decision, *(reader.decision for reader in use.readers)} - {end}
-        for one in both:
-            beside[one] |= both - {one}
+        for decision in both:
+            beside[decision] |= both - {decision}
     return [_around(start, beside) for start in range(0, end, STRIDE)]
 
 
 def _around(start: int, beside: list[set[int]]) -> Ints:
-    found = [start]
-    for one in found:
-        found += sorted(beside[one] - set(found))
-        if len(found) >= FREE:
+    group = [start]
+    for decision in group:
+        group += sorted(beside[decision] - set(group))
+        if len(group) >= FREE:
             break
-    return np.array(found[:FREE])
+    return np.array(group[:FREE])
 
 
 def _best_near(

@@ -113,8 +113,11 @@ def _state_bytes(space: Decisions) -> Floats:
     """Return what a parameter and its state take where they are whole, for each rule [R]."""
     nodes = space.decisions[:-1]
     times = space.state.bytes + space.state.gradient_bytes
-    sizes = [times * one.weight * one.node.outputs[0].size_bytes * (one.node.op == "parameter") for one in nodes]
-    return np.append(np.repeat(sizes, [len(one.rules) for one in nodes]), 0.0)
+    sizes = [
+        times * decision.weight * decision.node.outputs[0].size_bytes * (decision.node.op == "parameter")
+        for decision in nodes
+    ]
+    return np.append(np.repeat(sizes, [len(decision.rules) for decision in nodes]), 0.0)
 
 
 def slower(compute: Floats) -> Bools:

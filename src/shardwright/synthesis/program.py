@@ -85,7 +85,11 @@ def to_json(program: Program) -> str:
             "shares": {name: list(part) for name, part in program.shares.items()},
             "sizes": [[ratio, units, list(part)] for (ratio, units), part in program.sizes.items()],
             "steps": {
-                name: [step.rule, [document(one) for one in step.inputs], [document(one) for one in step.outputs]]
+                name: [
+                    step.rule,
+                    [document(held) for held in step.inputs],
+                    [document(held) for held in step.outputs],
+                ]
                 for name, step in program.steps.items()
             },
             "communications": [_communication_document(message) for message in program.communications],
@@ -110,8 +114,8 @@ def from_json(text: str, source: str = "program") -> Program:
             steps={
                 name: Step(
                     rule=rule,
-                    inputs=tuple(from_document(one) for one in inputs),
-                    outputs=tuple(from_document(one) for one in outputs),
+                    inputs=tuple(from_document(held) for held in inputs),
+                    outputs=tuple(from_document(held) for held in outputs),
                 )
                 for name, (rule, inputs, outputs) in part["steps"].items()
             },
@@ -168,12 +172,12 @@ def check(graph: Graph, program: Program, source: str = "program") -> None:
         for ref, asked in zip(node.inputs, step.inputs, strict=True):
             if made[ref] != asked and (ref, asked) not in there:
                 raise bad(source, f"{node.name} reads {ref.node} {asked}, but it is {made[ref]}")
-        made.update((Ref(node.name, number), one) for number, one in enumerate(step.outputs))
-    for one in program.communications:
-        if made.get(one.tensor) != one.source or one.method not in METHODS:
-            raise bad(source, f"cannot send {one.tensor.node} from {one.source} by {one.method}")
-        if one.early and one.tensor not in leaves:
-            raise bad(source, f"sends {one.tensor.node} early, which is no parameter or buffer")
+        made.update((Ref(node.name, number), held) for number, held in enumerate(step.outputs))
+    for message in program.communications:
+        if made.get(message.tensor) != message.source or message.method not in METHODS:
+            raise bad(source, f"cannot send {message.tensor.node} from {message.source} by {message.method}")
+        if message.early and message.tensor not in leaves:
+            raise bad(source, f"sends {message.tensor.node} early, which is no parameter or buffer")
     ends = [(ref, made[graph.parameters[name]], name) for name, ref in graph.gradients.items()]
     for ref, asked, name in ends:
         if made[ref] != asked and (ref, asked) not in there:
@@ -191,23 +195,27 @@ def text(graph: Graph, program: Program, *, every: bool = False) -> str:
     waiting = program.conversions()
     for node in graph.nodes:
         step = program.steps[node.name]
-        made.update((Ref(node.name, number), one) for number, one in enumerate(step.outputs))
+        made.update((Ref(node.name, number), held) for number, held in enumerate(step.outputs))
         sent = [
-            f"    {one.method} {ref.node}{f'.{ref.output}' if ref.output else ''}: {one.source} → {one.target}"
-            f"{', kept for the backward' if one.kept else ''}"
+            f"    {message.method} {ref.node}{f'.{ref.output}' if ref.output else ''}: "
+            f"{message.source} → {message.target}"
+            f"{', kept for the backward' if message.kept else ''}"
             for ref, asked in dict.fromkeys(zip(node.inputs, step.inputs, strict=True))
-            if made[ref] != asked and (one := waiting.pop((ref, asked), None)) is not None
+            if made[ref] != asked and (message := waiting.pop((ref, asked), None)) is not None
         ]
         if node.name in hidden:
             if hidden[node.name]:
                 lines.append(f"  … {hidden[node.name]}")
             continue
         lines += sent
-        results = ", ".join(str(one) for one in step.outputs)
+        results = ", ".join(str(held) for held in step.outputs)
         read = ", ".join(ref.node for ref in node.inputs)
         lines.append(f"  {node.name} = {node.op}({read}): {step.rule} → {results}")
-    lines += [f"    {one.method} {ref.node}: {one.source} → {one.target}" for (ref, _), one in waiting.items()
-              if ref.node not in hidden]  # fmt: skip
+    lines += [
+        f"    {message.method} {ref.node}: {message.source} → {message.target}"
+        for (ref, _), message in waiting.items()
+        if ref.node not in hidden
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -97,9 +97,9 @@ def best_shares(
     solution = solve(objective, rows, lower=lower, upper=upper)
     if solution.status != "optimal":
         return None
-    found = np.maximum(solution.values[: layout.largest], 0.0).reshape(len(ratios), -1)
+    solved = np.maximum(solution.values[: layout.largest], 0.0).reshape(len(ratios), -1)
     exact = {}
-    for name, row in zip(ratios, found, strict=True):
+    for name, row in zip(ratios, solved, strict=True):
         full = np.zeros(net.ranks)
         for share, (_, ranks) in zip(row, net.classes, strict=True):
             full[ranks] = share
@@ -113,17 +113,17 @@ def _affine(
     count, classes, ratios = len(space.order), len(net.classes), layout.ratios
     part, whole = np.zeros((count, classes, len(ratios))), np.zeros((count, classes))
     sent, fixed = np.zeros((3, count, layout.first_stage)), np.zeros((3, count))
-    for place, one in enumerate(space.order):
-        if one < 0:
+    for place, decision in enumerate(space.order):
+        if decision < 0:
             continue
-        rule = space.decisions[one].rules[int(choice.rules[one])]
-        row = int(costs.columns.first[one]) + int(choice.rules[one])
+        rule = space.decisions[decision].rules[int(choice.rules[decision])]
+        row = int(costs.columns.first[decision]) + int(choice.rules[decision])
         fixed[BLOCKING, place] += costs.sends[row]
         if rule.cut is None:
             whole[place] = costs.compute[row]
         else:
-            part[place, :, ratios.index(rule.cut.ratio)] = alone_seconds(space, net)[one]
-            whole[place] = fixed_seconds(space, net)[one]
+            part[place, :, ratios.index(rule.cut.ratio)] = alone_seconds(space, net)[decision]
+            whole[place] = fixed_seconds(space, net)[decision]
     for way in np.flatnonzero(choice.sent > 0.5).tolist():
         use, kind = space.uses[costs.columns.use[way]], int(costs.columns.kind[way])
         places = [min(first, count - 1) for first in use.first] if kind == EARLY else use.places
@@ -158,25 +158,25 @@ def _distinct(flow: _Affine, weights: Floats) -> list[tuple[tuple[float, ...], f
     count, classes, ratios = flow.part.shape
     both = np.concatenate([flow.part, flow.whole[:, :, None]], axis=2).reshape(count, -1)
     waits = (flow.fixed[BLOCKING] > 0) | (flow.sent[BLOCKING].sum(axis=1) > 0)
-    found: dict[tuple[float, ...], float] = {}
+    summed: dict[tuple[float, ...], float] = {}
     total = np.zeros(classes * (ratios + 1))
     weight = 1.0
     for place in range(count):
         if weights[place] != weight and total.any():
-            _count(found, total, weight)
+            _count(summed, total, weight)
             total = np.zeros_like(total)
         weight = float(weights[place])
         total = total + both[place]
         if waits[place]:
-            _count(found, total, weight)
+            _count(summed, total, weight)
             total = np.zeros_like(total)
-    _count(found, total, weight)
-    return list(found.items())
+    _count(summed, total, weight)
+    return list(summed.items())
 
 
-def _count(found: dict[tuple[float, ...], float], total: Floats, weight: float) -> None:
+def _count(weights: dict[tuple[float, ...], float], total: Floats, weight: float) -> None:
     key = tuple(total.tolist())
-    found[key] = found.get(key, 0.0) + weight
+    weights[key] = weights.get(key, 0.0) + weight
 
 
 def _shares(rows: LinearRows, layout: _Layout, net: Machines, shares: RankShares) -> None:
@@ -234,13 +234,13 @@ def _memory(
     """Add row 5 for the moments of which no other has more of all that is whole, shared by a ratio and padded."""
     if not np.isfinite(net.limits).any():
         return
-    found = held_by(space, choice.rules, net, shares)
-    ratios = [layout.ratios.index(ratio) for ratio, _ in found.cuts]
-    terms = np.zeros((len(found.whole), 1 + 2 * len(layout.ratios)))
-    terms[:, 0] = found.whole
+    held = held_by(space, choice.rules, net, shares)
+    ratios = [layout.ratios.index(ratio) for ratio, _ in held.cuts]
+    terms = np.zeros((len(held.whole), 1 + 2 * len(layout.ratios)))
+    terms[:, 0] = held.whole
     for cut, ratio in enumerate(ratios):
-        terms[:, 1 + ratio] += found.part[:, cut]
-        terms[:, 1 + len(layout.ratios) + ratio] += net.ranks * found.padded[:, cut]
+        terms[:, 1 + ratio] += held.part[:, cut]
+        terms[:, 1 + len(layout.ratios) + ratio] += net.ranks * held.padded[:, cut]
     for moment in undominated(terms):
         whole, part, padded = moment[0], moment[1 : 1 + len(layout.ratios)], moment[1 + len(layout.ratios) :]
         for kind, limit in enumerate(net.limits):
@@ -281,8 +281,8 @@ def _state(space: Decisions, rows: Floats, limits: Floats, whole: float) -> tupl
     """Return shares of the state as even as memory allows beside the rows' part of all else: Σ min(level, room) = 1."""
     graph = space.short.graph
     nodes = graph.by_name()
-    each = space.state.bytes + space.state.gradient_bytes
-    held = each * sum(
+    bytes_ = space.state.bytes + space.state.gradient_bytes
+    held = bytes_ * sum(
         space.short.weight[ref.node] * nodes[ref.node].outputs[0].size_bytes for ref in graph.parameters.values()
     )
     room = np.maximum(limits - max(whole - held, 0.0) * rows, 0.0) / max(held, 1.0)

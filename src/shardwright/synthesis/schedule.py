@@ -105,10 +105,10 @@ def _ordered(graph: Graph, program: Program) -> list[Action]:
     known = {**closing, **program.conversions()}
     read = _first_readers(graph, program, known)
     waits = _starting(graph, read, early=True)
-    there = {one for ones in read.values() for one in ones}
+    there = {message for ones in read.values() for message in ones}
     late: dict[str, list[Communication]] = defaultdict(list)
-    for one in [known[key] for key in closing if known[key] not in there]:
-        late[one.tensor.node if one.deferred else graph.nodes[-1].name].append(one)
+    for message in [known[key] for key in closing if known[key] not in there]:
+        late[message.tensor.node if message.deferred else graph.nodes[-1].name].append(message)
     starting = _starting(graph, late, early=False)
     leaves = {ref.node for ref in (*graph.parameters.values(), *graph.buffers.values())}
     nodes = sorted(graph.nodes, key=lambda node: node.name not in leaves)  # which are there when the step starts
@@ -131,21 +131,21 @@ def _starting(
     graph: Graph, ready: Mapping[str, Sequence[Communication]], *, early: bool
 ) -> dict[str, list[tuple[Communication, ...]]]:
     """Return the calls for what nodes ask for, by the first that does (`early`), or have ready, by the last."""
-    found: dict[str, list[tuple[Communication, ...]]] = defaultdict(list)
+    starting: dict[str, list[tuple[Communication, ...]]] = defaultdict(list)
     for call in calls(graph, ready, early=early):
-        found[call[0 if early else -1][0]].append(tuple(one for _, one in call))
-    return found
+        starting[call[0 if early else -1][0]].append(tuple(message for _, message in call))
+    return starting
 
 
 def _closing(graph: Graph, program: Program) -> dict[Key, Communication]:
     """Return the communications that bring the tensors that the step leaves to their property at the end, where they
     are made in another: those that the program does not name are made the plainest way."""
-    found = {}
+    closing = {}
     for ref, asked in ends(graph, program).values():
         made = program.steps[ref.node].outputs[ref.output]
         if made != asked:
-            found[ref, asked] = Communication(tensor=ref, source=made, target=asked, method=_plainest(made, asked))
-    return {**found, **{key: message for key, message in program.conversions().items() if key in found}}
+            closing[ref, asked] = Communication(tensor=ref, source=made, target=asked, method=_plainest(made, asked))
+    return {**closing, **{key: message for key, message in program.conversions().items() if key in closing}}
 
 
 def _plainest(source: Property, target: Property) -> str:
@@ -162,31 +162,31 @@ def _first_readers(graph: Graph, program: Program, known: dict[Key, Communicatio
     parameters = set(graph.parameters.values())
     made: dict[Ref, Property] = {}
     done: set[Key] = set()
-    found: dict[str, list[Communication]] = defaultdict(list)
+    readers: dict[str, list[Communication]] = defaultdict(list)
     for node in graph.nodes:
         step = program.steps[node.name]
         for key in dict.fromkeys(zip(node.inputs, step.inputs, strict=True)):
             if made[key[0]] != key[1] and key not in done:
                 done.add(key)
-                found[node.name].append(known[key])
+                readers[node.name].append(known[key])
         made.update((Ref(node.name, number), held) for number, held in enumerate(step.outputs))
         if node.name == graph.loss.node:
             done -= {key for key in done if known[key].early and not known[key].kept and key[0] in parameters}
-    return found
+    return readers
 
 
 def _sends(
     graph: Graph, nodes: Sequence[Node], waits: Mapping[str, list[tuple[Communication, ...]]]
 ) -> dict[str, list[tuple[Communication, ...]]]:
     """Return before which of `nodes` each call starts: an early one where the early one before it is waited for."""
-    found: dict[str, list[tuple[Communication, ...]]] = defaultdict(list)
+    sends: dict[str, list[tuple[Communication, ...]]] = defaultdict(list)
     last = nodes[0].name
     for node in nodes:
         for several in waits[node.name]:
-            found[last if several[0].early else node.name].append(several)
+            sends[last if several[0].early else node.name].append(several)
         if any(several[0].early for several in waits[node.name]) or node.name == graph.loss.node:
             last = node.name
-    return found
+    return sends
 
 
 def _used(action: Action) -> Iterator[Key]:
@@ -257,22 +257,22 @@ def call_sizes(graph: Graph) -> CallSizes:
 def calls(graph: Graph, ready: Mapping[str, Sequence[Communication]], *, early: bool) -> list[Call]:
     """Return the calls in which all is sent that nodes ask for (`early`) or have ready, in the order of their first."""
     sizes = call_sizes(graph)
-    values = {Ref(node.name, number): one for node in graph.nodes for number, one in enumerate(node.outputs)}
-    found: list[Call] = []
+    values = {Ref(node.name, number): value for node in graph.nodes for number, value in enumerate(node.outputs)}
+    calls: list[Call] = []
     filling: dict[Hashable, Call] = {}
     for node in graph.nodes:
-        for one in ready.get(node.name, ()):
-            dtype = values[one.tensor].dtype
-            apart = dtype == "bool" or not joined(one.source, one.target)
-            together = not apart and (one.early if early else one.deferred)
-            kind = (one.method, dtype, sizes.stretch[node.name]) if together else (one, node.name)
+        for value in ready.get(node.name, ()):
+            dtype = values[value.tensor].dtype
+            apart = dtype == "bool" or not joined(value.source, value.target)
+            together = not apart and (value.early if early else value.deferred)
+            kind = (value.method, dtype, sizes.stretch[node.name]) if together else (value, node.name)
             call = filling.get(kind, [])
             filled = float(sum(values[message.tensor].size_bytes for _, message in call))
-            if not call or sizes.full(filled, values[one.tensor].size_bytes, one.source, one.target):
+            if not call or sizes.full(filled, values[value.tensor].size_bytes, value.source, value.target):
                 call = filling[kind] = []
-                found.append(call)
-            call.append((node.name, one))
-    return found
+                calls.append(call)
+            call.append((node.name, value))
+    return calls
 
 
 def _sharded(source: Property, target: Property) -> bool:
@@ -282,11 +282,11 @@ def _sharded(source: Property, target: Property) -> bool:
 def _stretches(graph: Graph) -> dict[str, Stretch]:
     blocks = [block for repeat in graph.repeats for block in repeat.occurrences]
     number = {name: place for place, block in enumerate(blocks) for name in block}
-    found, last, back = {}, -1, False
+    stretches, last, back = {}, -1, False
     for node in graph.nodes:
         last, back = number.get(node.name, last), back or node.name == graph.loss.node
-        found[node.name] = (back, last, node.name in number)
-    return found
+        stretches[node.name] = (back, last, node.name in number)
+    return stretches
 
 
 def _first_read(graph: Graph, stretch: Mapping[str, Stretch]) -> set[tuple[Ref, Stretch]]:

@@ -84,7 +84,7 @@ def written(graph: Graph, net: Machines, synthesis: Synthesis) -> Program:
         "devices": [device.name for device in net.device_of],
         "memory_bytes": coarse(rank_bytes(synthesis.space, synthesis.choice.rules, net, synthesis.shares)).tolist(),
     }
-    seconds, bound = (launched(graph, net, one) for one in (made.seconds, made.bound_seconds))
+    seconds, bound = (launched(graph, net, seconds_of) for seconds_of in (made.seconds, made.bound_seconds))
     return replace(made, seconds=seconds, bound_seconds=bound, notes=notes)
 
 
@@ -100,10 +100,10 @@ def search(
     graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = True, rules: Rules = everything
 ) -> Synthesis:
     """Return the best rules and shares found. Raises `SpecError` if none fits the memory."""
-    found = best_of(decisions(graph, ranks=net.ranks, state_ratio=True), net, gap=gap, overlap=overlap, rules=rules)
-    if found is None:
+    synthesis = best_of(decisions(graph, ranks=net.ranks, state_ratio=True), net, gap=gap, overlap=overlap, rules=rules)
+    if synthesis is None:
         raise bad("spmd", "no program fits the memory of the devices", remedies(graph, net, rules))
-    return found
+    return synthesis
 
 
 def best_of(
@@ -140,34 +140,38 @@ def _best_of(
 ) -> Synthesis | None:
     problem = ProgramProblem(space=space, net=net, gap=gap, overlap=overlap, rules=rules)
     first = starts(space, net)
-    found = list(_from(problem, first)) or list(_from(problem, [by_memory(net)]))
-    found.sort(key=lambda one: one[0].seconds.total)
-    for one in found[:POLISHED]:
-        found.append(polished(problem, *one))
-        if found[-1][0].gap <= FAR and len(space.decisions) > FEW:
+    choices = list(_from(problem, first)) or list(_from(problem, [by_memory(net)]))
+    choices.sort(key=lambda choice: choice[0].seconds.total)
+    for promising in choices[:POLISHED]:
+        choices.append(polished(problem, *promising))
+        if choices[-1][0].gap <= FAR and len(space.decisions) > FEW:
             break
-    kept = [one for one in (in_whole_units(problem, *one) for one in found) if one is not None]
+    kept = [
+        promising
+        for promising in (in_whole_units(problem, *promising) for promising in choices)
+        if promising is not None
+    ]
     tell(0.6)
     for start, others in product(first[:2], (data_parallel, fsdp, hap)):
-        least = min((one.seconds for one in kept), default=np.inf)
+        least = min((promising.seconds for promising in kept), default=np.inf)
         rival = limited(problem, start, others, below=least, branch=branch)
-        found += [rival] if rival else []
-        kept += [one for one in [rival and in_whole_units(problem, *rival)] if one is not None]
+        choices += [rival] if rival else []
+        kept += [promising for promising in [rival and in_whole_units(problem, *rival)] if promising is not None]
     tell(0.8)
-    if found and not kept:
-        kept = [one for one in [_others_in_whole_units(problem, *found[0])] if one is not None]
-    return _bounded(problem, min(kept, key=lambda one: one.seconds), branch=branch) if kept else None
+    if choices and not kept:
+        kept = [promising for promising in [_others_in_whole_units(problem, *choices[0])] if promising is not None]
+    return _bounded(problem, min(kept, key=lambda choice: choice.seconds), branch=branch) if kept else None
 
 
 def _from(problem: ProgramProblem, several: Sequence[RankShares]) -> Iterator[tuple[Choice, RankShares]]:
     """Yield what turns from each start lead to."""
     hint, seen = None, set[Position]()
     for number, start in enumerate(several, start=1):
-        found = turns(problem, start, hint, seen)
+        choice = turns(problem, start, hint, seen)
         tell(0.5 * number / len(several))
-        if found is not None:
-            hint = found[0].hint
-            yield found
+        if choice is not None:
+            hint = choice[0].hint
+            yield choice
 
 
 def _bounded(problem: ProgramProblem, synthesis: Synthesis, *, branch: bool) -> Synthesis:
@@ -194,16 +198,16 @@ def in_whole_units(problem: ProgramProblem, choice: Choice, shares: RankShares) 
 def _others_in_whole_units(problem: ProgramProblem, choice: Choice, shares: RankShares) -> Synthesis | None:
     """Return the best choice at the units that shares round to, where units are few and memory is scarce."""
     whole = whole_units(problem.space, shares)
-    found = problem.best(whole, choice.hint)
-    return None if found is None else Synthesis(space=problem.space, exact=choice, shares=whole, choice=found)
+    best = problem.best(whole, choice.hint)
+    return None if best is None else Synthesis(space=problem.space, exact=choice, shares=whole, choice=best)
 
 
 def whole_units(space: Decisions, shares: RankShares) -> RankShares:
     """Return the shares with whole units for every cut that a program of this choice can have."""
-    rules = [rule for one in space.decisions for rule in one.rules]
+    rules = [rule for decision in space.decisions for rule in decision.rules]
     rules += [rule for some in space.views.values() for rule in some]
-    held = {one for rule in rules for one in (*rule.inputs, *rule.outputs) if isinstance(one, Sharded)}
-    keys = sorted({(one.ratio, one.units) for one in held})
+    held = {decision for rule in rules for decision in (*rule.inputs, *rule.outputs) if isinstance(decision, Sharded)}
+    keys = sorted({(decision.ratio, decision.units) for decision in held})
     sizes = {(ratio, units): _units(shares.row(ratio), units) for ratio, units in keys}
     return RankShares(exact=shares.exact, sizes=sizes)
 
@@ -285,7 +289,7 @@ def polished(problem: ProgramProblem, choice: Choice, shares: RankShares) -> tup
 def reshared(problem: ProgramProblem, choice: Choice, shares: RankShares) -> tuple[Choice, RankShares]:
     """Return the choice at its best shares. What it exchanges depends on the shares, so the linear program is asked
     again until it agrees with itself."""
-    found, last = (choice, shares), np.inf
+    best, last = (choice, shares), np.inf
     for _ in range(TURNS):
         new = best_shares(problem.space, choice, problem.net, shares, problem.prices(shares))
         if new is None or not problem.fits(choice, new):
@@ -294,8 +298,8 @@ def reshared(problem: ProgramProblem, choice: Choice, shares: RankShares) -> tup
         if priced.seconds.total > last * (1 - ENOUGH):
             break
         last = priced.seconds.total
-        found = (priced, new) if last < found[0].seconds.total else found
-    return found
+        best = (priced, new) if last < best[0].seconds.total else best
+    return best
 
 
 def limited(

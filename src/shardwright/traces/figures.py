@@ -78,10 +78,10 @@ class Collective:
 class RankFigures:
     """The step of a rank. Computing, exposed communication, copies, data and idle time add up to `step_seconds`.
 
-    `compute_seconds` has the update in it, which takes `optimizer_seconds`; `gemm_seconds` and `attention_seconds` are
-    those of kernels with such names. `idle_seconds` are those in which neither the device worked nor the host waited
-    for data; in `allocation_seconds` of them the host was in the driver for memory. `launches` counts kernels,
-    `irregularity` is how far equal passes of the rank differ: the 90th percentile over the median, less 1.
+    `compute_seconds` has the update in it, which takes `optimizer_seconds`. `idle_seconds` are those in which neither
+    the device worked nor the host waited for data; in `allocation_seconds` of them the host was in the driver for
+    memory. `launches` counts kernels, `irregularity` is how far equal passes of the rank differ: the 90th percentile
+    over the median, less 1.
     `timeline` has what the rank did in one step, coarsely: (compute, communication or data, begin, end).
     """
 
@@ -92,8 +92,6 @@ class RankFigures:
     step_seconds: float
     compute_seconds: float
     optimizer_seconds: float
-    gemm_seconds: float
-    attention_seconds: float
     copy_seconds: float
     data_seconds: float
     idle_seconds: float
@@ -135,7 +133,6 @@ def figures(activity: Activity) -> RankFigures:
     exposed = sum(call.exposed_seconds for call in calls)
     if exposed > scale > 0.0:  # several at a time: each has its share of the time
         calls = tuple(_scaled(call, scale / exposed) for call in calls)
-    kinds = {name: seconds(times(device.kind == code)) / count for name, code in codes.items()}
     return RankFigures(
         rank=activity.rank,
         source=activity.source,
@@ -144,8 +141,6 @@ def figures(activity: Activity) -> RankFigures:
         step_seconds=seconds(window) / count,
         compute_seconds=seconds(computing) / count,
         optimizer_seconds=seconds(times(device.update & ~of_collective)) / count,
-        gemm_seconds=kinds.get("gemm", 0.0),
-        attention_seconds=kinds.get("attention", 0.0),
         copy_seconds=seconds(copies) / count,
         data_seconds=seconds(data) / count,
         idle_seconds=seconds(less(idle, data)) / count,

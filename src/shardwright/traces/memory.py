@@ -75,7 +75,6 @@ class MemorySnapshot:
     reserved_bytes: int
     allocated_bytes: int
     peak_bytes: int | None
-    largest_free_bytes: int
     segments: int
     retries: int
     out_of_memory: int
@@ -154,7 +153,6 @@ def _of_device(device: int, segments: Sequence[Mapping[str, Any]], traces: Seque
     here = [segment for segment in segments if int(segment.get("device", 0)) == device]
     blocks = [block for segment in here for block in segment["blocks"]]
     live = [block for block in blocks if str(block.get("state", "")).startswith("active")]
-    free = [int(block["size"]) for block in blocks if not str(block.get("state", "")).startswith("active")]
     history = traces[device] if device < len(traces) and isinstance(traces[device], list) else []
     actions = Counter(str(entry.get("action")) for entry in history if isinstance(entry, dict))
     allocated = sum(int(block["size"]) for block in live)
@@ -163,7 +161,6 @@ def _of_device(device: int, segments: Sequence[Mapping[str, Any]], traces: Seque
         reserved_bytes=sum(int(segment["total_size"]) for segment in here),
         allocated_bytes=allocated,
         peak_bytes=_peak(allocated, history),
-        largest_free_bytes=max(free, default=0),
         segments=len(here),
         retries=_retries(history),
         out_of_memory=actions["oom"],

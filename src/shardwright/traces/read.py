@@ -126,8 +126,6 @@ def _figures(rank: Mapping[str, Any], step: float, steps: int, name: str) -> Ran
         step_seconds=step,
         compute_seconds=busy + update,
         optimizer_seconds=update,
-        gemm_seconds=0.0,
-        attention_seconds=0.0,
         copy_seconds=0.0,
         data_seconds=data,
         idle_seconds=idle,

@@ -232,8 +232,8 @@ def export(plan: Plan, to: str, *, launcher: str = "torchrun") -> Exported:
     Raises SpecError as there, and for a target that only brings machines together where the trainer that they start,
     `shardwright train`, does not run the plan.
     """
+    from shardwright.errors import merged
     from shardwright.exporters.runner import runner_of
-    from shardwright.reports.text.problems import merged
 
     if to in LAUNCHING and not check(plan) and runner_of(plan).name == "shardwright":
         problems = unrunnable(plan)

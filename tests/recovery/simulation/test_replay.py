@@ -23,7 +23,7 @@ from shardwright.recovery.simulation.replay import ON_DEMAND, USEFUL, saving_of,
 from shardwright.recovery.simulation.strategies import from_cloud, moved, survival
 from shardwright.recovery.simulation.traces import MARKETS, generate_for, trace_of
 from shardwright.recovery.ways import REFORM_SECONDS, choose
-from shardwright.reports.text.spot import spot_text
+from shardwright.reports.spot import spot_text
 from shardwright.search.replan import replan
 from shardwright.spec.read.cluster import build_cluster
 

@@ -16,7 +16,7 @@ def job_flops(model: Model, job: Job) -> float:
     alone, and what its first trained product takes has no gradient.
     """
     everything = iteration_flops(model, job.global_batch, job.seq_len, job.attended_tokens)
-    images, (read, reads) = _of_towers(model, job), cross_flops(model, job)
+    images, (read, reads) = sum(_of_tower(model, tower, job) for tower in model.towers), cross_flops(model, job)
     if job.trains("language"):
         return everything + images + 3.0 * job.global_batch * (read + reads)
     images += job.global_batch * (2.0 * read + 3.0 * reads)
@@ -38,11 +38,6 @@ def cross_flops(model: Model, job: Job) -> tuple[float, float]:
             projections += 2.0 * read * tower.given_width * (cross.key_width + cross.value_width)
             scores += job.seq_len * score_flops_per_token(cross, read)
     return projections, scores
-
-
-def _of_towers(model: Model, job: Job) -> float:
-    """Return the FLOPs of all that the towers of a model take in an iteration, 0 without one."""
-    return sum(_of_tower(model, tower, job) for tower in model.towers)
 
 
 def _of_tower(model: Model, tower: Tower, job: Job) -> float:

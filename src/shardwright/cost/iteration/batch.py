@@ -175,9 +175,9 @@ def _verdict(context: Context, rows: Strategies, timed: Timed) -> Verdict:
     peak, in_host, tensors = np.zeros(len(rows)), np.zeros(len(rows)), np.zeros((3, len(rows)))
     for group, starts in _shapes(context, rows):
         of_part = replace(shards, row=shards.row[group])
-        found = footprint(context, rows.take(group), of_part, starts)
-        peak[group], in_host[group] = found.total.max(axis=1), found.in_host.max(axis=1)
-        tensors[:, group] = found.tensors.max(axis=1), found.tensors[:, 0], found.tensors[:, -1]
+        needed = footprint(context, rows.take(group), of_part, starts)
+        peak[group], in_host[group] = needed.total.max(axis=1), needed.in_host.max(axis=1)
+        tensors[:, group] = needed.tensors.max(axis=1), needed.tensors[:, 0], needed.tensors[:, -1]
     return Verdict(
         rows=rows,
         seconds=_seconds(context, rows, index, timed),

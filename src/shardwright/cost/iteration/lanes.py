@@ -141,18 +141,18 @@ def _lanes(context: Context, members: _Members, known: Known) -> Lanes:
 
 def of_stages(lanes: Sequence[Lanes], values: Sequence[Array]) -> Array:
     """Return what each stage of the plan has in `values` of its lanes, [N, P] or [N, v, P] each, as [S] or [S, v]."""
-    found = np.empty((sum(len(lane.at) for lane in lanes), *values[0].shape[1:-1]), dtype=values[0].dtype)
+    gathered = np.empty((sum(len(lane.at) for lane in lanes), *values[0].shape[1:-1]), dtype=values[0].dtype)
     for lane, value in zip(lanes, values, strict=True):
-        found[lane.at] = value[lane.row, ..., lane.rank]
-    return found
+        gathered[lane.at] = value[lane.row, ..., lane.rank]
+    return gathered
 
 
 def of_pipelines(lanes: Sequence[Lanes], values: Sequence[Array]) -> Array:
     """Return what each stage of the plan has in `values` of its lanes, those of whole pipelines, [N] each, as [S]."""
-    found = np.empty(sum(len(lane.at) for lane in lanes), dtype=values[0].dtype)
+    gathered = np.empty(sum(len(lane.at) for lane in lanes), dtype=values[0].dtype)
     for lane, value in zip(lanes, values, strict=True):
-        found[lane.at] = value[lane.row]
-    return found
+        gathered[lane.at] = value[lane.row]
+    return gathered
 
 
 def lane_of(lanes: Sequence[Lanes], stage: int) -> Lane:

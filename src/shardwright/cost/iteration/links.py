@@ -37,7 +37,7 @@ Contexts = Mapping[str, Context]  # by GPU type
 def move_seconds(plan: Plan, places: Places, contexts: Contexts, part_bytes: Floats) -> Floats:
     """Return the seconds of a message from each stage to the next one of its replica (the last: to the first), [S];
     `part_bytes` [S] is what a GPU of the stage has of the activation of a micro-batch."""
-    there, found = places.after, np.zeros(len(places.kind))
+    there, seconds = places.after, np.zeros(len(places.kind))
     sent = _sent_bytes(plan, part_bytes, places.tp, places.tp[there])
     received = _sent_bytes(plan, part_bytes[there], places.tp[there], places.tp)
     senders = (1 if plan.rank_order == STAGES_TOGETHER else places.count) * places.size
@@ -47,20 +47,20 @@ def move_seconds(plan: Plan, places: Places, contexts: Contexts, part_bytes: Flo
         rows = np.flatnonzero(same & several & (places.kind == kind))
         links, size = contexts[name].links, np.maximum(sent, received)[rows]
         ends = first[rows], first[there[rows]]
-        found[rows] = transfer_seconds(links, size, ends[0] // links.domain_gpus != ends[1] // links.domain_gpus)
+        seconds[rows] = transfer_seconds(links, size, ends[0] // links.domain_gpus != ends[1] // links.domain_gpus)
         if links.rack_gpus:
             leaves = ends[0] // links.rack_gpus != ends[1] // links.rack_gpus
-            found[rows] = np.maximum(found[rows], leaves * rack_seconds(links, size, senders[rows]))
+            seconds[rows] = np.maximum(seconds[rows], leaves * rack_seconds(links, size, senders[rows]))
     inside = _next_inside(plan, places)
     for row in np.flatnonzero(~same).tolist():
         pair = contexts[places.types[places.kind[row]]], contexts[places.types[places.kind[there[row]]]]
         parts = float(sent[row]), float(received[row])
         if inside[row]:
-            found[row] = _crossing_seconds([context.inside for context in pair], parts)
+            seconds[row] = _crossing_seconds([context.inside for context in pair], parts)
             continue
         ranks = int(min(places.size[row], places.size[there[row]]))
-        found[row] = _between_seconds(plan, *pair, *parts, ranks)
-    return found
+        seconds[row] = _between_seconds(plan, *pair, *parts, ranks)
+    return seconds
 
 
 def _next_inside(plan: Plan, places: Places) -> Bools:
@@ -191,18 +191,18 @@ def _by_links(plan: Plan, places: Places, contexts: Contexts, domains: Floats) -
     pairs = [(places.types[kind], tp) for kind, tp in zip(places.kind.tolist(), places.tp.tolist(), strict=True)]
     inside = _holders_inside(plan, places).tolist()
     known: dict[tuple[object, ...], Fabric] = {}
-    found: dict[Fabric, list[int]] = {}
+    stages_of: dict[Fabric, list[int]] = {}
     for stage, row in enumerate(places.shared):
         holders = tuple(dict.fromkeys(pairs[other] for other in row.nonzero()[0].tolist()))
         key = pairs[stage], holders, float(domains[stage]), inside[stage]
         if key not in known:
             known[key] = _slowest_links(plan, contexts, *key)
-        links, own = known[key], contexts[pairs[stage][0]].links
-        if own.rack_gpus:
-            pace = _rack_pace(places, own, stage)
+        links, within = known[key], contexts[pairs[stage][0]].links
+        if within.rack_gpus:
+            pace = _rack_pace(places, within, stage)
             links = replace(links, inter_bytes_per_second=min(links.inter_bytes_per_second, pace))
-        found.setdefault(links, []).append(stage)
-    return found
+        stages_of.setdefault(links, []).append(stage)
+    return stages_of
 
 
 def _slowest_links(
@@ -219,14 +219,14 @@ def _slowest_links(
     A ring through all `domains` crosses between two sites once each way, and each GPU of a domain is on a ring of its
     own: so many rings share the link between sites.
     """
-    own, degree = contexts[stage[0]], stage[1]
+    home, degree = contexts[stage[0]], stage[1]
     links = {name: context.inside if inside and context.inside else context.links for name, context in contexts.items()}
     everyone = [_paced(links[name], tp / degree) for name, tp in holders]
     paces = [fabric.inter_bytes_per_second for fabric in everyone]
     if not inside:
-        paces += [link.bytes_per_second for link in _slow_pairs(own, {name for name, _ in holders}, contexts)]
+        paces += [link.bytes_per_second for link in _slow_pairs(home, {name for name, _ in holders}, contexts)]
     for name, tp in holders:
-        for rate, _ in site_link(plan.cluster, own.pool.site, contexts[name].pool.site):
+        for rate, _ in site_link(plan.cluster, home.pool.site, contexts[name].pool.site):
             paces.append(rate * domains / plan.gpus * min(tp / degree, 1.0))
     return replace(
         links[stage[0]],

@@ -95,18 +95,18 @@ def mixed_iteration(
     stages = _stages(plan, lanes, held, places)
     moves = move_seconds(plan, places, contexts, stages.message_bytes)
     if len(plan.replicas) == 1:
-        once = of_stages(lanes, [_own_once_seconds(lane, own) for lane, own in zip(lanes, held, strict=True)])
+        once = of_stages(lanes, [_own_once_seconds(lane, part) for lane, part in zip(lanes, held, strict=True)])
     else:
         once = once_seconds(plan, places, contexts, stages.dense, stages.expert)
     waits = unit_delays(plan, places)
-    found = tuple(
+    replicas = tuple(
         _replica_time(plan, replica, stages, lanes, moves, (once, waits), slice(*ends))
         for replica, ends in zip(plan.replicas, pairwise(places.bounds), strict=True)
     )
-    longest = max(replica.busy_seconds for replica in found)
+    longest = max(replica.busy_seconds for replica in replicas)
     update = float(stages.optimizer.max())
     norm = max(float(norm_seconds(lane.context, lane.rows).max()) for lane in lanes) + agreement_delay(plan, places)
-    return Mixed(seconds=longest + update + norm, norm_seconds=norm, replicas=found, lanes=tuple(lanes))
+    return Mixed(seconds=longest + update + norm, norm_seconds=norm, replicas=replicas, lanes=tuple(lanes))
 
 
 def _stages(plan: Plan, lanes: list[Lanes], held: list[HeldParameters], places: Places) -> _Stages:
@@ -115,7 +115,10 @@ def _stages(plan: Plan, lanes: list[Lanes], held: list[HeldParameters], places: 
     pairs = list(zip(lanes, held, strict=True))
     memory = [_footprint(lane) for lane in lanes]
 
-    dense, expert = of_stages(lanes, [own.dense for own in held]), of_stages(lanes, [own.expert for own in held])
+    dense, expert = (
+        of_stages(lanes, [own_memory.dense for own_memory in held]),
+        of_stages(lanes, [own_memory.expert for own_memory in held]),
+    )
     weights, gradients = (
         width * copied_parameters(places, dense, expert) for width in copied_bytes(plan.model, plan.job)
     )
@@ -130,9 +133,9 @@ def _stages(plan: Plan, lanes: list[Lanes], held: list[HeldParameters], places: 
         optimizer=of_stages(
             lanes,
             [
-                optimizer_seconds(lane.context, lane.rows, own.dense, own.expert)
-                + orthogonalisation_seconds(lane.context, lane.rows, own)
-                for lane, own in pairs
+                optimizer_seconds(lane.context, lane.rows, own_memory.dense, own_memory.expert)
+                + orthogonalisation_seconds(lane.context, lane.rows, own_memory)
+                for lane, own_memory in pairs
             ],
         ),
         message_bytes=of_pipelines(lanes, [message_bytes(lane.context, lane.rows) for lane in lanes]),
@@ -188,7 +191,7 @@ def _replica_time(
     tied = float((stages.tied_apart_seconds if apart else stages.tied_seconds)[part][[0, -1]].max())
     transfers = np.tile(moves[part], chunks)[: chunks * len(replica.stages) - 1]
     times = beside_transfers(row, undisturbed, transfers[None])
-    tails, gathers = exposed_tails(plan.model, plan.job, row, times, *(each[None, part] for each in shared))
+    tails, gathers = exposed_tails(plan.model, plan.job, row, times, *(seconds[None, part] for seconds in shared))
     return ReplicaTime(
         stages=times,
         undisturbed=undisturbed,

@@ -28,16 +28,16 @@ def orthogonalisation_seconds(context: Context, rows: Strategies, held: HeldPara
     links, groups, work = context.links, data_parallel(context, rows), work_of(context.model)
     width = _width(context.job)
     flops, seconds = np.zeros_like(held.dense), np.zeros_like(held.dense)
-    for weights, cut, copies, each in (
+    for weights, cut, copies, times in (
         (held.dense - held.ends, rows.tp, groups.dense, work.dense),
         (held.expert, rows.etp, groups.expert, work.expert),
     ):
-        if each:
+        if times:
             ranks = _column(product(group(links, cut, np.ones_like(cut)), copies))
-            own = weights / copies.size[:, None]
-            back = np.where((rows.sharding == UNSHARDED)[:, None], weights, own)
-            seconds += exchange_seconds(links, ranks, width * own) + exchange_seconds(links, ranks, width * back)
-            flops += own * each
+            of_rank = weights / copies.size[:, None]
+            back = np.where((rows.sharding == UNSHARDED)[:, None], weights, of_rank)
+            seconds += exchange_seconds(links, ranks, width * of_rank) + exchange_seconds(links, ranks, width * back)
+            flops += of_rank * times
     return np.asarray(seconds + _product_seconds(context, flops, work.largest))
 
 

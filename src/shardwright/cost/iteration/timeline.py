@@ -54,7 +54,7 @@ def pass_events(plan: Plan, iteration: Mixed, number: int) -> Iterator[TimelineE
     when = pipeline_timeline(plan, replica, times)
     chunk = when.virtual_stage // len(replica.stages)
     again = times.stages.recompute[0][chunk, when.rank]
-    forward, backward = (each[when.rank, chunk] for each in _communication(plan, iteration, number))
+    forward, backward = (seconds[when.rank, chunk] for seconds in _communication(plan, iteration, number))
     rest = np.where(when.kind == FORWARD, forward, np.where(when.kind == BACKWARD, backward, 0.0))
     columns = (when.rank, when.kind, when.start_seconds, when.end_seconds, again, rest, when.micro_batch, chunk)
     for rank, kind, start, end, repeated, apart, micro, virtual in zip(*(c.tolist() for c in columns), strict=True):

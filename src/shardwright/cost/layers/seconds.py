@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,17 @@ from shardwright.spec.model import Attention, Layer, Model, Moe
 from shardwright.spec.options import Dispatcher
 
 TP_OVERLAP_SHARE = 0.8  # of a GEMM that chunks of its own communication can run beside; chosen, 0.5 to 1
+
+
+class OperatorSeconds(NamedTuple):
+    """Seconds of the operators of a layer, [M]: forward and backward, those forward of core attention and of what
+    selective recomputation repeats, and those backward for the gradients of weights."""
+
+    forward: Floats
+    backward: Floats
+    core: Floats
+    again: Floats
+    weights: Floats
 
 
 @record
@@ -63,34 +75,19 @@ def layer_seconds(
     links: Fabric,
     software: Overheads,
     dispatcher: Dispatcher,
-    forward: Floats,
-    backward: Floats,
-    core: Floats,
-    again: Floats,
-    weights: Floats,
+    operators: OperatorSeconds,
 ) -> Seconds:
     """Return the times of a layer (of embedding and head where it is None) with the communication that it cannot hide,
-    from those of its operators, [M]: `core` are those of core attention forward, `again` those that selective
-    recomputation repeats, `weights` those backward for the gradients of weights."""
-    zero = np.zeros(len(shard.tp))
+    from those of its operators."""
+    forward, backward = operators.forward, operators.backward
     if layer is None:
         tp_forward, tp_backward = _tp_edge(model, shard, job, links)
-        return Seconds(
-            forward=forward,
-            backward=backward,
-            core=zero,
-            tp_forward=tp_forward,
-            tp_backward=tp_backward,
-            cp_forward=zero,
-            cp_backward=zero,
-            ep_forward=zero,
-            ep_backward=zero,
-            weights=zero,
-            tp_beside_weights=zero,
-        )
+        none = dict.fromkeys((field.name for field in fields(Seconds)), np.zeros(len(shard.tp)))
+        sides = {"forward": forward, "backward": backward, "tp_forward": tp_forward, "tp_backward": tp_backward}
+        return Seconds(**none | sides)
     blocks = column_row_pairs(layer)
     tp_forward, tp_backward, beside_weights = _tp_layer(model, shard, job, links, blocks, forward, backward)
-    cp_forward, cp_backward = _cp_layer(model, layer, shard, job, links, core)
+    cp_forward, cp_backward = _cp_layer(model, layer, shard, job, links, operators.core)
     ep_forward, ep_backward = (
         software.exchange * seconds for seconds in _ep_layer(model, layer, shard, job, links, dispatcher)
     )
@@ -99,14 +96,14 @@ def layer_seconds(
     return Seconds(
         forward=forward,
         backward=backward,
-        core=again + _repeated_communication(layer, job, tp_forward / max(blocks, 1), ep_forward),
+        core=operators.again + _repeated_communication(layer, job, tp_forward / max(blocks, 1), ep_forward),
         tp_forward=tp_forward,
         tp_backward=tp_backward,
         cp_forward=cp_forward,
         cp_backward=cp_backward,
         ep_forward=ep_forward,
         ep_backward=ep_backward,
-        weights=weights,
+        weights=operators.weights,
         tp_beside_weights=beside_weights,
     )
 

@@ -32,7 +32,7 @@ from shardwright.cost.frameworks.overheads import (
     kernel_factor,
     launched_seconds,
 )
-from shardwright.cost.layers.seconds import layer_seconds
+from shardwright.cost.layers.seconds import OperatorSeconds, layer_seconds
 from shardwright.cost.memory.activations import layer_activation_bytes, tower_kept_bytes
 from shardwright.cost.network.collectives import Fabric, exposed_offload_seconds
 from shardwright.cost.stage.terms import kept_by_state, live_by_state
@@ -118,7 +118,7 @@ def layer_table(
     parts, host = [*parts, *(part.operators for part in tower)], [*host, *(host[0] * part.layer for part in tower)]
     times = _timed(parts, gpu, job, efficiency, software, host)
     columns = [
-        layer_seconds(model, kind, shard, job, links, software, dispatcher, *time).scaled(strain)
+        layer_seconds(model, kind, shard, job, links, software, dispatcher, OperatorSeconds(*time)).scaled(strain)
         for kind, time in zip(kinds, times[: len(kinds)], strict=True)
     ]
     memory = layer_activation_bytes(model, shard, job)

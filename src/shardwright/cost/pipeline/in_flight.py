@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -40,15 +41,7 @@ def most_live(values: Floats, micro_batches: Ints, *, apart: bool = False) -> Fl
         count = in_flight(ranks, 1, micro_batches[:, None], np.arange(ranks), apart=apart)
         return np.asarray(values[:, 0] * count)
     rounds = np.minimum(micro_batches // ranks, _ROUNDS)
-    most = np.empty((len(values), ranks))
-    for count in distinct(rounds):
-        rows = np.flatnonzero(rounds == count)
-        live = live_chunks(ranks, virtual_stages, int(count), apart=apart)
-        sums = live[:, 0] * values[rows, None, 0]
-        for chunk in range(1, virtual_stages):
-            sums = sums + live[:, chunk] * values[rows, None, chunk]
-        most[rows] = sums.max(axis=1)
-    return most
+    return _most(values, rounds, lambda count: live_chunks(ranks, virtual_stages, count, apart=apart))
 
 
 def live_at_end(values: Floats, micro_batches: Ints, *, last: bool, apart: bool = False) -> Floats:
@@ -63,13 +56,19 @@ def live_at_end(values: Floats, micro_batches: Ints, *, last: bool, apart: bool 
         count = in_flight(ranks, 1, micro_batches, ranks - 1 if last else 0, apart=apart)
         return np.asarray(held[:, 0] * (count - (not last)))
     rounds = np.minimum(micro_batches // ranks, _ROUNDS)
-    most = np.empty(len(values))
+    return _most(held, rounds, lambda count: _chunks_at_end(ranks, virtual_stages, count, last=last, apart=apart))
+
+
+def _most(values: Floats, rounds: Ints, live_of: Callable[[int], Ints]) -> Floats:
+    """Return the largest sum of `values` [N, V, …] over the chunks that are live at a time; `live_of` gives how many
+    are [T, V, …], for so many `rounds` [N]."""
+    most = np.empty((len(values), *values.shape[2:]))
     for count in distinct(rounds):
         rows = np.flatnonzero(rounds == count)
-        live = _chunks_at_end(ranks, virtual_stages, int(count), last=last, apart=apart)
-        sums = live[:, 0] * held[rows, None, 0]
-        for chunk in range(1, virtual_stages):
-            sums = sums + live[:, chunk] * held[rows, None, chunk]
+        live = live_of(int(count))
+        sums = live[:, 0] * values[rows, None, 0]
+        for chunk in range(1, values.shape[1]):
+            sums = sums + live[:, chunk] * values[rows, None, chunk]
         most[rows] = sums.max(axis=1)
     return most
 

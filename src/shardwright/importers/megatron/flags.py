@@ -110,18 +110,18 @@ def _read(flag: str, values: list[str], written: str, scan: _Scan) -> None:
     if flag in IMPLIED:
         other, value = IMPLIED[flag]
         scan.given[other] = value
-    own = read_as(flag)
-    read = known_flags().get(own)
+    today = read_as(flag)
+    read = known_flags().get(today)
     if read is not None and read.reads == SWITCH:
-        scan.given[own] = True
+        scan.given[today] = True
         for value in values:
             _refuse_hidden(value, place, scan)
         if known is not None and known.effect == "uncounted":
             scan.uncounted[written] = known.words
     elif read is not None and read.reads:
-        value = _value(own, read, values, place, scan)
-        scan.given[own] = value
-        if read.usual and not set(_parts(own, value)) <= set(read.usual):
+        value = _value(today, read, values, place, scan)
+        scan.given[today] = value
+        if read.usual and not set(_parts(today, value)) <= set(read.usual):
             scan.uncounted[f"{written} {value}"] = read.words
     elif known is not None and known.effect == "refused" and not (values and set(values) <= set(known.usual)):
         scan.problems.append(Problem(place, known.words, "leave the flag out, or describe the plan in a plan file"))

@@ -76,18 +76,16 @@ def _vocabulary(flags: Flags, notes: list[str]) -> int:
     if stated:
         return stated
     names = [flags[flag] for flag in ("--patch-tokenizer-type", "--tokenizer-model", "--tokenizer-type")]
-    found = size_of(*names, flags["--vocab-file"]) or (None if any(names) else size_of("gpt2"))
+    size = size_of(*names, flags["--vocab-file"]) or (None if any(names) else size_of("gpt2"))
     extra: int = flags["--extra-vocab-size"] or 0
-    if found is None:
+    if size is None:
         notes.append(f"no size of the vocabulary is given and the tokenizer's is not known: {ASSUMED:,} is assumed")
         return ASSUMED
-    told = (
-        next((name for name in names if size_of(name) == found), None)
-        or flags["--vocab-file"]
-        or "GPT-2's, the default"
+    tokenizer = (
+        next((name for name in names if size_of(name) == size), None) or flags["--vocab-file"] or "GPT-2's, the default"
     )
-    notes.append(f"the vocabulary is that of the tokenizer {told}: {found + extra:,}")
-    return found + extra
+    notes.append(f"the vocabulary is that of the tokenizer {tokenizer}: {size + extra:,}")
+    return size + extra
 
 
 def _scaling(flags: Flags) -> RotaryScaling | None:
@@ -271,10 +269,10 @@ def size_of(*names: str | None) -> int | None:
     """Return the size that one of the names of a tokenizer tells, None where none does."""
     for name in names:
         text = (name or "").casefold()
-        if (told := THOUSANDS.search(text)) and "bigscience" not in text:
-            return 1000 * int(told[1])
-        if told := WHOLE.search(text):
-            return int(told[1])
+        if (match := THOUSANDS.search(text)) and "bigscience" not in text:
+            return 1000 * int(match[1])
+        if match := WHOLE.search(text):
+            return int(match[1])
         for row in shipped_table("shardwright.importers.megatron", "vocabularies.csv"):
             if text and re.search(row["pattern"], text):
                 return int(row["size"])

@@ -189,14 +189,17 @@ def _split(flags: Flags, layers: int, pipeline: int) -> EvenSplit:
     both = flags["--pp-partition-method"] == "type:transformer|embedding"  # Megatron-DeepSpeed
     embedding = both or flags["--account-for-embedding-in-pipeline-split"]
     loss = both or flags["--account-for-loss-in-pipeline-split"]
-    each, chunks = flags["--num-layers-per-virtual-pipeline-stage"], flags["--num-virtual-stages-per-pipeline-rank"]
-    if each and chunks:
+    per_chunk, chunks = (
+        flags["--num-layers-per-virtual-pipeline-stage"],
+        flags["--num-virtual-stages-per-pipeline-rank"],
+    )
+    if per_chunk and chunks:
         raise ValueError("--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-… exclude each other")
-    if each:
+    if per_chunk:
         total = layers + int(embedding) + int(loss)
-        if total % (pipeline * each):
-            raise ValueError(f"{total} layers do not divide by {pipeline} ranks times {each} layers")
-        chunks = total // pipeline // each
+        if total % (pipeline * per_chunk):
+            raise ValueError(f"{total} layers do not divide by {pipeline} ranks times {per_chunk} layers")
+        chunks = total // pipeline // per_chunk
     return EvenSplit(
         pipeline=pipeline,
         chunks=chunks or 1,

@@ -282,17 +282,17 @@ def on_hosts(plan: Plan, machines: Sequence[Host], name: str) -> Plan:
 
     def types(copy: int) -> tuple[str, ...]:
         firsts = [stage + depth * copy if together else copy + replica.count * stage for stage in range(depth)]
-        found = [set(ranks[size * first : size * (first + 1)]) for first in firsts]
-        if any(len(each) != 1 for each in found):
+        kinds = [set(ranks[size * first : size * (first + 1)]) for first in firsts]
+        if any(len(kind) != 1 for kind in kinds):
             raise bad(name, "a stage would stand on GPUs of two types", "order the machines by the stages they hold")
-        return tuple(gpu for (gpu,) in found)
+        return tuple(gpu for (gpu,) in kinds)
 
     replicas: list[Replica] = []
-    for own, group in groupby(types(copy) for copy in range(replica.count)):
-        stages = tuple(replace(stage, gpu=gpu) for stage, gpu in zip(replica.stages, own, strict=True))
+    for copy_types, group in groupby(types(copy) for copy in range(replica.count)):
+        stages = tuple(replace(stage, gpu=gpu) for stage, gpu in zip(replica.stages, copy_types, strict=True))
         replicas.append(replace(replica, count=len(list(group)), stages=stages))
-    found = replace(plan, replicas=tuple(replicas))
-    if hosts(found) != tuple(machines):
+    seated = replace(plan, replicas=tuple(replicas))
+    if hosts(seated) != tuple(machines):
         hint = "order the machines as `shardwright export` does"
         raise bad(name, "no plan puts its stages on the machines in this order", hint)
-    return found
+    return seated

@@ -52,9 +52,9 @@ def either(
     states = (state.copy(), state.copy())
     ends: list[Ended | None] = []
     statuses: list[Status] = []
-    for branch, own in zip((first, other), states, strict=True):
+    for branch, inner in zip((first, other), states, strict=True):
         try:
-            statuses.append(walker.run(branch, own, given))
+            statuses.append(walker.run(branch, inner, given))
             ends.append(None)
         except Ended as end:
             statuses.append(None)
@@ -66,7 +66,7 @@ def either(
         state.take(merged(states[0], states[1], why))
         return statuses[0] if statuses[0] == statuses[1] else None
     going = states[0] if ends[0] is None else states[1]
-    going.started += [item for own in states for item in own.started if item not in going.started]
+    going.started += [item for inner in states for item in inner.started if item not in going.started]
     state.take(going)
     return statuses[0] if ends[0] is None else statuses[1]
 
@@ -237,12 +237,12 @@ def _binary(left: str, operator: str, right: str, state: ShellState) -> bool | N
 
 def _numeric(left: str, operator: str, right: str, state: ShellState) -> bool | None:
     try:
-        one, other = (compute(text, state.read, state.put) for text in (left, right))
+        number, other = (compute(text, state.read, state.put) for text in (left, right))
     except UnknownValueError:
         return None
     except ArithmeticFaultError:
         return False
-    return bool(NUMERIC[operator](one, other))
+    return bool(NUMERIC[operator](number, other))
 
 
 class DoubleBrackets:

@@ -336,7 +336,7 @@ def add_split(value: str, fields: Fields, separators: str) -> None:
 def braced(text: str) -> list[str]:
     """Return what `a{b,c}`, `{1..4}` and `{a..e..2}` become."""
     for begin, *cuts in _cuts(text):
-        parts = [text[one + 1 : other] for one, other in pairwise((begin, *cuts))]
+        parts = [text[start + 1 : stop] for start, stop in pairwise((begin, *cuts))]
         items = _range(parts[0]) if len(parts) == 1 else [item for part in parts for item in braced(part)]
         if items:
             tails = braced(text[cuts[-1] + 1 :])

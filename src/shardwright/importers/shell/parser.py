@@ -125,32 +125,32 @@ class SimpleCommands:
         self.position += len(word)
 
     def words(self) -> tuple[ShellWord, ...]:
-        found = []
+        words = []
         while not self.operator() and self.position < len(self.text):
-            found.append(self.word())
-        return tuple(found)
+            words.append(self.word())
+        return tuple(words)
 
     def condition(self) -> Condition:
         """`[[ … ]]`: what follows `=~` is a word in which parentheses and bars are its own."""
         self.expect("[[")
-        found: list[ShellWord | str] = []
+        tokens: list[ShellWord | str] = []
         while True:
             self.lines()
             if self.keyword() == "]]":
                 self.expect("]]")
-                return Condition(tuple(found))
+                return Condition(tuple(tokens))
             if self.position >= len(self.text):
                 raise ShellSyntaxError("unexpected EOF while looking for `]]'", self.position)
             sign = next((s for s in ("&&", "||", "(", ")", "<", ">") if self.text.startswith(s, self.position)), "")
-            if sign and not (found and found[-1] == "=~"):
-                found.append(sign)
+            if sign and not (tokens and tokens[-1] == "=~"):
+                tokens.append(sign)
                 self.position += len(sign)
                 continue
-            pattern = bool(found) and found[-1] == "=~"
+            pattern = bool(tokens) and tokens[-1] == "=~"
             word, self.position = read_word(self.text, self.position, " \t\n" if pattern else STOPS)
             literal = word.literal
             bare = literal is not None and (literal in ("=~", "==", "=", "!=", "!") or _is_option(literal))
-            found.append(literal if bare and literal is not None else word)
+            tokens.append(literal if bare and literal is not None else word)
 
     def simple(self) -> Simple:
         start = self.position
@@ -212,12 +212,12 @@ class SimpleCommands:
 
     def array(self) -> tuple[tuple[ShellWord | None, ShellWord], ...]:
         self.position += 1
-        found: list[tuple[ShellWord | None, ShellWord]] = []
+        entries: list[tuple[ShellWord | None, ShellWord]] = []
         while True:
             self.lines()
             if self.text.startswith(")", self.position):
                 self.position += 1
-                return tuple(found)
+                return tuple(entries)
             if self.position >= len(self.text):
                 raise unclosed(")", self.position)
             index = None
@@ -229,13 +229,13 @@ class SimpleCommands:
                 value, self.position = read_word(self.text, self.position, STOPS)
             else:
                 value = self.word()
-            found.append((index, value))
+            entries.append((index, value))
 
     def redirects(self) -> tuple[Redirect, ...]:
-        found = []
+        redirects = []
         while (redirect := self.redirect()) is not None:
-            found.append(redirect)
-        return tuple(found)
+            redirects.append(redirect)
+        return tuple(redirects)
 
     def redirect(self) -> Redirect | None:
         self.blanks()
@@ -262,10 +262,10 @@ class _Parser(SimpleCommands):
     """Recursive descent over the characters of `text`, from `position` on."""
 
     def script(self) -> syntax.Sequence:
-        found = self.sequence(frozenset())
+        sequence = self.sequence(frozenset())
         if self.position < len(self.text):
             raise stray(self.text, self.position)
-        return found
+        return sequence
 
     def sequence(self, ends: frozenset[str]) -> syntax.Sequence:
         """Return commands up to one of the words `ends`, a closing parenthesis or the end of a case branch."""
@@ -366,9 +366,9 @@ class _Parser(SimpleCommands):
 
     def body(self) -> syntax.Sequence:
         self.expect("do")
-        found = self.sequence(frozenset(("done",)))
+        sequence = self.sequence(frozenset(("done",)))
         self.expect("done")
-        return found
+        return sequence
 
     def counted(self) -> syntax.Command:
         self.expect("for")

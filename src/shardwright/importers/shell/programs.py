@@ -50,16 +50,16 @@ def _simple(walker: Walker, command: Simple, state: ShellState, given: str | Non
 
 def _words(command: Simple, state: ShellState) -> list[str]:
     """Return the words of a command; a declaration's assignments are made, and leave their names."""
-    found: list[str] = []
+    words: list[str] = []
     for word in command.words:
         if isinstance(word, Assignment):
-            if found[0] in LOCAL and "-g" not in found:
+            if words[0] in LOCAL and "-g" not in words:
                 state.keep(word.name)
-            assign(word, state, declaring=found)
-            found.append(word.name)
+            assign(word, state, declaring=words)
+            words.append(word.name)
         else:
-            found += fields(word, state)
-    return found
+            words += fields(word, state)
+    return words
 
 
 def _start(walker: Walker, words: list[str], command: Simple, state: ShellState, given: str | None) -> Status:
@@ -152,29 +152,29 @@ def _program(walker: Walker, words: list[str], command: Simple, state: ShellStat
         if started not in state.started:
             state.started.append(started)
         return None
-    own, around = state.copy(), inner.around
-    own.variables = {name: value for name, value in own.variables.items() if name in own.exported}
-    own.functions, own.own, own.locals = {}, frozenset(), None
-    own.variables |= dict(inner.environment)
-    own.exported |= set(inner.environment)
+    inside, around = state.copy(), inner.around
+    inside.variables = {name: value for name, value in inside.variables.items() if name in inside.exported}
+    inside.functions, inside.own, inside.locals = {}, frozenset(), None
+    inside.variables |= dict(inner.environment)
+    inside.exported |= set(inner.environment)
     if "sbatch" in around:
         asked = sbatch(script.text) | sbatch("#SBATCH " + " ".join(around[1:]))
-        own.variables |= slurm_variables(asked)
+        inside.variables |= slurm_variables(asked)
         around = (*around, *(f"{option}={value}" for option, value in asked.items()))
-    own.arguments, own.arguments_given, own.name = script.arguments, True, script.name
-    before = len(own.started)
+    inside.arguments, inside.arguments_given, inside.name = script.arguments, True, script.name
+    before = len(inside.started)
     try:
-        status = walker.run_text(script.text, own, command.position)
+        status = walker.run_text(script.text, inside, command.position)
     except Exit as end:
         status = end.status
     state.started += [
         Started(words=s.words, environment=s.environment, around=(*around, *s.around), line=s.line)
-        for s in own.started[before:]
+        for s in inside.started[before:]
     ]
-    state.assumed |= own.assumed
-    state.reasons |= own.reasons
+    state.assumed |= inside.assumed
+    state.reasons |= inside.reasons
     if state.output is not None:
-        state.output = own.output
+        state.output = inside.output
     return status
 
 
@@ -234,10 +234,10 @@ def _assign_text(assignment: Assignment, word: ShellWord, state: ShellState, *, 
 
 def names_assigned(text: str) -> frozenset[str]:
     """Return the names that a script gives a value, wherever in it."""
-    found = set(ASSIGNED.findall(text)) | set(re.findall(r"\bfor\s+([A-Za-z_]\w*)\s+in\b", text))
+    assigned = set(ASSIGNED.findall(text)) | set(re.findall(r"\bfor\s+([A-Za-z_]\w*)\s+in\b", text))
     for names in re.findall(r"\bread\s+((?:-\w+\s+)*[A-Za-z_][\w ]*)", text):
-        found |= {name for name in names.split() if not name.startswith("-")}
-    return frozenset(found)
+        assigned |= {name for name in names.split() if not name.startswith("-")}
+    return frozenset(assigned)
 
 
 def input_of(redirects: Sequence[Redirect], state: ShellState, given: str | None) -> str | None:

@@ -163,42 +163,42 @@ def _own(value: T) -> T:
 
 def merged(left: ShellState, right: ShellState, why: str) -> ShellState:
     """Return what is known after either of two branches: what they disagree on is not. `why` says what decides."""
-    found = left.copy()
+    both = left.copy()
     for name in sorted(set(left.variables) | set(right.variables)):
         mine, theirs = left.variables.get(name), right.variables.get(name)
         if mine == theirs:
             continue
-        found.reasons[name] = why
+        both.reasons[name] = why
         if isinstance(mine, dict) and isinstance(theirs, dict):
-            found.variables[name] = _common(mine, theirs, name)
+            both.variables[name] = _common(mine, theirs, name)
         elif isinstance(mine, str) and isinstance(theirs, str):
-            found.variables[name] = _common_words(mine, theirs, name)
+            both.variables[name] = _common_words(mine, theirs, name)
         else:
-            found.variables[name] = unknown_variable(name)
-    found.exported |= right.exported
-    found.locals = None if left.locals is None else {**(right.locals or {}), **left.locals}
-    found.functions = {**right.functions, **left.functions}
-    found.files = {path: text for path, text in left.files.items() if right.files.get(path) == text}
-    found.assumed |= right.assumed
-    found.reasons |= {name: text for name, text in right.reasons.items() if name not in found.reasons}
-    found.started += [item for item in right.started if item not in found.started]
+            both.variables[name] = unknown_variable(name)
+    both.exported |= right.exported
+    both.locals = None if left.locals is None else {**(right.locals or {}), **left.locals}
+    both.functions = {**right.functions, **left.functions}
+    both.files = {path: text for path, text in left.files.items() if right.files.get(path) == text}
+    both.assumed |= right.assumed
+    both.reasons |= {name: text for name, text in right.reasons.items() if name not in both.reasons}
+    both.started += [item for item in right.started if item not in both.started]
     if left.output is not None and left.output != right.output:
-        found.output = [unknown(f"what depends on {why}")]
-    return found
+        both.output = [unknown(f"what depends on {why}")]
+    return both
 
 
 def _common_words(mine: str, theirs: str, name: str) -> str:
     """The words that two texts begin with, and one unknown that stands for the others."""
     pairs = zip(mine.split(" "), theirs.split(" "), strict=False)
-    words = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    words = [word for word, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
     return " ".join([*words, unknown_variable(name)])
 
 
 def _common(mine: dict[str, str], theirs: dict[str, str], name: str) -> dict[str, str]:
     """The elements that two arrays begin with, and one that stands for the others."""
     pairs = zip(mine.items(), theirs.items(), strict=False)
-    found = dict(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return {**found, str(len(found)): unknown_variable(name)}
+    first = dict(item for item, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return {**first, str(len(first)): unknown_variable(name)}
 
 
 def special_value(name: str, state: ShellState) -> str | None:

@@ -139,12 +139,12 @@ def read_quoted(text: str, depth: int = 0) -> ShellWord:
 
 def _merged(parts: list[Part]) -> tuple[Part, ...]:
     """Return the parts with neighbouring texts joined."""
-    found: list[Part] = []
+    merged: list[Part] = []
     for quoted, run in groupby(parts, lambda part: part.quoted if isinstance(part, Text) else None):
         alike = list(run)
         texts = [part.value for part in alike if isinstance(part, Text)]
-        found += alike if quoted is None else [Text("".join(texts), quoted)]
-    return tuple(found)
+        merged += alike if quoted is None else [Text("".join(texts), quoted)]
+    return tuple(merged)
 
 
 def _reference(text: str, position: int, *, quoted: bool, depth: int) -> tuple[Part, int]:

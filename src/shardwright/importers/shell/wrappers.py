@@ -101,11 +101,11 @@ def script_of(words: Sequence[str], files: Callable[[str], str | None]) -> Scrip
 
 def sbatch(text: str) -> dict[str, str]:
     """Return the options of #SBATCH lines, by their long names."""
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for line in DIRECTIVE.findall(text):
         for option, value in OPTION.findall(line):
-            found[SHORT.get(option, option)] = value
-    return found
+            options[SHORT.get(option, option)] = value
+    return options
 
 
 def slurm_variables(options: Mapping[str, str]) -> dict[str, str]:
@@ -113,7 +113,7 @@ def slurm_variables(options: Mapping[str, str]) -> dict[str, str]:
     nodes = options.get("--nodes", "").split("-")[-1]
     tasks, per_node = options.get("--ntasks", ""), options.get("--ntasks-per-node", "")
     gpus = re.search(r"(\d+)$", options.get("--gpus-per-node", "") or _gpus_of(options.get("--gres", "")))
-    found = {
+    variables = {
         "SLURM_NNODES": nodes,
         "SLURM_JOB_NUM_NODES": nodes,
         "SLURM_NTASKS_PER_NODE": per_node,
@@ -123,8 +123,8 @@ def slurm_variables(options: Mapping[str, str]) -> dict[str, str]:
         "SLURM_GPUS_PER_NODE": gpus[1] if gpus and "--gpus-per-node" in options else "",
         "SLURM_GPUS_ON_NODE": gpus[1] if gpus else "",
     }
-    found["SLURM_NPROCS"] = found["SLURM_NTASKS"]
-    return {name: value for name, value in found.items() if value}
+    variables["SLURM_NPROCS"] = variables["SLURM_NTASKS"]
+    return {name: value for name, value in variables.items() if value}
 
 
 def _gpus_of(resources: str) -> str:

@@ -42,14 +42,14 @@ def spans(trace: Trace, plan: Plan, seed: int = 0) -> list[PresenceSpan]:
         raise bad(f"trace {trace.name}", f"has {names}, and none of the plan", f"the plan has {', '.join(pools)}")
     wanted = {name: sum(p.nodes for p in plan.cluster.pools if p.gpu.name == name) for name in pools}
     gpus = {name: pool.gpus_per_node for name, pool in pools.items()}
-    found: list[PresenceSpan] = []
+    joined: list[PresenceSpan] = []
     for span in _raw(trace, wanted, gpus, np.random.default_rng(seed)):
-        last = found[-1] if found else None
+        last = joined[-1] if joined else None
         if last and (last.machines, last.dollars_per_hour) == (span.machines, span.dollars_per_hour):
-            found[-1] = replace(last, length=last.length + span.length)
+            joined[-1] = replace(last, length=last.length + span.length)
         else:
-            found.append(span)
-    return found
+            joined.append(span)
+    return joined
 
 
 def _raw(
@@ -106,16 +106,16 @@ def _ordered(
     wanted: dict[str, int],
 ) -> list[tuple[float, Place]]:
     """Return the machines that begin to boot: each in the place that has fewest of the run's, of these the cheapest."""
-    found: list[tuple[float, Place]] = []
+    ordered: list[tuple[float, Place]] = []
     for gpu, most in wanted.items():
         mine = [place for place in free if place[1] == gpu]
         coming = [place for _, place in booting if place[1] == gpu]
         missing = most - sum(len(kept[place]) for place in mine) - len(coming)
         for _ in range(missing):
-            open_places = [place for place in mine if _room(place, free, kept, [*booting, *found]) > 0]
+            open_places = [place for place in mine if _room(place, free, kept, [*booting, *ordered]) > 0]
             if not open_places:
                 break
-            taken = [place for _, place in [*booting, *found]]
+            taken = [place for _, place in [*booting, *ordered]]
             best = min(open_places, key=lambda p: (len(kept[p]) + taken.count(p), price[p], p))
-            found.append((now + BOOT_SECONDS, best))
-    return found
+            ordered.append((now + BOOT_SECONDS, best))
+    return ordered

@@ -81,10 +81,10 @@ def simulate(trace: Trace, plan: Plan, *, seed: int = 0, rates: Rates | None = N
     if plan.prediction is None:
         raise bad("plan", "has no prediction", "use a plan file that a search wrote")
     require_machines(plan)
-    found, templates = spans(trace, plan, seed), Templates()
+    present, templates = spans(trace, plan, seed), Templates()
     speed = rates or Rates(link=plan.cluster.pools[0].inter_bytes_per_second)
-    saving = saving_of(plan, found, speed)
-    outcomes = [replay(strategy, plan, found, templates, speed, saving) for strategy in STRATEGIES]
+    saving = saving_of(plan, present, speed)
+    outcomes = [replay(strategy, plan, present, templates, speed, saving) for strategy in STRATEGIES]
     reference = on_demand(plan, trace.hours)
     return [*outcomes, reference] if reference else outcomes
 

@@ -140,7 +140,7 @@ def boxes(plan: Plan, machines: Sequence[Machine]) -> dict[str, list[Box]]:
     of_stage = [number for number, replica in enumerate(plan.replicas) for _ in replica.stages]
     where, rank_of = seats(plan, machines), ranks(plan, placement).tolist()
     parts = plan.data_parallel if plan.optimizer.distributed else 1
-    found: dict[str, list[Box]] = {}
+    by_machine: dict[str, list[Box]] = {}
     for number, stage in enumerate(stages):
         begin, size = int(placement.begin[number]), int(placement.size[number])
         for copy in range(int(placement.count[number])):
@@ -148,10 +148,10 @@ def boxes(plan: Plan, machines: Sequence[Machine]) -> dict[str, list[Box]]:
             columns = range(begin + copy * size, begin + (copy + 1) * size)
             names = [where[rank_of[column]].machine for column in columns]
             for name in dict.fromkeys(names):
-                own = [place for place, other in enumerate(names) if other == name]
-                low, high = (part + own[0] / size) / parts, (part + (own[-1] + 1) / size) / parts
-                found.setdefault(name, []).extend((*layers, low, high) for layers in stage.layers)
-    return found
+                places = [place for place, other in enumerate(names) if other == name]
+                low, high = (part + places[0] / size) / parts, (part + (places[-1] + 1) / size) / parts
+                by_machine.setdefault(name, []).extend((*layers, low, high) for layers in stage.layers)
+    return by_machine
 
 
 @record
@@ -174,7 +174,7 @@ class Grid:
 
 def grid_of(plan: Plan, *held: dict[str, list[Box]]) -> Grid:
     """Return the grid in which all boxes are made of whole cells."""
-    every = [box for by_machine in held for own in by_machine.values() for box in own]
+    every = [box for by_machine in held for boxes_of in by_machine.values() for box in boxes_of]
     layers = np.unique([edge for first, last, _, _ in every for edge in (first, last)])
     shares = np.unique(np.round([edge for _, _, low, high in every for edge in (low, high)], 9))
     whole = checkpoint_bytes(plan.model, plan.job)
@@ -203,7 +203,7 @@ def survival(plan: Plan, seated: Sequence[Machine], there: Sequence[Machine]) ->
     """Return what survives of a state where only the machines `there` are left."""
     held = boxes(plan, seated)
     grid = grid_of(plan, held)
-    masks = {name: grid.cells(own) for name, own in held.items()}
+    masks = {name: grid.cells(boxes_of) for name, boxes_of in held.items()}
     left = {machine.name for machine in there}
     live = _any((mask for name, mask in masks.items() if name in left), len(grid.bytes))
     copies = _copies(masks, seated)
@@ -216,17 +216,21 @@ def moved(before: Plan, seated_before: Sequence[Machine], plan: Plan, seated: Se
     the cloud what none of them has."""
     old, new = boxes(before, seated_before), boxes(plan, seated)
     grid = grid_of(plan, old, new)
-    masks = {name: grid.cells(own) for name, own in old.items()}
+    masks = {name: grid.cells(boxes_of) for name, boxes_of in old.items()}
     copies = _copies(masks, seated_before)
     held = {name: masks[name] | copies.get(name, False) for name in masks}
-    return _plan(grid, {name: grid.cells(own) for name, own in new.items()}, held, [m.name for m in seated], rates)
+    return _plan(
+        grid, {name: grid.cells(boxes_of) for name, boxes_of in new.items()}, held, [m.name for m in seated], rates
+    )
 
 
 def from_cloud(plan: Plan, seated: Sequence[Machine], rates: Rates) -> Move:
     """Return what the machines of a plan read where all of it comes from the cloud."""
     new = boxes(plan, seated)
     grid = grid_of(plan, new)
-    return _plan(grid, {name: grid.cells(own) for name, own in new.items()}, {}, [m.name for m in seated], rates)
+    return _plan(
+        grid, {name: grid.cells(boxes_of) for name, boxes_of in new.items()}, {}, [m.name for m in seated], rates
+    )
 
 
 def kept_bytes(before: Plan, seated: Sequence[Machine], plan: Plan, machines: Sequence[Machine]) -> Floats:
@@ -248,14 +252,14 @@ def _plan(grid: Grid, need: dict[str, Bools], held: dict[str, Bools], names: lis
     wanted, holding = kinds[: len(names)], kinds[len(names) :]
     need_machine, need_shard = np.nonzero(wanted)
     machine, shard = np.nonzero(holding & wanted.any(axis=0))
-    found = plan_transfers(
+    planned = plan_transfers(
         sizes,
         Needs(shard=need_shard, machine=need_machine),
         Holdings(shard=shard, machine=machine, tier=np.full_like(shard, MEMORY)),
         np.ones(len(sizes), dtype=bool),
         bandwidths_of(len(names), rates),
     )
-    return Move(seconds=found.seconds, bytes=_by_source(found))
+    return Move(seconds=planned.seconds, bytes=_by_source(planned))
 
 
 def _by_source(plan: TransferPlan) -> dict[str, float]:
@@ -270,18 +274,18 @@ def _copies(masks: dict[str, Bools], seated: Sequence[Machine]) -> dict[str, Boo
     """Return the copies that machines have of what one other alone holds: the next one, of another zone if any."""
     order = [machine for machine in seated if machine.name in masks]
     holders = np.sum([masks[machine.name] for machine in order], axis=0)
-    found: dict[str, Bools] = {}
+    copied: dict[str, Bools] = {}
     for place, machine in enumerate(order):
         lonely = masks[machine.name] & (holders == 1)
         others = [*order[place + 1 :], *order[:place]]
         partner = next(iter([other for other in others if other.zone != machine.zone] or others), None)
         if partner is not None and lonely.any():
-            found[partner.name] = found.get(partner.name, False) | lonely
-    return found
+            copied[partner.name] = copied.get(partner.name, False) | lonely
+    return copied
 
 
 def _any(masks: object, cells: int) -> Bools:
-    found = np.zeros(cells, dtype=bool)
+    union = np.zeros(cells, dtype=bool)
     for mask in masks:  # type: ignore[attr-defined]
-        found |= mask
-    return found
+        union |= mask
+    return union

@@ -184,8 +184,8 @@ def lifetime_hours(random: np.random.Generator) -> float:
     """Return a lifetime from the bathtub distribution, by its inverse on a grid of minutes."""
     hours = np.arange(0.0, CAP_HOURS, 1 / 60)
     share = BATHTUB_A * (1 - np.exp(-hours / EARLY_HOURS) + np.exp((hours - CAP_HOURS) / LATE_HOURS))
-    found = int(np.searchsorted(share, random.random()))
-    return float(hours[found]) if found < len(hours) else CAP_HOURS
+    place = int(np.searchsorted(share, random.random()))
+    return float(hours[place]) if place < len(hours) else CAP_HOURS
 
 
 def _zone(market: Market, machines: int, ticks: int, random: np.random.Generator) -> np.ndarray:

@@ -7,8 +7,6 @@
 * `meter`: blocks of memory, FLOPs and messages, and what they come to
 * `own_runtime`: a rank of `shardwright train`
 * `transformers_fsdp`: a rank of transformers under FSDP2
-* `bits_and_bytes`: frozen weights in four bits
 * `megatron_core`: a rank of Megatron-Core
 * `torchtitan_trainer`: a rank of torchtitan
-* `pipelining`: stages of torch.distributed.pipelining without neighbours
 """

@@ -3,6 +3,9 @@
 Layers and the loss are traced and divided into what is kept and what runs again as `torch.compile` does it
 (AOTAutograd's min-cut, Inductor's decompositions), and their operators run one by one: fused kernels may need less
 beside what is kept. Flash attention stands in for FlexAttention, whose kernel keeps the same.
+
+Stages of torch.distributed.pipelining 2.13 have no neighbours here: they are told what these would tell of their
+tensors, and micro-batches that a trainer has cut itself are taken as later releases of PyTorch take them.
 """
 
 from __future__ import annotations
@@ -23,7 +26,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from shardwright.rehearsal.inside.fake_device import flash_attention
 from shardwright.rehearsal.inside.guard import TORCHTITAN, Refused
 from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Meter
-from shardwright.rehearsal.inside.pipelining import take_micro_batches, tell_shapes
 
 MODULE = "shardwright_plan"
 OUTSIDE = ((DeviceMesh, "_concatenate"), (DeviceMesh, "__getitem__"), (DeviceMesh, "_flatten"))  # look at values
@@ -34,6 +36,8 @@ CHOICES = (
     "optimizer: AdamW as torchtitan builds it",
     "CUDA graphs are not captured; where they are asked for, gradients stay from step to step",
 )
+SCHEDULES = "torch.distributed.pipelining.schedules"
+STAGES = "torch.distributed.pipelining.stage"
 
 
 def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
@@ -216,3 +220,53 @@ def _batches(trainer: Any, config: Any) -> Iterator[tuple[dict[str, torch.Tensor
         positions = torch.arange(training.seq_len).expand(shape)
         tokens, labels = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
         yield {"input": tokens, "positions": positions}, labels
+
+
+def take_micro_batches() -> None:
+    """Have schedules take lists of micro-batches in place of whole batches that they cut."""
+    schedules: Any = import_module(SCHEDULES)
+
+    def step(
+        self: Any,
+        *,
+        arg_mbs: Any = None,
+        kwarg_mbs: Any = None,
+        target_mbs: Any = None,
+        losses: Any = None,
+        loss_kwargs: Any = None,
+        return_outputs: bool = True,
+    ) -> None:
+        for stage in getattr(self, "_stages", None) or [self._stage]:
+            stage.has_backward = self._has_backward
+            stage.clear_runtime_states()
+        count = self._n_microbatches
+        inputs = arg_mbs or [()] * count, kwarg_mbs or [{}] * count
+        self._step_microbatches(*inputs, target_mbs, losses, return_outputs, loss_kwargs=loss_kwargs)
+
+    for kind in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
+        kind.step = step
+
+
+def tell_shapes(between: Callable[[], torch.Tensor]) -> None:
+    """Have stages find the shapes of their tensors by running once, as they do by themselves, and their neighbours say
+    that they send tensors such as `between` makes, and take gradients like the outputs."""
+    stages: Any = import_module(STAGES)
+    schedules: Any = import_module(SCHEDULES)
+    modes: Any = import_module("torch.distributed.pipelining._utils").InferenceMode
+
+    def warm_up(_: Any, local: list[Any], *__: Any) -> None:
+        for stage in local:
+            stage._inference_mode = modes.DYNAMIC
+
+    def received(self: Any, neighbour: int) -> Any:
+        if neighbour < self.stage_index:
+            return stages._StageForwardMeta(forward_metas=(stages.extract_tensor_meta(between()),))
+        return stages._StageBackwardMeta(backward_metas=tuple(map(_of_gradient, self._stage_meta.outputs)))
+
+    def _of_gradient(meta: Any) -> Any:
+        whole: Any = stages._derive_grad_metas((meta,))[0]
+        return stages.extract_tensor_meta(between().detach()) if whole is None else whole
+
+    schedules._PipelineSchedule._warmup_p2p = warm_up
+    stages.PipelineStage._recv_meta = received
+    stages.PipelineStage._send_meta = lambda *_: None

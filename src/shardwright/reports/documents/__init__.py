@@ -4,8 +4,5 @@
 * `earlier`: documents of earlier versions
 * `ranking`: rankings and evaluations
 * `shop`: a search over offers
-* `spot`: a simulation of spot machines
-* `validation`: predicted against measured
 * `schemas`: JSON schemas of all; `data/documents.yaml` has what commands print
-* `input_schemas`: JSON schemas of the files that users write or measure
 """

@@ -1,4 +1,4 @@
-"""Plans and what belongs to them on a terminal.
+"""Plans and what belongs to them on a terminal, some of it as a document too.
 
 * `first_screen`: a search in fifteen lines
 * `terminal`: a search in full
@@ -11,13 +11,9 @@
 * `mixed`: a plan whose replicas differ, those of uneven FSDP too
 * `programs`: an SPMD program beside the plans
 * `shop`: offers, in full and in a few lines
-* `spot`: a simulation of spot machines
-* `validation`: measured runs
 * `measured`: a machine profile
 * `site`: a calibration on own runs, and what it did to a prediction
 * `sizing`: ways to train and the memory of each
-* `catalogue`: GPUs, models, prices
-* `support`: who runs what
-* `problems`: long lists of problems made short
+* `catalogue`: GPUs, models, prices, and which trainer runs what
 * `layout`: tables, bars, wrapped lines
 """

@@ -1,4 +1,4 @@
-"""The catalogue on a terminal: GPUs, models and prices, as lists and one by one."""
+"""The catalogue on a terminal: GPUs, models and prices, as lists and one by one, and which trainer runs what."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def model_text(model: Model, source: str, width: int = WIDTH) -> str:
     for kind in model.kinds:
         number = sum(layer == kind for layer in model.layers)
         lines += [(f"{number} layer" + ("s" if number > 1 else ""), _layer_words(kind))]
-    lines += _tower_lines(model)
+    lines += [line for tower in model.towers for line in _lines_of(tower)]
     lines += [("source", source)] if source else []
     lines += [("norm epsilon", f"{model.norm_epsilon:g}")] if model.norm_epsilon is not None else []
     if model.rotary_scaling is not None:
@@ -115,11 +115,6 @@ def model_text(model: Model, source: str, width: int = WIDTH) -> str:
     lines += [("guessed", words) for words in model.guesses]
     lines += [("assumed", words) for words in model.assumed]
     return "\n".join([model.name, *(labelled(name, words, width) for name, words in lines)])
-
-
-def _tower_lines(model: Model) -> list[tuple[str, str]]:
-    """Return rows of the towers of a model or of its encoder, none where it has neither."""
-    return [line for tower in model.towers for line in _lines_of(tower)]
 
 
 def _lines_of(tower: Tower) -> list[tuple[str, str]]:
@@ -202,3 +197,20 @@ def prices_text(prices: Sequence[MachinePrice], width: int | None = None) -> str
 
 def _price(dollars: float | None) -> str:
     return NONE if dollars is None else f"{dollars:.2f}"
+
+
+def matrix_text(cells: Mapping[tuple[str, str], Mapping[str, str]], names: Sequence[str]) -> str:
+    """Return a table with a row for each subject and value, and a column for each trainer in `names`. `cells` has what
+    a trainer answers, by its name."""
+    rows = [[*what, *(answers.get(name, NONE) for name in names)] for what, answers in cells.items()]
+    header = ("subject", "value", *names)
+    return table(header, rows, words=header)
+
+
+def model_support_text(name: str, answers: Mapping[str, Sequence[str]], width: int = WIDTH) -> str:
+    """Return who runs a model: for each trainer, by its title, what it lacks of the model, nothing where it runs it."""
+    lines = [
+        labelled(trainer, "runs it" if not lacks else "does not run it: " + "; ".join(lacks), width, column=16)
+        for trainer, lacks in answers.items()
+    ]
+    return "\n".join([name, *lines])

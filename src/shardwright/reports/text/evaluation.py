@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from shardwright.errors import Problem
+from shardwright.errors import Problem, merged
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, Origin
 from shardwright.records import record
@@ -14,7 +14,6 @@ from shardwright.reports.text import outcome
 from shardwright.reports.text.explain import changes, gaps, reasons, shortages, verdict
 from shardwright.reports.text.layout import WIDTH, labelled, listed, table, wrapped
 from shardwright.reports.text.plans import plan_text, plans_table, predicted
-from shardwright.reports.text.problems import merged
 from shardwright.reports.text.strategy import SETTINGS
 from shardwright.reports.text.terminal import assumptions_text, heading
 from shardwright.reports.words import in_words

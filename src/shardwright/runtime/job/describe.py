@@ -8,8 +8,7 @@ from typing import Any
 
 from shardwright.runtime.layout.groups import Layout, expert_group
 from shardwright.runtime.layout.places import Place
-from shardwright.runtime.state.buckets import buckets_of
-from shardwright.runtime.state.sharding import held_whole
+from shardwright.runtime.state.buckets import buckets_of, held_whole
 from shardwright.units import format_bytes
 
 FEWEST_IN_RUN = 5  # ranks that are shown as first and last

@@ -19,8 +19,7 @@ from shardwright.records import record
 from shardwright.runtime.job.inputs import held_out_samples
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.layout.places import Place
-from shardwright.runtime.step.engine import Engine
-from shardwright.runtime.step.evaluation import evaluate
+from shardwright.runtime.step.engine import Engine, evaluate
 from shardwright.runtime.step.pipeline import Batch
 from shardwright.runtime.storage.mixture import Mixture
 

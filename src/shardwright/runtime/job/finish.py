@@ -125,8 +125,8 @@ def _exported(engine: Engine, settings: Settings, folder: Path) -> list[str]:
             _write_config(settings.save_weights, model, config_given(settings)[0], dtype)
     except (OSError, SafetensorError, SpecError) as error:
         problem = f"weights in {settings.save_weights}: {error}"
-    found = problems_of_all(engine, problem)
-    return [found] if found else []
+    problems = problems_of_all(engine, problem)
+    return [problems] if problems else []
 
 
 def _write_config(folder: Path, model: Model, given: dict[str, Any] | None, dtype: torch.dtype) -> None:
@@ -168,17 +168,17 @@ def _measured(engine: Engine, record: Record) -> Measured:
 def _recomputed(engine: Engine) -> frozenset[int]:
     """Return the layers that run forward again before their backward pass."""
     recompute = engine.layout.plan.replicas[engine.place.replica].stages[engine.place.stage].recompute
-    found: set[int] = set()
+    repeated: set[int] = set()
     for chunk in engine.place.chunks:
         layers = [unit for unit in chunk if 0 < unit < engine.layout.head]
         if recompute.granularity == "full":
-            found.update(layers[: recompute.layers] if recompute.method == "block" else layers)
-    return frozenset(found)
+            repeated.update(layers[: recompute.layers] if recompute.method == "block" else layers)
+    return frozenset(repeated)
 
 
-def _gathered(engine: Engine, own: dict[str, Any]) -> list[dict[str, Any]]:
+def _gathered(engine: Engine, report: dict[str, Any]) -> list[dict[str, Any]]:
     if engine.layout.world_size == 1:
-        return [own]
-    found: list[Any] = [None] * engine.layout.world_size
-    dist.all_gather_object(found, own, group=engine.groups.meeting)
-    return found
+        return [report]
+    gathered: list[Any] = [None] * engine.layout.world_size
+    dist.all_gather_object(gathered, report, group=engine.groups.meeting)
+    return gathered

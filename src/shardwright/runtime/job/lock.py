@@ -59,7 +59,7 @@ def _self() -> str:
 def _owner(descriptor: int) -> str:
     """Return in words who has the lock."""
     try:
-        found = json.loads(os.pread(descriptor, 4096, 0))
-        return f"process {found['process']} of {found['user']} on {found['host']}, since {found['since']}"
+        owner = json.loads(os.pread(descriptor, 4096, 0))
+        return f"process {owner['process']} of {owner['user']} on {owner['host']}, since {owner['since']}"
     except (ValueError, KeyError, TypeError):  # it has taken the lock, and not yet said who it is
         return "it has only just started"

@@ -105,14 +105,14 @@ def keep_id(out: Path, name: str) -> None:
 
 
 @contextmanager
-def tracked(settings: Settings, told: Mapping[str, Any]) -> Iterator[Callable[[Row], None]]:
-    """Give a function that sends steps to the trackers of a run, of which `told` says what it is. They are opened by
+def tracked(settings: Settings, course: Mapping[str, Any]) -> Iterator[Callable[[Row], None]]:
+    """Give a function that sends steps to the trackers of a run, of which `course` says what it is. They are opened by
     the first step, on the rank that has steps to tell. One that fails is named, and left out from then on."""
     opening: dict[str, Callable[[int], Tracker]] = {}
     if settings.tensorboard:
         opening["TensorBoard"] = partial(_tensorboard, settings)
     if settings.wandb:
-        opening["Weights & Biases"] = partial(_wandb, settings, told)
+        opening["Weights & Biases"] = partial(_wandb, settings, course)
     trackers: dict[str, Tracker] = {}
 
     def send(name: str, step: int, figures: Mapping[str, float]) -> None:

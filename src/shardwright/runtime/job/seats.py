@@ -55,14 +55,14 @@ def seats(layout: Layout, reports: Sequence[DeviceReport]) -> tuple[int, ...]:
     """
     if all(report.cpu for report in reports):
         return tuple(range(len(reports)))
-    wanted, found = _wanted(layout), _found(layout.plan, reports)
-    free = dict.fromkeys(found)
+    wanted, present = _wanted(layout), _found(layout.plan, reports)
+    free = dict.fromkeys(present)
     taken: dict[int, int] = {}
     machines = [list(seats) for _, seats in groupby(wanted, lambda seat: seat.machine)]
     for machine in sorted(machines, key=len, reverse=True):  # those with several types first
         matches = _matches(machine, list(free))
         if matches is None:
-            raise _mismatch(wanted, found)
+            raise _mismatch(wanted, present)
         for seat, match in zip(machine, matches, strict=True):
             del free[match]
             taken.update(zip(match.members, seat.members, strict=True))
@@ -73,14 +73,14 @@ def seats(layout: Layout, reports: Sequence[DeviceReport]) -> tuple[int, ...]:
 
 def _wanted(layout: Layout) -> tuple[Seat, ...]:
     """Return the machines of a plan, in the order of their ranks, GPUs of different types apart."""
-    found, first = [], 0
+    stages, first = [], 0
     for number, size in enumerate(machine_sizes(layout.plan)):
         names = [kind_of(place.gpu) for place in layout.places[first : first + size]]
         for kind, group in groupby(enumerate(names, first), lambda item: item[1]):
             members = tuple(rank for rank, _ in group)
-            found.append(Seat(gpu=kind if kind in gpus() else OTHER, machine=f"machine {number}", members=members))
+            stages.append(Seat(gpu=kind if kind in gpus() else OTHER, machine=f"machine {number}", members=members))
         first += size
-    return tuple(found)
+    return tuple(stages)
 
 
 def _matches(machine: Sequence[Seat], free: Sequence[Seat]) -> list[Seat] | None:

@@ -142,9 +142,9 @@ class Watch:
             try:
                 self._say(count)
                 self._round = time.monotonic()
-                found = self._sign((self._rank + 1) % len(self._names))
-                if found != seen:
-                    seen, changed = found, self._round
+                sign = self._sign((self._rank + 1) % len(self._names))
+                if sign != seen:
+                    seen, changed = sign, self._round
                 self._judge(seen, self._round - changed)
             except Exception as error:  # as the store raises when it is gone
                 self._leave(f"the store of the run is gone ({type(error).__name__})")

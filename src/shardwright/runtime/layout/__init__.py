@@ -3,7 +3,5 @@
 * `places`: where each rank stands
 * `groups`: groups of ranks
 * `process_groups`: their process groups
-* `transfers`: who sends what between two stages
 * `limits`: what the runtime cannot run
-* `forecast`: what the cost model says of each stage
 """

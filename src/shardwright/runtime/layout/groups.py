@@ -184,8 +184,8 @@ def _expert_holders(pipelines: Pipelines, members: Sequence[Place]) -> tuple[tup
     holders: list[list[list[int]]] = [[[] for _ in range(parts)] for _ in range(blocks)]
     for place in members:
         rank, part = expert_rank(pipelines, place)
-        each, wide = blocks // place.expert_parallel, parts // place.expert_tensor_parallel
-        for block in range(rank * each, (rank + 1) * each):
+        per_group, wide = blocks // place.expert_parallel, parts // place.expert_tensor_parallel
+        for block in range(rank * per_group, (rank + 1) * per_group):
             for number in range(part * wide, (part + 1) * wide):
                 holders[block][number].append(place.rank)
     return tuple(tuple(tuple(ranks) for ranks in block) for block in holders)
@@ -237,5 +237,5 @@ def key_value_copies(ranks: tuple[int, ...], kv_heads: int) -> tuple[tuple[int, 
     """Return the tensor-parallel ranks that hold each key-value head, nothing where every rank has heads of its own."""
     if len(ranks) <= kv_heads:
         return ()
-    each = len(ranks) // kv_heads
-    return tuple(ranks[start : start + each] for start in range(0, len(ranks), each))
+    copies = len(ranks) // kv_heads
+    return tuple(ranks[start : start + copies] for start in range(0, len(ranks), copies))

@@ -84,7 +84,7 @@ def units_of(plan: Plan, replica: Replica, stage: int) -> tuple[tuple[int, ...],
 def _of_replica(plan: Plan, index: int, ranks: Iterator[int]) -> Iterator[Place]:
     """Yield the places of a replica's copies in the order of a placement's columns, which `ranks` follow."""
     replica = plan.replicas[index]
-    before = sum(each.count * each.samples(plan.micro_batch) for each in plan.replicas[:index])
+    before = sum(other.count * other.samples(plan.micro_batch) for other in plan.replicas[:index])
     for number, stage in enumerate(replica.stages):
         chunks = units_of(plan, replica, number)
         inside = product(range(replica.count), range(stage.context_parallel), range(stage.tensor_parallel))

@@ -4,6 +4,11 @@ A bucket belongs to a shard of one unit, or of several units in a row that the s
 stages; experts have buckets of their own, one for each block of experts and part of their width. All holders lay a
 bucket out alike, so one collective sums it. What its parameters are is computed from the plan alone. Frozen weights
 have buckets of their own, which no collective sums.
+
+ZeRO-2 cuts the gradients of a bucket over its holders, too, ZeRO-3 its weights. Their parts are gathered and summed
+within passes, by all holders together. So these must run the same passes of the same units in the same order, as the
+copies of equal replicas do. Buckets of other holders, and embeddings tied to the head of another stage, are held whole,
+as under ZeRO-1.
 """
 
 from __future__ import annotations
@@ -174,16 +179,16 @@ def _unit_runs(layout: Layout, units: Sequence[Sequence[ModelParameter]]) -> tup
     return tuple(tuple(run) for run in runs)
 
 
-def _alike(layout: Layout, one: int, other: int) -> bool:
+def _alike(layout: Layout, unit: int, other: int) -> bool:
     """Return whether the same ranks hold two units in the same virtual stages, and not layer by layer. A tied embedding
     stands alone: its gradient is complete only when the first and the last stage are done. Under Muon both ends do, as
     they have more state than layers: parts of ranks would be unequal in bytes."""
     apart = layout.plan.layered or (layout.plan.model.tied_embeddings and other == 0)
-    apart |= layout.plan.job.optimizer == "muon" and (other == 0 or one == layout.head)
-    if apart or layout.units[one].holders != layout.units[other].holders:
+    apart |= layout.plan.job.optimizer == "muon" and (other == 0 or unit == layout.head)
+    if apart or layout.units[unit].holders != layout.units[other].holders:
         return False
-    holders = {rank for ranks in layout.units[one].holders for rank in ranks}
-    return all((one in chunk) == (other in chunk) for rank in holders for chunk in layout.places[rank].chunks)
+    holders = {rank for ranks in layout.units[unit].holders for rank in ranks}
+    return all((unit in chunk) == (other in chunk) for rank in holders for chunk in layout.places[rank].chunks)
 
 
 def _bucket(
@@ -250,3 +255,38 @@ def _counted(parameter: ModelParameter, shard: int, shards: int) -> bool:
     return shard == 0 or (
         parameter.dim is not None and parameter.piece(shard, shards) != parameter.piece(shard - 1, shards)
     )
+
+
+def kept_apart(layout: Layout, bucket: Bucket) -> tuple[bool, bool]:
+    """Return whether a holder of a bucket keeps its own part alone of the weights, and of the gradients."""
+    sharding = layout.plan.optimizer.sharding
+    cut = sharding in ("zero2", "zero3") and bucket.alone and len(bucket.ranks) > 1 and in_step(layout, bucket.ranks)
+    return cut and sharding == "zero3", cut
+
+
+def in_step(layout: Layout, ranks: Sequence[int]) -> bool:
+    """Return whether ranks run the same passes of the same units in the same order. Layer by layer all do, whatever
+    their micro-batches."""
+    if layout.plan.layered:
+        return True
+    courses = set()
+    for rank in ranks:
+        place = layout.places[rank]
+        stage = layout.plan.replicas[place.replica].stages[place.stage]
+        courses.add((place.chunks, place.stage, place.depth, place.micro_batches, replace(stage, gpu="")))
+    return len(courses) == 1
+
+
+def held_whole(layout: Layout, place: Place) -> str:
+    """Return what a rank holds whole though the plan shards it, in words; nothing where there is no such thing."""
+    sharding = layout.plan.optimizer.sharding
+    if sharding not in ("zero2", "zero3"):
+        return ""
+    buckets = (*buckets_of(layout, place), *frozen_buckets_of(layout, place))
+    shared = [bucket for bucket in buckets if len(bucket.ranks) > 1]
+    whole = sorted({unit for bucket in shared if not kept_apart(layout, bucket)[1] for unit in bucket.units})
+    if not whole:
+        return ""
+    what = "gradients" if sharding == "zero2" else "weights and gradients"
+    units = {unit for bucket in shared for unit in bucket.units}
+    return what if len(whole) == len(units) else f"{what} of {len(whole)} of {len(units)} units"

@@ -60,8 +60,10 @@ def exchanges_of(layout: Layout, place: Place) -> tuple[Exchange, ...]:
         shards = tuple(_shards(layout, family, known))
         ranks = tuple(sorted({rank for bucket in shards for rank in bucket.ranks}))
         by_ranks.setdefault(ranks, []).extend(shards)
-    found = (Exchange(ranks=ranks, matrices=_matrices(layout, buckets, ranks)) for ranks, buckets in by_ranks.items())
-    return tuple(exchange for exchange in found if exchange.matrices)
+    exchanges = (
+        Exchange(ranks=ranks, matrices=_matrices(layout, buckets, ranks)) for ranks, buckets in by_ranks.items()
+    )
+    return tuple(exchange for exchange in exchanges if exchange.matrices)
 
 
 def _shards(layout: Layout, family: Family, known: dict[int, tuple[Bucket, ...]]) -> Iterator[Bucket]:

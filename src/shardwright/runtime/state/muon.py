@@ -122,20 +122,20 @@ def _route(exchange: Exchange, group: Any, rank: int, slots: Sequence[Slot]) -> 
         number = len(owned)
         if matrix.owner == rank:
             owned.append(matrix.shape)
-        for fragments, own, other in ((matrix.sources, sent, parts), (matrix.targets, updated, results)):
+        for fragments, pieces, other in ((matrix.sources, sent, parts), (matrix.targets, updated, results)):
             for fragment in fragments:
                 if fragment.rank == rank:
-                    own[place[matrix.owner]].append(_own(fragment, by_bucket))
+                    pieces[place[matrix.owner]].append(_own(fragment, by_bucket))
                 if matrix.owner == rank:
                     other[place[fragment.rank]].append((number, fragment.holding.piece))
     return Route(group=group, owned=tuple(owned), sent=sent, updated=updated, parts=parts, results=results)
 
 
 def _by_bucket(slots: Iterable[Slot]) -> Mapping[Any, list[Slot]]:
-    found: dict[Any, list[Slot]] = {}
+    by_bucket: dict[Any, list[Slot]] = {}
     for slot in slots:
-        found.setdefault(slot.buffer.bucket.key, []).append(slot)
-    return found
+        by_bucket.setdefault(slot.buffer.bucket.key, []).append(slot)
+    return by_bucket
 
 
 def _own(fragment: Fragment, by_bucket: Mapping[Any, list[Slot]]) -> Own:
@@ -149,7 +149,7 @@ def _exchanged_steps(
     route: Route, steps: Mapping[Slot, torch.Tensor], how: Orthogonaliser
 ) -> Iterator[tuple[Own, torch.Tensor]]:
     """Yield what this rank updates by the matrices of a route."""
-    flat = [[steps[slot][start:stop].to(how.device, how.dtype) for slot, start, stop in own] for own in route.sent]
+    flat = [[steps[slot][start:stop].to(how.device, how.dtype) for slot, start, stop in spans] for spans in route.sent]
     came = _exchanged(flat, [sum(p.elements for _, p in parts) for parts in route.parts], route.group, how)
     wholes = [torch.empty(prod(cut.shape), dtype=how.dtype, device=how.device) for cut in route.owned]
     for number, piece, values in _along(chain.from_iterable(route.parts), came):
@@ -158,11 +158,11 @@ def _exchanged_steps(
     _orthogonalise(wholes, route.owned)
     back = [[_taken(wholes[number], piece, route.owned[number]) for number, piece in parts] for parts in route.results]
     del wholes
-    got = _exchanged(back, [sum(stop - start for _, start, stop in own) for own in route.updated], route.group, how)
+    got = _exchanged(back, [sum(stop - start for _, start, stop in spans) for spans in route.updated], route.group, how)
     at = 0
-    for own in chain.from_iterable(route.updated):
-        count = own[2] - own[1]
-        yield own, got[at : at + count]
+    for span in chain.from_iterable(route.updated):
+        count = span[2] - span[1]
+        yield span, got[at : at + count]
         at += count
 
 

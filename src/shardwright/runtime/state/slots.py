@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from shardwright.records import record
 from shardwright.runtime.state.blocks import Blocks, zeros
 from shardwright.runtime.state.buckets import Segment
-from shardwright.runtime.state.offload import in_host
 from shardwright.runtime.state.pieces import WEIGHT
 from shardwright.runtime.state.recipe import MOMENTS, Recipe
 from shardwright.runtime.state.store import Buffer, Store
@@ -78,3 +79,19 @@ def _slot(buffer: Buffer, segment: Segment, start: int, stop: int, recipe: Recip
         for name in MOMENTS[rule]
     }
     return Slot(buffer=buffer, segment=segment, start=start, stop=stop, master=master, moments=moments)
+
+
+def in_host(elements: Sequence[int], share: float) -> frozenset[int]:
+    """Return which of the buckets, each of so many `elements`, hold at least a `share` of all elements between them:
+    the largest, and last the smallest that is enough. None of them could be left out."""
+    left = share * sum(elements)
+    ordered = sorted(range(len(elements)), key=lambda index: (-elements[index], index))
+    chosen: set[int] = set()
+    for place, index in enumerate(ordered):
+        if left <= 0:
+            break
+        enough = [other for other in ordered[place:] if elements[other] >= left]
+        taken = enough[-1] if enough else index
+        chosen.add(taken)
+        left -= elements[taken]
+    return frozenset(chosen)

@@ -15,8 +15,7 @@ from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.model.parameters import ModelParameter
-from shardwright.runtime.state.buckets import Bucket, Piece, buckets_of, frozen_buckets_of, matrix_of
-from shardwright.runtime.state.sharding import kept_apart
+from shardwright.runtime.state.buckets import Bucket, Piece, buckets_of, frozen_buckets_of, kept_apart, matrix_of
 
 
 @record
@@ -46,9 +45,9 @@ class Flat:
         """Return a piece of the whole, in its shape."""
         return self.whole[piece.offset : piece.offset + piece.elements].view(piece.shape)
 
-    def view(self, one: FlatView) -> torch.Tensor:
+    def view(self, flat: FlatView) -> torch.Tensor:
         """Return the elements of a view, in its shape."""
-        return self.whole[one.offset : one.offset + prod(one.shape)].view(one.shape)
+        return self.whole[flat.offset : flat.offset + prod(flat.shape)].view(flat.shape)
 
     def part(self, start: int, stop: int) -> torch.Tensor:
         """Return elements [start, stop) of the whole, which must be among those that are kept."""

@@ -1,12 +1,11 @@
 """One training step of a rank.
 
-* `evaluation`: the loss without training
-* `engine`: a rank ready to train
+* `engine`: a rank ready to train, its step, and the loss without training
 * `rehearsal`: layers compiled before the first step
 * `pipeline`: passes in the order of the schedule
 * `layered`: passes layer by layer, under uneven FSDP
 * `parts`: gathers and scatters of unequal parts
-* `channels`: messages between stages
+* `channels`: who sends what between two stages, and the messages
 * `unshard`: weights gathered for a unit
 * `sync`: gradients summed layer by layer
 * `timestamps`: moments of process or device

@@ -8,7 +8,7 @@ is bound to the group).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout, Purpose
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
-from shardwright.runtime.layout.transfers import Transfer, transfers
 
 Outgoing = tuple[Any, torch.Tensor]
 """A send under way, and what it sends, which must live until it is done."""
@@ -129,7 +128,7 @@ def _links(layout: Layout, place: Place, groups: ProcessGroups) -> dict[tuple[in
     depth, ring = place.depth, plan.schedule.virtual_stages > 1
     if depth == 1:
         return {}
-    found = {}
+    links = {}
     for kind, step in ((FORWARD, 1), (BACKWARD, -1)):
         for way, source in (("out", place.stage), ("in", place.stage - step)):
             target = source + step
@@ -141,5 +140,39 @@ def _links(layout: Layout, place: Place, groups: ProcessGroups) -> dict[tuple[in
             messages = transfers(senders, receivers, length, sharded=plan.sequence_parallel)
             mine = tuple(m for m in messages if (m.source if way == "out" else m.target) == place.rank)
             name: Purpose = "forward" if kind == FORWARD else "backward"
-            found[kind, way, wraps] = Link(group=groups.find(name, (*senders, *receivers)), parts=mine)
-    return found
+            links[kind, way, wraps] = Link(group=groups.find(name, (*senders, *receivers)), parts=mine)
+    return links
+
+
+@record
+class Transfer:
+    """One message: from rank to rank, `part` [start, stop) of the sender's sequence positions, to be put at `into` of
+    the receiver's."""
+
+    source: int
+    target: int
+    part: tuple[int, int]
+    into: tuple[int, int]
+
+
+def transfers(sources: Sequence[int], targets: Sequence[int], seq_len: int, *, sharded: bool) -> tuple[Transfer, ...]:
+    """Return the messages that carry an activation of `seq_len` positions from one stage to the next.
+
+    Without sequence parallelism every rank of a stage has all positions, and each target takes them from the source at
+    the same relative place. With it (`sharded`), rank r of t has the r-th of t equal parts of the positions.
+    """
+    if not sharded:
+        whole = (0, seq_len)
+        return tuple(
+            Transfer(source=sources[index * len(sources) // len(targets)], target=target, part=whole, into=whole)
+            for index, target in enumerate(targets)
+        )
+    sent, taken = seq_len // len(sources), seq_len // len(targets)
+    messages = []
+    for i, source in enumerate(sources):
+        for j, target in enumerate(targets):
+            start, stop = max(i * sent, j * taken), min((i + 1) * sent, (j + 1) * taken)
+            if start < stop:
+                part, into = (start - i * sent, stop - i * sent), (start - j * taken, stop - j * taken)
+                messages.append(Transfer(source=source, target=target, part=part, into=into))
+    return tuple(messages)

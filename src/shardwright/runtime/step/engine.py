@@ -1,4 +1,5 @@
-"""A rank ready to train: its parameters, pipeline, synchronisation and optimizer, and the step that joins them."""
+"""A rank ready to train: its parameters, pipeline, synchronisation and optimizer, the step that joins them, and the
+loss on a batch without training on it."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from shardwright.records import record
 from shardwright.runtime.layout.groups import Layout, expert_group
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
+from shardwright.runtime.model.attention import documents_of
 from shardwright.runtime.model.blocks import layer_forward
-from shardwright.runtime.model.chunk import Chunk, Observer, table_of
+from shardwright.runtime.model.chunk import Chunk, Observer, loss_of, table_of, unit_forward
 from shardwright.runtime.model.context import ContextGroup, positions_of
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.fp8 import FP8
@@ -32,7 +34,7 @@ from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.state.slots import Slot, make_slots
 from shardwright.runtime.state.store import Store, fill, make_store
 from shardwright.runtime.step.layered import run_layered
-from shardwright.runtime.step.pipeline import Batch, Event, RankPipeline, make_pipeline, run_step
+from shardwright.runtime.step.pipeline import Batch, Event, RankPipeline, make_pipeline, run_forward, run_step
 from shardwright.runtime.step.sync import GradientSync
 from shardwright.runtime.step.timestamps import moment, seconds_between
 from shardwright.runtime.step.unshard import Unsharding
@@ -120,28 +122,9 @@ def make_engine(
     if initial is not None:
         fill(store, initial)
     stage = plan.replicas[place.replica].stages[place.stage]
-    ranks = layout.tensor_group(place)
-    tensor = TensorGroup(
-        rank=place.tensor_rank,
-        size=place.tensor_parallel,
-        group=groups.find("tensor", ranks),
-        sequence=plan.sequence_parallel and place.tensor_parallel > 1,
-    )
-    members = layout.context_group(place)
-    context = ContextGroup(
-        part=place.context_rank,
-        parts=tuple(layout.places[member].context_rank for member in members),
-        group=groups.find("context", members),
-    )
+    tensor, context = _tensor_group(layout, place, groups), _context_group(layout, place, groups)
     positions = positions_of(context.part, context.size, plan.job.seq_len).to(device)
     table = table_of(plan.model, details, positions, dtype, plan.job.seq_len)
-    sharing = expert_group(layout.pipelines, place)
-    experts = ExpertGroup(
-        rank=sharing.index(rank),
-        size=len(sharing),
-        group=groups.find("experts", sharing),
-        local=place.expert_tensor_parallel < place.tensor_parallel,
-    )
     sharded = plan.optimizer.distributed
     sync = GradientSync(layout, place, store, groups, sharded=sharded, overlap=plan.overlap.grad_reduce)
     later: Later | None = [] if plan.schedule.weights_apart else None
@@ -151,9 +134,9 @@ def make_engine(
         products = replace(products, adapters=AdapterProducts(scale=plan.job.adapter.scale, tensor=tensor))
     chunks = [
         Chunk(
-            units=units, weights=store.parameters, model=plan.model, details=details, tensor=tensor, experts=experts,
-            context=context, recompute=stage.recompute, positions=positions, table=table,
-            products=products,
+            units=units, weights=store.parameters, model=plan.model, details=details, tensor=tensor,
+            experts=_expert_group(layout, place, groups), context=context, recompute=stage.recompute,
+            positions=positions, table=table, products=products,
             way=None if plan.layered else unsharding,
             layer=layer if end is None and later is None else layer_forward,
             end=end,
@@ -178,6 +161,34 @@ def make_engine(
         recipe=recipe,
         sharded=sharded,
         loss_scale=LossScale() if dtype == torch.float16 else UNSCALED,
+    )
+
+
+def _tensor_group(layout: Layout, place: Place, groups: ProcessGroups) -> TensorGroup:
+    return TensorGroup(
+        rank=place.tensor_rank,
+        size=place.tensor_parallel,
+        group=groups.find("tensor", layout.tensor_group(place)),
+        sequence=layout.plan.sequence_parallel and place.tensor_parallel > 1,
+    )
+
+
+def _context_group(layout: Layout, place: Place, groups: ProcessGroups) -> ContextGroup:
+    members = layout.context_group(place)
+    return ContextGroup(
+        part=place.context_rank,
+        parts=tuple(layout.places[member].context_rank for member in members),
+        group=groups.find("context", members),
+    )
+
+
+def _expert_group(layout: Layout, place: Place, groups: ProcessGroups) -> ExpertGroup:
+    sharing = expert_group(layout.pipelines, place)
+    return ExpertGroup(
+        rank=sharing.index(place.rank),
+        size=len(sharing),
+        group=groups.find("experts", sharing),
+        local=place.expert_tensor_parallel < place.tensor_parallel,
     )
 
 
@@ -329,3 +340,31 @@ def share_weights(engine: Engine, *, beside: bool = False) -> None:
     if not beside or not all(buffer.bucket.alone for buffer in engine.store.buffers):
         engine.unsharding.arrive()
         engine.store.publish()
+
+
+def evaluate(engine: Engine, batch: Batch, note: Callable[[str], None] | None = None) -> float:
+    """Return the mean loss over the tokens of a global batch, the same on all ranks. Every rank must call it between
+    steps; weights and optimizer state stay as they are. `note` is told what the rank waits for or does."""
+    with torch.no_grad():
+        loss = _layered(engine, batch) if engine.layout.plan.layered else run_forward(engine.pipeline, batch, note)
+    engine.unsharding.release()
+    mean = mean_loss(engine, loss)
+    if engine.layout.world_size > 1:
+        dist.all_reduce(mean)
+    return float(mean)
+
+
+def _layered(engine: Engine, batch: Batch) -> torch.Tensor:
+    """Return the summed loss of this rank's micro-batches, all of which go through a unit before the next one."""
+    pipeline, unsharding = engine.pipeline, engine.unsharding
+    (chunk,) = pipeline.chunks
+    pairs = [batch(number) for number in range(pipeline.place.micro_batches)]
+    x = [tokens for tokens, _ in pairs]
+    documents = [documents_of(tokens, chunk.end) for tokens in x]
+    for unit in chunk.units:
+        unsharding.reached(unit)
+        if unit < engine.layout.head:
+            unsharding.fetch(unit + 1)
+            x = [unit_forward(chunk, unit, value, inside) for value, inside in zip(x, documents, strict=True)]
+    losses = [loss_of(chunk, value, targets) for value, (_, targets) in zip(x, pairs, strict=True)]
+    return torch.stack(losses).sum() if losses else torch.zeros((), device=pipeline.device)

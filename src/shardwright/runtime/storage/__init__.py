@@ -8,7 +8,6 @@
 * `weights`: weights and adapters in files of Hugging Face and PEFT
 * `megatron_weights`: weights as Megatron-LM keeps them
 * `weight_files`: which files those are in
-* `data`: token files
-* `remote`: files behind a URL
+* `data`: token files, those behind a URL too
 * `mixture`: samples of one or several token files
 """

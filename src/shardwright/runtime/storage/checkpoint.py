@@ -184,8 +184,8 @@ def _read(engine: Engine, slot: Slot, checkpoint: Checkpoint) -> None:
     start, stop = _own(engine, slot)
     for kind in slot.kinds if start < stop else ():
         host = np.zeros(stop - start, np.float32)
-        own = holdings_of(slot.buffer.bucket, start, stop, engine.layout.plan.model.vocab, kind)
-        checkpoint.fill({item.piece: host[item.at - start :][: item.piece.elements] for item in own})
+        holdings = holdings_of(slot.buffer.bucket, start, stop, engine.layout.plan.model.vocab, kind)
+        checkpoint.fill({item.piece: host[item.at - start :][: item.piece.elements] for item in holdings})
         slot.write(kind, start, torch.from_numpy(host))
 
 

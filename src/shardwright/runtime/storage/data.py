@@ -4,6 +4,9 @@ alone.
 `NAME.bin` has the tokens as little-endian uint16 or uint32; `NAME.json` beside it says which, how many, and from what
 tokenizer: {"version": 1, "dtype": "uint16", "tokens": 1000, "vocab": 257, "tokenizer": "bytes", "end": 256}. `end` is
 the token that ends a text.
+
+Of a file behind a URL that fsspec understands (https://, s3://, gs://, …) only those bytes are read that are needed.
+What fails is tried again for some seconds, but for what is missing or not allowed.
 """
 
 from __future__ import annotations
@@ -11,11 +14,12 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
@@ -24,7 +28,6 @@ from numpy.typing import NDArray
 from shardwright.errors import bad
 from shardwright.files import write_atomically
 from shardwright.records import record
-from shardwright.runtime.storage.remote import RemoteTokens, content, size
 
 BYTES = "bytes"
 END_OF_TEXT = 256
@@ -34,6 +37,8 @@ SCANNED_TOKENS = 1 << 24  # at a time
 Location = Path | str
 """Where a file is: a path, or a URL as text."""
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
+T = TypeVar("T")
 
 
 @record(slots=False)
@@ -86,10 +91,10 @@ class Samples:
         """Return samples of training by their numbers, [len(numbers), seq_len + 1]. Each epoch has its own order.
         Raises SpecError where a token is not in the vocabulary."""
         starts = [self._start(number) for number in numbers]
-        found = self.file.read([(start, start + self.seq_len + 1) for start in starts])
-        for start, tokens in zip(starts, found, strict=True):
+        read = self.file.read([(start, start + self.seq_len + 1) for start in starts])
+        for start, tokens in zip(starts, read, strict=True):
             _require_below(tokens, self.vocab, self.file.path, start)
-        return np.stack(found).astype(np.int64)
+        return np.stack(read).astype(np.int64)
 
     def _start(self, number: int) -> int:
         epoch, index = divmod(number, self.count)
@@ -161,8 +166,8 @@ def require_known(file: TokenFile, vocab: int) -> None:
     they are used (`Samples.rows`)."""
     tokens = file.tokens
     if isinstance(tokens, RemoteTokens):
-        for start, found in file.spread:
-            _require_below(found, vocab, file.path, start)
+        for start, numbers in file.spread:
+            _require_below(numbers, vocab, file.path, start)
         return
     tokens_at_once = BLOCK_BYTES // tokens.itemsize
     blocks = -(-len(tokens) // tokens_at_once)
@@ -264,3 +269,82 @@ def _encoder(path: Path) -> tuple[Any, int, int | None]:
 @lru_cache(maxsize=32)
 def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+@record
+class RemoteTokens:
+    """The `count` tokens of a file. Slices are read as they are asked for; steps are not."""
+
+    url: str
+    count: int
+    dtype: np.dtype[Any]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, part: slice) -> NDArray[Any]:
+        start, stop, _ = part.indices(self.count)
+        return self.read([(start, stop)])[0]
+
+    @property
+    def itemsize(self) -> int:
+        return int(self.dtype.itemsize)
+
+    def read(self, parts: Sequence[tuple[int, int]]) -> list[NDArray[Any]]:
+        """Return the tokens from start to stop of each part, all read at once. Raises SpecError where that fails."""
+        bounds = [(start * self.itemsize, stop * self.itemsize) for start, stop in parts]
+        try:
+            contents = _ranges(self.url, bounds)
+        except OSError as error:
+            raise bad(self.url, f"cannot be read: {error}", "go on with `resume=` once it can") from None
+        if [len(content) for content in contents] != [stop - start for start, stop in bounds]:
+            hint = "serve it where ranges of bytes can be asked for, or copy it here"
+            raise bad(self.url, "sent other bytes than were asked for", hint)
+        return [np.frombuffer(content, self.dtype) for content in contents]
+
+
+def content(url: str) -> bytes:
+    """Return a small file. Raises OSError where it cannot be read."""
+    files, path = _opened(url)
+    return bytes(_patiently(lambda: files.cat_file(path)))
+
+
+def size(url: str) -> int | None:
+    """Return the bytes of a file, None where nobody says. Raises OSError where it cannot be read."""
+    files, path = _opened(url)
+    size = _patiently(lambda: files.size(path))
+    return None if size is None else int(size)
+
+
+def _ranges(url: str, bounds: Sequence[tuple[int, int]]) -> list[bytes]:
+    files, path = _opened(url)
+    starts, stops = ([bound[end] for bound in bounds] for end in (0, 1))
+    return list(_patiently(lambda: files.cat_ranges([path] * len(bounds), starts, stops, on_error="raise")))
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL, which fsspec keeps, and the path there."""
+    try:
+        import fsspec
+    except ImportError:
+        raise bad(url, "data behind a URL need fsspec", "pip install 'shardwright[runtime]'") from None
+    try:
+        files, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        hint = "install the package of this protocol (s3fs, gcsfs, 'fsspec[http]'), or see fsspec's documentation"
+        raise bad(url, str(error), hint) from None
+    return files, str(path)
+
+
+def _patiently(call: Callable[[], T]) -> T:
+    """Return what `call` does, which is repeated where it fails. Raises OSError."""
+    for seconds in (*RETRY_SECONDS, None):
+        try:
+            return call()
+        except (FileNotFoundError, PermissionError):
+            raise
+        except Exception as error:  # of whatever kind the protocol's package has
+            if seconds is None:
+                raise OSError(f"{type(error).__name__}: {error}") from None
+            time.sleep(seconds)
+    raise AssertionError("the last call returns or raises")

@@ -55,13 +55,19 @@ def export_checkpoint(source: Path, target: Path) -> int:
     new folder of torch.distributed.checkpoint; return its step. Raises SpecError where it is not whole."""
     if target.exists():
         raise bad(str(target), "is there already", "name a new file or folder")
-    found = open_checkpoint(source)
-    manifest = found.manifest
+    checkpoint = open_checkpoint(source)
+    manifest = checkpoint.manifest
     tensors: Tensors = {}
     for kind in sorted({stored.piece.kind for stored in manifest.pieces}):
         for name, cut in manifest.parameters.items():
             values = np.zeros(prod(cut.shape), np.float32)
-            assemble({_whole(kind, name, cut): values}, found.index, manifest.parameters, found.fetch, found.name)
+            assemble(
+                {_whole(kind, name, cut): values},
+                checkpoint.index,
+                manifest.parameters,
+                checkpoint.fetch,
+                checkpoint.name,
+            )
             tensors[f"{kind}.{name}"] = torch.from_numpy(values).reshape(cut.shape)
     text = manifest_text(replace(manifest, pieces=()))
     if target.suffix == SUFFIX:
@@ -112,7 +118,7 @@ def import_checkpoint(source: Path, root: Path) -> Path:
         file = open_tensors(source)
         tensors, text = {name: file.tensor(name) for name in file.names}, file.metadata.get(TEXT, "")
     if not text:
-        raise bad(str(source), "says nothing of a run", "import what the export of a checkpoint wrote")
+        raise bad(str(source), "holds no run", "import what the export of a checkpoint wrote")
     manifest = parse_manifest(text, str(source))
     kinds = sorted({name.partition(".")[0] for name in tensors})
     final, working = step_folder(root, manifest.step), working_folder(root, manifest.step)
@@ -142,11 +148,11 @@ def _whole(kind: str, name: str, cut: CutShape) -> StatePiece:
 
 
 def _values(tensors: Tensors, name: str, cut: CutShape, where: str) -> Any:
-    found = tensors.get(name)
-    if found is None or tuple(found.shape) != cut.shape:
-        shown = "is missing" if found is None else f"has shape {tuple(found.shape)}, not {cut.shape}"
+    tensor = tensors.get(name)
+    if tensor is None or tuple(tensor.shape) != cut.shape:
+        shown = "is missing" if tensor is None else f"has shape {tuple(tensor.shape)}, not {cut.shape}"
         raise bad(where, f"{name} {shown}", "import what the export of a checkpoint wrote")
-    return found.to(torch.float32).contiguous().numpy().reshape(-1)
+    return tensor.to(torch.float32).contiguous().numpy().reshape(-1)
 
 
 def _save_distributed(target: Path, tensors: Tensors, text: str) -> None:

@@ -149,8 +149,8 @@ def parse_manifest(text: str, where: str) -> Manifest:
 
 def complete_steps(root: Path) -> list[Path]:
     """Return the folders of complete steps, oldest first."""
-    found = (path for path in root.glob("step-*") if STEP_FOLDER.fullmatch(path.name))
-    return sorted((path for path in found if (path / MANIFEST).exists()), key=step_of)
+    folders = (path for path in root.glob("step-*") if STEP_FOLDER.fullmatch(path.name))
+    return sorted((path for path in folders if (path / MANIFEST).exists()), key=step_of)
 
 
 def step_of(folder: Path) -> int:
@@ -217,8 +217,8 @@ def model_hash(model: Model) -> str:
 
 def _described(value: Any) -> Any:
     if is_dataclass(value):
-        found = {item.name: getattr(value, item.name) for item in fields(value) if _told(value, item)}
-        return {name: _described(item) for name, item in found.items()}
+        stated = {item.name: getattr(value, item.name) for item in fields(value) if _told(value, item)}
+        return {name: _described(item) for name, item in stated.items()}
     if isinstance(value, list | tuple):
         return [_described(item) for item in value]
     return value

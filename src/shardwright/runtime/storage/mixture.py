@@ -42,11 +42,11 @@ class Mixture:
     def rows(self, first: int, count: int) -> NDArray[np.int64]:
         """Return `count` samples of training from number `first` on, [count, seq_len + 1]. Raises SpecError where a
         token is not in the vocabulary."""
-        found = [self._where(number) for number in range(first, first + count)]
+        places = [self._where(number) for number in range(first, first + count)]
         rows = np.empty((count, self.parts[0].seq_len + 1), dtype=np.int64)
-        for file in {file for file, _ in found}:
-            numbers = [row for row, (other, _) in enumerate(found) if other == file]
-            rows[numbers] = self.parts[file].rows([found[row][1] for row in numbers])
+        for file in {file for file, _ in places}:
+            numbers = [row for row, (other, _) in enumerate(places) if other == file]
+            rows[numbers] = self.parts[file].rows([places[row][1] for row in numbers])
         return rows
 
     def _where(self, number: int) -> tuple[int, int]:

@@ -98,9 +98,9 @@ def assemble(
             message = f"has {covered:,} of {target.elements:,} values of the {target.name}"
             raise bad(where, message, "resume with the same model and optimizer")
     for stored in sorted(wanted, key=_position):
-        found = fetch(stored)
+        content = fetch(stored)
         for overlap, values in wanted[stored]:
-            copy_overlap(overlap, found, values)
+            copy_overlap(overlap, content, values)
 
 
 def _position(stored: StoredPiece) -> Any:

@@ -28,10 +28,10 @@ def checkpoints(root: Path) -> list[Path]:
 def resumable(path: Path) -> list[Path]:
     """Return the checkpoints in a folder to go on from, newest first; of a checkpoint itself, that one alone. Raises
     SpecError where there is none."""
-    found = [path] if (path / MANIFEST).exists() or (path / META).exists() else checkpoints(path)[::-1]
-    if not found:
+    folders = [path] if (path / MANIFEST).exists() or (path / META).exists() else checkpoints(path)[::-1]
+    if not folders:
         raise bad(str(path), "has no complete checkpoint", "name the folder of a run that wrote one")
-    return found
+    return folders
 
 
 def newest_checkpoint(path: Path) -> Path:

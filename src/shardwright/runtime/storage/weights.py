@@ -229,8 +229,8 @@ class TensorFile:
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor. Do not write to it: its memory may be the file."""
-        found: torch.Tensor = self.handle.get_tensor(name)
-        return found
+        tensor: torch.Tensor = self.handle.get_tensor(name)
+        return tensor
 
 
 def open_tensors(path: Path) -> TensorFile:

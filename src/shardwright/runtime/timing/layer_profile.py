@@ -121,16 +121,16 @@ def profile_document(plan: Plan, ranks: Sequence[Measured]) -> dict[str, Any]:
     Backward times are without recomputation. Equal layers have one time, the median over them, so it also stands for
     those that a GPU type did not run; embedding and head then take that of another type, scaled as the layers are.
     """
-    found: dict[tuple[str, int], list[Measured]] = {(rank.gpu, rank.tensor_parallel): [] for rank in ranks}
+    by_kind: dict[tuple[str, int], list[Measured]] = {(rank.gpu, rank.tensor_parallel): [] for rank in ranks}
     for rank in ranks:
-        found[rank.gpu, rank.tensor_parallel].append(rank)
-    columns = {key: (_column(group, backward=False), _column(group, backward=True)) for key, group in found.items()}
+        by_kind[rank.gpu, rank.tensor_parallel].append(rank)
+    columns = {key: (_column(group, backward=False), _column(group, backward=True)) for key, group in by_kind.items()}
     entries = []
     weights = _weights(plan.model)
     element_bytes = 4 if plan.job.precision == "fp32" else 2
     for (gpu, degree), (forward, backward) in sorted(columns.items()):
         others = [column for key, column in sorted(columns.items()) if key != (gpu, degree)]
-        each = median(rank.update_seconds_each for rank in found[gpu, degree])
+        update_seconds = median(rank.update_seconds_each for rank in by_kind[gpu, degree])
         entries.append(
             {
                 "gpu": gpu,
@@ -138,7 +138,7 @@ def profile_document(plan: Plan, ranks: Sequence[Measured]) -> dict[str, Any]:
                 "micro_batch": plan.micro_batch,
                 "forward_seconds": _completed(plan.model, forward, [other[0] for other in others]),
                 "backward_seconds": _completed(plan.model, backward, [other[1] for other in others]),
-                "optimizer_seconds": [each * count / degree for count in weights],
+                "optimizer_seconds": [update_seconds * count / degree for count in weights],
                 "weight_bytes": [element_bytes * count / degree for count in weights],
             }
         )
@@ -169,7 +169,7 @@ def _completed(model: Model, times: Mapping[int, float], others: Sequence[Mappin
     for unit, seconds in times.items():
         if 0 < unit <= layers:
             by_kind.setdefault(model.kind_of_layer[unit - 1], []).append(seconds)
-    own = _mean_layer(times, layers)
+    mean = _mean_layer(times, layers)
     full = []
     for unit in range(layers + 2):
         kind = by_kind.get(model.kind_of_layer[unit - 1]) if 0 < unit <= layers else None
@@ -179,11 +179,11 @@ def _completed(model: Model, times: Mapping[int, float], others: Sequence[Mappin
             full.append(times[unit])
         else:
             guesses = [
-                other[unit] * (own / scale if own and (scale := _mean_layer(other, layers)) else 1.0)
+                other[unit] * (mean / scale if mean and (scale := _mean_layer(other, layers)) else 1.0)
                 for other in others
                 if unit in other
             ]
-            full.append(median(guesses) if guesses else own)
+            full.append(median(guesses) if guesses else mean)
     return full
 
 
@@ -196,5 +196,5 @@ def _weights(model: Model) -> list[int]:
 
 
 def _mean_layer(times: Mapping[int, float], layers: int) -> float:
-    found = [seconds for unit, seconds in times.items() if 0 < unit <= layers]
-    return sum(found) / len(found) if found else 0.0
+    of_layers = [seconds for unit, seconds in times.items() if 0 < unit <= layers]
+    return sum(of_layers) / len(of_layers) if of_layers else 0.0

@@ -50,7 +50,7 @@ def traced(device: torch.device) -> Iterator[StepTrace]:
 def spans(trace: StepTrace, events: Sequence[Event], result: StepResult, data_seconds: float) -> list[MeasuredSpan]:
     """Return the passes of a traced step that is over, the waiting for samples before them and for messages between
     them, and what follows them."""
-    found = [MeasuredSpan(name="wait for samples", kind="data", begin=0.0, end=data_seconds)]
+    spans = [MeasuredSpan(name="wait for samples", kind="data", begin=0.0, end=data_seconds)]
     for event in events:
         _, virtual_stage, micro_batch = event.operation
         name = WORDS[event.operation.kind]
@@ -58,20 +58,20 @@ def spans(trace: StepTrace, events: Sequence[Event], result: StepResult, data_se
             seconds_between(trace.began, moment) for moment in (event.asked, event.began, event.ended)
         )
         if began > asked:
-            found.append(MeasuredSpan(name="wait for a message", kind="wait", begin=asked, end=began))
-        found.append(
+            spans.append(MeasuredSpan(name="wait for a message", kind="wait", begin=asked, end=began))
+        spans.append(
             MeasuredSpan(
                 name=f"{name} {micro_batch}", kind=name, begin=began, end=ended, args=_pass(micro_batch, virtual_stage)
             )
         )
-    begin = max([result.pass_seconds, *(span.end for span in found)])
+    begin = max([result.pass_seconds, *(span.end for span in spans)])
     for name, kind, seconds in (
         ("wait for gradient sums", "synchronise", result.sync_seconds),
         ("optimizer and updated weights", "optimizer", result.update_seconds),
     ):
-        found.append(MeasuredSpan(name=name, kind=kind, begin=begin, end=begin + seconds))
+        spans.append(MeasuredSpan(name=name, kind=kind, begin=begin, end=begin + seconds))
         begin += seconds
-    return found + trace.operators
+    return spans + trace.operators
 
 
 def _pass(micro_batch: int, virtual_stage: int) -> dict[str, int]:

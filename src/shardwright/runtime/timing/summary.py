@@ -6,10 +6,15 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
+from shardwright.cost.iteration.mixed import mixed_iteration
+from shardwright.cost.learned import default_efficiency
+from shardwright.errors import SpecError
+from shardwright.plans.plan import Plan
 from shardwright.records import record
-from shardwright.runtime.layout.forecast import StageForecast, stage_forecasts
 from shardwright.runtime.layout.groups import Layout
 from shardwright.units import format_bytes, format_seconds
+
+SAME = 0.01  # predictions that differ by less are of one cost model
 
 
 @record
@@ -101,3 +106,34 @@ def _rank_document(layout: Layout, rank: RankSummary, forecasts: Sequence[Sequen
         "peak_memory_bytes": rank.peak_memory_bytes,
         "predicted_memory_bytes": memory,
     }
+
+
+@record
+class StageForecast:
+    """Seconds of a step in which a rank of a stage computes, and the part of its pipeline's time in which it waits."""
+
+    busy_seconds: float
+    bubble: float
+
+
+def stage_forecasts(plan: Plan) -> tuple[tuple[StageForecast, ...], ...]:
+    """Return the forecast of every stage of every replica, nothing where the plan has no prediction, or one that was
+    made from a profile: the plan file has no times of stages, and without the profile they would be others."""
+    if plan.prediction is None:
+        return ()
+    try:
+        iteration = mixed_iteration(plan, default_efficiency())
+    except SpecError:  # a GPU of which only a profile knows
+        return ()
+    if abs(iteration.seconds / plan.prediction.iteration_seconds - 1.0) > SAME:
+        return ()
+    forecasts = []
+    for replica, times in zip(plan.replicas, iteration.replicas, strict=True):
+        busy = replica.micro_batches * (times.stages.forward + times.stages.backward)[0].sum(axis=0)
+        forecasts.append(
+            tuple(
+                StageForecast(busy_seconds=float(seconds), bubble=float(1.0 - seconds / times.pipeline_seconds))
+                for seconds in busy
+            )
+        )
+    return tuple(forecasts)

@@ -35,7 +35,7 @@ from shardwright.progress import within
 from shardwright.search.market.mixes import Mix, apart, cluster_of, machine_seconds, promising
 from shardwright.search.market.result import Front, Limits, Shopping, ShopReport, infeasible, limits_of, picks, steps
 from shardwright.search.market.sweep import Find, Sweep, finish, least_dollars, probe, sweep
-from shardwright.search.objective import INDIFFERENCE, require_indifference, require_sure
+from shardwright.search.objective import INDIFFERENCE, require_fit, require_indifference, require_sure
 from shardwright.search.planner import plan as plan_on
 from shardwright.search.ranked import costed_plan
 from shardwright.search.renting import FrontPoint, Rental, Tariff, choice_of, tariff
@@ -75,13 +75,8 @@ def shop(
     candidates; plans of mixes are for `exportable_to` as those of `planner.plan`, whose `indifference` this is, too.
     Raises SpecError for input that makes no sense.
     """
-    require("model", model, Model, 'load_model("llama-3.1-8b")')
-    require("offers", offers, Offers, 'load_offers("offers.yaml")')
-    require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
-    if job.tokens is None:
-        raise bad("`tokens=`", "is missing", "say how many tokens the run has: `tokens=1T`")
-    if not 0.01 <= fit <= 0.99:
-        raise bad("`fit=`", f"{fit} is not a probability from 0.01 to 0.99", "0.9 is the default")
+    _require(model, offers, job)
+    require_fit(fit)
     require_indifference(indifference)
     require_sure(sure, job)
     if mixes is not None and mixes < 0:
@@ -138,6 +133,15 @@ def shop(
         infeasible=infeasible(distinct, limits) if distinct else _nothing(runs, model),
         sure=sure,
     )
+
+
+def _require(model: Model, offers: Offers, job: Job) -> None:
+    """Raise SpecError for what is no question."""
+    require("model", model, Model, 'load_model("llama-3.1-8b")')
+    require("offers", offers, Offers, 'load_offers("offers.yaml")')
+    require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
+    if job.tokens is None:
+        raise bad("`tokens=`", "is missing", "say how many tokens the run has: `tokens=1T`")
 
 
 def keeping(result: Shopping, accepted: Callable[[Plan], bool]) -> Shopping:

@@ -37,12 +37,12 @@ class MixedOutcome:
     seconds, or dollars of an iteration, whichever the job minimises."""
 
     plans: tuple[Plan, ...]
-    uniform: Plan | None
-    uniform_rule: str
     bound: float
-    candidates: int
-    costed: int
     not_covered: tuple[Uncovered, ...]
+    uniform: Plan | None = None
+    uniform_rule: str = RULE
+    candidates: int = 0
+    costed: int = 0
 
 
 def mixed_search(
@@ -76,15 +76,7 @@ def mixed_search(
         cutoff, links = min(incumbent / (1.0 + gap), enough), cluster.site_links
         chosen, least = that_may_gain(contexts, chosen, space, links, longest=incumbent, cutoff=cutoff)
     if not chosen:
-        return MixedOutcome(
-            plans=(),
-            uniform=None,
-            uniform_rule=RULE,
-            bound=least or np.inf,
-            candidates=0,
-            costed=0,
-            not_covered=not_covered(contexts, space),
-        )
+        return MixedOutcome(plans=(), bound=least or np.inf, not_covered=not_covered(contexts, space))
     found_tables = tables(contexts, chosen, cluster.site_links)
     known: Known = {}
 
@@ -98,7 +90,7 @@ def mixed_search(
     uniform = best_uniform(plain, [plan for plans in everywhere for plan in plans])
     shown = None if uniform is None else costed(plain, uniform)
     rivals = [] if uniform is None or space.pins else _as_rival(uniform, contexts, filters, priced)
-    incumbent = min([incumbent, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
+    incumbent = _least([incumbent], rivals)
     problem = MixedProblem(
         contexts=tuple(contexts),
         cluster=cluster,
@@ -110,30 +102,38 @@ def mixed_search(
         effort=effort or effort_for(cluster),
         enough=enough,
     )
-    found: MixedResult
     if by_dollars(contexts[0].job):
-        from shardwright.search.mixed.dollars.cheapest import search  # which a search for time does without
-        from shardwright.search.mixed.dollars.machines import bill_of
-
         fast = search_degrees(replace(problem, effort=QUICK, enough=np.inf), np.inf, allowed)
         rivals += [priced(plan) for _, plan in fast.plans[:top]]
-        incumbent = min([incumbent, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
-        found = search(problem, bill_of(contexts), incumbent, allowed, priced, affordable_value)
-        plans, bound = [plan for _, plan in found.plans[:top]], found.bound
+        result = _by_dollars(problem, _least([incumbent], rivals), allowed, priced)
+        plans, bound = [plan for _, plan in result.plans[:top]], result.bound
     else:
-        found = search_degrees(problem, incumbent, allowed)
-        plans, bound = [priced(plan) for _, plan in found.plans[:top]], found.bound
+        result = search_degrees(problem, incumbent, allowed)
+        plans, bound = [priced(plan) for _, plan in result.plans[:top]], result.bound
         bound = max(bound, least) if np.isfinite(least) else bound
     rivals += [priced(plan) for plan in _with_zero_bubble(plans, contexts, space, filters)]
     return MixedOutcome(
         plans=(*plans, *rivals),
         uniform=shown,
-        uniform_rule=RULE,
         bound=bound,
-        candidates=found.candidates,
-        costed=found.costed,
-        not_covered=(*not_covered(contexts, space), *depth_limits(found.deepest, len(contexts[0].model.layers))),
+        candidates=result.candidates,
+        costed=result.costed,
+        not_covered=(*not_covered(contexts, space), *depth_limits(result.deepest, len(contexts[0].model.layers))),
     )
+
+
+def _least(values: Sequence[float], plans: Sequence[Plan]) -> float:
+    """Return the least of some values and of those of the plans that keep the budget."""
+    return min([*values, *(value for plan in plans if (value := affordable_value(plan)) is not None)])
+
+
+def _by_dollars(
+    problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bool], priced: Callable[[Plan], Plan]
+) -> MixedResult:
+    from shardwright.search.mixed.dollars.cheapest import search  # which a search for time does without
+    from shardwright.search.mixed.dollars.machines import bill_of
+
+    return search(problem, bill_of(problem.contexts), incumbent, allowed, priced, affordable_value)
 
 
 def by_dollars(job: Job) -> bool:
@@ -152,7 +152,6 @@ def joined(outcomes: Sequence[MixedOutcome]) -> MixedOutcome:
     return MixedOutcome(
         plans=tuple(plan for outcome in outcomes for plan in outcome.plans),
         uniform=next((outcome.uniform for outcome in outcomes if outcome.uniform is not None), None),
-        uniform_rule=RULE,
         bound=min(outcome.bound for outcome in outcomes),
         candidates=sum(outcome.candidates for outcome in outcomes),
         costed=sum(outcome.costed for outcome in outcomes),

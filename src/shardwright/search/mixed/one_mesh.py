@@ -65,7 +65,7 @@ PLANS = 4  # looks by all splits that take as long as one by plans, about
 ROUNDED = 1e-5  # part by which a bisection may end above the bound
 HALVED = 48  # ranges that are halved, at most
 NARROW = 1.005  # a range is not halved any more whose longest stages are so many times its shortest ones, at most
-NOTHING = MixedOutcome(plans=(), uniform=None, uniform_rule=RULE, bound=np.inf, candidates=0, costed=0, not_covered=())
+NOTHING = MixedOutcome(plans=(), bound=np.inf, not_covered=())
 
 
 @record(kw_only=False)
@@ -168,9 +168,9 @@ def _of_settings(run: _Run, some: Sequence[Setting], gap: float) -> _Part:
     for plan in (uniform, *(best_uniform(contexts, plans) for plans in on_some)):
         if plan is not None and run.allowed(plan):
             _keep(run, plan, fitting_seconds(contexts, plan, run.known))
-    found = instances(chosen, found_tables, contexts[0].job.global_batch, space)
-    longest = HOPELESS * max((instance.quick for instance in found), default=np.inf)
-    ways = list(_scouted(run, found, gap, longest))
+    subproblems = instances(chosen, found_tables, contexts[0].job.global_batch, space)
+    longest = HOPELESS * max((instance.quick for instance in subproblems), default=np.inf)
+    ways = list(_scouted(run, subproblems, gap, longest))
     run.undecided.clear()
     bound = least_bound(
         [(least, _Open(way)) for least, way in sorted(ways, key=lambda pair: pair[0])],
@@ -179,7 +179,7 @@ def _of_settings(run: _Run, some: Sequence[Setting], gap: float) -> _Part:
         spent=lambda looks: (looks + (PLANS - 1) * len(run.undecided)) / LOOKS,
     )
     bound = bound_by_ranges(run.undecided, run.worth, run.incumbent, min(bound, run.incumbent / (1.0 + gap)))
-    deepest = max((instance.depth for instance in found), default=0)
+    deepest = max((instance.depth for instance in subproblems), default=0)
     return _Part(bound, uniform, len(ways), deepest)
 
 
@@ -284,7 +284,7 @@ class Worth:
         if self.bill is None or self.job.objective == "time":
             return incumbent
         types = np.eye(len(self.machine_gpus), dtype=np.int64)
-        pairs = np.array([one + other for one, other in combinations(types, 2)])
+        pairs = np.array([left + other for left, other in combinations(types, 2)])
         return incumbent / float(self.bill.per_second(pairs).min())
 
     def of(self, plan: Plan, seconds: float, context: Context) -> float | None:
@@ -331,8 +331,8 @@ def candidates(instance: Instance, space: Space, incumbent: float, copies: int) 
         return []
     counts = instance.compositions(space)
     counts = picked(counts, (counts > 0).sum(axis=1) > 1)
-    found = _of_copies(instance, counts, copies, incumbent)
-    return [Candidate(seconds, instance, tuple(row), copies) for seconds, row in sorted(found)]
+    timed = _of_copies(instance, counts, copies, incumbent)
+    return [Candidate(seconds, instance, tuple(row), copies) for seconds, row in sorted(timed)]
 
 
 def numbers_of_copies(instance: Instance, space: Space) -> list[int]:
@@ -357,11 +357,11 @@ def by_all_splits(way: Candidate, longest: float, bottleneck: tuple[float, float
         crossings=len(sites_of(table, used)) - 1,
     )
     short = replace(way.instance, depth=int(counts.sum()), known={})
-    found = _columns(short, counts, region, way.micro_batches, longest)
+    columns = _columns(short, counts, region, way.micro_batches, longest)
     least = longest
-    if len(found.stages):
+    if len(columns.stages):
         size = np.array([way.micro_batches])
-        least = float(least_by_splits(short.table, short.layers, region, found, size, longest, bottleneck)[0])
+        least = float(least_by_splits(short.table, short.layers, region, columns, size, longest, bottleneck)[0])
     return replace(way, seconds=max(way.seconds, min(least, longest)))
 
 
@@ -425,8 +425,8 @@ def _halved(worth: Worth, seconds: float, node: TreeNode[_Range]) -> Step[_Range
         return Undecided(node.bound)
     middle = coarse(float(np.sqrt(low * high)))
     halves = [_Range(way, part.shortest, middle), _Range(way, middle, part.longest)]
-    closer = [by_all_splits(way, seconds, (each.shortest, each.longest)) for each in halves]
-    bounds = [max(node.bound, coarse(worth.least(one))) for one in closer]
+    closer = [by_all_splits(way, seconds, (half.shortest, half.longest)) for half in halves]
+    bounds = [max(node.bound, coarse(worth.least(bracket))) for bracket in closer]
     return Branched(list(zip(bounds, halves, strict=True)))
 
 

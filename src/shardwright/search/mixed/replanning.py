@@ -50,9 +50,9 @@ def remaining(previous: Plan, task: ReplanTask) -> tuple[Plan, Mixed] | None:
     best: tuple[Plan, Mixed] | None = None
     for expected, option in sorted(options, key=lambda item: item[0]):
         if (best is None or expected < best[1].seconds) and not check(option):
-            found = fitting(task.contexts, option, task.known)
-            if found is not None and (best is None or found.seconds < best[1].seconds):
-                best = option, found
+            iteration = fitting(task.contexts, option, task.known)
+            if iteration is not None and (best is None or iteration.seconds < best[1].seconds):
+                best = option, iteration
     return best
 
 
@@ -140,10 +140,10 @@ def _numbers(previous: Plan, cluster: Cluster) -> list[int]:
 
 def _gpus(replica: Replica) -> Counter[str]:
     """Return how many GPUs of each type one copy of a replica has."""
-    found: Counter[str] = Counter()
+    gpus: Counter[str] = Counter()
     for stage in replica.stages:
-        found[stage.gpu] += stage.gpus
-    return found
+        gpus[stage.gpu] += stage.gpus
+    return gpus
 
 
 @record
@@ -179,12 +179,12 @@ def quick_plan(task: ReplanTask, incumbent: float, hints: Sequence[tuple[int, ..
         if draft.seconds >= least():
             return draft.seconds
         plan = plan_of(task.contexts, task.cluster, draft, rank_order=task.rank_order)
-        found = None if check(plan) else fitting(task.contexts, plan, task.known)
-        if found is None:
+        iteration = None if check(plan) else fitting(task.contexts, plan, task.known)
+        if iteration is None:
             return np.inf
-        if found.seconds < least():
-            best.append((plan, found))
-        return found.seconds
+        if iteration.seconds < least():
+            best.append((plan, iteration))
+        return iteration.seconds
 
     instance = task.by.instance
     region, counts = instance.roots(Space())[0], instance.compositions(Space())

@@ -124,8 +124,8 @@ def dropped(plan: Plan, contexts: Sequence[Context], filters: Filters) -> bool:
     nodes = sum(count for _, count in machines_used(plan.cluster, gpus))
     counts = {"num_gpus": plan.gpus, "num_nodes": nodes}
     for replica in plan.replicas:
-        rows, own = stage_rows(plan, replica), counts | {"num_micro_batches": replica.micro_batches}
+        rows, of_plan = stage_rows(plan, replica), counts | {"num_micro_batches": replica.micro_batches}
         for place, stage in enumerate(replica.stages):
-            if np.any(filters.mask(of[stage.gpu], rows.take(slice(place, place + 1)), own)):
+            if np.any(filters.mask(of[stage.gpu], rows.take(slice(place, place + 1)), of_plan)):
                 return True
     return False

@@ -90,8 +90,11 @@ def gpu_options(context: Context, space: Space, gpus: int, waves: int, *, flash:
         part = shares.take(chunk)
         seconds[chunk] = np.where(part.rows >= part.micro_batches, passes(context, units, part).total, np.inf)
         nothing = np.zeros(len(part))
-        found = memory(context, units, part, nothing, nothing, gpus)
-        held[chunk], needed[chunk] = found.tensors, found.tensors if apart else found.activations + found.logits
+        needs = memory(context, units, part, nothing, nothing, gpus)
+        held[chunk], needed[chunk] = (
+            needs.tensors,
+            needs.tensors if apart else needs.activations + needs.logits,
+        )
     shape = (-1, most)
     return GpuOptions(
         context=context,

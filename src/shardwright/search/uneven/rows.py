@@ -56,8 +56,8 @@ def shared_rows(options: Sequence[GpuOptions], state: Floats, *, relaxed: bool =
     counts = np.array([gpu.count for gpu in options])
 
     def taken(limit: Floats) -> tuple[Ints, Ints]:
-        found = [_taken(*each, limit) for each in zip(options, tables, room, strict=True)]
-        return np.stack([rows for rows, _ in found], axis=1), np.stack([way for _, way in found], axis=1)
+        choices = [_taken(*group, limit) for group in zip(options, tables, room, strict=True)]
+        return np.stack([rows for rows, _ in choices], axis=1), np.stack([way for _, way in choices], axis=1)
 
     def enough(limit: Floats) -> Bools:
         rows, _ = taken(limit)
@@ -122,7 +122,7 @@ def _monotone(gpu: GpuOptions, *, relaxed: bool) -> Floats:
 
 def _taken(gpu: GpuOptions, table: Floats, most: Ints, limit: Floats) -> tuple[Ints, Ints]:
     """Return the most legal rows within a time and the memory, and the first way to take as many in least time, [N]."""
-    in_time = np.stack([np.searchsorted(each, limit, side="right") for each in table], axis=1)
+    in_time = np.stack([np.searchsorted(column, limit, side="right") for column in table], axis=1)
     rows = gpu.legal_rows[np.arange(len(table)), np.minimum(in_time, most)]
     best = rows.max(axis=1)
     needed = table[:, np.maximum(best, 1) - 1].T
@@ -158,14 +158,14 @@ def _corners(points: Ints) -> Ints:
 def _least_passes(options: Sequence[GpuOptions]) -> tuple[Floats, Floats]:
     """Return the least seconds of the slowest GPU at each unit, forward and backward, [1, U] each: C*."""
     batch = options[0].context.job.global_batch
-    found = []
+    least = []
     for name in ("forward", "backward"):
         rates = [
             gpu.count / np.min(getattr(gpu.units, name) / gpu.units.sizes[:, None], axis=0).clip(1e-30)
             for gpu in options
         ]
-        found.append((batch / np.sum(rates, axis=0))[None])
-    return found[0], found[1]
+        least.append((batch / np.sum(rates, axis=0))[None])
+    return least[0], least[1]
 
 
 def _least(least: Slots, work: Floats) -> Floats:

@@ -138,7 +138,7 @@ def _sets(contexts: Sequence[Context], fewest: int) -> Iterator[Sequence[Context
         for size in range(types, fewest - 1, -1):
             yield from combinations(contexts, size)
         return
-    fastest = sorted(contexts, key=lambda each: -(each.pool.gpu.peak(each.job.precision) or 0.0))
+    fastest = sorted(contexts, key=lambda context: -(context.pool.gpu.peak(context.job.precision) or 0.0))
     yield from (fastest[:size] for size in range(types, fewest - 1, -1))
 
 
@@ -210,10 +210,10 @@ def _even(options: Sequence[GpuOptions], everyone: Everyone, cluster: Cluster) -
     first types take the rows that are left over."""
     counts = np.array([gpu.count for gpu in options])
     total, job = int(counts.sum()), options[0].context.job
-    each, over = divmod(job.global_batch, total)
+    samples, over = divmod(job.global_batch, total)
     ways = min(len(gpu.seconds) for gpu in options)
     more = np.clip(over - (np.cumsum(counts) - counts), 0, counts)
-    rows = np.tile(each + (more > 0), (ways, 1))
+    rows = np.tile(samples + (more > 0), (ways, 1))
     option = np.tile(np.arange(ways)[:, None], (1, len(options)))
     state = np.full(rows.shape, 1.0 / total)
     fits = [
@@ -222,8 +222,8 @@ def _even(options: Sequence[GpuOptions], everyone: Everyone, cluster: Cluster) -
         for place, gpu in enumerate(options)
     ]
     possible = np.all(fits, axis=0)
-    found = RowCounts(rows=rows, option=option, seconds=np.zeros(ways), possible=possible)
-    seconds = iteration_seconds(options, everyone, found, state)
+    even = RowCounts(rows=rows, option=option, seconds=np.zeros(ways), possible=possible)
+    seconds = iteration_seconds(options, everyone, even, state)
     first = int(seconds.argmin())
     if not np.isfinite(seconds[first]):
         return []

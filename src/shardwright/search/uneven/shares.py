@@ -81,7 +81,7 @@ def _exact(options: Sequence[GpuOptions], shares: Shares) -> list[list[tuple[int
         else:
             fewer[place] = taken
     return [
-        [(most, each) for most, each in ((int(row), int(count - gone)), (int(less), int(gone))) if each]
+        [(most, repeated) for most, repeated in ((int(row), int(count - gone)), (int(less), int(gone))) if repeated]
         for row, less, count, gone in zip(rows, lower, counts, fewer, strict=True)
     ]
 
@@ -123,8 +123,8 @@ def grid(types: int, steps: int) -> Ints:
 def around(point: Ints, steps: int) -> Ints:
     """Return the points of a grid `FINER` times as fine around a point [G] of one with `steps` steps, [N, G]."""
     offsets = grid_of_offsets(len(point))
-    found = point * FINER + offsets
-    return distinct_rows(found[(found >= 0).all(axis=1) & (found.sum(axis=1) == steps * FINER)])
+    finer = point * FINER + offsets
+    return distinct_rows(finer[(finer >= 0).all(axis=1) & (finer.sum(axis=1) == steps * FINER)])
 
 
 def grid_of_offsets(types: int) -> Ints:

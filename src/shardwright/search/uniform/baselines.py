@@ -102,8 +102,8 @@ def _row(context: Context, **given: Any) -> Row | None:
     job, gpus = context.job, context.pool.gpus // (tp * pp)
     if gpus < 1 or job.global_batch % micro:
         return None
-    only, one = context.source.only, np.ones(1, dtype=np.int64)
-    if not context.source.knows(context.pool.gpu, tp * one, one, one, micro * one)[0]:
+    only, ones = context.source.only, np.ones(1, dtype=np.int64)
+    if not context.source.knows(context.pool.gpu, tp * ones, ones, ones, micro * ones)[0]:
         return None
     dp = max(divisors(job.global_batch // micro, gpus))
     count = job.global_batch // micro // dp

@@ -111,13 +111,13 @@ class Waiting:
         open_values = [values[done : done + most] for (_, values), done in zip(self.parts, self.taken, strict=True)]
         lowest = np.sort(np.concatenate(open_values))[:most]
         limit = min(below, float(lowest[-1]))
-        found = []
+        popped = []
         for place, (rows, values) in enumerate(self.parts):
             end = int(np.searchsorted(values, limit, side="right"))
             if end > self.taken[place]:
-                found.append(rows.take(slice(self.taken[place], end)))
+                popped.append(rows.take(slice(self.taken[place], end)))
                 self.taken[place] = end
-        return ExpandedRows.concatenated(found)
+        return ExpandedRows.concatenated(popped)
 
     def rest(self) -> ExpandedRows | None:
         """Return all rows that still wait; None if there are none."""

@@ -175,9 +175,9 @@ def _virtual_bound(
     at_first = count * (first + (vpp - 1) * chunk + split.on_first * layer)
     mean = count * whole / pp + first * (pp - 1) / pp
     before_last = split.first + (pp - 2) * split.share
-    found = np.maximum(mean, np.where(before_last >= alike, at_last, 0.0))
-    found = np.maximum(found, np.where((pp > 2) & (before_last - split.share >= alike), at_next, 0.0))
-    return np.maximum(found, np.where(split.first + (pp - 1) * split.share >= alike, at_first, 0.0))
+    bound = np.maximum(mean, np.where(before_last >= alike, at_last, 0.0))
+    bound = np.maximum(bound, np.where((pp > 2) & (before_last - split.share >= alike), at_next, 0.0))
+    return np.maximum(bound, np.where(split.first + (pp - 1) * split.share >= alike, at_first, 0.0))
 
 
 def _transfer_range(context: Context, rows: Strategies) -> tuple[Floats, Floats]:

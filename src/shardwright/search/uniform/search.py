@@ -170,8 +170,8 @@ def _place(rows: Layouts, start: Strategies, row: int) -> int:
     same = np.ones(len(rows), dtype=bool)
     for field in fields(rows):
         same &= getattr(rows, field.name) == getattr(start, field.name)[row]
-    found = np.flatnonzero(same)
-    return int(found[0]) if len(found) else -1
+    places = np.flatnonzero(same)
+    return int(places[0]) if len(places) else -1
 
 
 def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> float:
@@ -232,9 +232,9 @@ def _sketched(run: _Search, rows: Layouts, batch: Ints) -> tuple[ExpandedRows, F
     values = run.objective.values(bounds, gpus)
     late = bounds > run.objective.limits(gpus)
     slow = ~late & (values > run.best.threshold)
-    each = _completions_per_row(run, arranged)
-    run.tally.drop(Cause.LIMITS, each[late].sum())
-    run.tally.drop(Cause.BOUND, each[slow].sum())
+    completions = _completions_per_row(run, arranged)
+    run.tally.drop(Cause.LIMITS, completions[late].sum())
+    run.tally.drop(Cause.BOUND, completions[slow].sum())
     keep = np.flatnonzero(~late & ~slow)
     return arranged.take(keep), values[keep]
 

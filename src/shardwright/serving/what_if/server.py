@@ -80,7 +80,7 @@ class Server(ThreadingHTTPServer):
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise bad(
-                "`port=`", f"{host}:{port} cannot be had: {reason}", "choose another; 0 takes a free one"
+                "`port=`", f"{host}:{port} cannot be opened: {reason}", "choose another; 0 takes a free one"
             ) from None
         prepare()
 

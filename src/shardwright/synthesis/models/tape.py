@@ -348,8 +348,8 @@ class Tape(Recorder):
         mean = self.op("mul.Tensor", (total, 1 / rows), ())
 
         def rule(g: Ref) -> None:
-            each = self.op("expand", (self.op("mul.Tensor", (g, 1 / rows), ()), (rows,)), (rows,))
-            args: tuple[Argument, ...] = (each, logits, target, Ref(made.node, 1), -100)
+            shared = self.op("expand", (self.op("mul.Tensor", (g, 1 / rows), ()), (rows,)), (rows,))
+            args: tuple[Argument, ...] = (shared, logits, target, Ref(made.node, 1), -100)
             self.give(logits, self.op("cross_entropy_backward", args, self.shape(logits)))
 
         return self.back(mean, rule)

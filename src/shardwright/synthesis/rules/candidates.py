@@ -85,7 +85,7 @@ def _rules(node: Node, signature: Signature | None, cuts: list[tuple[Cut, str]])
 def _families(where: _Field, graph: Graph, ranks: int) -> list[Family]:
     """Return the families of all seeds, in the order of the nodes."""
     inputs = {ref.node for ref in graph.inputs.values()}
-    found: list[Family] = []
+    families: list[Family] = []
     done: set[tuple[str, Cut]] = set()
     for name, of_node in where.signatures.items():
         axes = [(axis, max(2, ranks), FEATURES) for axis in sorted(of_node.anchors)]
@@ -94,8 +94,8 @@ def _families(where: _Field, graph: Graph, ranks: int) -> list[Family]:
             if seed[1].units >= least and seed not in done:
                 family = _follow(seed, where, ratio)
                 done |= family.cuts
-                found.append(family)
-    return found
+                families.append(family)
+    return families
 
 
 def _follow(seed: tuple[str, Cut], where: _Field, ratio: str) -> Family:
@@ -120,7 +120,7 @@ def _follow(seed: tuple[str, Cut], where: _Field, ratio: str) -> Family:
 
 def _touching(ref: Ref, held: Sharded, where: _Field) -> list[tuple[str, Cut]]:
     """Return the cuts of all operators that make or read `ref` which shard it as `held`."""
-    found = []
+    touching = []
     for name in dict.fromkeys((ref.node, *where.readers[ref])):
         of_node = where.signatures.get(name)
         if of_node is None:
@@ -130,8 +130,8 @@ def _touching(ref: Ref, held: Sharded, where: _Field) -> list[tuple[str, Cut]]:
         for dims in places:
             cut = seen(dims, of_node.sizes, held)
             if cut is not None:
-                found.append((name, cut))
-    return found
+                touching.append((name, cut))
+    return touching
 
 
 def _useful(families: list[Family], where: _Field) -> list[Family]:

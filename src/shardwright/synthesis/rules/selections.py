@@ -76,7 +76,7 @@ def extreme(node: Node, operands: tuple[Value, ...], *, position: int = 1) -> Si
 
 def sliced(node: Node, operands: tuple[Value, ...]) -> Signature:
     """Return the signature of a slice or its gradient: the sliced dimension stays whole unless all of it is taken."""
-    long, short = sorted((operands[0], node.outputs[0]), key=lambda one: -one.elements)
+    long, short = sorted((operands[0], node.outputs[0]), key=lambda value: -value.elements)
     differ = [number for number, (a, b) in enumerate(zip(long.shape, short.shape, strict=True)) if a != b]
     part = _stretch(node, long, short, differ[0]) if len(differ) == 1 else 0
     if part > 1:
@@ -258,7 +258,7 @@ def indexed(node: Node, operands: tuple[Value, ...]) -> Signature:
     base = operands[0]
     names = plain(base, at)
     chosen = operands[1 : 1 + len(at)]
-    shape = max((one.shape for one in chosen), key=len)
+    shape = max((index.shape for index in chosen), key=len)
     grid = tuple(f"i{n}" if size > 1 else "" for n, size in enumerate(shape))
     near = at == list(range(at[0], at[0] + len(at)))
     front = at[0] if near else 0
@@ -266,8 +266,8 @@ def indexed(node: Node, operands: tuple[Value, ...]) -> Signature:
     spread = tuple((name,) if name else () for name in grid)
     picked = (*rest[:front], *spread, *rest[front:])
     indices = tuple(
-        tuple((grid[len(shape) - len(one.shape) + n],) if size > 1 else () for n, size in enumerate(one.shape))
-        for one in chosen
+        tuple((grid[len(shape) - len(index.shape) + n],) if size > 1 else () for n, size in enumerate(index.shape))
+        for index in chosen
     )
     sizes = sizes_of(base) | {f"i{n}": size for n, size in enumerate(shape)}
     if node.op.startswith("index_put"):
@@ -316,7 +316,7 @@ def _place(dims: list[list[str]], some: list[int], shape: tuple[int, ...], name:
 
 def groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
     """Return the smallest runs of dimensions, longer than 1, of both shapes whose products agree."""
-    found: list[tuple[list[int], list[int]]] = []
+    groups: list[tuple[list[int], list[int]]] = []
     left = [number for number, size in enumerate(old) if size != 1]
     right = [number for number, size in enumerate(new) if size != 1]
     while left and right:
@@ -330,25 +330,25 @@ def groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int], 
                 others.append(right.pop(0))
                 after *= new[others[-1]]
             else:
-                return found
-        found.append((some, others))
-    return found
+                return groups
+        groups.append((some, others))
+    return groups
 
 
 def factors(old: list[int], new: list[int]) -> list[int]:
     """Return the common factors of both runs of dimensions, outermost first; none if they do not fall apart."""
-    found: list[int] = []
+    factors: list[int] = []
     left, right = list(old), list(new)
     while left and right:
         size = min(left[0], right[0])
         if left[0] % size or right[0] % size:
             return []
-        found.append(size)
+        factors.append(size)
         for run in (left, right):
             run[0] //= size
             if run[0] == 1:
                 run.pop(0)
-    return found
+    return factors
 
 
 def _others(operands: tuple[Value, ...]) -> tuple[Dims, ...]:

@@ -120,7 +120,7 @@ def lengths(dims: tuple[Dims, ...], shapes: tuple[tuple[int, ...], ...]) -> dict
     """Return the length of each axis: those alone in a dimension first, then the one that a product leaves open."""
     sizes: dict[str, int] = {}
     tensors = zip(dims, shapes, strict=True)
-    pairs = [(axes, size) for one, shape in tensors for axes, size in zip(one, shape, strict=True)]
+    pairs = [(axes, size) for named, shape in tensors for axes, size in zip(named, shape, strict=True)]
     waiting = [pair for pair in pairs if pair[0]]
     while waiting:
         ready = [pair for pair in waiting if sum(axis not in sizes for axis in pair[0]) <= 1]
@@ -168,13 +168,14 @@ def cut_rule(signature: Signature, cut: Cut, ratio: str = COMPUTE) -> OperatorRu
     sharded = tuple(placed(dims, signature.sizes, cut, ratio) for dims in signature.inputs)
     results: list[Property] = []
     for number, dims in enumerate(signature.outputs):
-        own = placed(dims, signature.sizes, cut, ratio)
-        results.append(own or signature.unlike.get((cut.axis, number), PARTIAL))
+        outputs = placed(dims, signature.sizes, cut, ratio)
+        results.append(outputs or signature.unlike.get((cut.axis, number), PARTIAL))
     summed = PARTIAL in results
     operands = tuple(
-        one or (PARTIAL if summed and number in signature.terms else REPLICATED) for number, one in enumerate(sharded)
+        output or (PARTIAL if summed and number in signature.terms else REPLICATED)
+        for number, output in enumerate(sharded)
     )
-    first = next((one for one in (*sharded, *results) if isinstance(one, Sharded)), None)
+    first = next((output for output in (*sharded, *results) if isinstance(output, Sharded)), None)
     return OperatorRule(
         name=cut.axis, inputs=operands, outputs=tuple(results), cut=first, sends=signature.sends.get(cut.axis, ())
     )

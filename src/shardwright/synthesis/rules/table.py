@@ -141,12 +141,12 @@ def _attention(node: Node, operands: Shapes) -> Signature:
     heads, shared = q.shape[1], k.shape[1]
     many = "(hg)" if heads != shared else "h"
     query, key, stat = f"b{many}..", "bh..", f"b{many}."
-    masks = [one for kind, one in zip(_tensors(node), operands, strict=True) if kind == "mask"]
+    masks = [value for kind, value in zip(_tensors(node), operands, strict=True) if kind == "mask"]
     letters = ("b", many, ".", ".")
     mask = "".join(
         letter if size > 1 else "."
-        for one in masks
-        for letter, size in zip(letters[4 - len(one.shape) :], one.shape, strict=True)
+        for value in masks
+        for letter, size in zip(letters[4 - len(value.shape) :], value.shape, strict=True)
     )
     words = [query, query, key, key] if back else [query, key, key]
     words += [mask for _ in masks]
@@ -158,7 +158,7 @@ def _attention(node: Node, operands: Shapes) -> Signature:
 def _tensors(node: Node) -> list[str]:
     """Return what each tensor among the arguments is: "mask" or ""."""
     slot = 4 if node.op.endswith("backward") else 3
-    return ["mask" if number == slot else "" for number, one in enumerate(node.args) if isinstance(one, Ref)]
+    return ["mask" if number == slot else "" for number, argument in enumerate(node.args) if isinstance(argument, Ref)]
 
 
 def _norm(node: Node, operands: Shapes) -> Signature:
@@ -239,10 +239,10 @@ def _without(text: str, node: Node, operands: Shapes) -> str:
     """Return `text` with a word for each tensor that is there, and `@` as the dimensions that it stands for."""
     left, right = text.split("->")
     words = left.split(",")[: len(operands)]
-    inputs = [_whole(word, len(one.shape)) for word, one in zip(words, operands, strict=True)]
+    inputs = [_whole(word, len(operand.shape)) for word, operand in zip(words, operands, strict=True)]
     results = [
-        _whole(word, len(one.shape)) if one.elements and one.shape else "." * len(one.shape)
-        for word, one in zip(right.split(","), node.outputs, strict=False)
+        _whole(word, len(operand.shape)) if operand.elements and operand.shape else "." * len(operand.shape)
+        for word, operand in zip(right.split(","), node.outputs, strict=False)
     ]
     return f"{','.join(inputs)}->{','.join(results)}"
 

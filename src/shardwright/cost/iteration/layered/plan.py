@@ -27,8 +27,8 @@ def layered_iteration(plan: Plan, contexts: Contexts) -> Mixed:
     largest = np.array([max(replica.state or 0 for replica in plan.replicas) / parts])
     units = [_units(plan, replica, contexts) for replica in plan.replicas]
     kinds = [
-        (_context(replica, contexts), own, _shares(plan, replica))
-        for replica, own in zip(plan.replicas, units, strict=True)
+        (_context(replica, contexts), unit, _shares(plan, replica))
+        for replica, unit in zip(plan.replicas, units, strict=True)
     ]
     moved = moved_seconds(everyone, plan.model, plan.job, units[0].parameters, largest)
     overlap = plan.overlap.param_gather and plan.overlap.grad_reduce
@@ -36,11 +36,11 @@ def layered_iteration(plan: Plan, contexts: Contexts) -> Mixed:
     seconds = float(sum(wave_seconds(kinds, moved, wave, overlap=overlap)[0] for wave in waves))
     when = unit_passes([[passes(*kind, wave) for kind in kinds] for wave in waves], moved, overlap=overlap)
     replicas = []
-    for replica, own, kind, order in zip(plan.replicas, units, kinds, when, strict=True):
+    for replica, unit, kind, order in zip(plan.replicas, units, kinds, when, strict=True):
         each, context, state = passes(*kind), kind[0], np.array([(replica.state or 0) / parts])
-        found = memory(context, own, _shares(plan, replica), state, largest, everyone.gpus)
-        updating = updating_seconds(context, own, everyone, state, largest)
-        replicas.append(_replica_time(replica, each, seconds, updating, found, order))
+        held = memory(context, unit, _shares(plan, replica), state, largest, everyone.gpus)
+        updating = updating_seconds(context, unit, everyone, state, largest)
+        replicas.append(_replica_time(replica, each, seconds, updating, held, order))
     update = max(float(each.optimizer.max()) for each in replicas)
     total = seconds + update + everyone.norm_seconds
     return Mixed(seconds=total, norm_seconds=everyone.norm_seconds, replicas=tuple(replicas), lanes=())
@@ -52,7 +52,7 @@ def wave_seconds(
     """Return the seconds of the passes of one wave, [N], where the GPUs of each of `kinds` have N shares; `moved` are
     gathers and scatters of each unit, [N, U]."""
     taken = [passes(*kind, wave) for kind in kinds]
-    forward, backward = (np.max([getattr(each, name) for each in taken], axis=0) for name in ("forward", "backward"))
+    forward, backward = (np.max([getattr(part, name) for part in taken], axis=0) for name in ("forward", "backward"))
     return pass_seconds(slots(forward, backward, *moved), overlap=overlap)
 
 
@@ -64,7 +64,8 @@ def layered_breakdown(plan: Plan, iteration: Mixed, contexts: Contexts) -> TimeB
     software = _context(replica, contexts).software
     count = replica.micro_batches
     forward, backward, again = (
-        count * float(each.sum()) for each in (times.stages.forward, times.stages.backward, times.stages.recompute)
+        count * float(seconds.sum())
+        for seconds in (times.stages.forward, times.stages.backward, times.stages.recompute)
     )
     launching = count * software.pass_seconds
     return TimeBreakdown(
@@ -77,7 +78,7 @@ def layered_breakdown(plan: Plan, iteration: Mixed, contexts: Contexts) -> TimeB
         pipeline_seconds=0.0,
         bubble_seconds=0.0,
         data_parallel_seconds=max(times.busy_seconds - forward - backward, 0.0),
-        optimizer_seconds=max(float(each.optimizer.max()) for each in iteration.replicas)
+        optimizer_seconds=max(float(seconds.optimizer.max()) for seconds in iteration.replicas)
         + iteration.norm_seconds
         - software.step_seconds,
         framework_seconds=2.0 * launching + software.step_seconds,
@@ -113,15 +114,15 @@ def _replica_time(
     replica: Replica, taken: Passes, seconds: float, optimizer: Floats, footprint: Footprint, order: UnitPasses
 ) -> ReplicaTime:
     """Return the times of a replica: of its own passes, and of what it waits for and cannot hide."""
-    each = {field.name: getattr(taken, field.name).sum() / replica.micro_batches for field in fields(Passes)}
-    stages = StageTimes(**{name: np.full((1, 1, 1), value) for name, value in {**each, "weights": 0.0}.items()})
-    own = float(taken.total[0])
+    mean = {field.name: getattr(taken, field.name).sum() / replica.micro_batches for field in fields(Passes)}
+    stages = StageTimes(**{name: np.full((1, 1, 1), value) for name, value in {**mean, "weights": 0.0}.items()})
+    whole = float(taken.total[0])
     return ReplicaTime(
         stages=stages,
         undisturbed=stages,
         transfers=np.zeros(0),
-        pipeline_seconds=own,
-        tails=np.array([max(seconds - own, 0.0)]),
+        pipeline_seconds=whole,
+        tails=np.array([max(seconds - whole, 0.0)]),
         gathers=np.zeros(1),
         optimizer=optimizer,
         tied_seconds=0.0,

@@ -69,13 +69,15 @@ def unit_passes(
     columns: list[list[tuple[Floats, ...]]] = [[] for _ in waves[0]]
     begin = 0.0
     for wave, taken in enumerate(waves):
-        forward, backward = (np.max([getattr(own, name) for own in taken], axis=0) for name in ("forward", "backward"))
-        found = slots(forward, backward, *moved)
-        lengths = slot_seconds(found, overlap=overlap)[0]
+        forward, backward = (
+            np.max([getattr(part, name) for part in taken], axis=0) for name in ("forward", "backward")
+        )
+        unit_slots = slots(forward, backward, *moved)
+        lengths = slot_seconds(unit_slots, overlap=overlap)[0]
         starts = begin + moved[0][0, 0] + np.cumsum(lengths) - lengths
-        for own, kind in zip(taken, columns, strict=True):
-            kind.append(_wave(own, starts, wave))
-        begin += float(pass_seconds(found, overlap=overlap)[0])
+        for part, kind in zip(taken, columns, strict=True):
+            kind.append(_wave(part, starts, wave))
+        begin += float(pass_seconds(unit_slots, overlap=overlap)[0])
     return tuple(UnitPasses(*(np.concatenate(parts) for parts in zip(*kind, strict=True))) for kind in columns)
 
 

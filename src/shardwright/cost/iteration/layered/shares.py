@@ -92,13 +92,13 @@ def _sizes(shares: RowShares, wave: int | None) -> tuple[Ints, Ints]:
 
 def _over_sizes(units: Units, values: Floats, shares: RowShares, larger: Ints, others: Ints) -> Floats:
     """Return the sum of `values` [M, U] over so many micro-batches of either size, [N, U]."""
-    each = shares.rows // shares.micro_batches
-    found = np.zeros((len(shares), units.count))
-    for size, count in ((each + 1, larger), (each, others)):
+    samples = shares.rows // shares.micro_batches
+    totals = np.zeros((len(shares), units.count))
+    for size, count in ((samples + 1, larger), (samples, others)):
         row, known = units.at(size)
-        found += count[:, None] * values[row]
-        found[(count > 0) & ~known] = np.inf
-    return found
+        totals += count[:, None] * values[row]
+        totals[(count > 0) & ~known] = np.inf
+    return totals
 
 
 def _again(units: Units, shares: RowShares) -> Floats:
@@ -146,7 +146,7 @@ def memory(
     expert = np.full(len(shares), units.expert.sum())
     ends, ranks = np.full(len(shares), ends_total(context, units)), 1.0 / np.maximum(state, 1e-12)
     none, working = np.zeros(len(shares)), np.full(len(shares), gathered_parameters(units))
-    found = state_bytes(
+    sharded = state_bytes(
         context.model,
         job,
         held,
@@ -162,25 +162,25 @@ def memory(
     padded = padded_bytes(context.model, job, units, largest_state, gpus)
     activations, logits = activation_bytes(units, shares)
     terms = {
-        "weights": found.weights,
-        "gradients": found.gradients,
-        "optimizer": found.optimizer,
+        "weights": sharded.weights,
+        "gradients": sharded.gradients,
+        "optimizer": sharded.optimizer,
         "activations": activations,
         "logits": logits,
         "buffers": np.broadcast_to(padded, none.shape),
     }
-    return Footprint(**terms, context=reserved_bytes(job, np.asarray(sum(terms.values()))), in_host=found.in_host)
+    return Footprint(**terms, context=reserved_bytes(job, np.asarray(sum(terms.values()))), in_host=sharded.in_host)
 
 
 def share_bytes(context: Context, units: Units) -> float:
     """Return the bytes of the whole state, of which each GPU keeps its share."""
-    one, expert = np.ones(1), np.full(1, units.expert.sum())
+    once, expert = np.ones(1), np.full(1, units.expert.sum())
     held, none = np.full(1, state_total(context, units)) - expert, np.zeros(1)
     ends = ends_total(context, units)
-    found = state_bytes(
-        context.model, context.job, held, expert, one, one, np.full(1, ZERO3), none, none, ends, tower=units.frozen
+    state = state_bytes(
+        context.model, context.job, held, expert, once, once, np.full(1, ZERO3), none, none, ends, tower=units.frozen
     )
-    return float((found.weights + found.gradients + found.optimizer)[0])
+    return float((state.weights + state.gradients + state.optimizer)[0])
 
 
 def padded_bytes(model: Model, job: Job, units: Units, largest_state: Floats, gpus: int) -> Floats:
@@ -241,8 +241,8 @@ def units_of(context: Context, sizes: Sequence[int], gpus: int, *, flash: bool) 
     rows = layered_rows(sizes, gpus, flash=flash)
     known = context.timed(rows)
     rows = rows.take(np.flatnonzero(known)) if known.any() else rows
-    found = layer_rows(context, rows)
-    table = found.table.take(found.row)
+    costed = layer_rows(context, rows)
+    table = costed.table.take(costed.row)
 
     def each(running: Floats) -> Floats:
         return np.diff(running, axis=-1)

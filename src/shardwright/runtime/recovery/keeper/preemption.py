@@ -41,7 +41,7 @@ def service_of(text: str) -> Service:
     """Return the service of CLOUD or CLOUD=URL. Raises SpecError for another cloud."""
     cloud, _, url = text.partition("=")
     if cloud not in CLOUDS:
-        raise bad(f"notices={text}", "is no cloud that is known", f"one of {', '.join(CLOUDS)}")
+        raise bad(f"notices={text}", "is no known cloud", f"one of {', '.join(CLOUDS)}")
     return Service(cloud=cloud, url=(url or CLOUDS[cloud][0]).rstrip("/"))
 
 

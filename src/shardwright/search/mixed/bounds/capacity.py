@@ -60,13 +60,13 @@ def capacity(
     experts, where others have none."""
     of = figures(table, layers, copies)
     seconds = _times(table, layers, of, depth, longest)
-    found = _within(table, layers, of, seconds, depth=depth, few=few, modes=modes)
+    within = _within(table, layers, of, seconds, depth=depth, few=few, modes=modes)
     if alone is None:
-        return found
+        return within
     sparse = _within(*alone, figures(*alone, copies), seconds, depth=depth, few=few, modes=modes)
     # A stage may hold none of these.
     inner, first, last = (np.maximum(held, 0.0) for held in (sparse.inner, sparse.first, sparse.last))
-    return replace(found, alone=replace(sparse, inner=inner, summed=_running(inner), first=first, last=last))
+    return replace(within, alone=replace(sparse, inner=inner, summed=_running(inner), first=first, last=last))
 
 
 def _within(
@@ -120,8 +120,8 @@ def _times(table: Table, layers: Layers, of: Figures, depth: int, longest: float
     if layers.whole:
         exact = (np.arange(1, len(layers.weight) + 1)[:, None] * t + offset).ravel()
         parts += [exact, exact * (1.0 - 4.0 * SLACK)]
-    found = distinct(np.concatenate(parts))
-    return np.asarray(found[(found >= low) & (found <= high)])
+    times = distinct(np.concatenate(parts))
+    return np.asarray(times[(times >= low) & (times <= high)])
 
 
 @record

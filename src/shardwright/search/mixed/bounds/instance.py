@@ -129,13 +129,13 @@ def instances(settings: Sequence[Setting], tables: Sequence[Table], global_batch
     usual = (NONE, SELECTIVE, BLOCK)  # groups of layers, `uniform`, save memory that is seldom short: if asked for
     modes = tuple(int(code) for code in space.pins.get("recompute", usual))
     ends = Ends(first=_layer_counts(space, "first_layers"), last=_layer_counts(space, "last_layers"))
-    found = []
+    instances = []
     for setting, table in zip(settings, tables, strict=True):
         if not table.units.any():
             continue
         layers = _recomputing(layers_of(table), modes)
         total, sparse = global_batch // setting.micro_batch, with_experts(table)
-        found.append(
+        instances.append(
             Instance(
                 setting=setting,
                 table=table,
@@ -148,4 +148,4 @@ def instances(settings: Sequence[Setting], tables: Sequence[Table], global_batch
                 speeds=table.units / np.minimum(layers.alone_seconds, layers.seconds),
             )
         )
-    return sorted(found, key=lambda each: each.quick)
+    return sorted(instances, key=lambda instance: instance.quick)

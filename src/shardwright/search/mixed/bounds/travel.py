@@ -69,14 +69,14 @@ def _byte_seconds(table: Table, weights: Floats, fewest: int, link: float, besid
     types `beside`. The time grows with copies, and less than in proportion with weights."""
     if fewest < 2 and (table.holders <= 1.0).all():
         return np.zeros((2, table.types))
-    found, others = [], list(beside)
+    by_fabric, others = [], list(beside)
     link = min(link, float(table.links[others].min(initial=np.inf)))
     for kind, fabric in enumerate(table.fabrics):
         pace = min(fabric.inter_bytes_per_second, link / float(table.wide[kind]))
         most = int(min([table.local[kind], *table.local[others]] if others else [table.local[kind], fewest]))
         of_type = float(weights[0, kind]), float(weights[1, kind])
-        found.append(_least_gathers(fabric, pace, table.unit[kind], most, fewest, bool(others), of_type))
-    return np.array(found).T
+        by_fabric.append(_least_gathers(fabric, pace, table.unit[kind], most, fewest, bool(others), of_type))
+    return np.array(by_fabric).T
 
 
 @lru_cache(maxsize=1024)
@@ -138,8 +138,8 @@ def travel(table: Table, layers: Layers, region: Region) -> list[Travel]:
         )
 
     everything = np.ones(table.types, dtype=bool)
-    found = [needs(hidden)]
-    return found if all(branch.all() for branch in hidden) else [*found, needs([everything, everything])]
+    limits = [needs(hidden)]
+    return limits if all(branch.all() for branch in hidden) else [*limits, needs([everything, everything])]
 
 
 def layers_in_tail(needs: Travel, kinds: Ints, seconds: Floats, tail: float) -> Floats:
@@ -185,15 +185,15 @@ def parted_seconds(table: Table, layers: Layers, region: Region) -> Floats:
         return np.zeros(table.types)
     weights = layers.weights * float(layers.weight.min())
     pace, delay = ring_pace_between_sites(table, region), ring_delay_between_sites(table, region)
-    found, kinds = np.zeros(table.types), traffic(table)
+    exposed, kinds = np.zeros(table.types), traffic(table)
     for kind, fabric in enumerate(table.fabrics):
         slower, of_type = min(fabric.inter_bytes_per_second, pace), (float(weights[0, kind]), float(weights[1, kind]))
         least = _least_gathers(fabric, slower, table.unit[kind], int(table.local[kind]), region.fewest, True, of_type)
         once = least[0] * of_type[0] + least[1] * of_type[1]
         for of, passing in zip(kinds, layers.longest[:, kind] * float(layers.weight.max()), strict=True):
             travels = of.width * once + of.rings * delay
-            found[kind] += max(of.least * travels, travels - of.hidden * passing)
-    return np.maximum(found - sum(of.hidden for of in kinds) * table.each, 0.0)
+            exposed[kind] += max(of.least * travels, travels - of.hidden * passing)
+    return np.maximum(exposed - sum(of.hidden for of in kinds) * table.each, 0.0)
 
 
 def single_stage_seconds(table: Table, weights: Floats, region: Region) -> Floats:

@@ -56,15 +56,15 @@ def least_work(table: Table, layers: Layers, capacity: Capacity, arranged: Arran
     flight = stages[:, None] - arranged.start if arranged.known else counts
     extra = price(layers.least)
     slopes = np.concatenate([layers.seconds, layers.seconds + extra])
-    one = counts * float(layers.weight.min())
-    left = layers.total - one.sum(axis=1)
-    work = weighed(one, layers.seconds)
+    least = counts * float(layers.weight.min())
+    left = layers.total - least.sum(axis=1)
+    work = weighed(least, layers.seconds)
     types = counts.shape[1]
     for segment in np.argsort(coarse(slopes), kind="stable"):
         kind = int(segment) % types
         count, end = counts[:, kind], flight[:, kind]
         free = capacity.free[kind, place, end] - capacity.free[kind, place, end - count]
-        room = free - one[:, kind]
+        room = free - least[:, kind]
         if segment >= types:
             room = capacity.summed[kind, place, end] - capacity.summed[kind, place, end - count] - free
         else:
@@ -98,8 +98,8 @@ def moving_seconds(table: Table, counts: Ints) -> Floats:
 def forward_share(table: Table, layers: Layers, counts: Ints) -> Floats:
     """Return the greatest part of a stage's time that its forward pass can be, [N]: that of a single layer in a first
     stage, which sends a message forward alone, on the slowest links there are."""
-    own = np.where(counts > 0, np.maximum(table.near, table.far), 0.0).max(axis=1, keepdims=True)
-    moves = own if np.isfinite(table.longest_move) else np.full_like(own, UNKNOWN)
+    fabric = np.where(counts > 0, np.maximum(table.near, table.far), 0.0).max(axis=1, keepdims=True)
+    moves = fabric if np.isfinite(table.longest_move) else np.full_like(fabric, UNKNOWN)
     least = layers.seconds * layers.weight.min()
     share = (layers.share * least + table.each + moves) / (least + 2.0 * table.each + moves)
     return np.asarray(np.where(counts > 0, np.maximum(share, 0.36), 0.0).max(axis=1))
@@ -135,11 +135,11 @@ def most_hidden(
         later = there & (start > start[:, kind : kind + 1])
         seconds, stages = (busy * later).sum(axis=1), (counts * later).sum(axis=1)
         missing = spare * np.where(later | (kinds == kind), layers.seconds, 0.0).max(axis=1)
-        own, count = held[:, kind], counts[:, kind]
+        hidden, count = held[:, kind], counts[:, kind]
         size = np.maximum(largest[:, kind], CLOSE)
-        rest = np.maximum(own - size, 0.0) * layers.seconds[kind] + (count - 1) * 2.0 * table.each[kind]
+        rest = np.maximum(hidden - size, 0.0) * layers.seconds[kind] + (count - 1) * 2.0 * table.each[kind]
         as_first = (stages + count - 1) * bottleneck - np.maximum(seconds + rest - missing, 0.0)
-        as_last = (stages + count - own / size) * bottleneck - np.maximum(seconds - missing, 0.0)
+        as_last = (stages + count - hidden / size) * bottleneck - np.maximum(seconds - missing, 0.0)
         most = np.where(slow[:, kind], np.maximum(most, np.maximum(as_first, as_last)), most)
     return np.where(np.isfinite(most), np.maximum(most, 0.0), -np.inf)
 

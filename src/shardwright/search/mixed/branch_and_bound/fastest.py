@@ -80,9 +80,9 @@ def search(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bo
     """Return the best plans that are `allowed`, and the least time that no plan of the space can beat; `incumbent` are
     the seconds to beat."""
     problem = replace(problem, gap=max(problem.gap, LEAST_GAP))
-    found = instances(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)
-    longest = min(incumbent, HOPELESS * max((instance.quick for instance in found), default=np.inf))
-    drafters = [drafter(instance) for instance in found]
+    subproblems = instances(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)
+    longest = min(incumbent, HOPELESS * max((instance.quick for instance in subproblems), default=np.inf))
+    drafters = [drafter(instance) for instance in subproblems]
     run = Run(problem, Incumbents(problem.contexts, problem.cluster, problem.known, allowed, longest), drafters)
     for by, region in scouted(run, drafters, whole_setting):
         equal_replicas(by, region, run.incumbent, run.incumbents.offer)
@@ -104,7 +104,7 @@ def search(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bo
         bound=bound,
         candidates=run.candidates,
         costed=run.incumbents.costed,
-        deepest=max((instance.depth for instance in found), default=0),
+        deepest=max((instance.depth for instance in subproblems), default=0),
     )
 
 
@@ -162,7 +162,11 @@ def _first_parts(part: _Part, incumbent: float) -> list[Region]:
     """Return the parts of a preliminary region. Several replicas of whatever types say as little as all: they are split
     at once."""
     split, instance = parts(part.by.instance, part.region, incumbent), part.by.instance
-    return [piece for each in split for piece in (parts(instance, each, incumbent) if _says_little(each) else [each])]
+    return [
+        piece
+        for region in split
+        for piece in (parts(instance, region, incumbent) if _says_little(region) else [region])
+    ]
 
 
 def _says_little(region: Region) -> bool:
@@ -184,7 +188,7 @@ def _bounded(run: Run, node: TreeNode[_Part]) -> Step[_Part]:
     run.regions += 1
     run.candidates += len(counts)
     preliminary, is_root = _is_preliminary(part), part.counts is None
-    found = bounded(
+    relaxed = bounded(
         instance,
         part.region,
         counts,
@@ -194,13 +198,13 @@ def _bounded(run: Run, node: TreeNode[_Part]) -> Step[_Part]:
         ruled_out=part.ruled_out,
         closely=has_few_units(instance) and not preliminary,
     )
-    if isinstance(found, Infeasible):
+    if isinstance(relaxed, Infeasible):
         return Pruned()
-    part = replace(part, columns=found.columns)
+    part = replace(part, columns=relaxed.columns)
     if preliminary and is_root:
-        run.wholes.append((part.by, found))
-        part = replace(part, whole=found)
-    return Rebounded(found.seconds, part)
+        run.wholes.append((part.by, relaxed))
+        part = replace(part, whole=relaxed)
+    return Rebounded(relaxed.seconds, part)
 
 
 def _raised(run: Run, node: TreeNode[_Part]) -> Step[_Part]:
@@ -219,20 +223,20 @@ def _raised(run: Run, node: TreeNode[_Part]) -> Step[_Part]:
 def _excluded(run: Run, part: _Part, seconds: float) -> bool:
     """Solve the integer program of a region. Return whether it has no solution within `seconds`; offer one it has."""
     assert part.columns is not None, "it has been bounded"
-    found = solve_within(part.by, part.region, part.columns, seconds)
-    if isinstance(found, Solved):
-        run.incumbents.offer(found.solution)
-    return isinstance(found, Infeasible)
+    answer = solve_within(part.by, part.region, part.columns, seconds)
+    if isinstance(answer, Solved):
+        run.incumbents.offer(answer.solution)
+    return isinstance(answer, Infeasible)
 
 
 def search_degrees(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bool]) -> MixedResult:
     """Return what `search` finds in the settings of equal and of unequal degrees, and the bound of both."""
-    found = search(_part(problem, symmetric=True), incumbent, allowed)
+    alike = search(_part(problem, symmetric=True), incumbent, allowed)
     rest = _part(problem, symmetric=False)
     if not rest.settings:
-        return found
-    best = min((seconds for seconds, _ in found.plans), default=incumbent)
-    return _joined(found, search(replace(rest, effort=_more(rest)), min(best, incumbent), allowed))
+        return alike
+    best = min((seconds for seconds, _ in alike.plans), default=incumbent)
+    return _joined(alike, search(replace(rest, effort=_more(rest)), min(best, incumbent), allowed))
 
 
 def _more(problem: MixedProblem) -> Effort:

@@ -67,10 +67,10 @@ def least_dollars(starts: Sequence[Start], space: Space, cutoff: float, longest:
 
 
 def _quick(start: Start) -> float:
-    each = start.each
-    there = each.table.units > 0
-    speeds = each.speeds[there] / each.table.units[there]
-    return coarse(each.total * each.layers.total * float((start.per_unit[there] / speeds).min()))
+    instance = start.each
+    there = instance.table.units > 0
+    speeds = instance.speeds[there] / instance.table.units[there]
+    return coarse(instance.total * instance.layers.total * float((start.per_unit[there] / speeds).min()))
 
 
 def _least_of(node: TreeNode[Start], space: Space, cutoff: float, seconds: float) -> float:
@@ -78,14 +78,14 @@ def _least_of(node: TreeNode[Start], space: Space, cutoff: float, seconds: float
     each, region, per_unit = node.part.each, node.part.region, node.part.per_unit
     rest = each.compositions(space)
     rest = rest[usable(each.table, rest, region)]
-    found = _listed(each, region, alone(each.table, each.layers, region), rest[each.samples(rest)])
+    listed = _listed(each, region, alone(each.table, each.layers, region), rest[each.samples(rest)])
     rest = rest[~each.samples(rest)]
     units = np.append(each.table.units, region.most).astype(np.float64)
     dollars = node.bound
     for _ in range(MOST_STEPS):
-        rows = np.column_stack([found.counts, np.ones(len(found.counts)), weighed(found.counts, per_unit)])
+        rows = np.column_stack([listed.counts, np.ones(len(listed.counts)), weighed(listed.counts, per_unit)])
         program = relaxation(rows, np.append(units, dollars / seconds))
-        relaxed = program.optimum(steady_micro_batches(found, seconds, each.total))
+        relaxed = program.optimum(steady_micro_batches(listed, seconds, each.total))
         reached, prices = relaxed.value, relaxed.prices
         if reached >= each.total - CLOSE:
             break
@@ -94,7 +94,7 @@ def _least_of(node: TreeNode[Start], space: Space, cutoff: float, seconds: float
             faster = fast_enough(each, region, rest, np.minimum(seconds / cost, seconds), seconds)
         if len(faster):
             faster = faster[np.argsort(coarse(cost[faster]), kind="stable")[:MORE]]
-            found = _listed(each, region, found, rest[faster])
+            listed = _listed(each, region, listed, rest[faster])
             rest = np.delete(rest, faster, axis=0)
             continue
         # The tangent at the money there is bounds what more of it can do.
@@ -160,14 +160,14 @@ def groups(instance: Instance, space: Space, units: Ints, longest: Floats, share
         rows = np.array([place for place, other in enumerate(keys) if other == key])
         if not key[0]:
             continue
-        own = instance.on_units(units[rows].max(axis=0))
+        there = instance.on_units(units[rows].max(axis=0))
         end = float(longest[rows].max())
-        regions = [replace(root, used=key[0]) for root in roots(own, space)]
-        found = tuple(
-            _pool(own, space, region, end) for region in regions if _affordable(own, space, region, share, end)
+        regions = [replace(root, used=key[0]) for root in roots(there, space)]
+        pools = tuple(
+            _pool(there, space, region, end) for region in regions if _affordable(there, space, region, share, end)
         )
-        if found:
-            yield UnitGroup(rows, found)
+        if pools:
+            yield UnitGroup(rows, pools)
 
 
 def screened(group: UnitGroup, units: Ints, longest: Floats) -> Bools:
@@ -187,8 +187,8 @@ def roots(instance: Instance, space: Space) -> list[Region]:
     """Return the regions to start from, with no more replicas than fit into memory."""
     if not instance.table.units.any():
         return []
-    found = [replace(root, most=most_replicas(instance, root.most)) for root in instance.roots(space)]
-    return [root for root in found if root.fewest <= root.most]
+    regions = [replace(root, most=most_replicas(instance, root.most)) for root in instance.roots(space)]
+    return [root for root in regions if root.fewest <= root.most]
 
 
 def _affordable(instance: Instance, space: Space, region: Region, share: Floats, longest: float) -> bool:
@@ -217,14 +217,14 @@ def fast_enough(instance: Instance, region: Region, counts: Ints, pace: Floats, 
         (most, None, most > stages, False),
         (np.maximum(more, stages + 1), longest, np.maximum(more, stages + 1) <= instance.total, False),
     ]
-    found = []
+    parts = []
     for sizes, seconds, where, few in asked:
         rows = np.flatnonzero(where)
         if len(rows):
             size, capacity = sizes[rows], instance.capacity(region, np.inf, few=few)
             within = (size * pace[rows] if seconds is None else np.full(len(rows), seconds)) * (1.0 + CLOSE)
-            found.append(rows[possible(table, layers, capacity, counts[rows], region, size, within)])
-    return distinct(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+            parts.append(rows[possible(table, layers, capacity, counts[rows], region, size, within)])
+    return distinct(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
 
 
 def _usable(instance: Instance, space: Space, region: Region) -> Ints:

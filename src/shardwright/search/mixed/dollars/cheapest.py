@@ -134,15 +134,15 @@ def _guess(run: Ledger, found: Boxes) -> None:
 def _made(run: Ledger, boxes: Boxes, row: int, places: Ints) -> None:
     """Make fast plans on the machines of a box and keep them."""
     drafters = ((run.drafters[place].instance, run.per_machine[place]) for place in places.tolist())
-    chosen = [each.on_units(boxes.high[row] * per_machine) for each, per_machine in drafters]
-    chosen = [each for each in chosen if roots(each, run.problem.space)]
+    chosen = [maker.on_units(boxes.high[row] * per_machine) for maker, per_machine in drafters]
+    chosen = [maker for maker in chosen if roots(maker, run.problem.space)]
     problem = replace(
         run.problem,
-        settings=tuple(each.setting for each in chosen),
-        tables=tuple(each.table for each in chosen),
+        settings=tuple(maker.setting for maker in chosen),
+        tables=tuple(maker.table for maker in chosen),
         effort=NO_PROOF,
     )
-    quick = min((each.quick for each in chosen), default=0.0)
+    quick = min((maker.quick for maker in chosen), default=0.0)
     longest = min(run.incumbent / float(boxes.slope[row]), float(boxes.longest[row]), VERY_LONG * quick)
     by_time(run, problem, longest)
 
@@ -199,8 +199,8 @@ def _bounded(run: Ledger, node: TreeNode[_Part]) -> Step[_Part]:
     high, quick = box.high[0], quick_seconds(run, box.high)[:, 0]
     longest = float(run.seconds(box)[0])
     seconds = {
-        place: least_seconds(own, high * run.per_machine[place], float(quick[place]), longest)
-        for place, own in node.part.pools.items()
+        place: least_seconds(pool, high * run.per_machine[place], float(quick[place]), longest)
+        for place, pool in node.part.pools.items()
         if quick[place] < longest
     }
     pools = {place: node.part.pools[place] for place, least in seconds.items() if np.isfinite(least)}

@@ -50,9 +50,9 @@ class Ledger:
 
 def quick_seconds(run: Ledger, machines: Ints) -> Floats:
     """Return seconds that no plan of a setting on so many machines [K, G] beats, [S, K]."""
-    found = [by.instance for by in run.drafters]
-    speeds = np.array([instance.speeds / np.maximum(instance.table.units, 1) for instance in found])
-    work = np.array([instance.total * instance.layers.total for instance in found])
+    settings = [by.instance for by in run.drafters]
+    speeds = np.array([instance.speeds / np.maximum(instance.table.units, 1) for instance in settings])
+    work = np.array([instance.total * instance.layers.total for instance in settings])
     with np.errstate(divide="ignore"):
         pace = [weighed(machines, rates) for rates in run.per_machine * speeds]
         return coarse(work[:, None] / np.array(pace).reshape(len(work), len(machines)))
@@ -101,10 +101,10 @@ def offer(run: Ledger, draft: Draft, longest: float) -> float:
 def keep(run: Ledger, plan: Plan) -> None:
     """Keep a plan with its value if it keeps the limits; of those that differ in rank order only the better one."""
     plan = run.costed_plan(plan)
-    found = run.value(plan)
-    if found is None:
+    worth = run.value(plan)
+    if worth is None:
         return
     key = (plan.replicas, plan.micro_batch)
-    if key not in run.best or found < run.best[key][0]:
-        run.best[key] = (found, plan)
-    run.incumbent = min(run.incumbent, found)
+    if key not in run.best or worth < run.best[key][0]:
+        run.best[key] = (worth, plan)
+    run.incumbent = min(run.incumbent, worth)

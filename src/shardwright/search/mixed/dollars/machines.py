@@ -115,12 +115,12 @@ def boxes(bill: Bill, low: Ints, high: Ints) -> Boxes:
 
 def _levels(count: int, ratio: float) -> Ints:
     """Return from how many to how many machines, [N, 2], of 0 to `count`: 0 stands alone."""
-    found, low = [(0, 0)], 1
+    levels, low = [(0, 0)], 1
     while low <= count:
         high = min(max(int(low * ratio), low), count)
-        found.append((low, high))
+        levels.append((low, high))
         low = high + 1
-    return np.array(found)
+    return np.array(levels)
 
 
 def _longer(bill: Bill, low: Ints, high: Ints) -> Floats:

@@ -101,15 +101,15 @@ def costed(contexts: Sequence[Context], plan: Plan, known: Known | None = None) 
 
 def fitting_seconds(contexts: Sequence[Context], plan: Plan, known: Known) -> float | None:
     """Return the exact seconds of an iteration of a legal plan, None where it does not fit in memory."""
-    found = fitting(contexts, plan, known)
-    return None if found is None else coarse(found.seconds)
+    iteration = fitting(contexts, plan, known)
+    return None if iteration is None else coarse(iteration.seconds)
 
 
 def fitting(contexts: Sequence[Context], plan: Plan, known: Known) -> Mixed | None:
     """Return the exact iteration of a legal plan, None where it does not fit in memory."""
     efficiency = contexts[0].efficiency
-    found = mixed_iteration(plan, efficiency, known=known, contexts=contexts_of(plan, efficiency, made=contexts))
-    return found if fits(contexts, plan, [replica.memory for replica in found.replicas]) else None
+    iteration = mixed_iteration(plan, efficiency, known=known, contexts=contexts_of(plan, efficiency, made=contexts))
+    return iteration if fits(contexts, plan, [replica.memory for replica in iteration.replicas]) else None
 
 
 def fits(contexts: Sequence[Context], plan: Plan, memory: Sequence[Footprint]) -> bool:

@@ -96,9 +96,9 @@ class Workshop:
     def draft(self, chosen: Sequence[Composition], total: int) -> Draft | None:
         """Return replicas of the compositions `chosen` that take `total` micro-batches together, or None if some
         composition cannot."""
-        found = self._best(chosen, total)
-        if found is None or not shares_unequally(self.table, [line for line, _, _ in found.replicas]):
-            return found
+        best = self._best(chosen, total)
+        if best is None or not shares_unequally(self.table, [line for line, _, _ in best.replicas]):
+            return best
         if self.laid_out is None:
             self.laid_out = Workshop(self.setting, self.table.laid_out(), self.layers, self.modes, self.ends)
         return self.laid_out.draft(chosen, total)
@@ -146,8 +146,8 @@ class Workshop:
         def seconds(kind: int, size: int) -> float:
             if size < 1:
                 return 0.0
-            found = self.again(lines[kind], size, copies)
-            return np.inf if found is None else coarse(found.seconds + after[kind])
+            replica = self.again(lines[kind], size, copies)
+            return np.inf if replica is None else coarse(replica.seconds + after[kind])
 
         step = self.table.together
         numbers = [number // step for _, number, _ in chosen]

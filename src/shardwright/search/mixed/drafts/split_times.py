@@ -43,7 +43,7 @@ def stages(
     """Return the stages of splits `starts` [N, P + 1] on types `kinds`, [P] or [N, P]."""
     shape = starts.shape[0], starts.shape[1] - 1
     flight = in_flight(shape[1], 1, micro_batches, np.arange(shape[1]))
-    found = lone_stages(
+    lone = lone_stages(
         table,
         np.broadcast_to(kinds, shape).ravel(),
         starts[:, :-1].ravel(),
@@ -53,7 +53,7 @@ def stages(
         copies=copies,
         modes=modes,
     )
-    columns = {name: getattr(found, name).reshape(shape) for name in SplitTimes.__dataclass_fields__}
+    columns = {name: getattr(lone, name).reshape(shape) for name in SplitTimes.__dataclass_fields__}
     return SplitTimes(**columns | {"fits": columns["fits"].all(axis=1)})
 
 

@@ -84,18 +84,18 @@ def splits(
     present = [kind for kind in range(len(counts)) if counts[kind]]
     orders = [np.repeat(np.array(order), counts[list(order)]) for order in list(permutations(present))[:MOST_ORDERS]]
     tries = [(kinds, candidates(table, layers, kinds, micro_batches, around)) for kinds in orders]
-    found = _fitting(table, tries, micro_batches, around)
-    if found is None or comb(table.layers - 1, int(counts.sum()) - 1) <= FEW:
-        return found
+    fitting = _fitting(table, tries, micro_batches, around)
+    if fitting is None or comb(table.layers - 1, int(counts.sum()) - 1) <= FEW:
+        return fitting
     tries = []
-    after = after_seconds(table, found.kinds, found.stages, around.copies, None)
+    after = after_seconds(table, fitting.kinds, fitting.stages, around.copies, None)
     for kinds in orders:
-        rows = np.flatnonzero((found.kinds == kinds).all(axis=1))
-        place = rows[coarse(found.seconds + after)[rows].argmin()] if len(rows) else None
-        if place is not None and after[place] > NOTED * found.seconds[place]:
+        rows = np.flatnonzero((fitting.kinds == kinds).all(axis=1))
+        place = rows[coarse(fitting.seconds + after)[rows].argmin()] if len(rows) else None
+        if place is not None and after[place] > NOTED * fitting.seconds[place]:
             tails = [part * float(after[place]) for part in LESS]
             tries += [(kinds, candidates(table, layers, kinds, micro_batches, around, tail)) for tail in tails]
-    return _joined(found, _fitting(table, tries, micro_batches, around))
+    return _joined(fitting, _fitting(table, tries, micro_batches, around))
 
 
 def _fitting(
@@ -105,14 +105,14 @@ def _fitting(
     if not sum(len(starts) for _, starts in tries):
         return None
     kinds = np.concatenate([np.broadcast_to(kinds, (len(starts), len(kinds))) for kinds, starts in tries])
-    each = [moves_of(table, kinds, around.copies) for kinds, _ in tries]
-    moves = np.repeat(each, [len(starts) for _, starts in tries], axis=0)
+    moved = [moves_of(table, kinds, around.copies) for kinds, _ in tries]
+    moves = np.repeat(moved, [len(starts) for _, starts in tries], axis=0)
     starts = np.concatenate([starts for _, starts in tries])
-    found = stages(table, kinds, starts, micro_batches=micro_batches, copies=around.copies, modes=around.modes)
-    rows = np.flatnonzero(found.fits)
+    times = stages(table, kinds, starts, micro_batches=micro_batches, copies=around.copies, modes=around.modes)
+    rows = np.flatnonzero(times.fits)
     if not len(rows):
         return None
-    some = found.take(rows)
+    some = times.take(rows)
     seconds = pipeline_seconds(some, moves[rows], micro_batches)
     return FittingSplits(kinds=kinds[rows], starts=starts[rows], stages=some, seconds=seconds)
 
@@ -199,9 +199,9 @@ def candidates(
         np.argsort(-coarse(layers.seconds[kinds]), kind="stable"),
     )
     counts = [_filled(room, slow, total, share, *ends) for ends in around.ends.pairs()]
-    found = distinct_rows(np.concatenate(counts))
-    starts = np.zeros((len(found), depth + 1), dtype=np.int64)
-    np.cumsum(found, axis=1, out=starts[:, 1:])
+    splits = distinct_rows(np.concatenate(counts))
+    starts = np.zeros((len(splits), depth + 1), dtype=np.int64)
+    np.cumsum(splits, axis=1, out=starts[:, 1:])
     return around.ends.kept(starts)
 
 
@@ -233,8 +233,8 @@ def _filled(
     free = np.array([place for place in range(depth) if place not in fixed], dtype=np.int64)
     counts = [_reduced(caps, order, total) for order in (slow[np.isin(slow, free)], free, free[::-1])]
     counts.append(_levelled(caps, free, total))
-    found = np.concatenate(counts)
-    return picked(found, (found.sum(axis=1) == total) & (found >= 1).all(axis=1))
+    splits = np.concatenate(counts)
+    return picked(splits, (splits.sum(axis=1) == total) & (splits >= 1).all(axis=1))
 
 
 @lru_cache(maxsize=64)
@@ -246,25 +246,25 @@ def every_split(total: int, depth: int) -> Ints:
 
 def _reduced(caps: Ints, order: Ints, total: int) -> Ints:
     """Return caps less the surplus, taken from the stages in `order`, each left with a layer at least."""
-    found = caps.copy()
+    reduced = caps.copy()
     surplus = caps.sum(axis=1) - total
     for stage in order:
-        taken = np.minimum(surplus, found[:, stage] - 1)
-        found[:, stage] -= taken
+        taken = np.minimum(surplus, reduced[:, stage] - 1)
+        reduced[:, stage] -= taken
         surplus = surplus - taken
-    return found
+    return reduced
 
 
 def _levelled(caps: Ints, stages: Ints, total: int) -> Ints:
     """Return caps less the surplus, taken from all `stages` in turn, first stages first, each left with a layer."""
-    found = caps.copy()
+    levelled = caps.copy()
     surplus = caps.sum(axis=1) - total
     while (surplus > 0).any():
         before = int(surplus.sum())
         for stage in stages:
-            take = (surplus > 0) & (found[:, stage] > 1)
-            found[:, stage] -= take
+            take = (surplus > 0) & (levelled[:, stage] > 1)
+            levelled[:, stage] -= take
             surplus = surplus - take
         if int(surplus.sum()) == before:
             break
-    return found
+    return levelled

@@ -73,30 +73,30 @@ def attempt(
     if pool.limit(top) < instance.total - CLOSE:
         top = incumbent()
     pool.widen(top, SOME)
-    found, part = pool.within(top)
+    columns, part = pool.within(top)
     idle = 0
     for _ in range(ROUNDS):
         if idle == IDLE:
             return
-        slower = _slowness(by, region, found)
+        slower = _slowness(by, region, columns)
 
         def reached(seconds: float, slower: Floats = slower) -> float:
-            return part.relaxed(micro_batches(found, seconds / slower)).value
+            return part.relaxed(micro_batches(columns, seconds / slower)).value
 
         end = min(top, incumbent())
         if reached(end) < instance.total - CLOSE:
             return
         end = shortest(reached, instance.total, low, end)[1]
         at = min(end * (1.0 + 0.3 * gap + PRECISION), incumbent()) / slower
-        choice = part.dive(micro_batches(found, at), instance.total)
+        choice = part.dive(micro_batches(columns, at), instance.total)
         if not len(choice.chosen):
             return
-        draft = _draft(by, region, found, choice, micro_batches(found, at), at)
+        draft = _draft(by, region, columns, choice, micro_batches(columns, at), at)
         if draft is not None:
             idle = 0 if draft.seconds < incumbent() else idle + 1
             surprise = offer(draft) / max(line.seconds + line.after for line, _, _ in draft.replicas)
             for row in choice.chosen:
-                by.slower[tuple(found.counts[row].tolist()), region] *= max(surprise, 1.0)
+                by.slower[tuple(columns.counts[row].tolist()), region] *= max(surprise, 1.0)
 
 
 def solve_within(by: Drafter, region: Region, pool: ColumnPool, cutoff: float) -> Solved[Draft] | Infeasible | Open:

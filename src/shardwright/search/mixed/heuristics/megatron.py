@@ -58,8 +58,8 @@ class _Guess:
         """About how long an iteration takes that recomputes so."""
         layers = self.layers
         slower = {NONE: 0.0 * layers.core, SELECTIVE: layers.core, BLOCK: layers.recompute}[mode]
-        each = self.held * (layers.seconds + slower) + layers.last_seconds
-        return (self.micro_batches + self.depth - 1) * coarse(float(each[self.kinds].max()))
+        stage_seconds = self.held * (layers.seconds + slower) + layers.last_seconds
+        return (self.micro_batches + self.depth - 1) * coarse(float(stage_seconds[self.kinds].max()))
 
 
 def uniform_plans(
@@ -78,7 +78,7 @@ def uniform_plans(
         if setting.symmetric and not setting.spread and (setting.tp[0] == 1 or setting.sequence_parallel)
     ]
     for kinds in choices:
-        guesses = [guess for each in able for guess in _guesses(contexts[0], *each, kinds)]
+        guesses = [guess for way in able for guess in _guesses(contexts[0], *way, kinds)]
         chosen = islice(_that_fit(guesses, longest), MOST)
         yield [_plan(contexts, cluster, guess, mode) for guess, mode in chosen]
 

@@ -51,10 +51,10 @@ def side_by_side(
 def _guesses(by: Drafter, region: Region, space: Space, longest: float) -> list[_Guess]:
     """Return what a setting can do within `longest` seconds."""
     instance = by.instance
-    found = _pure(by, region, space, longest)
+    guesses = _pure(by, region, space, longest)
     made = []
-    for rows in (np.arange(len(found.stages)), np.flatnonzero(_shallowest(found))):
-        of = found.take(rows)
+    for rows in (np.arange(len(guesses.stages)), np.flatnonzero(_shallowest(guesses))):
+        of = guesses.take(rows)
         copies = np.minimum(instance.table.units[of.counts.argmax(axis=1)] // of.stages, instance.total)
         seconds = _shortest(of, copies, instance.total, instance.quickest(region), longest)
         if seconds < longest:
@@ -117,13 +117,13 @@ def equal_replicas(by: Drafter, region: Region, incumbent: float, offer: Callabl
     if not len(rows):
         return
     table = instance.capacity(region, incumbent, few=False)
-    found = columns(instance.table, instance.layers, table, rows, region, few=False)
-    copies = np.where(found.counts > 0, units // np.maximum(found.counts, 1), instance.total).min(axis=1)
-    seconds = least_seconds(found, -(-instance.total // copies), instance.quick, incumbent)
+    listed = columns(instance.table, instance.layers, table, rows, region, few=False)
+    copies = np.where(listed.counts > 0, units // np.maximum(listed.counts, 1), instance.total).min(axis=1)
+    seconds = least_seconds(listed, -(-instance.total // copies), instance.quick, incumbent)
     for row in np.argsort(seconds, kind="stable")[:EQUAL_PLANS]:
         if seconds[row] < incumbent:
             number = int(copies[row])
-            chosen = [(tuple(found.counts[row].tolist()), number, max(instance.total // number, 1))]
+            chosen = [(tuple(listed.counts[row].tolist()), number, max(instance.total // number, 1))]
             draft = by.workshop.draft(chosen, instance.total)
             if draft is not None:
                 offer(draft)

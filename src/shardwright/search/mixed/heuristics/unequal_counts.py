@@ -78,7 +78,7 @@ def _plans(context: Context, cluster: Cluster, row: Strategies) -> Iterator[Plan
     (replica,) = plan.replicas
     whole = value["ep"] * value["etp"]  # ranks over which the experts of equal replicas are spread
     for parts in shares(micro_batches, value["dp"], whole // gcd(whole, value["tp"] * value["cp"])):
-        replicas = tuple(replace(replica, count=count, micro_batches=each) for count, each in parts)
+        replicas = tuple(replace(replica, count=count, micro_batches=passes) for count, passes in parts)
         yield replace(plan, replicas=replicas)
 
 

@@ -97,16 +97,16 @@ class ColumnPool:
 
     def sizes(self, seconds: float) -> Ints:
         """Return the most micro-batches that each listed composition finishes within `seconds`."""
-        found = micro_batches(self.listed, seconds)
+        sizes = micro_batches(self.listed, seconds)
         known = self.too_many.seconds >= seconds
-        np.minimum.at(found, self.too_many.rows[known], self.too_many.sizes[known] - 1)
-        return found
+        np.minimum.at(sizes, self.too_many.rows[known], self.too_many.sizes[known] - 1)
+        return sizes
 
     def _surely(self, marks: _Marks, seconds: float) -> Ints:
         """Return how many micro-batches some split of each listed composition finishes within `seconds` by `marks`."""
-        found, known = np.zeros(len(self.listed.stages), dtype=np.int64), marks.seconds <= seconds
-        np.maximum.at(found, marks.rows[known], marks.sizes[known])
-        return found
+        sizes, known = np.zeros(len(self.listed.stages), dtype=np.int64), marks.seconds <= seconds
+        np.maximum.at(sizes, marks.rows[known], marks.sizes[known])
+        return sizes
 
     def limit(self, seconds: float) -> float:
         """Return the most micro-batches that the listed compositions finish, in whatever part of a replica."""
@@ -204,8 +204,8 @@ class ColumnPool:
     def within(self, seconds: float) -> tuple[Compositions, MasterProblem]:
         """Return the listed compositions that can be in a solution within `seconds`, with their program."""
         relaxed = self.relaxed(seconds)
-        found = self.listed.take(np.flatnonzero(relaxed.reduced_costs <= relaxed.value - self.total + CLOSE))
-        return found, master_problem(found.counts, self.program.limits)
+        columns = self.listed.take(np.flatnonzero(relaxed.reduced_costs <= relaxed.value - self.total + CLOSE))
+        return columns, master_problem(columns.counts, self.program.limits)
 
     def counts_within(self, seconds: float) -> Ints:
         """Return the compositions of two stages or more, listed or not, that can be in a solution, [N, G]."""

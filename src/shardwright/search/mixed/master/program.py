@@ -51,8 +51,8 @@ class Limits:
 
     def rows(self, counts: Ints) -> Ints:
         """Return what a replica of each composition [N, G] takes of each limit, [N, R]."""
-        each = [counts, np.ones((len(counts), 1), dtype=np.int64)]
-        return np.column_stack([*each, *([] if self.most_gpus is None else [counts @ np.array(self.degrees)])])
+        parts = [counts, np.ones((len(counts), 1), dtype=np.int64)]
+        return np.column_stack([*parts, *([] if self.most_gpus is None else [counts @ np.array(self.degrees)])])
 
     @property
     def most_of_each(self) -> Ints:
@@ -87,10 +87,10 @@ class MasterProblem:
         """Return the optimum of the relaxation where a composition finishes `micro_batches` [N], with prices of the
         types and of a replica. A replica takes a micro-batch at least."""
         value = micro_batches.astype(np.float64)
-        found = self.relaxation.optimum(value)
+        optimum = self.relaxation.optimum(value)
         if self.limits.fewest > 1:
-            found = _of_as_many(self.relaxation, value, self.limits, found)
-        return replace(found, prices=self.limits.of_replicas(found.prices))
+            optimum = _of_as_many(self.relaxation, value, self.limits, optimum)
+        return replace(optimum, prices=self.limits.of_replicas(optimum.prices))
 
     def dive(self, micro_batches: Ints, wanted: int) -> Selection:
         """Return a good solution: the whole part of the relaxation's, again for what is left, one more where that is
@@ -105,10 +105,10 @@ class MasterProblem:
             if not len(fitting):
                 break
             amounts = relaxation(rows[fitting], left).optimum(value[fitting]).amounts
-            found = {int(fitting[name]): amount for name, amount in amounts.items()}
-            whole = {name: int(amount + CLOSE) for name, amount in found.items() if amount >= 1.0 - CLOSE}
+            parts = {int(fitting[name]): amount for name, amount in amounts.items()}
+            whole = {name: int(amount + CLOSE) for name, amount in parts.items() if amount >= 1.0 - CLOSE}
             if not whole:
-                whole = {max(found, key=lambda name: (found[name], -name)): 1} if found else {int(fitting[0]): 1}
+                whole = {max(parts, key=lambda name: (parts[name], -name)): 1} if parts else {int(fitting[0]): 1}
             for name, number in whole.items():
                 number = min(number, -(-need // int(value[name])))
                 if number > 0:
@@ -196,11 +196,11 @@ def _of_as_many(relaxation: Relaxation, value: Floats, limits: Limits, relaxed: 
             apart = high.bound - low.bound + low.slope * low.premium - high.slope * high.premium
             premium = apart / (low.slope - high.slope)
         premium = coarse(premium)
-        each = at(premium, relaxation.optimum(value + premium * able))
-        best = min(best, each, key=lambda dual: dual.bound)
-        if abs(each.slope) <= CLOSE or (high is not None and each.bound >= high.bound - CLOSE):
+        priced = at(premium, relaxation.optimum(value + premium * able))
+        best = min(best, priced, key=lambda dual: dual.bound)
+        if abs(priced.slope) <= CLOSE or (high is not None and priced.bound >= high.bound - CLOSE):
             break
-        low, high = (each, high) if each.slope < 0.0 else (low, each)
+        low, high = (priced, high) if priced.slope < 0.0 else (low, priced)
     prices = best.optimum.prices.copy()
     prices[len(limits.units)] -= best.premium
     return replace(best.optimum, value=best.bound, prices=prices)

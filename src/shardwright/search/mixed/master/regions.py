@@ -74,9 +74,9 @@ def too_slow(instance: Instance, region: Region, counts: Ints, seconds: float) -
     for some, rows in ((False, np.flatnonzero(~few)), (True, np.flatnonzero(few))):
         rows = rows[least[rows] <= instance.total]
         if len(rows):
-            found = instance.capacity(region, seconds, few=some)
+            capacity = instance.capacity(region, seconds, few=some)
             if len(
-                possible(instance.table, instance.layers, found, picked(counts, rows), region, least[rows], seconds)
+                possible(instance.table, instance.layers, capacity, picked(counts, rows), region, least[rows], seconds)
             ):
                 return False
     return True

@@ -49,8 +49,8 @@ class Relaxation:
             return Relaxed(value=0.0, prices=np.zeros(len(self.limits)), reduced_costs=none, amounts={})
         prices = self._prices(value)
         reduced_costs = np.round(weighed(self.columns, prices) - value, DIGITS)
-        found = round(float((prices * self.limits).sum()), DIGITS)
-        return Relaxed(value=found, prices=prices, reduced_costs=reduced_costs, amounts=self._amounts())
+        rounded = round(float((prices * self.limits).sum()), DIGITS)
+        return Relaxed(value=rounded, prices=prices, reduced_costs=reduced_costs, amounts=self._amounts())
 
     def _prices(self, value: Floats) -> Floats:
         """Return prices [R], not negative, at which every column costs at least its `value` [N]. The first of the
@@ -79,8 +79,8 @@ class Relaxation:
 
     def _amounts(self) -> dict[int, float]:
         """Return how much of each column in the basis there is."""
-        found = np.round(weighed(self.inverse, self.limits), DIGITS)
-        return {name: float(x) for name, x in zip(self.basis, found, strict=True) if name >= 0 and x > 0.0}
+        values = np.round(weighed(self.inverse, self.limits), DIGITS)
+        return {name: float(x) for name, x in zip(self.basis, values, strict=True) if name >= 0 and x > 0.0}
 
     def _enter(self, name: int, column: Floats) -> None:
         """Put a column into the basis, in place of the one that first reaches zero."""

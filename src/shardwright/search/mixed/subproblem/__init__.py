@@ -1,6 +1,5 @@
 """What one composition can do.
 
 * `eligible`: which columns a solution can hold, and whether any split fits
-* `held`: which layers stages may hold
 * `exact`: told by all of its splits at once, or one by one where they are few
 """

@@ -39,13 +39,13 @@ from numpy.lib.stride_tricks import sliding_window_view
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.network.collectives import exposed_seconds
 from shardwright.records import record
+from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.capacity import figures, least_moves, stage_layers
 from shardwright.search.mixed.bounds.compositions import Compositions, after
 from shardwright.search.mixed.bounds.travel import byte_seconds
 from shardwright.search.mixed.drafts.split_times import lone_stages, pipeline_seconds, stages, tails, update_seconds
 from shardwright.search.mixed.subproblem.eligible import longest_bottleneck
-from shardwright.search.mixed.subproblem.held import FIRST, INNER, LAST, Runs, most_together, runs_of
-from shardwright.search.mixed.tables.columns import Layers, Table
+from shardwright.search.mixed.tables.columns import RUNNING, Layers, Table, levelled
 from shardwright.search.mixed.tables.compositions import every_order
 from shardwright.search.mixed.tables.region import Region
 
@@ -55,6 +55,7 @@ MOST_ORDERS = 24
 NEVER = 1e9  # seconds of what does not fit
 ANY = (0.0, np.inf)
 MOST_SPLITS = 2_000  # of each order of the types
+FIRST, INNER, LAST = 0, 1, 2
 
 
 @record(kw_only=False)
@@ -144,29 +145,29 @@ def _stages(held: Runs, region: Region, depth: int) -> Mapping[str, Floats]:
     table, shape = held.table, (held.table.types, depth, len(held.begin))
     kind, flight, run = (of.ravel() for of in np.indices(shape))
     weights = np.stack([table.dense[:, -1], table.expert[:, -1]])
-    found = lone_stages(
+    lone = lone_stages(
         table, kind, held.begin[run], held.end[run], flight + 1, staged=True, copies=region.most, modes=region.modes
     )
 
     def left(width: float, passes: Floats, *beside: int) -> Floats:
         once = byte_seconds(table, weights, region, beside=beside)[:, kind]
-        once = (once * found.weights).sum(axis=0)
+        once = (once * lone.weights).sum(axis=0)
         return exposed_seconds(width * once, passes)
 
-    reduced = table.reduced_bytes, table.reduced_beside * found.own_backward
-    gathered = table.gathered_bytes, table.gathered_beside * found.forward
+    reduced = table.reduced_bytes, table.reduced_beside * lone.own_backward
+    gathered = table.gathered_bytes, table.gathered_beside * lone.forward
     nothing = np.zeros(len(kind))
     late = [
         left(*reduced, other) + left(*gathered, other) if other in region.used else nothing
         for other in range(table.types)
     ]
     columns = {
-        "forward": found.forward,
-        "backward": found.backward,
-        "own": found.own_backward,
+        "forward": lone.forward,
+        "backward": lone.backward,
+        "own": lone.own_backward,
         "reduce": left(*reduced),
         "gather": left(*gathered),
-        "never": np.where(found.fits, 0.0, NEVER),
+        "never": np.where(lone.fits, 0.0, NEVER),
     }
     of_runs = {name: column.reshape(shape) for name, column in columns.items()}
     return of_runs | {"late": np.array([*late, nothing]).reshape(-1, *shape)}
@@ -225,19 +226,19 @@ def _pipeline_and_tail(
         vy = np.maximum(np.minimum(vy + x - passes, v + late), v + least) if before else v + late
         columns = slice(most + least_so_far, most + most_so_far + 1)
         state = np.full((len(state), 7, n, most + total + 1), NEVER)
-        for name, each in enumerate((r, v, z, y, vz, vy, least)):
-            state[:, name, :, columns] = _least_of_both(np.broadcast_to(each, r.shape), is_long)
+        for name, variable in enumerate((r, v, z, y, vz, vy, least)):
+            state[:, name, :, columns] = _least_of_both(np.broadcast_to(variable, r.shape), is_long)
         done = np.flatnonzero(lines.depth[:n] == before + 1)
         best[done] = np.maximum(state[0, 4, done, -1], state[0, 5, done, -1])
     return best
 
 
-def _least_of_both(each: Floats, is_long: Bools) -> Floats:
+def _least_of_both(seconds: Floats, is_long: Bools) -> Floats:
     """Return the least over the layers of a stage, [layers, 1 or 2, …], of splits with a long stage and of those with
     none: one that `is_long` makes the former of the latter."""
-    if each.shape[1] == 1:
-        return np.asarray(each.min(axis=0))
-    some, none = each[:, :1].min(axis=0), each[:, 1:]
+    if seconds.shape[1] == 1:
+        return np.asarray(seconds.min(axis=0))
+    some, none = seconds[:, :1].min(axis=0), seconds[:, 1:]
     now_some = np.where(is_long, none, NEVER).min(axis=0)
     return np.concatenate([np.minimum(some, now_some), np.where(is_long, NEVER, none).min(axis=0)])
 
@@ -258,15 +259,15 @@ def least_of_listed(
         starts = _splits(table, layers, region, kinds, micro_batches, float(longest[0]))
         if starts is None:
             return 0.0
-        found = stages(table, kinds, starts, micro_batches=micro_batches, copies=region.most, modes=region.modes)
-        found = found.take(np.flatnonzero(found.fits))
-        if len(found):
+        times = stages(table, kinds, starts, micro_batches=micro_batches, copies=region.most, modes=region.modes)
+        times = times.take(np.flatnonzero(times.fits))
+        if len(times):
             moves = least_moves(table, kinds[:-1], kinds[1:])
-            gathered = once[0, kinds] * found.dense + once[1, kinds] * found.expert
-            later = sum(part.max(axis=1) for part in tails(table, found, gathered))
-            later = later + update_seconds(table, kinds, found, region.most).max(axis=1)
+            gathered = once[0, kinds] * times.dense + once[1, kinds] * times.expert
+            later = sum(part.max(axis=1) for part in tails(table, times, gathered))
+            later = later + update_seconds(table, kinds, times, region.most).max(axis=1)
             later = later + table.tied_between(kinds, len(kinds))
-            least = min(least, float((pipeline_seconds(found, moves, micro_batches) + later).min()))
+            least = min(least, float((pipeline_seconds(times, moves, micro_batches) + later).min()))
     least += float(table.norm_seconds(int(counts.sum()) * region.fewest)[0, counts > 0].max())
     return least if least <= seconds * (1.0 + 1e-9) else np.inf
 
@@ -297,3 +298,48 @@ def _shared(number: int, parts: int) -> Ints:
         return np.array([[number]])
     rest = [(first, _shared(number - first, parts - 1)) for first in range(number + 1)]
     return np.concatenate([np.column_stack([np.full(len(more), first), more]) for first, more in rest])
+
+
+@record(kw_only=False)
+class Runs:
+    """Runs of layers that stages of a table hold, `begin` to `end` [K], of which no two are alike. `at` says which one
+    a stage holds, with the `most` layers first and a single one last: where layers are alike by its place, [3, most],
+    where some are not (`unlike`) by how many layers it and the stages after it hold, [L + 1, most]."""
+
+    table: Table
+    begin: Ints
+    end: Ints
+    at: Ints
+    unlike: bool
+
+    @property
+    def most(self) -> int:
+        return int(self.at.shape[1])
+
+
+def most_together(layers: Layers, weight: float) -> int:
+    """Return how many layers that follow each other, at most and not all, count as `weight` or less: one at least."""
+    sums = np.append(0.0, np.cumsum(layers.weight))
+    counts = range(1, len(layers.weight))
+    return max([1, *(count for count in counts if (sums[count:] - sums[:-count]).min() <= weight)])
+
+
+def runs_of(table: Table, layers: Layers, most: int) -> Runs:
+    """Return the runs of up to `most` layers. Where layers are alike all are like the least one."""
+    count = table.layers
+    held = most - np.arange(most)
+    if layers.whole:
+        begin = np.array([0 * held, 0 * held + 1, count - held])
+        return Runs(levelled(table), begin.ravel(), (begin + held).ravel(), np.arange(3 * most).reshape(3, most), False)
+    columns = [np.diff(getattr(table, name), axis=-1)[..., 1:-1].reshape(-1, count) for name in RUNNING]
+    _, kinds = np.unique(coarse(np.concatenate(columns)), axis=1, return_inverse=True)
+    names: list[int] = kinds.ravel().tolist()
+    runs: dict[tuple[int, ...], tuple[int, int, int]] = {}
+    at = np.zeros((count + 1, most), dtype=np.int64)
+    for start in range(count):
+        for place in range(most):
+            stop = min(start + most - place, count)
+            key = (start == 0, stop == count, *names[start:stop])
+            at[count - start, place] = runs.setdefault(key, (len(runs), start, stop))[0]
+    _, first, last = np.array(list(runs.values())).T
+    return Runs(table, first, last, at, True)

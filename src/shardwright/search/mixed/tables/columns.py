@@ -241,11 +241,11 @@ class Table:
 def _agreement_seconds(fabrics: tuple[Fabric, ...], local: tuple[int, ...], most: int) -> Floats:
     """Return the seconds in which 0 to `most` units of each type agree on a number, [most + 1, G]; `local` of them
     share a domain."""
-    found = []
+    seconds = []
     for links, together in zip(fabrics, local, strict=True):
         ranks = np.maximum(np.arange(most + 1), 1) * (links.domain_gpus // together)
-        found.append(reduce_seconds(links, group(links, ranks, np.ones_like(ranks)), np.zeros(most + 1)))
-    return np.array(found).T
+        seconds.append(reduce_seconds(links, group(links, ranks, np.ones_like(ranks)), np.zeros(most + 1)))
+    return np.array(seconds).T
 
 
 @record
@@ -308,8 +308,8 @@ class Layers:
 
 def layers_of(table: Table) -> Layers:
     """Return the bound of `table` by layers that are all alike."""
-    each = {name: np.diff(getattr(table, name), axis=-1) for name in RUNNING}
-    middle = {name: values[..., 1:-1] for name, values in each.items()}
+    of_layers = {name: np.diff(getattr(table, name), axis=-1) for name in RUNNING}
+    middle = {name: values[..., 1:-1] for name, values in of_layers.items()}
     work = middle["forward"] + middle["backward"]
     shape = work / work.mean(axis=1, keepdims=True)
     weight = shape.mean(axis=0)
@@ -325,13 +325,15 @@ def layers_of(table: Table) -> Layers:
     staged_backward, staged_forward = launched_seconds(np.array([backward, forward]), launches / weight.max())
     passes = np.array([middle["backward"], middle["forward"]])
     staged = launched_seconds(passes, launches[..., None])
-    ends = np.array([each["backward"], each["forward"]])
+    ends = np.array([of_layers["backward"], of_layers["forward"]])
     # The smooth maximum is convex: its tangent at the layers bounds what more device time adds.
     gain_forward = (forward / staged_forward) ** (SHARPNESS - 1.0)
     gain_backward = (backward / staged_backward) ** (SHARPNESS - 1.0)
 
     def edge(place: int) -> Floats:
-        return np.asarray(gain_forward * each["forward"][:, place] + gain_backward * each["backward"][:, place])
+        return np.asarray(
+            gain_forward * of_layers["forward"][:, place] + gain_backward * of_layers["backward"][:, place]
+        )
 
     return Layers(
         weight=weight,
@@ -353,12 +355,12 @@ def layers_of(table: Table) -> Layers:
         orthogonal=least("orthogonal"),
         first_seconds=edge(0),
         last_seconds=edge(-1),
-        first_bytes=each["kept"][:, :, 0].min(axis=1),
-        last_bytes=each["kept"][:, WHOLE, -1],
-        first_weights=np.stack([each["dense"][:, 0], each["expert"][:, 0]]),
-        last_weights=np.stack([each["dense"][:, -1], each["expert"][:, -1]]),
-        first_ends=each["ends"][:, 0],
-        last_ends=each["ends"][:, -1],
+        first_bytes=of_layers["kept"][:, :, 0].min(axis=1),
+        last_bytes=of_layers["kept"][:, WHOLE, -1],
+        first_weights=np.stack([of_layers["dense"][:, 0], of_layers["expert"][:, 0]]),
+        last_weights=np.stack([of_layers["dense"][:, -1], of_layers["expert"][:, -1]]),
+        first_ends=of_layers["ends"][:, 0],
+        last_ends=of_layers["ends"][:, -1],
     )
 
 

@@ -48,15 +48,15 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
         return []
     model, job = contexts[0].model, contexts[0].job
     parts = [
-        _by_setting(_in_plans(context, contexts), [each.on(place) for each in settings])
+        _by_setting(_in_plans(context, contexts), [choice.on(place) for choice in settings])
         for place, context in enumerate(contexts)
     ]
     fabrics = tuple(context.quickest for context in contexts)
     rates, delays = _between_sites(contexts, links)
-    found = []
+    tables = []
     for setting in settings:
-        own = [part[setting.on(place)] for place, part in enumerate(parts)]
-        columns: dict[str, Any] = {name: np.array([each[name] for each in own]) for name in own[0]}
+        of_setting = [part[setting.on(place)] for place, part in enumerate(parts)]
+        columns: dict[str, Any] = {name: np.array([choice[name] for choice in of_setting]) for name in of_setting[0]}
         degrees = np.array(setting.tp)
         shards = np.lcm.reduce(degrees[columns["units"] > 0], initial=1)
         whole_bytes = float((columns.pop("part_bytes") * degrees * setting.cp).min())
@@ -64,7 +64,7 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
             Unit(tp=tp, cp=setting.cp, expert_gpus=spread, domain_gpus=fabric.domain_gpus)
             for tp, spread, fabric in zip(setting.tp, columns.pop("expert_gpus").tolist(), fabrics, strict=True)
         )
-        found.append(
+        tables.append(
             Table(
                 **columns,
                 fabrics=fabrics,
@@ -79,7 +79,7 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
                 **_traffic(setting.sharing, model, job),
             )
         )
-    return found
+    return tables
 
 
 def _traffic(sharing: Sharing, model: Model, job: Job) -> dict[str, Any]:
@@ -99,9 +99,9 @@ def _between_sites(contexts: Sequence[Context], links: Sequence[SiteLink]) -> tu
     sites = [context.pool.site for context in contexts]
     rates, delays = np.full((len(sites), len(sites)), np.inf), np.zeros((len(sites), len(sites)))
     for link in links:
-        for row, one in enumerate(sites):
+        for row, site in enumerate(sites):
             for column, other in enumerate(sites):
-                if {one, other} == set(link.sites):
+                if {site, other} == set(link.sites):
                     rates[row, column], delays[row, column] = link.bytes_per_second, link.latency_seconds
     return rates, delays
 

@@ -50,11 +50,11 @@ def usable(table: Table, counts: Array, region: Region) -> Bools:
 
 def sites_of(table: Table, used: tuple[int, ...]) -> list[list[int]]:
     """Return the types `used` by the sites at which they stand."""
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for kind in used:
-        home = next((site for site in found if not np.isfinite(table.site_rates[kind, site[0]])), None)
-        found = [*found, [kind]] if home is None else [[*site, kind] if site is home else site for site in found]
-    return found
+        home = next((site for site in groups if not np.isfinite(table.site_rates[kind, site[0]])), None)
+        groups = [*groups, [kind]] if home is None else [[*site, kind] if site is home else site for site in groups]
+    return groups
 
 
 def between_sites(table: Table, used: tuple[int, ...]) -> tuple[float, float]:
@@ -97,13 +97,15 @@ def by_types(table: Table, region: Region, gpus: int) -> list[Region]:
     """Return the parts of a region with plans on `gpus` or more: by the types in use, the links that limit all layers
     where these are very unlike, and whether pipelines or gradients go between sites."""
     types = np.flatnonzero(table.units > 0).tolist()
-    found = [
+    regions = [
         replace(region, used=used, gpus=max(region.gpus, gpus))
         for number in range(1, len(types) + 1)
         for used in combinations(types, number)
     ]
-    parts = [part for one in found for part in (by_links(table, one) if _links_differ(table, one) else [one])]
-    return [part for one in parts for part in _by_sites(table, one)]
+    parts = [
+        part for narrow in regions for part in (by_links(table, narrow) if _links_differ(table, narrow) else [narrow])
+    ]
+    return [part for narrow in parts for part in _by_sites(table, narrow)]
 
 
 def _links_differ(table: Table, region: Region) -> bool:

@@ -135,7 +135,7 @@ def settings(contexts: Sequence[Context], space: Space, ruled: frozenset[str] = 
         return []
     degrees = [*_equal_degrees(contexts, space), *_unequal_degrees(contexts, space)]
     flash = _allowed("flash", list(map(_fuses, contexts)), space, ruled)
-    found = [
+    candidates = [
         Setting(
             tp=tp,
             micro_batch=size,
@@ -149,7 +149,7 @@ def settings(contexts: Sequence[Context], space: Space, ruled: frozenset[str] = 
         )
         for tp in degrees
         for cp in _contexts_parallel(contexts, space, tp)
-        for ep, cut in _experts_parallel(contexts, space, tp, cp)
+        for ep, cut in _experts_parallel(contexts, space, tp)
         for size in _micro_batches(contexts, space)
         for sequence in _sequence(contexts[0], space, tp, cp)
         for beside in _allowed("overlap_tp", [sequence and _hides(context) for context in contexts], space, ruled)
@@ -157,7 +157,7 @@ def settings(contexts: Sequence[Context], space: Space, ruled: frozenset[str] = 
         if fused or cp == 1
         for sharing in sharings(space, ruled)
     ]
-    return [setting for setting in found if _is_run(contexts, setting)]
+    return [setting for setting in candidates if _is_run(contexts, setting)]
 
 
 def _contexts_parallel(contexts: Sequence[Context], space: Space, tp: tuple[int, ...]) -> list[int]:
@@ -168,9 +168,7 @@ def _contexts_parallel(contexts: Sequence[Context], space: Space, tp: tuple[int,
     return [int(cp) for cp in space.pins.get("cp", [1, *range(2, longest + 1)]) if cp in able]
 
 
-def _experts_parallel(
-    contexts: Sequence[Context], space: Space, tp: tuple[int, ...], cp: int
-) -> Iterator[tuple[int, bool]]:
+def _experts_parallel(contexts: Sequence[Context], space: Space, tp: tuple[int, ...]) -> Iterator[tuple[int, bool]]:
     """Yield degrees of expert parallelism for types of degrees `tp`, and whether experts are cut as the rest of a layer
     is. Those of meshes are spread over the GPUs of a stage, so over no more than each of two types has."""
     moes = [kind.moe for kind in contexts[0].model.kinds if kind.moe is not None]
@@ -201,8 +199,8 @@ def _unequal_degrees(contexts: Sequence[Context], space: Space) -> list[tuple[in
     equal = [tp[0] for tp in _equal_degrees(contexts, space)]
     if not space.tp_per_type or not equal:
         return []
-    each = [[tp for tp in equal if tp in unit_degrees(context)] or equal[:1] for context in contexts]
-    return [tp for tp in product(*each) if len(set(tp)) > 1]
+    degrees = [[tp for tp in equal if tp in unit_degrees(context)] or equal[:1] for context in contexts]
+    return [tp for tp in product(*degrees) if len(set(tp)) > 1]
 
 
 def _sequence(context: Context, space: Space, tp: tuple[int, ...], cp: int) -> Iterator[bool]:
@@ -305,8 +303,8 @@ class Sharing:
 
     def within(self, space: Space, copies: int) -> bool:
         """Return whether so many replicas keep the pins."""
-        own = self.of(copies)
-        return all(getattr(own, axis) in space.pins.get(axis, (getattr(own, axis),)) for axis in AXES)
+        sharing = self.of(copies)
+        return all(getattr(sharing, axis) in space.pins.get(axis, (getattr(sharing, axis),)) for axis in AXES)
 
 
 USUAL = Sharing()  # the fastest that fits in least memory, but for state in host memory
