@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations
+from typing import Any
 
 from shardwright.cost.compute.efficiency import computes, peak_flops
 from shardwright.cost.compute.flops import job_flops
@@ -70,8 +71,9 @@ def case_of(run: PublishedRun) -> Case:
     """Return the case of a run. Raises SkippedRunError for a run that lacks something or that
     the cost model does not cover."""
     case = _case_as_said(run)
-    others = {column: other for column in DOUBTFUL if (other := said(run, column, case.pool.gpu.architecture).other)}
-    several = (choice for size in range(len(others)) for choice in combinations(others.items(), size + 1))
+    defaults = {column: said(run, column, case.pool.gpu.architecture).other for column in DOUBTFUL}
+    others: list[tuple[str, Any]] = [(column, other) for column, other in defaults.items() if other]
+    several = (choice for size in range(len(others)) for choice in combinations(others, size + 1))
     alike = [_case_as_said(replace(run, **dict(choice))) for choice in several]
     return replace(case, others=tuple(other for other in alike if (other.row, other.job) != (case.row, case.job)))
 

@@ -1,8 +1,9 @@
 """Single facts of a published run: its sizes, GPU, job, software and layer split, and what is taken where it is silent.
 
-`data/defaults.csv` has what a framework does by default with a model, in a precision, on an architecture, each a
-pattern that is searched in its name, from a release on (a run that says no release may be of the last); the first row
-that applies counts. Where the row has another value too, the default is in doubt, and the run is forecast under both.
+`data/defaults.csv` has what a framework does by default with a model, in a precision, on a GPU (architecture and name),
+each a pattern that is searched in its name, from a release on (a run that says no release may be of the last); the
+first row that applies counts. Where the row has another value too, the default is in doubt, and the run is forecast
+under both.
 """
 
 from __future__ import annotations
@@ -186,8 +187,8 @@ def said(run: PublishedRun, column: str, architecture: str) -> Default:
     words = str(getattr(run, column) or "")
     if words:
         return Default(value=words)
-    names = {"framework": run.framework, "model": run.model, "precision": run.precision, "architecture": architecture}
-    return _default(column, run.version, **names)
+    names = {name: getattr(run, name) for name in ("framework", "model", "precision")}
+    return _default(column, run.version, **names, gpu=f"{architecture} {run.gpu}")
 
 
 @cache
