@@ -13,7 +13,7 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, uniform_layers
 
 # Operators and links alone, as the oracles of closed forms have it.
-BARE = Overheads(layer_seconds=0.0, rank_seconds=0.0, pass_seconds=0.0, step_seconds=0.0, straggling=0.0)
+BARE = Overheads(launch_seconds=0.0, rank_seconds=0.0, pass_seconds=0.0, step_seconds=0.0, straggling=0.0)
 
 
 def attention(heads: int, head_dim: int, kv_heads: int | None = None, **more) -> Attention:

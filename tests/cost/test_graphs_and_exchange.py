@@ -6,16 +6,25 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 import shardwright
-from shardwright.cost.frameworks.overheads import host_seconds, overheads
+from shardwright.cost.compute.launches import launches
+from shardwright.cost.compute.operators import Shard
+from shardwright.cost.frameworks.overheads import GRACE_CALLS, host_seconds, overheads
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
+from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.job import Job
 from shardwright.spec.options import CudaGraph
 
 MODEL = "qwen3-30b-a3b"
+ONES, NO = np.ones(3, dtype=np.int64), np.zeros(3, dtype=bool)
+SHARDS = Shard(
+    tp=np.array([1, 2, 1]), cp=ONES, ep=np.array([8, 8, 32]), etp=ONES, micro_batch=ONES,
+    sequence_parallel=NO, flash=~NO, overlap_tp=NO,
+)  # fmt: skip
 PINS = {"tp": 1, "pp": 1, "ep": 8, "mbs": 1, "recompute": "none"}
 
 
@@ -36,14 +45,36 @@ def fullest(plan: Plan) -> float:
 
 
 def test_the_more_graphs_hold_the_less_the_host_launches() -> None:
-    gpu = shardwright.load_cluster("1x8xB200").pools[0].gpu
     job: Job = shardwright.make_job(global_batch=64, seq_len=4096)
     scopes = [replace(job, options=replace(job.options, cuda_graph=scope)) for scope in get_args(CudaGraph)]
-    for experts in (False, True):
-        launched = [host_seconds(overheads("megatron", gpu), of, experts=experts) for of in scopes]
-        assert launched[0] == host_seconds(overheads("megatron", gpu), job, experts=experts)
-        assert all(more >= less for more, less in pairwise(launched))
-        assert launched[-1] == 0.0
+    for name in (MODEL, "llama-3-8b", "deepseek-v3", "nemotron-3-nano-30b-a3b"):
+        model = shardwright.load_model(name)
+        for kind in (None, *model.kinds):
+            calls = [launches(model, kind, SHARDS, of) for of in scopes]
+            assert (calls[0] == launches(model, kind, SHARDS, job)).all()
+            assert all((more >= less).all() for more, less in pairwise(calls))
+            assert not calls[-1].any()
+
+
+def test_calls_are_those_of_the_kernels_that_a_layer_has() -> None:
+    job: Job = shardwright.make_job(global_batch=64, seq_len=4096)
+    qwen, hybrid, latent = map(shardwright.load_model, (MODEL, "nemotron-3-nano-30b-a3b", "deepseek-v3"))
+    plain, cut, spread = launches(qwen, qwen.kinds[0], SHARDS, job)
+    assert cut > plain, "collectives are calls too"
+    assert spread < plain, "a GPU that has fewer experts has fewer products"
+    dense = launches(latent, next(kind for kind in latent.kinds if kind.mlp), SHARDS, job)[0]
+    attention = launches(qwen, replace(qwen.kinds[0], moe=None), SHARDS, job)[0]
+    assert dense > attention + 5.0, "latent attention has more products and norms"
+    mixer = next(kind for kind in hybrid.kinds if kind.mixer and not kind.mlp and not kind.moe)
+    assert launches(hybrid, mixer, SHARDS, job)[0] > attention, "a scan is several kernels"
+
+
+def test_the_same_calls_take_longer_on_grace() -> None:
+    plain, grace = (overheads("megatron", gpus()[name]) for name in ("B200", "GB200"))
+    both = [
+        host_seconds(software, shardwright.make_job(global_batch=1, seq_len=2048), 10.0) for software in (plain, grace)
+    ]
+    assert both[1] == GRACE_CALLS * both[0] > 0.0
 
 
 def test_a_hidden_exchange_takes_less_time_and_one_micro_batch_more_of_memory() -> None:

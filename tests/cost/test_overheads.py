@@ -30,7 +30,7 @@ from shardwright.spec.job import Job
 
 SLOWER = dict.fromkeys(("gemm", "attention", "memory", "optimizer", "latency"), 2.0)
 SLOWER |= {"intra": 0.5, "inter": 0.5}
-SLOWER |= {"layer_seconds": 1e-2, "rank_seconds": 1e-3, "pass_seconds": 1e-3, "step_seconds": 1e-2, "straggling": 0.1}
+SLOWER |= {"launch_seconds": 1e-3, "rank_seconds": 1e-3, "pass_seconds": 1e-3, "step_seconds": 1e-2, "straggling": 0.1}
 JOB = Job(global_batch=16, seq_len=2048)
 MODEL = llama(8, 2048, 16, 16, 5632, 32000)
 seconds = st.floats(1e-6, 10.0)

@@ -69,7 +69,7 @@ def test_what_no_run_shows_stays_usual(cases):
     dense = [case for case in cases if not any(kind.moe for kind in case.model.kinds) and case.pool.gpus <= 8]
     found = fitted(dense, Analytic())
     for software in found.frameworks.values():
-        assert software.expert_seconds == pytest.approx(USUAL.expert_seconds, rel=1e-6)
+        assert software.exchange == pytest.approx(USUAL.exchange, rel=1e-6)
         assert software.inter == pytest.approx(USUAL.inter, rel=1e-6)
 
 

@@ -10,12 +10,11 @@ from tests.cli.running import refused, run
 from tests.spmd.steps import traced
 
 from shardwright.cost.compute.efficiency import KERNEL_SECONDS
-from shardwright.cost.frameworks.overheads import overheads
 from shardwright.cost.network.collectives import SECONDS, Fabric, Group
 from shardwright.errors import SpecError
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.machine_profile import CollectiveTime, MachineProfile, OperatorTime
-from shardwright.spmd.synthesize import LAYER_LAUNCHES, machines_of
+from shardwright.spmd.synthesize import launch_seconds, machines_of
 from shardwright.synthesis.graph import FREE
 from shardwright.synthesis.machines import conversion
 from shardwright.synthesis.properties import COMPUTE, REPLICATED, Sharded
@@ -88,7 +87,7 @@ def test_launches_are_the_least_that_a_step_takes() -> None:
     """Of operators too small for anything else, and nothing beside those of seconds."""
     graph, net = traced("bert").graph, machines_of(CLUSTER, "fp32", 0.5)
     operators = sum(node.op not in FREE for node in graph.nodes)
-    least = operators * overheads("eager", GPU).layer_seconds / LAYER_LAUNCHES
+    least = operators * launch_seconds(GPU)
     found = synthesize(graph, net)
     assert least <= found.bound_seconds <= found.seconds < 1.5 * least
     assert launched(graph, net, 100 * least) == pytest.approx(100 * least, rel=1e-6)

@@ -10,7 +10,7 @@ from tests.validation.known import known_runs
 import shardwright
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.errors import SpecError
-from shardwright.validation.case import CONTRADICTS, case_of
+from shardwright.validation.case import CONTRADICTS, Case, case_of
 from shardwright.validation.facts import Default, SkippedRunError, said
 from shardwright.validation.forecast import forecast
 from shardwright.validation.runs import PublishedRun
@@ -37,11 +37,36 @@ def test_a_default_in_doubt_is_forecast_both_ways_and_the_interval_spans_both() 
     assert said(SPLIT, "tp_overlap", "Hopper") == Default(value="true", other="false")
     unsaid, on, off = (case_of(replace(SPLIT, tp_overlap=words)) for words in ("", "true", "false"))
     assert [case.row["overlap_tp"] for case in (unsaid, on, off)] == [True, True, False]
-    assert [case.others for case in (unsaid, on, off)] == [(off.row,), (), ()]
+    assert [[other.row for other in case.others] for case in (unsaid, on, off)] == [[off.row], [], []]
     both = forecast([unsaid, on, off], Analytic())
     assert both.seconds[0] == both.seconds[1] < both.seconds[2]
     assert both.low_seconds[0] == pytest.approx(both.low_seconds[1])
     assert both.high_seconds[0] == pytest.approx(both.high_seconds[2])
+
+
+def test_a_recipe_graphs_from_its_release_on_and_what_is_in_doubt_is_forecast_in_every_way() -> None:
+    recipe = replace(
+        EXPERTS, model="qwen3-30b-a3b", gpu="GB200", framework="megatron-bridge", precision="mxfp8", ep=8.0,
+        gpus_per_node=4.0, recompute="none",
+    )  # fmt: skip
+
+    def taken(case: Case) -> tuple[str | None, str | None]:
+        return case.job.options.cuda_graph, case.job.options.exchange_overlap
+
+    for version in ("26.06", "26.08.01", ""):
+        case = case_of(replace(recipe, version=version))
+        assert taken(case) == ("full", "batches")
+        assert {taken(other) for other in case.others} == {
+            ("attention", "batches"), ("full", None), ("attention", None)
+        }  # fmt: skip
+        assert not any(other.others for other in case.others)
+        seconds = forecast([case, *case.others], Analytic()).seconds
+        (both,) = forecast([case], Analytic()).high_seconds
+        assert both >= seconds.max()
+    for unlike in ({"version": "26.04.01"}, {"precision": "bf16"}, {"gpu": "H100-SXM", "precision": "fp8"}):
+        assert taken(case_of(replace(recipe, **{"version": "26.06"} | unlike))) == (None, None)
+    said_so = case_of(replace(recipe, version="26.06", cuda_graph="none", a2a_overlap="false"))
+    assert (taken(said_so), said_so.others) == (("none", None), ())
 
 
 def test_the_interval_spans_every_recomputation_that_may_have_fitted() -> None:

@@ -24,15 +24,14 @@ from shardwright.validation.forecast import forecast_seconds
 FRAMEWORK_NAMES = tuple(field.name for field in fields(Overheads))
 CLOCK_NAMES = tuple(field.name for field in fields(Clocks))
 # What is usual, and the standard deviation of its logarithm. Times of operators in training over those of the
-# operator model, shares of link bandwidth, host times of some ten kernel launches of some µs each from Python.
+# operator model, shares of link bandwidth, the host time of a call: some µs of launching, some tens of Python.
 USUAL = Overheads(
     memory=1.2,
     intra=0.9,
     inter=0.8,
     latency=1.5,
     optimizer=1.2,
-    layer_seconds=4e-4,
-    expert_seconds=1e-3,
+    launch_seconds=5e-5,
     rank_seconds=2e-5,
     pass_seconds=1e-4,
     step_seconds=1e-2,
@@ -48,8 +47,7 @@ SPREAD = {
     "inter": 0.2,
     "latency": 1.0,
     "optimizer": 0.3,
-    "layer_seconds": 0.5,
-    "expert_seconds": 0.8,
+    "launch_seconds": 0.5,
     "rank_seconds": 1.5,
     "pass_seconds": 0.8,
     "step_seconds": 0.2,
@@ -60,9 +58,10 @@ NOISE = 0.05  # log error of a good run that the model should explain
 FREEDOM = 3.0  # of Student's t
 SOURCE_WEIGHT = 30.0  # runs of one source count as at most about so many
 ILL = ("stalled", "capped")  # states that no overhead of a framework explains
-MOST_OF_A_SOURCE = 120  # runs that a fit goes by
+MOST_OF_A_SOURCE = 50  # runs that a fit goes by
 STEP = 0.05
 ITERATIONS = 8
+ENOUGH = 1e-3  # of the objective, by which an iteration makes it smaller for there to be another
 STEPS = (1.0, 0.5, 0.25)  # of the way to the solution of the linear picture, which need not be better
 START_RANK_SECONDS = 3e-4  # where host time still shows beside the device's
 
@@ -209,10 +208,13 @@ def fitted(cases: Sequence[Case], efficiency: Efficiency) -> Calibration:
         loss = objective(cases, linear.errors, linear.parameters, centre)
         for share in STEPS:
             tried = between(linear.parameters, centre, target, share)
-            if objective(cases, log_errors(cases, efficiency, tried), linear.parameters, tried) < loss:
+            less = objective(cases, log_errors(cases, efficiency, tried), linear.parameters, tried)
+            if less < loss:
                 centre = tried
                 break
         else:
+            return centre
+        if less > (1.0 - ENOUGH) * loss:
             return centre
     return centre
 

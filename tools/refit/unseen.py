@@ -35,11 +35,14 @@ in the tables that [constants are fitted to](calibration.md). These are all that
 and bad; nothing is fitted to them. Each is predicted as `shardwright plan` does with what is published pinned by
 `--set`; what is not published is what the planner would choose. Seconds are of an iteration; memory is the peak of the
 fullest GPU as the source measured it: allocated, reserved, or what nvidia-smi shows, which is more."""
-BESIDE = """What stands out: memory is near where the trainer is known; dense models are predicted well. Eager PyTorch
-with small kernels (8B, tensor-parallel over eight GPUs) waits for the host, which is not predicted. CUDA graphs and
-hidden exchange are near on mixtures of experts with plain attention (Hy3), in 16 and in 8 bits
-([decision 9](decisions/0009-terms-of-the-fit.md)); latent attention in 8 bits and AMD's newest kernels are faster than
-predicted, hybrids of Mamba whose trainer checks and converts on the host in every layer far slower."""
+BESIDE = """What stands out: memory is near where the trainer is known; dense models are predicted well. Where the host
+is slower than the GPU (tensor parallelism of PyTorch that is not compiled, hybrids of Mamba with many experts on each
+GPU beside a Grace processor) its calls are counted ([decision 9](decisions/0009-terms-of-the-fit.md)); what such a
+trainer checks and converts on the host beside them is not. CUDA graphs and hidden exchange are near on mixtures of
+experts with plain attention (Hy3), in 16 and in 8 bits; latent attention with scores in 8 bits and AMD's newest kernels
+are faster than predicted. Runs of torchtitan without compilation are taken as PyTorch's FSDP, as those of the tables
+are; KempnerForge compiles, which FSDP's constants do not know. The two runs of Nemotron-3 Nano in 8 bits keep their
+experts in 16, which is not priced: the plan that is predicted splits sequences to fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shardwright.cost.compute.efficiency import KERNEL_SECONDS
+from shardwright.cost.compute.launches import ATTENTION_CALLS, MLP_CALLS
 from shardwright.cost.frameworks.overheads import overheads
 from shardwright.cost.measured.links import measured_link, with_links
 from shardwright.cost.measured.machine import require_gpus
 from shardwright.cost.measured.summary import achieved_parts
 from shardwright.cost.network.collectives import Fabric, fabric
 from shardwright.errors import bad
-from shardwright.spec.cluster import Cluster, NodePool
+from shardwright.spec.cluster import Cluster, Gpu, NodePool
 from shardwright.spec.read.machine_profile import MachineProfile
 from shardwright.spmd.check import require_equal
 from shardwright.spmd.document import Synthesized
@@ -211,7 +212,7 @@ def _machine(pool: NodePool, links: Fabric, precision: str, reached: float) -> D
         memory_bytes=pool.memory_bytes - RESERVED_BYTES,
         memory_bytes_per_second=pool.gpu.memory_bytes_per_second,
         operator_seconds=KERNEL_SECONDS,
-        launch_seconds=overheads("eager", pool.gpu).layer_seconds / LAYER_LAUNCHES,
+        launch_seconds=launch_seconds(pool.gpu),
     )
     return DeviceMachine(
         device=device,
@@ -219,6 +220,11 @@ def _machine(pool: NodePool, links: Fabric, precision: str, reached: float) -> D
         link_bytes_per_second=links.intra_bytes_per_second,
         link_latency_seconds=links.intra_latency_seconds,
     )
+
+
+def launch_seconds(gpu: Gpu) -> float:
+    """Return the time in which the host launches an operator: of a layer's calls each has several."""
+    return overheads("eager", gpu).launch_seconds * (ATTENTION_CALLS + MLP_CALLS) / LAYER_LAUNCHES
 
 
 def _peak(pool: NodePool, precision: str) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import lru_cache
+from itertools import combinations
+from typing import Any
 
 from shardwright.cost.compute.efficiency import computes, peak_flops
 from shardwright.cost.compute.flops import job_flops
@@ -39,15 +41,15 @@ MULTIMODAL = re.compile(r"\bmimo\b|\bvlm\b|llava", re.IGNORECASE)
 # What guesses are about on which the reasons of an error depend.
 NETWORK, RECOMPUTATION, SHARDING = "network", "recomputation", "optimizer sharding"
 CONTRADICTS = "contradicts_itself"  # a run that is skipped for this is an error of its table
+DOUBTFUL = ("cuda_graph", "a2a_overlap", "tp_overlap")  # columns whose defaults may be in doubt
 RECOMPUTE = {"none": NONE, "selective": SELECTIVE, "full": UNIFORM}
 
 
 @record(slots=False)
 class Case:
     """A run ready to be costed. `row` is one row of `Strategies`; `guesses` are what was not published.
-    `open_recompute`: recomputation is not published, so it is the least that fits. `others` are what the row may be as
-    well, where a default is in doubt. A run on machines of several types
-    has a `plan` instead of a row."""
+    `open_recompute`: recomputation is not published, so it is the least that fits. `others` are the cases that it may
+    be as well, where defaults are in doubt. A run on machines of several types has a `plan` instead of a row."""
 
     run: PublishedRun
     model: Model
@@ -56,7 +58,7 @@ class Case:
     row: Row
     open_recompute: bool
     guesses: tuple[Assumption, ...]
-    others: tuple[Row, ...] = ()
+    others: tuple[Case, ...] = ()
     plan: Plan | None = None
 
     @property
@@ -68,6 +70,16 @@ class Case:
 def case_of(run: PublishedRun) -> Case:
     """Return the case of a run. Raises SkippedRunError for a run that lacks something or that
     the cost model does not cover."""
+    case = _case_as_said(run)
+    defaults = {column: said(run, column, case.pool.gpu.architecture).other for column in DOUBTFUL}
+    others: list[tuple[str, Any]] = [(column, other) for column, other in defaults.items() if other]
+    several = (choice for size in range(len(others)) for choice in combinations(others, size + 1))
+    alike = [_case_as_said(replace(run, **dict(choice))) for choice in several]
+    return replace(case, others=tuple(other for other in alike if (other.row, other.job) != (case.row, case.job)))
+
+
+def _case_as_said(run: PublishedRun) -> Case:
+    """Return the case of a run without what it may be as well."""
     if run.precision and run.precision not in PRECISIONS:
         raise SkippedRunError("not_modelled", f"precision {run.precision} is not modelled")
     guesses: list[Assumption] = []
@@ -90,7 +102,7 @@ def case_of(run: PublishedRun) -> Case:
     try:
         model = model_of(run, guesses)
         pool = pool_of(run, guesses)
-        job = job_of(run, framework, guesses)
+        job = job_of(run, framework, pool.gpu.architecture, guesses)
     except SpecError as error:
         raise SkippedRunError("not_described", str(error.problems[0])) from None
     if model.towers:
@@ -101,14 +113,12 @@ def case_of(run: PublishedRun) -> Case:
         guesses.append(Assumption(RECOMPUTATION, "the least that fits"))
     if job.precision == "fp32" and (run.precision == "tf32" or said(run, "fp32_matmul", architecture).value == "tf32"):
         raise SkippedRunError("not_modelled", "products in tf32 are not modelled")
-    other = said(run, "tp_overlap", architecture).other
     case = Case(
         run=run,
         model=model,
         pool=pool,
         job=job,
         row=row,
-        others=({**row, "overlap_tp": not row["overlap_tp"]},) if other and row["sequence_parallel"] else (),
         open_recompute=not run.recompute,
         guesses=tuple(guesses),
     )

@@ -1,8 +1,9 @@
 """Single facts of a published run: its sizes, GPU, job, software and layer split, and what is taken where it is silent.
 
-`data/defaults.csv` has what a framework does by default on an architecture, both as patterns that are searched in their
-names; the first row that applies counts. Where the row has another value too, the default is in doubt, and the run is
-forecast under both.
+`data/defaults.csv` has what a framework does by default with a model, in a precision, on a GPU (architecture and name),
+each a pattern that is searched in its name, from a release on (a run that says no release may be of the last); the
+first row that applies counts. Where the row has another value too, the default is in doubt, and the run is forecast
+under both.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def gpu_name(published: str, memory_gb: float | None) -> tuple[str, float | None
     return base, memory
 
 
-def job_of(run: PublishedRun, framework: Framework, guesses: list[Assumption]) -> Job:
+def job_of(run: PublishedRun, framework: Framework, architecture: str, guesses: list[Assumption]) -> Job:
     precision = PRECISIONS.get(run.precision)
     if precision is None:
         precision = "bf16"
@@ -88,11 +89,12 @@ def job_of(run: PublishedRun, framework: Framework, guesses: list[Assumption]) -
     )
     recipes = framework == MEGATRON and re.search("nemo|bridge", run.framework.casefold()) is not None
     stored = recipes if run.gather_bytes is None else run.gather_bytes == 1
+    graph, hidden = (said(run, column, architecture).value for column in ("cuda_graph", "a2a_overlap"))
     options = Options(
         grad_reduce="bf16" if run.grad_bytes == 2 else None,
         dispatcher=cast("Dispatcher | None", run.dispatcher or None),
-        cuda_graph=cast("CudaGraph | None", run.cuda_graph or None),
-        exchange_overlap="batches" if run.a2a_overlap == "true" else None,
+        cuda_graph=cast("CudaGraph | None", graph or None),
+        exchange_overlap="batches" if hidden == "true" else None,
     )
     return replace(
         job,
@@ -183,16 +185,24 @@ class Default:
 def said(run: PublishedRun, column: str, architecture: str) -> Default:
     """Return what a run on GPUs of an architecture says in a column, else the default."""
     words = str(getattr(run, column) or "")
-    return Default(value=words) if words else _default(run.framework.casefold(), column, architecture)
+    if words:
+        return Default(value=words)
+    names = {name: getattr(run, name) for name in ("framework", "model", "precision")}
+    return _default(column, run.version, **names, gpu=f"{architecture} {run.gpu}")
 
 
 @cache
-def _default(framework: str, column: str, architecture: str) -> Default:
+def _default(column: str, version: str, **names: str) -> Default:
     for row in shipped_table("shardwright.validation", "defaults.csv"):
-        names = re.search(row["framework"], framework) and re.search(row["architecture"], architecture)
-        if row["column"] == column and names:
+        alike = all(re.search(row[name], words, re.IGNORECASE) for name, words in names.items())
+        if row["column"] == column and alike and (not version or _release(row["version"]) <= _release(version)):
             return Default(value=row["value"], other=row["other"])
     return Default()
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the numbers of a release, by which it comes before others."""
+    return tuple(map(int, re.findall("[0-9]+", version)))
 
 
 def contradictions(run: PublishedRun, *, experts: bool, memory_bytes: float, ideal_seconds: float) -> Iterator[str]:

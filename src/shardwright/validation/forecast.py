@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -92,7 +91,7 @@ def _doubtful(
     """Return the least and the most seconds of each case, [N], under what it may have run as well: recomputation that
     is not published, and defaults in doubt."""
     fastest, slowest = iterations.fastest.copy(), iterations.slowest.copy()
-    others = [(index, replace(case, row=row)) for index, case in enumerate(cases) for row in case.others]
+    others = [(index, other) for index, case in enumerate(cases) for other in case.others]
     if others:
         seconds = _iterations([case for _, case in others], efficiency, calibration).seconds
         places = [index for index, _ in others]

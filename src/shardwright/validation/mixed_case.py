@@ -33,7 +33,8 @@ def mixed_plan(run: PublishedRun, guesses: list[Assumption]) -> Plan:
     framework = framework_of(run, guesses)
     habits = habits_of(framework)
     try:
-        model, job, cluster = model_of(run, guesses), job_of(run, framework, guesses), _cluster(run)
+        model, cluster = model_of(run, guesses), _cluster(run)
+        job = job_of(run, framework, cluster.pools[0].gpu.architecture, guesses)
     except SpecError as error:
         raise SkippedRunError("not_described", str(error.problems[0])) from None
     tp, pp = whole(run, "tp", 1), whole(run, "pp", 1)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from shardwright.arrays import Floats
+from shardwright.cost.compute.launches import launches
 from shardwright.cost.compute.operator_table import BACKWARD, GEMM, LOOKUP, NORM, Operator
 from shardwright.cost.compute.operators import Shard, layer_operators, linear, memory_bound
 from shardwright.records import record
@@ -28,11 +29,12 @@ from shardwright.spec.model import Tower
 @record
 class TowerPart:
     """Operators that run `count` times, those of a `layer` or of what stands around layers; whether there is a
-    `backward` pass."""
+    `backward` pass, and by how many calls the host `launches` it forward, [M]."""
 
     operators: list[Operator]
     backward: bool
     count: int = 1
+    launches: Floats | float = 0.0
     layer: bool = False
 
     @property
@@ -67,6 +69,7 @@ def tower_parts(tower: Tower, shard: Shard, job: Job) -> list[TowerPart]:
         TowerPart(
             operators=_passes(layer_operators(tower.encoder, kind, samples, inner), vision),
             backward=vision,
+            launches=launches(tower.encoder, kind, samples, inner),
             count=count,
             layer=True,
         )

@@ -33,16 +33,10 @@ ASYNCHRONOUS = ("Hopper", "Blackwell")
 FLASH2_LOSS = 1.7  # documented
 # Launches of a layer in fp8 over one in 16 bits: quantisation, maxima and transposes are kernels too.
 FP8_LAUNCHES = 1.4  # chosen, 1 to 2
-# What the host still launches of a layer, and of its experts, by what CUDA graphs hold. The products of experts and
-# their exchange are few kernels beside those of the router, of counting tokens and of attention (Megatron-LM
-# core_v0.19.2, transformer_config.py 1047-1063); chosen, up to twice as much.
-LEFT_BY_GRAPHS: Mapping[str, tuple[float, float]] = {
-    "none": (1.0, 1.0),
-    "moe": (1.0, 0.3),
-    "attention": (0.2, 0.3),
-    "layers": (0.0, 0.0),
-    "full": (0.0, 0.0),
-}
+# A call of the host on Grace over one on x86: a product from PyTorch takes 33 µs on GH200 and 37 µs on GB200 where it
+# takes 13.5 µs beside a Xeon 8480C (NVIDIA/TransformerEngine issue 2053); less where libraries make the calls.
+GRACE_CALLS = 2.0  # chosen, 1.5 to 2.75
+GRACE = ("GH", "GB")  # how the names of GPUs beside such a processor begin
 UPDATE_EFFICIENCY = 0.75  # of the memory's bandwidth; chosen, 0.6 to 0.9
 # Of the speed of products, where a GPU is capped below the power of its data sheet. Power rises with the clock at a
 # fixed voltage (1), with its cube where voltage follows the clock (0.33).
@@ -55,9 +49,10 @@ class Overheads:
 
     `gemm`, `gemm_fp8`, `attention` and `memory` multiply the time of a kind of operator, `exchange` that of sending
     tokens to experts, `optimizer` that of the optimizer step; `intra` and `inter` multiply the bandwidth of links
-    within and between machines, `latency` the time of a step between them. `layer_seconds` is the host time to launch
-    the forward pass of a layer (a backward pass takes BACKWARD_LAUNCHES as much; a layer with experts `expert_seconds`
-    more), which counts where the device would be faster; in a pipeline every tensor-parallel rank adds `rank_seconds`.
+    within and between machines, `latency` the time of a step between them. `launch_seconds` is the time of one of
+    the calls by which the host launches the forward pass of a layer (`compute.launches`; a backward pass takes
+    BACKWARD_LAUNCHES as long), which counts where the device would be faster; in a pipeline every tensor-parallel rank
+    adds `rank_seconds`.
     `pass_seconds` comes with every pass of a micro-batch through a stage, `step_seconds` with every iteration, and
     every doubling of the machines makes stages slower by `straggling`.
     """
@@ -71,8 +66,7 @@ class Overheads:
     inter: float = 1.0
     latency: float = 1.0
     optimizer: float = 1.0
-    layer_seconds: float = 0.0
-    expert_seconds: float = 0.0
+    launch_seconds: float = 0.0
     rank_seconds: float = 0.0
     pass_seconds: float = 0.0
     step_seconds: float = 0.0
@@ -102,6 +96,7 @@ class Calibration:
         second = framework_rows()[framework]["flash2"] == "1" and gpu.architecture in ASYNCHRONOUS
         return replace(
             software,
+            launch_seconds=software.launch_seconds * (GRACE_CALLS if gpu.kind.startswith(GRACE) else 1.0),
             gemm=software.gemm * clocks.gemm * slower,
             gemm_fp8=software.gemm_fp8 * clocks.gemm_fp8 * slower,
             attention=software.attention * clocks.attention * slower * (FLASH2_LOSS if second else 1.0),
@@ -140,11 +135,9 @@ def kernel_factor(software: Overheads, job: Job, operators: OperatorTable) -> Fl
     return np.where(operators.kind == GEMM, gemm, others)
 
 
-def host_seconds(software: Overheads, job: Job, *, experts: bool) -> float:
-    """Return the time in which the host launches the forward pass of a layer, beside what CUDA graphs launch."""
-    layer, expert = LEFT_BY_GRAPHS[job.options.cuda_graph or "none"]
-    seconds = layer * software.layer_seconds + (expert * software.expert_seconds if experts else 0.0)
-    return seconds * (FP8_LAUNCHES if job.precision == "fp8" else 1.0)
+def host_seconds(software: Overheads, job: Job, launches: Floats | float) -> Floats | float:
+    """Return the time in which the host makes so many calls (`compute.launches`), [M]."""
+    return software.launch_seconds * launches * (FP8_LAUNCHES if job.precision == "fp8" else 1.0)
 
 
 def launched_seconds(device: Array, host: Array | float) -> Floats:

@@ -7,6 +7,7 @@ user's own layer times fill the same table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from shardwright.arrays import Columns, Floats
 from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.cost.compute.launches import launches
 from shardwright.cost.compute.operator_table import BACKWARD, FORWARD, GEMM, Operator, table
 from shardwright.cost.compute.operators import (
     Shard,
@@ -113,10 +115,10 @@ def layer_table(
     dispatcher = dispatcher_of(job, (gpu,))
     parts = language_operators(model, shard, job)
     kinds: tuple[Layer | None, ...] = (None, *model.kinds, None)
-    host = [host_seconds(software, job, experts=bool(kind and kind.moe)) for kind in kinds]
+    calls = [launches(model, kind, shard, job) for kind in kinds]
     tower = [part for before in model.towers for part in tower_parts(before, shard, job)]
-    parts, host = [*parts, *(part.operators for part in tower)], [*host, *(host[0] * part.layer for part in tower)]
-    times = _timed(parts, gpu, job, efficiency, software, host)
+    all_calls = [*calls, *(part.launches for part in tower)]
+    times = _timed([*parts, *(part.operators for part in tower)], gpu, job, efficiency, software, all_calls)
     columns = [
         layer_seconds(model, kind, shard, job, links, software, dispatcher, OperatorSeconds(*time)).scaled(strain)
         for kind, time in zip(kinds, times[: len(kinds)], strict=True)
@@ -231,11 +233,11 @@ def _timed(
     job: Job,
     efficiency: Efficiency,
     software: Overheads,
-    host: list[float],
+    calls: Sequence[Floats | float],
 ) -> list[tuple[Floats, Floats, Floats, Floats, Floats]]:
     """Return forward and backward seconds [M] of each part, those forward of core attention and of what selective
     recomputation repeats, and those backward of the weights of plain products, timed in one batch. Where the host
-    launches a part (forward in `host` seconds) more slowly than the device runs it, the host's time counts."""
+    launches a part (forward by so many `calls`) more slowly than the device runs it, the host's time counts."""
     operators = table([operator for part in parts for operator in part])
     seconds = coarse(efficiency.operator_seconds(gpu, job, operators)) * kernel_factor(software, job, operators)
     forward = np.where(operators.direction == FORWARD, seconds, 0.0)
@@ -245,6 +247,7 @@ def _timed(
     plain = (operators.kind == GEMM) & (operators.groups == 1)
     weights = np.where(operators.weight_gradient & plain, backward, 0.0)
     bounds = np.cumsum([0, *(len(part) for part in parts)])[:-1]
+    host = [host_seconds(software, job, count) for count in calls]
     sums = [np.add.reduceat(column, bounds, axis=0) for column in (forward, backward, core, again, weights)]
     return [
         (launched_seconds(forward, launch), launched_seconds(backward, BACKWARD_LAUNCHES * launch), *rest)

@@ -1,0 +1,70 @@
+"""What the host launches of a layer: its calls forward, by what of them CUDA graphs hold.
+
+A call is a kernel or a collective with what Python does around it. Calls are counted in Megatron-LM core_v0.19.2 with
+Transformer Engine (megatron/core/transformer: attention.py, multi_latent_attention.py, mlp.py, moe; megatron/core/ssm:
+mamba_mixer.py); other frameworks make about as many of what is not fused, each in a time of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from shardwright.arrays import Floats
+from shardwright.cost.compute.operators import Shard
+from shardwright.spec.job import Job
+from shardwright.spec.model import Layer, Model
+
+# Norm, projection, its split, the rotation of queries and of keys, core attention, projection, sum with the residual.
+ATTENTION_CALLS = 8.0  # documented
+LATENT_CALLS = 6.0  # more, where keys and values are latent: three products, two norms, a copy; documented
+# Norm, convolution, running sums and states of the scan, gated norm, sum; products and those of the scan come to it.
+MIXER_CALLS = 6.0  # documented
+MLP_CALLS = 5.0  # norm, product, activation, product, sum; documented
+SHARED_CALLS = 4.0  # of shared experts, which have no norm; documented
+ROUTER_CALLS = 12.0  # norm, product, scores, choice, loss, counts and maps of tokens; documented
+EXPERT_CALLS = 10.0  # permuting, sending, receiving and un-permuting tokens, the activation, weighting; documented
+# A grouped product goes from C++ expert by expert, beside tensors that are made and split for each (Transformer Engine:
+# module/grouped_linear.py; its issue 1499); of a call from Python.
+EXPERT_PRODUCT_CALLS = 0.25  # chosen, 0.1 to 1
+COLLECTIVE_CALLS = 2.0  # of two products that tensor parallelism cuts by columns and by rows; documented
+# Tensor parallelism of plain PyTorch, by DTensor and not compiled: some 46 operators of a layer are dispatched in
+# Python, in 90 µs each (pytorch/pytorch pull request 159699), beside 17 calls of 50 µs.
+DTENSOR_CALLS = 5.0  # chosen, 3 to 10
+BY_DTENSOR = ("fsdp",)  # torchtitan compiles
+END_CALLS = 8.0  # of the embedding, and of head and loss; chosen, 4 to 16
+MIXING, ROUTING, EXPERTS, DENSE, ENDS = "mixing", "routing", "experts", "dense", "ends"
+# Megatron-LM core_v0.19.2, transformer_config.py: cuda_graph_scope.
+HELD: Mapping[str, tuple[str, ...]] = {
+    "none": (),
+    "moe": (ROUTING,),
+    "attention": (MIXING, ROUTING),
+    "layers": (MIXING, ROUTING, EXPERTS, DENSE),
+    "full": (MIXING, ROUTING, EXPERTS, DENSE, ENDS),
+}
+
+
+def launches(model: Model, layer: Layer | None, shard: Shard, job: Job) -> Floats:
+    """Return the calls of the host in a forward pass of a layer (of embedding or head where it is None), [M]."""
+    held = HELD[job.options.cuda_graph or "none"]
+    calls = {ENDS: END_CALLS} if layer is None else _calls(model, layer, shard)
+    slower = np.where(shard.tp > 1, DTENSOR_CALLS if job.framework in BY_DTENSOR else 1.0, 1.0)
+    return slower * sum(count for part, count in calls.items() if part not in held)
+
+
+def _calls(model: Model, layer: Layer, shard: Shard) -> dict[str, Floats | float]:
+    pair = np.where(shard.tp > 1, COLLECTIVE_CALLS, 0.0)
+    attentions = [kind for kind in (layer.attention, layer.cross) if kind is not None]
+    mixing = sum((ATTENTION_CALLS + LATENT_CALLS * bool(kind.latent) + pair for kind in attentions), 0.0 * pair)
+    if layer.mixer is not None:
+        work = layer.mixer.work(model.hidden)
+        mixing = mixing + MIXER_CALLS + len(work.products) + len(work.scan) + pair
+    calls: dict[str, Floats | float] = {MIXING: mixing}
+    if layer.mlp is not None:
+        calls[DENSE] = MLP_CALLS + pair
+    if layer.moe is not None:
+        products = EXPERT_PRODUCT_CALLS * 2.0 * layer.moe.experts / shard.ep
+        shared = (SHARED_CALLS + pair) * bool(layer.moe.shared_width)
+        calls |= {ROUTING: ROUTER_CALLS, EXPERTS: EXPERT_CALLS + products + shared}
+    return calls
