@@ -170,6 +170,28 @@ def _nodes(pick: random.Random, gpus: int) -> list[dict[str, object]]:
     return nodes
 
 
+def crowded(seed: int) -> Small:
+    """Return a random problem on machines of several GPUs with slow networks between them, so that it matters which
+    stages and which copies of them share a machine."""
+    pick = random.Random(seed)
+    nodes: list[dict[str, object]] = [
+        {
+            "count": pick.randint(1, 3),
+            "gpu": gpu,
+            "gpus": pick.choice((2, 2, 3, 4, 6, 8)),
+            "inter_node_gbps": pick.choice((2, 5, 10, 25)),
+        }
+        for gpu in pick.sample(GPUS, 2)
+    ]
+    cluster, whole = build_cluster({"nodes": nodes}, "test"), load_model("gpt2-xl")
+    model = replace(whole, layers=whole.layers[: pick.randint(6, 12)])
+    job = make_job(global_batch=pick.choice((8, 12, 24)), seq_len=pick.choice((128, 512)), precision="fp16")
+    contexts = tuple(Context(model=model, pool=pool, job=job, efficiency=EFFICIENCY) for pool in cluster.pools)
+    space = Space(pins={"tp": (1,), "micro_batch": (1,)})
+    chosen = tuple(settings(contexts, space))
+    return Small(cluster, contexts, space, chosen, tuple(tables(contexts, chosen, cluster.site_links)))
+
+
 def stated(problem: Small, gap: float) -> MixedProblem:
     """Return a problem as the mixed search takes it."""
     return MixedProblem(

@@ -57,7 +57,7 @@ def column(forward: np.ndarray, backward: np.ndarray) -> Compositions:
             (1, width), work.sum() - min(len(work) * work.max() - work.sum(), 0.5 * (len(work) - 1) * work.max())
         ),
         after=np.zeros((1, width)),
-        share=np.array([(forward / work).max()]),
+        share=np.array([min((forward / work).max(), 0.5)]),
         fewest=np.array([1]),
         most=np.array([MANY]),
     )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.nightly import examples, nightly
 from tests.search.mixed.oracle import MODES, cost
-from tests.search.mixed.problems import Small, small, unlike
+from tests.search.mixed.problems import Small, crowded, small, unlike
 
 from shardwright.search.mixed.bounds.compositions import after, columns, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance, instances
@@ -43,12 +43,12 @@ class Existing:
     region: Region
 
 
-def existing(problem: Small, seed: int, tries: int = 6) -> Iterator[Existing]:
-    """Yield random plans of a problem that fit."""
+def existing(problem: Small, seed: int, tries: int = 6, copies: int = 1) -> Iterator[Existing]:
+    """Yield random plans of a problem that fit, with up to so many `copies` of each replica."""
     pick = np.random.default_rng(seed)
     each = instances(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)[0]
     for _ in range(tries):
-        found = random_plan(problem, each, pick)
+        found = random_plan(problem, each, pick, copies)
         if found is not None:
             yield found
 
@@ -58,21 +58,33 @@ def plain(seed: int) -> list[Existing]:
     return list(existing(small(seed), seed))
 
 
-def random_plan(problem: Small, instance: Instance, pick: np.random.Generator) -> Existing | None:
+def random_plan(problem: Small, instance: Instance, pick: np.random.Generator, copies: int) -> Existing | None:
     table = instance.table
-    left, rows = table.units.copy(), []
+    left, kinds = table.units.copy(), []
     for _ in range(int(pick.integers(1, min(instance.total, int(left.sum())) + 1))):
-        counts = np.array([pick.integers(0, units + 1) for units in left])
+        number = int(pick.integers(1, copies + 1))
+        counts = np.array([pick.integers(0, units // number + 1) for units in left])
         if 0 < counts.sum() <= table.layers:
-            rows.append(counts)
-            left -= counts
-    if not rows or len(rows) > instance.total:
+            kinds.append((counts, number))
+            left -= number * counts
+    numbers = np.array([number for _, number in kinds])
+    if not kinds or numbers.sum() > instance.total:
         return None
-    cuts = np.sort(pick.choice(np.arange(1, instance.total), len(rows) - 1, replace=False))
-    sizes = np.diff([0, *cuts, instance.total]).tolist()
-    lines = [random_line(instance, counts, size, len(rows), pick) for counts, size in zip(rows, sizes, strict=True)]
-    if any(line is None for line in lines):
+    sizes = np.maximum(pick.multinomial(instance.total, numbers / numbers.sum()) // numbers, 1)
+    if (sizes * numbers).sum() > instance.total:
         return None
+    sizes[-1] += (instance.total - (sizes * numbers).sum()) // numbers[-1]
+    if (sizes * numbers).sum() != instance.total:
+        return None
+    some = [
+        random_line(instance, counts, size, int(numbers.sum()), pick)
+        for (counts, _), size in zip(kinds, sizes.tolist(), strict=True)
+    ]
+    if any(line is None for line in some):
+        return None
+    lines = [line for line, number in zip(some, numbers, strict=True) for _ in range(number)]
+    rows = [counts for counts, number in kinds for _ in range(number)]
+    sizes = np.repeat(sizes, numbers).tolist()
     made = cost(problem.contexts, problem.cluster, instance.setting, lines, sizes, {})
     if made is None:
         return None
@@ -121,6 +133,13 @@ def test_no_plan_that_exists_is_ruled_out(seed):
     close_no_region(plain(seed))
 
 
+@pytest.mark.parametrize("seed", [*range(4), *nightly(range(4, 200))])
+def test_no_plan_whose_stages_and_copies_share_machines_is_ruled_out(seed):
+    plans = list(islice(existing(crowded(seed), seed, tries=12, copies=4), examples(6)))
+    rule_out_no_composition(plans)
+    close_no_region(plans)
+
+
 @pytest.mark.parametrize("seed", BETWEEN_SITES)
 def test_no_plan_between_sites_is_ruled_out(seed):
     plans = list(existing(small(seed, sites=True), seed))
@@ -159,7 +178,7 @@ def rule_out_no_composition(plans: Iterable[Existing]) -> None:
             assert len(column.counts) == 1, "capacity"
             if not few or size < counts.sum():
                 assert micro_batches(column, plan.seconds)[0] >= min(size, int(column.most[0])), "bounds"
-            least = least_by_splits(each.table, each.layers, region, column, size_of, plan.seconds)[0]
+            least = least_by_splits(each.table, each.layers, region, column, size_of, plan.seconds, total=each.total)[0]
             assert least <= plan.seconds, "splits"
 
 

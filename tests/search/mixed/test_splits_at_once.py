@@ -107,9 +107,12 @@ def hold_the_best_split(problems: Iterable[tuple[Table, Layers, Region, Composit
             continue
         later = float(after(table, layers, column.counts, region)[0])
         real = fastest_split(table, column.counts[0], size, moves_of)
-        least = float(least_by_splits(table, layers, region, column, np.array([size]), 2.0 * (best + later))[0]) - later
+        least = (
+            float(least_by_splits(table, layers, region, column, np.array([size]), 2.0 * (best + later), total=size)[0])
+            - later
+        )
         assert tight * best <= least <= real * (1.0 + 1e-9)
-        below = least_by_splits(table, layers, region, column, np.array([size]), tight * best + later)[0]
+        below = least_by_splits(table, layers, region, column, np.array([size]), tight * best + later, total=size)[0]
         assert np.isinf(below), "no split takes less"
 
 
@@ -121,7 +124,9 @@ def test_ranges_of_the_longest_stage_prove_more_together_but_not_too_much():
             if not np.isfinite(best):
                 continue
             later = float(after(table, layers, column.counts, region)[0])
-            bound = partial(least_by_splits, table, layers, region, column, np.array([size]), 2.0 * (best + later))
+            bound = partial(
+                least_by_splits, table, layers, region, column, np.array([size]), 2.0 * (best + later), total=size
+            )
             edges = [0.0, *np.geomspace(0.2, 1.0, 8) * best / size, np.inf]
             ranges = min(float(bound(edge)[0]) for edge in pairwise(edges)) - later
             assert ranges <= fastest_split(table, column.counts[0], size, moves_of) * (1.0 + 1e-9)

@@ -360,8 +360,8 @@ def by_all_splits(way: Candidate, longest: float, bottleneck: tuple[float, float
     columns = _columns(short, counts, region, way.micro_batches, longest)
     least = longest
     if len(columns.stages):
-        size = np.array([way.micro_batches])
-        least = float(least_by_splits(short.table, short.layers, region, columns, size, longest, bottleneck)[0])
+        size, of = np.array([way.micro_batches]), (short.table, short.layers, region, columns)
+        least = float(least_by_splits(*of, size, longest, bottleneck, total=short.total)[0])
     return replace(way, seconds=max(way.seconds, min(least, longest)))
 
 

@@ -12,11 +12,21 @@ At a stage with x_i = tau, R_i >= W - i tau, so for m > P the time is at least
 where the second term of the minimum is the larger of both at R_i = (P - i) tau / 2, and D is by how much the stages
 after the bottleneck are faster together, at most (`work.most_hidden`). A mean of both over all stages
 with weights that make it independent of the split gives W (1 + (m - 1) / P) for m > P (2). For any m it is at least
-m tau (3), and W + (m - 1) (1 - f) tau with f the greatest share of the forward pass in a stage (4). The bounds rise
-with tau and W, so the least values of both give a bound for all splits. Derived here; tested against the simulation.
+m tau (3), and W + (m - 1) (1 - f) tau with f the greatest share of the forward pass in a stage (4): the first
+micro-batch goes to the end and back, and a stage has m - 1 backward passes more to do before it gets back from there;
+where f is more than a half, the last micro-batch waits for as many forward passes. For m <= P the second inequality
+holds at the m - 1 last stages. All of them together leave
+
+    2 W / (2 - (1 - 1 / m)^(P - m + 1))                                                                         (5)
+
+of which the stages are W / P at m = P + 1; with fewer micro-batches the last ones are equal and the first ones longer.
+The bounds rise with tau and W, so the least values of both give a bound for all splits. Derived here; tested against
+the simulation.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import numpy as np
 
@@ -214,6 +224,7 @@ def micro_batches(compositions: Compositions, seconds: float | Floats) -> Ints:
     many = np.minimum(1.0 + (t - compositions.first) / tau, t / tau)
     many = np.minimum(many, 1.0 + stages * (t / work - 1.0))
     few = np.minimum(1.0 + (t - work) / ((1.0 - compositions.share)[:, None] * tau), t / tau)
+    few = np.minimum(few, _most_rounds(compositions.stages, t / work))
     count = np.where(many >= stages + 1.0, many, np.minimum(few, stages))
     count = np.where(t >= work, count, 0.0)
     single = compositions.stages == 1
@@ -221,6 +232,38 @@ def micro_batches(compositions: Compositions, seconds: float | Floats) -> Ints:
     best = np.where(single, (t / tau)[:, 0], best)
     best = np.floor(np.minimum(np.maximum(best, 0.0), compositions.most) + 1e-9)
     return np.asarray(np.where(best >= compositions.fewest, best, 0.0), dtype=np.int64)
+
+
+def least_passes(compositions: Compositions, micro_batches: Ints) -> Floats:
+    """Return the least seconds of so many micro-batches [N] through each composition, without what comes after, [N]."""
+    m, stages = (of[:, None].astype(np.float64) for of in (micro_batches, compositions.stages))
+    tau, work = compositions.bottleneck, compositions.work
+    many = np.maximum(compositions.first + (m - 1.0) * tau, work * (1.0 + (m - 1.0) / stages))
+    few = np.maximum(work + (m - 1.0) * (1.0 - compositions.share)[:, None] * tau, work * least_rounds(m, stages))
+    return np.asarray(np.maximum(np.where(m > stages, many, few), m * tau).min(axis=1))
+
+
+def least_rounds(micro_batches: Floats, stages: Floats) -> Floats:
+    """Return (5): how often as long as one micro-batch so many take at least, up to as many as there are stages."""
+    front = np.maximum(stages - micro_batches + 1.0, 0.0)
+    return np.asarray(2.0 / (2.0 - (1.0 - 1.0 / micro_batches) ** front))
+
+
+def _most_rounds(stages: Ints, times: Floats) -> Floats:
+    """Return how many micro-batches, up to as many as there are `stages` [N], may take so many `times` as long as one
+    of them, [N, levels]."""
+    known = _rounds(1 << int(stages.max(initial=1)).bit_length())
+    begin = (stages * (stages - 1) // 2)[:, None]
+    place = np.searchsorted(known, 3.0 * stages[:, None] + np.clip(times, 0.0, 2.5) * (1.0 + 1e-12), side="right")
+    return (place - begin).astype(np.float64)
+
+
+@lru_cache
+def _rounds(deepest: int) -> Floats:
+    """Return (5) for 1 to P micro-batches of pipelines of P = 1 to `deepest` stages, 3 P added to each: ascending."""
+    stages = np.repeat(np.arange(1.0, deepest + 1.0), np.arange(1, deepest + 1))
+    micro_batches = np.concatenate([np.arange(1.0, depth + 1.0) for depth in range(1, deepest + 1)])
+    return 3.0 * stages + least_rounds(micro_batches, stages)
 
 
 def least_seconds(compositions: Compositions, wanted: Floats, low: float, high: float) -> Floats:

@@ -49,13 +49,16 @@ def traffic(table: Table) -> tuple[Traffic, Traffic]:
     )
 
 
-def byte_seconds(table: Table, weights: Floats, region: Region, *, beside: Sequence[int] = ()) -> Floats:
+def byte_seconds(
+    table: Table, weights: Floats, region: Region, *, beside: Sequence[int] = (), crowd: int | None = None
+) -> Floats:
     """Return the least seconds to gather one byte of each of up to so many `weights`, dense ones and experts' [2, G],
     from the copies in a plan of a region, per weight, [2, G]. With copies on the types `beside`, not all stand in one
-    domain, and their links and domains count, too.
+    domain, and their links and domains count, too. No domain has more than `crowd` of them.
 
     Some replica has no links faster than those of the region. It holds all layers, so types with faster links share
     theirs with one that it may have."""
+    table = table if crowd is None else replace(table, local=np.minimum(table.local, crowd))
     once = _byte_seconds(table, weights, region.fewest, region.link, beside)
     if not np.isfinite(region.link):
         return once

@@ -97,12 +97,13 @@ def moving_seconds(table: Table, counts: Ints) -> Floats:
 
 def forward_share(table: Table, layers: Layers, counts: Ints) -> Floats:
     """Return the greatest part of a stage's time that its forward pass can be, [N]: that of a single layer in a first
-    stage, which sends a message forward alone, on the slowest links there are."""
+    stage, which sends a message forward alone, on the slowest links there are. Of a longer one half counts: it bounds a
+    pipeline as a backward pass does that takes as long."""
     fabric = np.where(counts > 0, np.maximum(table.near, table.far), 0.0).max(axis=1, keepdims=True)
     moves = fabric if np.isfinite(table.longest_move) else np.full_like(fabric, UNKNOWN)
     least = layers.seconds * layers.weight.min()
     share = (layers.share * least + table.each + moves) / (least + 2.0 * table.each + moves)
-    return np.asarray(np.where(counts > 0, np.maximum(share, 0.36), 0.0).max(axis=1))
+    return np.asarray(np.where(counts > 0, np.clip(share, 0.36, 0.5), 0.0).max(axis=1))
 
 
 def most_hidden(

@@ -183,7 +183,7 @@ class ColumnPool:
         """Look at all splits of the compositions at `rows` for whether they finish so many micro-batches within
         `seconds`, `one_by_one` where they are few, and remember it. Return whether some do not."""
         instance, columns = self.instance, self.listed.take(rows)
-        least = least_by_splits(instance.table, instance.layers, self.region, columns, sizes, seconds)
+        least = least_by_splits(instance.table, instance.layers, self.region, columns, sizes, seconds, total=self.total)
         for row in np.flatnonzero(np.isfinite(least)) if one_by_one else ():
             column, size = columns.take(np.array([row])), int(sizes[row])
             listed = least_of_listed(instance.table, instance.layers, self.region, column, size, seconds)

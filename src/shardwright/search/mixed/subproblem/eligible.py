@@ -18,7 +18,14 @@ import numpy as np
 from shardwright.arrays import Floats, Ints, picked
 from shardwright.rounding import weighed
 from shardwright.search.mixed.bounds.capacity import Capacity
-from shardwright.search.mixed.bounds.compositions import Compositions, after, alone, columns, least_tied
+from shardwright.search.mixed.bounds.compositions import (
+    Compositions,
+    after,
+    alone,
+    columns,
+    least_rounds,
+    least_tied,
+)
 from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.bounds.travel import least_tail, travel
 from shardwright.search.mixed.bounds.work import forward_share, held_of, layers_held, least_work, moving_seconds
@@ -92,6 +99,7 @@ def longest_bottleneck(left: Floats, work: Floats, micro_batches: Ints, stages: 
     fits = (work * (1.0 + (m - 1.0) / stages) <= left * (1.0 + SMALL)) & (2.0 * work <= left * (1.0 + SMALL))
     few = np.where(m > 1.0, (left - work) / np.maximum(beside * (m - 1.0), SMALL), np.inf)
     longest = np.where(beyond >= 0.0, np.where(fits, many, -1.0), np.where(work <= left * (1.0 + SMALL), few, -1.0))
+    longest = np.where((m > stages) | (work * least_rounds(m, stages) <= left * (1.0 + SMALL)), longest, -1.0)
     return np.minimum(longest, left / m)
 
 

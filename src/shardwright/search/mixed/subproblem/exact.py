@@ -9,7 +9,9 @@ stages so far hold it keeps the least, over all splits, of
           before stage i, and y_i = m x_i + max(R_i - h f_i, 0) + max(R_i - h b_i, 0) the work and idle time of stage i
           with h more forward passes before its first backward one (`cost.pipeline.bound`),
     Z, Z' what reduction and gathering leave after the pipeline: the largest of z_i less the passes before stage i,
-    V + Z + Z', and V + Y, with Y the least that both leave at any stage beside a type that the pipeline lacks.
+    V + Z + Z', and V + Y, with Y the least that both leave at any stage beside a type that the pipeline lacks,
+    N     the layers of stages that, beside a type on which the other replicas hold all but a few layers, leave too much
+          for the seconds there are: more than these few cannot be.
 
 One more stage in front adds x to R and p, takes its passes off what is left, and each of these never falls where one of
 them rises. So the least of all is a bound on every split. Stages have the recomputation that fits and is fastest. Alike
@@ -40,35 +42,52 @@ from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.network.collectives import exposed_seconds
 from shardwright.records import record
 from shardwright.rounding import coarse
-from shardwright.search.mixed.bounds.capacity import figures, least_moves, stage_layers
-from shardwright.search.mixed.bounds.compositions import Compositions, after
+from shardwright.search.mixed.bounds.capacity import figures, least_moves, most_layers, stage_layers
+from shardwright.search.mixed.bounds.compositions import Compositions, after, least_passes
 from shardwright.search.mixed.bounds.travel import byte_seconds
 from shardwright.search.mixed.drafts.split_times import lone_stages, pipeline_seconds, stages, tails, update_seconds
+from shardwright.search.mixed.subproblem.domains import standings
 from shardwright.search.mixed.subproblem.eligible import longest_bottleneck
 from shardwright.search.mixed.tables.columns import RUNNING, Layers, Table, levelled
 from shardwright.search.mixed.tables.compositions import every_order
 from shardwright.search.mixed.tables.region import Region
 
-MOST_WORK = 1_500_000  # stages times layers before and in them that are looked at in one call
+MOST_WORK = 16_000_000  # stages times layers before and in them that are looked at in one call
 MOST_STAGES = 40_000  # of unlike layers that are timed in one call
 MOST_ORDERS = 24
 NEVER = 1e9  # seconds of what does not fit
 ANY = (0.0, np.inf)
+FIGURES = 8  # kept for each number of layers
 MOST_SPLITS = 2_000  # of each order of the types
 FIRST, INNER, LAST = 0, 1, 2
 
 
 @record(kw_only=False)
 class _Orders:
-    """R orders of compositions, deepest first: which composition each is of, `owner`, and its `depth` [R]; the types of
-    its stages, the last one first, `kinds` [R, P]; the seconds of a message from each to the one before it in that
-    order, [R, P]; and which type that it lacks has a layer of it, `beside` [R] (-1: none)."""
+    """R orders of compositions, deepest first, in ways to stand in domains (`domains`): which composition each is of,
+    `owner`, and its `depth` [R]; the types of its stages, the last one first, `kinds` [R, P]; the seconds of a message
+    from each to the one before it in that order, [R, P]; and which type that it lacks has a layer of it, `beside` [R]
+    (-1: none). `crowds` [C] are how many copies of a layer a domain may have, `crowd` [R, P] says which for a stage."""
 
     owner: Ints
     depth: Ints
     kinds: Ints
     moves: Floats
     beside: Ints
+    crowds: Ints
+    crowd: Ints
+
+
+@record(kw_only=False)
+class _Elsewhere:
+    """What other replicas hold where replicas of a region hold all layers: beside each order, [R], on the type `kind`
+    (-1: not known) all but `spare` layers. What gradients and weights leave after the pipeline must be over within
+    `late` seconds, and no stage takes longer than `longest`."""
+
+    kind: Ints
+    spare: Floats
+    late: Floats
+    longest: Floats
 
 
 def least_by_splits(
@@ -79,10 +98,12 @@ def least_by_splits(
     micro_batches: Ints,
     seconds: float,
     bottleneck: tuple[float, float] = ANY,
+    *,
+    total: int,
 ) -> Floats:
-    """(P6) Return seconds in which no split of each composition finishes `micro_batches` [N], of those whose longest
-    stage takes `bottleneck` seconds (from, to): infinite where none does within `seconds`, zero where nothing is said.
-    Of too many compositions the first ones are looked at."""
+    """(P6) Return seconds in which no split of each composition finishes `micro_batches` [N] of a `total`, of those
+    whose longest stage takes `bottleneck` seconds (from, to): infinite where none does within `seconds`, zero where
+    nothing is said. Of too many compositions the first ones are looked at."""
     least = np.zeros(len(compositions.stages))
     longest = longest_stage(compositions, micro_batches, seconds)
     several = compositions.stages > 1
@@ -96,19 +117,24 @@ def least_by_splits(
     short = compositions.stages[rows] * most < table.layers
     least[rows[short]] = np.inf
     rows = rows[~short]
-    work = orders * np.cumsum(compositions.stages[rows]) * table.layers * most
-    rows = rows[work <= MOST_WORK]
+    if not len(rows):
+        return least
+    ways = np.bincount(standings(table, region, compositions.counts[rows])[0])
+    rows = rows[orders * np.cumsum(ways * compositions.stages[rows]) * table.layers * most <= MOST_WORK]
     if not len(rows):
         return least
     counts, held = compositions.counts[rows], runs_of(table, layers, most)
     if held.unlike and len(held.begin) * table.types * int(compositions.stages[rows].max()) > MOST_STAGES:
         return least
-    lines = _orders(table, region, counts)
-    of_each = micro_batches[rows][lines.owner]
-    times = _pipeline_and_tail(held, region, lines, of_each, bottleneck)
+    lines, later, size = _orders(table, region, counts), after(table, layers, counts, region), micro_batches[rows]
+    kind, spare = _held_elsewhere(table, layers, region, counts, total - size, seconds)
+    late = seconds * (1.0 + 1e-9) - later - least_passes(compositions.take(rows), size)
+    of = lines.owner
+    elsewhere = _Elsewhere(kind=kind[of], spare=spare[of], late=late[of], longest=longest[rows][of])
+    times = _pipeline_and_tail(held, region, lines, elsewhere, size[of], bottleneck)
     best = np.full(len(rows), np.inf)
-    np.minimum.at(best, lines.owner, times)
-    best += after(table, layers, counts, region)
+    np.minimum.at(best, of, times)
+    best += later
     least[rows] = np.where(best <= seconds * (1.0 + 1e-9), best, np.inf)
     return least
 
@@ -120,8 +146,31 @@ def longest_stage(compositions: Compositions, micro_batches: Ints, seconds: floa
     return longest_bottleneck(left, compositions.work[:, -1], micro_batches, stages, 1.0 - compositions.share)
 
 
+def _held_elsewhere(
+    table: Table, layers: Layers, region: Region, counts: Ints, micro_batches: Ints, seconds: float
+) -> tuple[Ints, Floats]:
+    """Return for each composition [N, G] a type on which the other replicas of a plan hold all but so many layers, and
+    how many these are, [N] each.
+
+    On other types they have the units that the composition leaves. Each replica holds all layers, so that the memory of
+    all units is shared out among them; and where all of them finish `micro_batches` [N] within `seconds`, one of them
+    has no more time for each than all units have for all."""
+    kinds, nothing = np.full(len(counts), -1), np.full(len(counts), np.inf)
+    if region.fewest < 2 or len(region.used) < 2:
+        return kinds, nothing
+    used = np.array(region.used)
+    of, left = figures(table, layers, region.most), np.maximum(table.units - counts, 0)[:, used]
+    most, _ = most_layers(of, np.full((1, 1), seconds), of.room[:, None], np.ones((1, 1)), region.modes, layers)
+    stored = left * np.maximum(most[used, 0, 0], 0.0) / (region.fewest - 1)
+    passed = left * (seconds / layers.seconds[used]) / np.maximum(micro_batches, 1)[:, None]
+    spare = np.minimum(*(room.sum(axis=1, keepdims=True) - room for room in (stored, passed)))
+    least = spare.argmin(axis=1)
+    spare = (1.0 + 1e-9) * spare[np.arange(len(counts)), least] / float(layers.weight.min())
+    return np.where(spare < table.layers, used[least], kinds), spare
+
+
 def _orders(table: Table, region: Region, counts: Ints) -> _Orders:
-    """Return all orders of the types of compositions [N, G]."""
+    """Return all orders of the types of compositions [N, G], in all ways in which their stages may be in domains."""
     arranged = every_order(counts)
     at = arranged.stages[:, None] - 1 - np.arange(int(counts.sum(axis=1).max()))
     kinds = np.zeros_like(at)
@@ -130,18 +179,26 @@ def _orders(table: Table, region: Region, counts: Ints) -> _Orders:
         kinds[(at >= start) & (at < start + arranged.counts[:, kind, None])] = kind
     owner = np.arange(len(kinds)) % len(counts)
     _, chosen = np.unique(np.column_stack([-arranged.stages, owner, kinds]), axis=0, return_index=True)
-    owner, kinds = owner[chosen], kinds[chosen]
+    row, standing = standings(table, region, arranged.counts[chosen])
+    chosen = chosen[row]
+    owner, kinds, at = owner[chosen], kinds[chosen], at[chosen]
+    place = at - np.take_along_axis(arranged.start[chosen], kinds, axis=1)
+    leaves, crowd = standing.of(kinds, np.maximum(place, 0))
     moves = np.zeros(kinds.shape)
     moves[:, 1:] = least_moves(table, kinds[:, :-1], kinds[:, 1:])
+    leaves[:, 1:] &= kinds[:, :-1] == kinds[:, 1:]
+    moves[:, 1:] = np.where(leaves[:, 1:], table.far[kinds[:, 1:]], moves[:, 1:])
     beside = np.full(len(owner), -1)
     for other in sorted(region.used, key=lambda kind: -float(table.links[kind])):
         beside[counts[owner, other] == 0] = other
-    return _Orders(owner, arranged.stages[chosen], kinds, moves, beside)
+    levels, level = np.unique(crowd, return_inverse=True)
+    return _Orders(owner, arranged.stages[chosen], kinds, moves, beside, levels, level.reshape(crowd.shape))
 
 
-def _stages(held: Runs, region: Region, depth: int) -> Mapping[str, Floats]:
+def _stages(held: Runs, region: Region, depth: int, crowds: Ints) -> Mapping[str, Floats]:
     """Return figures of stages by their type, micro-batches in flight and run of layers, [G, depth, K]; with `late`,
-    [G + 1, G, depth, K], what gradients and weights need beside another type (the last: none)."""
+    [G + 1, G, depth, K], what gradients and weights need beside another type (the last: none). What they need where
+    a domain has no more than so many copies, `crowds` [C], comes first: `reduce` and `gather` are [C, G, depth, K]."""
     table, shape = held.table, (held.table.types, depth, len(held.begin))
     kind, flight, run = (of.ravel() for of in np.indices(shape))
     weights = np.stack([table.dense[:, -1], table.expert[:, -1]])
@@ -149,8 +206,8 @@ def _stages(held: Runs, region: Region, depth: int) -> Mapping[str, Floats]:
         table, kind, held.begin[run], held.end[run], flight + 1, staged=True, copies=region.most, modes=region.modes
     )
 
-    def left(width: float, passes: Floats, *beside: int) -> Floats:
-        once = byte_seconds(table, weights, region, beside=beside)[:, kind]
+    def left(width: float, passes: Floats, *beside: int, crowd: int | None = None) -> Floats:
+        once = byte_seconds(table, weights, region, beside=beside, crowd=crowd)[:, kind]
         once = (once * lone.weights).sum(axis=0)
         return exposed_seconds(width * once, passes)
 
@@ -165,30 +222,34 @@ def _stages(held: Runs, region: Region, depth: int) -> Mapping[str, Floats]:
         "forward": lone.forward,
         "backward": lone.backward,
         "own": lone.own_backward,
-        "reduce": left(*reduced),
-        "gather": left(*gathered),
         "never": np.where(lone.fits, 0.0, NEVER),
     }
     of_runs = {name: column.reshape(shape) for name, column in columns.items()}
-    return of_runs | {"late": np.array([*late, nothing]).reshape(-1, *shape)}
+    by_crowd = {
+        name: np.array([left(*sent, crowd=crowd) for crowd in crowds.tolist()]).reshape(-1, *shape)
+        for name, sent in (("reduce", reduced), ("gather", gathered))
+    }
+    return of_runs | by_crowd | {"late": np.array([*late, nothing]).reshape(-1, *shape)}
 
 
 def _pipeline_and_tail(
     held: Runs,
     region: Region,
     lines: _Orders,
+    elsewhere: _Elsewhere,
     micro_batches: Ints,
     bottleneck: tuple[float, float],
 ) -> Floats:
     """Return the least seconds of all micro-batches through each pipeline, with what gradients and weights leave after
     it, [R]. Stages hold runs of layers; the longest takes `bottleneck` seconds (from, to)."""
     deepest, total, most = lines.kinds.shape[1], held.table.layers, held.most
-    of = _stages(held, region, deepest)
+    of = _stages(held, region, deepest, lines.crowds)
     best = np.full(len(lines.owner), np.inf)
     # By layers so far, after as many that cannot be: of splits with a stage as long as the longest must be, and of
     # those that have none so far, if one must.
-    state = np.full((2 if bottleneck[0] > 0.0 else 1, 7, len(lines.owner), most + total + 1), NEVER)
+    state = np.full((2 if bottleneck[0] > 0.0 else 1, FIGURES, len(lines.owner), most + total + 1), NEVER)
     state[-1, :, :, most] = 0.0
+    sizes = (most - np.arange(most)).reshape(-1, 1, 1, 1)
     for before in range(deepest):
         n = int((lines.depth > before).sum())
         m = micro_batches[:n, None].astype(np.float64)
@@ -201,13 +262,14 @@ def _pipeline_and_tail(
             run = held.at[np.where(lines.depth[:n] == before + 1, FIRST, LAST if before == 0 else INNER), None]
         run = run.transpose(2, 0, 1)[:, None]
         at = (lines.kinds[:n, before, None], np.minimum(micro_batches[:n, None], before + 1) - 1, run)
-        stage = {name: column[at] for name, column in of.items() if name != "late"}
+        stage = {name: column[at] for name, column in of.items() if column.ndim == len(at)}
         late = of["late"][(lines.beside[:n, None], *at)]
+        reduce, gather = (of[name][(lines.crowd[:n, before, None], *at)] for name in ("reduce", "gather"))
         ahead = np.where(lines.depth[:n] > before + 1, lines.moves[:n, min(before + 1, deepest - 1)], 0.0)
         forward = stage["forward"] + lines.moves[:n, before, None]
         backward = stage["backward"] + ahead[:, None]
         windows = sliding_window_view(state[:, :, :n, least_so_far : most_so_far + most], most, axis=3)
-        r, v, z, y, vz, vy, least = np.moveaxis(windows, (1, -1), (0, 1))
+        r, v, z, y, vz, vy, least, near = np.moveaxis(windows, (1, -1), (0, 1))
         x = forward + backward
         is_long = x >= bottleneck[0]
         x = np.where(x <= bottleneck[1], x, NEVER) + stage["never"]
@@ -219,17 +281,21 @@ def _pipeline_and_tail(
         r = r + x
         chain = (trips + 1.0) * r + rest * np.maximum(forward, backward)
         v = np.maximum(np.maximum(v + x, m * x + idle), chain)
-        z = np.maximum(z - stage["own"], stage["reduce"])
-        y = np.maximum(y - stage["forward"], stage["gather"])
+        z = np.maximum(z - stage["own"], reduce)
+        y = np.maximum(y - stage["forward"], gather)
         vz = np.maximum(vz + x - passes, v + z + y)
         least = np.minimum(np.maximum(least - passes, 0.0), late) if before else late
         vy = np.maximum(np.minimum(vy + x - passes, v + late), v + least) if before else v + late
+        other, front = elsewhere.kind[:n, None], (lines.depth[:n, None] - before - 1) * elsewhere.longest[:n, None]
+        soon = (other < 0) | (other == at[0]) | (of["late"][(other, *at)] <= elsewhere.late[:n, None] + front)
+        near = near + np.where(soon, 0.0, sizes)
         columns = slice(most + least_so_far, most + most_so_far + 1)
-        state = np.full((len(state), 7, n, most + total + 1), NEVER)
-        for name, variable in enumerate((r, v, z, y, vz, vy, least)):
+        state = np.full((len(state), FIGURES, n, most + total + 1), NEVER)
+        for name, variable in enumerate((r, v, z, y, vz, vy, least, near)):
             state[:, name, :, columns] = _least_of_both(np.broadcast_to(variable, r.shape), is_long)
         done = np.flatnonzero(lines.depth[:n] == before + 1)
         best[done] = np.maximum(state[0, 4, done, -1], state[0, 5, done, -1])
+        best[done[state[0, 7, done, -1] > elsewhere.spare[done]]] = np.inf
     return best
 
 

@@ -74,7 +74,8 @@ class Table:
     a type is; `copied_bytes` are those of a parameter that is laid out twice where copies of a layer differ in degree;
     `step_seconds` once an iteration; `tied_near` and `tied_far` to add the gradients of a tied embedding between the
     ends of a pipeline inside a domain and across; `tied_parameters` are counted twice where one stage has both ends, of
-    `tied_elsewhere` the other end of a pipeline has the state; `units` of the type and `local` of them in a domain.
+    `tied_elsewhere` the other end of a pipeline has the state; `units` of the type and `local` of them in a domain;
+    of stages in a row that stand on the type, every `period`-th message leaves a domain (0: not known).
 
     `reduced_bytes` of a parameter are reduced as gradient, `gathered_bytes` gathered as weight, beside these parts of a
     backward and a forward pass, `reduced_beside` and `gathered_beside`; no message takes longer than `longest_move`
@@ -133,6 +134,7 @@ class Table:
     unit: tuple[Unit, ...]
     units: Ints
     local: Ints
+    period: Ints
 
     @property
     def holders(self) -> Floats:

@@ -29,7 +29,7 @@ from shardwright.cost.network.collectives import transfer_seconds
 from shardwright.cost.strategies import UNSHARDED
 from shardwright.search.mixed.tables.columns import Table, Unit
 from shardwright.search.mixed.tables.settings import Setting, Sharing, rows_of, timed, units
-from shardwright.spec.cluster import SiteLink
+from shardwright.spec.cluster import NodePool, SiteLink
 from shardwright.spec.job import Job, dispatcher_of
 from shardwright.spec.model import Model
 
@@ -203,4 +203,12 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "expert_gpus": expert_gpus,
         "units": usable,
         "local": np.array([max(pool.domain_gpus // setting.gpus[0], 1) for setting in owns]),
+        "period": np.array([_period(pool, setting.gpus[0]) for setting in owns]),
     }
+
+
+def _period(pool: NodePool, gpus: int) -> int:
+    """Return how many stages of so many GPUs each fill a domain, where stages in a row fill one after the other and
+    leave no GPU of any machine free between them; else 0."""
+    even = pool.gpus_per_node % gpus == 0 and pool.domain_gpus % gpus == 0
+    return pool.domain_gpus // gpus if even else 0
