@@ -1,5 +1,6 @@
 """What one composition can do.
 
+* `domains`: in which ways its stages may stand in machines
 * `eligible`: which columns a solution can hold, and whether any split fits
 * `exact`: told by all of its splits at once, or one by one where they are few
 """

@@ -56,6 +56,7 @@ MOST_WORK = 16_000_000  # stages times layers before and in them that are looked
 MOST_STAGES = 40_000  # of unlike layers that are timed in one call
 MOST_ORDERS = 24
 NEVER = 1e9  # seconds of what does not fit
+AGES = 1e15  # seconds, where there is no limit
 ANY = (0.0, np.inf)
 FIGURES = 8  # kept for each number of layers
 MOST_SPLITS = 2_000  # of each order of the types
@@ -162,7 +163,7 @@ def _held_elsewhere(
     of, left = figures(table, layers, region.most), np.maximum(table.units - counts, 0)[:, used]
     most, _ = most_layers(of, np.full((1, 1), seconds), of.room[:, None], np.ones((1, 1)), region.modes, layers)
     stored = left * np.maximum(most[used, 0, 0], 0.0) / (region.fewest - 1)
-    passed = left * (seconds / layers.seconds[used]) / np.maximum(micro_batches, 1)[:, None]
+    passed = left * (min(seconds, AGES) / layers.seconds[used]) / np.maximum(micro_batches, 1)[:, None]
     spare = np.minimum(*(room.sum(axis=1, keepdims=True) - room for room in (stored, passed)))
     least = spare.argmin(axis=1)
     spare = (1.0 + 1e-9) * spare[np.arange(len(counts)), least] / float(layers.weight.min())
