@@ -45,7 +45,7 @@ FEWEST = {
 }
 READERS = ("trainers.py", "torchtitan.py", "torchtune.py", "foundry.py", "adapters.py", "choices.py")
 NO_SWITCHES = (
-    *("loss_in_parts", "widens_trained"),  # of ours
+    *("loss_in_parts", "shards_as_loaded", "widens_trained"),  # of ours
     *("finetuning_type", "parallelism.fsdp_reshard_after_forward"),  # which have names for both
 )
 # Keys whose values by default are of another run than plain training of all weights: not taken for what is refused.

@@ -29,7 +29,7 @@ TOGETHER: Mapping[str, tuple[Target, ...]] = {
     **dict.fromkeys(("bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "openai-gpt"), HEADS),
     **dict.fromkeys(("glm", "glm4", "granitemoe", "granitemoehybrid", "granitemoeshared"), GATED),
     "persimmon": HEADS,
-    **dict.fromkeys(("qwen3_5_text", "qwen3_next"), ("q_proj",)),
+    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), ("q_proj",)),
     "phi3": (*HEADS, *GATED),
 }
 OTHERS = "docs/model-families.md lists what it runs; `shardwright spmd train` runs any module"
