@@ -131,7 +131,7 @@ def least_by_splits(
     kind, spare = _held_elsewhere(table, layers, region, counts, total - size, seconds)
     late = seconds * (1.0 + 1e-9) - later - least_passes(compositions.take(rows), size)
     of = lines.owner
-    elsewhere = _Elsewhere(kind=kind[of], spare=spare[of], late=late[of], longest=longest[rows][of])
+    elsewhere = _Elsewhere(kind=kind[of], spare=spare[of], late=late[of], longest=np.minimum(longest[rows], AGES)[of])
     times = _pipeline_and_tail(held, region, lines, elsewhere, size[of], bottleneck)
     best = np.full(len(rows), np.inf)
     np.minimum.at(best, of, times)
