@@ -65,7 +65,7 @@ def test_evaluate_takes_the_profile_too(tmp_path: Path) -> None:
 def test_measured_layers_beside_a_named_model(tmp_path: Path) -> None:
     cluster = "1x4xA100-SXM-40"
     arguments = ["plan", "--profile", str(EXCERPT), "--cluster", cluster, "--global-batch", "64", "--json"]
-    arguments += ["--framework", "megatron"]
+    arguments += ["--framework", "fsdp"]  # which runs both
     alone, named = run(arguments), run([*arguments, "--model", "opt-350m"])
     assert alone.code == named.code == 0, named.err
     first, second = (json.loads(each.out)["plans"][0]["prediction"] for each in (alone, named))

@@ -1,7 +1,8 @@
 """What the stages of a plan keep, by a walk over the schedule: slow, obvious, layer by layer and pass by pass.
 
 A forward pass leaves on its rank what its layers keep, and a backward pass frees it. While one runs backward, the
-gradients of a layer are there, and what is computed again; in the last virtual stage these alternate with the logits.
+gradients of a layer are there, and what is computed again; in the last virtual stage these alternate with the logits
+and what the final norm and the output projection took in, which is gone with them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from shardwright.plans.plan import Plan, Recompute, Replica, Stage
 @dataclass(frozen=True)
 class _Layers:
     """Bytes of each layer of one micro-batch: all of them, those that selective recomputation frees, the input; of the
-    largest one what lives while it runs backward. Those of the embedding and of the head."""
+    largest one what lives while it runs backward. Those of the embedding, of layers beside the head, and `at_head` of the
+    logits with the inputs that their norm and their projection took."""
 
     whole: list[float]
     freed: list[float]
@@ -30,7 +32,7 @@ class _Layers:
     gradients: float
     repeated: float
     ends: tuple[float, float]
-    logits: float
+    at_head: float
 
 
 def _layers(plan: Plan, replica: Replica, stage: Stage, where: Context) -> _Layers:
@@ -50,7 +52,7 @@ def _layers(plan: Plan, replica: Replica, stage: Stage, where: Context) -> _Laye
         gradients=max(float(kind[0]) for kind in count.gradients),
         repeated=max(float(kind[0]) for kind in count.again),
         ends=(float(count.kept[0][0]) + tower, float(count.kept[-1][0])),
-        logits=float(logit_bytes(plan.model, plan.job, row.micro_batch, row.cp, row.tp)[0]),
+        at_head=float((logit_bytes(plan.model, plan.job, row.micro_batch, row.cp, row.tp) + count.before_logits)[0]),
     )
 
 
@@ -146,4 +148,4 @@ def _walked(
     size[0] += of.ends[0] if rank == 0 else 0.0
     size[-1] += of.ends[1] if rank == depth - 1 else 0.0
     size = [held + extra for held, extra in zip(size, more or [0.0] * len(size), strict=True)]
-    return _most_at_once(plan, replica, rank, size, _working(of, stage.layers, stage.recompute), of.logits)
+    return _most_at_once(plan, replica, rank, size, _working(of, stage.layers, stage.recompute), of.at_head)

@@ -42,14 +42,18 @@ def sent(where: Context, rows: Strategies) -> float:
 
 def passes(framework: str, sharding: int, count: int, *, tied: bool, last: bool) -> tuple[tuple[float, ...], float]:
     """Return how often a trainer gathers the embedding, its layers and its head in a step of `count` micro-batches, a
-    tied projection as part of the embedding, and how often it sums gradients."""
+    tied projection as part of the embedding, and how often it sums gradients. FSDP2 and torchtitan have both ends of a
+    tied table in one unit, which goes through a pass whole; torchtitan frees it between the passes."""
     sums = count if sharding >= ZERO2 and not last else 1 if sharding else 2
     if sharding < ZERO2 or (sharding == ZERO2 and framework not in ("fsdp", "torchtitan")):
         return (float(sharding > 0),) * 3, sums
     if sharding == ZERO2:
-        return (count * (1 + (tied and framework == "torchtitan")), count, count), sums
-    stays = {"fsdp": (1 if tied else 2, 2, 1), "train": (3 if tied else 2, 2, 1)}.get(framework)
-    ends = stays or (4 if tied else 2, 2, 2)
+        return (count, count, count), sums
+    ends = {
+        "fsdp": (1 if tied else 2, 2, 1),
+        "torchtitan": (2, 2, 2),
+        "train": (3 if tied else 2, 2, 1),
+    }.get(framework, (4 if tied else 2, 2, 2))
     once_less = count - 1 if framework == "train" else 0
     return (count * ends[0] - once_less, count * 2, count * ends[2]), sums
 

@@ -93,8 +93,9 @@ def test_the_first_stage_holds_the_activations_of_the_papers_equation(paper):
 
 
 def first_rank(where: Context, rows: Strategies) -> float:
-    kept = kept_activations(where, rows, layer_rows(where, rows), starts_of(where, rows))
-    return float(most_live(kept, micro_batches(where.job, rows))[0, 0])
+    count = micro_batches(where.job, rows)
+    kept = kept_activations(where, rows, layer_rows(where, rows), starts_of(where, rows), count)
+    return float(most_live(kept, count)[0, 0])
 
 
 def starts_of(where: Context, rows: Strategies) -> np.ndarray:
@@ -207,5 +208,6 @@ def total_activations(where: Context, rows: Strategies) -> np.ndarray:
     total = np.zeros(len(rows))
     for place in range(len(rows)):
         one = rows.take(slice(place, place + 1))
-        total[place] = kept_activations(where, one, layer_rows(where, one), starts_of(where, one)).sum()
+        count = micro_batches(where.job, one)
+        total[place] = kept_activations(where, one, layer_rows(where, one), starts_of(where, one), count).sum()
     return total

@@ -39,7 +39,7 @@ EFFICIENCY = Analytic()
 CASES = [
     [H100, A100, A100_SPOT],
     [H100 | {"market": "spot", "preemptions_per_hour": 0.2}, A100],
-    [GB200, H100],
+    [GB200, A100 | {"at_most": 2}],
     [A100 | {"rack_nodes": 2, "rack_gbps": 20, "at_most": 5}, L40S],
     [L40S, A100_SPOT, A100 | {"region": "elsewhere", "price_per_hour": 2.2, "at_most": 3}],
 ]

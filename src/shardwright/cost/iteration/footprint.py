@@ -172,20 +172,21 @@ def states(context: Context, rows: Strategies, shards: LayerRows, held: HeldPara
     )
 
 
-def kept_activations(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
-    """Return the bytes that one micro-batch leaves on each virtual stage until its backward pass, [N, v, P]."""
+def kept_activations(context: Context, rows: Strategies, shards: LayerRows, starts: Ints, count: Ints) -> Floats:
+    """Return the bytes that one of `count` micro-batches [N] leaves on each virtual stage until its backward pass,
+    [N, v, P]."""
     stages = of_pipelines(shards.row, starts, context.layer_count)
     kept = kept_bytes(shards.table.kept, stages, rows.recompute[:, None], rows.recompute_layers[:, None])
     if memory_facts(context.job.framework).stage_buffers:
         kept = kept + shards.table.boundary[shards.row][:, None] * _outputs_beyond_inputs(context.job, kept.shape[1])
-    kept[:, -1] += shards.table.before_logits[shards.row] * _put_off(context.job, rows)
+    kept[:, -1] += shards.table.before_logits[shards.row] * _put_off(context.job, rows, count)
     return np.asarray(per_rank(kept, int(rows.vpp[0])))
 
 
-def _put_off(job: Job, rows: Strategies) -> Bools:
+def _put_off(job: Job, rows: Strategies, count: Ints) -> Bools:
     """Return whether what the head keeps outlives the backward pass of the logits, [N]: the gradients of its weights
-    come later, or another micro-batch has run forward before."""
-    return rows.zero_bubble | (job.options.exchange_overlap == "batches")
+    come later, or another of `count` micro-batches has run forward before."""
+    return rows.zero_bubble | ((count > 1) & (job.options.exchange_overlap == "batches"))
 
 
 def _outputs_beyond_inputs(job: Job, stages: int) -> Ints:
@@ -225,7 +226,7 @@ def fixed_bytes(
     units = whole_units(model, job, rows, layer, ranks, count)
     at_last = summed_at_last(job, rows)
     last, before = (np.where(at_last & (not facts.by_unit), 0.0, more)[:, None] for more in (units.last, units.before))
-    before_logits = shards.table.before_logits[shards.row] * ~_put_off(job, rows)
+    before_logits = shards.table.before_logits[shards.row] * ~_put_off(job, rows, count)
     waiting = (state.closing > 0.0) & ~at_last[:, None]
     norm = np.where(waiting, norm_backward_bytes(model, job) * elements, 0.0)
     late = np.where(cut & facts.freed & (count == 1)[:, None], state.sharded_gradients, 0.0)
@@ -296,7 +297,7 @@ def footprint(
     if fixed.closing.any():
         working = working + fixed.waiting * shards.table.halfway[shards.row][:, None]
         working = np.maximum(working, fixed.closing - _last_kept(context, rows, shards, starts))
-    values = kept_activations(context, rows, shards, starts)
+    values = kept_activations(context, rows, shards, starts, fixed.micro_batches)
     kept = _most_kept(context.job, rows, values, fixed.micro_batches)
     per_layer = kept / context.layer_count
     later = np.minimum(fixed.late_first - per_layer, fixed.late_second - 2.0 * per_layer) + kept + fixed.resharded
@@ -518,7 +519,8 @@ def _groups_floor(context: Context, rows: Strategies, shards: LayerRows, starts:
     table, row = shards.table, shards.row
     longest = np.maximum(np.diff(starts, axis=1).max(axis=1), 1)[:, None]
     group, alone = table.group[row][:, None], replace(rows, recompute_layers=np.ones(len(rows), dtype=np.int64))
-    kept = _most_kept(context.job, rows, kept_activations(context, alone, shards, starts), fixed.micro_batches)
+    values = kept_activations(context, alone, shards, starts, fixed.micro_batches)
+    kept = _most_kept(context.job, rows, values, fixed.micro_batches)
     if memory_facts(context.job.framework).stage_buffers:  # what is kept less than inputs is so whatever the groups
         kept = 0.0 * kept
     size = np.clip(np.sqrt(kept / np.maximum(group, 1.0)), 1.0, longest)
