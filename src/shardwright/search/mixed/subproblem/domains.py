@@ -39,9 +39,10 @@ class Standings:
     leaves: Bools
     crowd: Ints
 
-    def of(self, kinds: Ints, place: Ints) -> tuple[Bools, Ints]:
-        """Return both of stages [R, P] of the types `kinds`, each at its `place` among those of the type."""
-        at = kinds, np.take_along_axis(self.way, kinds, axis=1), place
+    def of(self, rows: Ints, kinds: Ints, place: Ints) -> tuple[Bools, Ints]:
+        """Return both of stages [N, P] of the types `kinds`, in the ways `rows` [N], each at its `place` among those of
+        its type."""
+        at = kinds, np.take_along_axis(self.way[rows], kinds, axis=1), place
         return self.leaves[at], self.crowd[at]
 
 

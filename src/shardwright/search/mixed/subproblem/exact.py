@@ -46,7 +46,7 @@ from shardwright.search.mixed.bounds.capacity import figures, least_moves, most_
 from shardwright.search.mixed.bounds.compositions import Compositions, after, least_passes
 from shardwright.search.mixed.bounds.travel import byte_seconds
 from shardwright.search.mixed.drafts.split_times import lone_stages, pipeline_seconds, stages, tails, update_seconds
-from shardwright.search.mixed.subproblem.domains import standings
+from shardwright.search.mixed.subproblem.domains import Standings, standings
 from shardwright.search.mixed.subproblem.eligible import longest_bottleneck
 from shardwright.search.mixed.tables.columns import RUNNING, Layers, Table, levelled
 from shardwright.search.mixed.tables.compositions import every_order
@@ -120,14 +120,16 @@ def least_by_splits(
     rows = rows[~short]
     if not len(rows):
         return least
-    ways = np.bincount(standings(table, region, compositions.counts[rows])[0])
-    rows = rows[orders * np.cumsum(ways * compositions.stages[rows]) * table.layers * most <= MOST_WORK]
+    of_row, standing = standings(table, region, compositions.counts[rows])
+    work = orders * np.cumsum(np.bincount(of_row) * compositions.stages[rows]) * table.layers * most
+    rows = rows[work <= MOST_WORK]
     if not len(rows):
         return least
     counts, held = compositions.counts[rows], runs_of(table, layers, most)
     if held.unlike and len(held.begin) * table.types * int(compositions.stages[rows].max()) > MOST_STAGES:
         return least
-    lines, later, size = _orders(table, region, counts), after(table, layers, counts, region), micro_batches[rows]
+    lines = _orders(table, region, counts, of_row[of_row < len(rows)], standing)
+    later, size = after(table, layers, counts, region), micro_batches[rows]
     kind, spare = _held_elsewhere(table, layers, region, counts, total - size, seconds)
     late = seconds * (1.0 + 1e-9) - later - least_passes(compositions.take(rows), size)
     of = lines.owner
@@ -170,21 +172,20 @@ def _held_elsewhere(
     return np.where(spare < table.layers, used[least], kinds), spare
 
 
-def _orders(table: Table, region: Region, counts: Ints) -> _Orders:
-    """Return all orders of the types of compositions [N, G], in all ways in which their stages may be in domains."""
-    arranged = every_order(counts)
+def _orders(table: Table, region: Region, counts: Ints, composition: Ints, standing: Standings) -> _Orders:
+    """Return all orders of the types of compositions [N, G], in the ways in which they may stand in domains: `standing`
+    has those of the `composition` [R] each, and maybe of more after these."""
+    arranged = every_order(counts[composition])
     at = arranged.stages[:, None] - 1 - np.arange(int(counts.sum(axis=1).max()))
     kinds = np.zeros_like(at)
     for kind in range(counts.shape[1]):
         start = arranged.start[:, kind, None]
         kinds[(at >= start) & (at < start + arranged.counts[:, kind, None])] = kind
-    owner = np.arange(len(kinds)) % len(counts)
-    _, chosen = np.unique(np.column_stack([-arranged.stages, owner, kinds]), axis=0, return_index=True)
-    row, standing = standings(table, region, arranged.counts[chosen])
-    chosen = chosen[row]
-    owner, kinds, at = owner[chosen], kinds[chosen], at[chosen]
-    place = at - np.take_along_axis(arranged.start[chosen], kinds, axis=1)
-    leaves, crowd = standing.of(kinds, np.maximum(place, 0))
+    way = np.arange(len(kinds)) % len(composition)
+    _, chosen = np.unique(np.column_stack([-arranged.stages, way, kinds]), axis=0, return_index=True)
+    way, kinds, at = way[chosen], kinds[chosen], at[chosen]
+    owner, place = composition[way], at - np.take_along_axis(arranged.start[chosen], kinds, axis=1)
+    leaves, crowd = standing.of(way, kinds, np.maximum(place, 0))
     moves = np.zeros(kinds.shape)
     moves[:, 1:] = least_moves(table, kinds[:, :-1], kinds[:, 1:])
     leaves[:, 1:] &= kinds[:, :-1] == kinds[:, 1:]
