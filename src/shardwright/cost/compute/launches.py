@@ -13,6 +13,7 @@ import numpy as np
 
 from shardwright.arrays import Floats
 from shardwright.cost.compute.operators import Shard
+from shardwright.spec.catalog.frameworks import framework_rows
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model
 
@@ -32,7 +33,6 @@ COLLECTIVE_CALLS = 2.0  # of two products that tensor parallelism cuts by column
 # Tensor parallelism of plain PyTorch, by DTensor and not compiled: some 46 operators of a layer are dispatched in
 # Python, in 90 µs each (pytorch/pytorch pull request 159699), beside 17 calls of 50 µs.
 DTENSOR_CALLS = 5.0  # chosen, 3 to 10
-BY_DTENSOR = ("fsdp",)  # torchtitan compiles
 END_CALLS = 8.0  # of the embedding, and of head and loss; chosen, 4 to 16
 MIXING, ROUTING, EXPERTS, DENSE, ENDS = "mixing", "routing", "experts", "dense", "ends"
 # Megatron-LM core_v0.19.2, transformer_config.py: cuda_graph_scope.
@@ -49,7 +49,8 @@ def launches(model: Model, layer: Layer | None, shard: Shard, job: Job) -> Float
     """Return the calls of the host in a forward pass of a layer (of embedding or head where it is None), [M]."""
     held = HELD[job.options.cuda_graph or "none"]
     calls = {ENDS: END_CALLS} if layer is None else _calls(model, layer, shard)
-    slower = np.where(shard.tp > 1, DTENSOR_CALLS if job.framework in BY_DTENSOR else 1.0, 1.0)
+    by_dtensor = framework_rows()[job.framework]["eager_tp"] == "1"
+    slower = np.where(shard.tp > 1, DTENSOR_CALLS if by_dtensor else 1.0, 1.0)
     return slower * sum(count for part, count in calls.items() if part not in held)
 
 

@@ -42,9 +42,6 @@ from shardwright.spec.streams import Streams
 
 # Documented.
 FLASH_BACKWARD_FLOPS = 2.5  # recomputed scores: 5 matrix products for the 2 of the forward pass (arXiv 2307.08691)
-# Their kernel scales, masks and normalises scores in one pass at the memory's rate, as others add and multiply (arXiv
-# 2104.04473, section 4.2); PyTorch's softmax, which was measured, reaches two thirds of that.
-FUSED_SOFTMAX = ("megatron", "megatron-2021")  # documented
 # Documented. Per weight: a gradient is added (read 4 and write 4 in fp32, 2 and 2 in bf16), not written in 16 bits.
 ACCUMULATE_BYTES, ACCUMULATE_BF16_BYTES = 6.0, 2.0
 # Documented. Backward, a chunked scan runs most of its products again, and two for each of them: both mamba_ssm
@@ -380,7 +377,9 @@ def _core_attention(attention: Attention, shard: Shard, job: Job, others: float 
             modules=CORE,
         )
     scores = 2.0 * size * keys * heads
-    form = POINTWISE if job.framework in FUSED_SOFTMAX else SOFTMAX
+    # A fused one scales, masks and normalises scores in one pass at the memory's rate, as others add and multiply
+    # (arXiv 2104.04473, section 4.2); PyTorch's softmax, which was measured, reaches two thirds of that.
+    form = POINTWISE if framework_rows()[job.framework]["fused_softmax"] == "1" else SOFTMAX
     yield from memory_bound(np.where(shard.flash, 0.0, 8.0 * scores), backward=1.0, modules=CORE, form=form)
 
 

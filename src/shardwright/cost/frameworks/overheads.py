@@ -20,7 +20,7 @@ from shardwright.cost.compute.operator_table import ATTENTION, GEMM, OperatorTab
 from shardwright.files import shipped_table
 from shardwright.records import record
 from shardwright.spec.catalog.frameworks import figures, framework_rows
-from shardwright.spec.catalog.gpus import gpus
+from shardwright.spec.catalog.gpus import beside_grace, gpus
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.job import Framework, Job
 
@@ -36,7 +36,6 @@ FP8_LAUNCHES = 1.4  # chosen, 1 to 2
 # A call of the host on Grace over one on x86: a product from PyTorch takes 33 µs on GH200 and 37 µs on GB200 where it
 # takes 13.5 µs beside a Xeon 8480C (NVIDIA/TransformerEngine issue 2053); less where libraries make the calls.
 GRACE_CALLS = 2.0  # chosen, 1.5 to 2.75
-GRACE = ("GH", "GB")  # how the names of GPUs beside such a processor begin
 UPDATE_EFFICIENCY = 0.75  # of the memory's bandwidth; chosen, 0.6 to 0.9
 # Of the speed of products, where a GPU is capped below the power of its data sheet. Power rises with the clock at a
 # fixed voltage (1), with its cube where voltage follows the clock (0.33).
@@ -96,7 +95,7 @@ class Calibration:
         second = framework_rows()[framework]["flash2"] == "1" and gpu.architecture in ASYNCHRONOUS
         return replace(
             software,
-            launch_seconds=software.launch_seconds * (GRACE_CALLS if gpu.kind.startswith(GRACE) else 1.0),
+            launch_seconds=software.launch_seconds * (GRACE_CALLS if gpu.kind in beside_grace() else 1.0),
             gemm=software.gemm * clocks.gemm * slower,
             gemm_fp8=software.gemm_fp8 * clocks.gemm_fp8 * slower,
             attention=software.attention * clocks.attention * slower * (FLASH2_LOSS if second else 1.0),

@@ -58,6 +58,12 @@ def sold_memory_bytes() -> Mapping[str, float]:
     )
 
 
+@cache
+def beside_grace() -> frozenset[str]:
+    """Return the names of the GPUs that are sold with a Grace processor."""
+    return frozenset(row["name"] for row in shipped_table(CATALOG, "gpus.csv") if row["host"] == "grace")
+
+
 def _folded(name: str) -> str:
     """Return `name` without case, brand, separators and a final "GB"."""
     words = [word for word in re.split(r"[^a-z0-9]+", name.casefold()) if word and word not in BRANDS]
