@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 EXTRAS := $(VENV)/.extras
 BENCHMARKS := $(filter-out benchmarks/history.py benchmarks/profile_search.py benchmarks/runtime_workers.py \
 	benchmarks/peer_formulas.py benchmarks/synthesised.py benchmarks/throttled.py benchmarks/torch_rivals.py \
-	benchmarks/gpu.py benchmarks/gpu_steps.py benchmarks/gpu_links.py benchmarks/gpu_rehearsals.py,$(wildcard benchmarks/*.py))
+	benchmarks/ordinary.py benchmarks/gpu.py benchmarks/gpu_steps.py benchmarks/gpu_links.py benchmarks/gpu_rehearsals.py,$(wildcard benchmarks/*.py))
 
 # Hundreds of tests start processes: these read compiled modules, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
