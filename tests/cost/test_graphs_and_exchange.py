@@ -67,6 +67,17 @@ def test_calls_are_those_of_the_kernels_that_a_layer_has() -> None:
     assert dense > attention + 5.0, "latent attention has more products and norms"
     mixer = next(kind for kind in hybrid.kinds if kind.mixer and not kind.mlp and not kind.moe)
     assert launches(hybrid, mixer, SHARDS, job)[0] > attention, "a scan is several kernels"
+    learned, rotary, unfused = (
+        shardwright.load_model("gpt2"),
+        shardwright.load_model("llama-3-8b"),
+        replace(SHARDS, flash=NO),
+    )
+    in_learned, in_rotary, in_unfused = (
+        launches(model, model.kinds[0], shards, job)
+        for model, shards in ((learned, SHARDS), (rotary, SHARDS), (learned, unfused))
+    )
+    assert (in_learned < in_rotary).all(), "queries and keys are not rotated"
+    assert (in_unfused > in_learned).all(), "products, softmax and dropout are kernels of their own"
 
 
 def test_the_same_calls_take_longer_on_grace() -> None:

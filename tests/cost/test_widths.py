@@ -23,10 +23,11 @@ from shardwright.cost.iteration.step import (
     transfers,
 )
 from shardwright.cost.memory.activations import Activations, layer_activation_bytes
-from shardwright.cost.memory.sizes import logit_bytes, trained_share
+from shardwright.cost.memory.sizes import gradient_bytes, logit_bytes, trained_share
 from shardwright.cost.stage.exact import of_pipelines
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Strategies, strategies
 from shardwright.spec.adapter import Adapter
+from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.job import Job
 
@@ -194,3 +195,13 @@ def test_no_flag_makes_anything_wider_than_16_bits_but_gradients():
     for job in (BF16, FP16, FP8, STORED, ADAPTED, TITAN):
         found = widths_of(job)
         assert max(getattr(found, name) for name in found.__dataclass_fields__ if name != "gradient_reduction") == 2.0
+
+
+def test_gradients_are_reduced_in_the_type_of_the_passes_unless_the_job_says_fp32() -> None:
+    old = replace(FP16, framework="megatron-2021")
+    assert widths_of(old).gradient_reduction == 2.0
+    for framework in framework_names():
+        for job in (replace(precision, framework=framework) for precision in (BF16, FP16, FP32, FP8, STORED)):
+            said = replace(job, options=replace(job.options, grad_reduce="fp32"))
+            assert widths_of(said).gradient_reduction == 4.0
+            assert gradient_bytes(said) >= 4.0

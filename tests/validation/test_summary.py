@@ -67,6 +67,8 @@ def test_rank_correlation_is_taken_within_sweeps_of_different_strategies() -> No
     assert same.by["source"][0].tau is None, "repeats of one strategy have no order"
     other = [replace(sweep[0], run=replace(sweep[0].run, n_gpus=64.0)), *sweep[1:]]
     assert summarise(other).by["source"][0].sweeps == 0, "three strategies of one sweep are too few"
+    later = [replace(sweep[0], run=replace(sweep[0].run, version="26.04")), *sweep[1:]]
+    assert summarise(later).by["source"][0].sweeps == 0, "another release is no strategy"
 
 
 def test_repeated_runs_of_a_strategy_are_averaged_before_ranking() -> None:

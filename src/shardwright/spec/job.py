@@ -121,6 +121,11 @@ class Job:
         return self.global_batch * self.seq_len
 
     @property
+    def fp32_gradients(self) -> bool:
+        """Whether gradients are kept and reduced in fp32 because the job says so."""
+        return self.precision == "fp32" or self.options.grad_reduce == "fp32"
+
+    @property
     def bf16_gradients(self) -> bool:
         """Whether gradients are kept and reduced in bf16 (`Options`)."""
         return self.options.bf16_gradients

@@ -91,7 +91,7 @@ def job_of(run: PublishedRun, framework: Framework, architecture: str, guesses: 
     stored = recipes if run.gather_bytes is None else run.gather_bytes == 1
     graph, hidden = (said(run, column, architecture).value for column in ("cuda_graph", "a2a_overlap"))
     options = Options(
-        grad_reduce="bf16" if run.grad_bytes == 2 else None,
+        grad_reduce={2.0: "bf16", 4.0: "fp32"}.get(run.grad_bytes or 0.0),  # type: ignore[arg-type]
         dispatcher=cast("Dispatcher | None", run.dispatcher or None),
         cuda_graph=cast("CudaGraph | None", graph or None),
         exchange_overlap="batches" if hidden == "true" else None,

@@ -33,9 +33,11 @@ NO_REASON = Reason("unknown", "nothing that the run publishes tells")
 
 
 def sweep_of(outcome: Outcome) -> tuple[object, ...]:
-    """Return what the runs of one sweep of strategies have in common."""
+    """Return what the runs of one sweep of strategies have in common, the release of the framework too: what became
+    faster by another release is no strategy."""
     run = outcome.run
-    return run.source, run.model, run.gpu, run.n_gpus, run.global_batch, run.seq_len, run.precision, run.kind
+    asked = (run.model, run.gpu, run.n_gpus, run.global_batch, run.seq_len, run.precision, run.kind)
+    return run.source, run.version, *asked
 
 
 def sweep_outliers(counted: Sequence[Outcome]) -> frozenset[int]:

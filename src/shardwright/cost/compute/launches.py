@@ -19,6 +19,10 @@ from shardwright.spec.model import Layer, Model
 
 # Norm, projection, its split, the rotation of queries and of keys, core attention, projection, sum with the residual.
 ATTENTION_CALLS = 8.0  # documented
+ROTATIONS = 2.0  # of these, which models with other positions do without; documented
+# More, where core attention is not fused: two products, softmax, dropout, a copy of what comes out (Megatron-LM v2.5:
+# megatron/model/transformer.py, ParallelAttention.forward).
+UNFUSED_CALLS = 4.0  # documented
 LATENT_CALLS = 6.0  # more, where keys and values are latent: three products, two norms, a copy; documented
 # Norm, convolution, running sums and states of the scan, gated norm, sum; products and those of the scan come to it.
 MIXER_CALLS = 6.0  # documented
@@ -57,7 +61,9 @@ def launches(model: Model, layer: Layer | None, shard: Shard, job: Job) -> Float
 def _calls(model: Model, layer: Layer, shard: Shard) -> dict[str, Floats | float]:
     pair = np.where(shard.tp > 1, COLLECTIVE_CALLS, 0.0)
     attentions = [kind for kind in (layer.attention, layer.cross) if kind is not None]
-    mixing = sum((ATTENTION_CALLS + LATENT_CALLS * bool(kind.latent) + pair for kind in attentions), 0.0 * pair)
+    rotated = ROTATIONS * (model.position == "rope")
+    common = ATTENTION_CALLS - ROTATIONS + rotated + np.where(shard.flash, 0.0, UNFUSED_CALLS) + pair
+    mixing = sum((common + LATENT_CALLS * bool(kind.latent) for kind in attentions), 0.0 * pair)
     if layer.mixer is not None:
         work = layer.mixer.work(model.hidden)
         mixing = mixing + MIXER_CALLS + len(work.products) + len(work.scan) + pair

@@ -206,7 +206,7 @@ def _host_trips(context: Context, rows: Strategies, kept: Floats, stored: Floats
     times = np.where(summed_at_last(job, rows), 1.0 / micro_batches(job, rows), 1.0) * (rows.sharding >= ZERO2)
     there, times = rows.offload[:, None] * kept, times[:, None]
     if not facts.weights_follow:
-        width = 4.0 if job.precision == "fp32" or job.options.grad_reduce == "fp32" else 2.0
+        width = 4.0 if job.fp32_gradients else 2.0
         trips = to_host_seconds(gpu, times * 2.0 * width * trained * there)
         away = float(job.options.weights_in_host) * (rows.sharding == ZERO3)[:, None]
         return trips, to_host_seconds(gpu, away * widths.weight_gather * stored)

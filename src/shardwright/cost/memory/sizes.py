@@ -160,11 +160,10 @@ def experts_unquantised(job: Job) -> bool:
 
 def gradient_bytes(job: Job) -> float:
     """Return the bytes of the gradient of a trained weight. Recipes with `fp8_storage` reduce in bf16."""
-    if job.precision == "fp32" or job.options.grad_reduce == "fp32":
+    if job.precision == "fp32":
         return 4.0
-    if job.bf16_gradients:
-        return 2.0
-    return 2.0 if job.fp8_storage else memory_facts(job.framework).gradient
+    narrow = job.bf16_gradients or (job.fp8_storage and not job.fp32_gradients)
+    return 2.0 if narrow else memory_facts(job.framework).gradient
 
 
 def copied_bytes(model: Model, job: Job) -> tuple[float, float]:
