@@ -46,9 +46,9 @@ def search_type(
     context: Context, space: Space, filters: Filters, top: int, indifference: float, longest: float
 ) -> OneType:
     """Return what plans of up to `longest` seconds on the machines of one type reach, where values up to `indifference`
-    above the least are as good."""
+    above the least are as good; without rules of thumb where that is what has to be beaten."""
     begin = time.perf_counter()
-    tried, start = baselines(context)
+    tried, start = baselines(context) if longest == np.inf else ((), None)
     elapsed = time.perf_counter() - begin
     objective = Objective(model=context.model, job=context.job, pool=context.pool, longest=longest)
     found = search(
