@@ -109,6 +109,8 @@ def test_a_sequence_may_be_as_long_as_the_model_takes(limit: int) -> None:
     sizing = fit(short, cluster, make_job(global_batch=1, seq_len=min(limit, 64), framework="fsdp"))
     fitting = [size for size in sizing.sizes if size.fits]
     assert len(fitting) > 2 and {size.longest_sequence for size in fitting} == {limit}
+    longer = fit(short, cluster, make_job(global_batch=1, seq_len=4 * limit, framework="fsdp"))
+    assert all((size.longest_sequence or 0) >= 4 * limit for size in longer.sizes if size.fits), "as long as asked for"
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,7 @@ def test_short_form() -> None:
         ("2x900xH100", "too large"),
         ("cluster", "NODESxGPUSxTYPE"),
         ("missing.yaml", "no such file"),
+        ("p5.48xlarge", "neither a file nor a cluster"),
         ("8x" + "9" * 5000, "unknown machine"),
     ],
 )

@@ -314,10 +314,12 @@ def _lighter_options(account: _Account, way: TrainingWay, job: Job, samples: int
 
 
 def _longest_sequence(account: _Account, way: TrainingWay, job: Job) -> int | None:
-    """Return the longest sequence that fits, one at a time on each GPU, up to what the model can. Where attention is
-    fused, memory depends on the tokens alone: sequences are sized as so many short ones, but of a model with a tower,
-    which has as many images in a long one."""
-    limit = account.model.max_position or LONGEST
+    """Return the longest sequence that fits, one at a time on each GPU, up to what the model was made for, or
+    `LONGEST` where that is unknown or longer ones are asked for. Where attention is fused, memory depends on the tokens
+    alone: sequences are sized as so many short ones, but of a model with a tower, which has as many images in a long
+    one."""
+    made_for = account.model.max_position
+    limit = made_for if made_for >= job.seq_len else LONGEST
     step = gcd(limit, SHORTEST)
     plain = job.document_tokens is None and not account.model.towers
     fused = plain and fused_attention_runs(account.pool.gpu, job.precision)

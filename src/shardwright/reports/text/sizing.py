@@ -42,6 +42,7 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
         f"{sizing.types}, {pool.memory_bytes / GIBIBYTE:.1f} GiB each{least}; "
         f"{samples} × {sizing.job.seq_len} tokens at a time on each, {sizing.job.precision}, {sizing.job.framework}",
         *([images] if (images := question.images_line(sizing.model, sizing.job)) else []),
+        *([beyond] if (beyond := question.beyond_positions(sizing.model, sizing.job)) else []),
         f"Fits with a probability of {SURE:.0%} or more: {_listed(size for size in sizes if size.fits)}.",
         *(f"May fit or not: {_listed(open_)}." for open_ in [[size for size in sizes if size.may_fit]] if open_),
         *([f"No trainer for {sizing.job.framework} has: {lacking}."] if lacking else []),

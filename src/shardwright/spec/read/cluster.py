@@ -16,7 +16,7 @@ from shardwright.spec.read.mixed_machines import read_machines
 from shardwright.spec.read.pools import NO_GPUS
 from shardwright.spec.read.sites import assumed_links, connected, named_apart, read_site_links, unreachable
 from shardwright.spec.text.fields import Section, shown
-from shardwright.spec.text.reading import document
+from shardwright.spec.text.reading import JSON, YAML, document
 
 SHORT_FORM = (
     "NODESxGPUSxTYPE, as 32x8xA800-SXM-80, NODESx(GPUSxTYPE+GPUSxTYPE), as 1x(2xRTX4090+1xRTX3090), or NODESxMACHINE, "
@@ -42,7 +42,7 @@ def load_cluster(
     if isinstance(source, str) and not _exists(path):
         if SHORT_PART.fullmatch(groups_of(source)[0]):
             return parse_cluster(source, prices=prices, measured=measured)
-        if not path.suffix and "/" not in source:
+        if path.suffix.casefold() not in (JSON, *YAML) and "/" not in source:
             raise bad(source, "is neither a file nor a cluster in short form", SHORT_FORM)
     with document(path) as data:
         return build_cluster(data, str(path), prices=prices, measured=measured)
