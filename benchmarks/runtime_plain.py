@@ -33,7 +33,7 @@ from small_llama import Layer, Llama
 
 from shardwright.plans.plan import Plan, Replica
 from shardwright.runtime.step.engine import train_step
-from shardwright.spec.model import Moe
+from shardwright.spec.layer import Moe
 
 WARM_UP = 2
 SEQ_LEN, MICRO_BATCH, MICRO_BATCHES, VOCAB = 128, 4, 2, 4096

@@ -39,7 +39,8 @@ from shardwright.spec.adapter import (
     parse_adapter,
 )
 from shardwright.spec.job import Job
-from shardwright.spec.model import Attention, Layer, Mlp, Model, uniform_layers
+from shardwright.spec.layer import Attention, Layer, Mlp
+from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
@@ -247,7 +248,7 @@ def memory(
 def yi_34b() -> Model:
     attention = Attention(heads=56, kv_heads=8, head_dim=128, value_head_dim=128)
     layer = Layer(attention=attention, mlp=Mlp(width=20480, gated=True), moe=None)
-    return Model(name="Yi-34B", family="llama", hidden=7168, vocab=64000, layers=uniform_layers(layer, 60))
+    return Model(name="Yi-34B", family="llama", hidden=7168, vocab=64000, layers=(layer,) * 60)
 
 
 def test_llama_3_70b_in_four_bits_on_two_gpus_of_24_gb() -> None:

@@ -17,8 +17,8 @@ from shardwright.cost.compute.operators import Shard, layer_operators
 from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.errors import Problem
 from shardwright.plans.codec import decode, encode
+from shardwright.spec.layer import Layer
 from shardwright.spec.mixers import GatedDelta, Mamba2
-from shardwright.spec.model import Layer
 from shardwright.spec.read.huggingface import model_of_config
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model

@@ -17,8 +17,9 @@ from shardwright.exporters.megatron.launch import OWN_SETTINGS, launch_script
 from shardwright.exporters.megatron.limits import unsupported
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule
 from shardwright.spec.catalog.gpus import find_gpu
+from shardwright.spec.forward_pass import RotaryScaling
 from shardwright.spec.job import Job
-from shardwright.spec.model import Model, RotaryScaling
+from shardwright.spec.model import Model
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "megatron"
 BASE = PLANS["llama-2-70b-interleaved"]

@@ -10,7 +10,8 @@ import pytest
 from tests.importers.texts import plan_from_megatron
 
 from shardwright.exporters.megatron.model import position_arguments, position_fields, scaling_arguments, yarn_of
-from shardwright.spec.model import Model, RotaryScaling
+from shardwright.spec.forward_pass import RotaryScaling
+from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.model import load_model
 

@@ -6,7 +6,8 @@ from shardwright.exporters.megatron.layout import stage_ranges
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Sharding, Stage
 from shardwright.spec.cluster import Cluster, Gpu, NodePool, Price
 from shardwright.spec.job import Job
-from shardwright.spec.model import Attention, Layer, Mlp, Model
+from shardwright.spec.layer import Attention, Layer, Mlp
+from shardwright.spec.model import Model
 from shardwright.spec.read.model import load_model
 
 H100 = Gpu(

@@ -23,7 +23,8 @@ from shardwright.plans.plan import (
     TimeBreakdown,
 )
 from shardwright.spec.job import Job
-from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe
+from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe
+from shardwright.spec.model import Model
 
 SMALL = st.sampled_from([1, 2, 4])
 FLAG = st.booleans()

@@ -28,7 +28,8 @@ from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.products import WHOLE
 from shardwright.search.planner import plan as make_plan
 from shardwright.spec.job import Job
-from shardwright.spec.model import Mlp, Model, Moe
+from shardwright.spec.layer import Mlp, Moe
+from shardwright.spec.model import Model
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 STEPS = 30

@@ -16,18 +16,10 @@ from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.model.details import details_of
 from shardwright.runtime.model.mixers import MIXERS
+from shardwright.spec.forward_pass import ForwardPass, RotaryScaling
+from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe, SparseAttention
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, Mixer, ShortConvolution
-from shardwright.spec.model import (
-    Attention,
-    ForwardPass,
-    LatentAttention,
-    Layer,
-    Mlp,
-    Model,
-    Moe,
-    RotaryScaling,
-    SparseAttention,
-)
+from shardwright.spec.model import Model
 from shardwright.spec.read.model import load_model
 from shardwright.spec.streams import Streams
 

@@ -35,7 +35,8 @@ from shardwright.runtime.state.store import make_store
 from shardwright.runtime.step.engine import Engine, apply_vote, make_engine, run_passes, take_vote, train_step
 from shardwright.runtime.storage.manifest import Course, Manifest
 from shardwright.spec.job import Optimizer
-from shardwright.spec.model import Mlp, Model
+from shardwright.spec.layer import Mlp
+from shardwright.spec.model import Model
 
 if TYPE_CHECKING:
     from shardwright.runtime.storage.mixture import Mixture

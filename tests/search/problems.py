@@ -16,7 +16,8 @@ from shardwright.cost.money import pool_stretch
 from shardwright.cost.strategies import COLUMNS, Strategies
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
-from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe
+from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe
+from shardwright.spec.model import Model
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from shardwright.search.space.layouts import candidate_counts, layouts, splits
 from shardwright.search.space.parameters import AXES, SYNONYMS
 from shardwright.search.uniform.search import search
 from shardwright.spec.job import Job
-from shardwright.spec.model import Layer, Mlp, Model, Moe
+from shardwright.spec.layer import Layer, Mlp, Moe
+from shardwright.spec.model import Model
 from shardwright.spec.options import VALUES
 from shardwright.spec.read.model import load_model
 

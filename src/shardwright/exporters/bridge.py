@@ -28,7 +28,8 @@ from shardwright.files import shipped_file
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, Recompute
 from shardwright.spec.adapter import ATTENTION, Adapter
-from shardwright.spec.model import Attention, Model
+from shardwright.spec.layer import Attention
+from shardwright.spec.model import Model
 from shardwright.spec.options import STATE
 
 TARGET = "bridge"

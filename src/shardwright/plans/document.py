@@ -38,7 +38,8 @@ from shardwright.plans.plan import PLAN_VERSION, OptimizerPlan, Plan, Prediction
 from shardwright.spec.adapter import ATTENTION, LINEAR, Adapter
 from shardwright.spec.cluster import Assumption, Cluster
 from shardwright.spec.job import Job
-from shardwright.spec.model import Layer, Model
+from shardwright.spec.layer import Layer
+from shardwright.spec.model import Model
 from shardwright.spec.text.fields import shown
 from shardwright.spec.text.reading import parse_json, read_text
 

@@ -20,8 +20,9 @@ from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.layout.places import Place
+from shardwright.spec.forward_pass import PLAIN, ForwardPass
 from shardwright.spec.job import Job
-from shardwright.spec.model import PLAIN, ForwardPass, Model
+from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface import model_of_config
 
 OF_FRAMEWORK = {"eager": "fsdp"}  # the trainer that a plan of a framework is rehearsed in, where it has another name

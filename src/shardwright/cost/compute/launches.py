@@ -15,7 +15,8 @@ from shardwright.arrays import Floats
 from shardwright.cost.compute.operators import Shard
 from shardwright.spec.catalog.frameworks import framework_rows
 from shardwright.spec.job import Job
-from shardwright.spec.model import Layer, Model
+from shardwright.spec.layer import Layer
+from shardwright.spec.model import Model
 
 # Norm, projection, its split, the rotation of queries and of keys, core attention, projection, sum with the residual.
 ATTENTION_CALLS = 8.0  # documented

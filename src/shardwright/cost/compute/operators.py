@@ -35,8 +35,9 @@ from shardwright.spec.adapter import FROZEN_BYTES, Adapter, Matrix, adapted, mat
 from shardwright.spec.catalog.frameworks import experts_in_fp8, framework_rows
 from shardwright.spec.images import taken_of
 from shardwright.spec.job import Job
+from shardwright.spec.layer import Attention, Layer, Mlp, Moe
 from shardwright.spec.mixers import Mixer
-from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, Tower
+from shardwright.spec.model import Model, Tower
 from shardwright.spec.options import MODULES
 from shardwright.spec.streams import Streams
 

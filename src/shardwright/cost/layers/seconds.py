@@ -24,7 +24,8 @@ from shardwright.cost.network.collectives import (
 from shardwright.records import record
 from shardwright.spec.catalog.frameworks import framework_rows
 from shardwright.spec.job import Job
-from shardwright.spec.model import Attention, Layer, Model, Moe
+from shardwright.spec.layer import Attention, Layer, Moe
+from shardwright.spec.model import Model
 from shardwright.spec.options import Dispatcher
 
 TP_OVERLAP_SHARE = 0.8  # of a GEMM that chunks of its own communication can run beside; chosen, 0.5 to 1

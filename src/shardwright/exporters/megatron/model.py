@@ -19,8 +19,10 @@ from typing import Any
 
 from shardwright.exporters.support.traits import SILU, SQUARED_RELU, gated
 from shardwright.records import record
+from shardwright.spec.forward_pass import FAST_TURNS, SLOW_TURNS, RotaryScaling
+from shardwright.spec.layer import Attention, Layer, Moe
 from shardwright.spec.mixers import GatedDelta, Mamba2
-from shardwright.spec.model import FAST_TURNS, SLOW_TURNS, Attention, Layer, Model, Moe, RotaryScaling
+from shardwright.spec.model import Model
 
 VOCABULARY_MULTIPLE = 128
 DROPOUT = "0.1"

@@ -31,7 +31,7 @@ from shardwright.search.space.parameters import AXES, SYNONYMS
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
-from shardwright.spec.model import Layer
+from shardwright.spec.layer import Layer
 from shardwright.spec.options import VALUES, ordered
 from shardwright.spec.options import VALUES as OPTIONS
 

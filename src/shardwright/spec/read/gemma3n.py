@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shardwright.spec.model import Layer
+from shardwright.spec.layer import Layer
 from shardwright.spec.read.config_fields import LAYERS, MOST_LAYERS, MOST_WIDTH, ConfigFields
 from shardwright.spec.read.families import ModelFamily
 from shardwright.spec.streams import Streams

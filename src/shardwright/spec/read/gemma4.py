@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shardwright.spec.model import Attention, Layer
+from shardwright.spec.layer import Attention, Layer
 from shardwright.spec.read.block_patterns import FULL, SLIDING
 from shardwright.spec.read.config_fields import HEAD_DIM, KV_HEADS, LAYERS, MOST_LAYERS, MOST_WIDTH, ConfigFields
 from shardwright.spec.read.families import ModelFamily

@@ -8,7 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from shardwright.errors import Problem, SpecError, bad
-from shardwright.spec.model import Layer, Model, RotaryScaling
+from shardwright.spec.forward_pass import RotaryScaling
+from shardwright.spec.layer import Layer
+from shardwright.spec.model import Model
 from shardwright.spec.read import config_fields as spelled
 from shardwright.spec.read.block_patterns import LISTS, PATTERNS, block_words
 from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigFields

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.errors import suggestion
+from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe, SparseAttention
 from shardwright.spec.mixers import Rwkv7
-from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Moe, SparseAttention
 from shardwright.spec.read.block_patterns import BOTH, CHUNKED, FULL, INDEXED, MIXER, MLP, MOE, SLIDING
 from shardwright.spec.read.config_fields import (
     DENSE_WIDTH,

@@ -11,8 +11,9 @@ from typing import cast
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.spec.catalog.gpus import gpus, known_gpu
 from shardwright.spec.cluster import Gpu
+from shardwright.spec.layer import Attention, Layer, Mlp
 from shardwright.spec.layer_profile import EXTRAS, TIMES, Column, LayerProfile, LayerTimes, LinkCurve, Scope
-from shardwright.spec.model import Attention, Layer, Mlp, Model, uniform_layers
+from shardwright.spec.model import Model
 from shardwright.spec.read.custom_gpu import stand_in
 from shardwright.spec.text.fields import Section, number_problem, shown
 from shardwright.spec.text.reading import document
@@ -208,7 +209,7 @@ def stand_in_model(profile: LayerProfile, precision: str) -> Model:
         family="gpt2",
         hidden=hidden,
         vocab=vocab,
-        layers=uniform_layers(Layer(attention=attention, mlp=mlp, moe=None), profile.layers),
+        layers=(Layer(attention=attention, mlp=mlp, moe=None),) * profile.layers,
         norm="layernorm",
         position="learned" if positions else "rope",
         max_position=profile.seq_len,

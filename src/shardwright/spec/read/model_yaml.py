@@ -40,7 +40,8 @@ from dataclasses import replace
 from typing import cast, get_args
 
 from shardwright.errors import SpecError, bad
-from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe, Norm, Position
+from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe, Norm, Position
+from shardwright.spec.model import Model
 from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_SIZE, MOST_WIDTH
 from shardwright.spec.text.fields import Section, shown
 
