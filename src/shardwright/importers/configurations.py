@@ -43,8 +43,8 @@ from shardwright.importers.torchtitan import (
 )
 from shardwright.importers.torchtune import torchtune_settings
 from shardwright.importers.trainers import accelerate_settings, deepspeed_settings
-from shardwright.plans.mesh import EQUAL_SHARES
 from shardwright.records import record
+from shardwright.spec.catalog.frameworks import framework_has
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.images import parts_of
 from shardwright.spec.job import Job
@@ -334,8 +334,8 @@ def planned(settings: TrainerSettings, gpus: int | None, question: Question) -> 
 def _shares(question: Question, gpus: int | None, framework: str) -> Mapping[str, int]:
     """Return how many GPUs of each type run, where several may: those that the file names or, of the whole cluster, all
     of a framework that gives each the same share."""
-    pools = question.cluster.pools
-    if not question.gpus and len(pools) > 1 and framework in EQUAL_SHARES and gpus in (None, question.cluster.gpus):
+    pools, equal = question.cluster.pools, framework_has(framework, "equal_shares")
+    if not question.gpus and len(pools) > 1 and equal and gpus in (None, question.cluster.gpus):
         return {pool.gpu.name: pool.gpus for pool in pools}
     return question.gpus
 
