@@ -79,7 +79,7 @@ def report(case: Case) -> None:
             cluster = load_cluster(_text(case, kind, change))
             seconds, found = _replanned(before, cluster, kept)
             best, full_seconds = _searched(model, cluster, job, case.gap)
-            step = _step(found)
+            step = found.iteration_seconds
             print(
                 ROW.format(
                     case.name,
@@ -90,7 +90,7 @@ def report(case: Case) -> None:
                     f"{1e3 * full_seconds:.0f}",
                     f"{full_seconds / seconds:.0f}",
                     f"{step:.3f}",
-                    f"{step / _step(best) - 1.0:+.2%}",
+                    f"{step / best.iteration_seconds - 1.0:+.2%}",
                 ),
                 flush=True,
             )
@@ -121,11 +121,6 @@ def _searched(model: Model, cluster: Cluster, job: Job, gap: float) -> tuple[Pla
         ranking = plan(model, cluster, job, gap=gap)
         seconds = time.process_time() - begin
     return ranking.best, seconds
-
-
-def _step(found: Plan) -> float:
-    assert found.prediction is not None, "both calls cost what they find"
-    return found.prediction.iteration_seconds
 
 
 if __name__ == "__main__":

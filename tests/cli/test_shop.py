@@ -101,8 +101,7 @@ def test_json_has_the_front_with_plans_and_the_picks(offers: str, tmp_path: Path
     saved = load_plan(plan)
     assert check(saved) == ()
     assert saved.gpus <= front[pick]["gpus"]
-    assert saved.prediction is not None
-    assert front[pick]["plan"]["prediction"]["iteration_seconds"] == saved.prediction.iteration_seconds
+    assert front[pick]["plan"]["prediction"]["iteration_seconds"] == saved.iteration_seconds
 
 
 def test_the_same_input_gives_the_same_document(offers: str) -> None:

@@ -43,8 +43,7 @@ def test_swapped_plans_have_the_inverse_and_a_plan_beside_itself_is_alike(plans:
 
 def test_plans_on_other_gpus_share_half_of_their_errors_or_nothing(plans: tuple[Plan, ...]) -> None:
     mine = plans[0]
-    assert mine.prediction is not None
-    seconds, (low, high) = mine.prediction.iteration_seconds, mine.prediction.interval
+    seconds, (low, high) = mine.iteration_seconds, mine.predicted.interval
     independent = 2.0 * np.hypot(np.log(seconds / low), np.log(high / seconds))
     other_model = replace(mine, model=replace(mine.model, name="another"))
     assert np.log(width(ratio_interval(mine, other_model))) == pytest.approx(independent)

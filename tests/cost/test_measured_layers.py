@@ -243,5 +243,5 @@ def test_what_would_make_a_plan_fit_is_told_of_measured_layers_alone() -> None:
     node = NODE | {"memory_gb": 1.4}
     small = replace(plan, cluster=build_cluster({"nodes": [node]}, "test"), prediction=None)
     found = evaluate(small, efficiency=efficiency)
-    assert found.plan.prediction is not None and found.plan.prediction.fit_probability < 0.9
+    assert found.plan.predicted.fit_probability < 0.9
     assert not any(isinstance(change, SmallerMicroBatch) for change in found.remedies)

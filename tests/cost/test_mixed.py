@@ -54,7 +54,7 @@ def test_many_rows_at_once_are_accounted_as_each_plan_alone(model, machines, bat
         alone = plan_of_row(row, plan.model, job, plan.cluster, cluster.pools[0].gpu.name)
         assert alone == replace(plan, prediction=None, label="")
         found = predict(alone, EFFICIENCY)
-        assert plan.prediction is not None and found.iteration_seconds == plan.prediction.iteration_seconds
+        assert found.iteration_seconds == plan.iteration_seconds
         assert verdict.seconds[index] == pytest.approx(found.iteration_seconds, rel=1e-9)
         assert verdict.peak_bytes[index] == pytest.approx(max(s.total_bytes for s in found.memory[0]), rel=1e-9)
 

@@ -44,8 +44,7 @@ def diagnosis_of(facts: dict[str, str]) -> Diagnosis:
     plan = plan_of_row(strategies([row]), model, job, cluster, cluster.pools[0].gpu.name)
     plan = costed(plan, default_efficiency())
     step = facts["step_seconds"]
-    assert plan.prediction is not None
-    times = plan.prediction.iteration_seconds if step.startswith("x") else 1.0
+    times = plan.iteration_seconds if step.startswith("x") else 1.0
     return diagnosed(
         Case(plan=plan, efficiency=default_efficiency(), step_seconds=float(step.lstrip("x")) * times if step else None)
     )

@@ -35,8 +35,7 @@ def test_kinds_say_who_wins_and_by_how_much() -> None:
         Baseline(rule="uneven", plan=UNEVEN),
         Baseline(rule="even", plan=EVEN),
     )
-    assert UNEVEN.prediction is not None and EVEN.prediction is not None
-    ratio = EVEN.prediction.iteration_seconds / UNEVEN.prediction.iteration_seconds
+    ratio = EVEN.iteration_seconds / UNEVEN.iteration_seconds
     assert f"({ratio:.2f}× as fast, 80% sure: " in kinds_words(kinds, UNEVEN)
     text = kinds_text(kinds, UNEVEN, 120)
     assert "pipelines: none fits" in text and f"{ratio - 1.0:+.1%}" in text

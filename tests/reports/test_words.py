@@ -93,8 +93,8 @@ def test_whether_the_like_was_measured_is_said_before_the_speed() -> None:
     ]
     assert names.index("measured") < names.index("speed")
     home = plan(load_model("qwen2.5-7b"), load_cluster("1x4xRTX3090"), task).best
-    assert home.prediction is not None and home.prediction.measured is not None
-    assert "no published run has the RTX3090" in measured_words(home.prediction.measured)
+    assert home.predicted.measured is not None
+    assert "no published run has the RTX3090" in measured_words(home.predicted.measured)
     mixed = Precedents(
         kind="mixed",
         runs=0,
@@ -115,8 +115,8 @@ def test_a_utilisation_above_the_record_of_its_class_is_doubted() -> None:
     """Free choice on Ampere promises more than the 56 % that a model of over 20 B parameters ever reached."""
     task = make_job(global_batch=1024, seq_len=4096)
     ranking = plan(load_model("llama-2-70b"), load_cluster("8x8xA100-SXM-80"), task)
-    prediction = ranking.best.prediction
-    assert prediction is not None and prediction.measured is not None and prediction.measured.record is not None
+    prediction = ranking.best.predicted
+    assert prediction.measured is not None and prediction.measured.record is not None
     assert 0.5 < prediction.measured.record.mfu < 0.6 < prediction.mfu
     assert "is above the record of its class: 56.1%, MPT-30b" in " ".join(first_screen(ranking).split())
 

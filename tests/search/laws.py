@@ -63,8 +63,8 @@ def allowance(*rankings: Ranking) -> float:
 
 
 def bound_seconds(ranking: Ranking) -> float:
-    found = ranking.best.prediction
-    assert found is not None and found.lower_bound_seconds is not None
+    found = ranking.best.predicted
+    assert found.lower_bound_seconds is not None
     return found.lower_bound_seconds
 
 
@@ -85,8 +85,7 @@ def below_the_bound(problem: Problem, ranking: Ranking, *, moves: int, seed: int
             there = _next(problem, here, pick)
             if there is None:
                 break
-            found = predict(there).prediction
-            assert found is not None
+            found = predict(there).predicted
             if found.fit_probability < FIT:
                 continue
             if found.iteration_seconds < bound * (1.0 - SLACK) and not left_out(problem, ranking, there):
@@ -232,8 +231,7 @@ def _spread(types: list[str]) -> bool:
 def priced_alike(problem: Problem, ranking: Ranking) -> Iterator[str]:
     """A plan is legal and takes, by itself, what the search says."""
     for plan in (*ranking.plans, *([ranking.passed_over.plan] if ranking.passed_over else ())):
-        said, found = plan.prediction, predict(plan).prediction
-        assert said is not None and found is not None
+        said, found = plan.predicted, predict(plan).predicted
         if problems := check(plan):
             yield f"{plan!r} is not legal: {problems[0]}"
         if any(framework_problems(plan)):
@@ -251,8 +249,7 @@ def _no_worse(than: Plan, problem: Problem, name: str) -> Iterator[str]:
     rival = replace(than, cluster=problem.cluster, prediction=None)
     if not runs(rival) or not keeps(problem, rival):
         return
-    found = predict(rival).prediction
-    assert found is not None
+    found = predict(rival).predicted
     if found.fit_probability < FIT:
         return
     ranking = problem.planned()

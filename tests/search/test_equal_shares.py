@@ -106,8 +106,7 @@ def test_no_type_idles_where_its_equal_share_helps(seed: int) -> None:
     for number in range(1, len(pools) + 1):
         for some in itertools.combinations(pools, number):
             for other in neighbours(ranking.best, {name: pools[name] for name in some}):
-                there = other.prediction
-                assert there is not None
+                there = other.predicted
                 if there.fit_probability > FIT:
                     assert there.iteration_seconds >= least * (1.0 - 1e-9), other.replicas
 

@@ -31,11 +31,6 @@ def mine(line: str) -> Plan:
     return predict(plan_from_megatron(line, cluster=cluster_of(8), model=LLAMA_2_70B).plan)
 
 
-def seconds(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.iteration_seconds
-
-
 @pytest.fixture(scope="module")
 def steps() -> tuple[Improvement, ...]:
     return ladder(mine(SLOW), accepted=lambda plan: not unsupported(plan))
@@ -46,14 +41,14 @@ def test_every_step_gains_and_is_legal(steps: tuple[Improvement, ...]) -> None:
     before = mine(SLOW)
     for step in steps:
         assert not check(step.plan) and not unsupported(step.plan)
-        assert seconds(step.plan) < seconds(before)
+        assert step.plan.iteration_seconds < before.iteration_seconds
         before = step.plan
 
 
 def test_free_steps_come_first_and_the_end_is_near_the_best(steps: tuple[Improvement, ...]) -> None:
     assert steps[0].free
     best = evaluate(mine(SLOW)).best.best
-    assert seconds(best) <= seconds(steps[-1].plan) * (1 + 1e-9) <= 1.1 * seconds(best)
+    assert best.iteration_seconds <= steps[-1].plan.iteration_seconds * (1 + 1e-9) <= 1.1 * best.iteration_seconds
 
 
 def test_arguments_pasted_at_the_end_of_the_line_make_the_step(steps: tuple[Improvement, ...]) -> None:
@@ -94,11 +89,11 @@ def test_of_two_stages_the_one_with_the_logits_gives_layers_away() -> None:
 
 def test_a_plan_that_does_not_fit_is_made_to_fit_first() -> None:
     plan = mine(LINE.replace("pipeline-model-parallel-size 8", "pipeline-model-parallel-size 1"))
-    assert plan.prediction is not None and plan.prediction.fit_probability < 0.5
+    assert plan.predicted.fit_probability < 0.5
     steps = ladder(plan)
     assert any(step.plan.prediction.fit_probability >= 0.9 for step in steps[:3] if step.plan.prediction)
 
 
 def test_the_best_plan_has_no_ladder() -> None:
     best = evaluate(mine(SLOW)).best.best
-    assert all(seconds(step.plan) >= seconds(best) * (1 - 1e-9) for step in ladder(best))
+    assert all(step.plan.iteration_seconds >= best.iteration_seconds * (1 - 1e-9) for step in ladder(best))

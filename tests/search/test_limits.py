@@ -26,8 +26,7 @@ ROUNDED = 1.0 + 1e-9
 
 def taken(best: Plan) -> tuple[float, float]:
     """Return the hours and the dollars of the whole run."""
-    assert best.prediction is not None
-    hours, dollars = best.prediction.hours_total, best.prediction.dollars_total
+    hours, dollars = best.predicted.hours_total, best.predicted.dollars_total
     assert hours is not None and dollars is not None
     return hours, dollars
 

@@ -26,8 +26,7 @@ def best(batch: int, machines: str = TEN) -> Plan:
 
 
 def tokens(found: Plan) -> float:
-    assert found.prediction is not None
-    return found.prediction.tokens_per_second
+    return found.predicted.tokens_per_second
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +65,8 @@ def test_unequal_replicas_on_other_machines_are_not_those_of_this_batch() -> Non
     """Of `train` itself, whose plans may be unequal anywhere."""
     job = make_job(global_batch=512, seq_len=4096, framework="train")
     found = plan(MODEL, load_cluster(TEN), job, efficiency=Analytic(), top=1).best
-    prediction = found.prediction
-    assert not found.uniform and prediction is not None
+    prediction = found.predicted
+    assert not found.uniform
     faster = replace(found, prediction=replace(prediction, tokens_per_second=2.0 * prediction.tokens_per_second))
     rows = nearby(found, lambda machines, job, longest: replace(faster, cluster=machines, job=job))
     assert rows and not any(row.shares for row in rows)

@@ -123,15 +123,14 @@ def changes_tried(seed: int) -> int:
     best = plan(model, roomy, job, space=parse_pins(pins), framework=framework, top=1).plans
     if not best or not runners(best[0]):
         return 0
-    assert best[0].prediction is not None
-    fullest = max(stage.total_bytes for row in best[0].prediction.memory for stage in row)
+    fullest = max(stage.total_bytes for row in best[0].predicted.memory for stage in row)
     tight = replace(cluster, pools=(replace(cluster.pools[0], memory_bytes=draw.uniform(0.5, 1.0) * fullest),))
     mine = replace(best[0], cluster=tight, prediction=None)
     (context,) = contexts_of(mine, default_efficiency()).values()
     changed = dict(changes_that_fit(replace(context, headroom=headroom(0.9, job)), mine))
     remedies = evaluate(mine).remedies
     for change in remedies:
-        prediction = predict(changed[change]).prediction
+        prediction = predict(changed[change]).predicted
         assert not tuple(check(changed[change])) and runners(changed[change]), (seed, change)
-        assert prediction is not None and prediction.fit_probability >= 0.9, (seed, change)
+        assert prediction.fit_probability >= 0.9, (seed, change)
     return len(remedies)

@@ -41,15 +41,14 @@ def planned(wanted: Job, sure: float | None) -> Ranking:
 @pytest.fixture(scope="module")
 def hours() -> float:
     """What the fastest plan is expected to take."""
-    fastest = planned(job(), None).best.prediction
-    assert fastest is not None and fastest.hours_total is not None
+    fastest = planned(job(), None).best.predicted
+    assert fastest.hours_total is not None
     return fastest.hours_total
 
 
 @pytest.mark.parametrize("sure", [0.02, 0.5, 0.8, 0.9, 0.999])
 def test_the_limit_that_is_kept_is_the_inverse_of_the_chance(sure: float) -> None:
-    prediction = planned(job(), None).best.prediction
-    assert prediction is not None
+    prediction = planned(job(), None).best.predicted
     assert chance_within(prediction, 3.0, limit_kept(prediction, 3.0, sure)) == pytest.approx(sure)
 
 

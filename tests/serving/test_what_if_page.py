@@ -56,8 +56,7 @@ def text(page: Page, name: str) -> str:
 def test_the_answer_is_the_library_s(page: Page) -> None:
     best = planned(plan_request(SMALL), top=1).best
     assert text(page, "#answer") == answer(best)
-    assert best.prediction is not None
-    assert f"{best.prediction.mfu:.1%}" in text(page, "#key-figures")
+    assert f"{best.predicted.mfu:.1%}" in text(page, "#key-figures")
     assert page.run("[...document.querySelectorAll('[data-chart]')].every((each) => each.querySelector('canvas'))")
     assert page.run("document.querySelectorAll('[data-chart]').length") == 5
 

@@ -18,7 +18,6 @@ from shardwright.plans.ranking import Origin
 from shardwright.reports.text.evaluation import origin_text
 from shardwright.reports.text.explain import changes
 from shardwright.reports.text.layout import WIDTH, labelled, listed, table, wrapped
-from shardwright.reports.text.plans import predicted
 from shardwright.reports.text.strategy import SETTINGS
 from shardwright.reports.words import in_words
 from shardwright.traces.figures import RankFigures
@@ -155,7 +154,7 @@ def _best_text(result: Diagnosis, width: int) -> str:
     best = result.best
     if best is None:
         return ""
-    mine, other = result.case.expected_seconds, predicted(best).iteration_seconds
+    mine, other = result.case.expected_seconds, best.iteration_seconds
     pairs = changes(result.case.plan, best).items()
     if not pairs or other >= mine:
         return wrapped(

@@ -111,5 +111,4 @@ def _different(starts: Sequence[_Start]) -> list[_Start]:
 def _order(plan: Plan) -> tuple[bool, float]:
     """Return what orders plans: those that keep the limits first, then by what the job minimises."""
     value = affordable_value(plan)
-    assert plan.prediction is not None, "these plans are costed"
-    return (True, plan.prediction.iteration_seconds) if value is None else (False, value)
+    return (True, plan.iteration_seconds) if value is None else (False, value)

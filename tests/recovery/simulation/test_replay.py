@@ -41,8 +41,7 @@ def test_where_nothing_happens_all_is_useful_but_booting_and_saving(plan: Plan) 
     saving = saving_of(plan, spans(trace, plan), Rates())
     read = from_cloud(plan, stand_ins(plan.cluster), Rates(link=plan.cluster.pools[0].inter_bytes_per_second))
     trained = 360_000.0 - BOOT_SECONDS - REFORM_SECONDS - read.seconds
-    assert plan.prediction is not None
-    assert local.tokens == pytest.approx(trained * (1 - saving.stalled) * plan.prediction.tokens_per_second, rel=1e-9)
+    assert local.tokens == pytest.approx(trained * (1 - saving.stalled) * plan.predicted.tokens_per_second, rel=1e-9)
     assert local.dollars == pytest.approx(40.0 * (100.0 - BOOT_SECONDS / 3600.0))
     assert steady.strategy == ON_DEMAND and steady.hours[USEFUL] < 100.0
 

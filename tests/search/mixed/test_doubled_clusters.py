@@ -52,8 +52,7 @@ def test_twice_the_machines_are_never_worse(name: str, machines: str, batch: int
     model, cluster = load_model(name), load_cluster(twice(machines))
     job = make_job(global_batch=batch, seq_len=seq_len, precision="fp16" if "V100" in machines else "bf16")
     half = plan(model, load_cluster(machines), job, efficiency=Analytic(), gap=GAP).best
-    whole = plan(model, cluster, job, efficiency=Analytic(), gap=GAP).best.prediction
-    assert whole is not None
+    whole = plan(model, cluster, job, efficiency=Analytic(), gap=GAP).best.predicted
     for rival in spread(half, cluster):
         found = predict(rival, efficiency=Analytic()).prediction
         if not check(rival) and found is not None and found.fit_probability >= 0.9:
@@ -72,6 +71,5 @@ def planned(folder: Path, machines: str) -> Plan:
 
 def test_the_slower_half_of_measured_machines_is_at_work(tmp_path: Path) -> None:
     half, whole = (planned(tmp_path, f"{n}x4xA100-SXM-40+{n}x4xV100-SXM2-16") for n in (16, 32))
-    assert half.prediction is not None and whole.prediction is not None
     assert whole.gpus_by_type == {"A100-SXM-40": 128, "V100-SXM2-16": 128}
-    assert whole.prediction.iteration_seconds < 0.55 * half.prediction.iteration_seconds
+    assert whole.iteration_seconds < 0.55 * half.iteration_seconds

@@ -13,7 +13,6 @@ import shardwright
 from shardwright.cost.context import Context
 from shardwright.plans.check import check
 from shardwright.plans.findings import NotCovered
-from shardwright.plans.plan import Plan
 from shardwright.search.mixed.drafts.draft import fitting_seconds
 from shardwright.search.mixed.entry import run_by_train
 from shardwright.search.mixed.heuristics.unequal_spread import hint_of, unequal_spread
@@ -32,17 +31,12 @@ def question(name: str, cluster: str, batch: int, length: int) -> tuple[list[Con
     return run_by_train(contexts_for(shardwright.load_model(name), machines, job, 0.9, None), 0.9), machines
 
 
-def seconds(unequal: Plan) -> float:
-    assert unequal.prediction is not None
-    return unequal.prediction.iteration_seconds
-
-
 @pytest.mark.parametrize(("asked", "gain"), [(LONG, 0.08), *nightly([(EXPERTS, 0.08)])])
 def test_unequal_replicas_are_faster_than_the_best_equal_ones(asked: tuple[str, str, int, int], gain: float) -> None:
     contexts, cluster = question(*asked)
     (equal,) = mesh_search(contexts, cluster, Space(), Filters(), gap=0.01, incumbent=np.inf, top=1).plans
     (unequal,) = unequal_spread(contexts, cluster, Space(), Filters(), [hint_of(equal)], np.inf)
-    assert seconds(unequal) < (1.0 - gain) * seconds(equal)
+    assert unequal.iteration_seconds < (1.0 - gain) * equal.iteration_seconds
     assert len({(len(item.stages), item.micro_batches) for item in unequal.replicas}) > 1
 
 
@@ -55,7 +49,7 @@ def test_the_plan_is_found_and_the_certificate_says_that_it_is_not_covered() -> 
     assert len({item.micro_batches for item in best.replicas}) > 1
     assert NotCovered.CONTEXT_OR_EXPERTS in ranking.search.not_covered
     pinned = plan(best.model, best.cluster, job, space=Space(pins={"dp": (2,)}), top=1)
-    assert seconds(pinned.best) >= seconds(best)
+    assert pinned.best.iteration_seconds >= best.iteration_seconds
 
 
 @pytest.mark.parametrize("seed", [0, 1, *nightly(range(2, 12))])
@@ -76,7 +70,7 @@ def test_no_share_of_the_batch_is_faster(seed: int) -> None:
                 other = replace(unequal, replicas=tuple(replace(item, micro_batches=size) for item, size in sizes))
                 assert check(other) == ()
                 others.append(fitting_seconds(contexts, other, {}) or np.inf)
-        assert seconds(unequal) <= 1.02 * min(others, default=np.inf)
+        assert unequal.iteration_seconds <= 1.02 * min(others, default=np.inf)
 
 
 def test_without_such_settings_nothing_is_found() -> None:

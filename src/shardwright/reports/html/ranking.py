@@ -17,7 +17,6 @@ from shardwright.reports.html.page_of import plan_page
 from shardwright.reports.section import Chart, Page, Section, Table
 from shardwright.reports.text import mixed, strategy
 from shardwright.reports.text.explain import contrast, unit, value
-from shardwright.reports.text.plans import predicted
 from shardwright.reports.words import MEANING
 from shardwright.units import clock, format_count, format_seconds
 
@@ -51,12 +50,11 @@ def _fewer(plan: Plan, rows: Sequence[object]) -> tuple[Fewer, ...]:
 
 
 def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iterator[Section]:
-    like, least = predicted(plans[0]).iteration_seconds, value(plans[0])
+    like, least = plans[0].iteration_seconds, value(plans[0])
     what = unit(plans[0])
     worth_key = "dollars" if what == "money" else "iteration_seconds"
     entries: list[tuple[str, float, float | None]] = [
-        (f"plan {place}: {_short(plan)}", predicted(plan).iteration_seconds, value(plan))
-        for place, plan in enumerate(plans, 1)
+        (f"plan {place}: {_short(plan)}", plan.iteration_seconds, value(plan)) for place, plan in enumerate(plans, 1)
     ]
     for entry in baselines:
         if entry["iteration_seconds"] is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from shardwright.plans.ranking import GpuShare, NoProgram, Ranking, SpmdProgram
 from shardwright.reports.text.layout import labelled, wrapped
-from shardwright.reports.text.plans import predicted
 from shardwright.units import clock, format_bytes
 
 UNASKED = "SPMD programs: not searched; --programs searches them on small clusters (some seconds)"
@@ -18,7 +17,7 @@ def program_words(ranking: Ranking) -> str:
         return ""
     if isinstance(program, NoProgram):
         return f"no SPMD program: {program.reason}"
-    best = predicted(ranking.best).iteration_seconds
+    best = ranking.best.iteration_seconds
     ours, less = program.iteration_seconds, 1.0 - program.iteration_seconds / best
     time = clock(ours, like=best)
     if abs(less) < EQUAL:
