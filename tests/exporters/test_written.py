@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.golden.plans import LLAMA_3_1_8B, PLANS, uniform_plan
-from tests.importers.random_targets import collected
 from tests.plans.meshes import mesh
+from tests.plans.random_plans import collected
 from tests.targets.plans import option_plans, torchtitan_plans, trainer_plans
 
 import shardwright

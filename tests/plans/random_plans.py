@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.golden.plans import H100, cluster_of
 
@@ -227,3 +229,23 @@ def layered_plans(draw: Any) -> Plan:
         overlap=Overlap(grad_reduce=True, param_gather=True),
         sequence_parallel=False,
     )
+
+
+@cache
+def collected(count: int) -> tuple[Plan, ...]:
+    """Return so many uniform plans, the same in every run."""
+    plans: list[Plan] = []
+
+    @settings(
+        max_examples=count,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(uniform_plans())
+    def collect(plan: Plan) -> None:
+        plans.append(plan)
+
+    collect()
+    return tuple(plans)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 from tests.nightly import nightly
+from tests.search.test_host_memory import with_host
 
 from shardwright import load_cluster, load_model, make_job
 from shardwright.cost.context import Context
@@ -34,11 +35,6 @@ CLUSTERS = ("1x1xRTX4090", "1x2xRTX4090", "1x4xRTX3090", "1x8xA100-SXM-40", "2x4
 MODELS = ("llama-3.2-1b", "qwen3-4b", "llama-2-7b", "llama-2-13b")
 HOSTS = (20e9, 80e9, 400e9)  # bytes for each GPU
 ROWS = 60  # priced for each draw
-
-
-def with_host(cluster: Cluster, per_gpu: float) -> Cluster:
-    pools = (replace(pool, host_memory_bytes=per_gpu * pool.gpus_per_node) for pool in cluster.pools)
-    return replace(cluster, pools=tuple(pools))
 
 
 def drawn(pick: np.random.Generator) -> tuple[Context, Cluster]:
