@@ -28,6 +28,7 @@ from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import seeded
 from shardwright.runtime.state import methods
 from shardwright.runtime.state.blocks import code_book, zeros
+from shardwright.runtime.state.loss_scale import GROWTH_STEPS, LossScale
 from shardwright.runtime.state.muon import newton_schulz
 from shardwright.runtime.state.recipe import METHOD_OF, Method, Recipe
 from shardwright.runtime.state.slots import make_slots
@@ -239,3 +240,13 @@ def test_the_kernel_that_gpus_run_does_what_the_operators_do() -> None:
     torch.testing.assert_close(fast[0], plain[0], rtol=0.0, atol=1e-5)
     for one, other in zip(plain[1:], fast[1:], strict=True):
         assert float((one - other).norm()) < 1e-3 * float(one.norm())
+
+
+def test_the_scale_halves_on_overflow_and_doubles_after_good_steps() -> None:
+    scale = LossScale().after(finite=False)
+    assert scale == LossScale(value=2.0**15, skipped=1)
+    for _ in range(GROWTH_STEPS - 1):
+        scale = scale.after(finite=True)
+    assert scale == LossScale(value=2.0**15, good_steps=1_999, skipped=1)
+    assert scale.after(finite=False) == LossScale(value=2.0**14, skipped=2)
+    assert scale.after(finite=True) == LossScale(value=2.0**16, skipped=1)
