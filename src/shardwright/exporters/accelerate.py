@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.errors import Problem, SpecError
+from shardwright.errors import Problem, reject
 from shardwright.exporters.exported import Exported, run_script, yaml_text
 from shardwright.exporters.hugging_face import (
     ARGUMENTS,
@@ -39,8 +39,7 @@ OF_SHARDS = {"adam8bit": "adamw_torch_8bit"}
 def export_config(plan: Plan) -> Exported:
     """Return `accelerate.yaml`, the arguments of a Trainer, and the launch script. Raises SpecError with every reason
     where the plan is illegal or Accelerate cannot run it."""
-    if problems := check(plan) or (*unsupported(plan), *_with_fsdp2(plan)):
-        raise SpecError(*problems)
+    reject(check(plan) or (*unsupported(plan), *_with_fsdp2(plan)))
     document, arguments = config(plan), _arguments(plan)
     return Exported(
         target=TARGET,

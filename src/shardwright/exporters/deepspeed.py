@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator
 
-from shardwright.errors import Problem, SpecError
+from shardwright.errors import Problem, reject
 from shardwright.exporters.exported import Exported, run_script, torchrun
 from shardwright.exporters.hugging_face import (
     ARGUMENTS,
@@ -37,8 +37,7 @@ STAGE = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 def export_config(plan: Plan) -> Exported:
     """Return `ds_config.json`, the arguments of a Trainer, and the launch script. Raises SpecError with every reason
     where the plan is illegal or DeepSpeed cannot run it."""
-    if problems := check(plan) or tuple(unsupported(plan)):
-        raise SpecError(*problems)
+    reject(check(plan) or tuple(unsupported(plan)))
     document, arguments = config(plan), {**trainer_arguments(plan), "deepspeed": FILE}
     return Exported(
         target=TARGET,

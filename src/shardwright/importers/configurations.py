@@ -11,7 +11,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
-from shardwright.errors import Problem, SpecError, bad
+from shardwright.errors import Problem, bad, reject
 from shardwright.exporters.torchtitan.models import registered
 from shardwright.importers.adapters import adapter_of, has_liger, merged
 from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
@@ -312,8 +312,7 @@ def document(text: str, name: str) -> object:
 def planned(settings: TrainerSettings, gpus: int | None, question: Question) -> Reading:
     """Return the plan of settings on so many GPUs, on all where nobody says."""
     problems, name = question.problems, question.name
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     model = question.model
     described = settings.job.framework == "megatron" or "--num-layers" in settings.words
     if model is None and (settings.model or not described):

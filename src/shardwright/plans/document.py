@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from shardwright.errors import Problem, SpecError
+from shardwright.errors import Problem, reject
 from shardwright.files import write_atomically
 from shardwright.plans.codec import (
     LARGEST_WHOLE,
@@ -86,8 +86,7 @@ def part_of_plan(data: object, part: Literal["model", "cluster"]) -> Any:
     """Return the model or the cluster of a plan file. Raises SpecError with every fault."""
     problems: Problems = []
     value = _model_in(data, part, problems) if part == "model" else decode(data, Cluster, part, problems)
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     return value
 
 
@@ -104,8 +103,7 @@ def from_document(document: object, name: str = "plan") -> Plan:
     """
     problems: Problems = []
     plan = _plan_in(document, name, problems)
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     assert isinstance(plan, Plan)
     return plan
 

@@ -17,7 +17,7 @@ from shardwright.cost.memory.facts import headroom
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.site.calibrated import Calibrated, anchored, without_site
 from shardwright.cost.trust.rarity import rare_in, switches_for
-from shardwright.errors import SpecError, bad, require
+from shardwright.errors import bad, reject, require
 from shardwright.plans.abilities import job_problems
 from shardwright.plans.check import position_problems
 from shardwright.plans.findings import NothingAsFast, Stopped
@@ -129,8 +129,7 @@ def _plan(
     longest: float,
 ) -> Ranking:
     """Return the best plans for a job whose options are settled (`plan`)."""
-    if problems := (*position_problems(model, job), *option_problems(model, job), *own_job_problems(model, job)):
-        raise SpecError(*problems)
+    reject([*position_problems(model, job), *option_problems(model, job), *own_job_problems(model, job)])
     begin = time.perf_counter()
     filters = Filters(rules=tuple(rules))
     asked, space = space, as_options_need(space, job)
@@ -381,6 +380,5 @@ def _no_plan(job: Job, incumbent: float) -> Plan | None:
 def predict(plan: Plan, *, efficiency: Efficiency | None = None) -> Plan:
     """Return a legal plan (`plans.check`) with its prediction. Raises SpecError for what `shardwright train`
     does not run of a plan that is priced for it."""
-    if problems := tuple(own_problems(plan)):
-        raise SpecError(*problems)
+    reject(own_problems(plan))
     return plan.costed(prediction_of(plan, efficiency or default_efficiency()))

@@ -19,7 +19,7 @@ from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.facts import headroom
 from shardwright.cost.site.calibrated import Calibrated, anchored
-from shardwright.errors import SpecError, bad, require, suggestion
+from shardwright.errors import SpecError, bad, reject, require, suggestion
 from shardwright.exporters.nearest import search_for
 from shardwright.exporters.support.matrix import limits_in_rules
 from shardwright.exporters.support.refusals import traced
@@ -145,8 +145,7 @@ def plan(
     require("model", model, Model, 'load_model("llama-3.1-8b")')
     require("cluster", cluster, Cluster, 'load_cluster("1x8xH100-SXM")')
     require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
-    if problems := tuple(position_problems(model, job)):
-        raise SpecError(*problems)
+    reject(position_problems(model, job))
     require_sure(sure, job)
     frameworks = (*frameworks, *([framework] if framework else ()))
     space, asked["rules"] = pinned(space, pins), rules_of(rules, cluster)

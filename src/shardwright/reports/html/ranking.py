@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwright.cost.compute.efficiency import Efficiency
-from shardwright.errors import Problem, SpecError, bad
+from shardwright.errors import Problem, bad, reject
 from shardwright.plans.codec import decode
 from shardwright.plans.document import from_document
 from shardwright.plans.plan import Plan
@@ -41,8 +41,7 @@ def _fewer(plan: Plan, rows: Sequence[object]) -> tuple[Fewer, ...]:
     """Return the rows `fewer` of a document. Raises SpecError for what is none for the plan's cluster."""
     problems: list[Problem] = []
     choices = tuple(decode(row, Fewer, f"fewer[{place}]", problems) for place, row in enumerate(rows))
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     for place, choice in enumerate(choices):
         if len(choice.nodes) != len(plan.cluster.pools):
             raise bad(f"fewer[{place}].nodes", f"has {len(choice.nodes)} numbers", "one for each group of machines")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from shardwright.errors import Problem, SpecError, bad
+from shardwright.errors import Problem, SpecError, bad, reject
 from shardwright.spec.catalog.gpus import known_gpu
 from shardwright.spec.catalog.prices import MachinePrice
 from shardwright.spec.cluster import Assumption, Cluster, Gpu, NodePool, SiteLink
@@ -146,11 +146,9 @@ def build_cluster(
     stated = read_site_links(root, {pool.site for pool in known})
     if len({bool(pool.site) for pool in known}) > 1:
         root.report("nodes", "some groups have a site and some have none", "give every group a site, or none")
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     cluster = _joined(root, known, stated, title)
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     return cluster
 
 

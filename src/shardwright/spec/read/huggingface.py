@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from shardwright.errors import Problem, SpecError, bad
+from shardwright.errors import Problem, SpecError, bad, reject
 from shardwright.spec.forward_pass import RotaryScaling
 from shardwright.spec.layer import Layer
 from shardwright.spec.model import Model
@@ -45,8 +45,7 @@ def model_of_config(config: object, name: str, *, title: str | None = None, acce
             message = f"is false: {kind} is read with its encoder alone"
             raise bad(f"{name}: is_encoder_decoder", message, "give the config of the whole model")
         model = encoder_decoder(whole, kind, title or name)
-        if whole.problems:
-            raise SpecError(*dict.fromkeys(whole.problems))
+        reject(dict.fromkeys(whole.problems))
         return model
     if config.get("is_encoder_decoder") is True:
         known = f"give a model of a known kind: {', '.join(ENCODER_DECODERS)}"
@@ -62,8 +61,7 @@ def model_of_config(config: object, name: str, *, title: str | None = None, acce
     model = _with_tower(_model(fields, family, model_type or "unknown", title or name), whole)
     if model.tower is None and any(layer.cross for layer in model.kinds):
         fields.section.report(VISION, "is missing", "give the config of the whole model: its layers attend to images")
-    if fields.problems:
-        raise SpecError(*dict.fromkeys(fields.problems))
+    reject(dict.fromkeys(fields.problems))
     return replace(model, guesses=settle_guesses(fields, accept=accept_guess))
 
 

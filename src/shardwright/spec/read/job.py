@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import cast, get_args
 
-from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.errors import Problem, SpecError, bad, reject, suggestion
 from shardwright.spec.adapter import Adapter, parse_adapter
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.job import PARTS, PROJECTED, Fp8Recipe, Job, Objective, Optimizer, Part, Precision
@@ -104,8 +104,7 @@ def make_job(
     pixels, frozen = _image_size(problems, image_size), _frozen(problems, freeze)
     run_tokens = _tokens(problems, tokens)
     beside = _adapter(problems, adapter, adapter_targets, precision)
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     if steps is not None:
         run_tokens = float(steps) * int(global_batch) * int(seq_len)
     return Job(

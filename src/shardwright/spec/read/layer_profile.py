@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
-from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.errors import Problem, bad, reject, suggestion
 from shardwright.spec.catalog.gpus import gpus, known_gpu
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.layer import Attention, Layer, Mlp
@@ -61,8 +61,7 @@ def layer_profile(data: object, name: str = "profile") -> LayerProfile:
         root.report("entries", "has no measured layers", "one entry for each GPU type, degree and micro-batch")
     _alike(root, entries)
     links = [link for section in root.sections("links") if (link := _link(section)) is not None]
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     return LayerProfile(
         model=cast("str", model),
         seq_len=cast("int", seq_len),
@@ -178,13 +177,11 @@ def stand_in_model(profile: LayerProfile, precision: str) -> Model:
     Raises SpecError where the profile does not say what these are.
     """
     entry = min(profile.entries, key=lambda candidate: (candidate.tensor_parallel, candidate.micro_batch))
-    problems = [
+    reject(
         Problem("`profile=`", f"has no {key}, and no model is given", f"give `model=`, or add {key} of every position")
         for key in ("weight_bytes", "output_bytes")
         if not getattr(entry, key)
-    ]
-    if problems:
-        raise SpecError(*problems)
+    )
     width = WIDTHS.get(precision, 2.0)
     hidden = max(round(entry.output_bytes[1] / (width * entry.micro_batch * profile.seq_len)), 1)
     weights = [size * entry.tensor_parallel / width for size in entry.weight_bytes]

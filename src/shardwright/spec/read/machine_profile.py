@@ -24,7 +24,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.errors import Problem, SpecError, bad, reject, suggestion
 from shardwright.files import write_atomically
 from shardwright.records import record
 from shardwright.spec.catalog.gpus import resolve_gpu
@@ -164,8 +164,7 @@ def from_document(data: object, name: str = "profile") -> MachineProfile:
     settings: dict[str, Any] = {key: root.number(key) or 1.0 for key in ("row_seconds", "flops_per_second")}
     threads = root.integer("threads", most=LARGEST)
     complete = root.flag("complete", default=True)
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     if gpu is None or count is None or memory is None:
         raise bad(name, "is not a whole profile", remedy)
     return MachineProfile(
