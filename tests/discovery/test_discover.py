@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.cli.running import refused, run
+from tests.cli.running import answered, refused, run
 
 from shardwright.discovery.discover import Discovery, discover
 from shardwright.discovery.document import Ask, MachineGroup, grouped, known
@@ -217,7 +217,7 @@ def test_the_command_writes_the_file_and_names_the_rest(tmp_path: Path, monkeypa
     assert outcome.code == 0 and outcome.out == ""
     assert "not seen: h100: the network between machines" in outcome.err
     assert load_cluster(str(out)).gpus == 20
-    document = json.loads(run(["discover", "--json"]).out)
+    document = answered(["discover", "--json"])
     assert document["source"] == "slurm" and document["machines"][0]["count"] == 2
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import yaml
-from tests.cli.running import refused, run
+from tests.cli.running import answered, refused, run
 
 from shardwright.errors import SpecError
 from shardwright.exporters.hugging_face import adapter_config
@@ -75,7 +74,7 @@ def test_the_command_writes_it(tmp_path: Path) -> None:
     assert yaml.safe_load(text)["adapter"] == "lora"
     beside = run([*asked, "--out", str(file)])
     assert file.read_text(encoding="utf-8").strip() == text.strip() and "way to train" in beside.out
-    assert json.loads(run([*asked, "--json"]).out)["recipe"].strip() == text.strip()
+    assert answered([*asked, "--json"])["recipe"].strip() == text.strip()
     assert "axolotl" in refused(run([*asked[:-1], "axolot"]))
 
 

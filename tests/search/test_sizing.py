@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from itertools import product
 
 import pytest
-from tests.cli.running import refused, run
+from tests.cli.running import answered, refused, run, succeeded
 from tests.nightly import nightly
 
 import shardwright.search.sizing as module
@@ -280,8 +280,7 @@ def test_what_sometimes_fits_is_said_as_such() -> None:
 
 
 def test_the_command_says_what_fits_and_what_to_type_next() -> None:
-    outcome = run(["fit", "llama-3.1-8b", "--gpu", "RTX3090"])
-    assert outcome.code == 0
+    outcome = succeeded(["fit", "llama-3.1-8b", "--gpu", "RTX3090"])
     assert "or more: LoRA, 8-bit weights; QLoRA; LoRA, ZeRO-3, weights on host; " in outcome.out
     assert "What would make the rest fit" in outcome.out and "\nNext\n  " in outcome.out
     eight = run(["fit", "llama-3.1-8b", "--gpu", "H100-SXM", "--gpus", "8"])
@@ -297,7 +296,7 @@ def test_the_command_says_what_fits_and_what_to_type_next() -> None:
     ],
 )
 def test_what_to_type_next_finds_a_plan(model: str, gpu: str, count: int) -> None:
-    document = json.loads(run(["fit", model, "--gpu", gpu, "--gpus", str(count), "--json"]).out)
+    document = answered(["fit", model, "--gpu", gpu, "--gpus", str(count), "--json"])
     if document["next"]:
         assert run([*document["next"].split()[1:], "--json"]).code == 0, document["next"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.running import refused, run
+from tests.cli.running import answered, refused, run
 from tests.nightly import nightly
 from tests.support.following import next_command
 
@@ -24,9 +24,7 @@ SMALL = ("--cluster", EIGHT, "--global-batch", "32", "--seq-len", "2048")
 
 
 def planned(model: str, *more: str) -> Any:
-    done = run(["plan", "--model", model, *SMALL, *more, "--json"])
-    assert done.code == 0, done
-    return json.loads(done.out)
+    return answered(["plan", "--model", model, *SMALL, *more, "--json"])
 
 
 def test_a_model_that_megatron_does_not_run_is_planned_for_who_does(tmp_path: Path) -> None:
@@ -139,7 +137,7 @@ def test_check_says_who_runs_a_plan(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     run(["plan", "--model", "llama-3.2-1b", *SMALL, "--out", str(file)])
     assert run(["check", str(file)]).out == "the plan is legal; megatron and bridge run it\n"
-    assert json.loads(run(["check", str(file), "--json"]).out)["trainers"] == ["megatron", "bridge"]
+    assert answered(["check", str(file), "--json"])["trainers"] == ["megatron", "bridge"]
 
 
 def test_support_names_who_runs_a_model_and_what_others_lack() -> None:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.cli.running import run
+from tests.cli.running import succeeded
 from tests.measured import real_document
 from tests.nightly import nightly
 
@@ -94,10 +94,7 @@ def test_twice_the_machines_are_never_worse(name: str, machines: str, batch: int
 def planned(folder: Path, machines: str) -> Plan:
     profile, out = folder / "layers.json", folder / "plan.json"
     profile.write_text(json.dumps(real_document({"V100-SXM2": "V100-SXM2-16"})))
-    outcome = run(
-        ["plan", "--profile", str(profile), "--cluster", machines, "--global-batch", "1024", "--out", str(out)]
-    )
-    assert outcome.code == 0, outcome.err
+    succeeded(["plan", "--profile", str(profile), "--cluster", machines, "--global-batch", "1024", "--out", str(out)])
     return load_plan(out)
 
 
