@@ -46,9 +46,7 @@ def legend(rows: list[tuple[str, Plan]]) -> list[str]:
     """Return the names, in their colours, of the causes that take 1 % of a plan or more."""
     parts, x = [], 12.0
     for term, name in TERMS.items():
-        if all(
-            getattr(plan.prediction.time, term) < 0.01 * plan.iteration_seconds for _, plan in rows if plan.prediction
-        ):
+        if all(getattr(plan.predicted.time, term) < 0.01 * plan.iteration_seconds for _, plan in rows):
             continue
         short = name.removesuffix(" communication")
         parts.append(f'<rect x="{x:.0f}" y="34" width="10" height="10" {fill(term)}/>')

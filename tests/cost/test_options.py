@@ -28,7 +28,6 @@ from shardwright.spec.options import MODULES, CudaGraph, Options
 
 JOB = Job(global_batch=64, seq_len=4096)
 DEEPSEEK = shardwright.load_model("deepseek-v3")
-DENSE = {"none": 18.0, "zero1": 6.0}  # bytes a parameter that every rank keeps, Megatron-LM's docs: dist_optimizer.md
 
 
 def with_options(**said: Any) -> Job:

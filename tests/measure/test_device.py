@@ -66,7 +66,6 @@ def test_what_is_measured_is_what_the_gpu_computes_in(capability: tuple, amd: bo
 
 
 FAST = ShapeSettings(row_seconds=1.0, flops_per_second=7e14)
-SLOW = ShapeSettings(row_seconds=1.0, flops_per_second=1e11)
 
 
 def test_about_thirty_products_of_the_main_precision_are_measured_in_all_passes() -> None:

@@ -20,12 +20,13 @@ from shardwright.cost.iteration.batch import Verdict, bound_seconds, bounded, ev
 from shardwright.cost.iteration.footprint import fits, fixed_bytes, held_parameters
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.iteration.step import norm_seconds, tied_embedding_seconds
-from shardwright.cost.strategies import COLUMNS, NONE, ZERO1, ZERO3, Layouts, Strategies, boundaries, strategies
+from shardwright.cost.strategies import COLUMNS, NONE, ZERO1, ZERO3, Layouts, Strategies, strategies
 from shardwright.search.space.axes import Space
 from shardwright.search.space.expand import Axes, axes, layer_variants
 from shardwright.search.space.layouts import layouts
 from shardwright.search.uniform import bounds as sketch
 from shardwright.search.uniform.bounds import layout_bounds, memory_floor, sketch_seconds
+from shardwright.search.uniform.completion import starts_of
 from shardwright.spec.job import Job
 
 ROUNDING = 1 + 1e-9
@@ -100,11 +101,6 @@ def test_bounds_hold_where_experts_have_more_copies_than_the_rest():
     for capacity in capacities:
         small = replace(where, pool=replace(where.pool, memory_bytes=float(capacity)))
         sketch_holds(small, replace(verdict, fits=verdict.peak_bytes <= capacity))
-
-
-def starts_of(where: Context, rows: Strategies) -> np.ndarray:
-    stages = int(rows.pp[0] * rows.vpp[0])
-    return boundaries(where.layer_count, stages, rows.first_layers, rows.last_layers)
 
 
 LARGE = [

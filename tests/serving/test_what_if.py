@@ -13,7 +13,7 @@ from functools import partial
 from http.client import HTTPConnection
 
 import pytest
-from tests.serving.what_if import SMALL, answers, ask, served
+from tests.serving.what_if import SMALL, answers, ask
 
 from shardwright.cost.calibrate import Measured, calibrate
 from shardwright.plans.document import dumps, from_document
@@ -27,12 +27,6 @@ from shardwright.serving.worker import answer_within, asked
 
 LONG = SMALL | {"model": "llama-3.1-405b", "precision": "bf16", "global_batch": 4096, "tokens": "1T"}
 LONG["cluster"] = "512x8xH100-SXM+512x8xA100-SXM-80+512x8xH200+512x8xB200"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with served() as found:
-        yield found
 
 
 def test_first_plans_then_the_front_then_the_best_with_the_library_s_figures(server: Server) -> None:

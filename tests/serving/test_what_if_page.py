@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.chromium import CHROMIUM, Page, chromium
-from tests.serving.what_if import SMALL, served
+from tests.serving.what_if import SMALL
 
 from shardwright.reports.html.page_of import answer
 from shardwright.serving.requests import plan_request, planned
@@ -17,12 +17,6 @@ from shardwright.serving.what_if.server import Server
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 NAMED = frozenset({"textbox", "combobox", "slider", "button", "image", "link", "region", "form"})
 ADDRESS = "#" + "&".join(f"{name}={quote(str(value))}" for name, value in SMALL.items())
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with served() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

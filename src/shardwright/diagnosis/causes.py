@@ -288,9 +288,7 @@ def few_micro_batches(case: Case) -> Iterator[Finding]:
     if not row or row["pp"] < 2 or bubble < WORTH * case.expected_seconds:
         return
     (context,) = contexts_of(case.plan, case.efficiency).values()
-    changes: list[Row] = []
-    for size in {row["micro_batch"] // 2, row["micro_batch"] // 4} - {0}:
-        changes.append({"micro_batch": size})
+    changes: list[Row] = [{"micro_batch": size} for size in {row["micro_batch"] // 2, row["micro_batch"] // 4} - {0}]
     for stages in virtual_stages(context, Space(), row["pp"]):
         first, last = even_split(context, row["pp"] * stages)
         changes.append({"vpp": stages, "overlap_pp": stages > 1, "first_layers": first, "last_layers": last})

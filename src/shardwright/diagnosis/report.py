@@ -166,11 +166,14 @@ def _best_text(result: Diagnosis, width: int) -> str:
 
 
 def _memory_text(account: MemoryAccount, width: int) -> str:
-    rows = [[MEMORY_NAMES[name], format_bytes(value), ""] for name, value in memory_terms(account.expected).items()]
-    rows.append(["needed in all", format_bytes(account.expected.total_bytes), _or_blank(account.needed_bytes)])
-    rows.append(["tensors", "", _or_blank(account.allocated_bytes)])
-    rows.append(["reserved", "", _or_blank(account.reserved_bytes)])
-    rows.append(["there is", format_bytes(account.expected.capacity_bytes), format_bytes(account.capacity_bytes)])
+    expected = account.expected
+    rows = [
+        *([MEMORY_NAMES[name], format_bytes(value), ""] for name, value in memory_terms(expected).items()),
+        ["needed in all", format_bytes(expected.total_bytes), _or_blank(account.needed_bytes)],
+        ["tensors", "", _or_blank(account.allocated_bytes)],
+        ["reserved", "", _or_blank(account.reserved_bytes)],
+        ["there is", format_bytes(expected.capacity_bytes), format_bytes(account.capacity_bytes)],
+    ]
     head = f"Memory of a GPU of stage {account.stage}"
     parts = [head, table(("kind", "account", "measured"), rows, words=("kind",), width=width)]
     if account.notes:

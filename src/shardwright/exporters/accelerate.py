@@ -17,12 +17,11 @@ from shardwright.exporters.hugging_face import (
     mixed_precision,
     model_files,
     peft_files,
+    refusals_of_trainer,
     trainer_arguments,
     trainer_text,
-    unnamed_targets,
 )
 from shardwright.exporters.support.matrix import trainers
-from shardwright.exporters.support.refusals import refusals, several_types
 from shardwright.exporters.support.traits import ON_THE_GPU
 from shardwright.plans.check import check
 from shardwright.plans.mesh import has_equal_shares
@@ -57,10 +56,8 @@ def export_config(plan: Plan) -> Exported:
 
 def unsupported(plan: Plan) -> Iterator[Problem]:
     """Yield why Accelerate cannot run a legal plan."""
-    equal = plan.uniform or has_equal_shares(plan)
-    yield from refusals(plan, TARGET) if equal else several_types(TARGET)
-    yield from unnamed_targets(plan.model, plan.job.adapter) if equal else ()
-    if equal and not plan.uniform and len(sizes := set(machine_sizes(plan))) > 1:
+    yield from refusals_of_trainer(plan, TARGET)
+    if has_equal_shares(plan) and not plan.uniform and len(sizes := set(machine_sizes(plan))) > 1:
         words = " and ".join(map(str, sorted(sizes)))
         yield Problem("replicas", f"take {words} GPUs of machines; Accelerate starts as many on each", EVENLY)
 

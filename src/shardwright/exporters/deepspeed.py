@@ -16,15 +16,13 @@ from shardwright.exporters.hugging_face import (
     ARGUMENTS,
     frozen_parts,
     peft_files,
+    refusals_of_trainer,
     trainer_arguments,
     trainer_text,
-    unnamed_targets,
 )
 from shardwright.exporters.support.matrix import trainers
-from shardwright.exporters.support.refusals import refusals, several_types
 from shardwright.exporters.support.traits import options_of
 from shardwright.plans.check import check
-from shardwright.plans.mesh import has_equal_shares
 from shardwright.plans.plan import Plan
 
 TARGET = "deepspeed"
@@ -54,9 +52,7 @@ def export_config(plan: Plan) -> Exported:
 
 def unsupported(plan: Plan) -> Iterator[Problem]:
     """Yield why DeepSpeed cannot run a legal plan."""
-    equal = plan.uniform or has_equal_shares(plan)
-    yield from refusals(plan, TARGET) if equal else several_types(TARGET)
-    yield from unnamed_targets(plan.model, plan.job.adapter) if equal else ()
+    return refusals_of_trainer(plan, TARGET)
 
 
 def config(plan: Plan) -> dict[str, object]:

@@ -87,8 +87,7 @@ def _tried(
     if not starts:
         return
     ahead = sorted(starts, key=lambda start: start.seconds)
-    first = costed_plan(ahead[0].context, cluster, ahead[0].row)
-    yield first
+    yield costed_plan(ahead[0].context, cluster, ahead[0].row)
     if len({pool.gpu.name for pool in cluster.pools}) == 1:
         return
     for start in _different(ahead):

@@ -55,9 +55,11 @@ def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iter
     entries: list[tuple[str, float, float | None]] = [
         (f"plan {place}: {_short(plan)}", plan.iteration_seconds, value(plan)) for place, plan in enumerate(plans, 1)
     ]
-    for entry in baselines:
-        if entry["iteration_seconds"] is not None:
-            entries.append((entry["rule"], entry["iteration_seconds"], entry.get(worth_key)))
+    entries += [
+        (entry["rule"], entry["iteration_seconds"], entry.get(worth_key))
+        for entry in baselines
+        if entry["iteration_seconds"] is not None
+    ]
     rows = [
         (name, clock(seconds, like=like), "–" if worth is None else f"{worth / least:.3f}×", "")
         for name, seconds, worth in entries

@@ -163,9 +163,7 @@ def _image_size(problems: list[Problem], size: int | str | None) -> tuple[int, i
 def _frozen(problems: list[Problem], parts: str | Sequence[str] | None) -> tuple[Part, ...] | None:
     """Return the parts of a tower that keep their weights, None for none; an unknown one adds a problem."""
     names = parts.replace(",", "+").split("+") if isinstance(parts, str) else list(parts or ())
-    for name in names:
-        if name not in PARTS:
-            problems.append(_unknown("freeze", name, PARTS))
+    problems += [_unknown("freeze", name, PARTS) for name in names if name not in PARTS]
     return tuple(part for part in PARTS if part in names) or None
 
 

@@ -48,8 +48,7 @@ def layer_profile(data: object, name: str = "profile") -> LayerProfile:
         raise bad(name, "is not a layer profile", f"what belongs in it: {DOCUMENTATION}")
     if data.get("version") != VERSION or isinstance(data.get("version"), bool):
         raise bad(f"{name}: version", f"is {shown(data.get('version'))}, not {VERSION}", f"write version: {VERSION}")
-    problems: list[Problem] = []
-    root = Section(name, data, problems)
+    root = Section(name, data, [])
     root.reject_unknown(PROFILE_KEYS)
     for key, hint in (("model", "name the model"), ("seq_len", "say how many tokens a sample had")):
         root.require(key, hint)
@@ -57,11 +56,11 @@ def layer_profile(data: object, name: str = "profile") -> LayerProfile:
     precision = root.text("precision") or ""
     sequence_parallel = root.flag("sequence_parallel")
     entries = [entry for section in root.sections("entries") if (entry := _entry(section)) is not None]
-    if not problems and not entries:
+    if not root.problems and not entries:
         root.report("entries", "has no measured layers", "one entry for each GPU type, degree and micro-batch")
     _alike(root, entries)
     links = [link for section in root.sections("links") if (link := _link(section)) is not None]
-    reject(problems)
+    reject(root.problems)
     return LayerProfile(
         model=cast("str", model),
         seq_len=cast("int", seq_len),

@@ -62,15 +62,14 @@ def build_offers(data: object, name: str, *, prices: Sequence[MachinePrice] = ()
     if not isinstance(data, Mapping):
         hint = "start with `offers:` and a list of machines"
         raise bad(name, f"expected a mapping, got {'an empty file' if data is None else shown(data)}", hint)
-    problems: list[Problem] = []
-    root = Section(name, data, problems)
+    root = Section(name, data, [])
     root.reject_unknown(TOP_KEYS)
     if not data.get("offers"):
         root.report("offers", "is missing or empty", "list what can be rented: - {gpu: H100-SXM, price_per_hour: 20}")
     terms = _terms(root)
     offers = [offer for section in root.sections("offers") if (offer := _offer(section, prices)) is not None]
     links = read_site_links(root, {offer.pool.site for offer in offers}) if offers else []
-    reject(problems)
+    reject(root.problems)
     return Offers(
         offers=tuple(offers),
         terms=terms,
