@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from shardwright.records import record
@@ -235,3 +236,9 @@ class Layer:
         """Return the weights of what mixes tokens."""
         count = sum(kind.parameters(hidden) for kind in (self.attention, self.cross) if kind)
         return count + (self.mixer.work(hidden).parameters if self.mixer else 0)
+
+
+def interned(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Return the layers, of which equal ones are equal objects."""
+    known = {layer: layer for layer in layers}
+    return tuple(known[layer] for layer in layers)

@@ -15,7 +15,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import islice
 from typing import Any
 
 from shardwright.exporters.support.traits import SILU, SQUARED_RELU, gated
@@ -365,7 +364,7 @@ def pattern_arguments(model: Model, layer_counts: Sequence[int]) -> Arguments:
     """Return the pattern of a model whose virtual stages have so many layers each, in order of execution, and the sizes
     of Mamba-2."""
     letters = iter(letters_of(model))
-    stages = ["".join(islice(letters, count)) for count in layer_counts]
+    stages = ["".join(itertools.islice(letters, count)) for count in layer_counts]
     arguments: list[tuple[str, ...]] = [("--hybrid-layer-pattern", "|".join(stages)), ("--spec", *STACK)]
     mixer = next((kind.mixer for kind in model.kinds if isinstance(kind.mixer, Mamba2)), None)
     if mixer is not None:

@@ -17,8 +17,7 @@ from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigF
 from shardwright.spec.read.encoder_decoders import ENCODER_DECODERS, encoder_decoder
 from shardwright.spec.read.families import FAMILIES, SYNONYMS, ModelFamily, reject_refused
 from shardwright.spec.read.forward_pass import forward_pass_of
-from shardwright.spec.read.gemma3n import gemma3n_config, gemma3n_layers
-from shardwright.spec.read.gemma4 import gemma4_config, gemma4_layers
+from shardwright.spec.read.gemma import gemma3n_config, gemma3n_layers, gemma4_config, gemma4_layers
 from shardwright.spec.read.huggingface_layers import layers_of, stated
 from shardwright.spec.read.mllama import MORE_TOKENS, mllama_layers
 from shardwright.spec.read.sound_towers import AUDIO, sound_tower_of
