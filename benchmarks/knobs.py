@@ -17,10 +17,8 @@ from types import ModuleType
 
 from mixed import CASES, Case
 
+from shardwright import load_cluster, load_model, make_job
 from shardwright.search.planner import plan
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 CHOSEN = ("two-64", "three-64", "three-128", "large-512", "autohet-13b")
 KNOBS = {

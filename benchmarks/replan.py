@@ -14,15 +14,9 @@ import sys
 import time
 from dataclasses import dataclass
 
-from shardwright.plans.plan import Plan
+from shardwright import Cluster, Job, Model, Plan, load_cluster, load_model, make_job
 from shardwright.search.planner import plan
 from shardwright.search.replan import Kept, replan
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
-from shardwright.spec.model import Model
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 RUNS = 7
 ROW = "{:<10} {:<12} {:<14} {:>5} {:>7} {:>8} {:>9} {:>8} {:>7}"

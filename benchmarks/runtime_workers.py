@@ -14,6 +14,7 @@ try:
 except ImportError:
     raise SystemExit(0) from None  # nothing to run without PyTorch
 
+from shardwright import Cluster, Job, Model
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
@@ -22,9 +23,6 @@ from shardwright.runtime.model.initial import seeded
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.step.engine import Engine, make_engine, train_step
 from shardwright.runtime.step.pipeline import Batch
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
-from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.model_yaml import model_of_dimensions
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cli.running import answered, refused, run, succeeded
 
-from shardwright.plans.check import check
-from shardwright.plans.document import load_plan
+from shardwright import check, load_plan
 
 OFFERS = """
 offers:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from tests.cost.samples import context, gpt, llama, mixtral, pool, row
 
+from shardwright import Job, Model, SpecError, load_cluster, load_model, make_job
 from shardwright.cost.context import layer_rows
 from shardwright.cost.iteration.footprint import Footprint, footprint, held_parameters
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.sizes import state_bytes, trained_share
 from shardwright.cost.predict import predict
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, boundaries, strategies
-from shardwright.errors import SpecError
 from shardwright.plans.document import from_document, to_document
 from shardwright.plans.plan import (
     OptimizerPlan,
@@ -38,12 +38,7 @@ from shardwright.spec.adapter import (
     matrices,
     parse_adapter,
 )
-from shardwright.spec.job import Job
 from shardwright.spec.layer import Attention, Layer, Mlp
-from shardwright.spec.model import Model
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 DENSE = llama(4, 1024, 16, 8, 4096, 32000)
 WIDE = llama(4, 4096, 32, 8, 14336, 32000)

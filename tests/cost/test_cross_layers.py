@@ -10,14 +10,12 @@ import pytest
 from tests.cost.test_frozen_parts import TOKENS, built, described, has_the_weights_and_the_flops, saved, shard
 from tests.nightly import nightly
 
+from shardwright import SpecError, load_model, make_job
 from shardwright.cost.memory.activations import layer_activation_bytes
-from shardwright.errors import SpecError
 from shardwright.exporters.hugging_face import adapter_config
 from shardwright.spec.adapter import adapter_parameters, parse_adapter
 from shardwright.spec.images import image_problems, taken_of
 from shardwright.spec.read.huggingface import model_of_config
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 TILES = 4
 TEXT: dict[str, Any] = {

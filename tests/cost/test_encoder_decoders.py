@@ -15,18 +15,12 @@ from tests.cost.test_frozen_parts import priced_flops, shard
 from tests.nightly import nightly
 from tests.spec.test_encoder_decoders import seq2seq_class
 
+from shardwright import Job, Model, export, load_cluster, load_model, make_job, plan
 from shardwright.cost.compute.flops import job_flops, score_flops_per_token
 from shardwright.cost.memory.activations import layer_activation_bytes, tower_kept_bytes
 from shardwright.plans.document import from_document, to_document
 from shardwright.search.sizing import fit
-from shardwright.spec.job import Job
-from shardwright.spec.model import Model
-from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.huggingface import model_of_config
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
-from shardwright.trainers.plan import plan
-from shardwright.trainers.runs import export
 
 HIDDEN, READ, WRITTEN, SAMPLES = 128, 192, 64, 2
 BART: dict[str, Any] = {

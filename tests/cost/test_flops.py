@@ -7,11 +7,9 @@ from dataclasses import replace
 import pytest
 from tests.cost.samples import attention, gpt, llama, mixtral
 
+from shardwright import Job, Model, load_model
 from shardwright.cost.compute.flops import iteration_flops, layer_flops_per_token
-from shardwright.spec.job import Job
 from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe
-from shardwright.spec.model import Model
-from shardwright.spec.read.model import load_model
 
 # Hidden size, layers and heads of the models of Narayanan et al. 2021 (arXiv 2104.04473, table 1), from 1.7 B to 1 T.
 NARAYANAN = [

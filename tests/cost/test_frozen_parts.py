@@ -14,6 +14,7 @@ from tests.cost.saved_tensors import saved_bytes
 from tests.cost.test_towers import SEEING, account
 from tests.nightly import nightly
 
+from shardwright import Model, make_job
 from shardwright.cost.compute.flops import job_flops, score_flops_per_token
 from shardwright.cost.compute.operator_table import ATTENTION, GEMM
 from shardwright.cost.compute.operators import Shard
@@ -26,9 +27,7 @@ from shardwright.errors import Problem
 from shardwright.plans.check import position_problems
 from shardwright.spec.images import trained_parameters
 from shardwright.spec.job import Job, Part
-from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface import model_of_config
-from shardwright.spec.read.job import make_job
 
 TOKENS, IMAGE = 256, 16
 TEXT: dict[str, Any] = {

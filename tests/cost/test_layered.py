@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from tests.nightly import examples
 
 import shardwright
+from shardwright import check, predict
 from shardwright.cost.iteration.layered.seconds import pass_seconds, slots
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.iteration.timeline import events
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN
-from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
-from shardwright.search.planner import predict
 
 MIXED = "1x4xA100-SXM-40 + 1x4xV100-SXM2"
 MODEL = shardwright.load_model("llama-3.2-1b")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from shardwright import load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.batch import evaluate
@@ -16,8 +17,6 @@ from shardwright.plans.plan import Plan, Replica, Stage
 from shardwright.search.planner import plan as search
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.read.cluster import build_cluster, load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 EFFICIENCY = Analytic()
 CASES: tuple[tuple[str, str, int, dict[str, tuple[object, ...]]], ...] = (

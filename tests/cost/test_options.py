@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import shardwright
+from shardwright import Job, Plan, SpecError
 from shardwright.cost.compute.launches import launches
 from shardwright.cost.compute.operators import Shard
 from shardwright.cost.context import Context, shard_index
@@ -20,10 +21,7 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.cost.memory.sizes import state_bytes
 from shardwright.cost.strategies import ZERO1, strategies
-from shardwright.errors import SpecError
-from shardwright.plans.plan import Plan
 from shardwright.spec.catalog.gpus import gpus
-from shardwright.spec.job import Job
 from shardwright.spec.options import MODULES, CudaGraph, Options
 
 JOB = Job(global_batch=64, seq_len=4096)

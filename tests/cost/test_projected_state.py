@@ -7,13 +7,11 @@ from dataclasses import replace
 import pytest
 
 import shardwright
+from shardwright import Job, SpecError, check
 from shardwright.cost.frameworks.optimizer import ends_width, optimizer_widths, state_width
-from shardwright.errors import SpecError
 from shardwright.exporters.hugging_face import trainer_arguments
-from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan
 from shardwright.search.space.axes import parse_pins
-from shardwright.spec.job import Job
 from shardwright.spec.read.huggingface import model_of_config
 
 MODEL = model_of_config(

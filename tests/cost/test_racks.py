@@ -8,20 +8,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from shardwright import Ranking, SpecError, load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.learned.links import HOST_RATES
 from shardwright.cost.network.collectives import Fabric, Group, exchange_seconds, gather_seconds, rack_seconds
-from shardwright.errors import SpecError
-from shardwright.plans.ranking import Ranking
 from shardwright.search.planner import plan
 from shardwright.search.planner import plan as search
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.read.cluster import build_cluster, load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 MACHINE_GBPS = 400
 LINKS = Fabric(

@@ -11,14 +11,12 @@ import pytest
 from tests.cost.saved_tensors import saved_bytes
 from tests.spec.test_towers import ONE
 
+from shardwright import Model, SpecError, make_job
 from shardwright.cost.compute.flops import layer_flops_per_token
 from shardwright.cost.compute.operator_table import FORWARD, GEMM, table
 from shardwright.cost.compute.operators import embedding_operators, head_operators, layer_operators
 from shardwright.cost.memory.activations import layer_activation_bytes
-from shardwright.errors import SpecError
-from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface import model_of_config
-from shardwright.spec.read.job import make_job
 
 TOKENS = 128
 BASE: dict[str, Any] = {

@@ -7,14 +7,11 @@ from dataclasses import replace
 import pytest
 from tests.golden.plans import LLAMA_3_1_8B, uniform_plan
 
+from shardwright import Job, SpecError, check, predict
 from shardwright.cli.train_input import require_measurable
 from shardwright.cost.pipeline.schedule import WORDS
-from shardwright.errors import SpecError
-from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, Schedule
 from shardwright.search.ladder import ladder
-from shardwright.search.planner import predict
-from shardwright.spec.job import Job
 from shardwright.traces.figures import COMPUTE
 from shardwright.traces.kineto import OWN
 

@@ -13,13 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from shardwright import load_cluster, load_model, make_job
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.strategies import plan_of_row, settled, strategies
 from shardwright.diagnosis.case import Case, costed
 from shardwright.diagnosis.diagnose import Diagnosis, diagnosed
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 UNTOLD = "untold"
 with (Path(__file__).parent / "threads.csv").open(newline="", encoding="utf-8") as file:

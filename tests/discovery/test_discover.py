@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cli.running import answered, refused, run
 
+from shardwright import Cluster, SpecError, load_cluster
 from shardwright.discovery.discover import Discovery, discover
 from shardwright.discovery.document import Ask, MachineGroup, grouped, known
 from shardwright.discovery.sources import kubernetes_nodes, slurm_nodes, this_machine
-from shardwright.errors import SpecError
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.read.cluster import load_cluster
 
 NVLINK = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\n" + "".join(f"\t Link {i}: 26.562 GB/s\n" for i in range(18))
 SCONTROL = """\

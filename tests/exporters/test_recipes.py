@@ -8,14 +8,11 @@ import pytest
 import yaml
 from tests.cli.running import answered, refused, run
 
-from shardwright.errors import SpecError
+from shardwright import SpecError, load_cluster, load_model, make_job
 from shardwright.exporters.hugging_face import adapter_config
 from shardwright.exporters.recipes import RECIPES, recipe
 from shardwright.search.sizing import Sizing, fit
 from shardwright.spec.adapter import Adapter, parse_adapter
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 SCHEMAS = Path(__file__).parents[1] / "importers" / "schemas"
 BESIDE = {"trl": ("transformers",), "llamafactory": ("transformers",)}  # they take the Trainer's arguments too

@@ -20,10 +20,9 @@ from tests.golden.plans import PLANS, cluster_of
 from tests.targets.plans import machine_plan, torchtitan_plans, trainer_plans
 
 import shardwright
-from shardwright.errors import SpecError
+from shardwright import Plan, SpecError
 from shardwright.exporters.targets import TARGETS
 from shardwright.plans.document import dumps
-from shardwright.plans.plan import Plan
 from shardwright.search.space.axes import parse_pins
 
 GOLDEN = Path(__file__).parents[1] / "golden"

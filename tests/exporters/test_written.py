@@ -15,9 +15,8 @@ from tests.plans.random_plans import collected
 from tests.targets.plans import option_plans, torchtitan_plans, trainer_plans
 
 import shardwright
-from shardwright.errors import SpecError
+from shardwright import Job, SpecError
 from shardwright.plans.plan import OptimizerPlan, Plan
-from shardwright.spec.job import Job
 from shardwright.spec.options import Options
 
 TARGETS = ("megatron", "bridge", "torchtitan", "accelerate", "deepspeed", "skypilot", "kubernetes")

@@ -10,13 +10,10 @@ from typing import Any
 
 import pytest
 
-from shardwright.errors import SpecError
+from shardwright import Job, SpecError, load_cluster, load_model
 from shardwright.importers.launch import plan_from_launch
 from shardwright.spec.adapter import LINEAR
-from shardwright.spec.job import Job
 from shardwright.spec.options import VALUES, said
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.model import load_model
 from tests.importers.test_launch_files import shape
 
 FOLDER = Path(__file__).parent / "doors"

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import shardwright
-from shardwright.errors import SpecError
-from shardwright.exporters.megatron.export import to_megatron
+from shardwright import SpecError, to_megatron
 from shardwright.exporters.megatron.launch import launch_script
 from shardwright.importers.launch import plan_from_launch
 from shardwright.plans.plan import Plan, Recompute

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.golden.plans import H100, cluster_of
 
+from shardwright import Job, Model
 from shardwright.exporters.megatron.layout import stage_ranges
 from shardwright.plans.plan import (
     OptimizerPlan,
@@ -24,9 +25,7 @@ from shardwright.plans.plan import (
     StageMemory,
     TimeBreakdown,
 )
-from shardwright.spec.job import Job
 from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe
-from shardwright.spec.model import Model
 
 SMALL = st.sampled_from([1, 2, 4])
 FLAG = st.booleans()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwright
-from shardwright.plans.check import check
+from shardwright import check, predict
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Schedule
 from shardwright.recovery.decide import Phase, RecoveryOption, decide, dollars_per_token, expected_tokens
 from shardwright.recovery.outlook import FleetChange, Outlook, outlook_of
@@ -27,7 +27,6 @@ from shardwright.recovery.ways import (
     refilled,
     without,
 )
-from shardwright.search.planner import predict
 
 
 @pytest.fixture(scope="module")

@@ -17,15 +17,13 @@ from tests.reports.costed import costed
 from tests.reports.test_words import every_finding
 
 import shardwright
-from shardwright.errors import SpecError
+from shardwright import SpecError, report, save
 from shardwright.plans import findings
-from shardwright.plans.document import save
 from shardwright.plans.ranking import Evaluation, Origin
 from shardwright.reports import words
 from shardwright.reports.documents.earlier import CAUSES, current
 from shardwright.reports.documents.findings import finding_document, kind_of
 from shardwright.reports.documents.ranking import VERSION, evaluation_document, ranking_document
-from shardwright.reports.html.report import report
 from shardwright.reports.text import strategy
 
 DATA = Path(__file__).parents[1] / "data"

@@ -8,9 +8,8 @@ import pytest
 from tests.cli.running import run
 from tests.cost.test_layered import MIXED, layered_plan
 
-from shardwright.errors import SpecError
+from shardwright import SpecError, load_plan, save
 from shardwright.exporters.targets import TARGETS, export
-from shardwright.plans.document import load_plan, save
 from shardwright.plans.findings import Failure
 from shardwright.plans.ranking import Baseline
 from shardwright.reports.text.explain import kinds_text, kinds_words

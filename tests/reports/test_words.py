@@ -10,6 +10,7 @@ from enum import Enum
 import pytest
 from tests.golden.plans import uniform_plan
 
+from shardwright import Job, load_cluster, load_model, make_job
 from shardwright.cost.trust.evidence import LACKS
 from shardwright.plans import findings
 from shardwright.plans.plan import Precedents, Unmeasured
@@ -18,11 +19,7 @@ from shardwright.reports.text.outcome import UNMEASURED, measured_words
 from shardwright.reports.text.strategy import degrees_words
 from shardwright.reports.words import flagged, in_words
 from shardwright.search.planner import plan
-from shardwright.spec.job import Job
 from shardwright.spec.options import Options
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 PARTS = (findings.JobLimits, findings.Need, findings.Rejection)  # of findings, or made of each cause
 SAMPLES: dict[object, object] = {

@@ -15,9 +15,9 @@ from tests.runtime.reference import in_8_bits, reference_run
 from tests.runtime.samples import plan_of, replica, stage, tiny_model, under
 from tests.runtime.workers import Case, Outcome, batch_of, moment_bytes, run_cases
 
+from shardwright import Model, check
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.iteration.mixed import mixed_iteration
-from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, Sharding
 from shardwright.runtime.job.course import course_of, differences
 from shardwright.runtime.job.settings import Settings
@@ -37,7 +37,6 @@ from shardwright.runtime.step.engine import Engine, apply_vote, make_engine, run
 from shardwright.runtime.storage.manifest import Course, Manifest
 from shardwright.spec.job import Optimizer
 from shardwright.spec.layer import Mlp
-from shardwright.spec.model import Model
 
 if TYPE_CHECKING:
     from shardwright.runtime.storage.mixture import Mixture

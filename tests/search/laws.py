@@ -10,11 +10,11 @@ from dataclasses import replace
 from tests.search.local_moves import moved
 from tests.search.random_problems import GAP, Problem
 
+from shardwright import Plan, Ranking, check, predict
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.strategies import ZERO2, ZERO3, plan_of_row, row_of, stage_rows
 from shardwright.plans.abilities import framework_problems
-from shardwright.plans.check import check
 from shardwright.plans.findings import (
     DeeperPipelines,
     MixedPlans,
@@ -25,11 +25,8 @@ from shardwright.plans.findings import (
     UnequalReplicas,
 )
 from shardwright.plans.mesh import is_mesh
-from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Ranking
 from shardwright.plans.trainer_options import as_own, beyond_own
 from shardwright.search.mixed.restrictions import dropped
-from shardwright.search.planner import predict
 from shardwright.search.rules.filters import Filters
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import Space, parse_pins, split_choices, tensor_parallel_degrees, within

@@ -13,10 +13,9 @@ from tests.cli.running import run
 from tests.nightly import nightly
 
 import shardwright
+from shardwright import Ranking, check
 from shardwright.cli.output import ended_early
-from shardwright.plans.check import check
 from shardwright.plans.findings import Stopped
-from shardwright.plans.ranking import Ranking
 from shardwright.progress import heard, stopped, until
 
 ONE_TYPE, SEVERAL = "2x8xA100-SXM-80", "1x4xA100-SXM-40+1x4xV100-SXM2"

@@ -8,10 +8,9 @@ from functools import cache
 
 import pytest
 
+from shardwright import Ranking, SpecError, load_cluster, load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.trust.rarity import rare_in
-from shardwright.errors import SpecError
-from shardwright.plans.ranking import Ranking
 from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.text.first_screen import first_screen
 from shardwright.reports.text.terminal import ranking_text
@@ -21,9 +20,6 @@ from shardwright.search.planner import plan, with_usual
 from shardwright.search.ranked import best_of, passed_over
 from shardwright.search.several import Pipelines
 from shardwright.search.space.axes import parse_pins
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 MODEL, MACHINE = load_model("llama-3.1-8b"), load_cluster("1x8xH100-SXM")
 JOB = make_job(global_batch=64, seq_len=8192)

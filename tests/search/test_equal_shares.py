@@ -14,16 +14,14 @@ from tests.nightly import nightly
 from tests.search.test_mixed_machines import TWIN, A, box
 
 import shardwright
+from shardwright import Cluster, Job, check
 from shardwright.exporters.targets import export
 from shardwright.plans.abilities import flash_attention_runs, gpu_problems
-from shardwright.plans.check import check
 from shardwright.plans.document import dumps, load_plan
 from shardwright.plans.mesh import has_equal_shares
 from shardwright.plans.plan import Plan, Recompute
 from shardwright.search.planner import plan, predict
 from shardwright.search.space.axes import parse_pins
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
 from shardwright.trainers.plan import plan as plan_of_trainers
 from shardwright.trainers.runs import runners
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from shardwright import load_cluster, load_model, make_job, replan
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.search.nearby import MOST_CHOICES, fewer_counts, fewer_machines
 from shardwright.search.planner import on_fewer, plan
-from shardwright.search.replan import replan
 from shardwright.search.space.axes import parse_pins
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 
 def test_counts_are_fewer_each_once_and_not_none_at_all() -> None:

@@ -6,12 +6,9 @@ import pytest
 from tests.nightly import nightly
 
 import shardwright
-from shardwright.plans.check import check
+from shardwright import Cluster, Job, Model, check
 from shardwright.search.first_plans import first_plans
 from shardwright.search.objective import affordable_value
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
-from shardwright.spec.model import Model
 
 TWO = "1x8xH100-SXM+2x8xA100-SXM-80"
 CLUSTERS = ("2x8xA100-SXM-40", "1x8xA100-SXM-40+2x8xV100-SXM2", "1x8xH100-SXM+1x8xA100-SXM-80+1x4xL40S")

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from tests.nightly import nightly
 
-from shardwright import Ranking, evaluate, load_cluster, load_model, make_job, plan
+from shardwright import Cluster, Job, Ranking, evaluate, load_cluster, load_model, make_job, plan
 from shardwright.plans.findings import MoreHostMemory, Offload
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
 
 CLUSTERS = ("2x2xRTX4090", "1x2xRTX4090+2x1xRTX3090", "1x4xRTX4090+1x2xA100-SXM-40")
 MODELS = ("llama-2-7b", "qwen3-4b", "llama-3.2-3b")

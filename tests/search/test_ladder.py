@@ -9,16 +9,13 @@ import pytest
 from tests.golden.plans import LLAMA_2_70B, cluster_of
 from tests.importers.texts import plan_from_megatron
 
+from shardwright import Plan, check, evaluate, predict
 from shardwright.exporters.megatron.export import difference, to_megatron
 from shardwright.exporters.megatron.limits import unsupported
-from shardwright.plans.check import check
-from shardwright.plans.plan import Plan
 from shardwright.search.ladder import Improvement, ladder
-from shardwright.search.planner import predict
 from shardwright.search.rules.filters import Filters
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import parse_pins
-from shardwright.trainers.plan import evaluate
 
 LINE = (
     "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py --micro-batch-size 1 --global-batch-size 128 "

@@ -12,21 +12,19 @@ import pytest
 from tests.nightly import nightly
 
 import shardwright
+from shardwright import Cluster, SpecError, check
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.iteration.links import move_seconds
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.iteration.places import places_of
 from shardwright.cost.learned import default_efficiency
-from shardwright.errors import SpecError
 from shardwright.exporters.targets import export
-from shardwright.plans.check import check
 from shardwright.plans.document import dumps, load_plan
 from shardwright.plans.placement import machine_numbers, machine_sizes, placement_of, ranks
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.recovery.seats import require_machines
 from shardwright.search.planner import plan, predict
 from shardwright.spec.catalog.gpus import gpus
-from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import build_cluster
 
 MODEL = shardwright.load_model("llama-3.2-1b")

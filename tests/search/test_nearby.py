@@ -6,15 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from shardwright import Plan, load_cluster, load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
-from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby
 from shardwright.reports.text.first_screen import first_screen
 from shardwright.search.nearby import nearby
 from shardwright.search.planner import plan, with_nearby
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 MODEL = load_model("llama-3.1-8b")
 TEN = "10x8xH100-SXM"

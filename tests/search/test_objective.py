@@ -8,20 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardwright import Cluster, Plan, SpecError, load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.money import pool_stretch
-from shardwright.errors import SpecError
 from shardwright.plans.document import dumps
-from shardwright.plans.plan import Plan
 from shardwright.reports.text.plans import whole_run
 from shardwright.search.objective import Objective
 from shardwright.search.planner import plan
 from shardwright.search.renting import choice_on_cluster
 from shardwright.search.space.axes import parse_pins
-from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 MODEL = load_model("llama-3.2-1b")
 JOB = make_job(global_batch=64, seq_len=1024, tokens="50B", objective="cost")

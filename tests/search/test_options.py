@@ -11,16 +11,13 @@ import pytest
 from tests.golden.plans import PLANS
 
 import shardwright
+from shardwright import Ranking, SpecError, check, replan
 from shardwright.cost.compute.efficiency import Analytic
-from shardwright.errors import SpecError
-from shardwright.plans.check import check
 from shardwright.plans.document import dumps, from_document, to_document
 from shardwright.plans.findings import Lack, MixedPlans, TooLittleMemory
-from shardwright.plans.ranking import Ranking
 from shardwright.reports.text.explain import value
 from shardwright.search.planner import on_fewer, plan, with_nearby
 from shardwright.search.ranked import best_of, with_bound
-from shardwright.search.replan import replan
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.options import Options

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 import shardwright
+from shardwright import Cluster, Job, SpecError, check, evaluate, load_cluster, load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
-from shardwright.errors import SpecError
-from shardwright.plans.check import check
 from shardwright.plans.document import dumps
 from shardwright.plans.findings import (
     BlockRecomputation,
@@ -36,12 +35,6 @@ from shardwright.search.planner import plan, predict
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import Space, parse_pins
 from shardwright.spec.adapter import Adapter
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
-from shardwright.trainers.plan import evaluate
 
 MODEL = load_model("llama-3.1-8b")
 CLUSTER = load_cluster("2x8xA100-SXM-80")

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from tests.nightly import nightly
 
+from shardwright import Cluster, Job, check, evaluate, load_cluster, load_model, make_job, plan, predict
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.facts import headroom
-from shardwright.plans.check import check
 from shardwright.plans.findings import (
     Change,
     MoreHostMemory,
@@ -25,14 +25,7 @@ from shardwright.plans.findings import (
     Unpin,
 )
 from shardwright.search.fitting import changes_that_fit
-from shardwright.search.planner import predict
 from shardwright.search.space.axes import parse_pins
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
-from shardwright.trainers.plan import evaluate, plan
 from shardwright.trainers.runs import runners
 from shardwright.units import GIBIBYTE, format_bytes
 

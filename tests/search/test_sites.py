@@ -7,17 +7,13 @@ from functools import cache
 
 import pytest
 
+from shardwright import Plan, Ranking, load_model, make_job, predict
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.money import egress_dollars
 from shardwright.cost.trust.evidence import unpublished
-from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Ranking
 from shardwright.search.planner import plan as search
-from shardwright.search.planner import predict
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 DEARER = 0.08  # dollars a gigabyte
 

@@ -11,21 +11,15 @@ from tests.cli.running import answered, refused, run, succeeded
 from tests.nightly import nightly
 
 import shardwright.search.sizing as module
+from shardwright import Cluster, Job, SpecError, load_cluster, load_model, make_job, plan
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict
-from shardwright.errors import SpecError
 from shardwright.search.sizing import Size, Sizing, TrainingWay, fit, way_with, ways
 from shardwright.spec.adapter import FROZEN_BYTES, parse_adapter
 from shardwright.spec.catalog.gpus import gpus
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
 from shardwright.spec.options import Options
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 from shardwright.trainers.fit import fit as trained
 from shardwright.trainers.fit import plan_of_way
-from shardwright.trainers.plan import plan
 from shardwright.trainers.runs import runners
 
 UNASKED = Options()

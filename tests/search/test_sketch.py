@@ -14,6 +14,7 @@ from tests.nightly import nightly
 from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, problems, solved
 
+from shardwright import Job, Space
 from shardwright.arrays import places_by_value
 from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import Verdict, bound_seconds, bounded, evaluate, exact_seconds, iteration
@@ -21,13 +22,11 @@ from shardwright.cost.iteration.footprint import fits, fixed_bytes, held_paramet
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.iteration.step import norm_seconds, tied_embedding_seconds
 from shardwright.cost.strategies import COLUMNS, NONE, ZERO1, ZERO3, Layouts, Strategies, strategies
-from shardwright.search.space.axes import Space
 from shardwright.search.space.expand import Axes, axes, layer_variants
 from shardwright.search.space.layouts import layouts
 from shardwright.search.uniform import bounds as sketch
 from shardwright.search.uniform.bounds import layout_bounds, memory_floor, sketch_seconds
 from shardwright.search.uniform.completion import starts_of
-from shardwright.spec.job import Job
 
 ROUNDING = 1 + 1e-9
 

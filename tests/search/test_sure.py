@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from tests.search.shop.samples import A100, H100, JOB, offers
 
+from shardwright import Job, Ranking, SpecError, load_cluster, load_model, make_job, plan
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.trust.interval import chance_within, limit_kept
-from shardwright.errors import SpecError
 from shardwright.plans.findings import NotSure
-from shardwright.plans.ranking import Ranking
 from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.documents.shop import shop_document
 from shardwright.reports.html.shop import shop_page
@@ -21,11 +20,6 @@ from shardwright.reports.text.shop import chosen, front_text
 from shardwright.search.market.result import USUALLY_SURE, Shopping, limits_of
 from shardwright.search.market.shop import shop
 from shardwright.search.sure import odds
-from shardwright.spec.job import Job
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
-from shardwright.trainers.plan import plan
 
 MODEL, MACHINES = load_model("llama-3.2-1b"), load_cluster("2x8xA100-SXM-80")
 

@@ -14,6 +14,7 @@ from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, problems, solved, values
 from tests.search.test_sketch import sketch_holds
 
+from shardwright import Job, Space, load_cluster, load_model, make_job
 from shardwright.cost.iteration.batch import evaluate
 from shardwright.cost.learned import Learned
 from shardwright.cost.strategies import BLOCK, COLUMNS, NONE, SELECTIVE, strategies
@@ -22,13 +23,8 @@ from shardwright.rounding import coarse
 from shardwright.search.objective import Objective
 from shardwright.search.planner import plan
 from shardwright.search.rules.filters import Filters
-from shardwright.search.space.axes import Space
 from shardwright.search.uniform.best import Best
 from shardwright.search.uniform.search import search
-from shardwright.spec.job import Job
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 ALL = 10_000  # more layouts than any problem has: nothing is pruned, and every layout must have its best strategy
 ROUNDED = 2.0**-36  # values are rounded to 36 binary digits

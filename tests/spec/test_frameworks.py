@@ -7,6 +7,7 @@ import io
 
 import pytest
 
+from shardwright import Job, load_cluster, load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
 from shardwright.cost.frameworks.overheads import shipped
@@ -17,10 +18,6 @@ from shardwright.cost.strategies import settled, strategies
 from shardwright.cost.trust.interval import ANY, interval_of
 from shardwright.files import shipped_file
 from shardwright.spec.catalog import frameworks
-from shardwright.spec.job import Job
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 from shardwright.validation.facts import habits_of
 
 CACHES = (frameworks.framework_rows, shipped, shipped_facts, habits_of, widths_of)

@@ -12,9 +12,8 @@ from tests.cli.running import run
 from tests.cli.schemas import holds
 
 import shardwright
+from shardwright import Plan, replan, save
 from shardwright.cost.money import checkpoint_bytes, egress_dollars
-from shardwright.plans.document import save
-from shardwright.plans.plan import Plan
 from shardwright.recovery.outlook import Rates
 from shardwright.recovery.seats import stand_ins
 from shardwright.recovery.simulation import strategies
@@ -24,7 +23,6 @@ from shardwright.recovery.simulation.strategies import from_cloud, moved, surviv
 from shardwright.recovery.simulation.traces import MARKETS, generate_for, trace_of
 from shardwright.recovery.ways import REFORM_SECONDS, choose
 from shardwright.reports.spot import spot_text
-from shardwright.search.replan import replan
 from shardwright.spec.read.cluster import build_cluster
 
 

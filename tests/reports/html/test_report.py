@@ -18,13 +18,11 @@ from tests.chromium import CHROMIUM, chromium
 from tests.cli.running import run
 
 import shardwright
-from shardwright.errors import SpecError
+from shardwright import Ranking, SpecError, report
 from shardwright.plans.document import to_document
 from shardwright.plans.mesh import is_mesh
-from shardwright.plans.ranking import Ranking
 from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.html.plan_sections import memory_section
-from shardwright.reports.html.report import report
 from shardwright.reports.text.explain import value
 from shardwright.search.planner import on_fewer, plan, predict
 from shardwright.search.space.axes import parse_pins

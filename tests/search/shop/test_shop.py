@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from tests.nightly import nightly
 from tests.search.shop.samples import A100, A100_SPOT, GB200, H100, JOB, L40S, job, offers
 
+from shardwright import Cluster, SpecError, check, load_model
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.trust.rarity import rare_in
-from shardwright.errors import SpecError
-from shardwright.plans.check import check
 from shardwright.plans.findings import (
     Cheapest,
     Fastest,
@@ -33,9 +32,7 @@ from shardwright.search.planner import plan, predict, with_usual
 from shardwright.search.renting import Rental, choice_of
 from shardwright.search.space.axes import parse_pins
 from shardwright.search.space.parameters import AXES
-from shardwright.spec.cluster import Cluster
 from shardwright.spec.offers import Offers
-from shardwright.spec.read.model import load_model
 
 MODEL = load_model("llama-3.2-1b")
 EFFICIENCY = Analytic()
