@@ -1,4 +1,6 @@
-"""How sure a comparison of two plans is: closer plans, narrower intervals; what the shipped steps are made of."""
+"""How sure: the chance to keep a limit, and a comparison of two plans: closer plans, narrower intervals; what the
+shipped steps are made of.
+"""
 
 from __future__ import annotations
 

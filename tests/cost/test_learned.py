@@ -1,4 +1,6 @@
-"""The fitted efficiency model: light to import, deterministic, monotone, near what was measured, sane on any GPU."""
+"""The fitted efficiency model: light to import, deterministic, monotone, near what was measured, sane on any GPU; its
+trees by hand, and as xgboost itself evaluates them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What options of the trainer cost: closed forms of their bytes and seconds."""
+"""What options of the trainer cost: closed forms of their bytes and seconds; CUDA graphs take launches from the host,
+and tokens may be sent to experts beside other micro-batches.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What a layer of Gemma 4, whose layers differ, keeps under plain PyTorch, against the tensors that autograd saves of
-transformers' classes, and its FLOPs. `test_kept_by_family` has the other families.
+"""What layers of Gemma 4, which differ, and of Gemma 3n, which have several residual streams, keep under plain PyTorch,
+against the tensors that autograd saves of transformers' classes, and their FLOPs. `test_kept_by_family` has the other
+families.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every launch file of the tables of `doors` is read right, or refused by name."""
+"""Launch files as people write them, `doors/*.txt`, a file a trainer: every one is read right, or refused by name."""
 
 from __future__ import annotations
 

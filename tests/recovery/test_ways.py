@@ -1,4 +1,6 @@
-"""Ways to go on: who breaks with a machine, what repairs keep, who sits where, what the future is expected to bring."""
+"""Ways to go on: who breaks with a machine, what repairs keep, who sits where, what the future is expected to bring, and
+which is chosen, by expected dollars per useful token.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Muon and AdamW with moments in 8 bits: the same as in one process whatever the plan cuts, and as large as priced."""
+"""Muon and AdamW with moments in 8 bits: the same as in one process whatever the plan cuts, and as large as priced. The
+scale of the loss in fp16 from step to step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The operator graph survives JSON, and a broken one is refused."""
+"""The operator graph survives JSON, and a broken one is refused. Graphs that are built without tracing have the
+parameters of the models that they are named for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run predicted against what was measured of it."""
+"""One run predicted against what was measured of it; memory against a predicted figure of the same kind and rank."""
 
 from __future__ import annotations
 

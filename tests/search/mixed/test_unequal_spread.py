@@ -1,4 +1,6 @@
-"""Unequal replicas over several types with experts or sequences spread, which are priced beside the proof."""
+"""Unequal replicas where experts or sequences are spread: over several types, which are priced beside the proof, and of
+one type, whose number need not divide the batch.
+"""
 
 from __future__ import annotations
 

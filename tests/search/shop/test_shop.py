@@ -1,4 +1,6 @@
-"""Shopping: the front against a search of every number of machines, each point against its plan alone."""
+"""Shopping: the front against a search of every number of machines, each point against its plan alone; it keeps what no
+other point is as good as.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The closed-form bounds never exceed the simulation, and meet it where they should."""
+"""Closed forms of a pipeline: bounds that never exceed the simulation, and meet it where they should, and activations
+in flight, against a count along the order of work.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Racks whose uplink is narrower than what their machines send: what crosses them is slower, and nothing else."""
+"""Narrow ways: racks whose uplink is narrower than what their machines send, and cards on PCIe without access to each
+other's memory, which send through the host. What takes them is slower, and nothing else.
+"""
 
 from __future__ import annotations
 
