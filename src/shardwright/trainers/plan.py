@@ -19,7 +19,7 @@ from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.facts import headroom
 from shardwright.cost.site.calibrated import Calibrated, anchored
-from shardwright.errors import SpecError, bad, reject, require, suggestion
+from shardwright.errors import SpecError, bad, reject, suggestion
 from shardwright.exporters.nearest import search_for
 from shardwright.exporters.support.matrix import limits_in_rules
 from shardwright.exporters.support.refusals import traced
@@ -32,7 +32,7 @@ from shardwright.records import record
 from shardwright.search.fitting import changes_that_fit
 from shardwright.search.objective import INDIFFERENCE, affordable_value, require_sure
 from shardwright.search.planner import plan as search
-from shardwright.search.planner import predict
+from shardwright.search.planner import predict, require_question
 from shardwright.search.ranked import best_of, with_bound
 from shardwright.search.rules.check import schema_with_gpus
 from shardwright.search.rules.rules import Rule, check_rules, parse_rules
@@ -142,9 +142,7 @@ def plan(
     """
     model = load_model(model) if isinstance(model, str) else model
     cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
-    require("model", model, Model, 'load_model("llama-3.1-8b")')
-    require("cluster", cluster, Cluster, 'load_cluster("1x8xH100-SXM")')
-    require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
+    require_question(model, cluster, job)
     reject(position_problems(model, job))
     require_sure(sure, job)
     frameworks = (*frameworks, *([framework] if framework else ()))

@@ -75,7 +75,7 @@ def shop(
     candidates; plans of mixes are for `exportable_to` as those of `planner.plan`, whose `indifference` this is, too.
     Raises SpecError for input that makes no sense.
     """
-    _require(model, offers, job)
+    require_shopping(model, offers, job)
     require_fit(fit)
     require_indifference(indifference)
     require_sure(sure, job)
@@ -134,7 +134,7 @@ def shop(
     )
 
 
-def _require(model: Model, offers: Offers, job: Job) -> None:
+def require_shopping(model: Model, offers: Offers, job: Job) -> None:
     """Raise SpecError for what is no question."""
     require("model", model, Model, 'load_model("llama-3.1-8b")')
     require("offers", offers, Offers, 'load_offers("offers.yaml")')
