@@ -82,7 +82,7 @@ def test_whether_the_like_was_measured_is_said_before_the_speed() -> None:
     """A known kind with its runs; then another GPU, another framework, another kind, each by its name."""
     task = make_job(global_batch=64, seq_len=4096)
     known = plan(load_model("llama-3.1-8b"), load_cluster("1x8xH100-SXM"), task).best
-    measured = known.prediction.measured if known.prediction else None
+    measured = known.predicted.measured
     assert measured is not None and not measured.lacking
     assert measured_words(measured).startswith(f"{measured.runs:,} published runs of dense models")
     names = [

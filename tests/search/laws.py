@@ -50,7 +50,7 @@ TRIES = 12  # changes drawn for each plan that is priced: most are illegal
 def best_seconds(ranking: Ranking) -> float:
     """Return the least seconds that a ranking tells of, doubted plans among them."""
     plans = [*ranking.plans, *([ranking.passed_over.plan] if ranking.passed_over else [])]
-    return min(plan.prediction.iteration_seconds for plan in plans if plan.prediction is not None)
+    return min(plan.iteration_seconds for plan in plans)
 
 
 def allowance(*rankings: Ranking) -> float:
@@ -262,7 +262,7 @@ def _no_worse(than: Plan, problem: Problem, name: str) -> Iterator[str]:
 def best_of(ranking: Ranking) -> Plan:
     """Return the fastest plan that a ranking tells of."""
     other = ranking.passed_over.plan if ranking.passed_over else ranking.best
-    return min((ranking.best, other), key=lambda plan: plan.prediction.iteration_seconds if plan.prediction else 0.0)
+    return min((ranking.best, other), key=lambda plan: plan.iteration_seconds)
 
 
 def more_machines(problem: Problem, ranking: Ranking) -> Iterator[str]:

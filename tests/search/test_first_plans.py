@@ -41,7 +41,7 @@ def test_several_types_are_used_together() -> None:
 
 def test_what_keeps_the_deadline_comes_before_what_is_faster_but_misses_it() -> None:
     model, cluster, job = question(CLUSTERS[0])
-    hours = [plan.prediction.hours_total for plan in first_plans(model, cluster, job) if plan.prediction]
+    hours = [plan.predicted.hours_total for plan in first_plans(model, cluster, job)]
     assert hours[-1] is not None
     strict = question(CLUSTERS[0], deadline_hours=hours[-1] / 10)
     last = list(first_plans(*strict))[-1]

@@ -147,7 +147,7 @@ def test_the_cheapest_plan_pays_for_whole_machines_once(framework: str) -> None:
     for planned in (fastest, cheapest):
         machines = max(-(-planned.gpus_by_type.get(name, 0) // count) for name, count in ((A, 2), (B, 1)))
         assert planned.predicted.dollars_per_hour == 3.0 * machines
-    dollars = [planned.predicted.dollars_total for planned in (fastest, cheapest) if planned.prediction]
+    dollars = [planned.predicted.dollars_total for planned in (fastest, cheapest)]
     assert dollars[0] is not None and dollars[1] is not None and dollars[1] <= dollars[0]
     within = best(budget_dollars=dollars[1] * 1.001).predicted
     assert within.dollars_total is not None

@@ -58,7 +58,7 @@ def test_plans_are_ranked_legal_and_different(ranking: Ranking) -> None:
 def test_the_best_is_no_slower_than_any_baseline(ranking: Ranking) -> None:
     rivals = [entry.plan for entry in ranking.baselines if entry.plan is not None]
     assert rivals
-    fitting = [p for p in rivals if p.prediction is not None and p.prediction.fit_probability >= 0.8]
+    fitting = [rival for rival in rivals if rival.predicted.fit_probability >= 0.8]
     assert all(ranking.best.iteration_seconds <= rival.iteration_seconds for rival in fitting)
 
 
@@ -98,7 +98,7 @@ def test_what_would_make_a_plan_fit_makes_it_sure_to(ranking: Ranking, granulari
     (replica,), kept = ranking.best.replicas, Recompute(granularity=granularity)
     replica = replace(replica, stages=tuple(replace(stage, recompute=kept) for stage in replica.stages))
     best = predict(replace(ranking.best, replicas=(replica,), prediction=None))
-    fullest = max(stage.total_bytes for row in best.prediction.memory for stage in row) if best.prediction else 0.0
+    fullest = max(stage.total_bytes for row in best.predicted.memory for stage in row)
     tight = replace(CLUSTER, pools=(replace(CLUSTER.pools[0], memory_bytes=1.03 * fullest),))
     found = evaluate(replace(best, cluster=tight, prediction=None))
     assert 0.5 < found.plan.predicted.fit_probability < 0.9
@@ -249,7 +249,7 @@ def test_a_rule_of_thumb_that_misses_the_deadline_is_no_rival(over_two_types: Ra
     (uniform,) = [
         entry.plan for entry in whole.baselines if entry.plan is not None and len(entry.plan.gpus_by_type) > 1
     ]
-    hours = 0.5 * sum(found.prediction.hours_total or 0.0 for found in (uniform, whole.best) if found.prediction)
+    hours = 0.5 * sum(found.predicted.hours_total or 0.0 for found in (uniform, whole.best))
     assert whole.best.iteration_seconds < uniform.iteration_seconds
     limited = plan(MODEL, TWO_TYPES, _job(deadline_hours=hours), gap=0.2)
     assert limited.plans

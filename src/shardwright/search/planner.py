@@ -201,9 +201,8 @@ def _on_site(ranking: Ranking, efficiency: Calibrated) -> Ranking:
     here = anchored(efficiency, best)
 
     def moved(plan: Plan) -> Plan:
-        bound = plan.prediction.lower_bound_seconds if plan.prediction else None
         there = predict(plan, efficiency=here)
-        effect = there.prediction.site if there.prediction else None
+        bound, effect = plan.predicted.lower_bound_seconds, there.predicted.site
         return there if bound is None or effect is None else with_bound(there, bound * effect.factor)
 
     def of_rule(item: Baseline) -> Baseline:
@@ -272,7 +271,7 @@ def with_usual(
     if not ranking.plans or ranking.search.interrupted or len(ranking.best.gpus_by_type) > 1:
         return ranking
     best = ranking.best
-    if best.prediction is None or not any(switch.axis in AXES for switch in rare_in(best)):
+    if not any(switch.axis in AXES for switch in rare_in(best)):
         return ranking
     from shardwright.search.rules.rules import rules_against  # a search without rules does without their parser
 
@@ -289,7 +288,7 @@ def with_usual(
         exportable_to=exportable_to,
         efficiency=anchored(efficiency, best),
         indifference=ranking.search.indifference,
-        longest=USUAL_WITHIN * best.prediction.iteration_seconds,
+        longest=USUAL_WITHIN * best.iteration_seconds,
     )
     return replace(ranking, usual=usual_beside(best, ranked.plans[0])) if ranked.plans else ranking
 

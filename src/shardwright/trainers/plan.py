@@ -396,8 +396,8 @@ def evaluate(
         asked={"rules": rules, "top": top, "fit": fit, "efficiency": model_of_time, "indifference": indifference},
     )
     best = plan_in_framework(question)
-    if best.plans and best.plans[0].prediction and mine.prediction and user_plan.job.objective == "time":
-        mine = with_bound(mine, best.plans[0].prediction.lower_bound_seconds)
+    if best.plans and user_plan.job.objective == "time":
+        mine = with_bound(mine, best.best.predicted.lower_bound_seconds)
     if not user_plan.uniform:
         return Evaluation(plan=mine, best=best)
     (context,) = contexts_of(user_plan, model_of_time).values()
