@@ -22,10 +22,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from shardwright import Cluster, Model, Plan, SpecError, make_job, profiled
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.measured.machine import profiled
-from shardwright.errors import SpecError
 from shardwright.files import write_atomically
 from shardwright.measure.device import (
     MeasuredDevice,
@@ -36,14 +35,10 @@ from shardwright.measure.device import (
     torch_device,
 )
 from shardwright.measure.run import measure
-from shardwright.plans.plan import Plan
 from shardwright.reports.text.layout import table
 from shardwright.search.planner import plan
 from shardwright.search.space.axes import parse_pins
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.job import make_job
 from shardwright.spec.read.machine_profile import MachineProfile, load_profile
 from shardwright.spec.read.model_yaml import model_of_dimensions
 

@@ -13,13 +13,10 @@ import sys
 import time
 from dataclasses import dataclass
 
-from shardwright.plans.ranking import Ranking
+from shardwright import Ranking, load_cluster, load_model, make_job
 from shardwright.reports.text.mixed import gpu_words
 from shardwright.search.objective import affordable_value
 from shardwright.search.planner import plan
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 ROW = "{:<14} {:>9} {:>9} {:>9} {:>8} {:>8} {:>8}  {}"
 

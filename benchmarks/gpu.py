@@ -30,14 +30,12 @@ from pathlib import Path
 from gpu_rehearsals import text as rehearsals_text
 from gpu_steps import WAYS, WAYS_IN_FP8, Row, configurations, kept_bytes, measured, own_step, plain_step, planned
 
+from shardwright import Cluster, SpecError, profiled
 from shardwright.cost.compute.efficiency import computes
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.measured.machine import profiled
-from shardwright.errors import SpecError
 from shardwright.measure.device import MeasuredDevice, cluster_fragment, find_device
 from shardwright.measure.run import measure
 from shardwright.reports.text.layout import table
-from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.machine_profile import MachineProfile
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from shardwright.errors import SpecError
-from shardwright.plans.plan import Plan
+from shardwright import Plan, SpecError, load_cluster, load_model, make_job
 from shardwright.rehearsal.document import expected, memory_of
 from shardwright.rehearsal.rehearse import NoRoomError, asked
 from shardwright.rehearsal.trainers import question_of
@@ -17,9 +16,6 @@ from shardwright.runtime.layout.places import places_of
 from shardwright.search.planner import plan
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.adapter import parse_adapter
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 from shardwright.units import GIBIBYTE, GIGA
 
 SECONDS, LIMIT_BYTES = 300.0, 8.0 * GIGA

@@ -12,10 +12,9 @@ from typing import Any
 
 from device_steps import LLAMA_1B, TINY, Size, Step, best, model_of, step_seconds, trainer
 
+from shardwright import Cluster, Plan
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.measure.device import MeasuredDevice, require_torch, torch_device
-from shardwright.plans.plan import Plan
-from shardwright.spec.cluster import Cluster
 
 WAYS = ("train", "eager", "compiled")
 WAYS_IN_FP8 = WAYS[:1]  # which plain PyTorch has not

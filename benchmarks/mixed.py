@@ -19,12 +19,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from shardwright.plans.ranking import Ranking
+from shardwright import Ranking, load_cluster, load_model, make_job
 from shardwright.search.mixed.heuristics.megatron import RULE
 from shardwright.search.planner import plan
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 ROW = "{:<12} {:<15} {:>8} {:>5} {:>5} {:>7} {:>8} {:>9} {:>10}"
 

@@ -14,14 +14,10 @@ import time
 
 import numpy as np
 
+from shardwright import Cluster, Job, Model, load_model, make_job
 from shardwright.search.planner import plan
 from shardwright.spec.catalog.gpus import gpus
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
-from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 GPUS = """
 A100-SXM-80 A100-SXM-40 A100-PCIe-80 A10G A40 L4 L40S RTX3090 RTX4090 V100-SXM2 H100-PCIe H100-SXM H800-SXM H20

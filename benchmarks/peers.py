@@ -36,6 +36,7 @@ from pathlib import Path
 import numpy as np
 from peer_formulas import FORMULAS, Formula, Parts, amp, flashflex, metis, sailor
 
+from shardwright import Cluster, Job, Model, check, make_job
 from shardwright.arrays import Floats
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.mixed import Mixed, mixed_iteration
@@ -43,14 +44,9 @@ from shardwright.cost.layers.measured import MeasuredLayers, measured_layers
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.facts import headroom
 from shardwright.cost.network.collectives import transfer_seconds
-from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.search.planner import plan as search
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
-from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.job import make_job
 from shardwright.spec.read.layer_profile import load_layer_profile, stand_in_model
 
 EXCERPT = Path(__file__).parents[1] / "tests" / "data" / "opt-350m-layers.json"

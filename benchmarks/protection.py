@@ -62,9 +62,8 @@ def main() -> None:
     print(ROW.format(*HEAD) + "\n" + ROW.format(*("---",) * len(HEAD)))
     for name, machines in SIZES:
         plan = plan_of(name, machines)
-        assert plan.prediction is not None
         part = checkpoint_bytes(plan.model, plan.job) / machines
-        stall, step = part / (size / snapshot * 1e9), plan.prediction.iteration_seconds
+        stall, step = part / (size / snapshot * 1e9), plan.iteration_seconds
         loss = np.array([machines * 0.01 / 3600.0])
         interval = float(optimal_interval_seconds(loss, np.array([stall]))[0])
         copied = part / RATES.link if plan.optimizer.distributed else 0.0

@@ -36,8 +36,7 @@ from tests.runtime.recovery.network import Network, network
 from tests.runtime.recovery.store import Store, store
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
-from shardwright.plans.document import save
-from shardwright.plans.plan import Plan
+from shardwright import Plan, save
 from shardwright.recovery.outlook import Rates
 from shardwright.units import format_bytes
 

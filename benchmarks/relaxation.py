@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 import highspy
 import numpy as np
 
+from shardwright import load_cluster, load_model, make_job
 from shardwright.arrays import Floats
 from shardwright.search.mixed.master.relaxation import Relaxation, Relaxed
 from shardwright.search.planner import plan
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 ROW = "{:<12} {:>9} {:>8} {:>6} {:>12} {:>13} {:>12} {:>10}"
 CASES = (

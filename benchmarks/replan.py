@@ -14,15 +14,9 @@ import sys
 import time
 from dataclasses import dataclass
 
-from shardwright.plans.plan import Plan
+from shardwright import Cluster, Job, Model, Plan, load_cluster, load_model, make_job
 from shardwright.search.planner import plan
 from shardwright.search.replan import Kept, replan
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
-from shardwright.spec.model import Model
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 RUNS = 7
 ROW = "{:<10} {:<12} {:<14} {:>5} {:>7} {:>8} {:>9} {:>8} {:>7}"
@@ -79,7 +73,7 @@ def report(case: Case) -> None:
             cluster = load_cluster(_text(case, kind, change))
             seconds, found = _replanned(before, cluster, kept)
             best, full_seconds = _searched(model, cluster, job, case.gap)
-            step = _step(found)
+            step = found.iteration_seconds
             print(
                 ROW.format(
                     case.name,
@@ -90,7 +84,7 @@ def report(case: Case) -> None:
                     f"{1e3 * full_seconds:.0f}",
                     f"{full_seconds / seconds:.0f}",
                     f"{step:.3f}",
-                    f"{step / _step(best) - 1.0:+.2%}",
+                    f"{step / best.iteration_seconds - 1.0:+.2%}",
                 ),
                 flush=True,
             )
@@ -121,11 +115,6 @@ def _searched(model: Model, cluster: Cluster, job: Job, gap: float) -> tuple[Pla
         ranking = plan(model, cluster, job, gap=gap)
         seconds = time.process_time() - begin
     return ranking.best, seconds
-
-
-def _step(found: Plan) -> float:
-    assert found.prediction is not None, "both calls cost what they find"
-    return found.prediction.iteration_seconds
 
 
 if __name__ == "__main__":

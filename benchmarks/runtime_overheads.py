@@ -26,16 +26,26 @@ try:
 except ImportError:
     raise SystemExit(0) from None  # nothing to run without PyTorch
 
-from runtime_workers import RECIPE, batch_of, cpu_cluster, engine_of, llama, plan_of, run_workers, stage
+from runtime_workers import (
+    RECIPE,
+    Step,
+    batch_of,
+    cpu_cluster,
+    engine_of,
+    llama,
+    plan_of,
+    planned,
+    run_workers,
+    stage,
+)  # fmt: skip
 
 from shardwright.plans.plan import Plan, Replica
 from shardwright.runtime.model.chunk import Chunk, forward, logits_of
 from shardwright.runtime.model.loss import summed_loss
-from shardwright.runtime.step.engine import Engine, train_step
+from shardwright.runtime.step.engine import Engine
 
 HIDDEN, LAYERS, VOCAB, SEQ_LEN, MICRO_BATCH, MICRO_BATCHES = 256, 4, 1024, 128, 4, 4
 WARM_UP = 2
-Step = Callable[[], float]
 """Runs a step and returns its loss, on one rank at least."""
 
 
@@ -67,18 +77,6 @@ def compared(rank: int, plan: Plan, plain: Callable[[Engine, int], Step], pairs:
             if number >= WARM_UP:
                 seconds[kind].append(time.perf_counter() - begin)
     return *seconds, losses
-
-
-def planned(plan: Plan, rank: int) -> Step:
-    """Return a step of the runtime."""
-    engine, done = engine_of(plan, rank), [0]
-    batch = batch_of(plan, engine.place.first_sample)
-
-    def step() -> float:
-        done[0] += 1
-        return train_step(engine, batch, done[0] - 1).loss
-
-    return step
 
 
 def pipelined(engine: Engine, rank: int) -> Step:

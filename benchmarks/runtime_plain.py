@@ -28,17 +28,25 @@ try:
 except ImportError:
     raise SystemExit(0) from None  # nothing to run without PyTorch
 
-from runtime_workers import RECIPE, batch_of, cpu_cluster, engine_of, llama, plan_of, run_workers, stage
+from runtime_workers import (
+    RECIPE,
+    Step,
+    batch_of,
+    cpu_cluster,
+    llama,
+    plan_of,
+    planned,
+    run_workers,
+    stage,
+)  # fmt: skip
 from small_llama import Layer, Llama
 
 from shardwright.plans.plan import Plan, Replica
-from shardwright.runtime.step.engine import train_step
-from shardwright.spec.model import Moe
+from shardwright.spec.layer import Moe
 
 WARM_UP = 2
 SEQ_LEN, MICRO_BATCH, MICRO_BATCHES, VOCAB = 128, 4, 2, 4096
 EXPERTS = Moe(experts=16, top_k=2, expert_width=176, gated=True)
-Step = Callable[[], float]
 Times = tuple[float, float]
 """Wall and processor seconds of a step."""
 
@@ -156,18 +164,6 @@ def compared(rank: int, chosen: Plan, moe: Moe | None, steps: int, only: str | N
             if number >= WARM_UP:
                 seconds[name].append((time.perf_counter() - begin, busy))
     return seconds["plan"], seconds["plain"]
-
-
-def planned(chosen: Plan, rank: int) -> Step:
-    """Return a step of the runtime."""
-    engine, done = engine_of(chosen, rank), [0]
-    batch = batch_of(chosen, engine.place.first_sample)
-
-    def step() -> float:
-        done[0] += 1
-        return train_step(engine, batch, done[0] - 1).loss
-
-    return step
 
 
 def plain(chosen: Plan, moe: Moe | None, rank: int) -> Step:

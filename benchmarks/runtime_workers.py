@@ -14,21 +14,21 @@ try:
 except ImportError:
     raise SystemExit(0) from None  # nothing to run without PyTorch
 
+from shardwright import Cluster, Job, Model
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import seeded
 from shardwright.runtime.state.recipe import Recipe
-from shardwright.runtime.step.engine import Engine, make_engine
+from shardwright.runtime.step.engine import Engine, make_engine, train_step
 from shardwright.runtime.step.pipeline import Batch
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
-from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.model_yaml import model_of_dimensions
 
 RECIPE = Recipe(learning_rate=1e-3)
+Step = Callable[[], float]
+"""Runs a step and returns its loss."""
 
 
 def llama(hidden: int, layers: int, vocab: int) -> Model:
@@ -90,6 +90,18 @@ def batch_of(plan: Plan, first_sample: int) -> Batch:
         return rows[:, :-1], rows[:, 1:]
 
     return batch
+
+
+def planned(plan: Plan, rank: int) -> Step:
+    """Return a step of the runtime."""
+    engine, done = engine_of(plan, rank), [0]
+    batch = batch_of(plan, engine.place.first_sample)
+
+    def step() -> float:
+        done[0] += 1
+        return train_step(engine, batch, done[0] - 1).loss
+
+    return step
 
 
 def run_workers(processes: int, work: Callable[..., Any], *arguments: object) -> list[Any]:

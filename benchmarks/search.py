@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright import load_cluster, load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.batch import evaluate
@@ -19,9 +20,6 @@ from shardwright.search.planner import plan
 from shardwright.search.space.axes import Space, parse_pins
 from shardwright.search.space.expand import arrangements, axes
 from shardwright.search.space.layouts import layouts, splits
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 RUNS = 7
 # The switches that Calculon searches: tensor, pipeline and data parallel, interleaving, micro-batch, recomputation,

@@ -11,13 +11,11 @@ import time
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from shardwright import load_model, make_job, predict
 from shardwright.search.market.result import Shopping
 from shardwright.search.market.shop import shop
-from shardwright.search.planner import predict
 from shardwright.search.renting import choice_of
 from shardwright.spec.catalog.prices import prices
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 from shardwright.spec.read.offers import narrowed, offers_from_prices
 
 RUNS = 5

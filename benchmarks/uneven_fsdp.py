@@ -32,7 +32,7 @@ from runtime_workers import batch_of, cpu_cluster, engine_of, llama, plan_of, ru
 from tests.spmd.peaks import Peak
 from throttled import PROCESSES, Throttle, arguments, duties, whole
 
-from shardwright.cost.layers.measured import measured_layers
+from shardwright import Cluster, measured_layers
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict
 from shardwright.files import write_atomically
@@ -42,7 +42,6 @@ from shardwright.runtime.timing.layer_profile import profile_document
 from shardwright.search.planner import plan as search
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.catalog.frameworks import OWN
-from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.layer_profile import layer_profile
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.program import Program
@@ -74,7 +73,7 @@ def main() -> None:
         MODEL, options.batch, SEQ_LEN, synthesised.machines_of(MODEL, SEQ_LEN, reached)
     )
     timed = run_workers(4, take_turns, plans, (graph, program), shares, options.rounds)
-    predicted = [found.prediction.iteration_seconds for found in plans if found.prediction is not None]
+    predicted = [found.iteration_seconds for found in plans]
     predicted.insert(1, program.seconds)
     lines = [
         *times_table(timed, predicted),

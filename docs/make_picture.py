@@ -28,7 +28,7 @@ def main() -> None:
 
 def svg(rows: list[tuple[str, Plan]]) -> str:
     """Return one stacked bar a plan, seconds of an iteration by cause."""
-    longest = max(total(plan) for _, plan in rows)
+    longest = max(plan.iteration_seconds for _, plan in rows)
     height = TOP + ROW * len(rows) + 16
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 70} {height}" '
@@ -42,17 +42,11 @@ def svg(rows: list[tuple[str, Plan]]) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def total(plan: Plan) -> float:
-    """Return the seconds of an iteration."""
-    assert plan.prediction is not None
-    return plan.prediction.iteration_seconds
-
-
 def legend(rows: list[tuple[str, Plan]]) -> list[str]:
     """Return the names, in their colours, of the causes that take 1 % of a plan or more."""
     parts, x = [], 12.0
     for term, name in TERMS.items():
-        if all(getattr(plan.prediction.time, term) < 0.01 * total(plan) for _, plan in rows if plan.prediction):
+        if all(getattr(plan.predicted.time, term) < 0.01 * plan.iteration_seconds for _, plan in rows):
             continue
         short = name.removesuffix(" communication")
         parts.append(f'<rect x="{x:.0f}" y="34" width="10" height="10" {fill(term)}/>')
@@ -63,14 +57,13 @@ def legend(rows: list[tuple[str, Plan]]) -> list[str]:
 
 def bar(name: str, plan: Plan, y: float, scale: float) -> list[str]:
     """Return one bar with its label and length."""
-    assert plan.prediction is not None
     parts, x = [f'<text x="{LEFT - 8}" y="{y + 15}" text-anchor="end">{escape(name)}</text>'], float(LEFT)
     for term in TERMS:
-        width = getattr(plan.prediction.time, term) * scale
+        width = getattr(plan.predicted.time, term) * scale
         if width > 0.2:
             parts.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}" {fill(term)}/>')
         x += width
-    return [*parts, f'<text x="{x + 6:.1f}" y="{y + 15}">{total(plan):.1f} s</text>']
+    return [*parts, f'<text x="{x + 6:.1f}" y="{y + 15}">{plan.iteration_seconds:.1f} s</text>']
 
 
 def fill(term: str) -> str:

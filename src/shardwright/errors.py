@@ -47,6 +47,12 @@ def bad(path: str, message: str, hint: str = "") -> SpecError:
     return SpecError(Problem(path, message, hint))
 
 
+def reject(problems: Iterable[Problem]) -> None:
+    """Raise SpecError with all that is wrong, where anything is."""
+    if wrong := tuple(problems):
+        raise SpecError(*wrong)
+
+
 def require(name: str, value: object, kind: type, made_by: str) -> None:
     """Raise SpecError where an argument of a call is of another type, often the name of what is meant."""
     if not isinstance(value, kind):

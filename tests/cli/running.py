@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 from shardwright.cli.app import main
@@ -35,6 +37,18 @@ def run(arguments: Sequence[str]) -> Outcome:
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def succeeded(arguments: Sequence[str]) -> Outcome:
+    """Run what must go well."""
+    outcome = run(arguments)
+    assert outcome.code == 0, outcome.err
+    return outcome
+
+
+def answered(arguments: Sequence[str]) -> Any:
+    """Run what must go well, and return the JSON that it prints."""
+    return json.loads(succeeded(arguments).out)
 
 
 def refused(outcome: Outcome) -> str:

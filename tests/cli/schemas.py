@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from typing import Any
 
 import jsonschema
-from tests.cli.running import run
+from tests.cli.running import answered
 
 
 def schema(name: str) -> Any:
     """Return the schema that `shardwright schema NAME` prints."""
-    outcome = run(["schema", name])
-    assert outcome.code == 0, outcome.err
-    return json.loads(outcome.out)
+    return answered(["schema", name])
 
 
 @cache

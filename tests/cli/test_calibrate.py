@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from tests.cli.running import refused, run
+from tests.cli.running import answered, refused, run, succeeded
 
 from shardwright.reports.documents.schemas import document_schema
 
@@ -21,8 +21,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the plan that the log ran, and the calibration on it."""
     folder = tmp_path_factory.mktemp("site")
     assert run(["plan", *QUESTION, *PINS, "-o", str(folder / "ran.json")]).code == 0
-    outcome = run(["calibrate", str(LOG), "--plan", str(folder / "ran.json"), "-o", str(folder / "site.json")])
-    assert outcome.code == 0, outcome.err
+    outcome = succeeded(["calibrate", str(LOG), "--plan", str(folder / "ran.json"), "-o", str(folder / "site.json")])
     (folder / "screen.txt").write_text(outcome.out, encoding="utf-8")
     return folder
 
@@ -41,8 +40,8 @@ def test_a_log_and_its_plan_make_a_calibration(site: Path) -> None:
 def test_a_plan_says_what_the_calibration_did(site: Path) -> None:
     outcome = run(["plan", *QUESTION, *PINS, "--calibration", str(site / "site.json")])
     assert outcome.code == 0 and "calibrated on 1 run of yours: +" in outcome.out
-    plain = json.loads(run(["plan", *QUESTION, *PINS, "--json"]).out)["plans"][0]["prediction"]
-    moved = json.loads(run(["plan", *QUESTION, *PINS, "--calibration", str(site / "site.json"), "--json"]).out)
+    plain = answered(["plan", *QUESTION, *PINS, "--json"])["plans"][0]["prediction"]
+    moved = answered(["plan", *QUESTION, *PINS, "--calibration", str(site / "site.json"), "--json"])
     moved = moved["plans"][0]["prediction"]
     assert moved["iteration_seconds"] == pytest.approx(moved["site"]["factor"] * plain["iteration_seconds"])
     assert 1.05 < moved["site"]["factor"] < 1.25
@@ -75,8 +74,7 @@ def test_a_table_of_runs_needs_no_plan(tmp_path: Path) -> None:
         "llama-3.1-8b,8e9,32,4096,14336,32,8,128256,4096,H100-SXM,8,16,bf16,megatron,2,1,1,64,none,2.3\n"
         "llama-3.1-8b,8e9,32,4096,14336,32,8,128256,4096,H100-SXM,8,16,bf16,megatron,2,2,1,64,none,2.4\n"
     )
-    outcome = run(["calibrate", str(table), "-o", str(tmp_path / "site.json"), "--anonymous"])
-    assert outcome.code == 0, outcome.err
+    outcome = succeeded(["calibrate", str(table), "-o", str(tmp_path / "site.json"), "--anonymous"])
     assert (
         "Calibrated on 2 runs of" in outcome.out and "median error of each run predicted by the others" in outcome.out
     )

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.running import refused, run
+from tests.cli.running import answered, refused, run, succeeded
 
 SMALL = ["--model", "llama-3.2-1b", "--global-batch", "32", "--seq-len", "2048"]
 PLAN = ["plan", *SMALL, "--cluster", "1x8xA100-SXM-80"]
@@ -37,9 +37,7 @@ def test_a_real_process_prints_a_report() -> None:
 
 
 def test_json_is_one_document_with_the_promised_keys() -> None:
-    outcome = run([*PLAN, "--tokens", "1B", "--json"])
-    assert outcome.code == 0
-    document = json.loads(outcome.out)
+    document = answered([*PLAN, "--tokens", "1B", "--json"])
     assert set(document) >= {"plans", "search"}
     assert set(document["search"]) >= {"candidates", "seconds", "rejected"}
     best = document["plans"][0]
@@ -72,11 +70,10 @@ def test_evaluate_explains_the_difference(plan_file: Path, tmp_path: Path) -> No
         stage["recompute"] = {"granularity": "full", "method": "uniform", "layers": 1}
     slower = tmp_path / "slower.json"
     slower.write_text(json.dumps(document))
-    outcome = run(["evaluate", str(slower)])
-    assert outcome.code == 0, outcome.err
+    outcome = succeeded(["evaluate", str(slower)])
     assert "recomputation" in outcome.out
     assert "less time" in outcome.out
-    found = json.loads(run(["evaluate", str(slower), "--json"]).out)
+    found = answered(["evaluate", str(slower), "--json"])
     assert found["plan"]["prediction"]["iteration_seconds"] > found["best"]["prediction"]["iteration_seconds"]
     assert found["differences"]
 
@@ -87,7 +84,7 @@ def test_a_measured_step_scales_the_ladder_and_the_best_plan_is_written(plan_fil
         stage["recompute"] = {"granularity": "full", "method": "uniform", "layers": 1}
     mine, best = tmp_path / "mine.json", tmp_path / "best.json"
     mine.write_text(json.dumps(document))
-    found = json.loads(run(["evaluate", str(mine), "--json", "--out", str(best)]).out)
+    found = answered(["evaluate", str(mine), "--json", "--out", str(best)])
     predicted = found["plan"]["prediction"]["iteration_seconds"]
     assert json.loads(best.read_text())["replicas"] == found["best"]["replicas"]
     plain = run(["evaluate", str(mine)])
@@ -105,9 +102,8 @@ def test_export_and_back_through_megatron_arguments(plan_file: Path, tmp_path: P
     script = tmp_path / "run.sh"
     assert run(["export", str(plan_file), "--to", "megatron", "-o", str(script)]).code == 0
     assert "--tensor-model-parallel-size" in script.read_text()
-    back = run(["evaluate", "--megatron-args", str(script), "--cluster", "1x8xA100-SXM-80", "--json"])
-    assert back.code == 0, back.err
-    mine, plan = json.loads(back.out)["plan"], json.loads(plan_file.read_text())
+    back = answered(["evaluate", "--megatron-args", str(script), "--cluster", "1x8xA100-SXM-80", "--json"])
+    mine, plan = back["plan"], json.loads(plan_file.read_text())
     assert mine["replicas"] == plan["replicas"]
     assert mine["prediction"]["iteration_seconds"] == pytest.approx(plan["prediction"]["iteration_seconds"], rel=1e-9)
 
@@ -137,14 +133,14 @@ def test_plans_are_equal_byte_for_byte(plan_file: Path, tmp_path: Path) -> None:
 def test_own_prices_go_before_the_catalogue(tmp_path: Path) -> None:
     prices = tmp_path / "prices.csv"
     prices.write_text("gpu,gpus,on_demand_per_hour,source,date\nA100-SXM-80,8,12.5,contract,2026-11\n")
-    document = json.loads(run([*PLAN, "--prices", str(prices), "--json"]).out)
+    document = answered([*PLAN, "--prices", str(prices), "--json"])
     assert document["plans"][0]["prediction"]["dollars_per_hour"] == 12.5
 
 
 def test_rules_from_a_file(tmp_path: Path) -> None:
     rules = tmp_path / "rules.txt"
     rules.write_text("no recomputation: $recompute_granularity != none\nno tp: $tp > 1\n")
-    document = json.loads(run([*PLAN, "--rules", str(rules), "--json"]).out)
+    document = answered([*PLAN, "--rules", str(rules), "--json"])
     assert any(entry["kind"] == "rule" and entry["rule"] == "no tp" for entry in document["search"]["rejected"])
     assert all(plan["replicas"][0]["stages"][0]["tensor_parallel"] == 1 for plan in document["plans"])
 
@@ -173,12 +169,11 @@ def test_check_lists_every_violation(plan_file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["plan", "evaluate", "export", "check", "gpus", "models", "prices"])
 def test_help_teaches(command: str) -> None:
-    outcome = run([command, "--help"])
-    assert outcome.code == 0
+    outcome = succeeded([command, "--help"])
     assert "shardwright " + command in outcome.out
 
 
 def test_version() -> None:
     assert run(["--version"]).out.startswith("shardwright 0.")
-    versions = json.loads(run(["--version", "--json"]).out)
+    versions = answered(["--version", "--json"])
     assert versions["packages"]["numpy"] and set(versions) >= {"shardwright", "commit", "python", "platform"}

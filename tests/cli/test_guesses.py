@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.cli.running import refused, run
+from tests.cli.running import answered, refused, run, succeeded
 
 CONFIG = {
     "model_type": "brandnew", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -29,11 +29,10 @@ def test_an_unknown_family_is_refused_with_what_would_be_guessed(config: str) ->
 
 
 def test_an_accepted_guess_heads_the_report(config: str) -> None:
-    outcome = run(["plan", "--model", config, "--accept-guess", *PLAN])
-    assert outcome.code == 0
+    outcome = succeeded(["plan", "--model", config, "--accept-guess", *PLAN])
     assert outcome.out.startswith("Guessed, not known: model_type 'brandnew'")
 
 
 def test_an_accepted_guess_is_in_the_document(config: str) -> None:
-    (document,) = json.loads(run(["models", config, "--accept-guess", "--json"]).out)
+    (document,) = answered(["models", config, "--accept-guess", "--json"])
     assert document["guesses"][0].startswith("model_type 'brandnew'")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.cli.running import refused, run
+from tests.cli.running import answered, refused, run, succeeded
 from tests.measured import EXCERPT, real_document
 
 from shardwright.plans.document import load_plan
@@ -32,8 +32,7 @@ def test_a_profile_alone_is_enough(files: tuple[str, str], tmp_path: Path) -> No
     profile, cluster = files
     plan_file = tmp_path / "plan.json"
     arguments = ["plan", "--profile", profile, "--cluster", cluster, "--global-batch", "64", *GAP]
-    outcome = run([*arguments, "--json", "--out", str(plan_file)])
-    assert outcome.code == 0, outcome.err
+    succeeded([*arguments, "--json", "--out", str(plan_file)])
     plan = load_plan(plan_file)
     assert (plan.job.seq_len, plan.job.precision, plan.model.name) == (2048, "fp32", "OPT-350")
     assert {stage.gpu for replica in plan.replicas for stage in replica.stages} == {"Fast", "Slow"}
@@ -41,8 +40,7 @@ def test_a_profile_alone_is_enough(files: tuple[str, str], tmp_path: Path) -> No
 
 def test_the_report_says_what_stands_in(files: tuple[str, str]) -> None:
     profile, cluster = files
-    outcome = run(["plan", "--profile", profile, "--cluster", cluster, "--global-batch", "64", "--details", *GAP])
-    assert outcome.code == 0, outcome.err
+    outcome = succeeded(["plan", "--profile", profile, "--cluster", cluster, "--global-batch", "64", "--details", *GAP])
     for words in ("a GPT of the sizes in the profile: hidden 1024", "not in the layer profile", "Fast", "Slow"):
         assert words in outcome.out
 
@@ -131,9 +129,7 @@ def test_the_profile_that_a_run_writes_plans_the_next(tmp_path: Path) -> None:
     document = {"version": 1, "model": "tiny", "seq_len": 128, "precision": "fp32"}
     document |= {"sequence_parallel": False, "entries": entries}
     profile.write_text(json.dumps(document))
-    outcome = run(["plan", *job, "--profile", str(profile), "--json"])
-    assert outcome.code == 0, outcome.err
-    best = json.loads(outcome.out)["plans"][0]
+    best = answered(["plan", *job, "--profile", str(profile), "--json"])["plans"][0]
     work = {"quick": 6 * 0.03, "lame": 6 * 0.09}
     ideal = 16 / sum(2 / seconds for seconds in work.values())
     assert ideal < best["prediction"]["iteration_seconds"] < 1.3 * ideal

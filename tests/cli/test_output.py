@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from tests.cli.running import refused, run
+from tests.cli.running import refused, run, succeeded
 from tests.signals import interruptible
 
 from shardwright.cli.output import NARROWEST, USUAL_WIDTH, terminal_width, write, write_json
@@ -123,8 +123,7 @@ def test_debug_shows_the_traceback_wherever_it_stands(place: int) -> None:
 
 
 def test_without_a_command_there_is_help() -> None:
-    outcome = run([])
-    assert outcome.code == 0
+    outcome = succeeded([])
     for command in COMMANDS:
         assert f"\n  {command}" in outcome.out
 

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from tests.cli.running import refused, run
+from tests.cli.running import answered, refused, run
 from tests.cli.schemas import holds, schema
 from tests.discovery.test_discover import SCONTROL
 from tests.golden.plans import PLANS
@@ -95,15 +95,15 @@ def test_what_commands_print_is_as_it_should_be(name: str, command: list[str]) -
 
 def test_the_plan_of_a_user_is_as_it_should_be(plan_file: Path) -> None:
     holds("plan", json.loads(plan_file.read_text()))
-    holds("evaluation", json.loads(run(["evaluate", str(plan_file), "--json"]).out))
-    holds("check", json.loads(run(["check", str(plan_file), "--json"]).out))
-    holds("layout", json.loads(run(["train", str(plan_file), "--dry-run", "--json"]).out))
+    holds("evaluation", answered(["evaluate", str(plan_file), "--json"]))
+    holds("check", answered(["check", str(plan_file), "--json"]))
+    holds("layout", answered(["train", str(plan_file), "--dry-run", "--json"]))
 
 
 @pytest.mark.parametrize("target", ["megatron", "perfetto", "skypilot"])
 def test_exports_are_as_they_should_be(target: str, tmp_path: Path) -> None:
     save(PLANS["llama-2-70b-interleaved"], tmp_path / "plan.json")
-    holds("export", json.loads(run(["export", str(tmp_path / "plan.json"), "--to", target, "--json"]).out))
+    holds("export", answered(["export", str(tmp_path / "plan.json"), "--to", target, "--json"]))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_exports_are_as_they_should_be(target: str, tmp_path: Path) -> None:
     [("gpus", ["gpus"]), ("models", ["models"]), ("prices", ["prices", "--gpu", "L4"])],
 )
 def test_the_catalogue_is_as_it_should_be(name: str, command: list[str]) -> None:
-    holds(name, json.loads(run([*command, "--json"]).out))
+    holds(name, answered([*command, "--json"]))
 
 
 @pytest.mark.parametrize("path", [*sorted(EXAMPLES.glob("*[0-9].yaml")), EXAMPLES / "mixed.yaml"])

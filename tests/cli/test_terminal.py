@@ -15,7 +15,7 @@ from termios import TIOCSWINSZ
 from unittest import mock
 
 import pytest
-from tests.cli.running import run
+from tests.cli.running import run, succeeded
 
 from shardwright.search import planner
 
@@ -95,8 +95,7 @@ def test_no_line_is_wider_than_the_screen(
             for width in ("terminal_width", "screen_width"):
                 if hasattr(module, width):
                     monkeypatch.setattr(module, width, lambda columns=columns: columns)
-        done = run(arguments)
-        assert done.code == 0, done.err
+        done = succeeded(arguments)
         wide = [line for line in done.out.splitlines() if len(line) > columns and "shardwright " not in line]
         assert wide == [], columns
 

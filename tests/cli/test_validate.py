@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 import pytest
-from tests.cli.running import refused, run
+from tests.cli.running import answered, refused, run, succeeded
 from tests.cli.schemas import holds
 from tests.validation.known import KNOWN
 
@@ -27,8 +26,7 @@ def write(path: Path, rows: list[dict[str, str]]) -> str:
 
 
 def test_the_report_names_every_run() -> None:
-    outcome = run(["validate", str(KNOWN)])
-    assert outcome.code == 0, outcome.err
+    outcome = succeeded(["validate", str(KNOWN)])
     assert outcome.err == ""
     assert "8a16e6807f" in outcome.out
     assert "Against simple rivals" in outcome.out
@@ -42,9 +40,7 @@ def test_json_has_every_row_duplicates_and_skipped_ones_too(rows, tmp_path: Path
         rows[1] | {"precision": "nvfp4"},
         rows[2] | {"measured_iter_time_s": "", "measured_tokens_per_s_per_gpu": "", "measured_mem_gb": "60"},
     ]
-    outcome = run(["validate", write(tmp_path / "runs.csv", given), "--json"])
-    assert outcome.code == 0, outcome.err
-    document = json.loads(outcome.out)
+    document = answered(["validate", write(tmp_path / "runs.csv", given), "--json"])
     assert set(document) == {"version", "runs", "summary"}
     holds("validation", document)
     first, second, skipped, memory = document["runs"]
@@ -63,18 +59,17 @@ def test_json_has_every_row_duplicates_and_skipped_ones_too(rows, tmp_path: Path
 def test_failed_runs_alone_are_predicted(rows, tmp_path: Path) -> None:
     blank = dict.fromkeys(("measured_iter_time_s", "measured_tokens_per_s_per_gpu", "measured_mem_gb"), "")
     path = write(tmp_path / "failed.csv", [row | blank for row in rows[:3]])
-    alone = json.loads(run(["validate", path, "--json"]).out)
+    alone = answered(["validate", path, "--json"])
     assert all(0.0 <= entry["fit_probability"] <= 1.0 for entry in alone["runs"])
     assert alone["summary"]["overall"] is None
-    both = json.loads(run(["validate", str(KNOWN), "--failed", path, "--json"]).out)
+    both = answered(["validate", str(KNOWN), "--failed", path, "--json"])
     assert [entry["failed"] for entry in both["runs"]] == [False] * len(rows) + [True] * 3
     assert (both["summary"]["fits"]["ran"], both["summary"]["fits"]["failed"]) == (len(rows), 3)
-    text = run(["validate", path])
-    assert text.code == 0, text.err
+    succeeded(["validate", path])
 
 
 def test_quality_and_kind_choose() -> None:
-    document = json.loads(run(["validate", str(KNOWN), "--quality", "a", "--kind", "fwd+bwd", "--json"]).out)
+    document = answered(["validate", str(KNOWN), "--quality", "a", "--kind", "fwd+bwd", "--json"])
     assert document["summary"]["predicted"] == 1
     assert sum(entry["count"] for entry in document["summary"]["skipped"]) == document["summary"]["rows"] - 1
 
@@ -83,8 +78,7 @@ def test_page_and_picture_are_written_and_the_same_each_time(tmp_path: Path) -> 
     page, plot = tmp_path / "page.md", tmp_path / "plot.svg"
     contents = []
     for _ in range(2):
-        outcome = run(["validate", str(KNOWN), "--markdown", str(page), "--plot", str(plot)])
-        assert outcome.code == 0, outcome.err
+        succeeded(["validate", str(KNOWN), "--markdown", str(page), "--plot", str(plot)])
         contents.append((page.read_bytes(), plot.read_bytes()))
     assert contents[0] == contents[1]
     assert b"](plot.svg)" in contents[0][0]
@@ -115,15 +109,13 @@ def test_bad_files_are_one_message_and_exit_2(rows, tmp_path: Path) -> None:
 
 
 def test_rows_are_chosen_by_id_and_a_slip_is_named() -> None:
-    outcome = run(["validate", "--row", "7393f612b3", "--row", "22bbc994b3", "--json"])
-    assert outcome.code == 0, outcome.err
-    ran, failed = json.loads(outcome.out)["runs"]
+    ran, failed = answered(["validate", "--row", "7393f612b3", "--row", "22bbc994b3", "--json"])["runs"]
     assert (ran["row_id"], ran["failed"]) == ("7393f612b3", False)
     assert (failed["row_id"], failed["failed"]) == ("22bbc994b3", True)
     assert "did you mean 7393f612b3?" in refused(run(["validate", "--row", "7393f612b"]))
 
 
 def test_a_row_of_a_file_is_predicted_as_among_the_others() -> None:
-    everything = json.loads(run(["validate", str(KNOWN), "--json"]).out)["runs"]
-    alone = json.loads(run(["validate", str(KNOWN), "--row", everything[1]["row_id"], "--json"]).out)["runs"]
+    everything = answered(["validate", str(KNOWN), "--json"])["runs"]
+    alone = answered(["validate", str(KNOWN), "--row", everything[1]["row_id"], "--json"])["runs"]
     assert alone == everything[1:2]

@@ -10,7 +10,8 @@ from shardwright.cost.context import Context
 from shardwright.cost.frameworks.overheads import Overheads
 from shardwright.spec.cluster import Gpu, NodePool, Price
 from shardwright.spec.job import Job
-from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, uniform_layers
+from shardwright.spec.layer import Attention, Layer, Mlp, Moe
+from shardwright.spec.model import Model
 
 # Operators and links alone, as the oracles of closed forms have it.
 BARE = Overheads(launch_seconds=0.0, rank_seconds=0.0, pass_seconds=0.0, step_seconds=0.0, straggling=0.0)
@@ -32,7 +33,7 @@ def gpt(layers: int, hidden: int, heads: int, vocab: int = 51200, *, causal: boo
         family="gpt",
         hidden=hidden,
         vocab=vocab,
-        layers=uniform_layers(layer, layers),
+        layers=(layer,) * layers,
         norm="layernorm",
         position="learned",
         learned_positions=2048,
@@ -44,7 +45,7 @@ def gpt(layers: int, hidden: int, heads: int, vocab: int = 51200, *, causal: boo
 
 def llama(layers: int, hidden: int, heads: int, kv_heads: int, width: int, vocab: int, **more) -> Model:
     layer = Layer(attention=attention(heads, hidden // heads, kv_heads), mlp=Mlp(width=width, gated=True), moe=None)
-    return Model(name="llama", family="llama", hidden=hidden, vocab=vocab, layers=uniform_layers(layer, layers), **more)
+    return Model(name="llama", family="llama", hidden=hidden, vocab=vocab, layers=(layer,) * layers, **more)
 
 
 def mixtral(
@@ -52,7 +53,7 @@ def mixtral(
 ) -> Model:
     moe = Moe(experts=experts, top_k=top_k, expert_width=width, gated=True)
     layer = Layer(attention=attention(heads, hidden // heads, kv_heads), mlp=None, moe=moe)
-    return Model(name="mixtral", family="mixtral", hidden=hidden, vocab=vocab, layers=uniform_layers(layer, layers))
+    return Model(name="mixtral", family="mixtral", hidden=hidden, vocab=vocab, layers=(layer,) * layers)
 
 
 def gpu(**changes) -> Gpu:

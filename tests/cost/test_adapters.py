@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from tests.cost.samples import context, gpt, llama, mixtral, pool, row
 
+from shardwright import Job, Model, SpecError, load_cluster, load_model, make_job
 from shardwright.cost.context import layer_rows
 from shardwright.cost.iteration.footprint import Footprint, footprint, held_parameters
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.sizes import state_bytes, trained_share
 from shardwright.cost.predict import predict
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, boundaries, strategies
-from shardwright.errors import SpecError
 from shardwright.plans.document import from_document, to_document
 from shardwright.plans.plan import (
     OptimizerPlan,
@@ -38,11 +38,7 @@ from shardwright.spec.adapter import (
     matrices,
     parse_adapter,
 )
-from shardwright.spec.job import Job
-from shardwright.spec.model import Attention, Layer, Mlp, Model, uniform_layers
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
+from shardwright.spec.layer import Attention, Layer, Mlp
 
 DENSE = llama(4, 1024, 16, 8, 4096, 32000)
 WIDE = llama(4, 4096, 32, 8, 14336, 32000)
@@ -247,7 +243,7 @@ def memory(
 def yi_34b() -> Model:
     attention = Attention(heads=56, kv_heads=8, head_dim=128, value_head_dim=128)
     layer = Layer(attention=attention, mlp=Mlp(width=20480, gated=True), moe=None)
-    return Model(name="Yi-34B", family="llama", hidden=7168, vocab=64000, layers=uniform_layers(layer, 60))
+    return Model(name="Yi-34B", family="llama", hidden=7168, vocab=64000, layers=(layer,) * 60)
 
 
 def test_llama_3_70b_in_four_bits_on_two_gpus_of_24_gb() -> None:

@@ -4,27 +4,20 @@ by the tensors that autograd saves, and FLOPs of a step by PyTorch's own counter
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import Any
 
 import pytest
-from tests.cost.saved_tensors import saved_bytes
-from tests.cost.test_frozen_parts import priced_flops, shard
+from tests.cost.test_frozen_parts import TOKENS, built, described, has_the_weights_and_the_flops, saved, shard
 from tests.nightly import nightly
 
-from shardwright.cost.compute.flops import job_flops, score_flops_per_token
+from shardwright import SpecError, load_model, make_job
 from shardwright.cost.memory.activations import layer_activation_bytes
-from shardwright.errors import SpecError
 from shardwright.exporters.hugging_face import adapter_config
 from shardwright.spec.adapter import adapter_parameters, parse_adapter
-from shardwright.spec.images import image_problems, taken_of, trained_parameters
-from shardwright.spec.job import Job
-from shardwright.spec.model import Model
+from shardwright.spec.images import image_problems, taken_of
 from shardwright.spec.read.huggingface import model_of_config
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
-TOKENS, TILES = 128, 4
+TILES = 4
 TEXT: dict[str, Any] = {
     "model_type": "mllama_text_model", "vocab_size": 500, "hidden_size": 128, "intermediate_size": 344,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 0,
@@ -39,26 +32,11 @@ FROZEN = [("vision",), ("vision", "projector")]
 FEW, MORE = [1], [1, 2]  # layers that attend to images, of two and of three
 
 
-def fields(crossing: list[int]) -> dict[str, Any]:
+def config(crossing: list[int]) -> dict[str, Any]:
     layers = {"num_hidden_layers": 1 + len(crossing), "cross_attention_layers": crossing}
-    return {"text_config": {**TEXT, **layers}, "vision_config": VISION, "image_token_index": 5}
-
-
-def described(crossing: list[int], frozen: tuple[str, ...]) -> tuple[Model, Job]:
-    job = make_job(global_batch=1, seq_len=TOKENS, framework="fsdp", freeze=frozen or None)
-    return model_of_config({"model_type": "mllama", **fields(crossing)}, "config.json"), job
-
-
-def built(crossing: list[int], frozen: tuple[str, ...], **how: Any) -> Any:
-    """Return the model of transformers with parts frozen. Where the language model is, its layers before the first that
-    reads images need no gradient, which is not counted (3 of 40)."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.AutoConfig.for_model("mllama", **fields(crossing))
-    model = transformers.AutoModelForImageTextToText.from_config(config, **how).train()
-    for name, weight in model.named_parameters():
-        part = "vision" if "vision_model" in name else "projector" if "projector" in name else "language"
-        weight.requires_grad_(part not in frozen)
-    return model
+    return {
+        "model_type": "mllama", "text_config": {**TEXT, **layers}, "vision_config": VISION, "image_token_index": 5,
+    }  # fmt: skip
 
 
 def loss_of(model: Any) -> Any:
@@ -74,34 +52,20 @@ def loss_of(model: Any) -> Any:
 
 @pytest.mark.parametrize("frozen", [(), *FROZEN[:1], *nightly((parts,) for parts in FROZEN[1:])], ids="+".join)
 def test_a_step_has_the_weights_and_the_flops_of_pytorch(frozen: tuple[str, ...]) -> None:
-    pytest.importorskip("torch")
-    from torch.utils.flop_counter import FlopCounterMode
-
-    theirs = built(FEW, frozen, attn_implementation="eager")
-    with FlopCounterMode(display=False) as counter:
-        loss_of(theirs).backward()
-    model, job = described(FEW, frozen)
-    assert trained_parameters(model, job) == sum(w.numel() for w in theirs.parameters() if w.requires_grad)
-    counted = counter.get_total_flops()
-    heads = [layer.attention for layer in model.layers if layer.attention]  # eager code computes all scores
-    masked = 3.0 * TOKENS * sum(score_flops_per_token(attention, TOKENS) for attention in heads)
-    assert job_flops(model, job) + masked == pytest.approx(counted, rel=5e-3)
-    assert priced_flops(model, job, shard(flash=False)) == pytest.approx(counted, rel=5e-3)
-
-
-def saved(crossing: list[int], frozen: tuple[str, ...]) -> int:
-    torch = pytest.importorskip("torch")
-    model = built(crossing, frozen, dtype=torch.bfloat16, attn_implementation="sdpa")
-    return saved_bytes(model, partial(loss_of, model))
+    """Where the language model is frozen, its layers before the first that reads images need no gradient, which is not
+    counted (3 of 40)."""
+    has_the_weights_and_the_flops(config(FEW), frozen, loss_of)
 
 
 @pytest.mark.parametrize(
     "frozen", [(), *nightly((parts,) for parts in [*FROZEN, ("vision", "language")])], ids="+".join
 )
 def test_a_layer_keeps_as_much_as_pytorch_saves(frozen: tuple[str, ...]) -> None:
-    model, job = described(FEW, frozen)
+    model, job = described(config(FEW), frozen)
     kept = layer_activation_bytes(model, shard(flash=True), job).kept
-    assert float(kept[2][0]) == pytest.approx(saved(MORE, frozen) - saved(FEW, frozen), rel=0.03)
+    assert float(kept[2][0]) == pytest.approx(
+        saved(config(MORE), frozen, loss_of) - saved(config(FEW), frozen, loss_of), rel=0.03
+    )
 
 
 def test_images_take_no_place_in_the_sequence() -> None:
@@ -117,10 +81,12 @@ def test_images_take_no_place_in_the_sequence() -> None:
 def test_adapters_stand_beside_cross_attention_too() -> None:
     """PEFT is told by an expression, and has as many weights as are counted."""
     torch = pytest.importorskip("torch")
-    model, _ = described(FEW, ())
+    model, _ = described(config(FEW), ())
     adapter = parse_adapter("lora:4", "linear")
     pattern = adapter_config(model, adapter)["target_modules"]
-    named = {name: module for name, module in built(FEW, ()).named_modules() if isinstance(module, torch.nn.Linear)}
+    named = {
+        name: module for name, module in built(config(FEW), ()).named_modules() if isinstance(module, torch.nn.Linear)
+    }
     chosen = {name: module for name, module in named.items() if re.fullmatch(pattern, name)}
     assert {name.split(".")[-2] for name in chosen} == {"self_attn", "cross_attn", "mlp"}
     weights = sum(4 * (module.in_features + module.out_features) for module in chosen.values())
@@ -136,12 +102,12 @@ def test_adapters_stand_beside_cross_attention_too() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(place: str, changed: dict[str, Any], words: str) -> None:
-    given = fields(FEW)
+    given = config(FEW)
     with pytest.raises(SpecError) as caught:
-        model_of_config({"model_type": "mllama", **given, place: given[place] | changed}, "config.json")
+        model_of_config({**given, place: given[place] | changed}, "config.json")
     assert words in str(caught.value)
 
 
 def test_without_its_tower_it_is_refused() -> None:
     with pytest.raises(SpecError, match="vision_config: is missing"):
-        model_of_config({**fields(FEW)["text_config"]}, "config.json")
+        model_of_config({**config(FEW)["text_config"]}, "config.json")

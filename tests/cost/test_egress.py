@@ -7,14 +7,13 @@ from itertools import pairwise
 
 import pytest
 
+from shardwright import load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.money import egress_dollars
 from shardwright.cost.predict import predict
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 MODEL = load_model("gpt2-xl")
 LAYERS = len(MODEL.layers)

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 from tests.cost.samples import attention, gpt, llama, mixtral
 
+from shardwright import Job, Model, load_model
 from shardwright.cost.compute.flops import iteration_flops, layer_flops_per_token
-from shardwright.spec.job import Job
-from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe, uniform_layers
-from shardwright.spec.read.model import load_model
+from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe
 
 # Hidden size, layers and heads of the models of Narayanan et al. 2021 (arXiv 2104.04473, table 1), from 1.7 B to 1 T.
 NARAYANAN = [
@@ -116,8 +115,8 @@ def test_deepseek_v3_is_megatrons(query_rank, mtp):
     heads = Attention(heads=128, kv_heads=128, head_dim=192, value_head_dim=128, latent=mla)
     moe = Moe(experts=256, top_k=8, expert_width=2048, gated=True, shared_width=2048, router_bias=True)
     layers = (
-        *uniform_layers(Layer(attention=heads, mlp=Mlp(width=18432, gated=True), moe=None), 3),
-        *uniform_layers(Layer(attention=heads, mlp=None, moe=moe), 58),
+        *(Layer(attention=heads, mlp=Mlp(width=18432, gated=True), moe=None),) * 3,
+        *(Layer(attention=heads, mlp=None, moe=moe),) * 58,
     )
     model = Model(name="", family="", hidden=7168, vocab=129280, layers=layers, mtp_layers=mtp)
     assert iteration_flops(model, 64, 4096) == pytest.approx(expected, rel=1e-3)

@@ -3,6 +3,7 @@ what a layer of the language model keeps by the tensors that autograd saves."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -13,6 +14,7 @@ from tests.cost.saved_tensors import saved_bytes
 from tests.cost.test_towers import SEEING, account
 from tests.nightly import nightly
 
+from shardwright import Model, make_job
 from shardwright.cost.compute.flops import job_flops, score_flops_per_token
 from shardwright.cost.compute.operator_table import ATTENTION, GEMM
 from shardwright.cost.compute.operators import Shard
@@ -25,9 +27,7 @@ from shardwright.errors import Problem
 from shardwright.plans.check import position_problems
 from shardwright.spec.images import trained_parameters
 from shardwright.spec.job import Job, Part
-from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface import model_of_config
-from shardwright.spec.read.job import make_job
 
 TOKENS, IMAGE = 256, 16
 TEXT: dict[str, Any] = {
@@ -44,16 +44,16 @@ RARELY = [parts for count in range(len(PARTS)) for parts in combinations(PARTS, 
 ONES, NO = np.ones(1, dtype=np.int64), np.zeros(1, dtype=bool)
 
 
-def fields(depth: int) -> dict[str, Any]:
+def config(depth: int) -> dict[str, Any]:
     return {
-        "text_config": {**TEXT, "num_hidden_layers": depth}, "vision_config": VISION, "vision_feature_layer": -1,
+        "model_type": "llava", "text_config": {**TEXT, "num_hidden_layers": depth}, "vision_config": VISION, "vision_feature_layer": -1,
         "vision_feature_select_strategy": "full", "image_token_index": 5,
     }  # fmt: skip
 
 
-def described(depth: int, frozen: tuple[str, ...]) -> tuple[Model, Job]:
+def described(config: dict[str, Any], frozen: tuple[str, ...]) -> tuple[Model, Job]:
     job = make_job(global_batch=1, seq_len=TOKENS, framework="fsdp", freeze=frozen or None)
-    return model_of_config({"model_type": "llava", **fields(depth)}, "config.json"), job
+    return model_of_config(config, "config.json"), job
 
 
 def shard(*, flash: bool) -> Shard:
@@ -62,13 +62,13 @@ def shard(*, flash: bool) -> Shard:
     )
 
 
-def built(depth: int, frozen: tuple[str, ...], **how: Any) -> Any:
+def built(config: dict[str, Any], frozen: tuple[str, ...], **how: Any) -> Any:
     """Return the model of transformers with parts frozen."""
     transformers = pytest.importorskip("transformers")
-    config = transformers.AutoConfig.for_model("llava", **fields(depth))
-    model = transformers.AutoModelForImageTextToText.from_config(config, **how).train()
+    read = transformers.AutoConfig.for_model(**config)
+    model = transformers.AutoModelForImageTextToText.from_config(read, **how).train()
     for name, weight in model.named_parameters():
-        part = "vision" if "vision_tower" in name else "projector" if "projector" in name else "language"
+        part = "vision" if "vision_" in name else "projector" if "projector" in name else "language"
         weight.requires_grad_(part not in frozen)
     return model
 
@@ -98,26 +98,31 @@ def priced_flops(model: Model, job: Job, samples: Shard) -> float:
 
 @pytest.mark.parametrize("frozen", [*OFTEN, *nightly((parts,) for parts in RARELY)], ids="+".join)
 def test_a_step_has_the_weights_and_the_flops_of_pytorch(frozen: tuple[str, ...]) -> None:
-    torch = pytest.importorskip("torch")
+    has_the_weights_and_the_flops(config(2), frozen, loss_of)
+
+
+def has_the_weights_and_the_flops(
+    config: dict[str, Any], frozen: tuple[str, ...], loss_of: Callable[[Any], Any]
+) -> None:
+    pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
-    torch.manual_seed(0)
-    theirs = built(2, frozen, attn_implementation="eager")
+    theirs = built(config, frozen, attn_implementation="eager")
     with FlopCounterMode(display=False) as counter:
         loss_of(theirs).backward()
-    model, job = described(2, frozen)
+    model, job = described(config, frozen)
     trained = sum(weight.numel() for weight in theirs.parameters() if weight.requires_grad)
     assert trained_parameters(model, job) == trained
     counted = counter.get_total_flops()
-    heads = [layer.self_attention for layer in model.layers]  # eager code computes all scores, causal or not
+    heads = [layer.attention for layer in model.layers if layer.attention]  # eager code computes all scores
     masked = 3.0 * TOKENS * sum(score_flops_per_token(attention, TOKENS) for attention in heads)
     assert job_flops(model, job) + masked == pytest.approx(counted, rel=5e-3)
     assert priced_flops(model, job, shard(flash=False)) == pytest.approx(counted, rel=5e-3)
 
 
-def saved(depth: int, frozen: tuple[str, ...]) -> int:
+def saved(config: dict[str, Any], frozen: tuple[str, ...], loss_of: Callable[[Any], Any]) -> int:
     torch = pytest.importorskip("torch")
-    model = built(depth, frozen, dtype=torch.bfloat16, attn_implementation="sdpa")
+    model = built(config, frozen, dtype=torch.bfloat16, attn_implementation="sdpa")
     return saved_bytes(model, partial(loss_of, model))
 
 
@@ -125,9 +130,9 @@ def saved(depth: int, frozen: tuple[str, ...]) -> int:
     "frozen", [("vision", "language"), *nightly([(("vision",),), (("projector", "language"),)])], ids="+".join
 )
 def test_a_layer_keeps_as_much_as_pytorch_saves(frozen: tuple[str, ...]) -> None:
-    model, job = described(2, frozen)
+    model, job = described(config(2), frozen)
     kept = float(layer_activation_bytes(model, shard(flash=True), job).kept[1][0])
-    assert kept == pytest.approx(saved(3, frozen) - saved(2, frozen), rel=0.03)
+    assert kept == pytest.approx(saved(config(3), frozen, loss_of) - saved(config(2), frozen, loss_of), rel=0.03)
 
 
 def test_a_frozen_language_model_has_no_gradients_and_no_state() -> None:

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from tests.nightly import examples
 
 import shardwright
+from shardwright import check, predict
 from shardwright.cost.iteration.layered.seconds import pass_seconds, slots
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.iteration.timeline import events
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN
-from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
-from shardwright.search.planner import predict
 
 MIXED = "1x4xA100-SXM-40 + 1x4xV100-SXM2"
 MODEL = shardwright.load_model("llama-3.2-1b")
@@ -61,11 +60,6 @@ def layered_plan(
     return predict(plan)
 
 
-def seconds_of(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.iteration_seconds
-
-
 @given(st.data(), st.integers(3, 6))
 def test_the_time_is_that_of_a_walk_over_units(data: st.DataObject, units: int) -> None:
     """The pass through a unit lasts as long as the longer of computing and what runs beside it, and a part more."""
@@ -97,8 +91,7 @@ def test_equal_shares_are_fsdp(optimizer: str) -> None:
     replica = replace(layered.replicas[0], rows=None, state=None)
     plain = replace(layered, schedule=Schedule(), replicas=(replica,), optimizer=OptimizerPlan(sharding="zero3"))
     assert check(plain) == ()
-    one, other = layered.prediction, predict(plain).prediction
-    assert one is not None and other is not None
+    one, other = layered.predicted, predict(plain).predicted
     for name in ("forward_seconds", "backward_seconds", "optimizer_seconds", "framework_seconds"):
         assert getattr(one.time, name) == pytest.approx(getattr(other.time, name))
     assert one.memory[0][0].optimizer_bytes == other.memory[0][0].optimizer_bytes
@@ -109,19 +102,17 @@ def test_equal_shares_are_fsdp(optimizer: str) -> None:
 
 def test_parts_add_up() -> None:
     plan = layered_plan(MIXED, [("A100-SXM-40", 4, 11, 3, 14), ("V100-SXM2", 4, 5, 5, 11)])
-    assert plan.prediction is not None
-    assert plan.prediction.time.total_seconds == pytest.approx(plan.prediction.iteration_seconds)
-    assert plan.prediction.iteration_seconds >= (plan.prediction.ideal_seconds or 0.0) > 0.0
+    assert plan.predicted.time.total_seconds == pytest.approx(plan.iteration_seconds)
+    assert plan.iteration_seconds >= (plan.predicted.ideal_seconds or 0.0) > 0.0
 
 
 def test_rows_move_time_and_state_moves_memory() -> None:
     base = layered_plan(MIXED, [("A100-SXM-40", 4, 8, 2, 10), ("V100-SXM2", 4, 8, 2, 10)])
     rows = layered_plan(MIXED, [("A100-SXM-40", 4, 12, 3, 10), ("V100-SXM2", 4, 4, 1, 10)])
     state = layered_plan(MIXED, [("A100-SXM-40", 4, 8, 2, 15), ("V100-SXM2", 4, 8, 2, 5)])
-    assert seconds_of(rows) < 0.8 * seconds_of(base)
-    assert seconds_of(state) > seconds_of(base), "padding of unequal shards has a price"
-    assert base.prediction is not None and state.prediction is not None
-    before, after = ([row[0] for row in each.prediction.memory] for each in (base, state) if each.prediction)
+    assert rows.iteration_seconds < 0.8 * base.iteration_seconds
+    assert state.iteration_seconds > base.iteration_seconds, "padding of unequal shards has a price"
+    before, after = ([row[0] for row in plan.predicted.memory] for plan in (base, state))
     assert after[0].optimizer_bytes == pytest.approx(1.5 * before[0].optimizer_bytes)
     assert after[1].optimizer_bytes == pytest.approx(0.5 * before[1].optimizer_bytes)
     assert after[1].buffers_bytes > 8 * before[1].buffers_bytes, "all parts of weights and gradients go through buffers"
@@ -132,41 +123,36 @@ def test_more_micro_batches_gather_no_more() -> None:
     """Passes go layer by layer: smaller micro-batches cost their own efficiency, but no more communication."""
     few = layered_plan("1x8xA100-SXM-40", [("A100-SXM-40", 8, 8, 2, 1)])
     many = layered_plan("1x8xA100-SXM-40", [("A100-SXM-40", 8, 8, 8, 1)])
-    assert few.prediction is not None and many.prediction is not None
-    assert many.prediction.time.data_parallel_seconds <= few.prediction.time.data_parallel_seconds * 1.05
-    assert many.prediction.memory[0][0].total_bytes < few.prediction.memory[0][0].total_bytes
+    assert many.predicted.time.data_parallel_seconds <= few.predicted.time.data_parallel_seconds * 1.05
+    assert many.predicted.memory[0][0].total_bytes < few.predicted.memory[0][0].total_bytes
 
 
 def test_recomputation_trades_time_for_memory() -> None:
     shares: list[Shares] = [("A100-SXM-40", 4, 8, 2, 10), ("V100-SXM2", 4, 4, 2, 10)]
     kept = layered_plan(MIXED, shares)
     again = layered_plan(MIXED, shares, Recompute(granularity="full", method="uniform", layers=1))
-    assert seconds_of(again) > 1.15 * seconds_of(kept)
-    assert kept.prediction is not None and again.prediction is not None
-    assert again.prediction.memory[0][0].activations_bytes < 0.3 * kept.prediction.memory[0][0].activations_bytes
-    assert again.prediction.time.recompute_seconds > 0.0
+    assert again.iteration_seconds > 1.15 * kept.iteration_seconds
+    assert again.predicted.memory[0][0].activations_bytes < 0.3 * kept.predicted.memory[0][0].activations_bytes
+    assert again.predicted.time.recompute_seconds > 0.0
 
 
 @settings(max_examples=examples(25), deadline=None)
 @given(st.integers(1, 12), st.integers(1, 3), st.integers(0, 40))
 def test_no_iteration_is_shorter_than_the_computing_of_a_gpu(rows: int, micro_batches: int, state: int) -> None:
     plan = layered_plan(MIXED, [("A100-SXM-40", 4, rows, min(micro_batches, rows), state), ("V100-SXM2", 4, 4, 2, 10)])
-    assert plan.prediction is not None
-    time = plan.prediction.time
+    time = plan.predicted.time
     assert time.forward_seconds + time.backward_seconds + time.framework_seconds <= time.total_seconds + 1e-9
-    assert all(row[0].total_bytes > 0.0 for row in plan.prediction.memory)
+    assert all(row[0].total_bytes > 0.0 for row in plan.predicted.memory)
 
 
 def test_waves_trade_gathers_for_memory() -> None:
     shares: list[Shares] = [("A100-SXM-40", 4, 12, 4, 10), ("V100-SXM2", 4, 6, 4, 10)]
     one, two, four = (layered_plan(MIXED, shares, waves=waves) for waves in (1, 2, 4))
-    assert one.prediction is not None
-    moved, kept, first = [], [], one.prediction.time.forward_seconds
+    moved, kept, first = [], [], one.predicted.time.forward_seconds
     for plan in (one, two, four):
-        assert plan.prediction is not None
-        moved.append(plan.prediction.time.data_parallel_seconds)
-        kept.append(plan.prediction.memory[0][0].activations_bytes)
-        assert plan.prediction.time.forward_seconds == pytest.approx(first)
+        moved.append(plan.predicted.time.data_parallel_seconds)
+        kept.append(plan.predicted.memory[0][0].activations_bytes)
+        assert plan.predicted.time.forward_seconds == pytest.approx(first)
     assert moved[0] < moved[1] < moved[2]
     assert kept[0] > kept[1] > kept[2]
 

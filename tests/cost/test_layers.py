@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 from tests.cost.samples import BARE, context, gpt, llama, mixtral, pool, shard
 
+from shardwright import Job, Model, load_model
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.compute.operators import Shard
 from shardwright.cost.context import Context
 from shardwright.cost.layers.table import LayerTable, layer_table, mtp_parameters
 from shardwright.cost.network.collectives import fabric
 from shardwright.cost.stage.terms import STATES, WHOLE
-from shardwright.spec.job import Job
-from shardwright.spec.model import Model
-from shardwright.spec.read.model import load_model
 
 JOB = Job(global_batch=64, seq_len=4096)
 RUNNING = (

@@ -8,24 +8,20 @@ import numpy as np
 import pytest
 from tests.measured import EXCERPT, real_document, small_document
 
+from shardwright import SpecError, evaluate, make_job, measured_layers, predict
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.mixed import mixed_iteration
-from shardwright.cost.layers.measured import measured_layers
 from shardwright.cost.network.collectives import MessageTimes, transfer_seconds
 from shardwright.cost.network.curves import between_machines, inside_machine
-from shardwright.errors import SpecError
 from shardwright.plans.findings import Cause, Rejection, SmallerMicroBatch
 from shardwright.plans.plan import Recompute
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import settings
 from shardwright.search.planner import plan as search
-from shardwright.search.planner import predict
 from shardwright.search.space.axes import Space, parse_pins
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.job import make_job
 from shardwright.spec.read.layer_profile import layer_profile, load_layer_profile, stand_in_model
-from shardwright.trainers.plan import evaluate
 
 NODE = {"count": 2, "gpu": "A100-SXM-40", "gpus": 4, "inter_node_gbps": 50}
 
@@ -243,5 +239,5 @@ def test_what_would_make_a_plan_fit_is_told_of_measured_layers_alone() -> None:
     node = NODE | {"memory_gb": 1.4}
     small = replace(plan, cluster=build_cluster({"nodes": [node]}, "test"), prediction=None)
     found = evaluate(small, efficiency=efficiency)
-    assert found.plan.prediction is not None and found.plan.prediction.fit_probability < 0.9
+    assert found.plan.predicted.fit_probability < 0.9
     assert not any(isinstance(change, SmallerMicroBatch) for change in found.remedies)

@@ -28,9 +28,9 @@ from shardwright.cost.strategies import (
     ZERO2,
     ZERO3,
     Strategies,
-    boundaries,
     strategies,
 )
+from shardwright.search.uniform.completion import starts_of
 from shardwright.spec.job import Job
 
 MODEL = gpt(4, 1024, 8)
@@ -96,11 +96,6 @@ def first_rank(where: Context, rows: Strategies) -> float:
     count = micro_batches(where.job, rows)
     kept = kept_activations(where, rows, layer_rows(where, rows), starts_of(where, rows), count)
     return float(most_live(kept, count)[0, 0])
-
-
-def starts_of(where: Context, rows: Strategies) -> np.ndarray:
-    stages = int(rows.pp[0] * rows.vpp[0])
-    return boundaries(where.layer_count, stages, rows.first_layers, rows.last_layers)
 
 
 @pytest.mark.parametrize("d", [1, 2, 64])

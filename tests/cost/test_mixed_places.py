@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from shardwright import load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.iteration.links import once_seconds
@@ -19,8 +20,6 @@ from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, RankOrder, Recompute, Replica, Schedule, Stage
 from shardwright.runtime.layout.places import places_of as runtime_places
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 EFFICIENCY = Analytic()
 MODEL = load_model("gpt2-xl")

@@ -11,17 +11,16 @@ import pytest
 from tests.cost.saved_tensors import saved_bytes
 from tests.nightly import nightly
 
+from shardwright import load_model, make_job
 from shardwright.cost.compute.flops import layer_flops_per_token
 from shardwright.cost.compute.operator_table import FORWARD, GEMM, table
 from shardwright.cost.compute.operators import Shard, layer_operators
 from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.errors import Problem
 from shardwright.plans.codec import decode, encode
+from shardwright.spec.layer import Layer
 from shardwright.spec.mixers import GatedDelta, Mamba2
-from shardwright.spec.model import Layer
 from shardwright.spec.read.huggingface import model_of_config
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 TOKENS = 128
 BASE: dict[str, Any] = {

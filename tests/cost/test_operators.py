@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cost.samples import gpt, gpu, llama, mixtral, shard
 
+from shardwright import Job, Model, SpecError, load_model
 from shardwright.cost.compute.efficiency import Analytic, gemm_flops
 from shardwright.cost.compute.flops import iteration_flops, job_flops
 from shardwright.cost.compute.operator_table import ATTENTION, BACKWARD, FORWARD, GEMM, Operator, table
@@ -20,11 +21,7 @@ from shardwright.cost.compute.operators import (
 )
 from shardwright.cost.stage.exact import of_pipelines
 from shardwright.cost.strategies import boundaries
-from shardwright.errors import SpecError
 from shardwright.spec.adapter import parse_adapter
-from shardwright.spec.job import Job
-from shardwright.spec.model import Model
-from shardwright.spec.read.model import load_model
 
 MODELS = ["llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gemma-2-9b", "qwen2-57b-a14b", "gpt3-175b", "bert-large"]
 

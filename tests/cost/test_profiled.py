@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cost.samples import gpu, pool
 
+from shardwright import Cluster, SpecError
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.measured.machine import base_seconds, fitted, profiled
 from shardwright.cost.measured.operators import job_of, table_of
@@ -21,8 +22,6 @@ from shardwright.cost.network.collectives import (
     reduce_seconds,
     transfer_seconds,
 )
-from shardwright.errors import SpecError
-from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.machine_profile import CollectiveTime, MachineProfile, OperatorTime
 
 SIZES = (64, 512, 1024, 2048, 4096, 8192)

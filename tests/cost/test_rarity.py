@@ -10,6 +10,7 @@ import pytest
 from tools.refit.rare import rows_of
 from tools.refit.training import timed_cases
 
+from shardwright import load_cluster, load_model, make_job
 from shardwright.cost.strategies import ZERO2, plan_of_row, strategies
 from shardwright.cost.trust.interval import doubted
 from shardwright.cost.trust.rarity import (
@@ -22,9 +23,6 @@ from shardwright.cost.trust.rarity import (
 )
 from shardwright.files import shipped_table
 from shardwright.spec.model import training_kind
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 from shardwright.validation.case import Case
 from shardwright.validation.published import published_runs
 

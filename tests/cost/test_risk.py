@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright import load_model, make_job
 from shardwright.cost.money import (
     Exposure,
     checkpoint_bytes,
@@ -17,8 +18,6 @@ from shardwright.cost.money import (
     stretch_factor,
     young_interval_seconds,
 )
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 RATES = st.floats(-9.0, -1.0).map(lambda power: 10.0**power)
 SECONDS = st.floats(-2.0, 4.0).map(lambda power: 10.0**power)

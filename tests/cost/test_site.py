@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import shardwright
-from shardwright.cost.calibrate import Measured, calibrate
+from shardwright import Measured, SpecError, calibrate, calibrated
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.site.calibrated import calibrated
 from shardwright.cost.site.calibration import SiteCalibration, effect_of
 from shardwright.cost.site.file import dumps, from_document, to_document
 from shardwright.cost.site.process import (
@@ -27,7 +26,6 @@ from shardwright.cost.site.process import (
     prior_variance,
 )
 from shardwright.cost.site.setting import Setting
-from shardwright.errors import SpecError
 from shardwright.plans.document import plan_schema
 from shardwright.plans.plan import Plan, Prediction
 

@@ -8,14 +8,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from shardwright import load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.iteration.links import ring_delays, unit_delays
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.iteration.places import places_of
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 MODEL = load_model("gpt2-xl")
 LAYERS = len(MODEL.layers)

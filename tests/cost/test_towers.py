@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardwright import Model, export, load_cluster, load_model, make_job, plan
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.footprint import Footprint, footprint
@@ -16,12 +17,6 @@ from shardwright.plans.document import dumps, from_document, to_document
 from shardwright.search.sizing import fit
 from shardwright.spec.adapter import FROZEN_BYTES, Frozen
 from shardwright.spec.images import trained_parameters
-from shardwright.spec.model import Model
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
-from shardwright.trainers.plan import plan
-from shardwright.trainers.runs import export
 
 CLUSTER = load_cluster("1x8xA100-SXM-80")
 SEEING = load_model("qwen2.5-vl-7b")

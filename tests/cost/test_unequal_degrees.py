@@ -7,15 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardwright import check, load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.mixed import Mixed, mixed_iteration
 from shardwright.cost.network.collectives import transfer_seconds
-from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 EFFICIENCY = Analytic()
 FAST, SLOW = "H100-SXM", "A100-SXM-80"

@@ -19,7 +19,7 @@ from shardwright.diagnosis.diagnose import read_case
 from shardwright.diagnosis.words import record_advice, record_of
 from shardwright.files import shipped_file
 from shardwright.trainers.runs import runners
-from tests.cli.running import refused, run
+from tests.cli.running import answered, refused, run, succeeded
 from tests.cli.schemas import holds
 from tests.traces.test_memory import NEW, snapshot
 
@@ -63,8 +63,7 @@ def test_every_cause_has_words_and_every_record_a_command() -> None:
 
 
 def test_a_step_time_alone(launch: Path) -> None:
-    outcome = run(["diagnose", "--measured", "30s", "--launch", str(launch), *CLUSTER])
-    assert outcome.code == 0, outcome.err
+    outcome = succeeded(["diagnose", "--measured", "30s", "--launch", str(launch), *CLUSTER])
     assert outcome.out.startswith("Slower than it should be. A step takes 30 s; expected are ")
     assert "--recompute-granularity" in outcome.out  # to leave out
     assert "Cannot be told from this" in outcome.out and "--use-pytorch-profiler" in outcome.out
@@ -73,7 +72,7 @@ def test_a_step_time_alone(launch: Path) -> None:
 
 def test_a_log_line_as_expected_and_one_that_stalls(launch: Path, tmp_path: Path) -> None:
     arguments = ["--launch", str(launch), *CLUSTER, "--no-best", "--json"]
-    first = json.loads(run(["diagnose", *arguments]).out)
+    first = answered(["diagnose", *arguments])
     assert first["verdict"] == "not measured" and first["records"][0]["name"] == "log"
     expected = 1e3 * first["expected_seconds"]
     healthy = [expected * (1.0 + 0.01 * (number % 3)) for number in range(40)]
@@ -97,7 +96,7 @@ def test_nccl_over_sockets_is_seen_in_the_log(launch: Path, tmp_path: Path) -> N
     path = tmp_path / "err.txt"
     path.write_text("node1:7:7 [0] NCCL INFO NET/IB : No device found.\nnode1:7:7 [0] NCCL INFO Using network Socket\n")
     arguments = ["diagnose", str(path), "--measured", "30", "--launch", str(launch), *CLUSTER, "--no-best", "--json"]
-    document = json.loads(run(arguments).out)
+    document = answered(arguments)
     first = document["causes"][0]
     assert first["name"] == "slow-network" and first["basis"] == "measured"
     assert any("err.txt, line 1" in line for line in first["evidence"])
@@ -112,8 +111,7 @@ def test_full_memory_is_told_beside_the_account(tmp_path: Path) -> None:
     )
     message = tmp_path / "error.txt"
     message.write_text(NEW)
-    outcome = run(["diagnose", str(message), "--launch", str(launch), *CLUSTER, "--no-best"])
-    assert outcome.code == 0, outcome.err
+    outcome = succeeded(["diagnose", str(message), "--launch", str(launch), *CLUSTER, "--no-best"])
     assert "Out of memory." in outcome.out and "activations" in outcome.out and "70.0 GiB" in outcome.out
     assert "micro-batch" in outcome.out.partition("Single changes")[2] or "recomputation" in outcome.out
     assert "3.0 GiB of the GPU belong to other processes" in outcome.out
@@ -122,7 +120,7 @@ def test_full_memory_is_told_beside_the_account(tmp_path: Path) -> None:
 def test_a_snapshot_is_told_beside_the_account(launch: Path, tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps(snapshot()))
-    document = json.loads(run(["diagnose", str(path), "--launch", str(launch), *CLUSTER, "--no-best", "--json"]).out)
+    document = answered(["diagnose", str(path), "--launch", str(launch), *CLUSTER, "--no-best", "--json"])
     holds("diagnosis", document)
     assert document["memory"]["allocated_bytes"] == 7 * 1024**3
     assert any(cause["name"] == "allocator-retries" for cause in document["causes"])
@@ -131,8 +129,7 @@ def test_a_snapshot_is_told_beside_the_account(launch: Path, tmp_path: Path) -> 
 def test_a_run_of_train_needs_no_more_than_its_folder_and_a_page_shows_it(tmp_path: Path) -> None:
     folder = FAULTS / "data-of-line"
     arguments = ["diagnose", str(folder), "--profile", str(FAULTS / "layers.json"), "--no-best", "--json"]
-    outcome = run([*arguments, "-o", str(tmp_path / "d.json")])
-    assert outcome.code == 0, outcome.err
+    succeeded([*arguments, "-o", str(tmp_path / "d.json")])
     document = json.loads((tmp_path / "d.json").read_text())
     holds("diagnosis", document)
     assert document["causes"][0]["name"] == "data-loading"
@@ -180,7 +177,7 @@ def test_what_mends_a_plan_is_run_by_a_trainer_that_runs_the_plan(question: list
 
 def test_how_a_launch_was_read_is_said_as_evaluate_says_it(question: list[str]) -> None:
     plain, asked = run(["evaluate", *question, "--json"]), ["diagnose", "--measured", "30s", "--no-best", *question]
-    evaluation, document = json.loads(plain.out), json.loads(run([*asked, "--json"]).out)
+    evaluation, document = json.loads(plain.out), answered([*asked, "--json"])
     holds("diagnosis", document)
     origin = [evaluation["notes"], evaluation["not_counted"]]
     assert any(origin) and [document["notes"], document["not_counted"]] == origin

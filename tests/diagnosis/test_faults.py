@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.cost.layers.measured import measured_layers
+from shardwright import load_layer_profile, load_plan, measured_layers
 from shardwright.cost.learned import default_efficiency
 from shardwright.diagnosis.diagnose import Diagnosis, diagnose
-from shardwright.plans.document import load_plan
-from shardwright.spec.read.layer_profile import load_layer_profile
 
 FOLDER = Path(__file__).parent / "faults"
 SAVING = 0.3  # part of the measured cost of a fault, by which the saving that is told may miss it

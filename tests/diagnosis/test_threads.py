@@ -13,13 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from shardwright import load_cluster, load_model, make_job
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.strategies import plan_of_row, settled, strategies
 from shardwright.diagnosis.case import Case, costed
 from shardwright.diagnosis.diagnose import Diagnosis, diagnosed
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 UNTOLD = "untold"
 with (Path(__file__).parent / "threads.csv").open(newline="", encoding="utf-8") as file:
@@ -44,8 +42,7 @@ def diagnosis_of(facts: dict[str, str]) -> Diagnosis:
     plan = plan_of_row(strategies([row]), model, job, cluster, cluster.pools[0].gpu.name)
     plan = costed(plan, default_efficiency())
     step = facts["step_seconds"]
-    assert plan.prediction is not None
-    times = plan.prediction.iteration_seconds if step.startswith("x") else 1.0
+    times = plan.iteration_seconds if step.startswith("x") else 1.0
     return diagnosed(
         Case(plan=plan, efficiency=default_efficiency(), step_seconds=float(step.lstrip("x")) * times if step else None)
     )

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.cli.running import refused, run
+from tests.cli.running import answered, refused, run
 
+from shardwright import Cluster, SpecError, load_cluster
 from shardwright.discovery.discover import Discovery, discover
 from shardwright.discovery.document import Ask, MachineGroup, grouped, known
 from shardwright.discovery.sources import kubernetes_nodes, slurm_nodes, this_machine
-from shardwright.errors import SpecError
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.read.cluster import load_cluster
 
 NVLINK = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\n" + "".join(f"\t Link {i}: 26.562 GB/s\n" for i in range(18))
 SCONTROL = """\
@@ -217,7 +215,7 @@ def test_the_command_writes_the_file_and_names_the_rest(tmp_path: Path, monkeypa
     assert outcome.code == 0 and outcome.out == ""
     assert "not seen: h100: the network between machines" in outcome.err
     assert load_cluster(str(out)).gpus == 20
-    document = json.loads(run(["discover", "--json"]).out)
+    document = answered(["discover", "--json"])
     assert document["source"] == "slurm" and document["machines"][0]["count"] == 2
 
 

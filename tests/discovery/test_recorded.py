@@ -14,9 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cli.running import refused, run
 
-from shardwright.discovery.discover import discover
-from shardwright.errors import SpecError
-from shardwright.spec.read.cluster import load_cluster
+from shardwright import SpecError, discover, load_cluster
 
 
 def scontrol(name: str, gres: str, state: str = "IDLE", memory: int = 2063937, features: str = "(null)") -> str:

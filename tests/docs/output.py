@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cli.running import run
+from tests.cli.running import succeeded
 
 ROOT = Path(__file__).parents[2]
 SESSIONS = (ROOT / "README.md", ROOT / "docs" / "tutorial.md")
@@ -74,8 +74,7 @@ def commands(page: str) -> list[Words]:
 
 def printed(arguments: Words) -> str:
     """Return what `shardwright` prints."""
-    outcome = run(arguments)
-    assert outcome.code == 0, (arguments, outcome)
+    outcome = succeeded(arguments)
     return outcome.out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -34,3 +35,9 @@ def test_the_reference_of_the_command_line_is_current() -> None:
 
 def test_the_reference_of_the_library_is_current() -> None:
     assert maker("make_reference").library() == (DOCS / "reference" / "library.md").read_text(encoding="utf-8"), REMEDY
+
+
+def test_the_table_of_families_is_current_and_nothing_in_it_differs_by_more_than_a_thousandth() -> None:
+    text = (DOCS / "model-families.md").read_text(encoding="utf-8")
+    assert maker("make_model_families").page() == text, REMEDY
+    assert max(map(float, re.findall(r"\| ([0-9.]+)% \|", text))) <= 0.1

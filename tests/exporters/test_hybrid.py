@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.golden.plans import uniform_plan
 
-from shardwright.errors import SpecError
+from shardwright import Job, SpecError, load_model
 from shardwright.exporters.megatron.export import MegatronExport, to_megatron
 from shardwright.exporters.megatron.launch import launch_script
 from shardwright.plans.plan import Overlap, Plan
-from shardwright.spec.job import Job
-from shardwright.spec.read.model import load_model
 
 
 def plan_of(name: str, counts: tuple[int, ...], pp: int) -> Plan:

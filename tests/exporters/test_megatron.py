@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 from tests.golden.plans import GPT_3_175B, H100, LLAMA_2_70B, LLAMA_3_1_8B, MIXTRAL_8X7B, PLANS, uniform_plan
 
-from shardwright.errors import SpecError
-from shardwright.exporters.megatron.export import to_megatron
+from shardwright import Job, Model, SpecError, to_megatron
 from shardwright.exporters.megatron.launch import OWN_SETTINGS, launch_script
 from shardwright.exporters.megatron.limits import unsupported
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule
 from shardwright.spec.catalog.gpus import find_gpu
-from shardwright.spec.job import Job
-from shardwright.spec.model import Model, RotaryScaling
+from shardwright.spec.forward_pass import RotaryScaling
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "megatron"
 BASE = PLANS["llama-2-70b-interleaved"]

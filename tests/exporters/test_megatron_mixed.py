@@ -13,8 +13,7 @@ from tests.importers.texts import plan_from_megatron
 from tests.plans.meshes import A, H, mesh
 
 import shardwright
-from shardwright.errors import SpecError
-from shardwright.exporters.megatron.export import to_megatron
+from shardwright import SpecError, to_megatron
 from shardwright.exporters.megatron.launch import OWN_SETTINGS, launch_script
 from shardwright.exporters.megatron.limits import unsupported
 from shardwright.exporters.runner import runner_of

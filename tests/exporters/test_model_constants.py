@@ -13,10 +13,8 @@ import pytest
 from tests.nightly import nightly
 
 import shardwright
-from shardwright.errors import SpecError
+from shardwright import Job, Model, SpecError
 from shardwright.exporters.torchtitan.models import differences, registered
-from shardwright.spec.job import Job
-from shardwright.spec.model import Model
 from shardwright.spec.read.presets import preset_model, preset_names
 from shardwright.trainers.runs import one_gpu_replicas
 

@@ -12,16 +12,14 @@ from tests.importers.texts import plan_from_megatron
 from tests.targets.plans import option_plans
 
 import shardwright
+from shardwright import Job, SpecError, nearest_plan
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.learned import default_efficiency
-from shardwright.errors import SpecError
 from shardwright.exporters.megatron.export import dispatcher_of_plan, to_megatron
 from shardwright.exporters.megatron.launch import launch_script
-from shardwright.exporters.nearest import nearest_plan
 from shardwright.plans.plan import Plan, Recompute
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.spec.catalog.gpus import gpus
-from shardwright.spec.job import Job
 from shardwright.spec.options import Dispatcher, Options, said
 
 JOB = Job(global_batch=64, seq_len=4096)

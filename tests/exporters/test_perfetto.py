@@ -115,8 +115,7 @@ def test_every_pass_is_there_once() -> None:
 
 
 def test_the_trace_ends_with_the_iteration() -> None:
-    found = plan().prediction
-    assert found is not None
+    found = plan().predicted
     end = max(each["ts"] + each["dur"] for each in events() if each["ph"] == "X") / 1e6
     assert end == pytest.approx(found.iteration_seconds, rel=1e-6)  # rounded to thousandths of a microsecond
 
@@ -137,8 +136,7 @@ def test_computing_and_communication_of_a_stage_are_those_of_the_prediction() ->
     model, cluster = shardwright.load_model("llama-2-7b"), shardwright.load_cluster("1x8xA100-SXM-80")
     job, space = shardwright.make_job(global_batch=16, seq_len=2048), parse_pins(["tp=4", "pp=2", "recompute=full"])
     found = shardwright.plan(model, cluster, job, space=space).best
-    assert found.prediction is not None
-    time = found.prediction.time
+    time = found.predicted.time
     seconds: Counter[tuple[int, str]] = Counter()
     for each in json.loads(shardwright.export(found, "perfetto").main)["traceEvents"]:
         if each["ph"] == "X":

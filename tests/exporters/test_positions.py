@@ -9,10 +9,9 @@ from dataclasses import replace
 import pytest
 from tests.importers.texts import plan_from_megatron
 
+from shardwright import Model, load_cluster, load_model
 from shardwright.exporters.megatron.model import position_arguments, position_fields, scaling_arguments, yarn_of
-from shardwright.spec.model import Model, RotaryScaling
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.model import load_model
+from shardwright.spec.forward_pass import RotaryScaling
 
 DENSE, LATENT = "llama-3-8b", "deepseek-v2-lite"
 GPT_OSS = RotaryScaling(

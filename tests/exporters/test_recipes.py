@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import yaml
-from tests.cli.running import refused, run
+from tests.cli.running import answered, refused, run
 
-from shardwright.errors import SpecError
+from shardwright import SpecError, load_cluster, load_model, make_job
 from shardwright.exporters.hugging_face import adapter_config
 from shardwright.exporters.recipes import RECIPES, recipe
 from shardwright.search.sizing import Sizing, fit
 from shardwright.spec.adapter import Adapter, parse_adapter
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 SCHEMAS = Path(__file__).parents[1] / "importers" / "schemas"
 BESIDE = {"trl": ("transformers",), "llamafactory": ("transformers",)}  # they take the Trainer's arguments too
@@ -75,7 +71,7 @@ def test_the_command_writes_it(tmp_path: Path) -> None:
     assert yaml.safe_load(text)["adapter"] == "lora"
     beside = run([*asked, "--out", str(file)])
     assert file.read_text(encoding="utf-8").strip() == text.strip() and "way to train" in beside.out
-    assert json.loads(run([*asked, "--json"]).out)["recipe"].strip() == text.strip()
+    assert answered([*asked, "--json"])["recipe"].strip() == text.strip()
     assert "axolotl" in refused(run([*asked[:-1], "axolot"]))
 
 

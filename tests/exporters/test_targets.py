@@ -15,15 +15,14 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.cli.running import run
+from tests.cli.running import run, succeeded
 from tests.golden.plans import PLANS, cluster_of
 from tests.targets.plans import machine_plan, torchtitan_plans, trainer_plans
 
 import shardwright
-from shardwright.errors import SpecError
+from shardwright import Plan, SpecError
 from shardwright.exporters.targets import TARGETS
 from shardwright.plans.document import dumps
-from shardwright.plans.plan import Plan
 from shardwright.search.space.axes import parse_pins
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -141,8 +140,7 @@ def test_every_target_refuses_an_illegal_plan(target: str) -> None:
 
 def test_several_files_go_into_a_folder(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(dumps(samples()["deepspeed"]), encoding="utf-8")
-    done = run(["export", str(tmp_path / "plan.json"), "--to", "deepspeed", "-o", str(tmp_path / "out")])
-    assert done.code == 0
+    succeeded(["export", str(tmp_path / "plan.json"), "--to", "deepspeed", "-o", str(tmp_path / "out")])
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "ds_config.json",
         "training_arguments.json",

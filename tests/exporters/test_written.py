@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 from tests.golden.plans import LLAMA_3_1_8B, PLANS, uniform_plan
-from tests.importers.random_targets import collected
 from tests.plans.meshes import mesh
+from tests.plans.random_plans import collected
 from tests.targets.plans import option_plans, torchtitan_plans, trainer_plans
 
 import shardwright
-from shardwright.errors import SpecError
+from shardwright import Job, SpecError
 from shardwright.plans.plan import OptimizerPlan, Plan
-from shardwright.spec.job import Job
 from shardwright.spec.options import Options
 
 TARGETS = ("megatron", "bridge", "torchtitan", "accelerate", "deepspeed", "skypilot", "kubernetes")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from shardwright import Job, Model, load_model
 from shardwright.exporters.megatron.layout import stage_ranges
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Sharding, Stage
 from shardwright.spec.cluster import Cluster, Gpu, NodePool, Price
-from shardwright.spec.job import Job
-from shardwright.spec.model import Attention, Layer, Mlp, Model
-from shardwright.spec.read.model import load_model
+from shardwright.spec.layer import Attention, Layer, Mlp
 
 H100 = Gpu(
     name="H100-SXM",

@@ -92,15 +92,13 @@ def _choice_figures(choice: FrontPoint) -> Iterator[Figure]:
 
 def _brief(plan: Plan) -> Iterator[Figure]:
     """Yield what is chosen and how long it takes."""
-    assert plan.prediction is not None
-    yield "iteration", f"{number(plan.prediction.iteration_seconds)} s"
+    yield "iteration", f"{number(plan.iteration_seconds)} s"
     yield from _strategy(plan)
 
 
 def plan_figures(plan: Plan) -> Iterator[Figure]:
     """Yield all that is predicted of a plan, and what is chosen."""
-    assert plan.prediction is not None
-    yield from _prediction_figures(plan.prediction)
+    yield from _prediction_figures(plan.predicted)
     yield from _strategy(plan)
 
 

@@ -12,24 +12,16 @@ import yaml
 from tests.golden_replay.figures import Figure, evaluation_figures, plan_figures, ranking_figures, shopping_figures
 from tests.importers.texts import plan_from_megatron
 
-from shardwright.cost.layers.measured import measured_layers
+from shardwright import Cluster, Model, Ranking, SpecError, evaluate, load_model, make_job, measured_layers, replan
 from shardwright.cost.learned import default_efficiency
-from shardwright.errors import SpecError
-from shardwright.plans.ranking import Ranking
 from shardwright.search import planner
 from shardwright.search.market.shop import shop
-from shardwright.search.replan import replan
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import parse_pins
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import build_cluster, load_cluster
-from shardwright.spec.read.job import make_job
 from shardwright.spec.read.layer_profile import load_layer_profile, stand_in_gpus, stand_in_model
-from shardwright.spec.read.model import load_model
 from shardwright.spec.read.model_yaml import model_of_dimensions
 from shardwright.spec.read.offers import build_offers
-from shardwright.trainers.plan import evaluate
 
 HERE = Path(__file__).parent
 PROBLEMS, RESULTS = HERE / "problems", HERE / "results"

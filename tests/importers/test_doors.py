@@ -1,22 +1,103 @@
-"""Every launch file of the tables of `doors` is read right, or refused by name."""
+"""Launch files as people write them, `doors/*.txt`, a file a trainer: every one is read right, or refused by name."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardwright.errors import SpecError
+from shardwright import Job, SpecError, load_cluster, load_model
 from shardwright.importers.launch import plan_from_launch
 from shardwright.spec.adapter import LINEAR
-from shardwright.spec.job import Job
 from shardwright.spec.options import VALUES, said
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.model import load_model
-from tests.importers.doors import Door, doors
 from tests.importers.test_launch_files import shape
+
+FOLDER = Path(__file__).parent / "doors"
+SECTION = re.compile(r"(\w+)\.(\w+:.*)")
+KEY = re.compile(r"(\s*)([\w.]+):")
+
+
+@dataclass(kw_only=True)
+class Door:
+    """A case of a table."""
+
+    name: str
+    cluster: str = "1x8xH100-SXM"
+    model: str | None = None
+    seq: int | None = None
+    arguments: tuple[str, ...] = ()
+    expect: dict[str, str] = field(default_factory=dict)
+    refused: str | None = None
+    says: list[str] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+
+
+def doors() -> dict[str, Door]:
+    """Return the cases of all tables by `trainer: name`."""
+    cases = {}
+    for table in sorted(FOLDER.glob("*.txt")):
+        for door in _of_table(table.read_text(encoding="utf-8")):
+            name = f"{table.stem}: {door.name}"
+            assert name not in cases and (door.expect or door.refused) and door.files, name
+            cases[name] = door
+    return cases
+
+
+def _of_table(text: str) -> Iterator[Door]:
+    bases: dict[str, list[str]] = {}
+    for part in text.split("=== ")[1:]:
+        head, *lines = part.rstrip("\n").split("\n")
+        kind, _, name = head.partition(" ")
+        if kind == "base":
+            bases[name] = lines
+        else:
+            yield _door(name, lines, bases)
+
+
+def _door(name: str, lines: list[str], bases: dict[str, list[str]]) -> Door:
+    door, starts = Door(name=name), [place for place, line in enumerate(lines) if line.startswith("--- ")]
+    for line in lines[: starts[0]]:
+        key, _, value = line.partition(" ")
+        if key == "expect":
+            door.expect |= dict(word.split("=") for word in value.split())
+        elif key in ("says", "silent"):
+            getattr(door, key).append(value)
+        else:
+            read = {"seq": int(value) if value.isdigit() else 0, "arguments": tuple(value.split())}
+            setattr(door, key, read.get(key, value))
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        file, _, base = lines[start].removeprefix("--- ").partition(" from ")
+        body = lines[start + 1 : end]
+        door.files[file] = "\n".join(_changed(bases[base], body) if base else body) + "\n"
+    return door
+
+
+def _changed(base: list[str], changes: list[str]) -> list[str]:
+    lines, place = list(base), -1
+    for line in changes:
+        start, end = 0, len(lines)
+        if match := SECTION.fullmatch(line):
+            start = lines.index(f"{match[1]}:") + 1
+            end = next((i for i in range(start, len(lines)) if not lines[i].startswith(" ")), len(lines))
+            line = f"  {match[2]}"
+        taken = line.startswith("- ") and ":" not in line
+        key = f"{line[2:]}:" if taken else (match[0] if (match := KEY.match(line)) else None)
+        at = next((i for i in range(start, end) if key is not None and lines[i].startswith(key)), None)
+        if taken:
+            assert at is not None, line
+            del lines[at : next((i for i in range(at + 1, end) if not lines[i].startswith(" ")), end)]
+        elif at is not None:
+            lines[at], place = line, at
+        else:
+            place = start if start else place + 1 if place >= 0 else end
+            lines.insert(place, line)
+    return lines
+
 
 DOORS = doors()
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.errors import SpecError
+from shardwright import SpecError, check
 from shardwright.exporters.deepspeed import config
 from shardwright.importers.launch import plan_from_launch
 from shardwright.importers.megatron.read import Reading
-from shardwright.plans.check import check
 from shardwright.rehearsal.document import memory_of
 from tests.golden.plans import cluster_of
 

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from shardwright.errors import SpecError
+from shardwright import SpecError, load_cluster, load_model
 from shardwright.importers.launch import plan_from_launch
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.model import load_model
 
 ONE, TWO, FOUR = "1x8xH100-SXM", "2x8xH100-SXM", "4x8xH100-SXM"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardwright.errors import SpecError
+from shardwright import SpecError, load_model, make_job
 from shardwright.exporters.megatron.export import dispatcher_of_plan, to_megatron
 from shardwright.exporters.megatron.launch import launch_script
 from shardwright.exporters.megatron.limits import unsupported
@@ -18,8 +18,6 @@ from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute
 from shardwright.search import planner
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.options import STATE, Options
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 from tests.golden.plans import H100, LLAMA_2_70B, LLAMA_3_1_8B, PLANS, cluster_of
 from tests.importers.texts import plan_from_megatron
 from tests.nightly import examples

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import shardwright
-from shardwright.errors import SpecError
-from shardwright.exporters.megatron.export import to_megatron
+from shardwright import SpecError, to_megatron
 from shardwright.exporters.megatron.launch import launch_script
 from shardwright.importers.launch import plan_from_launch
 from shardwright.plans.plan import Plan, Recompute
@@ -47,13 +46,13 @@ def test_the_best_mesh_comes_back_at_its_price(tmp_path: Path) -> None:
     cluster = shardwright.load_cluster("1x8xH100-SXM+2x8xA100-SXM-80")
     job = shardwright.make_job(global_batch=128, seq_len=4096)
     best = shardwright.plan(shardwright.load_model("llama-2-13b"), cluster, job, exportable_to="megatron", top=1).best
-    assert best.prediction is not None and len(best.gpus_by_type) == 2
+    assert len(best.gpus_by_type) == 2
     (tmp_path / "run.sh").write_text(shardwright.export(best, "megatron").files["run.sh"], encoding="utf-8")
     read = plan_from_launch(tmp_path / "run.sh", cluster=cluster, model=best.model).plan
     assert read.replicas == best.replicas
-    again = shardwright.predict(read).prediction
-    assert again is not None and again.iteration_seconds == best.prediction.iteration_seconds
-    assert again.memory == best.prediction.memory
+    again = shardwright.predict(read).predicted
+    assert again.iteration_seconds == best.iteration_seconds
+    assert again.memory == best.predicted.memory
 
 
 SCRIPT = _script(SEVERAL["two types"], "torchrun")

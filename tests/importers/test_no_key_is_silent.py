@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from shardwright.errors import SpecError
+from shardwright import SpecError, load_cluster
 from shardwright.importers.launch import plan_from_launch
 from shardwright.importers.megatron.read import Reading
 from shardwright.importers.settings import key_of, known_keys
-from shardwright.spec.read.cluster import load_cluster
 from tests.importers.test_keys import CHAINS, schema
 from tests.nightly import nightly
 

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from shardwright.errors import SpecError
+from shardwright import SpecError, load_cluster, load_model
 from shardwright.importers.launch import plan_from_launch
 from shardwright.importers.shell.read import read_script
 from shardwright.importers.shell.wrappers import slurm_variables
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.model import load_model
 from tests.importers.bash_judge import NOTED, passed_by_bash, same, variables_wanted
 
 TRAINING = {"--tensor-model-parallel-size", "--tensor_model_parallel_size", "--num_processes", "--config"}

@@ -10,17 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from shardwright import Job, Plan, load_cluster, load_model, make_job
 from shardwright.exporters.exported import yaml_text
 from shardwright.exporters.recipes import RECIPES, START, Task, as_run
 from shardwright.importers.launch import plan_from_launch
-from shardwright.plans.plan import Plan
 from shardwright.search.sizing import TrainingWay, ways
 from shardwright.spec.adapter import ATTENTION, LINEAR, Adapter, Target, parse_adapter
-from shardwright.spec.job import Job
 from shardwright.spec.options import Options
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 ADAPTERS = (
     parse_adapter("lora:16"),

@@ -13,16 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shardwright
-from shardwright.errors import SpecError
+from shardwright import Job, SpecError, check, load_cluster
 from shardwright.exporters.evaluation import evaluation_of
 from shardwright.exporters.targets import TARGETS, TRAINERS
 from shardwright.importers.launch import plan_from_launch
-from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute
 from shardwright.spec.catalog.frameworks import MEGATRON
-from shardwright.spec.job import Job
 from shardwright.spec.options import Options, said
-from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.presets import preset_names
 from shardwright.trainers.runs import limits_of_trainer, one_gpu_replicas
 from tests.golden.plans import uniform_plan

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 import shardwright
-from shardwright.errors import SpecError
+from shardwright import SpecError, load_cluster, load_model
 from shardwright.importers.launch import plan_from_launch
 from shardwright.plans.plan import Plan, Recompute
 from shardwright.spec.adapter import parse_adapter
 from shardwright.spec.options import Options
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.model import load_model
 from tests.golden.plans import LLAMA_3_1_8B, PLANS, cluster_of
 from tests.importers.test_round_trip import came_back
 from tests.targets.plans import torchtitan_plans, trainer_plans

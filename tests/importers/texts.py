@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from shardwright import Cluster, Job, Model
 from shardwright.importers.launches import launches
 from shardwright.importers.megatron.read import Reading, reading_of_launch, training_of
 from shardwright.importers.shell.read import read_script
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
-from shardwright.spec.model import Model
 
 
 def plan_from_megatron(

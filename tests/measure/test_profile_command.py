@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests import warm
-from tests.cli.running import refused, run
+from tests.cli.running import answered, refused, run, succeeded
 from tests.cli.schemas import holds
 from tests.measure.samples import few_rows
 from tests.signals import interruptible
@@ -44,8 +44,7 @@ WITHIN = 3.0  # the machine may be busy with other things while one of the two i
 @pytest.fixture(scope="module")
 def profile_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("profile") / "cpu.json"
-    outcome = run([*QUICK, "--gpu", "this cpu", "-o", str(path), "--json"])
-    assert outcome.code == 0, outcome.err
+    outcome = succeeded([*QUICK, "--gpu", "this cpu", "-o", str(path), "--json"])
     document = json.loads(outcome.out)
     assert document["gpu"] == "this cpu"
     holds("measurement", document)
@@ -77,9 +76,8 @@ def test_the_printed_cluster_file_can_be_planned_with_the_profile(profile_file: 
     assert outcome.code == plain.code == 0, outcome.err
     seconds = [json.loads(text)["plans"][0]["prediction"]["iteration_seconds"] for text in (plain.out, outcome.out)]
     assert seconds[0] != seconds[1]
-    again = run(["evaluate", f"{cluster}.plan", "--machine-profile", str(profile_file), "--json"])
-    assert again.code == 0, again.err
-    prediction = json.loads(again.out)["plan"]["prediction"]
+    again = answered(["evaluate", f"{cluster}.plan", "--machine-profile", str(profile_file), "--json"])
+    prediction = again["plan"]["prediction"]
     assert prediction["iteration_seconds"] == pytest.approx(seconds[1], rel=1e-9)
 
 
@@ -197,8 +195,7 @@ def test_what_another_machine_left_is_not_gone_on_with(tmp_path: Path, profile_f
     other = replace(load_profile(profile_file), device="another CPU", complete=False)
     save_profile(other, partial_path(out))
     assert "--restart" in refused(run([*QUICK, "-o", str(out)]))
-    outcome = run([*QUICK, "-o", str(out), "--restart"])
-    assert outcome.code == 0, outcome.err
+    outcome = succeeded([*QUICK, "-o", str(out), "--restart"])
     for words in ("measured/predicted", "corrected", "gemm", "attention", "memory", '"nodes"', "--machine-profile"):
         assert words in outcome.out
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.golden.plans import H100, cluster_of
 
+from shardwright import Job, Model
 from shardwright.exporters.megatron.layout import stage_ranges
 from shardwright.plans.plan import (
     OptimizerPlan,
@@ -22,8 +25,7 @@ from shardwright.plans.plan import (
     StageMemory,
     TimeBreakdown,
 )
-from shardwright.spec.job import Job
-from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe
+from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe
 
 SMALL = st.sampled_from([1, 2, 4])
 FLAG = st.booleans()
@@ -226,3 +228,23 @@ def layered_plans(draw: Any) -> Plan:
         overlap=Overlap(grad_reduce=True, param_gather=True),
         sequence_parallel=False,
     )
+
+
+@cache
+def collected(count: int) -> tuple[Plan, ...]:
+    """Return so many uniform plans, the same in every run."""
+    plans: list[Plan] = []
+
+    @settings(
+        max_examples=count,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(uniform_plans())
+    def collect(plan: Plan) -> None:
+        plans.append(plan)
+
+    collect()
+    return tuple(plans)

@@ -14,9 +14,8 @@ from tests.golden.plans import PLANS
 from tests.nightly import examples
 from tests.plans.random_plans import layered_plans, mixed_plans
 
-from shardwright.errors import SpecError
+from shardwright import Plan, SpecError
 from shardwright.plans.document import dumps, from_document, load_plan, save, to_document
-from shardwright.plans.plan import Plan
 
 FEW = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 INTERLEAVED = PLANS["llama-2-70b-interleaved"]

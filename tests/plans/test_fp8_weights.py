@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 import shardwright
+from shardwright import Job, Plan, check
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.sizes import weight_bytes
 from shardwright.importers.launch import plan_from_launch
-from shardwright.plans.check import check
-from shardwright.plans.plan import Plan
-from shardwright.spec.job import Job
 from shardwright.spec.options import Options
 
 FP8 = Job(global_batch=32, seq_len=4096, precision="fp8")

@@ -12,17 +12,14 @@ from hypothesis import strategies as st
 from tests.plans.random_plans import uniform_plans
 from tests.runtime.random_plans import plans
 
+from shardwright import check, load_model, make_job, to_megatron
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.iteration.places import places_of as stage_places
 from shardwright.cost.learned import default_efficiency
-from shardwright.exporters.megatron.export import to_megatron
-from shardwright.plans.check import check
 from shardwright.plans.placement import COPIES_TOGETHER, STAGES_TOGETHER, machine_sizes
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, RankOrder, Recompute, Replica, Schedule, Stage
 from shardwright.runtime.layout.places import places_of
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 RANK_ORDERS: tuple[RankOrder, ...] = (COPIES_TOGETHER, STAGES_TOGETHER)
 Where = tuple[str, int, int]  # GPU type, machine of the type, slot

@@ -10,10 +10,9 @@ import pytest
 from tests.runtime.random_plans import drawn
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
-from shardwright.plans.check import check
+from shardwright import Job, check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.spec.adapter import Adapter
-from shardwright.spec.job import Job
 from shardwright.spec.options import Options
 
 SPLIT = plan_of(tiny_model(4, experts=4), replica(stage((0, 4), tp=2, cp=2), micro_batches=2), sequence_parallel=True)

@@ -39,8 +39,7 @@ def test_answers_are_right_or_explained(row: Mapping[str, str]) -> None:
     if row["answer"] == "too much":
         assert not ranking.plans
         return
-    prediction = ranking.best.prediction
-    assert prediction is not None
+    prediction = ranking.best.predicted
     (stages,) = prediction.memory
     fullest = max(stages, key=lambda stage: stage.total_bytes)
     seen = fullest.total_bytes - (fullest.context_bytes if row["counted"] == "tensors" else 0.0)

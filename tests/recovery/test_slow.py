@@ -47,8 +47,7 @@ def test_a_new_split_gives_the_slow_machine_less_and_pays() -> None:
     assert found is not None and not check(found) and fits(found, renamed)
     size = found.micro_batch
     shares = {stage.gpu: item.samples(size) for item in found.replicas for stage in item.stages}
-    assert found.prediction is not None and plan.prediction is not None
-    assert found.prediction.tokens_per_second > plan.prediction.tokens_per_second / 1.8
+    assert found.predicted.tokens_per_second > plan.predicted.tokens_per_second / 1.8
     if "A100-SXM-80@slow-1.80" in shares:
         assert shares["A100-SXM-80@slow-1.80"] < shares["A100-SXM-80"]
 

@@ -1,4 +1,6 @@
-"""Ways to go on: who breaks with a machine, what repairs keep, who sits where, what the future is expected to bring."""
+"""Ways to go on: who breaks with a machine, what repairs keep, who sits where, what the future is expected to bring, and
+which is chosen, by expected dollars per useful token.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwright
-from shardwright.plans.check import check
+from shardwright import check, predict
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Schedule
-from shardwright.recovery.decide import Phase, RecoveryOption, dollars_per_token, expected_tokens
+from shardwright.recovery.decide import Phase, RecoveryOption, decide, dollars_per_token, expected_tokens
 from shardwright.recovery.outlook import FleetChange, Outlook, outlook_of
 from shardwright.recovery.quorum import Machine
 from shardwright.recovery.seats import copies_on, kept_share, seated, seats, share_after_a_loss, stand_ins
@@ -27,7 +29,6 @@ from shardwright.recovery.ways import (
     refilled,
     without,
 )
-from shardwright.search.planner import predict
 
 
 @pytest.fixture(scope="module")
@@ -181,3 +182,27 @@ def test_machines_are_seated_where_their_state_is(plan: Plan) -> None:
     found = seated(plan, machines, kept)
     assert [machine.name for machine in found] == [f"m{n}" for n in order]
     assert {seat.machine for seat in seats(plan, found)} == {f"m{n}" for n in range(6)}
+
+
+def way(name: str, tokens_per_second: float, dollars_per_hour: float, pause_seconds: float) -> RecoveryOption:
+    phase = Phase(tokens_per_second=tokens_per_second, pause_seconds=pause_seconds)
+    return RecoveryOption(name=name, dollars_per_hour=dollars_per_hour, phases=(phase,))
+
+
+FULL, LESS = way("wait", 100.0, 10.0, 900.0), way("replan", 60.0, 6.5, 60.0)
+
+
+def test_dollars_per_token_by_hand() -> None:
+    assert dollars_per_token(LESS, 3660.0) == pytest.approx(6.5 * 3660.0 / 3600.0 / (60.0 * 3600.0))
+    assert dollars_per_token(FULL, 900.0) == inf
+
+
+@pytest.mark.parametrize(("horizon_seconds", "name"), [(1_800.0, "replan"), (360_000.0, "wait")])
+def test_waiting_pays_where_machines_stay_long(horizon_seconds: float, name: str) -> None:
+    found = decide([FULL, LESS], horizon_seconds)
+    assert [FULL, LESS][found.chosen].name == name
+    assert found.reason.startswith(f"{name}: ") and "wait" in found.reason and "replan" in found.reason
+
+
+def test_of_equal_ways_the_first_is_taken() -> None:
+    assert decide([LESS, LESS], 3600.0).chosen == 0

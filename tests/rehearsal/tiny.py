@@ -12,7 +12,8 @@ import pytest
 import shardwright
 from shardwright.plans.plan import Plan
 from shardwright.search.space.axes import parse_pins
-from shardwright.spec.model import Mlp, Model, uniform_layers
+from shardwright.spec.layer import Mlp
+from shardwright.spec.model import Model
 
 SEQUENCE = 256
 
@@ -23,7 +24,7 @@ def tiny_model(layers: int = 4) -> Model:
     (kind,) = large.kinds
     attention = replace(kind.self_attention, heads=8, kv_heads=2, head_dim=16, value_head_dim=16)
     layer = replace(kind, attention=attention, mlp=Mlp(width=512, gated=True))
-    return replace(large, name="tiny", hidden=128, vocab=4096, layers=uniform_layers(layer, layers))
+    return replace(large, name="tiny", hidden=128, vocab=4096, layers=(layer,) * layers)
 
 
 def tiny_plan(framework: str, pins: str, *, batch: int = 8, model: Model | None = None) -> Plan:

@@ -11,21 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.running import Outcome, run
+from tests.cli.running import Outcome, run, succeeded
 from tests.cli.schemas import holds
 from tests.reports.costed import costed
 from tests.reports.test_words import every_finding
 
 import shardwright
-from shardwright.errors import SpecError
+from shardwright import SpecError, report, save
 from shardwright.plans import findings
-from shardwright.plans.document import save
 from shardwright.plans.ranking import Evaluation, Origin
 from shardwright.reports import words
 from shardwright.reports.documents.earlier import CAUSES, current
 from shardwright.reports.documents.findings import finding_document, kind_of
 from shardwright.reports.documents.ranking import VERSION, evaluation_document, ranking_document
-from shardwright.reports.html.report import report
 from shardwright.reports.text import strategy
 
 DATA = Path(__file__).parents[1] / "data"
@@ -152,8 +150,7 @@ def test_what_is_printed_today_becomes_a_page(
     text = printed(*command).out
     assert json.loads(text)["version"] == VERSION
     (tmp_path / "printed.json").write_text(text, encoding="utf-8")
-    done = run(["report", str(tmp_path / "printed.json"), "-o", str(tmp_path / "page.html")])
-    assert done.code == 0, done.err
+    succeeded(["report", str(tmp_path / "printed.json"), "-o", str(tmp_path / "page.html")])
     assert "llama-3.2-1b" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 

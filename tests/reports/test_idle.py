@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+from shardwright import load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.plans.ranking import PassedOver, Ranking
 from shardwright.reports.text.mixed import idle_sentence, idle_words
 from shardwright.reports.text.terminal import ranking_text
 from shardwright.search.planner import plan
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shardwright import load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.plans.ranking import Ranking, figures, text_table
 from shardwright.reports.text.explain import value
@@ -11,8 +12,6 @@ from shardwright.reports.text.terminal import ranking_text
 from shardwright.search.planner import plan
 from shardwright.search.renting import choice_on_cluster
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 from shardwright.units import format_dollars
 
 NODES = [

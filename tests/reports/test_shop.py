@@ -8,14 +8,13 @@ from dataclasses import replace
 import pytest
 from tests.search.shop.samples import A100, A100_SPOT, H100, JOB, offers
 
+from shardwright import load_model, report
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.plans.plan import PLAN_VERSION
 from shardwright.reports.documents.shop import shop_document
-from shardwright.reports.html.report import report
 from shardwright.reports.text.shop import chosen, shop_text
 from shardwright.search.market.result import Shopping, limits_of
 from shardwright.search.market.shop import shop
-from shardwright.spec.read.model import load_model
 from shardwright.units import format_dollars, format_seconds
 
 MODEL = load_model("llama-3.2-1b")

@@ -109,12 +109,10 @@ def test_of_many_stages_the_fullest_is_shown() -> None:
     plan = costed("llama-2-70b-interleaved")
     stages = plan.replicas[0].stages * 8
     many = replace(plan, replicas=(replace(plan.replicas[0], stages=stages),))
-    assert many.prediction is not None
-    memory = many.prediction.memory[0] * 8
-    full = costed(gib=(79.0,)).prediction
-    assert full is not None
+    memory = many.predicted.memory[0] * 8
+    full = costed(gib=(79.0,)).predicted
     memory = (*memory[:20], full.memory[0][0], *memory[21:])
-    text = plan_text(many.costed(replace(many.prediction, memory=(memory,))), "Best plan", 110)
+    text = plan_text(many.costed(replace(many.predicted, memory=(memory,))), "Best plan", 110)
     shown = [line.split()[1] for line in text.splitlines() if line.startswith("    stage ")]
     assert shown == ["0", "1", "2", "3", "4", "5", "6", "7", "20", "28", "29", "30", "31"]
     assert "    … 12 more\n" in text
@@ -179,8 +177,7 @@ def test_a_plan_that_does_not_fit_is_told_what_would_make_it_fit() -> None:
 
 
 def test_the_bottleneck_begins_with_what_takes_longest() -> None:
-    slow = costed(seconds={"tensor_parallel_seconds": 40.0}).prediction
-    assert slow is not None
+    slow = costed(seconds={"tensor_parallel_seconds": 40.0}).predicted
     said = bottleneck(slow)
     assert said.startswith("tensor-parallel communication (") and ", then compute of stage 1 (" in said
 

@@ -8,9 +8,8 @@ import pytest
 from tests.cli.running import run
 from tests.cost.test_layered import MIXED, layered_plan
 
-from shardwright.errors import SpecError
+from shardwright import SpecError, load_plan, save
 from shardwright.exporters.targets import TARGETS, export
-from shardwright.plans.document import load_plan, save
 from shardwright.plans.findings import Failure
 from shardwright.plans.ranking import Baseline
 from shardwright.reports.text.explain import kinds_text, kinds_words
@@ -35,8 +34,7 @@ def test_kinds_say_who_wins_and_by_how_much() -> None:
         Baseline(rule="uneven", plan=UNEVEN),
         Baseline(rule="even", plan=EVEN),
     )
-    assert UNEVEN.prediction is not None and EVEN.prediction is not None
-    ratio = EVEN.prediction.iteration_seconds / UNEVEN.prediction.iteration_seconds
+    ratio = EVEN.iteration_seconds / UNEVEN.iteration_seconds
     assert f"({ratio:.2f}× as fast, 80% sure: " in kinds_words(kinds, UNEVEN)
     text = kinds_text(kinds, UNEVEN, 120)
     assert "pipelines: none fits" in text and f"{ratio - 1.0:+.1%}" in text

@@ -10,6 +10,7 @@ from enum import Enum
 import pytest
 from tests.golden.plans import uniform_plan
 
+from shardwright import Job, load_cluster, load_model, make_job
 from shardwright.cost.trust.evidence import LACKS
 from shardwright.plans import findings
 from shardwright.plans.plan import Precedents, Unmeasured
@@ -18,11 +19,7 @@ from shardwright.reports.text.outcome import UNMEASURED, measured_words
 from shardwright.reports.text.strategy import degrees_words
 from shardwright.reports.words import flagged, in_words
 from shardwright.search.planner import plan
-from shardwright.spec.job import Job
 from shardwright.spec.options import Options
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 PARTS = (findings.JobLimits, findings.Need, findings.Rejection)  # of findings, or made of each cause
 SAMPLES: dict[object, object] = {
@@ -85,7 +82,7 @@ def test_whether_the_like_was_measured_is_said_before_the_speed() -> None:
     """A known kind with its runs; then another GPU, another framework, another kind, each by its name."""
     task = make_job(global_batch=64, seq_len=4096)
     known = plan(load_model("llama-3.1-8b"), load_cluster("1x8xH100-SXM"), task).best
-    measured = known.prediction.measured if known.prediction else None
+    measured = known.predicted.measured
     assert measured is not None and not measured.lacking
     assert measured_words(measured).startswith(f"{measured.runs:,} published runs of dense models")
     names = [
@@ -93,8 +90,8 @@ def test_whether_the_like_was_measured_is_said_before_the_speed() -> None:
     ]
     assert names.index("measured") < names.index("speed")
     home = plan(load_model("qwen2.5-7b"), load_cluster("1x4xRTX3090"), task).best
-    assert home.prediction is not None and home.prediction.measured is not None
-    assert "no published run has the RTX3090" in measured_words(home.prediction.measured)
+    assert home.predicted.measured is not None
+    assert "no published run has the RTX3090" in measured_words(home.predicted.measured)
     mixed = Precedents(
         kind="mixed",
         runs=0,
@@ -115,8 +112,8 @@ def test_a_utilisation_above_the_record_of_its_class_is_doubted() -> None:
     """Free choice on Ampere promises more than the 56 % that a model of over 20 B parameters ever reached."""
     task = make_job(global_batch=1024, seq_len=4096)
     ranking = plan(load_model("llama-2-70b"), load_cluster("8x8xA100-SXM-80"), task)
-    prediction = ranking.best.prediction
-    assert prediction is not None and prediction.measured is not None and prediction.measured.record is not None
+    prediction = ranking.best.predicted
+    assert prediction.measured is not None and prediction.measured.record is not None
     assert 0.5 < prediction.measured.record.mfu < 0.6 < prediction.mfu
     assert "is above the record of its class: 56.1%, MPT-30b" in " ".join(first_screen(ranking).split())
 

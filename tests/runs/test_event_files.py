@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.errors import SpecError
+from shardwright import SpecError, good_state, read_run
 from shardwright.runs.event_files import masked_crc
-from shardwright.runs.read import read_run
-from shardwright.runs.state import good_state
 
 
 def varint(value: int) -> bytes:

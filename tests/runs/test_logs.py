@@ -10,9 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardwright.errors import SpecError
-from shardwright.runs.read import read_run
-from shardwright.runs.state import good_state
+from shardwright import SpecError, good_state, read_run
 
 DATA = Path(__file__).parent / "data"
 EXPECTED = tuple(csv.DictReader((DATA / "expected.csv").read_text(encoding="utf-8").splitlines()))

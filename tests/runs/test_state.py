@@ -7,10 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardwright.errors import SpecError
-from shardwright.runs.read import read_run
+from shardwright import SpecError, good_state, read_run
 from shardwright.runs.run import Event, MeasuredRun, Steps
-from shardwright.runs.state import good_state
 
 
 def run_of(seconds: list[float] | np.ndarray, events: tuple[Event, ...] = (), covers: int = 1) -> MeasuredRun:

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from tests.runtime.samples import tokens_of
 
-from shardwright.plans.plan import Plan
+from shardwright import Model, Plan
 from shardwright.runtime.model.initial import beside, seeded
 from shardwright.runtime.model.parameters import ModelParameter, trained_parameters
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.storage.weights import open_adapters, save_adapters, save_weights, write_config, write_index
-from shardwright.spec.model import Model
 
 
 @dataclass

@@ -26,7 +26,8 @@ from shardwright.runtime.model.parameters import ModelParameter, unit_parameters
 from shardwright.runtime.model.products import PLAIN
 from shardwright.runtime.state.buckets import matrix_of
 from shardwright.spec.job import Job, Precision
-from shardwright.spec.model import Mlp, Model, Moe
+from shardwright.spec.layer import Mlp, Moe
+from shardwright.spec.model import Model
 
 LENGTH, TOP_K = 1024, 2
 RECOMPUTED = {

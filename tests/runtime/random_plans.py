@@ -16,8 +16,9 @@ from tests.golden.plans import cluster_of
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
+from shardwright.spec.layer import Attention, Layer, Mlp, Moe
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, Mixer, ShortConvolution
-from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
+from shardwright.spec.model import Model
 
 KINDS = (
     Recompute(),

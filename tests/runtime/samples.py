@@ -12,7 +12,8 @@ from tests.golden.plans import H100, cluster_of
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Sharding, Stage
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job, Optimizer
-from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
+from shardwright.spec.layer import Attention, Layer, Mlp, Moe
+from shardwright.spec.model import Model
 
 SEQ_LEN = 16
 STEPS = 5 if nightly.wanted else 3  # the first moves weights alone, the second state too

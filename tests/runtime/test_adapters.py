@@ -21,8 +21,8 @@ from tests.runtime.samples import STEPS, plan_of, replica, stage, tiny_model
 from tests.runtime.trained_plans import SEED, end_of, recipe_of, runnable
 from tests.runtime.workers import Case, Outcome, run_cases
 
+from shardwright import Model, check, make_job
 from shardwright.errors import Problem, SpecError
-from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Schedule
 from shardwright.plans.trainable import TOGETHER, untrainable_adapters
 from shardwright.runtime.layout.limits import unrunnable
@@ -32,9 +32,7 @@ from shardwright.runtime.model.parameters import TARGETS, trained_parameters
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.storage.weights import from_folder, open_adapters, save_adapters
 from shardwright.spec.adapter import SHORT, adapter_parameters, parse_adapter
-from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface import model_of_config
-from shardwright.spec.read.job import make_job
 
 SMALL = replace(tiny_model(3), norm_epsilon=1e-5)
 TIED = replace(tiny_model(4, family="qwen3", tied=True), norm_epsilon=1e-5)

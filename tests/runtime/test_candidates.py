@@ -15,10 +15,9 @@ from tests.runtime.workers import Case, run_cases
 from tests.support.spaces import Question, candidates, over_several_types, small_models
 
 import shardwright
-from shardwright.plans.plan import Plan
+from shardwright import Job, Plan
 from shardwright.spec.adapter import parse_adapter
 from shardwright.spec.catalog.frameworks import OWN
-from shardwright.spec.job import Job
 from shardwright.trainers.runs import model_refusals
 
 PROCESSES, STEPS, TOGETHER = 4, 2, 20

@@ -13,10 +13,9 @@ from tests.runtime.reference import reference_run
 from tests.runtime.samples import plan_of, replica, stage
 from tests.runtime.workers import Case, run_cases
 
-from shardwright.plans.check import check
+from shardwright import Model, check
 from shardwright.plans.plan import Plan, Recompute
 from shardwright.runtime.layout.limits import unrunnable
-from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface import model_of_config
 
 PROCESSES, STEPS, SEED = 4, 3, 7

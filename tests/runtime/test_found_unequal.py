@@ -13,12 +13,11 @@ from tests.runtime.reference import reference_run
 from tests.runtime.samples import SEQ_LEN, STEPS, tiny_model
 from tests.runtime.workers import Case, run_cases
 
+from shardwright import Plan, Space, check, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.mixed import mixed_iteration
-from shardwright.plans.check import check
 from shardwright.plans.document import from_document, to_document
-from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.state.store import make_store
@@ -29,9 +28,7 @@ from shardwright.search.mixed.heuristics.unequal_spread import unequal_spread
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import settings
 from shardwright.search.rules.filters import Filters
-from shardwright.search.space.axes import Space
 from shardwright.spec.read.cluster import build_cluster, load_cluster
-from shardwright.spec.read.job import make_job
 
 EFFICIENCY = Analytic()
 MODEL = tiny_model(6)

@@ -16,19 +16,15 @@ from tests.runtime.samples import plan_of, replica, stage, tiny_model
 from tests.runtime.workers import Case, Outcome, run_cases
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from shardwright import Job, Model, Plan, SpecError, check, save
 from shardwright.cli.train_input import with_precision
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.errors import SpecError
-from shardwright.plans.check import check
-from shardwright.plans.document import save
-from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.model.fp8 import FP8, scaled
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.products import WHOLE
 from shardwright.search.planner import plan as make_plan
-from shardwright.spec.job import Job
-from shardwright.spec.model import Mlp, Model, Moe
+from shardwright.spec.layer import Mlp, Moe
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 STEPS = 30

@@ -10,13 +10,10 @@ from hypothesis import strategies as st
 from tests.golden.plans import cluster_of
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
-from shardwright.errors import SpecError
-from shardwright.plans.plan import Plan
+from shardwright import Cluster, Plan, SpecError, load_cluster
 from shardwright.runtime.job.seats import DeviceReport, seats
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.spec.catalog.gpus import gpus
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.read.cluster import load_cluster
 
 A100, H100 = gpus()["A100-SXM-80"], gpus()["H100-SXM"]
 MODEL = tiny_model(4)

@@ -13,8 +13,7 @@ from tests.golden.plans import cluster_of
 from tests.runtime.random_plans import plans
 from tests.runtime.samples import mixed_cluster, plan_of, replica, stage, tiny_model
 
-from shardwright.plans.check import check
-from shardwright.plans.plan import Plan
+from shardwright import Plan, check
 from shardwright.runtime.job.describe import layout_document, layout_text
 from shardwright.runtime.layout.groups import Layout, expert_group, key_value_copies, layout_of, vocabulary
 from shardwright.runtime.layout.limits import unrunnable

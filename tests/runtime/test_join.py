@@ -15,14 +15,13 @@ from tests import forked
 from tests.golden.plans import cluster_of
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
-from shardwright.errors import SpecError
+from shardwright import Cluster, SpecError
 from shardwright.runtime.job.seats import DeviceReport
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.worker import join
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.spec.catalog.gpus import gpus
-from shardwright.spec.cluster import Cluster
 
 A100, H100 = gpus()["A100-SXM-80"], gpus()["H100-SXM"]
 

@@ -13,7 +13,7 @@ from tests.runtime.reference import reference_run
 from tests.runtime.samples import STEPS, plan_of, replica, stage, tiny_model, under
 from tests.runtime.workers import Case, Outcome, moment_bytes, run_cases
 
-from shardwright.plans.check import check
+from shardwright import Model, check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule
 from shardwright.runtime.job.describe import layout_text
 from shardwright.runtime.layout.groups import layout_of
@@ -21,7 +21,6 @@ from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.model.initial import seeded
 from shardwright.runtime.state.slots import make_slots
 from shardwright.runtime.state.store import fill, make_store
-from shardwright.spec.model import Model
 
 Share = tuple[int, int, int, int]  # GPUs, rows, micro-batches, parts of the state
 SELECTIVE = Recompute(granularity="selective")

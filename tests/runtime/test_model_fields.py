@@ -11,24 +11,13 @@ from tests.runtime.equal import SGD
 from tests.runtime.reference import reference_run
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
-from shardwright.errors import SpecError
-from shardwright.plans.plan import Plan
+from shardwright import Model, Plan, SpecError, load_model
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.model.details import details_of
 from shardwright.runtime.model.mixers import MIXERS
+from shardwright.spec.forward_pass import ForwardPass, RotaryScaling
+from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe, SparseAttention
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, Mixer, ShortConvolution
-from shardwright.spec.model import (
-    Attention,
-    ForwardPass,
-    LatentAttention,
-    Layer,
-    Mlp,
-    Model,
-    Moe,
-    RotaryScaling,
-    SparseAttention,
-)
-from shardwright.spec.read.model import load_model
 from shardwright.spec.streams import Streams
 
 DENSE, MIXTURE = tiny_model(2), tiny_model(2, family="qwen2", experts=4, shared=True)

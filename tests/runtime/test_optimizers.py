@@ -1,4 +1,6 @@
-"""Muon and AdamW with moments in 8 bits: the same as in one process whatever the plan cuts, and as large as priced."""
+"""Muon and AdamW with moments in 8 bits: the same as in one process whatever the plan cuts, and as large as priced. The
+scale of the loss in fp16 from step to step.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from tests.runtime.reference import in_8_bits, reference_run
 from tests.runtime.samples import plan_of, replica, stage, tiny_model, under
 from tests.runtime.workers import Case, Outcome, batch_of, moment_bytes, run_cases
 
+from shardwright import Model, check
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.iteration.mixed import mixed_iteration
-from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, Sharding
 from shardwright.runtime.job.course import course_of, differences
 from shardwright.runtime.job.settings import Settings
@@ -28,6 +30,7 @@ from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import seeded
 from shardwright.runtime.state import methods
 from shardwright.runtime.state.blocks import code_book, zeros
+from shardwright.runtime.state.loss_scale import GROWTH_STEPS, LossScale
 from shardwright.runtime.state.muon import newton_schulz
 from shardwright.runtime.state.recipe import METHOD_OF, Method, Recipe
 from shardwright.runtime.state.slots import make_slots
@@ -35,7 +38,7 @@ from shardwright.runtime.state.store import make_store
 from shardwright.runtime.step.engine import Engine, apply_vote, make_engine, run_passes, take_vote, train_step
 from shardwright.runtime.storage.manifest import Course, Manifest
 from shardwright.spec.job import Optimizer
-from shardwright.spec.model import Mlp, Model
+from shardwright.spec.layer import Mlp
 
 if TYPE_CHECKING:
     from shardwright.runtime.storage.mixture import Mixture
@@ -238,3 +241,13 @@ def test_the_kernel_that_gpus_run_does_what_the_operators_do() -> None:
     torch.testing.assert_close(fast[0], plain[0], rtol=0.0, atol=1e-5)
     for one, other in zip(plain[1:], fast[1:], strict=True):
         assert float((one - other).norm()) < 1e-3 * float(one.norm())
+
+
+def test_the_scale_halves_on_overflow_and_doubles_after_good_steps() -> None:
+    scale = LossScale().after(finite=False)
+    assert scale == LossScale(value=2.0**15, skipped=1)
+    for _ in range(GROWTH_STEPS - 1):
+        scale = scale.after(finite=True)
+    assert scale == LossScale(value=2.0**15, good_steps=1_999, skipped=1)
+    assert scale.after(finite=False) == LossScale(value=2.0**14, skipped=2)
+    assert scale.after(finite=True) == LossScale(value=2.0**16, skipped=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests import forked
+from tests.runtime.workers import join_pair
 
 from shardwright.runtime.job.watchdog import fault_of, lost_others
 
@@ -56,7 +56,7 @@ def test_a_neighbour_that_dies_is_lost(tmp_path: Path, *, blocked: bool) -> None
     peer = forked.context().Process(target=_joined, args=(str(tmp_path / "store"), 1), daemon=True)
     peer.start()
     try:
-        _join(str(tmp_path / "store"), 0)
+        join_pair(str(tmp_path / "store"), 0)
         threading.Timer(0.2, peer.kill).start()
         error = raised(_call if blocked else _wait)
         assert type(error) is RuntimeError or isinstance(error, dist.DistError)
@@ -75,11 +75,6 @@ def _wait() -> None:
     work.wait()
 
 
-def _join(path: str, rank: int) -> None:
-    store = dist.FileStore(path, 2)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
-
-
 def _joined(path: str, rank: int) -> None:
-    _join(path, rank)
+    join_pair(path, rank)
     threading.Event().wait()

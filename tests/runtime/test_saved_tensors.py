@@ -38,8 +38,9 @@ from shardwright.cost.memory.sizes import head_bytes
 from shardwright.runtime.model.chunk import forward
 from shardwright.runtime.model.loss import summed_loss
 from shardwright.runtime.model.parallel import TensorGroup
+from shardwright.spec.layer import Moe
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, ShortConvolution
-from shardwright.spec.model import Model, Moe
+from shardwright.spec.model import Model
 
 MIXERS = {
     "Mamba": Mamba(inner=4096, state=16, rank=128, width=4),

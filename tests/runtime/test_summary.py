@@ -1,4 +1,4 @@
-"""What a run tells at its end: measured beside predicted."""
+"""What a run writes at its end: measured beside predicted, and the profile of its layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict
 from shardwright.plans.plan import Plan, Prediction
 from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.timing.layer_profile import Measured, profile_document
 from shardwright.runtime.timing.summary import RankSummary, stage_forecasts, summary_document, summary_text
+from shardwright.spec.read.layer_profile import layer_profile
 
 
 def predicted_plan() -> tuple[Plan, Prediction]:
@@ -59,3 +61,25 @@ def test_a_prediction_made_otherwise_has_no_stages() -> None:
     other = replace(prediction, iteration_seconds=2 * prediction.iteration_seconds)
     assert len(stage_forecasts(plan)) == 2
     assert stage_forecasts(plan.costed(other)) == stage_forecasts(replace(plan, prediction=None)) == ()
+
+
+def test_profile_fills_what_a_type_of_gpu_did_not_run() -> None:
+    plan = plan_of(tiny_model(3), replica(stage((0, 1)), stage((1, 3), gpu="other"), micro_batches=1))
+
+    def measured(gpu: str, forward: dict[int, float], recomputed: frozenset[int] = frozenset()) -> Measured:
+        backward = {unit: 2 * seconds for unit, seconds in forward.items()}
+        return Measured(
+            gpu=gpu, tensor_parallel=1, forward_seconds=forward, backward_seconds=backward, recomputed=recomputed,
+            update_seconds_each=1e-3,
+        )  # fmt: skip
+
+    document = profile_document(
+        plan, [measured("H100-SXM", {0: 1.0, 1: 2.0}), measured("other", {2: 4.0, 3: 4.0, 4: 3.0}, frozenset({2}))]
+    )
+    first, second = document["entries"]
+    assert first["forward_seconds"] == [1.0, 2.0, 2.0, 2.0, 1.5]
+    assert second["forward_seconds"] == [2.0, 4.0, 4.0, 4.0, 3.0]
+    assert second["backward_seconds"][1:4] == [6.0] * 3  # the median of 8 - 4 and 8
+    weights = 61 * 32
+    assert first["weight_bytes"][0] == 4 * weights and first["optimizer_seconds"][0] == pytest.approx(weights * 1e-3)
+    assert layer_profile(document).layers == 3

@@ -33,7 +33,8 @@ from shardwright.runtime.model.initial import seeded
 from shardwright.runtime.state import buckets
 from shardwright.runtime.step.engine import make_engine, train_step
 from shardwright.spec.job import Precision
-from shardwright.spec.model import Model, Moe
+from shardwright.spec.layer import Moe
+from shardwright.spec.model import Model
 
 DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 ONE_BYTE_A_SECOND = Fabric(

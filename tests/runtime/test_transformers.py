@@ -13,7 +13,7 @@ from tests.nightly import nightly
 from tests.runtime.families import VOCAB, Config, counted, first_of_each
 from tests.runtime.samples import plan_of, replica, stage
 
-from shardwright.errors import SpecError
+from shardwright import Model, SpecError, load_model
 from shardwright.plans.plan import Recompute
 from shardwright.plans.trainable import untrainable_model
 from shardwright.runtime.layout.limits import unrunnable
@@ -30,12 +30,10 @@ from shardwright.runtime.storage.weights import (
     write_config,
     write_index,
 )
-from shardwright.spec.model import Model
 from shardwright.spec.read.families import FAMILIES as READ
 from shardwright.spec.read.families import TRAINED
 from shardwright.spec.read.huggingface import model_of_config
 from shardwright.spec.read.huggingface_config import config_of_model
-from shardwright.spec.read.model import load_model
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 LENGTH, SMALL_PART = 16, 1e-4

@@ -8,8 +8,7 @@ from tests.runtime.equal import ADAM, SGD, require_equal
 from tests.runtime.reference import reference_run
 from tests.runtime.workers import Case, Outcome
 
-from shardwright.plans.check import check
-from shardwright.plans.plan import Plan
+from shardwright import Plan, check
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.state.recipe import Recipe
 

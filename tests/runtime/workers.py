@@ -294,6 +294,12 @@ def _collected(folder: Path, case: Case) -> Outcome:
     return Outcome(first["losses"], first["norms"], first["scales"], most, first["held_out"], weights, gradients)
 
 
+def join_pair(path: str, rank: int) -> None:
+    """Join the other of two processes by a file."""
+    store = dist.FileStore(path, 2)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=60))
+
+
 def moment_bytes(slot: Slot) -> int:
     """Return what the moments of a slot take of memory."""
     kept = slot.moments.values()

@@ -10,11 +10,11 @@ from dataclasses import replace
 from tests.search.local_moves import moved
 from tests.search.random_problems import GAP, Problem
 
+from shardwright import Plan, Ranking, check, predict
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.strategies import ZERO2, ZERO3, plan_of_row, row_of, stage_rows
 from shardwright.plans.abilities import framework_problems
-from shardwright.plans.check import check
 from shardwright.plans.findings import (
     DeeperPipelines,
     MixedPlans,
@@ -25,11 +25,8 @@ from shardwright.plans.findings import (
     UnequalReplicas,
 )
 from shardwright.plans.mesh import is_mesh
-from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Ranking
 from shardwright.plans.trainer_options import as_own, beyond_own
 from shardwright.search.mixed.restrictions import dropped
-from shardwright.search.planner import predict
 from shardwright.search.rules.filters import Filters
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import Space, parse_pins, split_choices, tensor_parallel_degrees, within
@@ -53,7 +50,7 @@ TRIES = 12  # changes drawn for each plan that is priced: most are illegal
 def best_seconds(ranking: Ranking) -> float:
     """Return the least seconds that a ranking tells of, doubted plans among them."""
     plans = [*ranking.plans, *([ranking.passed_over.plan] if ranking.passed_over else [])]
-    return min(plan.prediction.iteration_seconds for plan in plans if plan.prediction is not None)
+    return min(plan.iteration_seconds for plan in plans)
 
 
 def allowance(*rankings: Ranking) -> float:
@@ -63,8 +60,8 @@ def allowance(*rankings: Ranking) -> float:
 
 
 def bound_seconds(ranking: Ranking) -> float:
-    found = ranking.best.prediction
-    assert found is not None and found.lower_bound_seconds is not None
+    found = ranking.best.predicted
+    assert found.lower_bound_seconds is not None
     return found.lower_bound_seconds
 
 
@@ -85,8 +82,7 @@ def below_the_bound(problem: Problem, ranking: Ranking, *, moves: int, seed: int
             there = _next(problem, here, pick)
             if there is None:
                 break
-            found = predict(there).prediction
-            assert found is not None
+            found = predict(there).predicted
             if found.fit_probability < FIT:
                 continue
             if found.iteration_seconds < bound * (1.0 - SLACK) and not left_out(problem, ranking, there):
@@ -232,8 +228,7 @@ def _spread(types: list[str]) -> bool:
 def priced_alike(problem: Problem, ranking: Ranking) -> Iterator[str]:
     """A plan is legal and takes, by itself, what the search says."""
     for plan in (*ranking.plans, *([ranking.passed_over.plan] if ranking.passed_over else ())):
-        said, found = plan.prediction, predict(plan).prediction
-        assert said is not None and found is not None
+        said, found = plan.predicted, predict(plan).predicted
         if problems := check(plan):
             yield f"{plan!r} is not legal: {problems[0]}"
         if any(framework_problems(plan)):
@@ -251,8 +246,7 @@ def _no_worse(than: Plan, problem: Problem, name: str) -> Iterator[str]:
     rival = replace(than, cluster=problem.cluster, prediction=None)
     if not runs(rival) or not keeps(problem, rival):
         return
-    found = predict(rival).prediction
-    assert found is not None
+    found = predict(rival).predicted
     if found.fit_probability < FIT:
         return
     ranking = problem.planned()
@@ -268,7 +262,7 @@ def _no_worse(than: Plan, problem: Problem, name: str) -> Iterator[str]:
 def best_of(ranking: Ranking) -> Plan:
     """Return the fastest plan that a ranking tells of."""
     other = ranking.passed_over.plan if ranking.passed_over else ranking.best
-    return min((ranking.best, other), key=lambda plan: plan.prediction.iteration_seconds if plan.prediction else 0.0)
+    return min((ranking.best, other), key=lambda plan: plan.iteration_seconds)
 
 
 def more_machines(problem: Problem, ranking: Ranking) -> Iterator[str]:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tests.cost.samples import attention, context, gpu, pool
 from tests.search import oracle_uniform as oracle
 
+from shardwright import Job, Model
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.batch import Verdict, evaluate
 from shardwright.cost.money import pool_stretch
 from shardwright.cost.strategies import COLUMNS, Strategies
 from shardwright.spec.cluster import NodePool
-from shardwright.spec.job import Job
-from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe
+from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,14 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from shardwright.plans.ranking import Ranking
+from shardwright import Cluster, Job, Model, Ranking, load_model, make_job
 from shardwright.search.planner import plan
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.adapter import Adapter
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.catalog.gpus import gpus
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
-from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 SEEDS = range(500)
 QUICK = (3, 10, 14, 18, 27, 29, 31, 43, 47, 55, 61, 69)  # the dozen of every run: those that are answered soonest

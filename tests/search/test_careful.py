@@ -8,11 +8,9 @@ from functools import cache
 
 import pytest
 
+from shardwright import Ranking, SpecError, load_cluster, load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.trust.rarity import rare_in
-from shardwright.errors import SpecError
-from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Ranking
 from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.text.first_screen import first_screen
 from shardwright.reports.text.terminal import ranking_text
@@ -22,17 +20,9 @@ from shardwright.search.planner import plan, with_usual
 from shardwright.search.ranked import best_of, passed_over
 from shardwright.search.several import Pipelines
 from shardwright.search.space.axes import parse_pins
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 MODEL, MACHINE = load_model("llama-3.1-8b"), load_cluster("1x8xH100-SXM")
 JOB = make_job(global_batch=64, seq_len=8192)
-
-
-def seconds(found: Plan) -> float:
-    assert found.prediction is not None
-    return found.prediction.iteration_seconds
 
 
 @cache
@@ -46,8 +36,8 @@ def test_a_little_less_time_does_not_put_zero_2_first() -> None:
     assert found.passed_over is not None
     faster = found.passed_over.plan
     assert faster.optimizer.sharding == "zero2"
-    assert seconds(faster) == seconds(ranked("sharding=zero2").best)
-    assert found.passed_over.saving == pytest.approx(1.0 - seconds(faster) / seconds(found.best))
+    assert faster.iteration_seconds == ranked("sharding=zero2").best.iteration_seconds
+    assert found.passed_over.saving == pytest.approx(1.0 - faster.iteration_seconds / found.best.iteration_seconds)
     assert 0.0 < found.passed_over.saving < 0.05
 
 
@@ -81,10 +71,10 @@ def test_machines_idle_for_a_better_proven_plan_only_within_the_indifference() -
 
 def test_the_gap_and_the_bound_are_of_plain_seconds() -> None:
     found = ranked()
-    assert found.passed_over is not None and found.best.prediction is not None
-    least = seconds(found.passed_over.plan)
-    assert found.best.prediction.lower_bound_seconds == pytest.approx(least, rel=1e-9)
-    assert found.search.gap == pytest.approx(seconds(found.best) / least - 1.0, rel=1e-6)
+    assert found.passed_over is not None
+    least = found.passed_over.plan.iteration_seconds
+    assert found.best.predicted.lower_bound_seconds == pytest.approx(least, rel=1e-9)
+    assert found.search.gap == pytest.approx(found.best.iteration_seconds / least - 1.0, rel=1e-6)
 
 
 def test_rare_switches_count_among_searches_with_several_options() -> None:
@@ -133,9 +123,10 @@ def test_the_best_plan_without_rare_switches_stands_beside_one_that_has_some() -
     usual = with_usual(ranking, efficiency=Analytic()).usual
     assert usual is not None and rare_in(usual.plan) == ()
     pinned = on_a100s("overlap_tp=no", "cp=1", "sharding=none,zero1,zero3", "offload=0", "vpp=1,2,4,5,10")
-    assert seconds(usual.plan) == seconds(pinned.best)
-    assert usual.loss == pytest.approx(seconds(usual.plan) / seconds(ranking.best) - 1.0) and usual.loss > 0.01
-    assert usual.pins == ("overlap_tp=no",) and seconds(on_a100s(*usual.pins).best) == seconds(usual.plan)
+    assert usual.plan.iteration_seconds == pinned.best.iteration_seconds
+    assert usual.loss == pytest.approx(usual.plan.iteration_seconds / ranking.best.iteration_seconds - 1.0)
+    assert usual.loss > 0.01 and usual.pins == ("overlap_tp=no",)
+    assert on_a100s(*usual.pins).best.iteration_seconds == usual.plan.iteration_seconds
     screen = " ".join(first_screen(replace(ranking, usual=usual)).split())
     named = "tensor-parallel overlap (0 of 1,249 published runs of dense models on Ampere)"
     assert f"hardly tested: {named}, {usual.loss:.1%} slower without" in screen
@@ -160,11 +151,12 @@ def over(*pins: str) -> Ranking:
 def test_plans_that_are_as_good_are_in_the_order_of_their_rare_switches() -> None:
     found = over()
     assert set(found.best.gpus_by_type) == {"A100-SXM-40", "RTX3090"} and found.best.optimizer.offload > 0.0
-    within = min(map(seconds, found.plans)) * 1.01
-    keys = [(seconds(each) > within, len(rare_in(each)) if seconds(each) <= within else 0) for each in found.plans]
+    seconds = [plan.iteration_seconds for plan in found.plans]
+    near = [value <= 1.01 * min(seconds) for value in seconds]
+    keys = [(not close, len(rare_in(plan)) if close else 0) for plan, close in zip(found.plans, near, strict=True)]
     assert keys == sorted(keys)
     asked = over("gpus=6").best
-    assert seconds(asked) == seconds(found.best)
+    assert asked.iteration_seconds == found.best.iteration_seconds
 
 
 def test_a_plan_over_several_types_that_saves_little_is_named_with_its_pin() -> None:
@@ -177,7 +169,7 @@ def test_a_plan_over_several_types_that_saves_little_is_named_with_its_pin() -> 
         seconds=0.0,
     )
     alone = over("gpus=2")
-    told = passed_over([], mixed.cluster, searched, None, 1.03 * seconds(mixed), alone.best)
+    told = passed_over([], mixed.cluster, searched, None, 1.03 * mixed.iteration_seconds, alone.best)
     assert told is not None and told.plan is mixed and told.saving == pytest.approx(1.0 - 1.0 / 1.03)
     assert [switch.name for switch in told.switches] == ["several GPU types", "unreported GPU types"]
     assert told.pins == ("gpus=6",)

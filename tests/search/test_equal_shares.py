@@ -14,16 +14,14 @@ from tests.nightly import nightly
 from tests.search.test_mixed_machines import TWIN, A, box
 
 import shardwright
+from shardwright import Cluster, Job, check
 from shardwright.exporters.targets import export
 from shardwright.plans.abilities import flash_attention_runs, gpu_problems
-from shardwright.plans.check import check
 from shardwright.plans.document import dumps, load_plan
 from shardwright.plans.mesh import has_equal_shares
 from shardwright.plans.plan import Plan, Recompute
 from shardwright.search.planner import plan, predict
 from shardwright.search.space.axes import parse_pins
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
 from shardwright.trainers.plan import plan as plan_of_trainers
 from shardwright.trainers.runs import runners
 
@@ -100,14 +98,13 @@ def test_no_type_idles_where_its_equal_share_helps(seed: int) -> None:
     if not ranking.plans:
         return
     shown = [*ranking.plans, *([ranking.passed_over.plan] if ranking.passed_over else [])]
-    least = min(found.prediction.iteration_seconds for found in shown if found.prediction is not None)
+    least = min(found.iteration_seconds for found in shown)
     assert all(runners(found) for found in ranking.plans)
     pools = {pool.gpu.name: pool.gpus for pool in cluster.pools}
     for number in range(1, len(pools) + 1):
         for some in itertools.combinations(pools, number):
             for other in neighbours(ranking.best, {name: pools[name] for name in some}):
-                there = other.prediction
-                assert there is not None
+                there = other.predicted
                 if there.fit_probability > FIT:
                     assert there.iteration_seconds >= least * (1.0 - 1e-9), other.replicas
 

@@ -6,13 +6,9 @@ import pytest
 from tests.nightly import nightly
 
 import shardwright
-from shardwright.plans.check import check
-from shardwright.plans.plan import Plan
+from shardwright import Cluster, Job, Model, check
 from shardwright.search.first_plans import first_plans
 from shardwright.search.objective import affordable_value
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
-from shardwright.spec.model import Model
 
 TWO = "1x8xH100-SXM+2x8xA100-SXM-80"
 CLUSTERS = ("2x8xA100-SXM-40", "1x8xA100-SXM-40+2x8xV100-SXM2", "1x8xH100-SXM+1x8xA100-SXM-80+1x4xL40S")
@@ -23,22 +19,18 @@ def question(cluster: str, **limits: float) -> tuple[Model, Cluster, Job]:
     return shardwright.load_model("opt-1.3b"), shardwright.load_cluster(cluster), job
 
 
-def seconds(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.iteration_seconds
-
-
 @pytest.mark.parametrize("cluster", [*CLUSTERS[:2], *nightly(CLUSTERS[2:])])
 def test_they_get_better_and_none_beats_what_is_proved(cluster: str) -> None:
     asked = (shardwright.load_model("gpt2-xl"), *question(cluster)[1:])
     found = list(first_plans(*asked))
     assert found and all(not check(plan) for plan in found)
-    assert sorted(map(seconds, found), reverse=True) == [seconds(plan) for plan in found]
+    seconds = [plan.iteration_seconds for plan in found]
+    assert seconds == sorted(seconds, reverse=True)
     best = shardwright.plan(*asked).best
-    assert best.prediction is not None and best.prediction.lower_bound_seconds is not None
-    assert seconds(found[-1]) >= best.prediction.lower_bound_seconds * (1 - 1e-9)
+    assert best.predicted.lower_bound_seconds is not None
+    assert found[-1].iteration_seconds >= best.predicted.lower_bound_seconds * (1 - 1e-9)
     again = shardwright.predict(found[-1])
-    assert seconds(again) == pytest.approx(seconds(found[-1]), rel=1e-9)
+    assert again.iteration_seconds == pytest.approx(found[-1].iteration_seconds, rel=1e-9)
 
 
 def test_several_types_are_used_together() -> None:
@@ -49,7 +41,7 @@ def test_several_types_are_used_together() -> None:
 
 def test_what_keeps_the_deadline_comes_before_what_is_faster_but_misses_it() -> None:
     model, cluster, job = question(CLUSTERS[0])
-    hours = [plan.prediction.hours_total for plan in first_plans(model, cluster, job) if plan.prediction]
+    hours = [plan.predicted.hours_total for plan in first_plans(model, cluster, job)]
     assert hours[-1] is not None
     strict = question(CLUSTERS[0], deadline_hours=hours[-1] / 10)
     last = list(first_plans(*strict))[-1]

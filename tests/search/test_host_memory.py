@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 from tests.nightly import nightly
 
-from shardwright import Ranking, evaluate, load_cluster, load_model, make_job, plan
+from shardwright import Cluster, Job, Ranking, evaluate, load_cluster, load_model, make_job, plan
 from shardwright.plans.findings import MoreHostMemory, Offload
-from shardwright.reports.text.plans import predicted
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
 
 CLUSTERS = ("2x2xRTX4090", "1x2xRTX4090+2x1xRTX3090", "1x4xRTX4090+1x2xA100-SXM-40")
 MODELS = ("llama-2-7b", "qwen3-4b", "llama-3.2-3b")
@@ -35,7 +32,7 @@ def drawn(seed: int) -> tuple[str, Cluster, Job]:
 
 
 def seconds(ranking: Ranking) -> float:
-    return np.inf if ranking.infeasible else min(predicted(made).iteration_seconds for made in ranking.plans)
+    return np.inf if ranking.infeasible else min(made.iteration_seconds for made in ranking.plans)
 
 
 @pytest.mark.parametrize("seed", [1, *nightly([0, *range(2, 60)])])
@@ -45,9 +42,9 @@ def test_plans_stay_within_the_host_and_more_of_it_is_never_slower(seed: int) ->
     for per_gpu in (1e9, 20e9, 40e9, 400e9):
         ranking = plan(model, with_host(cluster, per_gpu), job, top=3, indifference=0.0)
         for made in ranking.plans:
-            most = max(stage.in_host_bytes for row in predicted(made).memory for stage in row)
+            most = max(stage.in_host_bytes for row in made.predicted.memory for stage in row)
             assert most <= per_gpu
-            assert predicted(made).fit_probability >= 0.9
+            assert made.predicted.fit_probability >= 0.9
         now = seconds(ranking)
         if not any(isinstance(kind, Offload) for kind in ranking.search.not_covered):
             assert now <= before * (1.0 + 1e-2)  # plans over several types are optimal to the gap of 1 %
@@ -74,4 +71,4 @@ def test_a_plan_for_a_roomier_host_does_not_fit_a_poorer_one() -> None:
     made = plan(model, with_host(cluster, 128e9), job).best
     assert made.optimizer.offload > 0.0
     poor = replace(made, cluster=with_host(cluster, 32e9), prediction=None)
-    assert predicted(evaluate(poor).plan).fit_probability == 0.0
+    assert evaluate(poor).plan.predicted.fit_probability == 0.0

@@ -9,16 +9,13 @@ import pytest
 from tests.golden.plans import LLAMA_2_70B, cluster_of
 from tests.importers.texts import plan_from_megatron
 
+from shardwright import Plan, check, evaluate, predict
 from shardwright.exporters.megatron.export import difference, to_megatron
 from shardwright.exporters.megatron.limits import unsupported
-from shardwright.plans.check import check
-from shardwright.plans.plan import Plan
 from shardwright.search.ladder import Improvement, ladder
-from shardwright.search.planner import predict
 from shardwright.search.rules.filters import Filters
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import parse_pins
-from shardwright.trainers.plan import evaluate
 
 LINE = (
     "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py --micro-batch-size 1 --global-batch-size 128 "
@@ -31,14 +28,14 @@ def mine(line: str) -> Plan:
     return predict(plan_from_megatron(line, cluster=cluster_of(8), model=LLAMA_2_70B).plan)
 
 
-def seconds(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.iteration_seconds
-
-
 @pytest.fixture(scope="module")
 def steps() -> tuple[Improvement, ...]:
     return ladder(mine(SLOW), accepted=lambda plan: not unsupported(plan))
+
+
+@pytest.fixture(scope="module")
+def best() -> Plan:
+    return evaluate(mine(SLOW)).best.best
 
 
 def test_every_step_gains_and_is_legal(steps: tuple[Improvement, ...]) -> None:
@@ -46,14 +43,13 @@ def test_every_step_gains_and_is_legal(steps: tuple[Improvement, ...]) -> None:
     before = mine(SLOW)
     for step in steps:
         assert not check(step.plan) and not unsupported(step.plan)
-        assert seconds(step.plan) < seconds(before)
+        assert step.plan.iteration_seconds < before.iteration_seconds
         before = step.plan
 
 
-def test_free_steps_come_first_and_the_end_is_near_the_best(steps: tuple[Improvement, ...]) -> None:
+def test_free_steps_come_first_and_the_end_is_near_the_best(steps: tuple[Improvement, ...], best: Plan) -> None:
     assert steps[0].free
-    best = evaluate(mine(SLOW)).best.best
-    assert seconds(best) <= seconds(steps[-1].plan) * (1 + 1e-9) <= 1.1 * seconds(best)
+    assert best.iteration_seconds <= steps[-1].plan.iteration_seconds * (1 + 1e-9) <= 1.1 * best.iteration_seconds
 
 
 def test_arguments_pasted_at_the_end_of_the_line_make_the_step(steps: tuple[Improvement, ...]) -> None:
@@ -94,11 +90,10 @@ def test_of_two_stages_the_one_with_the_logits_gives_layers_away() -> None:
 
 def test_a_plan_that_does_not_fit_is_made_to_fit_first() -> None:
     plan = mine(LINE.replace("pipeline-model-parallel-size 8", "pipeline-model-parallel-size 1"))
-    assert plan.prediction is not None and plan.prediction.fit_probability < 0.5
+    assert plan.predicted.fit_probability < 0.5
     steps = ladder(plan)
-    assert any(step.plan.prediction.fit_probability >= 0.9 for step in steps[:3] if step.plan.prediction)
+    assert any(step.plan.predicted.fit_probability >= 0.9 for step in steps[:3])
 
 
-def test_the_best_plan_has_no_ladder() -> None:
-    best = evaluate(mine(SLOW)).best.best
-    assert all(seconds(step.plan) >= seconds(best) * (1 - 1e-9) for step in ladder(best))
+def test_the_best_plan_has_no_ladder(best: Plan) -> None:
+    assert all(step.plan.iteration_seconds >= best.iteration_seconds * (1 - 1e-9) for step in ladder(best))

@@ -7,13 +7,10 @@ from dataclasses import replace
 import pytest
 from tests.nightly import nightly
 
+from shardwright import Job, Plan, load_model, make_job
 from shardwright.plans.findings import Cheapest, Fastest
-from shardwright.plans.plan import Plan
 from shardwright.search.planner import plan
-from shardwright.spec.job import Job
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 MODEL = load_model("gpt2")
 TWO_TYPES = build_cluster(
@@ -26,8 +23,7 @@ ROUNDED = 1.0 + 1e-9
 
 def taken(best: Plan) -> tuple[float, float]:
     """Return the hours and the dollars of the whole run."""
-    assert best.prediction is not None
-    hours, dollars = best.prediction.hours_total, best.prediction.dollars_total
+    hours, dollars = best.predicted.hours_total, best.predicted.dollars_total
     assert hours is not None and dollars is not None
     return hours, dollars
 

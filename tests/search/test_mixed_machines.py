@@ -12,21 +12,19 @@ import pytest
 from tests.nightly import nightly
 
 import shardwright
+from shardwright import Cluster, SpecError, check
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.iteration.links import move_seconds
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.iteration.places import places_of
 from shardwright.cost.learned import default_efficiency
-from shardwright.errors import SpecError
 from shardwright.exporters.targets import export
-from shardwright.plans.check import check
 from shardwright.plans.document import dumps, load_plan
 from shardwright.plans.placement import machine_numbers, machine_sizes, placement_of, ranks
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.recovery.seats import require_machines
 from shardwright.search.planner import plan, predict
 from shardwright.spec.catalog.gpus import gpus
-from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import build_cluster
 
 MODEL = shardwright.load_model("llama-3.2-1b")
@@ -132,8 +130,8 @@ def test_ranks_of_a_machine_follow_one_another() -> None:
 def test_a_machine_is_paid_as_a_whole() -> None:
     cluster = box({A: 2, B: 1}, 2, price_per_hour=3.0)
     for replicas, dollars in (([(1, "A")], 3.0), ([(1, "AAB")], 3.0), ([(2, "ABA")], 6.0), ([(1, "AAA")], 6.0)):
-        prediction = predict(plan_on(cluster, *replicas)).prediction
-        assert prediction is not None and prediction.dollars_per_hour == dollars
+        prediction = predict(plan_on(cluster, *replicas)).predicted
+        assert prediction.dollars_per_hour == dollars
 
 
 @pytest.mark.parametrize("framework", ["fsdp", *nightly(["train", "megatron"])])
@@ -148,18 +146,17 @@ def test_the_cheapest_plan_pays_for_whole_machines_once(framework: str) -> None:
     fastest, cheapest = best(), best(objective="cost")
     for planned in (fastest, cheapest):
         machines = max(-(-planned.gpus_by_type.get(name, 0) // count) for name, count in ((A, 2), (B, 1)))
-        assert planned.prediction is not None and planned.prediction.dollars_per_hour == 3.0 * machines
-    dollars = [planned.prediction.dollars_total for planned in (fastest, cheapest) if planned.prediction]
+        assert planned.predicted.dollars_per_hour == 3.0 * machines
+    dollars = [planned.predicted.dollars_total for planned in (fastest, cheapest)]
     assert dollars[0] is not None and dollars[1] is not None and dollars[1] <= dollars[0]
-    within = best(budget_dollars=dollars[1] * 1.001).prediction
-    assert within is not None and cheapest.prediction is not None and within.dollars_total is not None
+    within = best(budget_dollars=dollars[1] * 1.001).predicted
+    assert within.dollars_total is not None
     assert within.dollars_total <= dollars[1] * 1.001
-    assert within.iteration_seconds <= cheapest.prediction.iteration_seconds * 1.02
+    assert within.iteration_seconds <= cheapest.iteration_seconds * 1.02
 
 
 def test_host_memory_of_a_machine_is_shared_by_all_its_gpus() -> None:
-    prediction = predict(plan_on(box({A: 2, B: 1}, host_memory_gb=96), (1, "AAB"))).prediction
-    assert prediction is not None
+    prediction = predict(plan_on(box({A: 2, B: 1}, host_memory_gb=96), (1, "AAB"))).predicted
     rooms = [stage.host_capacity_bytes for replica in prediction.memory for stage in replica]
     assert sum(rooms) == pytest.approx(96 * 2**30) and len(set(rooms)) == 1
 
@@ -219,8 +216,8 @@ def test_a_gpu_more_in_a_machine_does_not_slow_the_plan(seed: int) -> None:
     taken = []
     for cluster in (fewer, more):
         ranking = plan(MODEL, cluster, job, top=1, gap=gap)
-        prediction = ranking.best.prediction
-        assert prediction is not None and prediction.lower_bound_seconds is not None
+        prediction = ranking.best.predicted
+        assert prediction.lower_bound_seconds is not None
         taken.append((prediction.iteration_seconds, prediction.lower_bound_seconds))
     assert taken[1][1] <= taken[0][0] * (1.0 + 1e-9)  # what is proved there is not above a plan that is there, too
     assert taken[1][0] <= taken[0][0] * (1.0 + max(gap, taken[1][0] / taken[1][1] - 1.0))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from tests import nightly
 
+from shardwright import load_cluster, load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import COLUMNS
@@ -20,9 +21,6 @@ from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import Space, parse_pins, searched
 from shardwright.search.space.parameters import BEYOND_LAYOUT, PARAMETERS
 from shardwright.search.uniform.search import UniformResult, search
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 FOUR_GPUS = Context(
     model=load_model("llama-3.2-1b"),

@@ -6,15 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from shardwright import Plan, load_cluster, load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
-from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby
 from shardwright.reports.text.first_screen import first_screen
 from shardwright.search.nearby import nearby
 from shardwright.search.planner import plan, with_nearby
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 MODEL = load_model("llama-3.1-8b")
 TEN = "10x8xH100-SXM"
@@ -26,8 +23,7 @@ def best(batch: int, machines: str = TEN) -> Plan:
 
 
 def tokens(found: Plan) -> float:
-    assert found.prediction is not None
-    return found.prediction.tokens_per_second
+    return found.predicted.tokens_per_second
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +62,8 @@ def test_unequal_replicas_on_other_machines_are_not_those_of_this_batch() -> Non
     """Of `train` itself, whose plans may be unequal anywhere."""
     job = make_job(global_batch=512, seq_len=4096, framework="train")
     found = plan(MODEL, load_cluster(TEN), job, efficiency=Analytic(), top=1).best
-    prediction = found.prediction
-    assert not found.uniform and prediction is not None
+    prediction = found.predicted
+    assert not found.uniform
     faster = replace(found, prediction=replace(prediction, tokens_per_second=2.0 * prediction.tokens_per_second))
     rows = nearby(found, lambda machines, job, longest: replace(faster, cluster=machines, job=job))
     assert rows and not any(row.shares for row in rows)

@@ -8,20 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardwright import Cluster, Plan, SpecError, load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.money import pool_stretch
-from shardwright.errors import SpecError
 from shardwright.plans.document import dumps
-from shardwright.plans.plan import Plan
 from shardwright.reports.text.plans import whole_run
 from shardwright.search.objective import Objective
 from shardwright.search.planner import plan
 from shardwright.search.renting import choice_on_cluster
 from shardwright.search.space.axes import parse_pins
-from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 MODEL = load_model("llama-3.2-1b")
 JOB = make_job(global_batch=64, seq_len=1024, tokens="50B", objective="cost")
@@ -55,9 +51,9 @@ def test_the_value_of_machines_that_can_be_taken_back_is_what_they_are_expected_
     given = cluster(spot=True, preemptions_per_hour=0.5)
     best = plan(MODEL, given, JOB, top=1, efficiency=Analytic()).best
     choice = choice_on_cluster(best)
-    assert choice is not None and best.prediction is not None and JOB.iterations is not None
+    assert choice is not None and JOB.iterations is not None
     objective = Objective(model=MODEL, job=JOB, pool=given.pools[0])
-    value = objective.values(np.array([best.prediction.iteration_seconds]), np.array([best.gpus]))[0]
+    value = objective.values(np.array([best.iteration_seconds]), np.array([best.gpus]))[0]
     assert value * JOB.iterations == pytest.approx(choice.dollars)
     assert choice.lost_share > 0.01
 
@@ -82,7 +78,7 @@ def test_limits_count_what_is_lost() -> None:
     given, run = cluster(spot=True, preemptions_per_hour=0.5), replace(JOB, objective="time")
     free = plan(MODEL, given, run, top=1, efficiency=Analytic()).best
     choice = choice_on_cluster(free)
-    assert choice is not None and free.prediction is not None and free.prediction.hours_total == choice.hours
+    assert choice is not None and free.predicted.hours_total == choice.hours
     between = choice.hours * (1.0 - choice.lost_share / 2.0)
     late = plan(MODEL, given, replace(run, deadline_hours=between), top=1, efficiency=Analytic())
     assert all(

@@ -11,17 +11,13 @@ import pytest
 from tests.golden.plans import PLANS
 
 import shardwright
+from shardwright import Ranking, SpecError, check, replan
 from shardwright.cost.compute.efficiency import Analytic
-from shardwright.errors import SpecError
-from shardwright.plans.check import check
 from shardwright.plans.document import dumps, from_document, to_document
 from shardwright.plans.findings import Lack, MixedPlans, TooLittleMemory
-from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Ranking
 from shardwright.reports.text.explain import value
 from shardwright.search.planner import on_fewer, plan, with_nearby
 from shardwright.search.ranked import best_of, with_bound
-from shardwright.search.replan import replan
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.options import Options
@@ -36,11 +32,6 @@ def _plan(*pins: str, rules: str = "", **told: Any) -> Ranking:
     job = replace(JOB, **told)
     limits = parse_rules(rules, "rules")
     return plan(MODEL, CLUSTER, job, space=parse_pins(pins), rules=limits, top=2)
-
-
-def _seconds(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.iteration_seconds
 
 
 def test_options_that_are_pinned_are_in_the_plan_and_its_file() -> None:
@@ -60,21 +51,21 @@ def test_a_plan_without_options_says_nothing_of_them() -> None:
 def test_the_best_of_several_values_is_the_best_of_their_searches() -> None:
     one = [_plan(f"dispatcher={name}") for name in ("alltoall", "flex")]
     both = _plan("dispatcher=alltoall,flex")
-    assert _seconds(both.best) == min(_seconds(each.best) for each in one)
+    assert both.best.iteration_seconds == min(each.best.iteration_seconds for each in one)
     assert both.search.candidates == sum(each.search.candidates for each in one)
     assert both.search.costed + sum(count for _, count in both.search.rejected) == both.search.candidates
-    every = sorted(_seconds(plan) for each in one for plan in each.plans)
-    assert [_seconds(plan) for plan in both.plans] == every[:2]
+    every = sorted(plan.iteration_seconds for each in one for plan in each.plans)
+    assert [plan.iteration_seconds for plan in both.plans] == every[:2]
     assert _plan("dispatcher=default").best == _plan().best
 
 
 def test_the_bound_of_several_searches_is_the_least_though_their_plans_are_not_shown() -> None:
     shown, other = _plan("loss=fused"), _plan("loss=unfused")
-    low = 0.5 * _seconds(shown.best)
+    low = 0.5 * shown.best.iteration_seconds
     other = replace(other, plans=tuple(with_bound(plan, low) for plan in other.plans))
-    assert _seconds(shown.best) < _seconds(other.best)
+    assert shown.best.iteration_seconds < other.best.iteration_seconds
     (only,) = best_of([shown, other], top=1).plans
-    assert only.prediction is not None and only.prediction.lower_bound_seconds == low
+    assert only.predicted.lower_bound_seconds == low
 
 
 def test_rules_speak_of_options() -> None:
@@ -126,7 +117,7 @@ def test_a_dense_model_has_no_experts_to_choose_for() -> None:
 
 def test_the_gap_of_several_searches_is_that_of_the_best_plan_above_the_least_bound() -> None:
     shown, other = _plan("loss=fused"), _plan("loss=unfused")
-    ahead, behind = _seconds(shown.best), _seconds(other.best)
+    ahead, behind = shown.best.iteration_seconds, other.best.iteration_seconds
     other = replace(
         other,
         plans=tuple(with_bound(plan, 0.9 * ahead) for plan in other.plans),
@@ -162,7 +153,7 @@ def test_what_options_need_is_not_told_as_a_pin_to_leave_free() -> None:
 def test_fewer_machines_have_the_optimizer_that_options_need() -> None:
     best = _dense("4x1xA10G").best
     rows = {row.nodes: row.iteration_seconds for row in on_fewer(best, space=NARROW, efficiency=Analytic())}
-    assert rows == {(count,): _seconds(_dense(f"{count}x1xA10G").best) for count in (1, 2, 3)}
+    assert rows == {(count,): _dense(f"{count}x1xA10G").best.iteration_seconds for count in (1, 2, 3)}
 
 
 @pytest.mark.parametrize(
@@ -198,7 +189,7 @@ def test_a_small_model_is_offered_graphs_of_its_layers() -> None:
     offer = shardwright.plan("gpt2", "1x8xH100-SXM", small).with_options
     assert offer is not None and offer.pins == ("cuda_graph=layers",) and offer.saving > 0.05
     asked = shardwright.plan("gpt2", "1x8xH100-SXM", small, pins={"cuda_graph": "layers"})
-    assert _seconds(asked.best) <= _seconds(offer.plan) * 1.0001
+    assert asked.best.iteration_seconds <= offer.plan.iteration_seconds * 1.0001
     assert asked.with_options is None
 
 
@@ -235,7 +226,7 @@ def test_gpus_of_several_types_are_offered_gradients_that_are_summed_last() -> N
     assert offer is not None and offer.pins == ("gradient_sync=last",) and offer.saving > 0.05
     assert offer.plan.optimizer != ranking.best.optimizer
     asked = shardwright.plan(*question, framework="fsdp", pins={"gradient_sync": "last"})
-    assert _seconds(asked.best) <= _seconds(offer.plan) * 1.0001
+    assert asked.best.iteration_seconds <= offer.plan.iteration_seconds * 1.0001
     assert "sync_each_batch" not in shardwright.export(offer.plan, "accelerate").files["training_arguments.json"]
 
 
@@ -243,7 +234,7 @@ def test_experts_are_offered_a_hidden_exchange_that_a_trainer_runs() -> None:
     ranking = shardwright.plan(MODEL, CLUSTER, replace(JOB, global_batch=256))
     offer = ranking.with_options
     assert offer is not None and "exchange_overlap=batches" in offer.pins
-    assert _seconds(offer.plan) == pytest.approx((1.0 - offer.saving) * _seconds(ranking.best))
+    assert offer.plan.iteration_seconds == pytest.approx((1.0 - offer.saving) * ranking.best.iteration_seconds)
     assert "--overlap-moe-expert-parallel-comm" in shardwright.export(offer.plan, "megatron").files["run.sh"]
 
 

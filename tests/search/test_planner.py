@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 import shardwright
+from shardwright import Cluster, Job, SpecError, check, evaluate, load_cluster, load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
-from shardwright.errors import SpecError
-from shardwright.plans.check import check
 from shardwright.plans.document import dumps
 from shardwright.plans.findings import (
     BlockRecomputation,
@@ -28,7 +27,7 @@ from shardwright.plans.findings import (
     ShorterSequence,
     Unpin,
 )
-from shardwright.plans.plan import Granularity, Plan, Recompute
+from shardwright.plans.plan import Granularity, Recompute
 from shardwright.plans.ranking import NoPlan, Ranking
 from shardwright.reports.words import in_words
 from shardwright.rounding import coarse
@@ -36,12 +35,6 @@ from shardwright.search.planner import plan, predict
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import Space, parse_pins
 from shardwright.spec.adapter import Adapter
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
-from shardwright.trainers.plan import evaluate
 
 MODEL = load_model("llama-3.1-8b")
 CLUSTER = load_cluster("2x8xA100-SXM-80")
@@ -53,13 +46,8 @@ def ranking() -> Ranking:
     return plan(MODEL, CLUSTER, JOB)
 
 
-def seconds(found: Plan) -> float:
-    assert found.prediction is not None
-    return found.prediction.iteration_seconds
-
-
 def test_plans_are_ranked_legal_and_different(ranking: Ranking) -> None:
-    times = [seconds(found) for found in ranking.plans]
+    times = [found.iteration_seconds for found in ranking.plans]
     assert times == sorted(times)
     assert len(ranking.plans) == 3
     assert [check(found) for found in ranking.plans] == [()] * 3
@@ -70,8 +58,8 @@ def test_plans_are_ranked_legal_and_different(ranking: Ranking) -> None:
 def test_the_best_is_no_slower_than_any_baseline(ranking: Ranking) -> None:
     rivals = [entry.plan for entry in ranking.baselines if entry.plan is not None]
     assert rivals
-    fitting = [p for p in rivals if p.prediction is not None and p.prediction.fit_probability >= 0.8]
-    assert all(seconds(ranking.best) <= seconds(rival) for rival in fitting)
+    fitting = [rival for rival in rivals if rival.predicted.fit_probability >= 0.8]
+    assert all(ranking.best.iteration_seconds <= rival.iteration_seconds for rival in fitting)
 
 
 def test_every_candidate_is_accounted_for(ranking: Ranking) -> None:
@@ -87,23 +75,22 @@ def test_equal_input_gives_equal_bytes(ranking: Ranking) -> None:
 
 def test_the_breakdown_adds_up_and_memory_fits(ranking: Ranking) -> None:
     for found in ranking.plans:
-        prediction = found.prediction
-        assert prediction is not None
+        prediction = found.predicted
         assert prediction.time.total_seconds == pytest.approx(prediction.iteration_seconds)
         assert all(stage.total_bytes <= stage.capacity_bytes for stage in prediction.memory[0])
         assert prediction.interval[0] < prediction.iteration_seconds < prediction.interval[1]
         least = ranking.passed_over.plan if ranking.passed_over else ranking.best
-        assert coarse(prediction.lower_bound_seconds) == coarse(seconds(least))
+        assert coarse(prediction.lower_bound_seconds) == coarse(least.iteration_seconds)
 
 
 def test_evaluation_of_a_plan_found_is_its_prediction(ranking: Ranking) -> None:
     worst = ranking.plans[-1]
-    assert predict(worst).prediction == pytest.approx(worst.prediction) or seconds(predict(worst)) == pytest.approx(
-        seconds(worst)
-    )
+    assert predict(worst).prediction == pytest.approx(worst.prediction) or predict(
+        worst
+    ).iteration_seconds == pytest.approx(worst.iteration_seconds)
     result = evaluate(worst)
-    assert seconds(result.plan) == pytest.approx(seconds(worst))
-    assert seconds(result.best.best) == pytest.approx(seconds(ranking.best))
+    assert result.plan.iteration_seconds == pytest.approx(worst.iteration_seconds)
+    assert result.best.best.iteration_seconds == pytest.approx(ranking.best.iteration_seconds)
 
 
 @pytest.mark.parametrize("granularity", ["none", "selective"])
@@ -111,15 +98,15 @@ def test_what_would_make_a_plan_fit_makes_it_sure_to(ranking: Ranking, granulari
     (replica,), kept = ranking.best.replicas, Recompute(granularity=granularity)
     replica = replace(replica, stages=tuple(replace(stage, recompute=kept) for stage in replica.stages))
     best = predict(replace(ranking.best, replicas=(replica,), prediction=None))
-    fullest = max(stage.total_bytes for row in best.prediction.memory for stage in row) if best.prediction else 0.0
+    fullest = max(stage.total_bytes for row in best.predicted.memory for stage in row)
     tight = replace(CLUSTER, pools=(replace(CLUSTER.pools[0], memory_bytes=1.03 * fullest),))
     found = evaluate(replace(best, cluster=tight, prediction=None))
-    assert found.plan.prediction is not None and 0.5 < found.plan.prediction.fit_probability < 0.9
+    assert 0.5 < found.plan.predicted.fit_probability < 0.9
     (layers,) = [change.layers for change in found.remedies if isinstance(change, BlockRecomputation)]
     again = Recompute(granularity="full", method="block", layers=layers)
     stages = tuple(replace(stage, recompute=again) for stage in best.replicas[0].stages)
     mended = predict(replace(found.plan, replicas=(replace(best.replicas[0], stages=stages),), prediction=None))
-    assert mended.prediction is not None and mended.prediction.fit_probability >= 0.9
+    assert mended.predicted.fit_probability >= 0.9
 
 
 def test_pins_hold() -> None:
@@ -140,8 +127,7 @@ def test_rules_drop_and_count() -> None:
 
 def test_a_stricter_fit_leaves_more_memory() -> None:
     def fullest(fit: float) -> float:
-        prediction = plan(MODEL, CLUSTER, JOB, fit=fit).best.prediction
-        assert prediction is not None
+        prediction = plan(MODEL, CLUSTER, JOB, fit=fit).best.predicted
         assert prediction.fit_probability >= fit
         return max(stage.total_bytes for stage in prediction.memory[0])
 
@@ -205,10 +191,8 @@ def _job(**limits: object) -> Job:
 
 
 def test_cheapest_within_a_deadline_and_fastest_within_a_budget(ranking: Ranking) -> None:
-    fastest = ranking.best.prediction
-    cheapest = plan(MODEL, CLUSTER, _job(objective="cost")).best.prediction
-    assert fastest is not None
-    assert cheapest is not None
+    fastest = ranking.best.predicted
+    cheapest = plan(MODEL, CLUSTER, _job(objective="cost")).best.predicted
     assert fastest.dollars_total is not None
     assert cheapest.dollars_total is not None
     assert fastest.hours_total is not None
@@ -220,7 +204,7 @@ def test_cheapest_within_a_deadline_and_fastest_within_a_budget(ranking: Ranking
     assert too_soon.infeasible is not None
     assert any(isinstance(remedy, Fastest) for remedy in too_soon.infeasible.remedies)
     enough = plan(MODEL, CLUSTER, _job(deadline_hours=fastest.hours_total * 1.01)).best
-    assert seconds(enough) == pytest.approx(seconds(ranking.best))
+    assert enough.iteration_seconds == pytest.approx(ranking.best.iteration_seconds)
 
 
 SMALL_MODEL, SMALL_FIRST = (
@@ -265,8 +249,8 @@ def test_a_rule_of_thumb_that_misses_the_deadline_is_no_rival(over_two_types: Ra
     (uniform,) = [
         entry.plan for entry in whole.baselines if entry.plan is not None and len(entry.plan.gpus_by_type) > 1
     ]
-    hours = 0.5 * sum(found.prediction.hours_total or 0.0 for found in (uniform, whole.best) if found.prediction)
-    assert seconds(whole.best) < seconds(uniform)
+    hours = 0.5 * sum(found.predicted.hours_total or 0.0 for found in (uniform, whole.best))
+    assert whole.best.iteration_seconds < uniform.iteration_seconds
     limited = plan(MODEL, TWO_TYPES, _job(deadline_hours=hours), gap=0.2)
     assert limited.plans
     assert [entry.failure for entry in limited.baselines if "uniform" in entry.rule] == [Failure.MISSES_LIMITS]
@@ -277,7 +261,11 @@ def test_two_types_together_beat_each_alone(over_two_types: Ranking) -> None:
     types = {stage.gpu for replica in result.best.replicas for stage in replica.stages}
     assert types == {"A100-SXM-80", "H100-SXM"}
     assert check(result.best) == ()
-    assert all(seconds(result.best) <= seconds(entry.plan) for entry in result.baselines if entry.plan is not None)
+    assert all(
+        result.best.iteration_seconds <= entry.plan.iteration_seconds
+        for entry in result.baselines
+        if entry.plan is not None
+    )
     assert result.search.gap is not None
     assert result.search.gap <= 0.01 + 1e-9
 
@@ -316,7 +304,7 @@ def test_full_sharding_over_several_types_is_uneven_fsdp() -> None:
     pipelines, uneven, even = ranking.kinds
     assert pipelines.plan is None and uneven.plan is not None
     assert uneven.plan.replicas == ranking.best.replicas
-    assert even.plan is None or seconds(even.plan) >= seconds(ranking.best)
+    assert even.plan is None or even.plan.iteration_seconds >= ranking.best.iteration_seconds
 
 
 def test_a_pinned_pipeline_length_holds_in_mixed_plans() -> None:
@@ -358,7 +346,7 @@ def test_unequal_replicas_on_one_type_are_found_where_they_are_run_and_named_whe
     assert NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE in equal.search.not_covered
     assert NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE not in unequal.search.not_covered
     assert sorted(replica.micro_batches for replica in unequal.best.replicas) == [1, 2]
-    assert seconds(unequal.best) < 0.9 * seconds(equal.best)
+    assert unequal.best.iteration_seconds < 0.9 * equal.best.iteration_seconds
 
 
 def test_degrees_of_a_thousand_are_searched() -> None:

@@ -50,15 +50,15 @@ def test_more_rows_than_fit_go_in_several_steps() -> None:
     assert isinstance(few, SpmdProgram) and isinstance(many, SpmdProgram)
     assert few.steps == 1 < many.steps and 256 % many.steps == 0
     # Two equal GPUs with rows enough compute like the plan's data parallelism, which is priced apart.
-    plan = shardwright.plan(model, cluster, job(256, framework="train")).best.prediction
-    assert plan is not None and many.iteration_seconds == pytest.approx(plan.iteration_seconds, rel=0.1)
+    plan = shardwright.plan(model, cluster, job(256, framework="train")).best.predicted
+    assert many.iteration_seconds == pytest.approx(plan.iteration_seconds, rel=0.1)
 
 
 def test_experts_are_priced_as_in_plans() -> None:
     model, cluster = shardwright.load_model("qwen1.5-moe-a2.7b"), shardwright.load_cluster("1x8xA100-SXM-80")
     job = shardwright.make_job(global_batch=32, seq_len=2048, framework="train")
-    found, plan = best_program(model, cluster, job), shardwright.plan(model, cluster, job).best.prediction
-    assert isinstance(found, SpmdProgram) and plan is not None
+    found, plan = best_program(model, cluster, job), shardwright.plan(model, cluster, job).best.predicted
+    assert isinstance(found, SpmdProgram)
     assert found.iteration_seconds == pytest.approx(plan.iteration_seconds, rel=0.1)
 
 
@@ -97,8 +97,8 @@ def test_where_there_is_no_program_it_says_why(
 
 def test_words_say_who_wins_and_by_how_much() -> None:
     answer = ranking()
-    program, prediction = answer.program, answer.best.prediction
-    assert isinstance(program, SpmdProgram) and prediction is not None
+    program, prediction = answer.program, answer.best.predicted
+    assert isinstance(program, SpmdProgram)
     faster = replace(program, iteration_seconds=0.8 * prediction.iteration_seconds, steps=4)
     words = program_words(replace(answer, program=faster))
     assert "20% less than the plan" in words and "batches of 4 rows" in words and "--accumulate 4" in words

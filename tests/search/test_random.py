@@ -10,8 +10,7 @@ from tests.nightly import nightly
 from tests.search.laws import LAWS, below_the_bound, priced_alike
 from tests.search.random_problems import QUICK, SEEDS, Problem, problem
 
-from shardwright.errors import SpecError
-from shardwright.plans.ranking import Ranking
+from shardwright import Ranking, SpecError
 
 COUNTED = (*range(162), *range(290, 367))  # looked at with the search as it was when the seeds were committed
 FLOOR = 213  # of these had a plan that somebody runs; 8 more were of adapters, which `train` was asked for and has not

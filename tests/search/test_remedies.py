@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from tests.nightly import nightly
 
+from shardwright import Cluster, Job, check, evaluate, load_cluster, load_model, make_job, plan, predict
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.facts import headroom
-from shardwright.plans.check import check
 from shardwright.plans.findings import (
     Change,
     MoreHostMemory,
@@ -25,14 +25,7 @@ from shardwright.plans.findings import (
     Unpin,
 )
 from shardwright.search.fitting import changes_that_fit
-from shardwright.search.planner import predict
 from shardwright.search.space.axes import parse_pins
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
-from shardwright.trainers.plan import evaluate, plan
 from shardwright.trainers.runs import runners
 from shardwright.units import GIBIBYTE, format_bytes
 
@@ -123,15 +116,14 @@ def changes_tried(seed: int) -> int:
     best = plan(model, roomy, job, space=parse_pins(pins), framework=framework, top=1).plans
     if not best or not runners(best[0]):
         return 0
-    assert best[0].prediction is not None
-    fullest = max(stage.total_bytes for row in best[0].prediction.memory for stage in row)
+    fullest = max(stage.total_bytes for row in best[0].predicted.memory for stage in row)
     tight = replace(cluster, pools=(replace(cluster.pools[0], memory_bytes=draw.uniform(0.5, 1.0) * fullest),))
     mine = replace(best[0], cluster=tight, prediction=None)
     (context,) = contexts_of(mine, default_efficiency()).values()
     changed = dict(changes_that_fit(replace(context, headroom=headroom(0.9, job)), mine))
     remedies = evaluate(mine).remedies
     for change in remedies:
-        prediction = predict(changed[change]).prediction
+        prediction = predict(changed[change]).predicted
         assert not tuple(check(changed[change])) and runners(changed[change]), (seed, change)
-        assert prediction is not None and prediction.fit_probability >= 0.9, (seed, change)
+        assert prediction.fit_probability >= 0.9, (seed, change)
     return len(remedies)

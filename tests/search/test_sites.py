@@ -7,17 +7,13 @@ from functools import cache
 
 import pytest
 
+from shardwright import Plan, Ranking, load_model, make_job, predict
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.money import egress_dollars
 from shardwright.cost.trust.evidence import unpublished
-from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Ranking
 from shardwright.search.planner import plan as search
-from shardwright.search.planner import predict
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 DEARER = 0.08  # dollars a gigabyte
 
@@ -55,8 +51,7 @@ def sites_of(plan: Plan) -> dict[str, str]:
 
 def seconds(plan: Plan | None) -> float:
     assert plan is not None
-    assert plan.prediction is not None
-    return plan.prediction.iteration_seconds
+    return plan.iteration_seconds
 
 
 @pytest.mark.parametrize("west", ["A100-SXM-80", "A100-SXM-40"])
@@ -91,7 +86,6 @@ def test_over_a_hopeless_link_one_site_trains_alone() -> None:
 def test_traffic_is_paid() -> None:
     """Both directions of every boundary between the sites, for every micro-batch of every pipeline."""
     plan = planned(20).best
-    assert plan.prediction is not None
     sites = sites_of(plan)
     message = 2.0 * plan.micro_batch * 2048 * plan.model.hidden
     crossings = sum(
@@ -102,10 +96,9 @@ def test_traffic_is_paid() -> None:
     )
     dollars = 2 * crossings * message * DEARER / 1e9
     assert egress_dollars(plan) == pytest.approx(dollars)
-    hourly = dollars * 3600 / plan.prediction.iteration_seconds
-    assert plan.prediction.dollars_per_hour == pytest.approx(20 + hourly)
-    free = planned(20, egress=0.0).best.prediction
-    assert free is not None
+    hourly = dollars * 3600 / plan.iteration_seconds
+    assert plan.predicted.dollars_per_hour == pytest.approx(20 + hourly)
+    free = planned(20, egress=0.0).best.predicted
     assert free.dollars_per_hour == pytest.approx(20)
 
 

@@ -7,25 +7,19 @@ from dataclasses import asdict, replace
 from itertools import product
 
 import pytest
-from tests.cli.running import refused, run
+from tests.cli.running import answered, refused, run, succeeded
 from tests.nightly import nightly
 
 import shardwright.search.sizing as module
+from shardwright import Cluster, Job, SpecError, load_cluster, load_model, make_job, plan
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict
-from shardwright.errors import SpecError
 from shardwright.search.sizing import Size, Sizing, TrainingWay, fit, way_with, ways
 from shardwright.spec.adapter import FROZEN_BYTES, parse_adapter
 from shardwright.spec.catalog.gpus import gpus
-from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
 from shardwright.spec.options import Options
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 from shardwright.trainers.fit import fit as trained
 from shardwright.trainers.fit import plan_of_way
-from shardwright.trainers.plan import plan
 from shardwright.trainers.runs import runners
 
 UNASKED = Options()
@@ -282,8 +276,7 @@ def test_what_sometimes_fits_is_said_as_such() -> None:
 
 
 def test_the_command_says_what_fits_and_what_to_type_next() -> None:
-    outcome = run(["fit", "llama-3.1-8b", "--gpu", "RTX3090"])
-    assert outcome.code == 0
+    outcome = succeeded(["fit", "llama-3.1-8b", "--gpu", "RTX3090"])
     assert "or more: LoRA, 8-bit weights; QLoRA; LoRA, ZeRO-3, weights on host; " in outcome.out
     assert "What would make the rest fit" in outcome.out and "\nNext\n  " in outcome.out
     eight = run(["fit", "llama-3.1-8b", "--gpu", "H100-SXM", "--gpus", "8"])
@@ -299,7 +292,7 @@ def test_the_command_says_what_fits_and_what_to_type_next() -> None:
     ],
 )
 def test_what_to_type_next_finds_a_plan(model: str, gpu: str, count: int) -> None:
-    document = json.loads(run(["fit", model, "--gpu", gpu, "--gpus", str(count), "--json"]).out)
+    document = answered(["fit", model, "--gpu", gpu, "--gpus", str(count), "--json"])
     if document["next"]:
         assert run([*document["next"].split()[1:], "--json"]).code == 0, document["next"]
 

@@ -14,19 +14,19 @@ from tests.nightly import nightly
 from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, problems, solved
 
+from shardwright import Job, Space
 from shardwright.arrays import places_by_value
 from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import Verdict, bound_seconds, bounded, evaluate, exact_seconds, iteration
 from shardwright.cost.iteration.footprint import fits, fixed_bytes, held_parameters
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.iteration.step import norm_seconds, tied_embedding_seconds
-from shardwright.cost.strategies import COLUMNS, NONE, ZERO1, ZERO3, Layouts, Strategies, boundaries, strategies
-from shardwright.search.space.axes import Space
+from shardwright.cost.strategies import COLUMNS, NONE, ZERO1, ZERO3, Layouts, Strategies, strategies
 from shardwright.search.space.expand import Axes, axes, layer_variants
 from shardwright.search.space.layouts import layouts
 from shardwright.search.uniform import bounds as sketch
 from shardwright.search.uniform.bounds import layout_bounds, memory_floor, sketch_seconds
-from shardwright.spec.job import Job
+from shardwright.search.uniform.completion import starts_of
 
 ROUNDING = 1 + 1e-9
 
@@ -100,11 +100,6 @@ def test_bounds_hold_where_experts_have_more_copies_than_the_rest():
     for capacity in capacities:
         small = replace(where, pool=replace(where.pool, memory_bytes=float(capacity)))
         sketch_holds(small, replace(verdict, fits=verdict.peak_bytes <= capacity))
-
-
-def starts_of(where: Context, rows: Strategies) -> np.ndarray:
-    stages = int(rows.pp[0] * rows.vpp[0])
-    return boundaries(where.layer_count, stages, rows.first_layers, rows.last_layers)
 
 
 LARGE = [

@@ -13,8 +13,8 @@ from tests.nightly import examples
 from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, problems
 
+from shardwright import Job, Model, SpecError, load_model
 from shardwright.cost.strategies import DATA_OUTERMOST, SELECTIVE, UNIFORM, ZERO1, ZERO3, Layouts, strategies
-from shardwright.errors import SpecError
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import (
@@ -28,10 +28,8 @@ from shardwright.search.space.axes import (
 from shardwright.search.space.layouts import candidate_counts, layouts, splits
 from shardwright.search.space.parameters import AXES, SYNONYMS
 from shardwright.search.uniform.search import search
-from shardwright.spec.job import Job
-from shardwright.spec.model import Layer, Mlp, Model, Moe
+from shardwright.spec.layer import Layer, Mlp, Moe
 from shardwright.spec.options import VALUES
-from shardwright.spec.read.model import load_model
 
 JOB = Job(global_batch=16, seq_len=2048)
 

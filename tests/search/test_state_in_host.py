@@ -10,8 +10,9 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 from tests.nightly import nightly
+from tests.search.test_host_memory import with_host
 
-from shardwright import load_cluster, load_model, make_job
+from shardwright import Cluster, check, load_cluster, load_model, make_job, plan
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.batch import evaluate
 from shardwright.cost.learned import default_efficiency
@@ -19,7 +20,6 @@ from shardwright.cost.memory.facts import headroom
 from shardwright.cost.strategies import NONE, UNIFORM, ZERO2, plan_of_row, settled, strategies
 from shardwright.exporters import accelerate, deepspeed
 from shardwright.plans.abilities import flash_attention_runs, framework_problems
-from shardwright.plans.check import check
 from shardwright.plans.findings import NoLegalLayout, RulesDropAll, Unpin
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
@@ -27,18 +27,11 @@ from shardwright.search.space.axes import Space, divisors, searched, tensor_para
 from shardwright.search.space.layouts import even_split
 from shardwright.search.uniform.search import search
 from shardwright.spec.catalog.frameworks import framework_names
-from shardwright.spec.cluster import Cluster
-from shardwright.trainers.plan import plan
 
 CLUSTERS = ("1x1xRTX4090", "1x2xRTX4090", "1x4xRTX3090", "1x8xA100-SXM-40", "2x4xA100-SXM-80", "2x1xH100-SXM")
 MODELS = ("llama-3.2-1b", "qwen3-4b", "llama-2-7b", "llama-2-13b")
 HOSTS = (20e9, 80e9, 400e9)  # bytes for each GPU
 ROWS = 60  # priced for each draw
-
-
-def with_host(cluster: Cluster, per_gpu: float) -> Cluster:
-    pools = (replace(pool, host_memory_bytes=per_gpu * pool.gpus_per_node) for pool in cluster.pools)
-    return replace(cluster, pools=tuple(pools))
 
 
 def drawn(pick: np.random.Generator) -> tuple[Context, Cluster]:

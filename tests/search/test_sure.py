@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from tests.search.shop.samples import A100, H100, JOB, offers
 
+from shardwright import Job, Ranking, SpecError, load_cluster, load_model, make_job, plan
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.trust.interval import chance_within, limit_kept
-from shardwright.errors import SpecError
 from shardwright.plans.findings import NotSure
-from shardwright.plans.ranking import Ranking
 from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.documents.shop import shop_document
 from shardwright.reports.html.shop import shop_page
@@ -21,11 +20,6 @@ from shardwright.reports.text.shop import chosen, front_text
 from shardwright.search.market.result import USUALLY_SURE, Shopping, limits_of
 from shardwright.search.market.shop import shop
 from shardwright.search.sure import odds
-from shardwright.spec.job import Job
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
-from shardwright.trainers.plan import plan
 
 MODEL, MACHINES = load_model("llama-3.2-1b"), load_cluster("2x8xA100-SXM-80")
 
@@ -41,15 +35,14 @@ def planned(wanted: Job, sure: float | None) -> Ranking:
 @pytest.fixture(scope="module")
 def hours() -> float:
     """What the fastest plan is expected to take."""
-    fastest = planned(job(), None).best.prediction
-    assert fastest is not None and fastest.hours_total is not None
+    fastest = planned(job(), None).best.predicted
+    assert fastest.hours_total is not None
     return fastest.hours_total
 
 
 @pytest.mark.parametrize("sure", [0.02, 0.5, 0.8, 0.9, 0.999])
 def test_the_limit_that_is_kept_is_the_inverse_of_the_chance(sure: float) -> None:
-    prediction = planned(job(), None).best.prediction
-    assert prediction is not None
+    prediction = planned(job(), None).best.predicted
     assert chance_within(prediction, 3.0, limit_kept(prediction, 3.0, sure)) == pytest.approx(sure)
 
 

@@ -1,4 +1,6 @@
-"""The search returns the true optimum of its own cost model: brute force over the whole declared space agrees."""
+"""The search returns the true optimum of its own cost model: brute force over the whole declared space agrees. Of equal
+plans it returns the same ones, and its bounds hold under the fitted efficiency model.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,22 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from tests.cost.samples import context, llama, pool
-from tests.nightly import nightly
+from tests.nightly import examples, nightly
 from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, problems, solved, values
+from tests.search.test_sketch import sketch_holds
 
+from shardwright import Job, Space, load_cluster, load_model, make_job
 from shardwright.cost.iteration.batch import evaluate
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
+from shardwright.cost.learned import Learned
+from shardwright.cost.strategies import BLOCK, COLUMNS, NONE, SELECTIVE, strategies
+from shardwright.cost.trust.rarity import strategy_switches
 from shardwright.rounding import coarse
 from shardwright.search.objective import Objective
+from shardwright.search.planner import plan
 from shardwright.search.rules.filters import Filters
-from shardwright.search.space.axes import Space
+from shardwright.search.uniform.best import Best
 from shardwright.search.uniform.search import search
-from shardwright.spec.job import Job
 
 ALL = 10_000  # more layouts than any problem has: nothing is pruned, and every layout must have its best strategy
 ROUNDED = 2.0**-36  # values are rounded to 36 binary digits
@@ -80,3 +86,44 @@ def test_recomputing_few_layers_may_beat_selective_recomputation(number: int):
     ((value, row),) = found.ranked
     assert value == pytest.approx(verdict.seconds[fits].min(), rel=ROUNDED)
     assert (row.recompute[0], row.recompute_layers[0]) == (BLOCK, number)
+
+
+@settings(max_examples=examples(40), suppress_health_check=list(HealthCheck))
+@given(problem=problems(most=3000))
+def test_no_candidate_is_below_the_bound_of_its_arrangement(problem: Problem):
+    where, verdict = solved(problem)
+    if len(verdict.rows):
+        learned = replace(where, efficiency=Learned())
+        sketch_holds(learned, evaluate(learned, verdict.rows))
+
+
+SIZES = ("LAYOUT_BATCH", "EARLY_BATCH", "ARRANGEMENT_BATCH", "SIMULATION_BATCH")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_equal_rows_the_same_wins_in_whatever_order_they_come(seed):
+    draw = np.random.default_rng(seed)
+    layouts, values = draw.integers(0, 5, 40), draw.integers(1, 4, 40).astype(float)
+    rows = strategies([{"first_layers": int(a), "last_layers": int(b)} for a, b in draw.integers(1, 4, (40, 2))])
+    found = set()
+    for _ in range(5):
+        best = Best(3, 0.01, strategy_switches("Hopper", "dense"))
+        for part in np.array_split(draw.permutation(40), draw.integers(1, 8)):
+            best.offer(layouts[part], values[part], rows.take(part))
+        found.add(
+            tuple(
+                (entry.value, entry.layout, *(getattr(entry.row, name)[0] for name in COLUMNS))
+                for entry in best.ranked()
+            )
+        )
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("sizes", [(16, 4, 8, 4), (2000, 300, 300, 64)])
+@pytest.mark.parametrize("model", ["opt-350m", "llama-2-13b"])
+def test_plans_do_not_depend_on_the_sizes_of_batches(model, sizes, monkeypatch):
+    given = load_model(model), load_cluster("2x8xA100-SXM-80"), make_job(global_batch=64, seq_len=2048)
+    usual = plan(*given, top=5)
+    for name, size in zip(SIZES, sizes, strict=True):
+        monkeypatch.setattr(f"shardwright.search.uniform.search.{name}", size)
+    assert plan(*given, top=5).plans == usual.plans

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from typing import Any
 
 import pytest
-from tests.cli.running import run
+from tests.cli.running import answered
 
 from shardwright.cli.tools import DOCUMENTS
 
@@ -62,7 +61,7 @@ def test_an_assistant_has_the_commands_and_their_documents() -> None:
     assert failed == {"unknown", "refused", "launched", "elsewhere"}
     told = {name: result.structured_content for name, result in results.items()}
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in SMALL.items()]
-    assert told["plan"]["plans"] == json.loads(run(["plan", *flags, "--json"]).out)["plans"]
+    assert told["plan"]["plans"] == answered(["plan", *flags, "--json"])["plans"]
     assert "no-such-model" in told["unknown"]["errors"][0]["path"]
     assert "--tensor-model-parallel-size" in told["export"]["arguments"]
     assert any("registry" in problem["message"] for problem in told["refused"]["errors"])

@@ -13,7 +13,7 @@ from functools import partial
 from http.client import HTTPConnection
 
 import pytest
-from tests.serving.what_if import SMALL, answers, ask, served
+from tests.serving.what_if import SMALL, answers, ask
 
 from shardwright.cost.calibrate import Measured, calibrate
 from shardwright.plans.document import dumps, from_document
@@ -29,12 +29,6 @@ LONG = SMALL | {"model": "llama-3.1-405b", "precision": "bf16", "global_batch": 
 LONG["cluster"] = "512x8xH100-SXM+512x8xA100-SXM-80+512x8xH200+512x8xB200"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with served() as found:
-        yield found
-
-
 def test_first_plans_then_the_front_then_the_best_with_the_library_s_figures(server: Server) -> None:
     told = answers(server, SMALL)
     steps = [answer["step"] for answer in told]
@@ -43,8 +37,7 @@ def test_first_plans_then_the_front_then_the_best_with_the_library_s_figures(ser
     last = told[-2]
     figures = json.loads(json.dumps(plan_figures(best)))
     assert {name: last["figures"][name] for name in figures} == figures
-    assert best.prediction is not None
-    capacities = [stage.capacity_bytes for row in best.prediction.memory for stage in row]
+    capacities = [stage.capacity_bytes for row in best.predicted.memory for stage in row]
     assert last["charts"]["memory"]["limits"] == capacities
     times = [answer["figures"]["iteration_seconds"] for answer in told if "figures" in answer]
     assert times == sorted(times, reverse=True)
@@ -179,12 +172,11 @@ def test_an_answer_that_takes_too_long_is_an_error() -> None:
 def test_plans_on_the_site_of_a_calibration_are_moved_everywhere() -> None:
     fields = {"model": "llama-3.1-8b", "cluster": "1x8xH100-SXM", "global_batch": 64, "seq_len": 4096}
     best = planned(plan_request(fields), top=1).best
-    assert best.prediction is not None
-    ran = Measured(plan=best, seconds=1.3 * best.prediction.iteration_seconds, name="run")
+    ran = Measured(plan=best, seconds=1.3 * best.iteration_seconds, name="run")
     site = calibrate([ran])
     (last,) = [answer for answer in steps(fields, site) if answer["step"] == "best"]
-    assert 1.15 < last["figures"]["iteration_seconds"] / best.prediction.iteration_seconds < 1.3
+    assert 1.15 < last["figures"]["iteration_seconds"] / best.iteration_seconds < 1.3
     assert "calibrated on 1 run of yours" in last["key_figures"]
     (file,) = download(fields | {"to": "plan"}, site)
-    prediction = from_document(json.loads(file["content"])).prediction
-    assert prediction is not None and prediction.iteration_seconds == last["figures"]["iteration_seconds"]
+    prediction = from_document(json.loads(file["content"])).predicted
+    assert prediction.iteration_seconds == last["figures"]["iteration_seconds"]

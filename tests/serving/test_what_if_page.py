@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.chromium import CHROMIUM, Page, chromium
-from tests.serving.what_if import SMALL, served
+from tests.serving.what_if import SMALL
 
 from shardwright.reports.html.page_of import answer
 from shardwright.serving.requests import plan_request, planned
@@ -17,12 +17,6 @@ from shardwright.serving.what_if.server import Server
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 NAMED = frozenset({"textbox", "combobox", "slider", "button", "image", "link", "region", "form"})
 ADDRESS = "#" + "&".join(f"{name}={quote(str(value))}" for name, value in SMALL.items())
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with served() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +50,7 @@ def text(page: Page, name: str) -> str:
 def test_the_answer_is_the_library_s(page: Page) -> None:
     best = planned(plan_request(SMALL), top=1).best
     assert text(page, "#answer") == answer(best)
-    assert best.prediction is not None
-    assert f"{best.prediction.mfu:.1%}" in text(page, "#key-figures")
+    assert f"{best.predicted.mfu:.1%}" in text(page, "#key-figures")
     assert page.run("[...document.querySelectorAll('[data-chart]')].every((each) => each.querySelector('canvas'))")
     assert page.run("document.querySelectorAll('[data-chart]').length") == 5
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.errors import SpecError
+from shardwright import SpecError, load_model, make_job
 from shardwright.search.planner import plan
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.custom_gpu import custom_gpu, description
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 from shardwright.spec.text.fields import Section
 
 NEW = {"name": "X1", "bf16_tflops": 500, "fp32_tflops": 60, "memory_gb": 96, "memory_gb_per_second": 3000}

@@ -8,15 +8,12 @@ from typing import Any
 import pytest
 from tests.nightly import nightly
 
-from shardwright.errors import SpecError
+from shardwright import Job, SpecError, load_model, make_job
 from shardwright.plans.check import position_problems
 from shardwright.reports.text.question import images_line, model_line
 from shardwright.spec.images import taken_of, tower_parameters
-from shardwright.spec.job import Job
 from shardwright.spec.read.encoder_decoders import ENCODER_DECODERS
 from shardwright.spec.read.huggingface import model_of_config
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 # Parameters by the index of the weights at huggingface.co.
 PUBLISHED = {

@@ -7,6 +7,7 @@ import io
 
 import pytest
 
+from shardwright import Job, load_cluster, load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
 from shardwright.cost.frameworks.overheads import shipped
@@ -17,10 +18,6 @@ from shardwright.cost.strategies import settled, strategies
 from shardwright.cost.trust.interval import ANY, interval_of
 from shardwright.files import shipped_file
 from shardwright.spec.catalog import frameworks
-from shardwright.spec.job import Job
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 from shardwright.validation.facts import habits_of
 
 CACHES = (frameworks.framework_rows, shipped, shipped_facts, habits_of, widths_of)
@@ -46,14 +43,15 @@ def with_a_new_row(monkeypatch):
 
 
 @pytest.mark.usefixtures("with_a_new_row")
-@pytest.mark.parametrize("tp", [1, 2])
-def test_a_new_row_takes_the_seconds_of_the_row_it_copies(tp: int) -> None:
+@pytest.mark.parametrize("degrees", [{"dp": 1}, {"tp": 2, "dp": 1}, {"dp": 2, "sharding": 2}, {"dp": 2, "sharding": 3}])
+def test_a_new_row_takes_the_seconds_of_the_row_it_copies(degrees: dict[str, int]) -> None:
+    """In fp32, as bytes on links are rows of another table."""
     model, pool = load_model("llama-3.2-1b"), load_cluster("1x2xH100-SXM").pools[0]
     seconds = []
     for framework in ("fsdp", "newcomer"):
-        job = make_job(global_batch=8, seq_len=1024, framework=framework)
+        job = make_job(global_batch=8, seq_len=1024, framework=framework, precision="fp32")
         context = Context(model=model, pool=pool, job=job, efficiency=Analytic())
-        row = strategies([settled({"tp": tp, "dp": 1, "flash": False, "sequence_parallel": tp > 1})])
+        row = strategies([settled({"flash": False, "sequence_parallel": "tp" in degrees, **degrees})])
         seconds.append(evaluate(context, row).seconds[0])
     assert seconds[0] == seconds[1]
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.nightly import examples
 
-from shardwright.errors import SpecError
-from shardwright.spec.job import Job
+from shardwright import Job, SpecError
 from shardwright.spec.read.job import make_job, parse_count
 
 

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from shardwright import load_cluster, load_model, load_offers
 from shardwright.errors import Problem, SpecError
-from shardwright.spec.read.cluster import load_cluster
-from shardwright.spec.read.model import load_model
-from shardwright.spec.read.offers import load_offers
 from shardwright.spec.text.reading import located
 
 CLUSTER = """# machines

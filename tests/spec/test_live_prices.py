@@ -15,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.cli.running import refused, run
+from tests.cli.running import refused, run, succeeded
 
 from shardwright.spec.catalog.live_prices import UnreachableError, fetch, from_items, keep
 from shardwright.spec.catalog.prices import load_prices, prices, refreshed_path, table_date, table_prices
@@ -112,8 +112,7 @@ def test_without_a_fetched_table_the_one_that_ships_is_in_force() -> None:
 
 def test_refresh_lists_what_it_fetched(gpuhunt: type[FakeCatalog], cache: Path) -> None:
     gpuhunt.items = (item(), item(price=19.0, spot=True), item(gpu_name="odd"))
-    outcome = run(["prices", "--refresh", "--json"])
-    assert outcome.code == 0
+    outcome = succeeded(["prices", "--refresh", "--json"])
     (row,) = json.loads(outcome.out)
     assert row["price"]["spot_per_hour"] == 19.0
     assert "1 prices of" in outcome.err and "1 left out" in outcome.err and str(cache) in outcome.err
@@ -121,8 +120,7 @@ def test_refresh_lists_what_it_fetched(gpuhunt: type[FakeCatalog], cache: Path) 
 
 def test_without_a_network_the_dated_table_is_listed_and_named(gpuhunt: type[FakeCatalog], cache: Path) -> None:
     gpuhunt.error = OSError("no route to host")
-    outcome = run(["prices", "--refresh", "--gpu", "H100-SXM"])
-    assert outcome.code == 0
+    outcome = succeeded(["prices", "--refresh", "--gpu", "H100-SXM"])
     assert "no fresh prices (no route to host); this is the table that ships, of 11 commits" in outcome.err
     assert "p5.48xlarge" in outcome.out
     assert not cache.exists()
@@ -132,8 +130,7 @@ def test_a_failed_refresh_leaves_the_fetched_table_as_it_was(gpuhunt: type[FakeC
     keep(from_items([item()], "2030-01-02", "a catalogue").rows, cache)
     before = cache.read_bytes()
     gpuhunt.items = (item(gpu_name="odd"),)
-    outcome = run(["prices", "--refresh"])
-    assert outcome.code == 0
+    outcome = succeeded(["prices", "--refresh"])
     assert "the table fetched on 2030-01-02" in outcome.err
     assert cache.read_bytes() == before
 

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.nightly import examples
 
-from shardwright.errors import SpecError
-from shardwright.spec.model import Model, RotaryScaling
+from shardwright import Model, SpecError, load_model
+from shardwright.spec.forward_pass import RotaryScaling
 from shardwright.spec.read.huggingface import model_of_config
-from shardwright.spec.read.model import load_model
 from shardwright.spec.read.model_yaml import model_of_dimensions
 
 LLAMA: dict[str, Any] = {

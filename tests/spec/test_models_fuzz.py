@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.nightly import examples
 
-from shardwright.errors import SpecError
+from shardwright import SpecError, load_model
 from shardwright.spec.read.huggingface import model_of_config
-from shardwright.spec.read.model import load_model
 from shardwright.spec.read.model_yaml import KEYS, MLA_KEYS, MOE_KEYS, model_of_dimensions
 from shardwright.spec.read.presets import _presets
 

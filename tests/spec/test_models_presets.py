@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from shardwright import Model, load_model
 from shardwright.errors import Problem
 from shardwright.plans.codec import decode, encode
-from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface import model_of_config
-from shardwright.spec.read.model import load_model
 from shardwright.spec.read.presets import FORMATS, _plain, _presets, find_preset, preset_model, preset_names
 
 # Totals of the safetensors files on the models' Hugging Face pages; Pythia's as in the README of EleutherAI/pythia.

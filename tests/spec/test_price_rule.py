@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from itertools import groupby
 from statistics import median_low
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.cli.running import run
+from tests.cli.running import answered
 
 from shardwright.spec.catalog.machines import machines
 from shardwright.spec.catalog.price_rule import typical_price
@@ -75,9 +74,9 @@ def test_plan_and_shop_take_the_same_price_for_the_same_machines(gpu: str) -> No
 
 def test_plan_and_shop_ask_the_same_dollars_for_the_same_run() -> None:
     job = ["--model", "llama-3.2-1b", "--tokens", "1B", "--global-batch", "64", "--seq-len", "2048", "--json"]
-    planned = json.loads(run(["plan", "--cluster", "1x8xH100-SXM", *job]).out)["plans"][0]
+    planned = answered(["plan", "--cluster", "1x8xH100-SXM", *job])["plans"][0]
     options = ["--gpu", "H100", "--max-gpus", "8", "--market", "on-demand"]
-    (choice,) = json.loads(run(["shop", *options, *job]).out)["front"]
+    (choice,) = answered(["shop", *options, *job])["front"]
     assert choice["rent"][0]["dollars_per_machine_hour"] == planned["prediction"]["dollars_per_hour"]
     assert choice["plan"]["prediction"]["dollars_total"] == pytest.approx(planned["prediction"]["dollars_total"])
 

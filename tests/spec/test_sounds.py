@@ -13,19 +13,14 @@ from typing import Any
 import pytest
 from tests.spec.test_towers import ONE, job, label, problems
 
+from shardwright import SpecError, export, load_cluster, load_model, make_job, plan
 from shardwright.cost.compute.flops import image_flops, job_flops, stem_flops
 from shardwright.cost.memory.activations import tower_kept_bytes
-from shardwright.errors import SpecError
 from shardwright.plans.document import from_document, to_document
 from shardwright.reports.text.question import images_line, model_line
 from shardwright.spec.images import parts_of, taken_of, tower_parameters
-from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.huggingface import TEXT_ALONE, model_of_config
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 from shardwright.spec.sounds import sounds_of
-from shardwright.trainers.plan import plan
-from shardwright.trainers.runs import export
 
 DATA = json.loads(Path(__file__).with_name("transformers_sounds.json").read_text(encoding="utf-8"))
 ROWS = DATA["models"]

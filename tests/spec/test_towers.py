@@ -14,19 +14,16 @@ import numpy as np
 import pytest
 from tests.nightly import nightly
 
+from shardwright import Job, SpecError, load_model, make_job
 from shardwright.cost.compute.flops import image_flops, job_flops
 from shardwright.cost.compute.operators import Shard
 from shardwright.cost.memory.activations import tower_kept_bytes
-from shardwright.errors import SpecError
 from shardwright.plans.check import position_problems
 from shardwright.reports.text.question import model_line
 from shardwright.spec.images import images_of, taken_of, tower_parameters
-from shardwright.spec.job import Job
 from shardwright.spec.model import Model, Tower
 from shardwright.spec.read.huggingface import TEXT_ALONE, model_of_config
 from shardwright.spec.read.huggingface_config import config_of_model
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
 
 DATA = json.loads(Path(__file__).with_name("transformers_towers.json").read_text(encoding="utf-8"))
 ROWS = DATA["models"]

@@ -17,8 +17,7 @@ from tests.cli.running import refused, run
 from tests.spmd.models import build
 from torch import Tensor, nn
 
-from shardwright.errors import SpecError
-from shardwright.spec.read.cluster import load_cluster
+from shardwright import SpecError, load_cluster
 from shardwright.spmd import synthesize
 from shardwright.spmd.check import require_equal
 from shardwright.spmd.document import Synthesized

@@ -9,10 +9,9 @@ import pytest
 from tests.cli.running import refused, run
 from tests.spmd.steps import traced
 
+from shardwright import SpecError, load_cluster
 from shardwright.cost.compute.efficiency import KERNEL_SECONDS
 from shardwright.cost.network.collectives import SECONDS, Fabric, Group
-from shardwright.errors import SpecError
-from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.machine_profile import CollectiveTime, MachineProfile, OperatorTime
 from shardwright.spmd.synthesize import launch_seconds, machines_of
 from shardwright.synthesis.graph import FREE

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests import warm
-from tests.cli.running import refused, run
+from tests.cli.running import refused, run, succeeded
 from tests.cli.schemas import holds
 from tests.spmd.programs import stored_bytes
 
@@ -50,13 +50,11 @@ def test_plan_show_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "mine.py").write_text(TASK)
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(EXAMPLES), *sys.path])
     step, end = str(tmp_path / "step.json"), tmp_path / "end.safetensors"
-    made = run(["spmd", "plan", "mine:task", "--cluster", CLUSTER, "--out", step, "--json"])
-    assert made.code == 0, made.err
+    made = succeeded(["spmd", "plan", "mine:task", "--cluster", CLUSTER, "--out", step, "--json"])
     assert json.loads(made.out)["ranks"] == 2
     holds("program", json.loads(made.out))
     assert "traced" in made.err
-    shown = run(["spmd", "show", step])
-    assert shown.code == 0, shown.err
+    shown = succeeded(["spmd", "show", step])
     assert "convolution_0 = convolution(" in shown.out
 
     told = under_torchrun(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.cli.running import refused, run
+from tests.cli.running import refused, run, succeeded
 from tests.spmd.test_described import CONFIGS
 
 from shardwright.spmd.check import ThreadFabric, on_ranks
@@ -34,8 +34,7 @@ def test_a_program_that_is_kept_trains(tmp_path: Path) -> None:
         "--out",
         str(plan),
     ]
-    made = run(["plan", "--model", str(config), "--cluster", "1x1x4090 + 1x1x3090", *asked, "--programs"])
-    assert made.code == 0, made.err
+    made = succeeded(["plan", "--model", str(config), "--cluster", "1x1x4090 + 1x1x3090", *asked, "--programs"])
     file = tmp_path / "plan.program.json"
     assert f"-m shardwright spmd train {file} --data corpus.bin" in made.err
     assert "its graph ships with shardwright" in run(["spmd", "show", str(file)]).out

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright import load_cluster
-from shardwright.errors import SpecError
+from shardwright import SpecError, load_cluster
 from shardwright.spmd import synthesize
 from shardwright.spmd.task import Task, load_task
 

@@ -15,10 +15,10 @@ from tests.runtime.families import first_of_each
 from tests.spec.count_with_transformers import CASES
 
 import shardwright
+from shardwright import Cluster, Model, SpecError
 from shardwright.arrays import Bools, Ints
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, SHARDING, UNIFORM, Layouts, Strategies, plan_of_row
-from shardwright.errors import SpecError
 from shardwright.exporters.support.matrix import limits_in_rules, trainers
 from shardwright.plans.check import position_problems
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
@@ -35,9 +35,7 @@ from shardwright.search.space.expand import SOLVED_AXES, arrangements, axes, sta
 from shardwright.search.space.layouts import candidate_counts, layouts, splits
 from shardwright.spec.adapter import Adapter, parse_adapter
 from shardwright.spec.catalog.frameworks import OWN, framework_rows
-from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Fp8Recipe, Job, Optimizer
-from shardwright.spec.model import Model
 from shardwright.spec.options import VALUES, Options
 from shardwright.spec.read.huggingface import model_of_config
 from shardwright.spec.read.presets import preset_model, preset_names

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.running import refused, run
+from tests.cli.running import answered, refused, run
 from tests.nightly import nightly
 from tests.support.following import next_command
 
@@ -24,9 +24,7 @@ SMALL = ("--cluster", EIGHT, "--global-batch", "32", "--seq-len", "2048")
 
 
 def planned(model: str, *more: str) -> Any:
-    done = run(["plan", "--model", model, *SMALL, *more, "--json"])
-    assert done.code == 0, done
-    return json.loads(done.out)
+    return answered(["plan", "--model", model, *SMALL, *more, "--json"])
 
 
 def test_a_model_that_megatron_does_not_run_is_planned_for_who_does(tmp_path: Path) -> None:
@@ -95,11 +93,10 @@ def test_several_frameworks_are_one_ranking() -> None:
     job = shardwright.make_job(global_batch=32, seq_len=2048)
     together = shardwright.plan(model, cluster, job, frameworks=("torchtitan", "deepspeed"), top=1)
     alone = [shardwright.plan(model, cluster, job, frameworks=(name,), top=1) for name in ("torchtitan", "deepspeed")]
-    seconds = [ranking.best.prediction.iteration_seconds for ranking in alone if ranking.best.prediction]
-    assert together.best.prediction is not None
-    assert together.best.prediction.iteration_seconds == min(seconds)
+    seconds = [ranking.best.iteration_seconds for ranking in alone]
+    assert together.best.iteration_seconds == min(seconds)
     every = shardwright.plan(model, cluster, job, frameworks=("any",), top=1)
-    assert every.best.prediction is not None and every.best.prediction.iteration_seconds <= min(seconds)
+    assert every.best.iteration_seconds <= min(seconds)
     assert every.trainers[0] == runners(every.best)
 
 
@@ -110,8 +107,8 @@ def test_the_best_plan_of_a_framework_is_no_slower_than_the_nearest_of_another_p
     other = shardwright.plan(model, cluster, job).best
     nearest = shardwright.nearest_plan(other, "deepspeed")
     best = shardwright.plan(model, cluster, job, exportable_to="deepspeed").best
-    assert nearest is not None and nearest.prediction is not None and best.prediction is not None
-    assert best.prediction.iteration_seconds <= nearest.prediction.iteration_seconds
+    assert nearest is not None
+    assert best.iteration_seconds <= nearest.iteration_seconds
     limits = limits_of("deepspeed")
     assert limits is not None and not tuple(limits(best))
 
@@ -140,7 +137,7 @@ def test_check_says_who_runs_a_plan(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     run(["plan", "--model", "llama-3.2-1b", *SMALL, "--out", str(file)])
     assert run(["check", str(file)]).out == "the plan is legal; megatron and bridge run it\n"
-    assert json.loads(run(["check", str(file), "--json"]).out)["trainers"] == ["megatron", "bridge"]
+    assert answered(["check", str(file), "--json"])["trainers"] == ["megatron", "bridge"]
 
 
 def test_support_names_who_runs_a_model_and_what_others_lack() -> None:

@@ -11,13 +11,11 @@ from tests.cli.running import run
 from tests.support.cells import FRAMEWORKS
 
 import shardwright
+from shardwright import Job, Plan, SpecError
 from shardwright.cost.strategies import SHARDING, stage_row, strategies
-from shardwright.errors import SpecError
 from shardwright.plans.findings import NoTrainer
-from shardwright.plans.plan import Plan
 from shardwright.search.space.axes import parse_pins, within
 from shardwright.serving.what_if.steps import steps
-from shardwright.spec.job import Job
 from shardwright.spec.offers import Offers
 from shardwright.spec.options import VALUES
 from shardwright.spec.read.offers import build_offers

@@ -14,12 +14,11 @@ from tests.nightly import nightly
 from tests.support.spaces import ONE_TYPE, SEVERAL, candidates, over_several_types, questions
 
 import shardwright
+from shardwright import Plan, check
 from shardwright.errors import Problem
 from shardwright.exporters.exported import Limit
 from shardwright.exporters.targets import TRAINERS
-from shardwright.plans.check import check
 from shardwright.plans.findings import NoTrainer
-from shardwright.plans.plan import Plan
 from shardwright.spec.catalog.frameworks import MEGATRON, OWN
 from shardwright.trainers.runs import limits_of_trainer
 

@@ -1,4 +1,6 @@
-"""The operator graph survives JSON, and a broken one is refused."""
+"""The operator graph survives JSON, and a broken one is refused. Graphs that are built without tracing have the
+parameters of the models that they are named for.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,11 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.synthesis.vgg import vgg19
 
 from shardwright.errors import SpecError
 from shardwright.synthesis.graph import Graph, Node, Ref, RepeatedBlock, Value, check, from_json, to_json
+from shardwright.synthesis.models.transformers import BERT_BASE, GPT2, LLAMA_1B, Transformer, language_model, vision
 
 PLAIN = st.one_of(
     st.integers(-9, 9), st.booleans(), st.none(), st.sampled_from(["int64", ""]), st.floats(allow_nan=False)
@@ -90,3 +94,26 @@ def test_a_broken_graph_is_refused(change, message) -> None:
 def test_what_is_no_graph_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="here"):
         from_json(text, "here.json")
+
+
+def parameters(graph: Graph) -> int:
+    check(graph)
+    nodes = graph.by_name()
+    assert graph.gradients.keys() == graph.parameters.keys()
+    for name, ref in graph.gradients.items():
+        assert nodes[ref.node].outputs[ref.output].shape == nodes[graph.parameters[name].node].outputs[0].shape
+    return sum(nodes[ref.node].outputs[0].elements for ref in graph.parameters.values())
+
+
+def test_parameters() -> None:
+    assert parameters(vgg19(batch=8, image=224)) == 143_667_240  # torchvision
+    assert parameters(language_model(GPT2, batch=2, seq_len=1024)) == 124_439_808  # transformers' gpt2
+    assert parameters(language_model(LLAMA_1B, batch=2, seq_len=128)) == 1_235_814_400  # meta-llama/Llama-3.2-1B
+    assert parameters(vision(Transformer(), batch=2)) == 86_567_656  # torchvision's vit_b_16
+    # BERT-Base without its pooler, second segment embedding and head's transformation
+    assert parameters(language_model(BERT_BASE, batch=2, seq_len=512)) == 108_890_112
+
+
+def test_blocks_repeat() -> None:
+    (repeat,) = language_model(GPT2, batch=2, seq_len=16).repeats
+    assert repeat.count == 12 and len({len(block) for block in repeat.occurrences}) == 1

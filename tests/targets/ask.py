@@ -8,8 +8,7 @@ import sys
 from typing import Any
 
 import shardwright
-from shardwright.errors import SpecError
-from shardwright.exporters.megatron.export import to_megatron
+from shardwright import SpecError, to_megatron
 from shardwright.search.space.axes import parse_pins
 
 

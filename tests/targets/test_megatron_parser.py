@@ -6,10 +6,9 @@ import functools
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 from tests.golden.plans import PLANS, uniform_plan
 from tests.plans.meshes import mesh
-from tests.plans.random_plans import uniform_plans
+from tests.plans.random_plans import collected
 from tests.targets.expected import options
 from tests.targets.plans import option_plans
 from tests.targets.run_megatron import asked, case_of, checked
@@ -33,21 +32,7 @@ BROKEN = {
 @functools.cache
 def random_plans() -> dict[str, Plan]:
     """The same plans in every run; they go through Megatron in one process, since its import takes seconds."""
-    plans: list[Plan] = []
-
-    @settings(
-        max_examples=RANDOM_PLANS,
-        database=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        suppress_health_check=[HealthCheck.too_slow],
-    )
-    @given(uniform_plans())
-    def collect(plan: Plan) -> None:
-        plans.append(plan)
-
-    collect()
-    return {f"random {index}": plan for index, plan in enumerate(plans)}
+    return {f"random {index}": plan for index, plan in enumerate(collected(RANDOM_PLANS))}
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,10 @@ from tests.targets.expected import options
 from tests.targets.plans import machine_plans, option_plans, torchtitan_plans, trainer_plans
 
 import shardwright
-from shardwright.errors import SpecError
+from shardwright import Plan, SpecError
 from shardwright.exporters.hugging_face import PRECISION
 from shardwright.exporters.skypilot import gpu_names
 from shardwright.exporters.torchtitan.config import modules_of_parts
-from shardwright.plans.plan import Plan
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".venv-targets"

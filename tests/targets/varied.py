@@ -17,10 +17,8 @@ from tests.targets.megatron_rules import RULES, line_of
 from tests.targets.run_megatron import SOURCES, case_of, checked, require_megatron
 
 import shardwright
-from shardwright.errors import SpecError
-from shardwright.exporters.megatron.export import to_megatron
+from shardwright import Plan, SpecError, to_megatron
 from shardwright.files import write_atomically
-from shardwright.plans.plan import Plan
 from shardwright.reports.words import in_words
 from shardwright.search.space.axes import parse_pins
 

@@ -12,7 +12,7 @@ from shardwright.cli.inputs import read_launch
 from shardwright.cli.measurements import Profiles, read_measurements
 from shardwright.cli.output import note, progress, terminal_width, write, write_json
 from shardwright.commands import argument, option
-from shardwright.errors import bad
+from shardwright.errors import bad, reject
 from shardwright.records import record
 
 if TYPE_CHECKING:
@@ -193,14 +193,12 @@ def _require_same(setting: RunSetting, plan: Plan, name: str) -> None:
 
 def _launched(path: Path, options: LaunchOptions) -> Plan:
     """Return the plan of a launch. Raises SpecError for one that is not legal."""
-    from shardwright.errors import SpecError
     from shardwright.plans.check import check
 
     if options.cluster is None:
         raise bad("--cluster", "is missing", "say on which machines it ran: --cluster 4x8xH100-SXM")
     launched = read_launch(path, (), options).plan
-    if problems := check(launched):
-        raise SpecError(*problems)
+    reject(check(launched))
     return launched
 
 

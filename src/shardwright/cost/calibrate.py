@@ -12,7 +12,7 @@ from shardwright.cost.predict import predict
 from shardwright.cost.site.calibration import MOST_RUNS, SiteCalibration, SiteRun
 from shardwright.cost.site.process import NOISE
 from shardwright.cost.site.setting import setting_of
-from shardwright.errors import Problem, SpecError, bad
+from shardwright.errors import Problem, bad, reject
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 
@@ -55,8 +55,7 @@ def calibrate(
         row = _row(run, efficiency, problems)
         key = (row.setting, row.predicted_seconds, run.plan.model.name)
         rows.setdefault(key, []).append(replace(row, model="" if anonymous else row.model))
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     if len(rows) > MOST_RUNS:
         message = f"are {len(rows)} configurations, twins counted once; a calibration holds {MOST_RUNS}"
         raise bad("runs", message, "give those that are most like what you plan")

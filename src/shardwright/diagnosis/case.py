@@ -61,8 +61,7 @@ class Case:
     @property
     def prediction(self) -> Prediction:
         """What the cost model says of the plan."""
-        assert self.plan.prediction is not None, "the plan of a case is costed"
-        return self.plan.prediction
+        return self.plan.predicted
 
     @property
     def expected_seconds(self) -> float:

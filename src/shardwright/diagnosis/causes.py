@@ -288,9 +288,7 @@ def few_micro_batches(case: Case) -> Iterator[Finding]:
     if not row or row["pp"] < 2 or bubble < WORTH * case.expected_seconds:
         return
     (context,) = contexts_of(case.plan, case.efficiency).values()
-    changes: list[Row] = []
-    for size in {row["micro_batch"] // 2, row["micro_batch"] // 4} - {0}:
-        changes.append({"micro_batch": size})
+    changes: list[Row] = [{"micro_batch": size} for size in {row["micro_batch"] // 2, row["micro_batch"] // 4} - {0}]
     for stages in virtual_stages(context, Space(), row["pp"]):
         first, last = even_split(context, row["pp"] * stages)
         changes.append({"vpp": stages, "overlap_pp": stages > 1, "first_layers": first, "last_layers": last})
@@ -307,7 +305,7 @@ def few_micro_batches(case: Case) -> Iterator[Finding]:
         yield from _found(case, "few-micro-batches", after, words)
         return
     larger = with_job(case, lambda job: replace(job, global_batch=MORE_SAMPLES * job.global_batch))
-    saving = 0.0 if larger is None else case.expected_seconds - _seconds(larger) / MORE_SAMPLES
+    saving = 0.0 if larger is None else case.expected_seconds - larger.iteration_seconds / MORE_SAMPLES
     if saving >= WORTH * case.expected_seconds:
         more = f"with {MORE_SAMPLES} times the global batch as many samples would take so much less"
         yield Finding(
@@ -364,7 +362,7 @@ def expert_exchange(case: Case) -> Iterator[Finding]:
     plans = [changed(case, [{"ep": row["ep"] // factor} for factor in (2, 4, 8) if row["ep"] % factor == 0])]
     plans.append(with_job(case, lambda job: replace(job, options=replace(job.options, dispatcher="flex"))))
     able = [plan for plan in plans if plan is not None]
-    best = min(able, key=_seconds, default=None)
+    best = min(able, key=lambda plan: plan.iteration_seconds, default=None)
     yield from _found(case, "expert-exchange", best, words)
 
 
@@ -418,11 +416,6 @@ def _row(case: Case) -> Row:
     return values_of(row_of(case.plan)) if case.plan.uniform else {}
 
 
-def _seconds(plan: Plan) -> float:
-    assert plan.prediction is not None, "changed plans are costed"
-    return plan.prediction.iteration_seconds
-
-
 def _signs(case: Case, cause: str) -> tuple[str, ...]:
     return tuple(
         f"{sign.place} ({sign.count} such line{'s' if sign.count > 1 else ''}): {sign.meaning}"
@@ -445,7 +438,7 @@ def _found(case: Case, cause: str, after: Plan | None, *evidence: str) -> Iterat
     """Yield that a plan is slow for a cause, where the plan `after` it is mended is worth it."""
     if after is None:
         return
-    saving = case.expected_seconds - _seconds(after)
+    saving = case.expected_seconds - after.iteration_seconds
     if saving >= WORTH * case.expected_seconds:
         yield Finding(cause=cause, basis="priced", seconds=saving, saving_seconds=saving, evidence=evidence, plan=after)
 

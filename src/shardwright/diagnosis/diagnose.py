@@ -16,7 +16,7 @@ from shardwright.diagnosis.causes import Finding, findings
 from shardwright.diagnosis.memory import MemoryAccount, memory_account
 from shardwright.diagnosis.terms import Term, terms
 from shardwright.diagnosis.words import record_of
-from shardwright.errors import Problem, SpecError, bad
+from shardwright.errors import Problem, SpecError, bad, reject
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 from shardwright.records import record
@@ -68,8 +68,7 @@ def diagnose(
     for the same machines is searched too. Raises SpecError for a plan that is not legal, a file that cannot be read,
     and a log that contradicts the plan.
     """
-    if problems := check(plan):
-        raise SpecError(*problems)
+    reject(check(plan))
     model_of_time = efficiency or default_efficiency()
     case = read_case(plan, [Path(source) for source in sources], step_seconds, data, model_of_time)
     return diagnosed(case, _best(case.plan, model_of_time) if best else None)
@@ -227,8 +226,7 @@ def require_agreement(plan: Plan, setting: RunSetting, name: str) -> None:
     if setting.parameters and abs(setting.parameters / total - 1.0) > PARAMETERS_APART:
         words = f"the model had {setting.parameters:.3g} parameters, that of the plan has {total:.3g}"
         problems.append(Problem(name, words, "name the model of this log"))
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
 
 
 def _records(case: Case, causes: Sequence[Finding], untold: bool) -> Iterator[str]:

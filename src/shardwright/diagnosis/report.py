@@ -18,7 +18,6 @@ from shardwright.plans.ranking import Origin
 from shardwright.reports.text.evaluation import origin_text
 from shardwright.reports.text.explain import changes
 from shardwright.reports.text.layout import WIDTH, labelled, listed, table, wrapped
-from shardwright.reports.text.plans import predicted
 from shardwright.reports.text.strategy import SETTINGS
 from shardwright.reports.words import in_words
 from shardwright.traces.figures import RankFigures
@@ -155,7 +154,7 @@ def _best_text(result: Diagnosis, width: int) -> str:
     best = result.best
     if best is None:
         return ""
-    mine, other = result.case.expected_seconds, predicted(best).iteration_seconds
+    mine, other = result.case.expected_seconds, best.iteration_seconds
     pairs = changes(result.case.plan, best).items()
     if not pairs or other >= mine:
         return wrapped(
@@ -167,11 +166,14 @@ def _best_text(result: Diagnosis, width: int) -> str:
 
 
 def _memory_text(account: MemoryAccount, width: int) -> str:
-    rows = [[MEMORY_NAMES[name], format_bytes(value), ""] for name, value in memory_terms(account.expected).items()]
-    rows.append(["needed in all", format_bytes(account.expected.total_bytes), _or_blank(account.needed_bytes)])
-    rows.append(["tensors", "", _or_blank(account.allocated_bytes)])
-    rows.append(["reserved", "", _or_blank(account.reserved_bytes)])
-    rows.append(["there is", format_bytes(account.expected.capacity_bytes), format_bytes(account.capacity_bytes)])
+    expected = account.expected
+    rows = [
+        *([MEMORY_NAMES[name], format_bytes(value), ""] for name, value in memory_terms(expected).items()),
+        ["needed in all", format_bytes(expected.total_bytes), _or_blank(account.needed_bytes)],
+        ["tensors", "", _or_blank(account.allocated_bytes)],
+        ["reserved", "", _or_blank(account.reserved_bytes)],
+        ["there is", format_bytes(expected.capacity_bytes), format_bytes(account.capacity_bytes)],
+    ]
     head = f"Memory of a GPU of stage {account.stage}"
     parts = [head, table(("kind", "account", "measured"), rows, words=("kind",), width=width)]
     if account.notes:

@@ -223,8 +223,7 @@ class WorseLinks:
     @property
     def seconds(self) -> float:
         """What a step takes over them."""
-        assert self.plan.prediction is not None, "plans on other links are costed"
-        return self.plan.prediction.iteration_seconds
+        return self.plan.iteration_seconds
 
 
 SLOWEST_LINKS = 1000.0  # times slower, beyond which links explain nothing
@@ -262,16 +261,12 @@ def _slower_network(case: Case, seconds: float) -> WorseLinks | None:
     def over(factor: float) -> Plan:
         return with_pools(case, lambda p: replace(p, inter_bytes_per_second=p.inter_bytes_per_second / factor))
 
-    def takes(plan: Plan) -> float:
-        assert plan.prediction is not None, "plans on other links are costed"
-        return plan.prediction.iteration_seconds
-
     low, high = 1.0, SLOWEST_LINKS
-    if takes(over(high)) < seconds:
+    if over(high).iteration_seconds < seconds:
         return None
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if takes(over(middle)) < seconds else (low, middle)
+        low, high = (middle, high) if over(middle).iteration_seconds < seconds else (low, middle)
     if high < NOTICED:
         return None
     pool = max(case.plan.cluster.pools, key=lambda p: p.inter_bytes_per_second)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.errors import Problem, SpecError
+from shardwright.errors import Problem, reject
 from shardwright.exporters.exported import Exported, run_script, yaml_text
 from shardwright.exporters.hugging_face import (
     ARGUMENTS,
@@ -17,12 +17,11 @@ from shardwright.exporters.hugging_face import (
     mixed_precision,
     model_files,
     peft_files,
+    refusals_of_trainer,
     trainer_arguments,
     trainer_text,
-    unnamed_targets,
 )
 from shardwright.exporters.support.matrix import trainers
-from shardwright.exporters.support.refusals import refusals, several_types
 from shardwright.exporters.support.traits import ON_THE_GPU
 from shardwright.plans.check import check
 from shardwright.plans.mesh import has_equal_shares
@@ -39,8 +38,7 @@ OF_SHARDS = {"adam8bit": "adamw_torch_8bit"}
 def export_config(plan: Plan) -> Exported:
     """Return `accelerate.yaml`, the arguments of a Trainer, and the launch script. Raises SpecError with every reason
     where the plan is illegal or Accelerate cannot run it."""
-    if problems := check(plan) or (*unsupported(plan), *_with_fsdp2(plan)):
-        raise SpecError(*problems)
+    reject(check(plan) or (*unsupported(plan), *_with_fsdp2(plan)))
     document, arguments = config(plan), _arguments(plan)
     return Exported(
         target=TARGET,
@@ -58,10 +56,8 @@ def export_config(plan: Plan) -> Exported:
 
 def unsupported(plan: Plan) -> Iterator[Problem]:
     """Yield why Accelerate cannot run a legal plan."""
-    equal = plan.uniform or has_equal_shares(plan)
-    yield from refusals(plan, TARGET) if equal else several_types(TARGET)
-    yield from unnamed_targets(plan.model, plan.job.adapter) if equal else ()
-    if equal and not plan.uniform and len(sizes := set(machine_sizes(plan))) > 1:
+    yield from refusals_of_trainer(plan, TARGET)
+    if has_equal_shares(plan) and not plan.uniform and len(sizes := set(machine_sizes(plan))) > 1:
         words = " and ".join(map(str, sorted(sizes)))
         yield Problem("replicas", f"take {words} GPUs of machines; Accelerate starts as many on each", EVENLY)
 

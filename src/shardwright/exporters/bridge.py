@@ -15,7 +15,7 @@ from string import Template
 from types import MappingProxyType
 from typing import Any
 
-from shardwright.errors import Problem, SpecError
+from shardwright.errors import Problem, reject
 from shardwright.exporters.exported import Exported, plan_words, run_script, torchrun
 from shardwright.exporters.megatron.export import dispatcher_of_plan, environment, flex_backend, graph_modules
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
@@ -28,7 +28,8 @@ from shardwright.files import shipped_file
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, Recompute
 from shardwright.spec.adapter import ATTENTION, Adapter
-from shardwright.spec.model import Attention, Model
+from shardwright.spec.layer import Attention
+from shardwright.spec.model import Model
 from shardwright.spec.options import STATE
 
 TARGET = "bridge"
@@ -62,8 +63,7 @@ class Torch(str):
 def export_recipe(plan: Plan) -> Exported:
     """Return the recipe and the script that starts it. Raises SpecError with every reason where the plan is illegal or
     Megatron-Bridge cannot run it."""
-    if problems := check(plan) or unsupported(plan):
-        raise SpecError(*problems)
+    reject(check(plan) or unsupported(plan))
     values = settings(plan)
     return Exported(
         target=TARGET,

@@ -10,21 +10,19 @@ import json
 import math
 from collections.abc import Iterator
 
-from shardwright.errors import Problem, SpecError
+from shardwright.errors import Problem, reject
 from shardwright.exporters.exported import Exported, run_script, torchrun
 from shardwright.exporters.hugging_face import (
     ARGUMENTS,
     frozen_parts,
     peft_files,
+    refusals_of_trainer,
     trainer_arguments,
     trainer_text,
-    unnamed_targets,
 )
 from shardwright.exporters.support.matrix import trainers
-from shardwright.exporters.support.refusals import refusals, several_types
 from shardwright.exporters.support.traits import options_of
 from shardwright.plans.check import check
-from shardwright.plans.mesh import has_equal_shares
 from shardwright.plans.plan import Plan
 
 TARGET = "deepspeed"
@@ -37,8 +35,7 @@ STAGE = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 def export_config(plan: Plan) -> Exported:
     """Return `ds_config.json`, the arguments of a Trainer, and the launch script. Raises SpecError with every reason
     where the plan is illegal or DeepSpeed cannot run it."""
-    if problems := check(plan) or tuple(unsupported(plan)):
-        raise SpecError(*problems)
+    reject(check(plan) or tuple(unsupported(plan)))
     document, arguments = config(plan), {**trainer_arguments(plan), "deepspeed": FILE}
     return Exported(
         target=TARGET,
@@ -55,9 +52,7 @@ def export_config(plan: Plan) -> Exported:
 
 def unsupported(plan: Plan) -> Iterator[Problem]:
     """Yield why DeepSpeed cannot run a legal plan."""
-    equal = plan.uniform or has_equal_shares(plan)
-    yield from refusals(plan, TARGET) if equal else several_types(TARGET)
-    yield from unnamed_targets(plan.model, plan.job.adapter) if equal else ()
+    return refusals_of_trainer(plan, TARGET)
 
 
 def config(plan: Plan) -> dict[str, object]:

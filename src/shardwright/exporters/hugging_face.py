@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardwright.errors import Problem
+from shardwright.exporters.support.refusals import refusals, several_types
+from shardwright.plans.mesh import has_equal_shares
 from shardwright.plans.plan import Plan
 from shardwright.spec.adapter import LINEAR, TARGETS, Adapter, Target, peft_fields
 from shardwright.spec.model import Model
@@ -83,6 +85,15 @@ def trainer_arguments(plan: Plan) -> dict[str, object]:
 def trainer_text(arguments: Mapping[str, object]) -> str:
     """Return the same as a JSON file, which `HfArgumentParser.parse_json_file` reads."""
     return json.dumps(arguments, indent=2) + "\n"
+
+
+def refusals_of_trainer(plan: Plan, target: str) -> Iterator[Problem]:
+    """Yield why a target that runs transformers' Trainer, with equal shares for all, does not run a legal plan."""
+    if not plan.uniform and not has_equal_shares(plan):
+        yield from several_types(target)
+        return
+    yield from refusals(plan, target)
+    yield from unnamed_targets(plan.model, plan.job.adapter)
 
 
 def unnamed_targets(model: Model, adapter: Adapter | None) -> Iterator[Problem]:

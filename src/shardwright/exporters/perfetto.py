@@ -17,7 +17,7 @@ from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.iteration.timeline import TimelineEvent, events
 from shardwright.cost.learned import default_efficiency
-from shardwright.errors import SpecError
+from shardwright.errors import SpecError, reject
 from shardwright.exporters.exported import Exported
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
@@ -40,8 +40,7 @@ NANOSECOND = 1e-3
 
 def export_trace(plan: Plan, efficiency: Efficiency | None = None) -> Exported:
     """Return the trace of one predicted iteration of a plan. Raises SpecError where the plan is not legal."""
-    if problems := check(plan):
-        raise SpecError(*problems)
+    reject(check(plan))
     found = mixed_iteration(plan, efficiency or default_efficiency())
     about = {"model": plan.model.name, "iteration_seconds": found.seconds}
     text, document = trace_text(about, [*_names(plan), *_events(events(plan, found))])

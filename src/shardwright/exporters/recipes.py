@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from shardwright.cost.memory.facts import memory_facts
-from shardwright.errors import SpecError, bad, suggestion
+from shardwright.errors import bad, reject, suggestion
 from shardwright.exporters.exported import yaml_text
 from shardwright.exporters.hugging_face import adapter_config, unnamed_targets
 from shardwright.exporters.support.traits import ON_THE_GPU
@@ -78,8 +78,7 @@ def recipe(sizing: Sizing, source: str, trainer: str) -> str:
         raise bad("recipe", f"no way that {trainer} has fits on {sizing.types}", hint)
     if sizing.job.optimizer not in OPTIMIZERS:
         raise bad("recipe", f"has no optimizer {sizing.job.optimizer}", f"use {' or '.join(OPTIMIZERS)}")
-    if problems := tuple(unnamed_targets(sizing.model, size.way.adapter)):
-        raise SpecError(*problems)
+    reject(unnamed_targets(sizing.model, size.way.adapter))
     known = {"loss", "activation_offload", "master_weights"}
     if others := said(size.way.of(sizing.job).options).keys() - known:
         raise bad("recipe", f"does not say {', '.join(sorted(others))}", "fit without, or `shardwright export` a plan")

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 from itertools import accumulate, groupby
 
-from shardwright.errors import SpecError, bad
+from shardwright.errors import bad, reject
 from shardwright.exporters.exported import run_script
 from shardwright.exporters.megatron.launch import OWN_SETTINGS, megatron_files
 from shardwright.exporters.megatron.limits import unsupported
@@ -74,8 +74,7 @@ class Runner:
 def runner_of(plan: Plan) -> Runner:
     """Return what runs a plan. Raises SpecError where the plan is not legal, and where Megatron-LM would have to be
     started once for each type of a machine."""
-    if problems := check(plan):
-        raise SpecError(*problems)
+    reject(check(plan))
     machines = _machines(plan)
     target, settings = OF_FRAMEWORKS.get(plan.job.framework, ("", ()))
     limits = limits_of(target)

@@ -11,7 +11,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
-from shardwright.errors import Problem, SpecError, bad
+from shardwright.errors import Problem, bad, reject
 from shardwright.exporters.torchtitan.models import registered
 from shardwright.importers.adapters import adapter_of, has_liger, merged
 from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
@@ -43,8 +43,8 @@ from shardwright.importers.torchtitan import (
 )
 from shardwright.importers.torchtune import torchtune_settings
 from shardwright.importers.trainers import accelerate_settings, deepspeed_settings
-from shardwright.plans.mesh import EQUAL_SHARES
 from shardwright.records import record
+from shardwright.spec.catalog.frameworks import framework_has
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.images import parts_of
 from shardwright.spec.job import Job
@@ -312,8 +312,7 @@ def document(text: str, name: str) -> object:
 def planned(settings: TrainerSettings, gpus: int | None, question: Question) -> Reading:
     """Return the plan of settings on so many GPUs, on all where nobody says."""
     problems, name = question.problems, question.name
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     model = question.model
     described = settings.job.framework == "megatron" or "--num-layers" in settings.words
     if model is None and (settings.model or not described):
@@ -334,8 +333,8 @@ def planned(settings: TrainerSettings, gpus: int | None, question: Question) -> 
 def _shares(question: Question, gpus: int | None, framework: str) -> Mapping[str, int]:
     """Return how many GPUs of each type run, where several may: those that the file names or, of the whole cluster, all
     of a framework that gives each the same share."""
-    pools = question.cluster.pools
-    if not question.gpus and len(pools) > 1 and framework in EQUAL_SHARES and gpus in (None, question.cluster.gpus):
+    pools, equal = question.cluster.pools, framework_has(framework, "equal_shares")
+    if not question.gpus and len(pools) > 1 and equal and gpus in (None, question.cluster.gpus):
         return {pool.gpu.name: pool.gpus for pool in pools}
     return question.gpus
 

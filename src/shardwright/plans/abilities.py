@@ -7,12 +7,10 @@ from math import inf
 
 from shardwright.errors import Problem
 from shardwright.plans.plan import Plan
-from shardwright.spec.catalog.frameworks import MEGATRON, OWN
+from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_has, framework_names
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import FLEX, Job, Precision, flex_runs
 
-# Their attention is PyTorch's, or XLA's, which has fused kernels for every GPU and precision.
-OWN_KERNELS = frozenset({"torchtitan", "fsdp", "jax", "eager", "train"})
 # Capabilities that a recipe runs on, from one on and below another, and in words.
 RECIPE_CAPABILITY = {"mxfp8": ((10.0, 12.0), "10.0 to 11.x"), "blockwise": ((9.0, 10.0), "9.x")}
 FLASH_CAPABILITY = 8.0  # Ampere: FlashAttention-2's requirement (github.com/Dao-AILab/flash-attention, README)
@@ -26,7 +24,7 @@ def fused_attention_runs(gpu: Gpu, precision: Precision) -> bool:
 
 def flash_attention_runs(gpu: Gpu, job: Job) -> bool:
     """Whether the job's framework has fused attention on a GPU: its own kernels, or those of FlashAttention."""
-    return job.framework in OWN_KERNELS or fused_attention_runs(gpu, job.precision)
+    return framework_has(job.framework, "own_kernels") or fused_attention_runs(gpu, job.precision)
 
 
 def tensor_parallel_overlaps(pool: NodePool, job: Job) -> bool:
@@ -78,7 +76,8 @@ def gpu_problems(plan: Plan, pool: NodePool) -> Iterator[Problem]:
     job, name = plan.job, pool.gpu.name
     if plan.flash_attention and not flash_attention_runs(pool.gpu, job):
         message = f"FlashAttention needs 16 bits and compute capability 8.0; this is {job.precision} on {name}"
-        hint = f"write false, or name a framework with kernels of its own: {', '.join(sorted(OWN_KERNELS))}"
+        able = sorted(name for name in framework_names() if framework_has(name, "own_kernels"))
+        hint = f"write false, or name a framework with kernels of its own: {', '.join(able)}"
         yield Problem("flash_attention", message, hint)
     if plan.overlap.tensor_parallel and not tensor_parallel_overlaps(pool, job):
         message = f"needs GPUs that write to each other's memory; those of {name} are joined by {pool.gpu.link}"

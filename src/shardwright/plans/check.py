@@ -18,7 +18,8 @@ from shardwright.plans.trainer_options import option_problems
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.images import image_problems
 from shardwright.spec.job import Job
-from shardwright.spec.model import Layer, Model
+from shardwright.spec.layer import Layer
+from shardwright.spec.model import Model
 
 
 def check(plan: Plan) -> tuple[Problem, ...]:

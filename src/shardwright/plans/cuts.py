@@ -18,7 +18,8 @@ from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.spec.catalog.frameworks import MEGATRON, OWN
 from shardwright.spec.job import Job
-from shardwright.spec.model import Layer, Model
+from shardwright.spec.layer import Layer
+from shardwright.spec.model import Model
 
 WHOLE_ROW_BYTES = 16
 FP8_ROWS, FP8_COLUMNS, MXFP8 = 8, 16, 32

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from shardwright.errors import Problem, SpecError
+from shardwright.errors import Problem, reject
 from shardwright.files import write_atomically
 from shardwright.plans.codec import (
     LARGEST_WHOLE,
@@ -38,7 +38,8 @@ from shardwright.plans.plan import PLAN_VERSION, OptimizerPlan, Plan, Prediction
 from shardwright.spec.adapter import ATTENTION, LINEAR, Adapter
 from shardwright.spec.cluster import Assumption, Cluster
 from shardwright.spec.job import Job
-from shardwright.spec.model import Layer, Model
+from shardwright.spec.layer import Layer
+from shardwright.spec.model import Model
 from shardwright.spec.text.fields import shown
 from shardwright.spec.text.reading import parse_json, read_text
 
@@ -85,8 +86,7 @@ def part_of_plan(data: object, part: Literal["model", "cluster"]) -> Any:
     """Return the model or the cluster of a plan file. Raises SpecError with every fault."""
     problems: Problems = []
     value = _model_in(data, part, problems) if part == "model" else decode(data, Cluster, part, problems)
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     return value
 
 
@@ -103,8 +103,7 @@ def from_document(document: object, name: str = "plan") -> Plan:
     """
     problems: Problems = []
     plan = _plan_in(document, name, problems)
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     assert isinstance(plan, Plan)
     return plan
 

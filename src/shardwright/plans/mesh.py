@@ -10,8 +10,6 @@ from shardwright.plans.placement import STAGES_TOGETHER, numbers_by_type, placem
 from shardwright.plans.plan import DEGREES, Plan, Recompute, Replica, Stage
 from shardwright.records import record
 
-EQUAL_SHARES = ("fsdp", "deepspeed")  # frameworks that run data parallelism with equal shares on several GPU types
-
 
 @record
 class Host:

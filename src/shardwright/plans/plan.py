@@ -336,6 +336,17 @@ class Plan:
         return self.schedule.kind == "layered"
 
     @property
+    def predicted(self) -> Prediction:
+        """Its prediction, for those who cost plans first."""
+        assert self.prediction is not None, "the plan is costed"
+        return self.prediction
+
+    @property
+    def iteration_seconds(self) -> float:
+        """How long an iteration of a costed plan takes."""
+        return self.predicted.iteration_seconds
+
+    @property
     def iteration_dollars(self) -> float | None:
         """What an iteration of a costed plan costs, failures and preemptions counted where the run has a length; None
         where a price is not known."""

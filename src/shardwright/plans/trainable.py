@@ -13,9 +13,11 @@ from shardwright.plans.cuts import misfits, whole_sequences
 from shardwright.plans.plan import Plan, stages_at
 from shardwright.spec.adapter import TARGETS, Adapter, Target, adapted, matrices
 from shardwright.spec.catalog.frameworks import OWN
+from shardwright.spec.forward_pass import PLAIN
 from shardwright.spec.job import Job
+from shardwright.spec.layer import Attention, Layer
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, ShortConvolution
-from shardwright.spec.model import PLAIN, Attention, Layer, Model
+from shardwright.spec.model import Model
 from shardwright.spec.read.families import FAMILIES, TRAINED
 from shardwright.spec.read.forward_pass import ROWS
 

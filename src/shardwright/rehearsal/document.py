@@ -22,7 +22,7 @@ from shardwright.records import record
 from shardwright.runtime.layout.places import Place
 from shardwright.spec.adapter import Matrix, adapted
 from shardwright.spec.job import Job
-from shardwright.spec.model import Layer
+from shardwright.spec.layer import Layer
 
 VERSION = 1
 STATIC = {"parameters": "weights_bytes", "gradients": "gradients_bytes", "state": "optimizer_bytes"}

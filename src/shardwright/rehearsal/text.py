@@ -35,15 +35,16 @@ def _rank_text(rank: RankRehearsal) -> str:
 
 def _memory(rank: RankRehearsal) -> str:
     names = NAMES | (WITH_MASTERS if rank.figures.get("masters") else {})
+    memory, total = rank.expected.memory, rank.total_bytes
     lines = [
-        (names.get(kind, kind), _gib(size), _gib(other), _difference(size, other)) for kind, size, other in rows(rank)
+        *(
+            (names.get(kind, kind), _gib(size), _gib(other), _difference(size, other))
+            for kind, size, other in rows(rank)
+        ),
+        ("context, work space, fragmentation", "", _gib(memory.context_bytes), ""),
+        ("all", _gib(total), _gib(memory.total_bytes), _difference(total, memory.total_bytes)),
+        (f"memory of {rank.place.gpu}", "", _gib(memory.capacity_bytes), ""),
     ]
-    beside, memory = rank.expected.memory.context_bytes, rank.expected.memory
-    lines.append(("context, work space, fragmentation", "", _gib(beside), ""))
-    lines.append(
-        ("all", _gib(rank.total_bytes), _gib(memory.total_bytes), _difference(rank.total_bytes, memory.total_bytes))
-    )
-    lines.append((f"memory of {rank.place.gpu}", "", _gib(memory.capacity_bytes), ""))
     return table(("GiB", "rehearsed", "account", "account is"), lines, words=("GiB",))
 
 

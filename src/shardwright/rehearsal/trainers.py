@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from shardwright.errors import Problem, SpecError, bad
+from shardwright.errors import Problem, bad, reject
 from shardwright.exporters.accelerate import unsupported as accelerate_limits
 from shardwright.exporters.hugging_face import adapter_config, quantisation_config
 from shardwright.exporters.megatron.limits import unsupported as megatron_limits
@@ -20,8 +20,9 @@ from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.layout.places import Place
+from shardwright.spec.forward_pass import PLAIN, ForwardPass
 from shardwright.spec.job import Job
-from shardwright.spec.model import PLAIN, ForwardPass, Model
+from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface import model_of_config
 
 OF_FRAMEWORK = {"eager": "fsdp"}  # the trainer that a plan of a framework is rehearsed in, where it has another name
@@ -50,9 +51,7 @@ def trainer_of(plan: Plan, name: str | None) -> str:
     if chosen not in TRAINERS:
         what = "is not rehearsed yet" if chosen in NOT_YET else "is not known"
         raise bad(f"`trainer={chosen}`", what, f"one of {known}, for a plan that is made for it with `framework=`")
-    problems = tuple(check(plan)) or tuple(TRAINERS[chosen].limits(plan))
-    if problems:
-        raise SpecError(*problems)
+    reject(tuple(check(plan)) or tuple(TRAINERS[chosen].limits(plan)))
     return chosen
 
 
@@ -201,9 +200,7 @@ TRAINERS: Mapping[str, Trainer] = {
 def configuration(model: Model) -> dict[str, Any]:
     """Return the fields of `AutoConfig.for_model`, `model_type` among them. Raises SpecError where a model is of no
     family that is known here."""
-    problems = tuple(Problem("model", message, HINT) for message in _lacking(model))
-    if problems:
-        raise SpecError(*problems)
+    reject(Problem("model", message, HINT) for message in _lacking(model))
     (kind,) = model.kinds
     attention = kind.attention
     assert kind.mlp is not None and attention is not None, "other blocks are refused"

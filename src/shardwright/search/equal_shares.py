@@ -34,7 +34,6 @@ from shardwright.cost.strategies import (
 from shardwright.plans.abilities import flash_attention_runs, gpu_problems
 from shardwright.plans.check import check
 from shardwright.plans.findings import NotCovered
-from shardwright.plans.mesh import EQUAL_SHARES
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 from shardwright.progress import stopped
@@ -45,8 +44,8 @@ from shardwright.search.mixed.entry import MixedOutcome
 from shardwright.search.mixed.restrictions import dropped, keeps_pins
 from shardwright.search.objective import affordable_value
 from shardwright.search.space.axes import OFFLOADS, divisors, searched, within
+from shardwright.spec.catalog.frameworks import framework_has
 
-AS_MANY_ON_EACH = ("fsdp",)  # accelerate/commands/launch.py: num_processes over num_machines
 NUMBERS, LOOKED_AT = 3, 12  # of GPUs that have plans, largest first, and that are looked at for them; chosen
 COSTED = 64  # ways that are costed on the GPUs there are, at most; chosen
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # chosen
@@ -64,7 +63,7 @@ def equal_shares(results: Sequence[OneType], asked: Asked, top: int) -> MixedOut
     every = largest_pools([result.context for result in results])
     job = every[0].job
     alone = any(value not in asked.space.allowed(axis, (value,)) for axis, value in DATA_PARALLEL.items())
-    if job.framework not in EQUAL_SHARES or alone or len(every) < 2:
+    if not framework_has(job.framework, "equal_shares") or alone or len(every) < 2:
         return None
     plans: dict[tuple[object, ...], Plan] = {}
     looked_at = 0
@@ -215,6 +214,6 @@ def _over(contexts: Sequence[Context], asked: Asked, row: Strategies, shared: Ma
         return None
     if check(plan) or not keeps_pins(plan, asked.space) or dropped(plan, contexts, asked.filters):
         return None
-    if first.job.framework in AS_MANY_ON_EACH and len(set(machine_sizes(plan))) > 1:
+    if framework_has(first.job.framework, "machines_alike") and len(set(machine_sizes(plan))) > 1:
         return None
     return plan

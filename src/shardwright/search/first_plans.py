@@ -87,8 +87,7 @@ def _tried(
     if not starts:
         return
     ahead = sorted(starts, key=lambda start: start.seconds)
-    first = costed_plan(ahead[0].context, cluster, ahead[0].row)
-    yield first
+    yield costed_plan(ahead[0].context, cluster, ahead[0].row)
     if len({pool.gpu.name for pool in cluster.pools}) == 1:
         return
     for start in _different(ahead):
@@ -111,5 +110,4 @@ def _different(starts: Sequence[_Start]) -> list[_Start]:
 def _order(plan: Plan) -> tuple[bool, float]:
     """Return what orders plans: those that keep the limits first, then by what the job minimises."""
     value = affordable_value(plan)
-    assert plan.prediction is not None, "these plans are costed"
-    return (True, plan.prediction.iteration_seconds) if value is None else (False, value)
+    return (True, plan.iteration_seconds) if value is None else (False, value)

@@ -59,10 +59,9 @@ def search_type(
 
 @record
 class Asked:
-    """What searches over several types are asked: on which machines, within which pins and rules, how far above the
-    bound the best plan may be, how far above the best one a plan is as good, with which probability plans must fit in
-    memory, how many seconds an iteration may take, and how far unequal replicas are looked at: None for as far as suits
-    the cluster's size."""
+    """What a search is asked: on which machines, within which pins and rules, how far above the bound the best plan may
+    be, how far above the best one a plan is as good, with which probability plans must fit in memory, how many seconds
+    an iteration may take, and how far unequal replicas are looked at: None for as far as suits the cluster's size."""
 
     cluster: Cluster
     space: Space

@@ -50,8 +50,7 @@ def _new(best: Plan, plan: Plan) -> bool:
 
 
 def _row(best: Plan, plan: Plan) -> Nearby:
-    mine, other = best.prediction, plan.prediction
-    assert mine is not None and other is not None, "both are costed"
+    mine, other = best.predicted, plan.predicted
     by_train = plan.job.framework != best.job.framework
     rates = other.tokens_per_second / plan.cluster.gpus, mine.tokens_per_second / best.cluster.gpus
     return Nearby(
@@ -111,8 +110,7 @@ def fewer_machines(best: Plan, planned: Planned) -> tuple[Fewer, ...]:
 
 def point(nodes: tuple[int, ...], plan: Plan) -> Fewer:
     """Return a costed plan on so many machines of each group as a point of time, dollars and GPUs."""
-    prediction = plan.prediction
-    assert prediction is not None, "the plan is costed"
+    prediction = plan.predicted
     return Fewer(
         nodes=nodes,
         gpus=plan.gpus,

@@ -64,8 +64,7 @@ def to_beat(preferences: Iterable[Preference], number: int, within: float) -> fl
 def affordable_value(plan: Plan) -> float | None:
     """Return what the job minimises for a costed plan, or None where it misses the deadline or the budget. Raises
     SpecError where that needs a price that is not known."""
-    prediction, job, dollars = plan.prediction, plan.job, plan.iteration_dollars
-    assert prediction is not None, "only costed plans have a value"
+    prediction, job, dollars = plan.predicted, plan.job, plan.iteration_dollars
     hours, total = prediction.hours_total, prediction.dollars_total
     if job.deadline_hours is not None and hours is not None and hours > job.deadline_hours:
         return None

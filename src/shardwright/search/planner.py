@@ -17,7 +17,7 @@ from shardwright.cost.memory.facts import headroom
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.site.calibrated import Calibrated, anchored, without_site
 from shardwright.cost.trust.rarity import rare_in, switches_for
-from shardwright.errors import SpecError, bad, require
+from shardwright.errors import bad, reject, require
 from shardwright.plans.abilities import job_problems
 from shardwright.plans.check import position_problems
 from shardwright.plans.findings import NothingAsFast, Stopped
@@ -94,9 +94,7 @@ def plan(
     ends early once it is told to, with the best plan so far and a gap that holds all the same
     (`SearchReport.interrupted`).
     """
-    require("model", model, Model, 'load_model("llama-3.1-8b")')
-    require("cluster", cluster, Cluster, 'load_cluster("1x8xH100-SXM")')
-    require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
+    require_question(model, cluster, job)
     if top < 1:
         raise bad("`top=`", f"must be at least 1, not {top}", "3 is the default")
     require_fit(fit)
@@ -104,50 +102,42 @@ def plan(
         raise bad("`gap=`", f"must be a fraction from 0 to 1, not {gap:g}", "0.01 or 1% is the default")
     require_indifference(indifference)
     space = space or Space()
-    settled = replace(space, options={})
-    base = without_site(efficiency)
-    rankings = [
-        _plan(model, cluster, variant, settled, rules, top, fit, exportable_to, base, gap, indifference, longest)
-        for variant in jobs_of(job, space.options)
-    ]
-    ranking = best_of(rankings, top)
-    return _on_site(ranking, efficiency) if isinstance(efficiency, Calibrated) else ranking
-
-
-def _plan(
-    model: Model,
-    cluster: Cluster,
-    job: Job,
-    space: Space,
-    rules: Sequence[Rule],
-    top: int,
-    fit: float,
-    exportable_to: str | None,
-    efficiency: Efficiency | None,
-    gap: float,
-    indifference: float,
-    longest: float,
-) -> Ranking:
-    """Return the best plans for a job whose options are settled (`plan`)."""
-    if problems := (*position_problems(model, job), *option_problems(model, job), *own_job_problems(model, job)):
-        raise SpecError(*problems)
-    begin = time.perf_counter()
-    filters = Filters(rules=tuple(rules))
-    asked, space = space, as_options_need(space, job)
-    results, able = [], contexts_for(model, cluster, job, fit, efficiency)
-    alone = 1.0 if len(able) == 1 else UNIFORM_SHARE
-    for number, context in enumerate(able):
-        with within(alone * number / len(able), alone * (number + 1) / len(able)):
-            results.append(search_type(context, space, filters, top, indifference, longest))
-    over_several = Asked(
+    asked = Asked(
         cluster=cluster,
-        space=space,
-        filters=filters,
+        space=replace(space, options={}),
+        filters=Filters(rules=tuple(rules)),
         gap=gap,
         indifference=indifference,
         fit=fit,
         longest=longest,
     )
+    base = without_site(efficiency)
+    rankings = [_plan(model, variant, asked, top, exportable_to, base) for variant in jobs_of(job, space.options)]
+    ranking = best_of(rankings, top)
+    return _on_site(ranking, efficiency) if isinstance(efficiency, Calibrated) else ranking
+
+
+def require_question(model: Model, cluster: Cluster, job: Job) -> None:
+    """Raise SpecError for what is no question."""
+    require("model", model, Model, 'load_model("llama-3.1-8b")')
+    require("cluster", cluster, Cluster, 'load_cluster("1x8xH100-SXM")')
+    require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
+
+
+def _plan(
+    model: Model, job: Job, asked: Asked, top: int, exportable_to: str | None, efficiency: Efficiency | None
+) -> Ranking:
+    """Return the best plans for a job whose options are settled (`plan`)."""
+    reject([*position_problems(model, job), *option_problems(model, job), *own_job_problems(model, job)])
+    begin = time.perf_counter()
+    cluster, filters, indifference, longest = asked.cluster, asked.filters, asked.indifference, asked.longest
+    over_several = replace(asked, space=as_options_need(asked.space, job))
+    space = over_several.space
+    results, able = [], contexts_for(model, cluster, job, asked.fit, efficiency)
+    alone = 1.0 if len(able) == 1 else UNIFORM_SHARE
+    for number, context in enumerate(able):
+        with within(alone * number / len(able), alone * (number + 1) / len(able)):
+            results.append(search_type(context, space, filters, top, indifference, longest))
     with within(alone, 1.0):
         mixed, uneven = _beyond_one_type(results, over_several, top, exportable_to)
     values, plans = best_plans(results, cluster, top, mixed, uneven, indifference)
@@ -167,7 +157,7 @@ def _plan(
     elif not plans:
         contexts = [result.context for result in results]
         freed = partial(_without_limits, results, over_several) if mixed else _no_plan
-        infeasible = explain(contexts, asked, filters, report, freed)
+        infeasible = explain(contexts, asked.space, filters, report, freed)
     kinds = () if uneven is None else tuple(best_of_kinds(mixed, uneven))
     return Ranking(
         plans=plans,
@@ -211,9 +201,8 @@ def _on_site(ranking: Ranking, efficiency: Calibrated) -> Ranking:
     here = anchored(efficiency, best)
 
     def moved(plan: Plan) -> Plan:
-        bound = plan.prediction.lower_bound_seconds if plan.prediction else None
         there = predict(plan, efficiency=here)
-        effect = there.prediction.site if there.prediction else None
+        bound, effect = plan.predicted.lower_bound_seconds, there.predicted.site
         return there if bound is None or effect is None else with_bound(there, bound * effect.factor)
 
     def of_rule(item: Baseline) -> Baseline:
@@ -282,7 +271,7 @@ def with_usual(
     if not ranking.plans or ranking.search.interrupted or len(ranking.best.gpus_by_type) > 1:
         return ranking
     best = ranking.best
-    if best.prediction is None or not any(switch.axis in AXES for switch in rare_in(best)):
+    if not any(switch.axis in AXES for switch in rare_in(best)):
         return ranking
     from shardwright.search.rules.rules import rules_against  # a search without rules does without their parser
 
@@ -299,7 +288,7 @@ def with_usual(
         exportable_to=exportable_to,
         efficiency=anchored(efficiency, best),
         indifference=ranking.search.indifference,
-        longest=USUAL_WITHIN * best.prediction.iteration_seconds,
+        longest=USUAL_WITHIN * best.iteration_seconds,
     )
     return replace(ranking, usual=usual_beside(best, ranked.plans[0])) if ranked.plans else ranking
 
@@ -381,6 +370,5 @@ def _no_plan(job: Job, incumbent: float) -> Plan | None:
 def predict(plan: Plan, *, efficiency: Efficiency | None = None) -> Plan:
     """Return a legal plan (`plans.check`) with its prediction. Raises SpecError for what `shardwright train`
     does not run of a plan that is priced for it."""
-    if problems := tuple(own_problems(plan)):
-        raise SpecError(*problems)
+    reject(own_problems(plan))
     return plan.costed(prediction_of(plan, efficiency or default_efficiency()))

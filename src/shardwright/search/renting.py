@@ -83,10 +83,8 @@ def _offer(pool: NodePool) -> Offer:
 
 def choice_of(plan: Plan, rentals: tuple[Rental, ...], terms: Terms) -> FrontPoint:
     """Return a costed plan as a point of the front."""
-    prediction, job = plan.prediction, plan.job
-    assert prediction is not None and job.iterations is not None and job.tokens is not None, (
-        "a costed plan of a whole run"
-    )
+    prediction, job = plan.predicted, plan.job
+    assert job.iterations is not None and job.tokens is not None, "a costed plan of a whole run"
     machines = np.array([[rental.machines for rental in rentals]])
     exposed = exposure(plan.model, job, [rental.offer for rental in rentals], terms, machines)
     longer = stretch(exposed)

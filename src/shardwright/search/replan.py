@@ -90,7 +90,7 @@ def replan(
     plans = [None if previous.layered else _pipelines(previous, contexts, cluster, kept)]
     plans += _spread_anew(previous, contexts, cluster, plans[0]) if _is_spread(previous) else []
     plans += [_shared_anew(contexts, cluster)] if previous.optimizer.sharding == "zero3" else []
-    return min((plan for plan in plans if plan is not None), key=_seconds, default=None)
+    return min((plan for plan in plans if plan is not None), key=lambda plan: plan.iteration_seconds, default=None)
 
 
 def _pipelines(previous: Plan, contexts: Sequence[Context], cluster: Cluster, kept: Kept) -> Plan | None:
@@ -118,11 +118,6 @@ def _pipelines(previous: Plan, contexts: Sequence[Context], cluster: Cluster, ke
     return plan.costed(predict(plan, contexts[0].efficiency, iteration=iteration))
 
 
-def _seconds(plan: Plan) -> float:
-    assert plan.prediction is not None, "it has been costed"
-    return plan.prediction.iteration_seconds
-
-
 def _is_spread(plan: Plan) -> bool:
     """Return whether context or experts are spread over ranks by degrees of their own."""
     experts = any(kind.moe for kind in plan.model.kinds)
@@ -147,7 +142,7 @@ def _spread_anew(
         "cp": tuple(int(degree) for degree in divisors(stage.context_parallel, stage.context_parallel)),
         "offload": (previous.optimizer.offload,),
     }
-    space, longest = Space(pins=pins), np.inf if best is None else _seconds(best)
+    space, longest = Space(pins=pins), np.inf if best is None else best.iteration_seconds
     for context in contexts:
         least = search_type(context, space, Filters(), 1, 0.0, longest).found.least
         if least is not None:

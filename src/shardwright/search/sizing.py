@@ -20,7 +20,7 @@ from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.footprint import Footprint, fixed_bytes, footprint
 from shardwright.cost.memory.facts import fit_probability, headroom, memory_facts
 from shardwright.cost.strategies import NONE, SHARDING, UNIFORM, boundaries, settled, strategies
-from shardwright.errors import SpecError, bad
+from shardwright.errors import bad, reject
 from shardwright.plans.abilities import fused_attention_runs
 from shardwright.plans.check import position_problems
 from shardwright.plans.plan import Sharding
@@ -204,8 +204,7 @@ def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
     """
     if job.global_batch % cluster.gpus:
         raise bad("`global_batch=`", f"{cluster.gpus} GPUs do not divide {job.global_batch}", "give a multiple")
-    if problems := (*position_problems(model, job), *option_problems(model, job)):
-        raise SpecError(*problems)
+    reject([*position_problems(model, job), *option_problems(model, job)])
     for pool in cluster.pools:
         peak_flops(pool.gpu, job.precision)
     least = min(cluster.pools, key=lambda pool: pool.memory_bytes)

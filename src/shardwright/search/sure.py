@@ -44,8 +44,7 @@ def surely(search: Callable[[Job], Ranking], job: Job, sure: float) -> Ranking:
 
 def odds(plan: Plan, job: Job) -> float:
     """Return with what probability a costed plan keeps the limits of a job."""
-    prediction = plan.prediction
-    assert prediction is not None, "a search costs its plans"
+    prediction = plan.predicted
     kept = chances(
         prediction,
         prediction.hours_total,
@@ -58,8 +57,7 @@ def odds(plan: Plan, job: Job) -> float:
 
 def _margin(plan: Plan, sure: float) -> float:
     """Return how many times its expectation a limit must be that a plan keeps with probability `sure`."""
-    assert plan.prediction is not None, "a search costs its plans"
-    return limit_kept(plan.prediction, 1.0, sure)
+    return limit_kept(plan.predicted, 1.0, sure)
 
 
 def _tightened(job: Job, margin: float) -> Job:
@@ -82,8 +80,8 @@ def _not_sure(search: Callable[[Job], Ranking], job: Job, sure: float, fastest: 
     if job.budget_dollars is not None:
         tried += search(replace(job, deadline_hours=None, budget_dollars=None, objective="cost")).plans
     best = max(tried, key=lambda plan: odds(plan, job))
-    prediction = best.prediction
-    assert prediction is not None and prediction.hours_total is not None, "runs with limits have a length"
+    prediction = best.predicted
+    assert prediction.hours_total is not None, "runs with limits have a length"
     reason = NotSure(
         limits=JobLimits(deadline_hours=job.deadline_hours, budget_dollars=job.budget_dollars),
         sure=sure,

@@ -8,7 +8,7 @@ from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.reports.documents.ranking import problem_documents
 from shardwright.reports.text import mixed, outcome, strategy
-from shardwright.reports.text.plans import predicted, settings_of
+from shardwright.reports.text.plans import settings_of
 from shardwright.units import GIBIBYTE
 
 Answer = dict[str, Any]
@@ -16,7 +16,7 @@ Answer = dict[str, Any]
 
 def plan_figures(plan: Plan) -> Answer:
     """Return the figures of a costed plan."""
-    prediction = predicted(plan)
+    prediction = plan.predicted
     fullest = outcome.fullest(prediction)
     return {
         "strategy": strategy.degrees_words(plan) if plan.uniform else mixed.gpu_words(plan),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from shardwright.cost.compute.efficiency import Efficiency
-from shardwright.errors import Problem, SpecError, bad
+from shardwright.errors import Problem, bad, reject
 from shardwright.plans.ranking import Ranking
 from shardwright.records import record
 from shardwright.spec.cluster import Cluster
@@ -60,8 +60,7 @@ def plan_request(fields: object) -> PlanRequest:
     limits = {name: section.number(name) for name in REQUEST_LIMITS}
     for name in ("model", "cluster", *REQUEST_SIZES):
         section.require(name, "say which")
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     return PlanRequest(**texts, **sizes, **limits)  # type: ignore[arg-type]
 
 

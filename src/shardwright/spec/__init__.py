@@ -1,6 +1,8 @@
 """What a user says and the facts of the catalogue, as validated frozen objects.
 
-* `model`: the shape of a model, block by block, and what its layers compute that no size tells
+* `model`: the shape of a model, block by block, and of the towers before it
+* `layer`: one block: attention, dense and routed feed-forward blocks
+* `forward_pass`: what a model computes that no size tells
 * `mixers`: kinds of mixers of tokens that are no softmax attention
 * `streams`: several residual streams
 * `cluster`: machines, their GPUs and links, and what a description left open

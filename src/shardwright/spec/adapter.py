@@ -15,8 +15,9 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 from shardwright.errors import bad, suggestion
 from shardwright.records import record
+from shardwright.spec.layer import Attention, Layer
 from shardwright.spec.mixers import Mixer
-from shardwright.spec.model import Attention, Layer, Model
+from shardwright.spec.model import Model
 
 Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "experts"]
 TARGETS: tuple[Target, ...] = get_args(Target)

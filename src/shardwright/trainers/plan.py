@@ -19,7 +19,7 @@ from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.facts import headroom
 from shardwright.cost.site.calibrated import Calibrated, anchored
-from shardwright.errors import SpecError, bad, require, suggestion
+from shardwright.errors import SpecError, bad, reject, suggestion
 from shardwright.exporters.nearest import search_for
 from shardwright.exporters.support.matrix import limits_in_rules
 from shardwright.exporters.support.refusals import traced
@@ -32,7 +32,7 @@ from shardwright.records import record
 from shardwright.search.fitting import changes_that_fit
 from shardwright.search.objective import INDIFFERENCE, affordable_value, require_sure
 from shardwright.search.planner import plan as search
-from shardwright.search.planner import predict
+from shardwright.search.planner import predict, require_question
 from shardwright.search.ranked import best_of, with_bound
 from shardwright.search.rules.check import schema_with_gpus
 from shardwright.search.rules.rules import Rule, check_rules, parse_rules
@@ -142,11 +142,8 @@ def plan(
     """
     model = load_model(model) if isinstance(model, str) else model
     cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
-    require("model", model, Model, 'load_model("llama-3.1-8b")')
-    require("cluster", cluster, Cluster, 'load_cluster("1x8xH100-SXM")')
-    require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
-    if problems := tuple(position_problems(model, job)):
-        raise SpecError(*problems)
+    require_question(model, cluster, job)
+    reject(position_problems(model, job))
     require_sure(sure, job)
     frameworks = (*frameworks, *([framework] if framework else ()))
     space, asked["rules"] = pinned(space, pins), rules_of(rules, cluster)
@@ -399,8 +396,8 @@ def evaluate(
         asked={"rules": rules, "top": top, "fit": fit, "efficiency": model_of_time, "indifference": indifference},
     )
     best = plan_in_framework(question)
-    if best.plans and best.plans[0].prediction and mine.prediction and user_plan.job.objective == "time":
-        mine = with_bound(mine, best.plans[0].prediction.lower_bound_seconds)
+    if best.plans and user_plan.job.objective == "time":
+        mine = with_bound(mine, best.best.predicted.lower_bound_seconds)
     if not user_plan.uniform:
         return Evaluation(plan=mine, best=best)
     (context,) = contexts_of(user_plan, model_of_time).values()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from typing import Any
 
-from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.errors import Problem, SpecError, bad, reject, suggestion
 from shardwright.exporters.exported import Exported
 from shardwright.exporters.support.matrix import Fact, Runs, Trainer, facts, trainers
 from shardwright.exporters.targets import LAUNCHING, TARGETS, Limits, limits_of
@@ -221,8 +221,7 @@ def under(plan: Plan, to: str) -> Plan | None:
     if framework in ("", plan.job.framework):
         return None
     other = replace(plan, job=replace(plan.job, framework=framework), prediction=None)
-    if problems := check(other):
-        raise SpecError(*problems)
+    reject(check(other))
     return other
 
 

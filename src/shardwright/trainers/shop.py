@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright.errors import require
 from shardwright.exporters.nearest import SEARCHES, narrowed
 from shardwright.exporters.support.matrix import limits_in_rules
 from shardwright.exporters.support.refusals import traced
 from shardwright.plans.findings import NoTrainer
 from shardwright.search.market.result import Shopping
-from shardwright.search.market.shop import keeping, nothing
+from shardwright.search.market.shop import keeping, nothing, require_shopping
 from shardwright.search.market.shop import shop as search
 from shardwright.search.space.axes import Space
 from shardwright.spec.catalog.frameworks import OWN
@@ -28,9 +27,7 @@ def shop(model: Model, offers: Offers, job: Job, *, space: Space | None = None, 
     whose trainers do. `asked` are further arguments of that search.
 
     Raises SpecError for input that makes no sense."""
-    require("model", model, Model, 'load_model("llama-3.1-8b")')
-    require("offers", offers, Offers, 'load_offers("offers.yaml")')
-    require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
+    require_shopping(model, offers, job)
     known = frameworks_with_trainers()
     if job.framework not in known:
         return search(model, offers, job, space=space, **asked)

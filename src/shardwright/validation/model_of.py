@@ -8,7 +8,8 @@ from functools import lru_cache
 
 from shardwright.errors import bad
 from shardwright.spec.cluster import Assumption
-from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, uniform_layers
+from shardwright.spec.layer import Attention, Layer, Mlp, Moe
+from shardwright.spec.model import Model
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
 from shardwright.validation.runs import PublishedRun
 
@@ -127,7 +128,7 @@ def _assembled(
         family="published",
         hidden=hidden,
         vocab=int(run.vocab or VOCAB),
-        layers=uniform_layers(layer, layers),
+        layers=(layer,) * layers,
         norm="rmsnorm" if gated else "layernorm",
         position="rope" if gated else "learned",
         tied_embeddings=tied,

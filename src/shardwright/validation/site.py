@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shardwright.cost.calibrate import Measured
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.strategies import plan_of_row, strategies
-from shardwright.errors import Problem, SpecError
+from shardwright.errors import Problem, reject
 from shardwright.plans.plan import Plan
 from shardwright.spec.cluster import Cluster
 from shardwright.validation.case import Case
@@ -28,8 +28,7 @@ def measured_runs(runs: Sequence[PublishedRun], efficiency: Efficiency, name: st
             problems.append(Problem(f"{name}, line {number}", why, "complete the row, or leave it out"))
         else:
             cases.append(outcome.case)
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     plans = plans_of(cases, efficiency)
     return tuple(
         Measured(plan=plan, seconds=case.run.seconds or 0.0, name=f"{name}, run {case.run.row_id}")

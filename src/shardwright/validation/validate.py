@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.learned import default_efficiency
-from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.errors import Problem, bad, reject, suggestion
 from shardwright.records import record
 from shardwright.validation.case import CONTRADICTS
 from shardwright.validation.outcome import Outcome, outcomes
@@ -62,13 +62,11 @@ def validate(
     model = default_efficiency() if efficiency is None else efficiency
     compared = outcomes(ran, model, quality=quality, kinds=kinds)
     compared += outcomes(failing, model, failed=True, quality=quality, kinds=kinds)
-    problems = [
+    reject(
         Problem(f"run {outcome.run.row_id}", outcome.skipped.words, "mend the row, or give it quality C")
         for outcome in compared
         if outcome.skipped is not None and outcome.skipped.kind == CONTRADICTS
-    ]
-    if problems:
-        raise SpecError(*problems)
+    )
     return Validation(name=name, outcomes=compared, summary=summarise(compared))
 
 

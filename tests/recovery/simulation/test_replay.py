@@ -12,9 +12,8 @@ from tests.cli.running import run
 from tests.cli.schemas import holds
 
 import shardwright
+from shardwright import Plan, replan, save
 from shardwright.cost.money import checkpoint_bytes, egress_dollars
-from shardwright.plans.document import save
-from shardwright.plans.plan import Plan
 from shardwright.recovery.outlook import Rates
 from shardwright.recovery.seats import stand_ins
 from shardwright.recovery.simulation import strategies
@@ -24,7 +23,6 @@ from shardwright.recovery.simulation.strategies import from_cloud, moved, surviv
 from shardwright.recovery.simulation.traces import MARKETS, generate_for, trace_of
 from shardwright.recovery.ways import REFORM_SECONDS, choose
 from shardwright.reports.spot import spot_text
-from shardwright.search.replan import replan
 from shardwright.spec.read.cluster import build_cluster
 
 
@@ -41,8 +39,7 @@ def test_where_nothing_happens_all_is_useful_but_booting_and_saving(plan: Plan) 
     saving = saving_of(plan, spans(trace, plan), Rates())
     read = from_cloud(plan, stand_ins(plan.cluster), Rates(link=plan.cluster.pools[0].inter_bytes_per_second))
     trained = 360_000.0 - BOOT_SECONDS - REFORM_SECONDS - read.seconds
-    assert plan.prediction is not None
-    assert local.tokens == pytest.approx(trained * (1 - saving.stalled) * plan.prediction.tokens_per_second, rel=1e-9)
+    assert local.tokens == pytest.approx(trained * (1 - saving.stalled) * plan.predicted.tokens_per_second, rel=1e-9)
     assert local.dollars == pytest.approx(40.0 * (100.0 - BOOT_SECONDS / 3600.0))
     assert steady.strategy == ON_DEMAND and steady.hours[USEFUL] < 100.0
 

@@ -19,9 +19,7 @@ from tests.chromium import Page, chromium
 from tests.serving.what_if import SMALL, served
 
 import shardwright
-from shardwright.plans.ranking import Ranking
-from shardwright.reports.html.report import report
-from shardwright.reports.svg.timeline import draw
+from shardwright import Ranking, draw, report
 
 KEPT = Path(__file__).parents[2] / "golden" / "pages"
 SIZE, SCALE = (900, 2400), 0.4  # what is kept is small

@@ -18,13 +18,11 @@ from tests.chromium import CHROMIUM, chromium
 from tests.cli.running import run
 
 import shardwright
-from shardwright.errors import SpecError
+from shardwright import Ranking, SpecError, report
 from shardwright.plans.document import to_document
 from shardwright.plans.mesh import is_mesh
-from shardwright.plans.ranking import Ranking
 from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.html.plan_sections import memory_section
-from shardwright.reports.html.report import report
 from shardwright.reports.text.explain import value
 from shardwright.search.planner import on_fewer, plan, predict
 from shardwright.search.space.axes import parse_pins
@@ -99,8 +97,8 @@ def test_the_front_has_the_figures_of_the_document() -> None:
     series = found.data["charts"]["front"]["series"]
     (here,) = next(each["points"] for each in series if each["name"] == "this plan")
     assert here[2] == "1 × 8 A100-SXM-40 + 2 × 8 V100-SXM2"
-    total = best.prediction
-    assert total is not None and total.hours_total is not None
+    total = best.predicted
+    assert total.hours_total is not None
     assert here[:2] == [total.hours_total / 24.0, total.dollars_total]
     points = [point[:2] for each in series for point in each["points"] if point is not here]
     rows: Any = document["fewer"]
@@ -115,8 +113,7 @@ def test_a_front_without_a_length_is_of_seconds_and_gpus() -> None:
     chart = Text(report(best, fewer=True)).data["charts"]["front"]
     assert (chart["x"]["unit"], chart["y"]["unit"]) == ("seconds", "GPUs")
     (here,) = next(each["points"] for each in chart["series"] if each["name"] == "this plan")
-    assert best.prediction is not None
-    assert here[:2] == [best.prediction.iteration_seconds, best.gpus]
+    assert here[:2] == [best.iteration_seconds, best.gpus]
 
 
 def test_the_map_gives_every_gpu_the_stage_it_has() -> None:
@@ -173,7 +170,7 @@ def test_two_plans_side_by_side() -> None:
     first, second = ranking().plans[0], ranking().plans[1]
     found = Text(report(first, second, names=("mine", "theirs")))
     totals = [sum(row) for row in found.data["charts"]["time"]["values"]]
-    expected = [plan.prediction.iteration_seconds for plan in (first, second) if plan.prediction]
+    expected = [plan.iteration_seconds for plan in (first, second)]
     assert totals == pytest.approx(expected, rel=2e-3)  # small terms have no bar
     assert {"memory-1", "memory-2", "timeline-1", "timeline-2"} <= found.data["charts"].keys()
 
@@ -226,14 +223,11 @@ def test_a_page_of_512_gpus_is_below_a_megabyte() -> None:
 
 def test_memory_of_many_stages_is_that_of_the_fullest_of_each_gpu_type() -> None:
     best = ranking().best
-    assert best.prediction is not None
-    stage, memory = best.replicas[0].stages[0], best.prediction.memory[0][0]
+    stage, memory = best.replicas[0].stages[0], best.predicted.memory[0][0]
     gpus = [("A100-SXM-40", "V100-SXM2")[place % 2] for place in range(30)]
     needs = [replace(memory, weights_bytes=memory.weights_bytes * (1 + place * 7 % 30)) for place in range(30)]
     replicas = (replace(best.replicas[0], stages=tuple(replace(stage, gpu=name) for name in gpus)),)
-    found = memory_section(
-        replace(best, replicas=replicas, prediction=replace(best.prediction, memory=(tuple(needs),)))
-    )
+    found = memory_section(replace(best, replicas=replicas, prediction=replace(best.predicted, memory=(tuple(needs),))))
     assert found.chart is not None and found.table is not None
     for name, words, values in zip(gpus, found.chart.data["rows"], found.chart.data["values"], strict=False):
         most = max(

@@ -25,13 +25,11 @@ from tests.runtime.commands import run_ranks
 from tests.runtime.recovery.network import Network
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
-from shardwright.plans.document import save
-from shardwright.plans.plan import Plan
+from shardwright import Cluster, Plan, save
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.storage.data import write_tokens
 from shardwright.runtime.storage.mixture import Source
-from shardwright.spec.cluster import Cluster
 
 PATIENCE_SECONDS, UNDISTURBED_SECONDS, LOG_CHARACTERS = 120.0, 1200.0, 12_000
 ENDLESS = 1_000_000

@@ -14,8 +14,7 @@ import pytest
 from tests.runtime.recovery.fleet import CONFIG, Fleet, copies, settings_in
 from tests.runtime.samples import tiny_model
 
-from shardwright.errors import SpecError
-from shardwright.plans.plan import Plan
+from shardwright import Plan, SpecError
 from shardwright.recovery.quorum import Machine
 from shardwright.runtime.job.course import RunIdentity, identity_of, other_terms, require_step_of
 from shardwright.runtime.job.settings import Settings

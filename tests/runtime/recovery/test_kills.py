@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 from pathlib import Path
 
 import pytest
-from tests.cli.running import run
+from tests.cli.running import answered
 from tests.cli.schemas import holds
 from tests.nightly import nightly
 from tests.runtime.commands import gone, waited
@@ -56,7 +55,7 @@ def test_the_coordinators_machine_is_lost_and_another_takes_its_place(
         monkeypatch.setenv("SHARDWRIGHT_SECRET", SECRET)
         expected = recovery_after_loss(("127.0.0.1", fleet.ports[1]), ("machine-0",), SECRET.encode())
         told = ["recover", "--dry-run", "--join", f"127.0.0.1:{fleet.ports[1]}", "--lose", "machine-0", "--json"]
-        holds("recovery", json.loads(run(told).out))
+        holds("recovery", answered(told))
         assert (expected.ranks, expected.moved_bytes["cloud"]) == (2, 0)
         before, generation = fleet.step(1), fleet.generation()
         started = descendants(fleet.running[0].pid)

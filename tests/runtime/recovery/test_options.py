@@ -4,7 +4,6 @@ trackers.)"""
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from tests.cli.running import refused, run
 from tests.nightly import nightly
 from tests.runtime.adapted import adapter_parts
-from tests.runtime.commands import run_ranks
+from tests.runtime.commands import rows, run_ranks
 from tests.runtime.recovery.fleet import CONFIG, UNDISTURBED_SECONDS, Fleet, copies, supplied
 
 from shardwright.cli.app import app
@@ -156,11 +155,6 @@ def test_options_of_elastic_runs_are_refused_without_elastic(name: str, folder: 
 
 def test_a_single_checkpoint_is_no_way_to_keep_an_elastic_run(told: Any) -> None:
     assert "--keep 1: an elastic run keeps two checkpoints or more" in told("--keep", 1)
-
-
-def rows(out: Path) -> list[dict[str, str]]:
-    with (out / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("compiles", ["--no-compile", *nightly(["--compile"])])

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from tests import forked
 from tests.runtime.recovery.fleet import copies
+from tests.runtime.workers import join_pair
 
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.recovery.worker import rendezvous
@@ -71,7 +72,7 @@ def test_an_operation_that_never_ends_holds_nothing_up(tmp_path: Path) -> None:
     peer = forked.context().Process(target=_join_and_wait, args=(str(tmp_path / "store"), str(joined)), daemon=True)
     peer.start()
     try:
-        _join(str(tmp_path / "store"), 0)
+        join_pair(str(tmp_path / "store"), 0)
         while not joined.exists():
             time.sleep(0.01)
         work = dist.all_reduce(torch.ones(1 << 20), async_op=True)
@@ -85,12 +86,7 @@ def test_an_operation_that_never_ends_holds_nothing_up(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-def _join(path: str, rank: int) -> None:
-    store = dist.FileStore(path, 2)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
-
-
 def _join_and_wait(path: str, joined: str) -> None:
-    _join(path, 1)
+    join_pair(path, 1)
     Path(joined).touch()
     threading.Event().wait()

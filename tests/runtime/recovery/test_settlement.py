@@ -1,10 +1,11 @@
-"""The step that survivors reach: all of them the same, whenever in a step each was halted."""
+"""How far a generation is, and the step that survivors reach: all the same, whenever in a step each was halted."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.runtime.recovery.fleet.observations import GenerationProgress
 from shardwright.runtime.recovery.run import Report, reaches, settle
 
 VOTE = (2.5, 1.0, 0.0)
@@ -32,3 +33,14 @@ def test_before_anybody_knows_it_nobody_has_updated(reports: list[Report]) -> No
 def test_a_rank_without_a_state_does_not_reach_the_step() -> None:
     assert not reaches(Report(step=-1), settle([UPDATED]))
     assert settle([]).step == -1
+
+
+def test_a_step_is_there_once_all_machines_that_have_a_rank_have_it() -> None:
+    """A machine that the plan has no rank for never has one, and is not waited for."""
+    progress = GenerationProgress(ranks=2, machines=frozenset(("m0", "m1")))
+    assert not progress.take("m0", 5)
+    assert progress.take("m1", 5)
+    progress.finished.update((("m0", 0), ("m1", 0)))
+    found = [(progress.take(name, 10), progress.over) for name in ("m1", "m0")]
+    assert found == [(False, False), (True, True)]
+    assert list(progress.held) == [10]

@@ -12,10 +12,9 @@ from tests.cli.running import run
 from tests.runtime.families import Config, first_of_each
 from tests.runtime.storage.megatron_core import logits, megatron_core
 
-from shardwright.errors import SpecError
+from shardwright import Model, SpecError
 from shardwright.runtime.storage.megatron_weights import megatron_tensors, save_megatron
 from shardwright.runtime.storage.weights import open_weights
-from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface import model_of_config
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

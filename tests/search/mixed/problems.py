@@ -21,7 +21,7 @@ from shardwright.search.mixed.tables.settings import Setting, settings, unit_deg
 from shardwright.search.space.axes import Space, Value
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Optimizer
-from shardwright.spec.model import Layer
+from shardwright.spec.layer import Layer
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model

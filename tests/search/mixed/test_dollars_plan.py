@@ -45,8 +45,8 @@ solved = cache(planned)
 
 
 def hours(found: Ranking) -> float:
-    assert found.best.prediction is not None and found.best.prediction.hours_total is not None
-    return found.best.prediction.hours_total
+    assert found.best.predicted.hours_total is not None
+    return found.best.predicted.hours_total
 
 
 def dollars(found: Ranking) -> float:
@@ -55,8 +55,8 @@ def dollars(found: Ranking) -> float:
 
 def expected_dollars(costed: Plan) -> float:
     """Return the dollars of the whole run, failures and restarts counted, as the search counts them."""
-    assert costed.prediction is not None and costed.prediction.dollars_total is not None
-    return costed.prediction.dollars_total
+    assert costed.predicted.dollars_total is not None
+    return costed.predicted.dollars_total
 
 
 @pytest.mark.parametrize("dear", [20.0, *nightly([14.0, 30.0])])
@@ -90,8 +90,8 @@ def test_the_fastest_plan_within_a_budget_keeps_it():
     within = solved(cluster(), objective="time", budget_dollars=budget)
     assert dollars(within) <= budget
     assert hours(fastest) * (1 - 1e-9) <= hours(within) <= hours(cheapest)
-    found = within.best.prediction
-    assert found is not None and within.search.lower_bound_dollars is None
+    found = within.best.predicted
+    assert within.search.lower_bound_dollars is None
     assert found.lower_bound_seconds is not None
     assert found.lower_bound_seconds <= found.iteration_seconds
 

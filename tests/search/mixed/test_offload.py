@@ -35,8 +35,7 @@ def test_cards_of_two_types_hold_what_those_of_one_type_hold():
     job = make_job(global_batch=16, seq_len=2048)
     found = plan(load_model("llama-2-7b"), load_cluster("1x2xRTX4090+1x1xRTX3090"), job, top=1, gap=0.2)
     assert found.best.gpus_by_type == {"RTX4090": 2, "RTX3090": 1}
-    prediction = found.best.prediction
-    assert prediction is not None
+    prediction = found.best.predicted
     assert prediction.fit_probability >= 0.9
 
 

@@ -88,14 +88,9 @@ def drafts(problem: Small, setting: Setting, units: np.ndarray) -> Iterator[Draf
                         yield Draft(setting=setting, replicas=((line, copies, total // copies),), seconds=0.0)
 
 
-def seconds_of(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.iteration_seconds
-
-
 def hours_of(plan: Plan, iterations: float | None) -> float:
     assert iterations is not None
-    return seconds_of(plan) * iterations / 3600.0
+    return plan.iteration_seconds * iterations / 3600.0
 
 
 def against_enumeration(problem: Small) -> bool:
@@ -103,7 +98,7 @@ def against_enumeration(problem: Small) -> bool:
         problem.contexts, problem.cluster, problem.space, Filters(rules=()), gap=0.0, incumbent=np.inf, top=1
     )
     best = enumerated(problem)
-    seconds = seconds_of(found.plans[0]) if found.plans else np.inf
+    seconds = found.plans[0].iteration_seconds if found.plans else np.inf
     assert min(found.bound, seconds) <= best * (1.0 + 1e-9)
     assert np.isfinite(seconds) or not np.isfinite(best)
     if np.isfinite(best):
@@ -134,7 +129,7 @@ def dollars_against_enumeration(seed: int) -> bool:
         problem.contexts, problem.cluster, problem.space, Filters(rules=()), gap=0.0, incumbent=np.inf, top=1
     )
     best = enumerated(problem, rates)
-    plans = [seconds_of(plan) * rate_of(problem, plan, rates) for plan in found.plans]
+    plans = [plan.iteration_seconds * rate_of(problem, plan, rates) for plan in found.plans]
     dollars = min(plans, default=np.inf)
     assert min(found.bound, dollars) <= best * (1.0 + 1e-9)
     assert np.isfinite(dollars) == np.isfinite(best)
@@ -227,11 +222,11 @@ def test_megatron_plans_over_several_types_by_time_and_by_dollars() -> None:
     found = shardwright.plan(model, cluster, job, exportable_to="megatron")
     assert len(found.best.gpus_by_type) == 2 and is_mesh(found.best)
     assert found.best.job.framework == "megatron"
-    assert seconds_of(found.best) < min(seconds_of(entry.plan) for entry in found.baselines if entry.plan)
+    assert found.best.iteration_seconds < min(entry.plan.iteration_seconds for entry in found.baselines if entry.plan)
     free = shardwright.plan(model, cluster, job)
-    assert seconds_of(free.best) <= 1.01 * seconds_of(found.best)
-    assert free.best.prediction is not None and free.best.prediction.lower_bound_seconds is not None
-    assert free.best.prediction.lower_bound_seconds <= seconds_of(found.best)
+    assert free.best.iteration_seconds <= 1.01 * found.best.iteration_seconds
+    assert free.best.predicted.lower_bound_seconds is not None
+    assert free.best.predicted.lower_bound_seconds <= found.best.iteration_seconds
     by_cost = shardwright.plan(model, cluster, replace(job, objective="cost"), exportable_to="megatron")
     assert is_mesh(by_cost.best) and by_cost.search.lower_bound_dollars is not None
     assert not [kind for kind in by_cost.search.not_covered if isinstance(kind, MixedPlans)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 from functools import cache
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cli.running import run
+from tests.cli.running import answered
 from tests.nightly import nightly
 from tests.search.mixed.problems import EFFICIENCY, Small, solved, stated
 from tests.search.mixed.test_existing_plans import Existing, close_no_region, existing, rule_out_no_composition
@@ -176,9 +175,7 @@ def test_the_command_line_searches_degrees_per_type(tmp_path):
     assert mixes_degrees(plan) and check(plan) == ()
     kept = replan(plan, fewer_machines(plan))
     assert kept is not None and check(kept) == () and degrees(kept) == degrees(plan)
-    evaluated = run(["evaluate", str(tmp_path / "plan.json"), "--json"])
-    assert evaluated.code == 0
-    best = json.loads(evaluated.out)["best"]  # to a closer gap
+    best = answered(["evaluate", str(tmp_path / "plan.json"), "--json"])["best"]
     assert best["prediction"]["iteration_seconds"] <= seconds[1]
     assert len({stage["tensor_parallel"] for replica in best["replicas"] for stage in replica["stages"]}) == 2
     again = predict(plan).prediction
@@ -211,6 +208,4 @@ def planned(folder: Path, *options: str) -> dict[str, Any]:
         "0.3",
     ]
     files = ["--cluster", str(folder / "cluster.yaml"), "--out", str(folder / "plan.json"), "--json"]
-    outcome = run(["plan", *job, *files, *options])
-    assert outcome.code == 0, outcome.err
-    return dict(json.loads(outcome.out))
+    return dict(answered(["plan", *job, *files, *options]))

@@ -1,4 +1,6 @@
-"""Shopping: the front against a search of every number of machines, each point against its plan alone."""
+"""Shopping: the front against a search of every number of machines, each point against its plan alone; it keeps what no
+other point is as good as.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,16 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.nightly import nightly
 from tests.search.shop.samples import A100, A100_SPOT, GB200, H100, JOB, L40S, job, offers
 
+from shardwright import Cluster, SpecError, check, load_model
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.trust.rarity import rare_in
-from shardwright.errors import SpecError
-from shardwright.plans.check import check
 from shardwright.plans.findings import (
     Cheapest,
     Fastest,
@@ -30,9 +34,7 @@ from shardwright.search.planner import plan, predict, with_usual
 from shardwright.search.renting import Rental, choice_of
 from shardwright.search.space.axes import parse_pins
 from shardwright.search.space.parameters import AXES
-from shardwright.spec.cluster import Cluster
 from shardwright.spec.offers import Offers
-from shardwright.spec.read.model import load_model
 
 MODEL = load_model("llama-3.2-1b")
 EFFICIENCY = Analytic()
@@ -99,10 +101,8 @@ def test_every_point_is_what_its_plan_alone_is_predicted_to_take(number: int) ->
     result = case(number)
     for choice in result.front:
         assert check(choice.plan) == ()
-        alone = predict(replace(choice.plan, prediction=None), efficiency=EFFICIENCY).prediction
-        assert alone is not None
-        assert choice.plan.prediction is not None
-        assert choice.plan.prediction.iteration_seconds == pytest.approx(alone.iteration_seconds, rel=1e-12)
+        alone = predict(replace(choice.plan, prediction=None), efficiency=EFFICIENCY).predicted
+        assert choice.plan.iteration_seconds == pytest.approx(alone.iteration_seconds, rel=1e-12)
         assert choice.plan.cluster.gpus == choice.gpus
         again = choice_of(predict(choice.plan, efficiency=EFFICIENCY), choice.rentals, result.offers.terms)
         assert again.point == pytest.approx(choice.point, rel=1e-12)
@@ -238,3 +238,39 @@ def test_a_run_without_a_length_or_on_gpus_of_another_precision_is_refused() -> 
 def test_samples_longer_than_the_table_of_positions_are_refused() -> None:
     with pytest.raises(SpecError, match="longer than the model's table"):
         shop(load_model("gpt2-medium"), offers(A100), job(seq_len=2048), efficiency=EFFICIENCY)
+
+
+SIZES = st.integers(0, 5).map(float)
+POINTS = st.tuples(SIZES, SIZES, SIZES)
+
+
+def as_good(one: Point, other: Point) -> bool:
+    return all(a <= b for a, b in zip(one, other, strict=True))
+
+
+def front_of(points: list[Point]) -> Front[int]:
+    front: Front[int] = Front()
+    for place, point in enumerate(points):
+        front.offer(point, place)
+    return front
+
+
+@given(st.lists(POINTS, max_size=12))
+def test_the_front_is_what_no_other_point_is_as_good_as(points: list[Point]) -> None:
+    kept = {point for point, _ in front_of(points).points}
+    wanted = {point for point in points if not any(as_good(other, point) and other != point for other in points)}
+    assert kept == wanted
+
+
+@given(st.lists(POINTS, max_size=12))
+def test_the_first_of_equal_points_stays(points: list[Point]) -> None:
+    for point, place in front_of(points).points:
+        assert points.index(point) == place
+
+
+@given(st.lists(POINTS, min_size=1, max_size=8), POINTS, st.integers(0, 40).map(lambda tenths: tenths / 8.0))
+def test_a_ray_is_cut_where_a_point_becomes_as_good(points: list[Point], slope: Point, t: float) -> None:
+    front = front_of(points)
+    cut = float(front.cuts(np.array([slope]))[0])
+    here = (t * slope[0], t * slope[1], t * slope[2])
+    assert (t >= cut) == any(as_good(known, here) for known, _ in front.points)

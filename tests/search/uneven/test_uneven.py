@@ -14,13 +14,12 @@ from tests.cost.samples import llama
 from tests.nightly import examples, nightly
 
 import shardwright
+from shardwright import check, replan
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.layered.plan import layered_iteration
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict
-from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Plan, Recompute, Replica, Schedule, Stage
-from shardwright.search.replan import replan
 from shardwright.search.space.axes import Space, parse_pins
 from shardwright.search.uneven.search import UnevenResult, away, uneven_fsdp
 from shardwright.search.uneven.shares import FINER, around, grid, parts_of, shares_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 from shardwright.spec.adapter import Adapter, adapted
 from shardwright.spec.images import Taken, patch_rows, stem_products, taken_of
 from shardwright.spec.job import Job
-from shardwright.spec.model import Attention, Layer, Model, Tower
+from shardwright.spec.layer import Attention, Layer
+from shardwright.spec.model import Model, Tower
 
 
 def job_flops(model: Model, job: Job) -> float:

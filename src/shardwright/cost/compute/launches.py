@@ -13,9 +13,10 @@ import numpy as np
 
 from shardwright.arrays import Floats
 from shardwright.cost.compute.operators import Shard
-from shardwright.spec.catalog.frameworks import framework_rows
+from shardwright.spec.catalog.frameworks import framework_has
 from shardwright.spec.job import Job
-from shardwright.spec.model import Layer, Model
+from shardwright.spec.layer import Layer
+from shardwright.spec.model import Model
 
 # Norm, projection, its split, the rotation of queries and of keys, core attention, projection, sum with the residual.
 ATTENTION_CALLS = 8.0  # documented
@@ -53,7 +54,7 @@ def launches(model: Model, layer: Layer | None, shard: Shard, job: Job) -> Float
     """Return the calls of the host in a forward pass of a layer (of embedding or head where it is None), [M]."""
     held = HELD[job.options.cuda_graph or "none"]
     calls = {ENDS: END_CALLS} if layer is None else _calls(model, layer, shard)
-    by_dtensor = framework_rows()[job.framework]["eager_tp"] == "1"
+    by_dtensor = framework_has(job.framework, "eager_tp")
     slower = np.where(shard.tp > 1, DTENSOR_CALLS if by_dtensor else 1.0, 1.0)
     return slower * sum(count for part, count in calls.items() if part not in held)
 

@@ -32,11 +32,12 @@ from shardwright.cost.compute.operator_table import (
 )
 from shardwright.records import record
 from shardwright.spec.adapter import FROZEN_BYTES, Adapter, Matrix, adapted, matrices
-from shardwright.spec.catalog.frameworks import experts_in_fp8, framework_rows
+from shardwright.spec.catalog.frameworks import experts_in_fp8, framework_has, framework_rows
 from shardwright.spec.images import taken_of
 from shardwright.spec.job import Job
+from shardwright.spec.layer import Attention, Layer, Mlp, Moe
 from shardwright.spec.mixers import Mixer
-from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, Tower
+from shardwright.spec.model import Model, Tower
 from shardwright.spec.options import MODULES
 from shardwright.spec.streams import Streams
 
@@ -379,7 +380,7 @@ def _core_attention(attention: Attention, shard: Shard, job: Job, others: float 
     scores = 2.0 * size * keys * heads
     # A fused one scales, masks and normalises scores in one pass at the memory's rate, as others add and multiply
     # (arXiv 2104.04473, section 4.2); PyTorch's softmax, which was measured, reaches two thirds of that.
-    form = POINTWISE if framework_rows()[job.framework]["fused_softmax"] == "1" else SOFTMAX
+    form = POINTWISE if framework_has(job.framework, "fused_softmax") else SOFTMAX
     yield from memory_bound(np.where(shard.flash, 0.0, 8.0 * scores), backward=1.0, modules=CORE, form=form)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from shardwright.records import record
-from shardwright.spec.model import Attention, Layer, Mlp, Model
+from shardwright.spec.layer import Attention, Layer, Mlp
+from shardwright.spec.model import Model
 
 STEPS = 5  # documented
 

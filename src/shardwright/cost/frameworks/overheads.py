@@ -19,7 +19,7 @@ from shardwright.arrays import Array, Floats
 from shardwright.cost.compute.operator_table import ATTENTION, GEMM, OperatorTable
 from shardwright.files import shipped_table
 from shardwright.records import record
-from shardwright.spec.catalog.frameworks import figures, framework_rows
+from shardwright.spec.catalog.frameworks import figures, framework_has, framework_rows
 from shardwright.spec.catalog.gpus import beside_grace, gpus
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.job import Framework, Job
@@ -92,7 +92,7 @@ class Calibration:
         """Return the overheads of `framework` on `gpu`. Architectures without runs are as their operators say."""
         software, clocks = self.frameworks[framework], self.architectures.get(gpu.architecture, Clocks())
         slower = power_factor(gpu)
-        second = framework_rows()[framework]["flash2"] == "1" and gpu.architecture in ASYNCHRONOUS
+        second = framework_has(framework, "flash2") and gpu.architecture in ASYNCHRONOUS
         return replace(
             software,
             launch_seconds=software.launch_seconds * (GRACE_CALLS if gpu.kind in beside_grace() else 1.0),

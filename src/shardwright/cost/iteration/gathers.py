@@ -12,20 +12,8 @@ from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Layouts, Strategies
 from shardwright.records import record
-from shardwright.spec.catalog.frameworks import OWN
+from shardwright.spec.catalog.frameworks import framework_has, framework_rows
 from shardwright.spec.job import Job
-
-# Under FSDP2 a backward pass ends with its weights freed, whether or not a forward pass does (`post_backward` of
-# torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py), so that ZeRO-2 gathers them in every micro-batch.
-FREED_BY_PASSES = frozenset({"fsdp", "eager", "torchtitan", "jax"})
-# The last unit stays between the passes: final norm and head, with a tied embedding (accelerate/utils/fsdp_utils.py
-# 1.15, `fsdp2_prepare_model`).
-LAST_UNIT_STAYS = frozenset({"fsdp", "eager"})
-# One unit has both ends of a tied embedding (torchtitan 0.3, distributed/fsdp.py: `apply_fsdp`).
-TIED_IN_ONE_UNIT = LAST_UNIT_STAYS | {"torchtitan"}
-# In a pipeline of PyTorch's, weights stay and gradients are whole until the last micro-batch
-# (torch/distributed/pipelining/stage.py: `backward_maybe_with_nosync`).
-OF_PYTORCH_PIPELINES = "torchtitan"
 
 
 @record
@@ -64,16 +52,17 @@ def moved_in_passes(
     the two ends; `tied` are those that both ends have where one GPU has both, which are in `parameters` twice. What is
     gathered of quantised layers counts as so many parameters of the width of the ends.
 
-    The runtime finds the head there still when its backward pass begins, and the embedding when the next micro-batch
-    does.
+    Where the last unit stays gathered, the backward pass finds final norm and head there still; where both ends do, the
+    next micro-batch finds the embedding, too.
     """
     zero2, zero3 = (rows.sharding >= ZERO2)[:, None], (rows.sharding == ZERO3)[:, None]
     anew = zero3 | (zero2 & _freed_by_passes(job, rows)[:, None])
     gathered = parameters - (1.0 - frozen_part(job)) * (parameters - embedding - head)
-    forward = backward = gathered - tied * (job.framework in TIED_IN_ONE_UNIT)
-    if job.framework in LAST_UNIT_STAYS:
+    forward = backward = gathered - tied * (framework_has(job.framework, "one_unit_tied"))
+    stays = framework_rows()[job.framework]["stays"]
+    if stays == "last":
         backward = backward - head
-    elif job.framework == OWN:
+    elif stays == "ends":
         forward = gathered - embedding * (1.0 - 1.0 / micro_batches(job, rows)[:, None])
         backward = gathered - head
     in_each = zero2 & ~summed_at_last(job, rows)[:, None]
@@ -87,8 +76,8 @@ def frozen_part(job: Job) -> float:
 
 
 def _freed_by_passes(job: Job, rows: Strategies) -> Bools:
-    return np.asarray((job.framework in FREED_BY_PASSES) & ~_in_pipeline(job, rows))
+    return np.asarray(framework_has(job.framework, "passes_free") & ~_in_pipeline(job, rows))
 
 
 def _in_pipeline(job: Job, rows: Strategies) -> Bools:
-    return np.asarray((job.framework == OF_PYTORCH_PIPELINES) & (rows.pp > 1))
+    return np.asarray(framework_has(job.framework, "whole_in_pipelines") & (rows.pp > 1))

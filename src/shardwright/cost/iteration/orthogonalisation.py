@@ -33,7 +33,7 @@ def orthogonalisation_seconds(context: Context, rows: Strategies, held: HeldPara
         (held.expert, rows.etp, groups.expert, work.expert),
     ):
         if times:
-            ranks = _column(product(group(links, cut, np.ones_like(cut)), copies))
+            ranks = product(group(links, cut, np.ones_like(cut)), copies).column
             of_rank = weights / copies.size[:, None]
             back = np.where((rows.sharding == UNSHARDED)[:, None], weights, of_rank)
             seconds += exchange_seconds(links, ranks, width * of_rank) + exchange_seconds(links, ranks, width * back)
@@ -79,8 +79,3 @@ def _product_seconds(context: Context, flops: Floats, largest: float) -> Floats:
     rate = peak_flops(gpu, "bf16" if job.precision == "fp8" else job.precision)
     rate *= SATURATED.get(gpu.architecture, UNKNOWN_ARCHITECTURE).gemm
     return np.where(flops > 0.0, np.maximum(flops, largest), 0.0) / rate
-
-
-def _column(ranks: Group) -> Group:
-    stride = None if ranks.stride is None else ranks.stride[:, None]
-    return Group(size=ranks.size[:, None], local=ranks.local[:, None], stride=stride)

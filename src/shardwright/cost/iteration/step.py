@@ -227,14 +227,9 @@ def _waits_for_host(context: Context, rows: Strategies) -> Bools:
 
 def both_gather_seconds(links: Fabric, groups: DataParallel, dense: Floats, expert: Floats, width: float) -> Floats:
     """Return the time to gather (or reduce-scatter) dense and expert parameters of `width` bytes, [N, S]."""
-
-    def column(ranks: Group) -> Group:
-        stride = None if ranks.stride is None else ranks.stride[:, None]
-        return Group(size=ranks.size[:, None], local=ranks.local[:, None], stride=stride)
-
-    seconds = gather_seconds(links, column(groups.dense), width * dense)
+    seconds = gather_seconds(links, groups.dense.column, width * dense)
     if expert.any():
-        seconds = seconds + gather_seconds(links, column(groups.expert), width * expert)
+        seconds = seconds + gather_seconds(links, groups.expert.column, width * expert)
     return seconds
 
 

@@ -27,7 +27,7 @@ from shardwright.cost.network.curves import LinkTimes, between_machines, inside_
 from shardwright.cost.stage.terms import AGAIN, LEAN, WHOLE
 from shardwright.cost.trust.evidence import Conditions
 from shardwright.cost.trust.interval import ANY, interval_of
-from shardwright.errors import Problem, SpecError, bad
+from shardwright.errors import Problem, bad, reject
 from shardwright.records import record
 from shardwright.spec.cluster import Cluster, Gpu, NodePool
 from shardwright.spec.job import Job
@@ -225,8 +225,7 @@ def measured_layers(
             message = f"has no optimizer_seconds of {pool.gpu.kind}, and the catalogue no bandwidth of its memory"
             hint = "measure them, or describe it in the cluster file: " + DESCRIBED
             problems.append(Problem("`profile=`", message, hint.format(pool.gpu.kind)))
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     return MeasuredLayers(base=base, profile=smoothed(profile, model.kind_of_layer))
 
 

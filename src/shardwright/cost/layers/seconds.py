@@ -22,9 +22,10 @@ from shardwright.cost.network.collectives import (
     reduce_seconds,
 )
 from shardwright.records import record
-from shardwright.spec.catalog.frameworks import framework_rows
+from shardwright.spec.catalog.frameworks import framework_has, framework_rows
 from shardwright.spec.job import Job
-from shardwright.spec.model import Attention, Layer, Model, Moe
+from shardwright.spec.layer import Attention, Layer, Moe
+from shardwright.spec.model import Model
 from shardwright.spec.options import Dispatcher
 
 TP_OVERLAP_SHARE = 0.8  # of a GEMM that chunks of its own communication can run beside; chosen, 0.5 to 1
@@ -189,7 +190,7 @@ def _ring(
     width = (attention.key_width + attention.value_width) / heads
     size = widths_of(job).context * shard.micro_batch * job.seq_len * width
     ring = gather_seconds(links, ranks, size)
-    if framework_rows()[job.framework]["overlap_context"] == "0":
+    if not framework_has(job.framework, "overlap_context"):
         return ring, 2.0 * ring
     forward = exposed_seconds(ring, core)
     return forward, exposed_seconds(2.0 * ring, 2.0 * core)

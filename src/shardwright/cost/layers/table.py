@@ -43,7 +43,8 @@ from shardwright.rounding import coarse
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.images import tower_parameters
 from shardwright.spec.job import Job, dispatcher_of
-from shardwright.spec.model import Layer, Model
+from shardwright.spec.layer import Layer
+from shardwright.spec.model import Model
 
 SECONDS = (
     *("forward", "backward", "compute_forward", "compute_backward", "core_seconds"),

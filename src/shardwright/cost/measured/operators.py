@@ -21,7 +21,7 @@ from shardwright.cost.compute.operator_table import (
 )
 from shardwright.cost.compute.operators import CORE, FLASH_BACKWARD_FLOPS
 from shardwright.spec.job import Job, Precision
-from shardwright.spec.model import Attention
+from shardwright.spec.layer import Attention
 from shardwright.spec.read.machine_profile import OperatorTime
 
 KINDS = {"gemm": GEMM, "attention": ATTENTION, "memory": MEMORY}

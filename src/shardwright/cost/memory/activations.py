@@ -35,8 +35,9 @@ from shardwright.spec.adapter import Matrix, Target, adapted, matrices
 from shardwright.spec.catalog.frameworks import OWN, experts_in_fp8
 from shardwright.spec.images import encoder_job, taken_of
 from shardwright.spec.job import Job
+from shardwright.spec.layer import Attention, Layer, Mlp, Moe
 from shardwright.spec.mixers import Mamba, Mixer, ShortConvolution
-from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, Tower
+from shardwright.spec.model import Model, Tower
 from shardwright.spec.streams import Streams
 
 COPIES = 4.0  # documented: `hidden_copies` are two norms' inputs in fp32 in place of 16 bits, and their weights' inputs

@@ -82,6 +82,12 @@ class Group:
     stride: Array | None = None
 
     @property
+    def column(self) -> Group:
+        """The same groups, [N, 1]."""
+        stride = None if self.stride is None else self.stride[:, None]
+        return Group(size=self.size[:, None], local=self.local[:, None], stride=stride)
+
+    @property
     def domains(self) -> Floats:
         """Domains that a group spans, [N]."""
         return np.ceil(self.size / self.local)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.cost.site.calibration import MOST_RUNS, SiteCalibration
-from shardwright.errors import Problem, SpecError, bad
+from shardwright.errors import Problem, bad, reject
 from shardwright.plans.codec import decode_fields, encode
 from shardwright.plans.document import Schema, schema_of
 from shardwright.spec.text.fields import shown
@@ -38,8 +38,7 @@ def from_document(data: object, name: str = "calibration") -> SiteCalibration:
     calibration = decode_fields(fields, SiteCalibration, name, problems)
     if not problems:
         problems += _faults(calibration, name)
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     assert isinstance(calibration, SiteCalibration)
     return calibration
 

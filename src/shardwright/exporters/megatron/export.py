@@ -11,7 +11,7 @@ import math
 import shlex
 from collections.abc import Mapping
 
-from shardwright.errors import SpecError
+from shardwright.errors import SpecError, reject
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
 from shardwright.exporters.megatron.limits import (
     GROUPED_GEMM,
@@ -104,9 +104,7 @@ def to_megatron(plan: Plan) -> MegatronExport:
     Data, tokenizer, learning rate and checkpoints are the user's and not among them; the launch script names them.
     Raises SpecError with every reason where the plan is illegal, or Megatron-LM cannot express it.
     """
-    problems = check(plan) or unsupported(plan)
-    if problems:
-        raise SpecError(*problems)
+    reject(check(plan) or unsupported(plan))
     experts = moe_arguments(
         plan.model,
         grouped_gemm=least_capability(plan) >= GROUPED_GEMM,

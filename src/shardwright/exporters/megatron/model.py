@@ -19,8 +19,10 @@ from typing import Any
 
 from shardwright.exporters.support.traits import SILU, SQUARED_RELU, gated
 from shardwright.records import record
+from shardwright.spec.forward_pass import FAST_TURNS, SLOW_TURNS, RotaryScaling
+from shardwright.spec.layer import Attention, Layer, Moe
 from shardwright.spec.mixers import GatedDelta, Mamba2
-from shardwright.spec.model import FAST_TURNS, SLOW_TURNS, Attention, Layer, Model, Moe, RotaryScaling
+from shardwright.spec.model import Model
 
 VOCABULARY_MULTIPLE = 128
 DROPOUT = "0.1"
@@ -29,8 +31,6 @@ Arguments = tuple[tuple[str, ...], ...]
 
 GPT, HYBRID = "pretrain_gpt.py", "pretrain_hybrid.py"
 STACK = ("megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
-# What MambaMixer takes from no argument (megatron/core/ssm/mamba_mixer.py 177-192).
-WIDTH = 4  # documented
 
 
 def model_arguments(model: Model, seq_len: int, tensor_parallel: int) -> Arguments:
@@ -363,9 +363,8 @@ def program(model: Model) -> str:
 def pattern_arguments(model: Model, layer_counts: Sequence[int]) -> Arguments:
     """Return the pattern of a model whose virtual stages have so many layers each, in order of execution, and the sizes
     of Mamba-2."""
-    letters, stages = iter(letters_of(model)), []
-    for count in layer_counts:
-        stages.append("".join(next(letters) for _ in range(count)))
+    letters = iter(letters_of(model))
+    stages = ["".join(itertools.islice(letters, count)) for count in layer_counts]
     arguments: list[tuple[str, ...]] = [("--hybrid-layer-pattern", "|".join(stages)), ("--spec", *STACK)]
     mixer = next((kind.mixer for kind in model.kinds if isinstance(kind.mixer, Mamba2)), None)
     if mixer is not None:

@@ -10,8 +10,9 @@ from types import MappingProxyType
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.spec.job import Job
+from shardwright.spec.layer import Layer
 from shardwright.spec.mixers import GatedDelta, GatedRecurrence, Lightning, Mamba, Mamba2, Rwkv7, ShortConvolution
-from shardwright.spec.model import Layer, Model
+from shardwright.spec.model import Model
 from shardwright.spec.options import said
 
 ON_THE_GPU = frozenset({"adam8bit", "paged_adam", "paged_adam8bit", "lion"})  # bitsandbytes/functional.py: is_on_gpu

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pprint import pformat
 from string import Template
 
-from shardwright.errors import Problem, SpecError
+from shardwright.errors import Problem, reject
 from shardwright.exporters.exported import Exported, plan_words, run_script, torchrun
 from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.support.refusals import refusals, several_types
@@ -37,8 +37,7 @@ CONVERTER = {
 def export_config(plan: Plan) -> Exported:
     """Return `shardwright_plan.py` and the script that starts it. Raises SpecError with every reason where the plan is
     illegal or torchtitan cannot express it."""
-    if problems := check(plan) or unsupported(plan):
-        raise SpecError(*problems)
+    reject(check(plan) or unsupported(plan))
     found = registered(plan.model)
     assert found is not None, "refused above"
     values = settings(plan)

@@ -12,7 +12,9 @@ from functools import cache
 
 from shardwright.files import shipped_table
 from shardwright.records import record
-from shardwright.spec.model import FAST_TURNS, SLOW_TURNS, Layer, Model
+from shardwright.spec.forward_pass import FAST_TURNS, SLOW_TURNS
+from shardwright.spec.layer import Layer
+from shardwright.spec.model import Model
 
 TOLERANCE = 1e-6  # of the parameters: torchtitan keeps the bias of a router as a buffer
 

@@ -13,18 +13,9 @@ from dataclasses import replace
 from shardwright.errors import Problem
 from shardwright.files import shipped_table
 from shardwright.importers.megatron.flags import MOST_PATTERN, Flags
-from shardwright.spec.model import (
-    FAST_TURNS,
-    SLOW_TURNS,
-    Attention,
-    LatentAttention,
-    Layer,
-    Mlp,
-    Model,
-    Moe,
-    Position,
-    RotaryScaling,
-)
+from shardwright.spec.forward_pass import FAST_TURNS, SLOW_TURNS, RotaryScaling
+from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe, Position
+from shardwright.spec.model import Model
 
 LATENT_POSITIONS = 4096  # of YaRN in latent attention (transformer_config.py 2939)
 GLU_ROUNDING = 64

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import groupby
 from types import MappingProxyType
 
-from shardwright.errors import Problem, SpecError, bad
+from shardwright.errors import Problem, SpecError, bad, reject
 from shardwright.exporters.megatron.export import dispatcher_of_plan
 from shardwright.exporters.megatron.model import BESIDE_A_MODEL, by_pattern, letters_of
 from shardwright.importers.launches import Launch
@@ -129,8 +129,7 @@ def reading_of_flags(
         plan = on_hosts(plan, machines, name) if machines else _in_shares(plan, shares, name)
     plan = _without_usual(plan)
     problems += [Problem(f"{name}: {fault.path}", fault.message, fault.hint) for fault in check(plan)]
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     uncounted = (*flags.uncounted, *unpriced(flags, plan.job, plan.optimizer))
     return Reading(plan, (*notes, *_notes(flags, gpus, plan, world)), flags.ignored, uncounted)
 

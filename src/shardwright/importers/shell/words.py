@@ -9,7 +9,6 @@ from itertools import groupby
 
 from shardwright.records import record
 
-SPECIAL = "@*#?$!-"
 REFERENCE = re.compile(r"(?P<prefix>[#!]?)(?P<name>[A-Za-z_]\w*|\d+|[@*#?$!-])", re.S)
 OPERATORS = (
     *("::", ":-", ":=", ":?", ":+", "##", "%%", "//", "/#", "/%", "^^", ",,"),

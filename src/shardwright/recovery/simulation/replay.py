@@ -123,8 +123,7 @@ def replay(
             now = course.decide_at
             _decided(course, strategy, span.machines, now, templates, rates)
         _trained(course, now, end, saving)
-    prediction, end = plan.prediction, spans[-1].seconds + spans[-1].length
-    assert prediction is not None, "simulate asks for one"
+    prediction, end = plan.predicted, spans[-1].seconds + spans[-1].length
     hours = {cause: course.seconds[cause] / SECONDS_PER_HOUR for cause in CAUSES}
     hours[USEFUL] = course.tokens / prediction.tokens_per_second / SECONDS_PER_HOUR
     return TraceOutcome(
@@ -174,8 +173,7 @@ def _gone_back(course: _Course, since: str) -> None:
     if since == NOW:
         return
     point = course.in_snapshot if since == SNAPSHOT else course.in_upload
-    prediction = course.run.first.prediction
-    assert prediction is not None, "simulate asks for one"
+    prediction = course.run.first.predicted
     course.seconds["work done anew"] += (course.tokens - point) / prediction.tokens_per_second
     course.tokens = course.in_snapshot = point
     course.since_snapshot = 0.0

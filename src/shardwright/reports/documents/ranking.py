@@ -34,7 +34,7 @@ from shardwright.reports.text.explain import (
     verdict,
     with_options_words,
 )
-from shardwright.reports.text.plans import plan_chances, predicted, risk_document
+from shardwright.reports.text.plans import plan_chances, risk_document
 from shardwright.reports.text.strategy import SETTINGS
 from shardwright.search.renting import choice_on_cluster
 from shardwright.units import format_bytes
@@ -81,7 +81,7 @@ def infeasible_document(infeasible: NoPlan) -> Document:
 
 def _passed_over(better: PassedOver) -> Document:
     return {
-        "iteration_seconds": predicted(better.plan).iteration_seconds,
+        "iteration_seconds": better.plan.iteration_seconds,
         "saving": better.saving,
         "switches": [finding_document(switch) for switch in better.switches],
         "pins": list(better.pins),
@@ -91,7 +91,7 @@ def _passed_over(better: PassedOver) -> Document:
 
 def _usual(usual: Usual) -> Document:
     return {
-        "iteration_seconds": predicted(usual.plan).iteration_seconds,
+        "iteration_seconds": usual.plan.iteration_seconds,
         "loss": usual.loss,
         "pins": list(usual.pins),
         "words": usual_words(usual),
@@ -100,7 +100,7 @@ def _usual(usual: Usual) -> Document:
 
 def _with_options(better: WithOptions) -> Document:
     return {
-        "iteration_seconds": predicted(better.plan).iteration_seconds,
+        "iteration_seconds": better.plan.iteration_seconds,
         "saving": better.saving,
         "pins": list(better.pins),
         "words": with_options_words(better),
@@ -110,7 +110,7 @@ def _with_options(better: WithOptions) -> Document:
 def _baseline(entry: Baseline) -> Document:
     return {
         "rule": entry.rule,
-        "iteration_seconds": None if entry.plan is None else predicted(entry.plan).iteration_seconds,
+        "iteration_seconds": None if entry.plan is None else entry.plan.iteration_seconds,
         "dollars": None if entry.plan is None else entry.plan.iteration_dollars,
         "reason": None if entry.failure is None else finding_document(entry.failure),
     }
@@ -177,7 +177,7 @@ def _differences(mine: Plan, best: Plan) -> Iterator[Document]:
         yield {"kind": "setting", "setting": name, "words": f"{SETTINGS[name]}: {value}, the best has {wanted}"}
     for gap in telling_gaps(mine, best):
         yield {"kind": "time", "term": gap.name, "seconds": gap.seconds, "words": gap_words(gap, mine, best)}
-    peak, least = (outcome.fullest(predicted(plan)).total_bytes for plan in (mine, best))
+    peak, least = (outcome.fullest(plan.predicted).total_bytes for plan in (mine, best))
     words = f"peak memory {format_bytes(peak)}, the best {format_bytes(least)}"
     yield {"kind": "memory", "plan_bytes": peak, "best_bytes": least, "words": words}
 

@@ -16,7 +16,6 @@ from shardwright.reports.text import question
 from shardwright.reports.text.explain import changes, reasons, saving, unit, value
 from shardwright.reports.text.first_screen import next_step
 from shardwright.reports.text.mixed import gpu_words
-from shardwright.reports.text.plans import predicted
 from shardwright.reports.text.strategy import SETTINGS
 from shardwright.units import SECONDS_PER_HOUR, format_count, format_dollars, format_seconds
 
@@ -30,7 +29,7 @@ def context_lines(plan: Plan) -> tuple[str, ...]:
 
 def answer(plan: Plan) -> str:
     """Return a plan in one sentence: what it runs on, how fast, for how much."""
-    prediction = predicted(plan)
+    prediction = plan.predicted
     hours, dollars = prediction.hours_total, prediction.dollars_total
     words = (
         f"{plan.model.name} trains on {gpu_words(plan)} at {format_count(prediction.tokens_per_second)} tokens a second"

@@ -12,7 +12,7 @@ from shardwright.reports.html.timeline import timeline_section
 from shardwright.reports.palette import MEMORY, TERMS, numbered
 from shardwright.reports.section import Chart, Figure, Section, Table
 from shardwright.reports.text import outcome
-from shardwright.reports.text.plans import predicted, settings_of
+from shardwright.reports.text.plans import settings_of
 from shardwright.reports.text.site import effect_words
 from shardwright.reports.words import pools_assumed
 from shardwright.search.renting import choice_on_cluster
@@ -37,13 +37,13 @@ def plan_sections(plan: Plan, efficiency: Efficiency) -> Iterator[Section]:
     yield timeline_section(plan, efficiency)
     yield time_section([("this plan", plan)])
     yield memory_section(plan)
-    yield trust_section(predicted(plan))
+    yield trust_section(plan.predicted)
     yield money_section(plan)
 
 
 def figures(plan: Plan) -> Iterator[Figure]:
     """Yield the key figures of a costed plan."""
-    prediction = predicted(plan)
+    prediction = plan.predicted
     seconds = prediction.iteration_seconds
     low, high = (clock(end, like=seconds) for end in prediction.interval)
     sure = "; ".join(words for words in (f"80 % sure: {low} to {high}", effect_words(prediction.site)) if words)
@@ -73,14 +73,14 @@ def settings_section(plan: Plan) -> Section:
     return Section(
         name="plan",
         title="The plan",
-        lead=f"Bottleneck: {outcome.bottleneck(predicted(plan))}.",
+        lead=f"Bottleneck: {outcome.bottleneck(plan.predicted)}.",
         table=Table(columns=("setting", "value"), rows=rows, words=("setting", "value"), open=True),
     )
 
 
 def time_section(plans: list[tuple[str, Plan]]) -> Section:
     """Return where the time of one plan or several goes, term by term."""
-    times = [(name, predicted(plan)) for name, plan in plans]
+    times = [(name, plan.predicted) for name, plan in plans]
     longest = max(prediction.iteration_seconds for _, prediction in times)
     terms = {
         field: words
@@ -127,7 +127,7 @@ def time_section(plans: list[tuple[str, Plan]]) -> Section:
 
 def memory_section(plan: Plan) -> Section:
     """Return the peak memory of a GPU of each stage, by kind, against its capacity."""
-    prediction = predicted(plan)
+    prediction = plan.predicted
     stages = [
         (_stage_name(plan, number, place), memory)
         for number, row in enumerate(prediction.memory)
@@ -231,6 +231,6 @@ def money_section(plan: Plan) -> Section:
     return Section(
         name="money",
         title="Money and assumptions",
-        lead=f"{outcome.money_words(predicted(plan))}.",
+        lead=f"{outcome.money_words(plan.predicted)}.",
         points=tuple(dict.fromkeys(points)),
     )

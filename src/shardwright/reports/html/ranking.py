@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwright.cost.compute.efficiency import Efficiency
-from shardwright.errors import Problem, SpecError, bad
+from shardwright.errors import Problem, bad, reject
 from shardwright.plans.codec import decode
 from shardwright.plans.document import from_document
 from shardwright.plans.plan import Plan
@@ -17,7 +17,6 @@ from shardwright.reports.html.page_of import plan_page
 from shardwright.reports.section import Chart, Page, Section, Table
 from shardwright.reports.text import mixed, strategy
 from shardwright.reports.text.explain import contrast, unit, value
-from shardwright.reports.text.plans import predicted
 from shardwright.reports.words import MEANING
 from shardwright.units import clock, format_count, format_seconds
 
@@ -42,8 +41,7 @@ def _fewer(plan: Plan, rows: Sequence[object]) -> tuple[Fewer, ...]:
     """Return the rows `fewer` of a document. Raises SpecError for what is none for the plan's cluster."""
     problems: list[Problem] = []
     choices = tuple(decode(row, Fewer, f"fewer[{place}]", problems) for place, row in enumerate(rows))
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     for place, choice in enumerate(choices):
         if len(choice.nodes) != len(plan.cluster.pools):
             raise bad(f"fewer[{place}].nodes", f"has {len(choice.nodes)} numbers", "one for each group of machines")
@@ -51,16 +49,17 @@ def _fewer(plan: Plan, rows: Sequence[object]) -> tuple[Fewer, ...]:
 
 
 def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iterator[Section]:
-    like, least = predicted(plans[0]).iteration_seconds, value(plans[0])
+    like, least = plans[0].iteration_seconds, value(plans[0])
     what = unit(plans[0])
     worth_key = "dollars" if what == "money" else "iteration_seconds"
     entries: list[tuple[str, float, float | None]] = [
-        (f"plan {place}: {_short(plan)}", predicted(plan).iteration_seconds, value(plan))
-        for place, plan in enumerate(plans, 1)
+        (f"plan {place}: {_short(plan)}", plan.iteration_seconds, value(plan)) for place, plan in enumerate(plans, 1)
     ]
-    for entry in baselines:
-        if entry["iteration_seconds"] is not None:
-            entries.append((entry["rule"], entry["iteration_seconds"], entry.get(worth_key)))
+    entries += [
+        (entry["rule"], entry["iteration_seconds"], entry.get(worth_key))
+        for entry in baselines
+        if entry["iteration_seconds"] is not None
+    ]
     rows = [
         (name, clock(seconds, like=like), "–" if worth is None else f"{worth / least:.3f}×", "")
         for name, seconds, worth in entries

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.learned import default_efficiency
-from shardwright.errors import SpecError, bad
+from shardwright.errors import bad, reject
 from shardwright.plans.check import check
 from shardwright.plans.document import from_document
 from shardwright.plans.plan import Plan
@@ -107,6 +107,5 @@ def _plan_alone(plan: Plan, efficiency: Efficiency, command: str = "", *, fewer:
 
 def _ready(plan: Plan, efficiency: Efficiency) -> Plan:
     """Return a legal plan with its prediction."""
-    if problems := check(plan):
-        raise SpecError(*problems)
+    reject(check(plan))
     return plan if plan.prediction is not None else predict(plan, efficiency=efficiency)

@@ -11,7 +11,7 @@ from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.iteration.timeline import Kind, TimelineEvent, closing_events, pass_events
 from shardwright.cost.learned import default_efficiency
-from shardwright.errors import SpecError
+from shardwright.errors import reject
 from shardwright.files import write_atomically
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, Replica, Stage
@@ -140,6 +140,5 @@ def draw(plan: Plan | Ranking, *, efficiency: Efficiency | None = None) -> Pictu
     everything that is illegal about the plan.
     """
     drawn = plan.best if isinstance(plan, Ranking) else plan
-    if problems := check(drawn):
-        raise SpecError(*problems)
+    reject(check(drawn))
     return Picture(picture(drawn, efficiency or default_efficiency()))

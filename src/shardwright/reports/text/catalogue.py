@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from shardwright.reports.text.layout import WIDTH, labelled, table
 from shardwright.spec.catalog.prices import MachinePrice
 from shardwright.spec.cluster import Gpu
-from shardwright.spec.model import Attention, Layer, Model, Moe, Tower
+from shardwright.spec.layer import Attention, Layer, Moe
+from shardwright.spec.model import Model, Tower
 from shardwright.spec.sounds import SPECTRA
 from shardwright.units import GIGA, TERA, format_bytes, format_count
 

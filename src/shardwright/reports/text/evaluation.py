@@ -13,7 +13,7 @@ from shardwright.records import record
 from shardwright.reports.text import outcome
 from shardwright.reports.text.explain import changes, gaps, reasons, shortages, verdict
 from shardwright.reports.text.layout import WIDTH, labelled, listed, table, wrapped
-from shardwright.reports.text.plans import plan_text, plans_table, predicted
+from shardwright.reports.text.plans import plan_text, plans_table
 from shardwright.reports.text.strategy import SETTINGS
 from shardwright.reports.text.terminal import assumptions_text, heading
 from shardwright.reports.words import in_words
@@ -59,7 +59,7 @@ def _memory_text(mine: Plan, remedies: Sequence[str], width: int) -> str:
     missing = [stage.words for stage in shortages(mine)]
     if missing:
         return listed("Does not fit", [*missing, *(remedies or ("no single change makes it fit",))], width)
-    sure = predicted(mine).fit_probability
+    sure = mine.predicted.fit_probability
     if sure < SURE_FIT:
         return listed(f"Fits with probability {sure:.0%} only", remedies or ("no single change makes it safe",), width)
     return ""
@@ -70,7 +70,7 @@ def _comparison(mine: Plan, best: Plan, width: int) -> str:
     changed = changes(mine, best)
     if not changed:
         return ""
-    total = predicted(mine).iteration_seconds, predicted(best).iteration_seconds
+    total = mine.iteration_seconds, best.iteration_seconds
     of = partial(clock, like=total[1])
     shown = [gap for gap in gaps(mine, best) if max(gap.mine_seconds, gap.best_seconds) >= 0.0005 * total[1]]
     terms = [[gap.words, of(gap.mine_seconds), of(gap.best_seconds), of(gap.seconds, sign="+")] for gap in shown]
@@ -116,8 +116,8 @@ def ladder_text(mine: Plan, rungs: Sequence[Rung], width: int, measured: float |
     run scale all times."""
     if not rungs:
         return ""
-    scale = measured / predicted(mine).iteration_seconds if measured else 1.0
-    like = scale * predicted(mine).iteration_seconds
+    scale = measured / mine.iteration_seconds if measured else 1.0
+    like = scale * mine.iteration_seconds
     lines, before = ["One change at a time", _step("yours", mine, scale, like, width)], mine
     for number, rung in enumerate(rungs, 1):
         changed = "; ".join(
@@ -133,14 +133,14 @@ def ladder_text(mine: Plan, rungs: Sequence[Rung], width: int, measured: float |
 
 
 def _step(words: str, plan: Plan, scale: float, like: float, width: int) -> str:
-    prediction = predicted(plan)
+    prediction = plan.predicted
     memory = format_bytes(outcome.fullest(prediction).total_bytes)
     seconds = clock(scale * prediction.iteration_seconds, like=like)
     return labelled(f"  {seconds}  {memory}", words, width, column=len(INDENT))
 
 
 def _measured_words(mine: Plan, measured: float, width: int) -> str:
-    prediction = predicted(mine)
+    prediction = mine.predicted
     seconds, (low, high) = prediction.iteration_seconds, prediction.interval
     inside = "inside" if low <= measured <= high else "outside"
     took, other = (clock(value, like=measured) for value in (measured, seconds))

@@ -13,7 +13,6 @@ from shardwright.records import record
 from shardwright.reports.text import outcome, strategy
 from shardwright.reports.text.layout import labelled
 from shardwright.reports.text.mixed import gpu_words
-from shardwright.reports.text.plans import predicted
 from shardwright.reports.text.strategy import SETTINGS
 from shardwright.reports.words import in_words
 from shardwright.units import clock, counted, format_bytes, format_seconds
@@ -64,7 +63,7 @@ class Gap:
 
 def gaps(mine: Plan, best: Plan) -> tuple[Gap, ...]:
     """Return all terms; the differences add up to that of the iterations."""
-    ours, theirs = predicted(mine).time, predicted(best).time
+    ours, theirs = mine.predicted.time, best.predicted.time
     return tuple(
         Gap(name=name, words=words, mine_seconds=getattr(ours, name), best_seconds=getattr(theirs, name))
         for name, words in outcome.TERMS.items()
@@ -79,7 +78,7 @@ def changes(mine: Plan, best: Plan) -> dict[str, tuple[str, str]]:
 
 def telling_gaps(mine: Plan, best: Plan) -> list[Gap]:
     """Return the terms whose difference is worth a line, the largest first."""
-    least = SMALLEST_SHARE * predicted(best).iteration_seconds
+    least = SMALLEST_SHARE * best.iteration_seconds
     return sorted((gap for gap in gaps(mine, best) if abs(gap.seconds) >= least), key=lambda gap: -abs(gap.seconds))
 
 
@@ -133,12 +132,12 @@ def contrast(other: Plan, best: Plan) -> str:
 def value(plan: Plan) -> float:
     """Return what the job minimises, for one iteration: seconds, or dollars where prices are known."""
     dollars = plan.iteration_dollars if plan.job.objective == "cost" else None
-    return predicted(plan).iteration_seconds if dollars is None else dollars
+    return plan.iteration_seconds if dollars is None else dollars
 
 
 def unit(plan: Plan) -> str:
     """Return what `value` counts: time or money."""
-    return "money" if plan.job.objective == "cost" and predicted(plan).dollars_per_hour is not None else "time"
+    return "money" if plan.job.objective == "cost" and plan.predicted.dollars_per_hour is not None else "time"
 
 
 def saving(mine: Plan, best: Plan) -> str:
@@ -189,7 +188,7 @@ def verdict(mine: Plan, best: Plan | None, *, legal: bool = True, gap: float | N
 def _best_words(best: Plan | None) -> str:
     if best is None:
         return "no plan at all fits these machines"
-    seconds = predicted(best).iteration_seconds
+    seconds = best.iteration_seconds
     return f"the best plan takes {clock(seconds, like=seconds)} an iteration"
 
 
@@ -209,7 +208,7 @@ def shortages(mine: Plan) -> list[StageShortage]:
     """Return each stage that needs more memory than its GPU has, the worst first and with its terms; then each that
     needs more of its machine's memory than its GPU's share."""
     stages = [
-        (replica, rank, stage) for replica, row in enumerate(predicted(mine).memory) for rank, stage in enumerate(row)
+        (replica, rank, stage) for replica, row in enumerate(mine.predicted.memory) for rank, stage in enumerate(row)
     ]
     short = [entry for entry in stages if entry[2].total_bytes > entry[2].capacity_bytes]
     short.sort(key=lambda entry: entry[2].capacity_bytes - entry[2].total_bytes)
@@ -264,7 +263,7 @@ def usual_words(usual: Usual | None) -> str:
     more time, 37.3 s; --set overlap_tp=no asks for it. Nothing where none was looked for, or there is none."""
     if usual is None:
         return ""
-    seconds = predicted(usual.plan).iteration_seconds
+    seconds = usual.plan.iteration_seconds
     figure = f", {clock(seconds, like=seconds)}" if unit(usual.plan) == "time" else ""
     asked = " ".join(f"--set {pin}" for pin in usual.pins)
     words = f"the best plan without what is hardly tested takes {usual.loss:.1%} more {unit(usual.plan)}{figure}"
@@ -288,8 +287,7 @@ ALIKE = 0.0005  # part of the time of a plan that is not worth a word
 
 def nearest_words(plan: Plan, other: Plan) -> str:
     """Return what `other`, which a target can run in place of `plan`, is and costs, both with predictions."""
-    assert other.prediction is not None, "a search costs its plans"
-    seconds = other.prediction.iteration_seconds
+    seconds = other.iteration_seconds
     words = f"the nearest plan that it can run takes {clock(seconds, like=seconds)} an iteration"
     if plan.prediction is not None:
         more = seconds / plan.prediction.iteration_seconds - 1.0
@@ -316,8 +314,8 @@ def kinds_text(kinds: Sequence[Baseline], best: Plan, width: int) -> str:
         if entry.plan is None:
             lines.append(labelled("  –", f"{entry.rule}: none fits", width, column=20))
             continue
-        seconds = predicted(entry.plan).iteration_seconds
-        time = clock(seconds, like=predicted(best).iteration_seconds)
+        seconds = entry.plan.iteration_seconds
+        time = clock(seconds, like=best.iteration_seconds)
         figures = f"{time:>11} {value(entry.plan) / value(best) - 1.0:+7.1%}"
         lines.append(labelled(figures, f"{entry.rule}: {strategy.degrees_words(entry.plan)}", width, column=20))
     return "\n".join(lines)

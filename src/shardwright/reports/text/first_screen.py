@@ -16,7 +16,7 @@ from shardwright.plans.ranking import Nearby, Ranking, Usual
 from shardwright.reports.text import mixed, outcome, programs, strategy
 from shardwright.reports.text.explain import kinds_words, passed_over_words, unit, with_options_words
 from shardwright.reports.text.layout import WIDTH, labelled
-from shardwright.reports.text.plans import FAR, predicted, whole_run
+from shardwright.reports.text.plans import FAR, whole_run
 from shardwright.reports.text.site import effect_words
 from shardwright.reports.text.terminal import against_rules, heading
 from shardwright.reports.words import in_words
@@ -56,12 +56,12 @@ def plan_answers(best: Plan, whole: str, idle: str = "", usual: Usual | None = N
     `usual` the best plan without what is hardly tested of it."""
     yield "run", f"{mixed.gpu_words(best)}: {strategy.degrees_words(best)}; {runs_on(best)}"
     yield from (("idle", words) for words in [idle] if words)
-    yield from (("measured", outcome.measured_words(known)) for known in [predicted(best).measured] if known)
+    yield from (("measured", outcome.measured_words(known)) for known in [best.predicted.measured] if known)
     yield "speed", _speed(best)
     yield from (("whole run", words) for words in [whole] if words)
     yield from (("price", words) for words in ["; ".join(_prices(best))] if words)
     yield "memory", _memory(best)
-    yield "bottleneck", outcome.bottleneck(predicted(best))
+    yield "bottleneck", outcome.bottleneck(best.predicted)
     yield "how sure", "; ".join(_sure(best, usual))
 
 
@@ -82,7 +82,7 @@ def _ordinary(plan: Plan) -> bool:
 
 
 def _speed(best: Plan) -> str:
-    prediction = predicted(best)
+    prediction = best.predicted
     of = partial(clock, like=prediction.iteration_seconds)
     low, high = prediction.interval
     return (
@@ -104,7 +104,7 @@ def _prices(best: Plan) -> Iterator[str]:
 
 
 def _memory(best: Plan) -> str:
-    prediction = predicted(best)
+    prediction = best.predicted
     fullest = outcome.fullest(prediction)
     parts = [
         f"fullest GPU {format_bytes(fullest.total_bytes)} of {format_bytes(fullest.capacity_bytes)}",
@@ -115,7 +115,7 @@ def _memory(best: Plan) -> str:
 
 
 def _sure(best: Plan, usual: Usual | None) -> Iterator[str]:
-    prediction = predicted(best)
+    prediction = best.predicted
     yield from (words for words in [effect_words(prediction.site)] if words)
     record = prediction.measured.record if prediction.measured else None
     if record is not None and prediction.mfu > record.mfu:

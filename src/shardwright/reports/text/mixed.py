@@ -122,9 +122,9 @@ def certificate(plan: Plan, report: SearchReport) -> str:
 def least_words(plan: Plan, dollars: float | None) -> str:
     """Return what the certificate says: is faster than 1.2 s or, where the bound is of `dollars`, costs less than $1.23
     an iteration."""
-    job, prediction = plan.job, plan.prediction
+    job, prediction = plan.job, plan.predicted
     if dollars is None:
-        assert prediction is not None and prediction.lower_bound_seconds is not None, "a search has a bound"
+        assert prediction.lower_bound_seconds is not None, "a search has a bound"
         seconds = prediction.lower_bound_seconds
         within = "" if job.budget_dollars is None else " within the budget"
         return f"is faster than {clock(seconds, like=seconds)}{within}"

@@ -29,12 +29,6 @@ FAR = 2.0  # distance of a published run (`plan.Evidence`) that says little of a
 SPARE = ("recompute", "$/h", "fits", "peak GiB", "sharding", "tokens/s", "cp")  # go first where space is short
 
 
-def predicted(plan: Plan) -> Prediction:
-    """Return the prediction of a costed plan."""
-    assert plan.prediction is not None, "only costed plans are shown"
-    return plan.prediction
-
-
 def plans_table(plans: Sequence[Plan], width: int) -> str:
     """Return one row a plan. Columns that would say nothing are left out."""
     rows = [_cells(place, plan) for place, plan in enumerate(plans, start=1)]
@@ -45,7 +39,7 @@ def plans_table(plans: Sequence[Plan], width: int) -> str:
 
 
 def _cells(place: int, plan: Plan) -> dict[str, str]:
-    stage, prediction = plan.replicas[0].stages[0], predicted(plan)
+    stage, prediction = plan.replicas[0].stages[0], plan.predicted
     hours, dollars = prediction.hours_total, prediction.dollars_total
     experts = any(kind.moe is not None for kind in plan.model.kinds)
     return {
@@ -80,7 +74,7 @@ def _gpu_words(plan: Plan) -> str:
 
 def whole_run(best: Plan) -> str:
     """Return hours and dollars of the whole run with their 80 % intervals, failures counted; "" without a length."""
-    prediction = predicted(best)
+    prediction = best.predicted
     if prediction.hours_total is None:
         return ""
     words = run_words(best, prediction.hours_total, prediction.dollars_total)
@@ -89,7 +83,7 @@ def whole_run(best: Plan) -> str:
 
 def plan_chances(plan: Plan) -> Mapping[str, float]:
     """Return with what probability a costed plan keeps the limits of its job."""
-    prediction, job = predicted(plan), plan.job
+    prediction, job = plan.predicted, plan.job
     return chances(
         prediction,
         prediction.hours_total,
@@ -101,7 +95,7 @@ def plan_chances(plan: Plan) -> Mapping[str, float]:
 
 def run_words(plan: Plan, hours: float, dollars: float | None) -> str:
     """Return hours and dollars of a whole run, its failures counted in both, with their 80 % intervals."""
-    prediction = predicted(plan)
+    prediction = plan.predicted
     if run_stretch(plan) > MOST_STRETCH:
         return "an endless time: a run is interrupted too often to ever end (preemptions_per_hour)"
     low, high = (format_seconds(end * SECONDS_PER_HOUR) for end in carried(prediction, hours))
@@ -114,7 +108,7 @@ def run_words(plan: Plan, hours: float, dollars: float | None) -> str:
 
 def plan_text(plan: Plan, title: str, width: int) -> str:
     """Return one plan in full: settings, memory per stage, where the time goes, money, how sure."""
-    prediction = predicted(plan)
+    prediction = plan.predicted
     low, high = prediction.interval
     of = partial(clock, like=prediction.iteration_seconds)
     lines = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from shardwright.plans.ranking import GpuShare, NoProgram, Ranking, SpmdProgram
 from shardwright.reports.text.layout import labelled, wrapped
-from shardwright.reports.text.plans import predicted
 from shardwright.units import clock, format_bytes
 
 UNASKED = "SPMD programs: not searched; --programs searches them on small clusters (some seconds)"
@@ -18,7 +17,7 @@ def program_words(ranking: Ranking) -> str:
         return ""
     if isinstance(program, NoProgram):
         return f"no SPMD program: {program.reason}"
-    best = predicted(ranking.best).iteration_seconds
+    best = ranking.best.iteration_seconds
     ours, less = program.iteration_seconds, 1.0 - program.iteration_seconds / best
     time = clock(ours, like=best)
     if abs(less) < EQUAL:
@@ -36,11 +35,13 @@ def program_text(ranking: Ranking, width: int) -> str:
     lines = ["SPMD program", labelled("  against", program_words(ranking), width, column=12)]
     if isinstance(program, SpmdProgram):
         gap = 1.0 - program.bound_seconds / program.iteration_seconds
-        rows = [(f"  {share.count} × {share.gpu}", _share_words(share)) for share in program.shares]
-        rows.append(("  sends", ", ".join(f"{count} × {name.replace('_', ' ')}" for name, count in program.sent)))
-        rows.append(("  memory", f"{format_bytes(program.memory_bytes)} of state and activations on the fullest GPU"))
-        rows.append(("  how good", f"at most {gap:.1%} above the best program at its shares"))
-        rows.append(("  run", how_to_run(ranking, program)))
+        rows = [
+            *((f"  {share.count} × {share.gpu}", _share_words(share)) for share in program.shares),
+            ("  sends", ", ".join(f"{count} × {name.replace('_', ' ')}" for name, count in program.sent)),
+            ("  memory", f"{format_bytes(program.memory_bytes)} of state and activations on the fullest GPU"),
+            ("  how good", f"at most {gap:.1%} above the best program at its shares"),
+            ("  run", how_to_run(ranking, program)),
+        ]
         column = max(len(name) for name, _ in rows) + 2
         lines += [labelled(name, words, width, column=column) for name, words in rows]
     return "\n".join(lines)

@@ -19,7 +19,7 @@ from shardwright.reports.text.explain import (
     value,
 )
 from shardwright.reports.text.layout import WIDTH, labelled, listed, wrapped
-from shardwright.reports.text.plans import plan_text, plans_table, predicted, risk_text, whole_run
+from shardwright.reports.text.plans import plan_text, plans_table, risk_text, whole_run
 from shardwright.reports.words import explained, in_words, pools_assumed
 from shardwright.search.renting import choice_on_cluster
 from shardwright.spec.cluster import Cluster
@@ -67,7 +67,7 @@ def heading(model: Model, cluster: Cluster, job: Job, width: int) -> str:
 def summary_text(ranking: Ranking, width: int) -> str:
     """Return the answer in two or three sentences."""
     best = ranking.best
-    prediction = predicted(best)
+    prediction = best.predicted
     seconds = prediction.iteration_seconds
     words = (
         f"{clock(seconds, like=seconds)} an iteration, {format_count(prediction.tokens_per_second)} tokens/s, "
@@ -113,8 +113,8 @@ def baselines_text(baselines: Sequence[Baseline], best: Plan, width: int) -> str
             lines.append(labelled("  –", f"{entry.rule}: {in_words(entry.failure)}", width, column=20))
         else:
             worse = _beyond(entry.plan, best)
-            seconds = predicted(entry.plan).iteration_seconds
-            figures = f"{clock(seconds, like=predicted(best).iteration_seconds):>11} {worse:+7.0%}"
+            seconds = entry.plan.iteration_seconds
+            figures = f"{clock(seconds, like=best.iteration_seconds):>11} {worse:+7.0%}"
             figures += " $" if unit(best) == "money" else ""
             words = f"{entry.rule}: {strategy.degrees_words(entry.plan)}"
             lines.append(labelled(figures, words, width, column=20))

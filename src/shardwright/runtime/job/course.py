@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, Literal
 
-from shardwright.errors import Problem, SpecError
+from shardwright.errors import Problem, SpecError, reject
 from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.runtime.job.inputs import details_for, held_out_samples, samples_of
@@ -181,9 +181,7 @@ def require_same_course(
 ) -> tuple[str, ...]:
     """Return in words what differs and may. Raises SpecError with everything that may not."""
     changes = differences(manifest, plan, course)
-    problems = [problem for item in changes for problem in _problems(item, accepted, where)]
-    if problems:
-        raise SpecError(*problems)
+    reject(problem for item in changes for problem in _problems(item, accepted, where))
     return tuple(str(item) for item in changes)
 
 

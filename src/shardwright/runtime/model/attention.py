@@ -16,7 +16,9 @@ import torch
 from torch.nn import functional
 
 from shardwright.records import record
-from shardwright.spec.model import Attention, Model, RotaryScaling
+from shardwright.spec.forward_pass import RotaryScaling
+from shardwright.spec.layer import Attention
+from shardwright.spec.model import Model
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

@@ -22,7 +22,8 @@ from shardwright.runtime.model.mixers import mixed
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter, mean_over
 from shardwright.runtime.model.products import Products, entered, left, made_here
 from shardwright.runtime.model.rotary import Table, rotated
-from shardwright.spec.model import Attention, Layer, Model
+from shardwright.spec.layer import Attention, Layer
+from shardwright.spec.model import Model
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": functional.silu,

@@ -7,7 +7,8 @@ from dataclasses import field
 
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.records import record
-from shardwright.spec.model import Model, RotaryScaling
+from shardwright.spec.forward_pass import RotaryScaling
+from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface import model_of_config
 from shardwright.spec.text.fields import shown
 

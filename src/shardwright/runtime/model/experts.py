@@ -21,7 +21,8 @@ from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.gated import Activation, Gate, Weights, clamped_gate, gated, inner, inside
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter, exchange, leave
 from shardwright.runtime.model.products import WHOLE, Products
-from shardwright.spec.model import Model, Moe
+from shardwright.spec.layer import Moe
+from shardwright.spec.model import Model
 
 Apart = Callable[..., torch.Tensor]
 """Calls its first argument with the others."""

@@ -9,8 +9,9 @@ import torch
 
 from shardwright.records import record
 from shardwright.runtime.model.parameters import ModelParameter, mixer_shape
+from shardwright.spec.layer import Attention
 from shardwright.spec.mixers import Mixer
-from shardwright.spec.model import Attention, Model
+from shardwright.spec.model import Model
 
 Index = tuple[int | slice, ...]
 Form = Literal[

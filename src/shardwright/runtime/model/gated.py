@@ -9,7 +9,7 @@ import torch
 
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.products import WHOLE, Products, entered, left
-from shardwright.spec.model import ForwardPass
+from shardwright.spec.forward_pass import ForwardPass
 
 Weights = Mapping[str, torch.Tensor]
 Activation = Callable[[torch.Tensor], torch.Tensor]

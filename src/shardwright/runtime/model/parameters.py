@@ -19,8 +19,9 @@ from typing import Literal
 
 from shardwright.records import record
 from shardwright.spec.adapter import Adapter, Target
+from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, Mixer, ShortConvolution
-from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe
+from shardwright.spec.model import Model
 
 Start = Literal["normal", "ones", "zeros", "uniform", "log of counts", "time steps", "row lengths"]
 Summed = Literal["", "sequence", "tensor", "copies"]

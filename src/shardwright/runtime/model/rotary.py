@@ -7,7 +7,8 @@ import math
 import torch
 
 from shardwright.records import record
-from shardwright.spec.model import FAST_TURNS, SLOW_TURNS, Model, RotaryScaling
+from shardwright.spec.forward_pass import FAST_TURNS, SLOW_TURNS, RotaryScaling
+from shardwright.spec.model import Model
 
 UNSCALED = RotaryScaling()
 Table = tuple[torch.Tensor, torch.Tensor] | None

@@ -168,11 +168,6 @@ def by_parameter(pieces: Iterable[StoredPiece]) -> Index:
     return found
 
 
-def total_bytes(pieces: Iterable[StoredPiece]) -> int:
-    """Return how many bytes pieces have."""
-    return sum(stored.bytes for stored in pieces)
-
-
 def _manifest(document: Mapping[str, Any], where: str) -> Manifest:
     parameters = {
         name: CutShape(shape=tuple(map(int, shape)), dim=int(dim))

@@ -18,7 +18,8 @@ import torch
 from shardwright.errors import bad
 from shardwright.files import write_atomically
 from shardwright.runtime.model.parameters import ModelParameter, unit_parameters
-from shardwright.spec.model import Attention, Layer, Model
+from shardwright.spec.layer import Attention, Layer
+from shardwright.spec.model import Model
 
 Whole = Callable[[ModelParameter], torch.Tensor]
 Tensors = dict[str, torch.Tensor]

@@ -104,8 +104,7 @@ class Limits:
 
     def chances(self, choice: FrontPoint) -> Mapping[str, float]:
         """Return with what probability a choice keeps each limit."""
-        prediction = choice.plan.prediction
-        assert prediction is not None, "choices are costed"
+        prediction = choice.plan.predicted
         return chances(
             prediction,
             choice.hours,

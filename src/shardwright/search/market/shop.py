@@ -14,7 +14,7 @@ from shardwright.cost.compute.efficiency import Efficiency, computes, peak_flops
 from shardwright.cost.context import Context
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.facts import headroom
-from shardwright.errors import SpecError, bad, require
+from shardwright.errors import bad, reject, require
 from shardwright.plans.abilities import job_problems
 from shardwright.plans.check import position_problems
 from shardwright.plans.findings import (
@@ -75,7 +75,7 @@ def shop(
     candidates; plans of mixes are for `exportable_to` as those of `planner.plan`, whose `indifference` this is, too.
     Raises SpecError for input that makes no sense.
     """
-    _require(model, offers, job)
+    require_shopping(model, offers, job)
     require_fit(fit)
     require_indifference(indifference)
     require_sure(sure, job)
@@ -86,8 +86,7 @@ def shop(
     job = replace(job, deadline_hours=None, budget_dollars=None, objective="time")
     space, model_of_time = space or Space(), efficiency or default_efficiency()
     job = only_job(job, space.options)
-    if problems := (*position_problems(model, job), *option_problems(model, job)):
-        raise SpecError(*problems)
+    reject([*position_problems(model, job), *option_problems(model, job)])
     space = replace(space, options={})
     lots, room = _lots(offers, job), headroom(fit, job)
     front: Front[Find] = Front()
@@ -135,7 +134,7 @@ def shop(
     )
 
 
-def _require(model: Model, offers: Offers, job: Job) -> None:
+def require_shopping(model: Model, offers: Offers, job: Job) -> None:
     """Raise SpecError for what is no question."""
     require("model", model, Model, 'load_model("llama-3.1-8b")')
     require("offers", offers, Offers, 'load_offers("offers.yaml")')

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from shardwright.arrays import Bools
-from shardwright.errors import Problem, SpecError, bad
+from shardwright.errors import Problem, SpecError, bad, reject
 from shardwright.plans.findings import RareSwitch
 from shardwright.records import record
 from shardwright.search.rules.check import SCHEMA, faults, schema_with_gpus
@@ -83,8 +83,7 @@ def parse_rules(text: str, name: str) -> tuple[Rule, ...]:
             problems += error.problems
         if len(problems) == MAX_PROBLEMS:
             break
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     return tuple(rules.values())
 
 
@@ -127,5 +126,4 @@ def check_rules(rules: Iterable[Rule], schema: Mapping[str, Parameter] = SCHEMA)
     """Raise SpecError for the rules that compare what cannot be compared, with line and column of each place (the
     first `MAX_PROBLEMS`)."""
     problems = (rule.place.problem(error) for rule in rules for error in faults(rule.expression, schema))
-    if first := tuple(itertools.islice(problems, MAX_PROBLEMS)):
-        raise SpecError(*first)
+    reject(itertools.islice(problems, MAX_PROBLEMS))

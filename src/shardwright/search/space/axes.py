@@ -19,7 +19,7 @@ from shardwright.arrays import Bools, Ints, distinct
 from shardwright.cost.context import Context
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO3, Strategies
-from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.errors import Problem, SpecError, bad, reject, suggestion
 from shardwright.plans.abilities import (
     computes_weights_apart,
     flash_attention_runs,
@@ -31,7 +31,7 @@ from shardwright.search.space.parameters import AXES, SYNONYMS
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
-from shardwright.spec.model import Layer
+from shardwright.spec.layer import Layer
 from shardwright.spec.options import VALUES, ordered
 from shardwright.spec.options import VALUES as OPTIONS
 
@@ -87,8 +87,7 @@ def parse_pins(settings: Sequence[str]) -> Space:
                     pins[axis] = tuple(dict.fromkeys(_value(axis, word) for word in words))
             except SpecError as error:
                 problems += error.problems
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     return Space(pins=MappingProxyType(pins), options=MappingProxyType(options))
 
 

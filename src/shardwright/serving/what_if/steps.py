@@ -19,7 +19,6 @@ from shardwright.reports.html.page_of import answer, context_lines
 from shardwright.reports.html.render import charts_of, figures_html, section_html
 from shardwright.reports.html.timeline import timeline_section
 from shardwright.reports.section import Section
-from shardwright.reports.text.plans import predicted
 from shardwright.reports.words import in_words
 from shardwright.search.first_plans import first_plans
 from shardwright.search.nearby import fewer_counts, point
@@ -100,7 +99,7 @@ def _sections(step: str, sections: Iterable[Section]) -> Answer:
 
 def _misses(plan: Plan) -> Iterator[str]:
     """Yield what a plan that keeps not all limits says of them."""
-    prediction = predicted(plan)
+    prediction = plan.predicted
     hours, dollars = prediction.hours_total, prediction.dollars_total
     deadline, budget = plan.job.deadline_hours, plan.job.budget_dollars
     if deadline is not None and hours is not None and hours > deadline:

@@ -28,9 +28,14 @@ def framework_names() -> tuple[str, ...]:
     return tuple(framework_rows())
 
 
+def framework_has(framework: str, column: str) -> bool:
+    """Return whether a framework has what a column of flags stands for (`data/README.md`)."""
+    return framework_rows()[framework][column] == "1"
+
+
 def experts_in_fp8(framework: str) -> bool:
     """Return whether a framework multiplies by experts in fp8 where it does so by other matrices."""
-    return framework_rows()[framework]["fp8_experts"] == "1"
+    return framework_has(framework, "fp8_experts")
 
 
 def figures(kind: type[Figures], row: Row) -> Figures:

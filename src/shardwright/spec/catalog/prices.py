@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.errors import Problem, SpecError, bad, reject, suggestion
 from shardwright.files import shipped_table
 from shardwright.records import record
 from shardwright.spec.catalog.gpus import CATALOG, find_gpu, resolve_gpu
@@ -125,11 +125,9 @@ def load_prices(path: Path, *, force: bool = False) -> tuple[MachinePrice, ...]:
         for column in ("gpu", "gpus")
         if column not in columns
     ]
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     prices = [_user_price(row, f"{path}: row {number}", problems, force) for number, row in enumerate(rows, start=1)]
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     return tuple(price for price in prices if price is not None)
 
 

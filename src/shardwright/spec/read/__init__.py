@@ -9,8 +9,7 @@
 * `towers`: vision towers of multimodal configs
 * `sound_towers`: their towers of sound
 * `preprocessor`: how images are cut, as the file beside a config says
-* `gemma4`: layers of Gemma 4
-* `gemma3n`: layers of Gemma 3n
+* `gemma`: layers of Gemma 4 and Gemma 3n
 * `mllama`: layers and tower of Llama 3.2 Vision
 * `encoder_decoders`: T5, BART, Whisper and their kin
 * `block_patterns`: which block every layer is

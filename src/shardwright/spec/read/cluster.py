@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from shardwright.errors import Problem, SpecError, bad
+from shardwright.errors import SpecError, bad, reject
 from shardwright.spec.catalog.gpus import known_gpu
 from shardwright.spec.catalog.prices import MachinePrice
 from shardwright.spec.cluster import Assumption, Cluster, Gpu, NodePool, SiteLink
@@ -131,26 +131,23 @@ def build_cluster(
     if not isinstance(data, Mapping):
         hint = "start with `nodes:` and a list of machines"
         raise bad(name, f"expected a mapping, got {'an empty file' if data is None else shown(data)}", hint)
-    problems: list[Problem] = []
-    root = Section(name, data, problems)
+    root = Section(name, data, [])
     root.reject_unknown(TOP_KEYS)
     title = root.text("name") or ""
     if not data.get("nodes"):
         root.report("nodes", "is missing or empty", "list the machines: - {count: 4, gpu: A100-SXM-80, gpus: 8}")
     groups = [read_machines(section, prices, measured) for section in root.sections("nodes")]
     known = [pool for group in groups for pool in group]
-    if problems:
+    if root.problems:
         read_site_links(root, {pool.site for pool in known})
-        raise SpecError(*problems)
+        raise SpecError(*root.problems)
     known = _alike_together(_machines_apart(_with_sites(groups, data)))
     stated = read_site_links(root, {pool.site for pool in known})
     if len({bool(pool.site) for pool in known}) > 1:
         root.report("nodes", "some groups have a site and some have none", "give every group a site, or none")
-    if problems:
-        raise SpecError(*problems)
+    reject(root.problems)
     cluster = _joined(root, known, stated, title)
-    if problems:
-        raise SpecError(*problems)
+    reject(root.problems)
     return cluster
 
 

@@ -12,8 +12,10 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from shardwright.records import record
+from shardwright.spec.forward_pass import ForwardPass, Placement
+from shardwright.spec.layer import Attention, Layer, Mlp, Position
 from shardwright.spec.mixers import Product
-from shardwright.spec.model import Attention, ForwardPass, Layer, Mlp, Model, Placement, Position, Tower
+from shardwright.spec.model import Model, Tower
 from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigFields
 
 KERNEL = 3  # of both convolutions of Whisper

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from shardwright.errors import bad
 from shardwright.files import shipped_file
 from shardwright.records import record
-from shardwright.spec.model import Norm, NormForm, Position
+from shardwright.spec.layer import Norm, NormForm, Position
 from shardwright.spec.read.config_fields import ConfigFields
 
 Stated = bool | tuple[str, bool]

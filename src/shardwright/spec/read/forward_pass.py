@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 from shardwright.records import record
-from shardwright.spec.model import PLAIN, ForwardPass, Layer
+from shardwright.spec.forward_pass import PLAIN, ForwardPass
+from shardwright.spec.layer import Layer
 from shardwright.spec.read.config_fields import BESIDE, READ, ConfigFields
 from shardwright.spec.read.families import ModelFamily
 from shardwright.spec.text.fields import shown

@@ -7,16 +7,17 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from shardwright.errors import Problem, SpecError, bad
-from shardwright.spec.model import Layer, Model, RotaryScaling
+from shardwright.errors import Problem, SpecError, bad, reject
+from shardwright.spec.forward_pass import RotaryScaling
+from shardwright.spec.layer import Layer
+from shardwright.spec.model import Model
 from shardwright.spec.read import config_fields as spelled
 from shardwright.spec.read.block_patterns import LISTS, PATTERNS, block_words
 from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigFields
 from shardwright.spec.read.encoder_decoders import ENCODER_DECODERS, encoder_decoder
 from shardwright.spec.read.families import FAMILIES, SYNONYMS, ModelFamily, reject_refused
 from shardwright.spec.read.forward_pass import forward_pass_of
-from shardwright.spec.read.gemma3n import gemma3n_config, gemma3n_layers
-from shardwright.spec.read.gemma4 import gemma4_config, gemma4_layers
+from shardwright.spec.read.gemma import gemma3n_config, gemma3n_layers, gemma4_config, gemma4_layers
 from shardwright.spec.read.huggingface_layers import layers_of, stated
 from shardwright.spec.read.mllama import MORE_TOKENS, mllama_layers
 from shardwright.spec.read.sound_towers import AUDIO, sound_tower_of
@@ -43,8 +44,7 @@ def model_of_config(config: object, name: str, *, title: str | None = None, acce
             message = f"is false: {kind} is read with its encoder alone"
             raise bad(f"{name}: is_encoder_decoder", message, "give the config of the whole model")
         model = encoder_decoder(whole, kind, title or name)
-        if whole.problems:
-            raise SpecError(*dict.fromkeys(whole.problems))
+        reject(dict.fromkeys(whole.problems))
         return model
     if config.get("is_encoder_decoder") is True:
         known = f"give a model of a known kind: {', '.join(ENCODER_DECODERS)}"
@@ -60,8 +60,7 @@ def model_of_config(config: object, name: str, *, title: str | None = None, acce
     model = _with_tower(_model(fields, family, model_type or "unknown", title or name), whole)
     if model.tower is None and any(layer.cross for layer in model.kinds):
         fields.section.report(VISION, "is missing", "give the config of the whole model: its layers attend to images")
-    if fields.problems:
-        raise SpecError(*dict.fromkeys(fields.problems))
+    reject(dict.fromkeys(fields.problems))
     return replace(model, guesses=settle_guesses(fields, accept=accept_guess))
 
 

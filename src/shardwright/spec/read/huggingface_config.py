@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from shardwright.errors import SpecError, bad
+from shardwright.spec.layer import Attention, Layer, Moe
 from shardwright.spec.mixers import Mamba2, ShortConvolution
-from shardwright.spec.model import Attention, Layer, Model, Moe
+from shardwright.spec.model import Model
 from shardwright.spec.read.families import FAMILIES, TRAINED, ModelFamily
 from shardwright.spec.read.forward_pass import STREAMS
 from shardwright.spec.read.huggingface import model_of_config

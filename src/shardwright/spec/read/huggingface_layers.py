@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.errors import suggestion
+from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe, SparseAttention, interned
 from shardwright.spec.mixers import Rwkv7
-from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Moe, SparseAttention
 from shardwright.spec.read.block_patterns import BOTH, CHUNKED, FULL, INDEXED, MIXER, MLP, MOE, SLIDING
 from shardwright.spec.read.config_fields import (
     DENSE_WIDTH,
@@ -97,8 +97,7 @@ def _unlike_layers(fields: ConfigFields, family: ModelFamily, hidden: int, count
         )
     if isinstance(mixer, Rwkv7) and layers:  # the first layer has no values before it to take from
         layers[0] = replace(layers[0], mixer=replace(mixer, value_rank=None))
-    known = {layer: layer for layer in layers}
-    return tuple(known[layer] for layer in layers)
+    return interned(layers)
 
 
 def _indexed_layers(fields: ConfigFields, family: ModelFamily, hidden: int, count: int) -> tuple[Layer, ...]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import cast, get_args
 
-from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.errors import Problem, SpecError, bad, reject, suggestion
 from shardwright.spec.adapter import Adapter, parse_adapter
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.job import PARTS, PROJECTED, Fp8Recipe, Job, Objective, Optimizer, Part, Precision
@@ -104,8 +104,7 @@ def make_job(
     pixels, frozen = _image_size(problems, image_size), _frozen(problems, freeze)
     run_tokens = _tokens(problems, tokens)
     beside = _adapter(problems, adapter, adapter_targets, precision)
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     if steps is not None:
         run_tokens = float(steps) * int(global_batch) * int(seq_len)
     return Job(
@@ -164,9 +163,7 @@ def _image_size(problems: list[Problem], size: int | str | None) -> tuple[int, i
 def _frozen(problems: list[Problem], parts: str | Sequence[str] | None) -> tuple[Part, ...] | None:
     """Return the parts of a tower that keep their weights, None for none; an unknown one adds a problem."""
     names = parts.replace(",", "+").split("+") if isinstance(parts, str) else list(parts or ())
-    for name in names:
-        if name not in PARTS:
-            problems.append(_unknown("freeze", name, PARTS))
+    problems += [_unknown("freeze", name, PARTS) for name in names if name not in PARTS]
     return tuple(part for part in PARTS if part in names) or None
 
 

@@ -8,11 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
-from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.errors import Problem, bad, reject, suggestion
 from shardwright.spec.catalog.gpus import gpus, known_gpu
 from shardwright.spec.cluster import Gpu
+from shardwright.spec.layer import Attention, Layer, Mlp
 from shardwright.spec.layer_profile import EXTRAS, TIMES, Column, LayerProfile, LayerTimes, LinkCurve, Scope
-from shardwright.spec.model import Attention, Layer, Mlp, Model, uniform_layers
+from shardwright.spec.model import Model
 from shardwright.spec.read.custom_gpu import stand_in
 from shardwright.spec.text.fields import Section, number_problem, shown
 from shardwright.spec.text.reading import document
@@ -47,8 +48,7 @@ def layer_profile(data: object, name: str = "profile") -> LayerProfile:
         raise bad(name, "is not a layer profile", f"what belongs in it: {DOCUMENTATION}")
     if data.get("version") != VERSION or isinstance(data.get("version"), bool):
         raise bad(f"{name}: version", f"is {shown(data.get('version'))}, not {VERSION}", f"write version: {VERSION}")
-    problems: list[Problem] = []
-    root = Section(name, data, problems)
+    root = Section(name, data, [])
     root.reject_unknown(PROFILE_KEYS)
     for key, hint in (("model", "name the model"), ("seq_len", "say how many tokens a sample had")):
         root.require(key, hint)
@@ -56,12 +56,11 @@ def layer_profile(data: object, name: str = "profile") -> LayerProfile:
     precision = root.text("precision") or ""
     sequence_parallel = root.flag("sequence_parallel")
     entries = [entry for section in root.sections("entries") if (entry := _entry(section)) is not None]
-    if not problems and not entries:
+    if not root.problems and not entries:
         root.report("entries", "has no measured layers", "one entry for each GPU type, degree and micro-batch")
     _alike(root, entries)
     links = [link for section in root.sections("links") if (link := _link(section)) is not None]
-    if problems:
-        raise SpecError(*problems)
+    reject(root.problems)
     return LayerProfile(
         model=cast("str", model),
         seq_len=cast("int", seq_len),
@@ -177,13 +176,11 @@ def stand_in_model(profile: LayerProfile, precision: str) -> Model:
     Raises SpecError where the profile does not say what these are.
     """
     entry = min(profile.entries, key=lambda candidate: (candidate.tensor_parallel, candidate.micro_batch))
-    problems = [
+    reject(
         Problem("`profile=`", f"has no {key}, and no model is given", f"give `model=`, or add {key} of every position")
         for key in ("weight_bytes", "output_bytes")
         if not getattr(entry, key)
-    ]
-    if problems:
-        raise SpecError(*problems)
+    )
     width = WIDTHS.get(precision, 2.0)
     hidden = max(round(entry.output_bytes[1] / (width * entry.micro_batch * profile.seq_len)), 1)
     weights = [size * entry.tensor_parallel / width for size in entry.weight_bytes]
@@ -208,7 +205,7 @@ def stand_in_model(profile: LayerProfile, precision: str) -> Model:
         family="gpt2",
         hidden=hidden,
         vocab=vocab,
-        layers=uniform_layers(Layer(attention=attention, mlp=mlp, moe=None), profile.layers),
+        layers=(Layer(attention=attention, mlp=mlp, moe=None),) * profile.layers,
         norm="layernorm",
         position="learned" if positions else "rope",
         max_position=profile.seq_len,

@@ -24,7 +24,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.errors import SpecError, bad, reject, suggestion
 from shardwright.files import write_atomically
 from shardwright.records import record
 from shardwright.spec.catalog.gpus import resolve_gpu
@@ -150,8 +150,7 @@ def from_document(data: object, name: str = "profile") -> MachineProfile:
         raise bad(name, "is a profile of a model's layers, not of a machine", remedy)
     if data.get("version") != VERSION or isinstance(data.get("version"), bool):
         raise bad(f"{name}: version", f"is {shown(data.get('version'))}, not {VERSION}", remedy)
-    problems: list[Problem] = []
-    root = Section(name, data, problems)
+    root = Section(name, data, [])
     root.reject_unknown(("version", *(field.name for field in fields(MachineProfile))))
     for key in ("gpu", "device", "backend", "count", "memory_bytes", "operators"):
         root.require(key, remedy)
@@ -164,8 +163,7 @@ def from_document(data: object, name: str = "profile") -> MachineProfile:
     settings: dict[str, Any] = {key: root.number(key) or 1.0 for key in ("row_seconds", "flops_per_second")}
     threads = root.integer("threads", most=LARGEST)
     complete = root.flag("complete", default=True)
-    if problems:
-        raise SpecError(*problems)
+    reject(root.problems)
     if gpu is None or count is None or memory is None:
         raise bad(name, "is not a whole profile", remedy)
     return MachineProfile(

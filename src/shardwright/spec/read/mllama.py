@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shardwright.spec.layer import Attention, Layer, Mlp
 from shardwright.spec.mixers import Product
-from shardwright.spec.model import Attention, Layer, Mlp, Tower
+from shardwright.spec.model import Tower
 from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigFields
 
 CROSS = "cross_attention_layers"

@@ -39,8 +39,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast, get_args
 
-from shardwright.errors import SpecError, bad
-from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe, Norm, Position
+from shardwright.errors import bad, reject
+from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe, Norm, Position
+from shardwright.spec.model import Model
 from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_SIZE, MOST_WIDTH
 from shardwright.spec.text.fields import Section, shown
 
@@ -94,8 +95,7 @@ def model_of_dimensions(data: object, name: str, *, title: str | None = None) ->
         mtp_layers=section.count("mtp_layers", most=MOST_LAYERS),
         activation=section.text("activation") or ("silu" if gated else "gelu"),
     )
-    if section.problems:
-        raise SpecError(*dict.fromkeys(section.problems))
+    reject(dict.fromkeys(section.problems))
     return model
 
 

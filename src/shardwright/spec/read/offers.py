@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.errors import Problem, bad, reject, suggestion
 from shardwright.spec.catalog.gpus import find_gpu, resolve_gpu
 from shardwright.spec.catalog.machines import machines
 from shardwright.spec.catalog.price_rule import typical_price, with_network
@@ -62,16 +62,14 @@ def build_offers(data: object, name: str, *, prices: Sequence[MachinePrice] = ()
     if not isinstance(data, Mapping):
         hint = "start with `offers:` and a list of machines"
         raise bad(name, f"expected a mapping, got {'an empty file' if data is None else shown(data)}", hint)
-    problems: list[Problem] = []
-    root = Section(name, data, problems)
+    root = Section(name, data, [])
     root.reject_unknown(TOP_KEYS)
     if not data.get("offers"):
         root.report("offers", "is missing or empty", "list what can be rented: - {gpu: H100-SXM, price_per_hour: 20}")
     terms = _terms(root)
     offers = [offer for section in root.sections("offers") if (offer := _offer(section, prices)) is not None]
     links = read_site_links(root, {offer.pool.site for offer in offers}) if offers else []
-    if problems:
-        raise SpecError(*problems)
+    reject(root.problems)
     return Offers(
         offers=tuple(offers),
         terms=terms,
@@ -193,8 +191,7 @@ def offers_from_prices(
                 words = f"{'spot' if spot else 'on demand'} {price.words}"
                 pool = replace(offer.pool, assumed=_with_price(offer.pool.assumed, words))
                 offers.append(replace(offer, pool=pool, assumed=(*_with_price(offer.assumed, words), *limits)))
-    if problems:
-        raise SpecError(*problems)
+    reject(problems)
     missing = wanted - {offer.pool.gpu.name for offer in offers}
     if missing or not offers:
         words = ", ".join(sorted(missing)) or "these GPUs"

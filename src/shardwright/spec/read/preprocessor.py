@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from shardwright.errors import SpecError
+from shardwright.errors import reject
 from shardwright.spec.model import Model, Tower
 from shardwright.spec.read.config_fields import ConfigFields
 from shardwright.spec.text.reading import parse_json, read_text
@@ -25,8 +25,7 @@ def with_preprocessor(model: Model, folder: Path) -> Model:
     if tower is None or tower.tiling is None or fields is None:
         return model
     tiling = _tiling(tower, tower.tiling, fields)
-    if fields.problems:
-        raise SpecError(*fields.problems)
+    reject(fields.problems)
     return replace(model, tower=replace(tower, tiling=tiling))
 
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from shardwright.spec.layer import Attention, Layer, Mlp
 from shardwright.spec.mixers import Product
-from shardwright.spec.model import Attention, Layer, Mlp, Tower
+from shardwright.spec.model import Tower
 from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigFields
 
 AUDIO = "audio_config"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shardwright.spec.model import Attention, Layer, Model, Moe
+from shardwright.spec.layer import Attention, Layer, Moe
+from shardwright.spec.model import Model
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.models.transformers import Dropless, Transformer, language_model
 

@@ -1,22 +1,26 @@
-"""Racks whose uplink is narrower than what their machines send: what crosses them is slower, and nothing else."""
+"""Narrow ways: racks whose uplink is narrower than what their machines send, and cards on PCIe without access to each
+other's memory, which send through the host. What takes them is slower, and nothing else.
+"""
 
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from shardwright import Ranking, SpecError, load_model, make_job
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.iteration.mixed import mixed_iteration
+from shardwright.cost.learned import default_efficiency
+from shardwright.cost.learned.links import HOST_RATES
 from shardwright.cost.network.collectives import Fabric, Group, exchange_seconds, gather_seconds, rack_seconds
-from shardwright.errors import SpecError
-from shardwright.plans.ranking import Ranking
+from shardwright.search.planner import plan
 from shardwright.search.planner import plan as search
 from shardwright.search.space.axes import parse_pins
-from shardwright.spec.read.cluster import build_cluster
-from shardwright.spec.read.job import make_job
-from shardwright.spec.read.model import load_model
+from shardwright.spec.cluster import NodePool
+from shardwright.spec.read.cluster import build_cluster, load_cluster
 
 MACHINE_GBPS = 400
 LINKS = Fabric(
@@ -69,8 +73,7 @@ def planned(rack_gbps: float | None, pins: tuple[str, ...] = ()) -> Ranking:
 
 
 def seconds(rack_gbps: float | None, pins: tuple[str, ...] = ()) -> float:
-    prediction = planned(rack_gbps, pins).best.prediction
-    assert prediction is not None
+    prediction = planned(rack_gbps, pins).best.predicted
     return prediction.iteration_seconds
 
 
@@ -89,9 +92,8 @@ def test_narrower_racks_are_never_faster_and_a_layout_knows_them() -> None:
 @pytest.mark.parametrize("rack_gbps", [200, 50])
 @pytest.mark.parametrize("pins", [(), ("pp=2,4", "tp=2"), ("pp=4", "rank_order=tp-cp-ep-pp-dp")])
 def test_a_uniform_plan_takes_what_the_uniform_model_says(rack_gbps: float, pins: tuple[str, ...]) -> None:
-    for plan in planned(rack_gbps, pins).plans:
-        assert plan.prediction is not None
-        assert mixed_iteration(plan, Analytic()).seconds == pytest.approx(plan.prediction.iteration_seconds, rel=1e-9)
+    for ranked in planned(rack_gbps, pins).plans:
+        assert mixed_iteration(ranked, Analytic()).seconds == pytest.approx(ranked.iteration_seconds, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -105,3 +107,36 @@ def test_a_uniform_plan_takes_what_the_uniform_model_says(rack_gbps: float, pins
 def test_half_a_rack_is_refused(racks: dict[str, float], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         build_cluster({"nodes": [{"count": 4, "gpu": "A100-SXM-80", "gpus": 4} | racks]}, "racks")
+
+
+def rate(machines: str) -> float:
+    (pool,) = load_cluster(machines).pools
+    assert isinstance(pool, NodePool)
+    return default_efficiency().fabric(pool).intra_bytes_per_second
+
+
+@pytest.mark.parametrize("gpu", ["RTX3090", "RTX4090", "L40S", "A10G"])
+def test_more_cards_share_the_way_through_the_host(gpu: str) -> None:
+    rates = [rate(f"1x{count}x{gpu}") for count, _ in HOST_RATES]
+    assert all(more < less for less, more in pairwise(rates))
+    assert rates[-1] == HOST_RATES[-1][1]
+
+
+@pytest.mark.parametrize("gpu", ["A100-PCIe-80", "RTXPRO6000", "A100-SXM-80", "TitanRTX"])
+def test_cards_with_peer_access_keep_their_links(gpu: str) -> None:
+    assert rate(f"1x8x{gpu}") == rate(f"1x2x{gpu}") > 3e9
+
+
+def test_a_bridge_stands_in_for_the_host(tmp_path) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("nodes:\n  - {count: 1, gpu: RTX3090, gpus: 2, intra_node_gb_per_second: 56}\n")
+    assert rate(str(cluster)) > HOST_RATES[0][1]
+
+
+def test_a_7b_on_eight_3090s_is_no_faster_than_its_products() -> None:
+    job = make_job(global_batch=64, seq_len=4096)
+    best = plan(load_model("llama-2-7b"), load_cluster("1x8xRTX3090"), job, top=1).best
+    found = best.prediction
+    assert found is not None and found.mfu < 0.6
+    assert found.interval[1] / found.interval[0] > 1.6
+    assert all(stage.tensor_parallel == 1 for replica in best.replicas for stage in replica.stages)
