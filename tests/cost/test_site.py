@@ -17,6 +17,7 @@ from shardwright.cost.site.calibration import SiteCalibration, effect_of
 from shardwright.cost.site.file import dumps, from_document, to_document
 from shardwright.cost.site.process import (
     FAMILY,
+    LINKS,
     NOISE,
     PRECISION,
     SITE,
@@ -31,7 +32,7 @@ from shardwright.plans.plan import Plan, Prediction
 
 SETTING = Setting(
     kind="dense", family="llama", precision="bf16", framework="megatron", gpu_types="H100-SXM", reach="machines",
-    compute=0.8, host=0.05, links=0.15, tp=2, pp=1, micro_batch=1, gpus=16, hidden=4096, recompute=0.0,
+    compute=0.8, host=0.05, links=0.15, tp=2, pp=1, micro_batch=1, gpus=16, hidden=4096, attended=4096.0, recompute=0.0,
 )  # fmt: skip
 
 
@@ -68,8 +69,8 @@ def settings(count: int, seed: int = 5) -> list[Setting]:
 
 def test_one_run_moves_its_own_setting_by_the_closed_form() -> None:
     mean, variance = posterior([SETTING], np.array([0.2]), np.array([NOISE]), [SETTING])
-    whole = SITE**2 + FAMILY**2 + PRECISION**2 + STRATEGY**2
-    assert prior_variance() == pytest.approx(whole)
+    whole = SITE**2 + FAMILY**2 + PRECISION**2 + STRATEGY**2 + (LINKS * SETTING.links) ** 2
+    assert prior_variance([SETTING]) == pytest.approx(whole)
     assert mean[0] == pytest.approx(0.2 * whole / (whole + NOISE**2))
     assert variance[0] == pytest.approx(whole - whole**2 / (whole + NOISE**2))
 
@@ -95,6 +96,7 @@ def test_a_run_says_less_of_what_is_less_like_it(plans: tuple[Plan, ...]) -> Non
     others = (
         setting,
         replace(setting, tp=setting.tp * 2),
+        replace(setting, tp=setting.tp * 2, attended=2.0 * setting.attended),
         replace(setting, tp=setting.tp * 2, pp=setting.pp * 4, gpus=setting.gpus * 8),
         replace(setting, family="qwen2"),
         replace(setting, family="qwen2", precision="fp8"),
@@ -102,7 +104,15 @@ def test_a_run_says_less_of_what_is_less_like_it(plans: tuple[Plan, ...]) -> Non
     effects = [effect_of(site, other) for other in others]
     assert all(a.factor > b.factor >= 1.0 for a, b in itertools.pairwise(effects))
     assert all(a.narrower < b.narrower <= 1.0 for a, b in itertools.pairwise(effects))
-    assert [effect.same_kind for effect in effects] == [1, 1, 1, 0, 0]
+    assert [effect.same_kind for effect in effects] == [1, 1, 1, 1, 0, 0]
+
+
+def test_slow_messages_move_plans_by_what_they_send() -> None:
+    """However unlike the strategy."""
+    other = replace(SETTING, family="qwen2", precision="fp8", tp=8, pp=8, gpus=512)
+    sends = [replace(other, links=part) for part in (0.0, 0.3, 0.6)]
+    means, _ = posterior([SETTING], np.array([0.5]), np.array([NOISE]), sends)
+    assert means[0] < means[1] < means[2]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +207,7 @@ def test_the_file_holds_all_and_no_name_if_asked(plans: tuple[Plan, ...]) -> Non
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (dict(version=2), "version: is 2"),
+        (dict(version=1), "version: is 1"),
         (dict(format="other"), "is no calibration"),
         (dict(runs=[]), "runs: are 0"),
         (dict(runs=[{}]), "setting: is missing"),

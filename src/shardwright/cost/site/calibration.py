@@ -71,7 +71,7 @@ def effect_of(calibration: SiteCalibration, setting: Setting) -> SiteEffect:
     if not runs:
         return SiteEffect(runs=0, factor=1.0, narrower=1.0, same_kind=0, unsaid=calibration.why_not(setting))
     mean, variance = _posterior(runs, (setting,))
-    left = (float(variance[0]) + NOISE**2) / (prior_variance() + NOISE**2)
+    left = (float(variance[0]) + NOISE**2) / (float(prior_variance((setting,))[0]) + NOISE**2)
     kin = sum((run.setting.kind, run.setting.family) == (setting.kind, setting.family) for run in runs)
     return SiteEffect(runs=len(runs), factor=math.exp(float(mean[0])), narrower=math.sqrt(left), same_kind=kin)
 

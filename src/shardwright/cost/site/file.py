@@ -14,7 +14,7 @@ from shardwright.plans.document import Schema, schema_of
 from shardwright.spec.text.fields import shown
 from shardwright.spec.text.reading import parse_json, read_text
 
-VERSION = 1  # numeric
+VERSION = 2  # numeric
 FORMAT = "shardwright-calibration"
 REMEDY = "make one with `shardwright calibrate RUNS -o site.json`"
 

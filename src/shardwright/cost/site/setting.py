@@ -20,8 +20,8 @@ COMPUTE = ("forward", "backward", "recompute", "optimizer")
 @record
 class Setting:
     """One plan as a point. `compute`, `host` and `links` are parts of its predicted time without bubbles; `recompute`
-    is 0 for none, 1 for selective, 2 for full. `gpu_types` are kinds of GPUs, joined by +; `reach` is the farthest
-    boundary that its messages cross."""
+    is 0 for none, 1 for selective, 2 for full; `attended` are the tokens that attention goes over. `gpu_types` are
+    kinds of GPUs, joined by +; `reach` is the farthest boundary that its messages cross."""
 
     kind: Kind
     family: str
@@ -37,6 +37,7 @@ class Setting:
     micro_batch: int
     gpus: int
     hidden: int
+    attended: float
     recompute: float
 
     @property
@@ -44,7 +45,8 @@ class Setting:
         """The point in the units of the kernel: likeness falls by a third over 1.4 of them."""
         shares = tuple(2.0 * share for share in (self.compute, self.host, self.links))
         halves = tuple(math.log2(size) / 2.0 for size in (self.tp, self.pp, self.micro_batch))
-        return (*shares, *halves, math.log2(self.gpus) / 3.0, math.log2(self.hidden) / 1.5, self.recompute / 1.5)
+        sizes = (math.log2(size) / 1.5 for size in (self.hidden, self.attended))
+        return (*shares, *halves, math.log2(self.gpus) / 3.0, *sizes, self.recompute / 1.5)
 
     @property
     def place(self) -> tuple[str, str]:
@@ -74,6 +76,7 @@ def setting_of(plan: Plan, time: TimeBreakdown) -> Setting:
         micro_batch=plan.micro_batch,
         gpus=plan.gpus,
         hidden=plan.model.hidden,
+        attended=plan.job.attended_tokens,
         recompute=sum(levels) / len(levels),
     )
 
