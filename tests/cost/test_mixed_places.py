@@ -83,7 +83,7 @@ def test_layers_are_reduced_by_all_who_hold_some_of_them(seed):
     places, contexts = places_of(plan), contexts_of(plan, EFFICIENCY)
     sizes = np.linspace(1e8, 9e8, len(places.kind))
     found = once_seconds(plan, places, contexts, sizes, 0.0 * sizes)
-    for stage, own in enumerate(stage for replica in plan.replicas for stage in replica.stages):
+    for stage, own in enumerate(plan.stages):
         expected = slowly(plan, own, float(sizes[stage]))
         assert found[stage] == pytest.approx(expected, rel=1e-12)
 

@@ -228,7 +228,7 @@ def _degrees(plan: Plan, pick: random.Random) -> Plan | None:
         return replace(stage, tensor_parallel=tp, expert_tensor_parallel=tp if alike else stage.expert_tensor_parallel)
 
     found = _every_stage(plan, other)
-    split = any(stage.tensor_parallel > 1 for replica in found.replicas for stage in replica.stages)
+    split = any(stage.tensor_parallel > 1 for stage in found.stages)
     overlap = replace(plan.overlap, tensor_parallel=plan.overlap.tensor_parallel and split)
     return replace(found, sequence_parallel=split, overlap=overlap)
 

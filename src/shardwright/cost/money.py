@@ -82,10 +82,7 @@ def _gradients(plan: Plan, sites: dict[str, str], price: Price) -> Iterator[floa
     moved = trained_share(plan.model, plan.job) * per_weight * (copies - 1) / copies
     for layer, kind in enumerate(model.layers):
         held = dict.fromkeys(
-            sites[stage.gpu]
-            for replica in plan.replicas
-            for stage in replica.stages
-            if any(low <= layer < high for low, high in stage.layers)
+            sites[stage.gpu] for stage in plan.stages if any(low <= layer < high for low, high in stage.layers)
         )
         weights = model.dense_layer_parameters(kind) + model.expert_layer_parameters(kind)
         weights += model.embedding_parameters if layer == 0 else 0

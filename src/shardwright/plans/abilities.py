@@ -65,7 +65,7 @@ def framework_problems(plan: Plan) -> Iterator[Problem]:
     the exporters' to judge."""
     if not plan.uniform:
         return
-    name = plan.replicas[0].stages[0].gpu
+    name = plan.stages[0].gpu
     pool = next((pool for pool in plan.cluster.pools if pool.gpu.name == name), None)
     if pool is not None:
         yield from gpu_problems(plan, pool)

@@ -182,11 +182,10 @@ def _run_beside(model: Model, adapter: Adapter, barred: set[Target]) -> list[Tar
 
 def untrainable_parts(plan: Plan) -> Iterator[Problem]:
     """Yield which models are not run under the degrees of a plan."""
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
-    if any(stage.context_parallel > 1 for stage in stages):
+    if any(stage.context_parallel > 1 for stage in plan.stages):
         for what in whole_sequences(plan.model, OWN):
             yield Problem("replicas", f"{what} cannot be run in parts of sequences", "use context_parallel 1")
-    widest = max(stage.expert_tensor_parallel for stage in stages)
+    widest = max(stage.expert_tensor_parallel for stage in plan.stages)
     if plan.model.computed.expert_bias and plan.model.hidden % widest:
         message = f"biases of experts cannot be run: {widest} does not divide hidden {plan.model.hidden}"
         yield Problem("replicas", message, "use expert_tensor_parallel 1")

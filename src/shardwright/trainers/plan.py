@@ -385,7 +385,7 @@ def evaluate(
     model_of_time = efficiency or default_efficiency()
     mine = predict(user_plan, efficiency=model_of_time)
     model_of_time = anchored(model_of_time, mine) or model_of_time
-    degrees = {stage.tensor_parallel for replica in user_plan.replicas for stage in replica.stages}
+    degrees = {stage.tensor_parallel for stage in user_plan.stages}
     space = space or Space()
     question = Question(
         model=user_plan.model,

@@ -75,7 +75,7 @@ def job_values(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def _words(plan: Plan) -> Mapping[str, object]:
-    stage = plan.replicas[0].stages[0]
+    stage = plan.stages[0]
     tp, ep = stage.tensor_parallel, stage.expert_parallel
     return {
         "tp": tp,

@@ -145,7 +145,7 @@ def layout_of(plan: Plan) -> Layout:
 
 def vocabulary(plan: Plan) -> int:
     """Return the rows of the embedding, padded so that every tensor-parallel degree of the plan divides them."""
-    multiple = lcm(*(stage.tensor_parallel for replica in plan.replicas for stage in replica.stages))
+    multiple = lcm(*(stage.tensor_parallel for stage in plan.stages))
     return -(-plan.model.vocab // multiple) * multiple
 
 
