@@ -47,7 +47,7 @@ def plans(draw: Any, target: str) -> Plan | None:
     tp, cp, nodes = (draw(st.sampled_from([1, 1, 2, 4])) for _ in range(3))
     cp = 1 if target == "deepspeed" else cp
     pp, chunks = (draw(st.sampled_from([1, 2])) if pipelined else 1 for _ in range(2))
-    experts = any(kind.moe for kind in model.kinds)
+    experts = model.has_experts
     ep = draw(st.sampled_from([1, 2, 4])) if experts and pipelined else 1
     micro, steps = draw(st.sampled_from([1, 2, 3])), pp * draw(st.sampled_from([1, 2, 4]))
     replicas = 8 * nodes // (tp * cp * pp)

@@ -18,7 +18,7 @@ Move = Callable[[Plan, random.Random], Plan | None]
 
 def moved(plan: Plan, pick: random.Random) -> Plan | None:
     """Return a plan near by, equal replicas of it as one group."""
-    experts = any(kind.moe for kind in plan.model.kinds)
+    experts = plan.model.has_experts
     found = pick.choice((*MOVES, _spread) if experts and len(plan.gpus_by_type) > 1 else MOVES)(plan, pick)
     return None if found is None else replace(found, replicas=_grouped(found.replicas), prediction=None)
 

@@ -23,5 +23,5 @@ def options(plan: Plan) -> dict[str, Any]:
             said.exp_avg_sq or "fp32",
         ],
         "fused_loss": said.loss != "unfused",
-        "dispatcher": dispatcher_of_plan(plan) if any(kind.moe for kind in plan.model.kinds) else None,
+        "dispatcher": dispatcher_of_plan(plan) if plan.model.has_experts else None,
     }

@@ -150,7 +150,7 @@ def _model(plan: Plan) -> dict[str, Any]:
     if depth > 1:
         counts = layer_counts_of_ranges([each.layers for each in replica.stages])
         model["pipeline_model_parallel_layout"] = layout_text(counts, plan.model.mtp_layers)
-    if any(kind.moe for kind in plan.model.kinds):
+    if plan.model.has_experts:
         model["expert_model_parallel_size"] = stage.expert_parallel
         model["expert_tensor_parallel_size"] = stage.expert_tensor_parallel
         model["moe_token_dispatcher_type"] = dispatcher_of_plan(plan)

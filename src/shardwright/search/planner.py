@@ -249,7 +249,7 @@ def with_nearby(
 def _as_experts_are_placed(space: Space, best: Plan) -> Space:
     """Return a space with the expert and context parallelism of a plan as pins, where the model has experts: their
     degrees are most of its space."""
-    if not any(kind.moe for kind in best.model.kinds):
+    if not best.model.has_experts:
         return space
     degrees = {
         "cp": {stage.context_parallel for stage in best.stages},

@@ -120,7 +120,7 @@ def _pipelines(previous: Plan, contexts: Sequence[Context], cluster: Cluster, ke
 
 def _is_spread(plan: Plan) -> bool:
     """Return whether context or experts are spread over ranks by degrees of their own."""
-    experts = any(kind.moe for kind in plan.model.kinds)
+    experts = plan.model.has_experts
     return any(
         stage.context_parallel > 1
         or stage.expert_parallel > 1

@@ -327,6 +327,11 @@ class Model:
         return self.parameters - idle
 
     @property
+    def has_experts(self) -> bool:
+        """Whether any of its layers has a mixture of experts."""
+        return any(kind.moe is not None for kind in self.kinds)
+
+    @property
     def attentions(self) -> tuple[Attention, ...]:
         """The distinct kinds of attention, in order of first appearance."""
         return tuple(dict.fromkeys(kind.attention for kind in self.kinds if kind.attention))
@@ -355,7 +360,7 @@ def training_kind(model: Model, *, adapters: bool) -> Kind:
         return "adapters"
     if any(layer.attention is None and layer.cross is None for layer in model.kinds):
         return "hybrid"
-    return "moe" if any(layer.moe is not None for layer in model.kinds) else "dense"
+    return "moe" if model.has_experts else "dense"
 
 
 def family_of(model: Model) -> str:

@@ -106,7 +106,7 @@ LAYOUT: Mapping[str, list[Any]] = {"tp": [1], "mbs": [1, 2], "recompute": ["none
 LAST: Mapping[str, list[Any]] = {"gradient_sync": ["last"]}
 SHARDED: Mapping[str, list[Any]] = {"tp": [1], "cp": [1], "sharding": ["zero2", "zero3"]}
 SEARCHED = (
-    Searched(GRAPHS, LAYOUT, {**GRAPHS, **LAYOUT}, lambda asked: any(kind.moe for kind in asked.model.kinds)),
+    Searched(GRAPHS, LAYOUT, {**GRAPHS, **LAYOUT}, lambda asked: asked.model.has_experts),
     Searched(LAST, SHARDED, LAST, lambda asked: asked.job.global_batch > asked.cluster.gpus),
 )
 

@@ -123,7 +123,7 @@ def _case_as_said(run: PublishedRun) -> Case:
         guesses=tuple(guesses),
     )
     if run.quality != "C" and computes(pool.gpu, job.precision):
-        ideal, experts = ideal_seconds(case), any(kind.moe for kind in model.kinds)
+        ideal, experts = ideal_seconds(case), model.has_experts
         for words in contradictions(run, experts=experts, memory_bytes=pool.memory_bytes, ideal_seconds=ideal):
             raise SkippedRunError(CONTRADICTS, words)
     return case

@@ -149,7 +149,7 @@ def _parallel_arguments(plan: Plan) -> Arguments:
         ("--pipeline-model-parallel-size", str(len(stages))),
         ("--context-parallel-size", str(stage.context_parallel)),
     ]
-    if any(kind.moe for kind in plan.model.kinds):
+    if plan.model.has_experts:
         arguments.append(("--expert-model-parallel-size", str(stage.expert_parallel)))
         arguments.append(("--expert-tensor-parallel-size", str(stage.expert_tensor_parallel)))
     if plan.sequence_parallel:

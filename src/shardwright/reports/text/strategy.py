@@ -236,7 +236,7 @@ def depth_words(plan: Plan) -> str:
 def experts_setting(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield how the experts of a model that has some are spread, as the first stage has them."""
     stage = plan.stages[0]
-    if any(kind.moe is not None for kind in plan.model.kinds):
+    if plan.model.has_experts:
         yield "experts", f"expert parallel {stage.expert_parallel}, tensor {stage.expert_tensor_parallel} in an expert"
 
 

@@ -133,7 +133,7 @@ def layout_of(plan: Plan) -> Layout:
         for key, stages in sorted(pipelines.items())
     }
     head = len(plan.model.layers) + 1
-    moe = any(layer.moe for layer in plan.model.layers)
+    moe = plan.model.has_experts
     units = []
     for number in range(head + 1):
         members = [place for place in places if number in place.units]
