@@ -84,7 +84,7 @@ def _gradients(plan: Plan, sites: dict[str, str], price: Price) -> Iterator[floa
         held = dict.fromkeys(
             sites[stage.gpu] for stage in plan.stages if any(low <= layer < high for low, high in stage.layers)
         )
-        weights = model.dense_layer_parameters(kind) + model.expert_layer_parameters(kind)
+        weights = model.layer_parameters(kind)
         weights += model.embedding_parameters if layer == 0 else 0
         weights += head_weights(model) if layer == len(model.layers) - 1 else 0
         ring = [*held, *list(held)[:1]]
