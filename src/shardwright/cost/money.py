@@ -53,7 +53,7 @@ def dollars_per_hour(pool: NodePool, gpus: Array) -> Floats | None:
 
 def egress_dollars(plan: Plan) -> float:
     """Return the US dollars of one iteration's traffic between sites."""
-    sites = {pool.gpu.name: pool.site for pool in plan.cluster.pools}
+    sites = plan.cluster.sites
     if len(set(sites.values())) < 2:
         return 0.0
     prices = {frozenset(link.sites): link.egress_dollars_per_gigabyte for link in plan.cluster.site_links}

@@ -216,6 +216,11 @@ class Cluster:
         return sum(pool.gpus for pool in self.pools)
 
     @cached_property
+    def sites(self) -> dict[str, str]:
+        """The site of each GPU type."""
+        return {pool.gpu.name: pool.site for pool in self.pools}
+
+    @cached_property
     def mixed(self) -> bool:
         """Whether some machines have GPUs of several types."""
         return any(pool.mixed for pool in self.pools)
