@@ -66,7 +66,7 @@ def framework_problems(plan: Plan) -> Iterator[Problem]:
     if not plan.uniform:
         return
     name = plan.stages[0].gpu
-    pool = next((pool for pool in plan.cluster.pools if pool.gpu.name == name), None)
+    pool = plan.cluster.pool_of.get(name)
     if pool is not None:
         yield from gpu_problems(plan, pool)
 

@@ -41,8 +41,7 @@ def beyond_the_matrix(plan: Plan) -> Iterator[Problem]:
 
 def pools_of(plan: Plan) -> tuple[NodePool, ...]:
     """Return machines of each GPU type of a plan, those that come first in the cluster."""
-    first = {pool.gpu.name: pool for pool in reversed(plan.cluster.pools)}
-    return tuple(first[name] for name in plan.gpus_by_type)
+    return tuple(plan.cluster.pool_of[name] for name in plan.gpus_by_type)
 
 
 def least_capability(plan: Plan) -> float:
