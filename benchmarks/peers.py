@@ -306,7 +306,7 @@ def words(plan: Plan) -> str:
     for replica in plan.replicas:
         stages = " > ".join(f"{stage.gpu[:4]}:{stage.layer_count}" for stage in replica.stages)
         found.append(f"{replica.count} × {replica.micro_batches} ({stages})")
-    tp = plan.replicas[0].stages[0].tensor_parallel
+    tp = plan.stages[0].tensor_parallel
     return f"tp {tp}, micro-batch {plan.micro_batch}: " + ", ".join(found)
 
 

@@ -49,7 +49,7 @@ def test_results_print_in_a_few_lines(ranking: Ranking) -> None:
     assert repr(ranking.best.model).startswith("<Model llama-3.2-1b: 1,235,814,400 parameters")
     assert ranking._repr_html_().count("<tr>") == len(ranking.plans) + 1
     best = ranking.best
-    assert f"tensor {best.replicas[0].stages[0].tensor_parallel} × pipeline" in repr(best)
+    assert f"tensor {best.stages[0].tensor_parallel} × pipeline" in repr(best)
 
 
 def test_what_fits_prints_a_line_a_way() -> None:

@@ -135,7 +135,7 @@ def _rest(pick: random.Random, model: Model, pp: int, vpp: int, tp: int, dp: int
     if stages > 1:
         first = pick.randint(1, layers - stages + 1)
         last = pick.randint(1, layers - first - (stages - 2)) if stages > 2 else layers - first
-    experts = any(layer.moe for layer in model.layers)
+    experts = model.has_experts
     sharding = pick.choice((UNSHARDED, ZERO1, ZERO1, *((ZERO2, ZERO3) if pp == 1 else ()))) if dp > 1 else UNSHARDED
     mode = pick.choice(MODES)
     longest = max(first, last, -(-(layers - first - last) // max(stages - 2, 1)))

@@ -1,4 +1,4 @@
-"""What PyTorch keeps for a backward pass."""
+"""What PyTorch keeps for a backward pass, and the FLOPs that it counts."""
 
 from __future__ import annotations
 
@@ -24,3 +24,12 @@ def saved_bytes(module: Any, compute: Callable[[], object]) -> int:
         result = compute()
     assert getattr(result, "requires_grad", True), "there is a backward pass"
     return sum(size for place, size in saved.items() if place not in weights)
+
+
+def counted_flops(compute: Callable[[], object]) -> int:
+    """Return the FLOPs of what `compute` does, as PyTorch counts them."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        compute()
+    return int(counter.get_total_flops())

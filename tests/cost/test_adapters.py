@@ -65,7 +65,7 @@ def test_matrices_are_all_that_a_layer_has_but_routers_norms_and_biases(name: st
     model = load_model(name)
     for kind in model.kinds:
         weights = sum(matrix.copies * matrix.inputs * matrix.outputs for matrix in matrices(model, kind))
-        every = model.dense_layer_parameters(kind) + model.expert_layer_parameters(kind)
+        every = model.layer_parameters(kind)
         router = model.hidden * kind.moe.experts if kind.moe else 0
         assert 0 <= every - weights - router < 0.003 * every
 

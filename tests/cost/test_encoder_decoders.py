@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cost.saved_tensors import saved_bytes
+from tests.cost.saved_tensors import counted_flops, saved_bytes
 from tests.cost.test_frozen_parts import priced_flops, shard
 from tests.nightly import nightly
 from tests.spec.test_encoder_decoders import seq2seq_class
@@ -80,14 +80,10 @@ def loss_of(model: Any) -> Any:
 @pytest.mark.parametrize(("kind", "freeze"), [*((kind, None) for kind in CASES), ("whisper", "encoder"), *nightly((kind, None) for kind in RARELY)])  # fmt: skip
 def test_a_step_has_the_flops_that_pytorch_counts(kind: str, freeze: str | None) -> None:
     torch = pytest.importorskip("torch")
-    from torch.utils.flop_counter import FlopCounterMode
-
     with torch.device("cpu" if kind == "whisper" else "meta"):  # its positions are looked at
         theirs = built(kind, attn_implementation="eager")
         theirs.get_encoder().requires_grad_(freeze is None)
-        with FlopCounterMode(display=False) as counter:
-            loss_of(theirs).backward()
-    counted = counter.get_total_flops()
+        counted = counted_flops(lambda: loss_of(theirs).backward())
     model, job = described(kind, freeze=freeze)
     samples = replace(shard(flash=False), micro_batch=np.full(1, SAMPLES))
     assert priced_flops(model, job, samples) == pytest.approx(counted, rel=5e-3)

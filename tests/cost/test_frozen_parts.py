@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cost.saved_tensors import saved_bytes
+from tests.cost.saved_tensors import counted_flops, saved_bytes
 from tests.cost.test_towers import SEEING, account
 from tests.nightly import nightly
 
@@ -105,15 +105,11 @@ def has_the_weights_and_the_flops(
     config: dict[str, Any], frozen: tuple[str, ...], loss_of: Callable[[Any], Any]
 ) -> None:
     pytest.importorskip("torch")
-    from torch.utils.flop_counter import FlopCounterMode
-
     theirs = built(config, frozen, attn_implementation="eager")
-    with FlopCounterMode(display=False) as counter:
-        loss_of(theirs).backward()
+    counted = counted_flops(lambda: loss_of(theirs).backward())
     model, job = described(config, frozen)
     trained = sum(weight.numel() for weight in theirs.parameters() if weight.requires_grad)
     assert trained_parameters(model, job) == trained
-    counted = counter.get_total_flops()
     heads = [layer.attention for layer in model.layers if layer.attention]  # eager code computes all scores
     masked = 3.0 * TOKENS * sum(score_flops_per_token(attention, TOKENS) for attention in heads)
     assert job_flops(model, job) + masked == pytest.approx(counted, rel=5e-3)

@@ -78,7 +78,7 @@ def test_only_what_was_measured_is_planned() -> None:
     slow = NODE | {"gpu": "V100-SXM2", "memory_gb": 16}
     plan, efficiency = planned(profile, job, ["sharding=zero1"], nodes=(NODE, slow))
     assert plan.micro_batch in (1, 4)
-    assert {stage.tensor_parallel for replica in plan.replicas for stage in replica.stages} <= {1, 2}
+    assert {stage.tensor_parallel for stage in plan.stages} <= {1, 2}
     assert not plan.sequence_parallel
     assert plan.prediction.evidence == ()
     with pytest.raises(SpecError, match=r"no times of .* with tensor parallel 1, micro-batch 2"):
@@ -99,8 +99,7 @@ def test_types_measured_with_other_degrees_are_planned_and_no_size_is_negative()
     degrees = {
         (stage.gpu, stage.tensor_parallel)
         for plan in search(model, cluster, job, efficiency=efficiency, top=3, gap=0.3).plans
-        for replica in plan.replicas
-        for stage in replica.stages
+        for stage in plan.stages
     }
     assert degrees and degrees <= {("A100-SXM-40", 1), ("H100-SXM", 4)}
     contexts = [Context(model=model, pool=each, job=job, efficiency=efficiency) for each in cluster.pools]
@@ -226,7 +225,7 @@ def test_a_slow_link_between_two_types_counts_and_a_fast_one_does_not_speed_up_e
 
 def _two_types(plan):
     """Return a stage on each type, without tensor parallelism."""
-    any_stage = plan.replicas[0].stages[0]
+    any_stage = plan.stages[0]
     return [
         replace(any_stage, gpu=pool.gpu.name, tensor_parallel=1, recompute=Recompute()) for pool in plan.cluster.pools
     ]

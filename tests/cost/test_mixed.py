@@ -67,7 +67,7 @@ def two_types(slow_layers: int, micro_batches: tuple[int, int] = (8, 8)) -> Plan
     count = len(model.layers)
 
     def stage(gpu: str, low: int, high: int) -> Stage:
-        return replace(uniform.replicas[0].stages[0], gpu=gpu, layers=((low, high),), tensor_parallel=4)
+        return replace(uniform.stages[0], gpu=gpu, layers=((low, high),), tensor_parallel=4)
 
     fast = count - slow_layers
     first, second = (pool.gpu.name for pool in cluster.pools)

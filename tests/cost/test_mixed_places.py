@@ -83,7 +83,7 @@ def test_layers_are_reduced_by_all_who_hold_some_of_them(seed):
     places, contexts = places_of(plan), contexts_of(plan, EFFICIENCY)
     sizes = np.linspace(1e8, 9e8, len(places.kind))
     found = once_seconds(plan, places, contexts, sizes, 0.0 * sizes)
-    for stage, own in enumerate(stage for replica in plan.replicas for stage in replica.stages):
+    for stage, own in enumerate(plan.stages):
         expected = slowly(plan, own, float(sizes[stage]))
         assert found[stage] == pytest.approx(expected, rel=1e-12)
 
@@ -119,7 +119,7 @@ def slowly(plan: Plan, own: Stage, parameters: float) -> float:
 def test_equal_replicas_that_are_written_apart_take_as_long_as_one_kind(name: str, tp: int, cp: int, pp: int, dp: int):
     """With stages of a copy next to each other, as all copies stand where they did; experts over tp × cp ranks."""
     model = load_model(name)
-    layers, experts = len(model.layers), any(kind.moe for kind in model.kinds)
+    layers, experts = len(model.layers), model.has_experts
     degrees = {"tensor_parallel": tp, "context_parallel": cp, "expert_parallel": tp * cp if experts else 1}
     stages = tuple(
         Stage(gpu="A100-SXM-80", expert_tensor_parallel=1, layers=((low, high),), recompute=Recompute(), **degrees)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cost.saved_tensors import saved_bytes
+from tests.cost.saved_tensors import counted_flops, saved_bytes
 from tests.nightly import nightly
 
 from shardwright import load_model, make_job
@@ -60,17 +60,13 @@ LONGER: dict[str, dict[str, Any]] = {
 }
 
 
-def counted_flops(model_type: str, fields: dict[str, Any]) -> int:
+def flops_of_transformers(model_type: str, fields: dict[str, Any]) -> int:
     """Return the FLOPs of a forward pass of one sample, as PyTorch counts those of the class of transformers."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    from torch.utils.flop_counter import FlopCounterMode
-
     config = transformers.CONFIG_MAPPING[model_type](**fields)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(input_ids=torch.zeros((1, TOKENS), dtype=torch.long), use_cache=False)
-    return int(counter.get_total_flops())
+    return counted_flops(lambda: model(input_ids=torch.zeros((1, TOKENS), dtype=torch.long), use_cache=False))
 
 
 def otherwise(layer: Layer) -> float:
@@ -94,7 +90,7 @@ def compare(model_type: str, fields: dict[str, Any]) -> None:
     for layer in model.layers:
         eager = layer.attention and replace(layer, attention=replace(layer.attention, causal=False))
         total += layer_flops_per_token(model, eager or layer, TOKENS) + otherwise(layer)
-    assert total * TOKENS == pytest.approx(counted_flops(model_type, fields), rel=5e-3)
+    assert total * TOKENS == pytest.approx(flops_of_transformers(model_type, fields), rel=5e-3)
 
 
 @pytest.mark.parametrize("model_type", [*CASES, *nightly(LONGER)])
@@ -106,17 +102,15 @@ def test_flops_of_lightning_attention() -> None:
     """Its class alone: all families that have it have experts, which are counted by the tokens that reach them."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from torch.utils.flop_counter import FlopCounterMode
     from transformers.models.minimax.configuration_minimax import MiniMaxConfig
     from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
     fields = BASE | {"head_dim": 32, "block_size": 64, "num_local_experts": 4}
     module = MiniMaxLightningAttention(MiniMaxConfig(**fields), layer_idx=1)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        module(torch.zeros((1, TOKENS, 128)), (None, None), None)
+    counted = counted_flops(lambda: module(torch.zeros((1, TOKENS, 128)), (None, None), None))
     mixer = model_of_config({"model_type": "minimax", **fields}, "config.json").layers[1].mixer
     assert mixer is not None
-    assert mixer.work(128).flops * TOKENS == pytest.approx(counter.get_total_flops(), rel=5e-3)
+    assert mixer.work(128).flops * TOKENS == pytest.approx(counted, rel=5e-3)
 
 
 def test_kept_bytes_of_the_short_convolution_are_its_saved_tensors() -> None:

@@ -139,4 +139,4 @@ def test_a_7b_on_eight_3090s_is_no_faster_than_its_products() -> None:
     found = best.prediction
     assert found is not None and found.mfu < 0.6
     assert found.interval[1] / found.interval[0] > 1.6
-    assert all(stage.tensor_parallel == 1 for replica in best.replicas for stage in replica.stages)
+    assert all(stage.tensor_parallel == 1 for stage in best.stages)

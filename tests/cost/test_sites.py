@@ -109,7 +109,7 @@ def test_a_pipeline_sends_a_message_each_time_that_it_crosses(sites, messages):
     links = [{"between": ["a", "b"], "gbps": 0.01, "latency_ms": 0}]
     plan = plan_over("ab", machines=1)
     cuts = [round(place * LAYERS / len(sites)) for place in range(len(sites) + 1)]
-    stage = plan.replicas[0].stages[0]
+    stage = plan.stages[0]
     stages = [replace(stage, gpu=gpu, layers=(ends,)) for gpu, ends in zip(kinds, pairwise(cuts), strict=False)]
     replica = Replica(count=4, micro_batches=1, stages=tuple(stages))
     plan = replace(

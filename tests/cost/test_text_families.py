@@ -5,21 +5,23 @@ families.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.cost.saved_tensors import saved_bytes
+from tests.cost.saved_tensors import counted_flops, saved_bytes
 from tests.spec.test_towers import ONE
 
 from shardwright import Model, SpecError, make_job
 from shardwright.cost.compute.flops import layer_flops_per_token
-from shardwright.cost.compute.operator_table import FORWARD, GEMM, table
+from shardwright.cost.compute.operator_table import FORWARD, GEMM, Operator, table
 from shardwright.cost.compute.operators import embedding_operators, head_operators, layer_operators
 from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.spec.read.huggingface import model_of_config
 
 TOKENS = 128
+JOB = make_job(global_batch=1, seq_len=TOKENS, framework="fsdp")
 BASE: dict[str, Any] = {
     "vocab_size": 256, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 256, "head_dim": 32, "pad_token_id": 0, "bos_token_id": 1,
@@ -53,7 +55,7 @@ def saved(model_type: str, fields: dict[str, Any]) -> int:
 
 def kept(model_type: str, fields: dict[str, Any]) -> float:
     model = model_of_config({"model_type": model_type, **fields}, "config.json")
-    memory = layer_activation_bytes(model, ONE, make_job(global_batch=1, seq_len=TOKENS, framework="fsdp"))
+    memory = layer_activation_bytes(model, ONE, JOB)
     return float(sum(memory.kept[1 + kind][0] for kind in model.kind_of_layer) + memory.kept[0][0])
 
 
@@ -78,35 +80,39 @@ def forward_flops(model: Model) -> float:
     return layers + 2.0 * model.hidden * (model.vocab + model.embedded_width)
 
 
+def score_flops(model: Model) -> float:
+    """Return the FLOPs of all scores of a token."""
+    return sum(4.0 * layer.self_attention.heads * layer.self_attention.head_dim * TOKENS for layer in model.layers)
+
+
+def flops_of_transformers(model_type: str, fields: dict[str, Any]) -> int:
+    torch = pytest.importorskip("torch")
+    model = built(model_type, fields, attn_implementation="eager")
+    return counted_flops(lambda: model(input_ids=torch.zeros((1, TOKENS), dtype=torch.long), use_cache=False))
+
+
+def priced_products(model: Model, ends: Sequence[Iterable[Operator]]) -> float:
+    """Return the FLOPs of the products of a forward pass whose seconds are priced, of ends and layers."""
+    kinds = ((model.kind_of_layer.count(place), kind) for place, kind in enumerate(model.kinds))
+    parts = [*((1, end) for end in ends), *((count, layer_operators(model, kind, ONE, JOB)) for count, kind in kinds)]
+    tables = ((count, table(list(operators))) for count, operators in parts)
+    return sum(
+        count * float(rows.flops[(rows.kind == GEMM) & (rows.direction == FORWARD)].sum()) for count, rows in tables
+    )
+
+
 @pytest.mark.parametrize("name", GEMMA4)
 def test_gemma_4_has_the_flops_that_pytorch_counts(name: str) -> None:
-    torch = pytest.importorskip("torch")
-    from torch.utils.flop_counter import FlopCounterMode
-
     fields = fields_of(name, more=True)
-    theirs = built("gemma4_text", fields, attn_implementation="eager")
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        theirs(input_ids=torch.zeros((1, TOKENS), dtype=torch.long), use_cache=False)
     model = model_of_config({"model_type": "gemma4_text", **fields}, "config.json")
-    assert TOKENS * forward_flops(model) == pytest.approx(counter.get_total_flops(), rel=5e-3)
+    assert TOKENS * forward_flops(model) == pytest.approx(flops_of_transformers("gemma4_text", fields), rel=5e-3)
 
 
 @pytest.mark.parametrize("name", GEMMA4)
 def test_what_is_priced_of_gemma_4_has_the_flops_of_the_model(name: str) -> None:
     model = model_of_config({"model_type": "gemma4_text", **fields_of(name, more=True)}, "config.json")
-    job = make_job(global_batch=1, seq_len=TOKENS, framework="fsdp")
-    parts = [(1, embedding_operators(model, ONE, job))]
-    parts += [
-        (model.kind_of_layer.count(place), layer_operators(model, kind, ONE, job))
-        for place, kind in enumerate(model.kinds)
-    ]
-    total = 0.0
-    for count, operators in parts:
-        rows = table(list(operators))
-        products = (rows.kind == GEMM) & (rows.direction == FORWARD)
-        total += count * float(rows.flops[products].sum())
-    scores = sum(4.0 * layer.self_attention.heads * layer.self_attention.head_dim * TOKENS for layer in model.layers)
-    assert total == pytest.approx(TOKENS * (forward_flops(model) - scores - 2.0 * model.hidden * model.vocab))
+    products = TOKENS * (forward_flops(model) - score_flops(model) - 2.0 * model.hidden * model.vocab)
+    assert priced_products(model, [embedding_operators(model, ONE, JOB)]) == pytest.approx(products)
 
 
 FEW, MORE = [SLIDING, FULL, FULL], [SLIDING, FULL, SLIDING, FULL]  # two layers have keys of their own
@@ -133,7 +139,7 @@ def test_streams_at_both_ends_keep_as_much_as_pytorch_saves() -> None:
     for streams in (2, 4):
         given = fields(FEW, sparse=0.0, streams=streams)
         model = model_of_config({"model_type": "gemma3n_text", **given}, "config.json")
-        memory = layer_activation_bytes(model, ONE, make_job(global_batch=1, seq_len=TOKENS, framework="fsdp"))
+        memory = layer_activation_bytes(model, ONE, JOB)
         everything = kept("gemma3n_text", given) + float(memory.before_logits[0])
         ends.append((everything, saved("gemma3n_text", given)))
     (few, theirs), (more, theirs_more) = ends
@@ -141,24 +147,12 @@ def test_streams_at_both_ends_keep_as_much_as_pytorch_saves() -> None:
 
 
 def test_a_step_has_the_flops_that_pytorch_counts() -> None:
-    torch = pytest.importorskip("torch")
-    from torch.utils.flop_counter import FlopCounterMode
-
     given = fields(MORE, sparse=0.95)
-    theirs = built("gemma3n_text", given, attn_implementation="eager")
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        theirs(input_ids=torch.zeros((1, TOKENS), dtype=torch.long), use_cache=False)
     model = model_of_config({"model_type": "gemma3n_text", **given}, "config.json")
     expected = TOKENS * (forward_flops(model) + 4.0 * model.stream_parameters)
-    assert expected == pytest.approx(counter.get_total_flops(), rel=5e-3)
-    job, total = make_job(global_batch=1, seq_len=TOKENS, framework="fsdp"), 0.0
-    kinds = ((model.kind_of_layer.count(place), kind) for place, kind in enumerate(model.kinds))
-    parts = [(1, embedding_operators(model, ONE, job)), (1, head_operators(model, ONE, job))]
-    for count, operators in [*parts, *((count, layer_operators(model, kind, ONE, job)) for count, kind in kinds)]:
-        rows = table(list(operators))
-        total += count * float(rows.flops[(rows.kind == GEMM) & (rows.direction == FORWARD)].sum())
-    scores = sum(4.0 * layer.self_attention.heads * layer.self_attention.head_dim * TOKENS for layer in model.layers)
-    assert total == pytest.approx(expected - TOKENS * scores, rel=1e-9)
+    assert expected == pytest.approx(flops_of_transformers("gemma3n_text", given), rel=5e-3)
+    ends = [embedding_operators(model, ONE, JOB), head_operators(model, ONE, JOB)]
+    assert priced_products(model, ends) == pytest.approx(expected - TOKENS * score_flops(model), rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_a_plan_with_images_is_kept_in_its_file_and_exported() -> None:
     ranking = plan(SEEING, CLUSTER, job)
     best = ranking.best
     assert best.job.framework in ("fsdp", "deepspeed")
-    assert {stage.tensor_parallel for replica in best.replicas for stage in replica.stages} == {1}
+    assert {stage.tensor_parallel for stage in best.stages} == {1}
     assert from_document(to_document(best)) == best
     assert '"freeze"' in dumps(best)
     name = ranking.trainers[0][0]

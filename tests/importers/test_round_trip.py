@@ -47,7 +47,7 @@ def plans(draw: Any, target: str) -> Plan | None:
     tp, cp, nodes = (draw(st.sampled_from([1, 1, 2, 4])) for _ in range(3))
     cp = 1 if target == "deepspeed" else cp
     pp, chunks = (draw(st.sampled_from([1, 2])) if pipelined else 1 for _ in range(2))
-    experts = any(kind.moe for kind in model.kinds)
+    experts = model.has_experts
     ep = draw(st.sampled_from([1, 2, 4])) if experts and pipelined else 1
     micro, steps = draw(st.sampled_from([1, 2, 3])), pp * draw(st.sampled_from([1, 2, 4]))
     replicas = 8 * nodes // (tp * cp * pp)
@@ -117,13 +117,13 @@ def came_back(plan: Plan, target: str, main: str = "run.sh") -> Plan:
 def expected(plan: Plan, read: Plan, target: str) -> Plan:
     """Return a plan as its target runs it: what it has no word for is its own."""
     options = replace(read.job.options, **said(plan.job.options))
-    if plan.replicas[0].stages[0].recompute != FULL:  # no inputs of layers are kept for them to run again
+    if plan.stages[0].recompute != FULL:  # no inputs of layers are kept for them to run again
         options = replace(options, activation_offload=None)
     job = replace(plan.job, framework=FRAMEWORKS[target], options=options, tokens=read.job.tokens)
     own = {} if target == "bridge" else {"overlap": read.overlap}
     (replica,) = plan.replicas
     stages = replica.stages
-    if target == "torchtitan" and read.replicas[0].stages[0].recompute == FULL:
+    if target == "torchtitan" and read.stages[0].recompute == FULL:
         stages = tuple(replace(stage, recompute=FULL) for stage in stages)
     alone = target == "torchtitan" and plan.data_parallel * stages[0].context_parallel == 1
     return replace(

@@ -26,7 +26,7 @@ def test_torchtitan_toml(tmp_path: Path) -> None:
     for file, tensor in (("llama3_8b.toml", 2), ("run.sh", 4)):
         plan = plan_from_launch(tmp_path / file, cluster=cluster_of(2)).plan
         assert plan.model.parameters == LLAMA_3_1_8B.parameters
-        stage = plan.replicas[0].stages[0]
+        stage = plan.stages[0]
         assert (plan.gpus, stage.tensor_parallel, plan.micro_batch, plan.job.seq_len) == (16, tensor, 2, 8192)
         assert plan.optimizer.sharding == "zero3" and stage.recompute.granularity == "selective"
 
@@ -80,7 +80,7 @@ def test_precision_and_what_is_recomputed(tmp_path: Path) -> None:
     assert (plan.job.precision, plan.job.fp8_recipe, plan.micro_batch) == ("fp8", "tensorwise", 8)  # its usual batch
     assert read(tmp_path, training='mixed_precision_param = "float32"').plan.job.precision == "fp32"
     reading = read(tmp_path, rest='[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "2"')
-    recompute = reading.plan.replicas[0].stages[0].recompute
+    recompute = reading.plan.stages[0].recompute
     assert (recompute.granularity, recompute.method, recompute.layers) == ("full", "block", 16)
 
 
@@ -90,7 +90,7 @@ def test_experts_are_split_by_tensor_parallelism_alone_where_they_are_not_spread
     )
     for degrees, expected in (("", (1, 2)), ("expert_parallel_degree = 4\n", (4, 1))):
         (tmp_path / "moe.toml").write_text(f"{text}tensor_parallel_degree = 2\n{degrees}")
-        stage = plan_from_launch(tmp_path / "moe.toml", cluster=cluster_of(1)).plan.replicas[0].stages[0]
+        stage = plan_from_launch(tmp_path / "moe.toml", cluster=cluster_of(1)).plan.stages[0]
         assert (stage.expert_parallel, stage.expert_tensor_parallel) == expected
 
 

@@ -73,7 +73,7 @@ def test_adapters_and_options_are_read_back_from_the_files_beside_the_arguments(
     fsdp = trainer_plans()[f"llama-3.1-8b {'none' if target == 'accelerate' else 'zero2'} tp 1 cp 1 bf16 kept"]
     beside, framework = parse_adapter(adapter, "q_proj+v_proj+up_proj"), {"accelerate": "fsdp"}.get(target, target)
     options = Options(loss="chunked", activation_offload="inputs")
-    full = replace(fsdp.replicas[0].stages[0], recompute=Recompute(granularity="full", method="uniform", layers=1))
+    full = replace(fsdp.stages[0], recompute=Recompute(granularity="full", method="uniform", layers=1))
     replica = replace(fsdp.replicas[0], stages=(full,))
     plan = replace(
         fsdp, job=replace(fsdp.job, framework=framework, adapter=beside, options=options), replicas=(replica,)
@@ -153,7 +153,7 @@ def test_a_megatron_bridge_recipe(tmp_path: Path) -> None:
     read = plan_from_launch(
         file, cluster=cluster_of(2), arguments=("llama3_8b_pretrain_config", "model.tensor_model_parallel_size=4")
     )
-    stage = read.plan.replicas[0].stages[0]
+    stage = read.plan.stages[0]
     assert (stage.tensor_parallel, len(read.plan.replicas[0].stages), read.plan.job.global_batch) == (4, 2, 512)
     assert read.plan.sequence_parallel and read.plan.optimizer.sharding == "zero1" and read.plan.job.precision == "bf16"
     assert read.plan.model.hidden == 4096
@@ -237,9 +237,9 @@ def test_a_nemo_yaml(tmp_path: Path) -> None:
     plan = plan_from_launch(file, cluster=cluster_of(2)).plan
     assert plan.model.parameters == 6_738_415_616
     assert (plan.gpus, len(plan.replicas[0].stages), plan.replicas[0].count) == (16, 2, 2)
-    assert plan.replicas[0].stages[0].recompute.granularity == "selective"
+    assert plan.stages[0].recompute.granularity == "selective"
     wide = plan_from_launch(file, cluster=cluster_of(2), arguments=("model.tensor_model_parallel_size=8",)).plan
-    assert wide.replicas[0].stages[0].tensor_parallel == 8
+    assert wide.stages[0].tensor_parallel == 8
 
 
 @pytest.mark.parametrize("started", ["run.sh", "deep/configs/train.yaml"])
@@ -268,7 +268,7 @@ def test_accelerate_from_slurm(tmp_path: Path) -> None:
     )
     plan = plan_from_launch(tmp_path / "submit.sh", cluster=load_cluster("4x4xA100-SXM-80"), model=LLAMA_3_1_8B).plan
     assert (plan.gpus, plan.data_parallel, plan.micro_batch, plan.optimizer.sharding) == (16, 16, 2, "zero3")
-    assert plan.job.precision == "fp16" and plan.replicas[0].stages[0].recompute.granularity == "full"
+    assert plan.job.precision == "fp16" and plan.stages[0].recompute.granularity == "full"
     (tmp_path / "fsdp_config.yaml").unlink()
     with pytest.raises(SpecError, match="is not beside it"):
         plan_from_launch(tmp_path / "submit.sh", cluster=load_cluster("4x4xA100-SXM-80"), model=LLAMA_3_1_8B)

@@ -98,7 +98,7 @@ def models(draw: Any) -> Model:
 def uniform_plans(draw: Any) -> Plan:
     """Legal plans that Megatron-LM can express."""
     model = draw(models())
-    has_experts = any(kind.moe for kind in model.kinds)
+    has_experts = model.has_experts
     tp, cp, pp, dp = draw(SMALL), draw(SMALL), draw(st.sampled_from([1, 2, 3, 4])), draw(SMALL)
     if any(kind.self_attention.latent and kind.self_attention.window for kind in model.kinds):
         cp = 1

@@ -17,9 +17,7 @@ from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Repl
 from shardwright.plans.shares import cuts
 
 BASE = PLANS["llama-2-70b-interleaved"]
-STAGE = replace(
-    BASE.replicas[0].stages[0], tensor_parallel=1, layers=((0, len(BASE.model.layers)),), recompute=Recompute()
-)
+STAGE = replace(BASE.stages[0], tensor_parallel=1, layers=((0, len(BASE.model.layers)),), recompute=Recompute())
 UNEVEN = replace(
     BASE,
     job=replace(BASE.job, global_batch=40),

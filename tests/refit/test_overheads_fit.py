@@ -66,7 +66,7 @@ def test_the_fit_explains_runs_made_with_other_overheads(cases):
 
 @pytest.mark.nightly
 def test_what_no_run_shows_stays_usual(cases):
-    dense = [case for case in cases if not any(kind.moe for kind in case.model.kinds) and case.pool.gpus <= 8]
+    dense = [case for case in cases if not case.model.has_experts and case.pool.gpus <= 8]
     found = fitted(dense, Analytic())
     for software in found.frameworks.values():
         assert software.exchange == pytest.approx(USUAL.exchange, rel=1e-6)

@@ -63,7 +63,7 @@ def test_found_plans_train_like_one_process():
     plans = {name: found(name) for name in (names if nightly.wanted else (names[1], names[2]))}
     outcomes = run_cases([Case(name, plan, ADAM, steps=STEPS) for name, plan in plans.items()], processes=5)
     for name, plan in plans.items():
-        assert {stage.tensor_parallel for replica in plan.replicas for stage in replica.stages} == {1, 2}
+        assert {stage.tensor_parallel for stage in plan.stages} == {1, 2}
         assert check(plan) == () and unrunnable(plan) == ()
         assert from_document(to_document(plan)) == plan
         require_equal(outcomes[name], reference_run(plan, ADAM, steps=STEPS, seed=7))

@@ -143,7 +143,7 @@ def left_out(problem: Problem, ranking: Ranking, plan: Plan) -> bool:
 def _has_other_contexts(plan: Plan, tokens: int) -> bool:
     """Whether a plan over several types has context parallelism with fewer `tokens` on a GPU, or tiles no machines."""
     sizes = {pool.gpu.name: pool.gpus_per_node for pool in plan.cluster.pools}
-    stages = [stage for replica in plan.replicas for stage in replica.stages if stage.context_parallel > 1]
+    stages = [stage for stage in plan.stages if stage.context_parallel > 1]
     few = any(plan.job.seq_len // stage.context_parallel < tokens for stage in stages)
     torn = any(sizes[stage.gpu] % stage.gpus and stage.gpus % sizes[stage.gpu] for stage in stages)
     return len(plan.gpus_by_type) > 1 and (few or torn)
@@ -185,7 +185,7 @@ def _is_row(plan: Plan) -> bool:
 
 def kinds_of(plan: Plan) -> set[object]:
     """Return the kinds of plans, of those that a search may leave out, that a plan of pipelines is of."""
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    stages = plan.stages
     degrees = {(stage.gpu, stage.tensor_parallel) for stage in stages}
     types = {gpu for gpu, _ in degrees}
     sites = {pool.site for pool in plan.cluster.pools if pool.gpu.name in types}

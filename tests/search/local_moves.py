@@ -18,7 +18,7 @@ Move = Callable[[Plan, random.Random], Plan | None]
 
 def moved(plan: Plan, pick: random.Random) -> Plan | None:
     """Return a plan near by, equal replicas of it as one group."""
-    experts = any(kind.moe for kind in plan.model.kinds)
+    experts = plan.model.has_experts
     found = pick.choice((*MOVES, _spread) if experts and len(plan.gpus_by_type) > 1 else MOVES)(plan, pick)
     return None if found is None else replace(found, replicas=_grouped(found.replicas), prediction=None)
 
@@ -228,7 +228,7 @@ def _degrees(plan: Plan, pick: random.Random) -> Plan | None:
         return replace(stage, tensor_parallel=tp, expert_tensor_parallel=tp if alike else stage.expert_tensor_parallel)
 
     found = _every_stage(plan, other)
-    split = any(stage.tensor_parallel > 1 for replica in found.replicas for stage in replica.stages)
+    split = any(stage.tensor_parallel > 1 for stage in found.stages)
     overlap = replace(plan.overlap, tensor_parallel=plan.overlap.tensor_parallel and split)
     return replace(found, sequence_parallel=split, overlap=overlap)
 

@@ -60,7 +60,7 @@ def layouts(context: Context, pins: Pins) -> Iterator[Layout]:
 
 
 def any_experts(context: Context) -> bool:
-    return any(layer.moe for layer in context.model.layers)
+    return context.model.has_experts
 
 
 def tensor_parallel_works(context: Context, tp: int) -> bool:

@@ -85,7 +85,7 @@ def test_of_two_stages_the_one_with_the_logits_gives_layers_away() -> None:
     even = replace(mine(line), model=replace(LLAMA_2_70B, vocab=256_000), prediction=None)
     kept = ["vpp=1", "pp=2", "tp=8", "cp=1", "micro_batch=1", "recompute=none"]
     steps = ladder(predict(even), space=parse_pins(kept))
-    assert any(step.plan.replicas[0].stages[0].layer_count > 40 for step in steps)
+    assert any(step.plan.stages[0].layer_count > 40 for step in steps)
 
 
 def test_a_plan_that_does_not_fit_is_made_to_fit_first() -> None:

@@ -33,7 +33,7 @@ RULES = (
 LITTLE = 1e-9
 
 
-@pytest.mark.parametrize("examples", [20, *nightly([400])])
+@pytest.mark.parametrize("examples", [10, *nightly([400])])
 def test_the_least_memory_is_that_of_the_leanest_candidate(examples: int) -> None:
     counts = [0, 0]
     many = settings(max_examples=examples, suppress_health_check=list(HealthCheck))

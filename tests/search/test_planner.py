@@ -51,7 +51,7 @@ def test_plans_are_ranked_legal_and_different(ranking: Ranking) -> None:
     assert times == sorted(times)
     assert len(ranking.plans) == 3
     assert [check(found) for found in ranking.plans] == [()] * 3
-    shapes = {(p.micro_batch, p.data_parallel, p.schedule, p.replicas[0].stages[0].gpus) for p in ranking.plans}
+    shapes = {(p.micro_batch, p.data_parallel, p.schedule, p.stages[0].gpus) for p in ranking.plans}
     assert len(shapes) > 1
 
 
@@ -111,7 +111,7 @@ def test_what_would_make_a_plan_fit_makes_it_sure_to(ranking: Ranking, granulari
 
 def test_pins_hold() -> None:
     found = plan(MODEL, CLUSTER, JOB, space=parse_pins(["tp=4", "recompute=selective", "flash=off"])).best
-    stage = found.replicas[0].stages[0]
+    stage = found.stages[0]
     assert stage.tensor_parallel == 4
     assert stage.recompute.granularity == "selective"
     assert not found.flash_attention
@@ -120,7 +120,7 @@ def test_pins_hold() -> None:
 def test_rules_drop_and_count() -> None:
     rules = parse_rules("no tp: $tp > 1\nno offload: $optimizer_offload_fraction > 0", "rules.txt")
     result = plan(MODEL, CLUSTER, JOB, rules=rules)
-    assert all(found.replicas[0].stages[0].tensor_parallel == 1 for found in result.plans)
+    assert all(found.stages[0].tensor_parallel == 1 for found in result.plans)
     assert dict(result.search.rejected)[Rejection(Cause.RULE, "no tp")] > 0
     assert result.search.candidates == result.search.costed + sum(count for _, count in result.search.rejected)
 
@@ -258,7 +258,7 @@ def test_a_rule_of_thumb_that_misses_the_deadline_is_no_rival(over_two_types: Ra
 
 def test_two_types_together_beat_each_alone(over_two_types: Ranking) -> None:
     result = over_two_types
-    types = {stage.gpu for replica in result.best.replicas for stage in replica.stages}
+    types = {stage.gpu for stage in result.best.stages}
     assert types == {"A100-SXM-80", "H100-SXM"}
     assert check(result.best) == ()
     assert all(
@@ -291,7 +291,7 @@ def test_pins_that_mixed_plans_lack_leave_the_plans_of_one_type(pin: str, words:
     cluster = load_cluster("1x8xA100-SXM-80+1x8xV100-SXM2-32")
     job = make_job(global_batch=64, seq_len=2048, precision="fp16")
     ranking = plan(load_model("llama-2-7b"), cluster, job, space=parse_pins([pin]), top=1)
-    assert len({stage.gpu for replica in ranking.best.replicas for stage in replica.stages}) == 1
+    assert len({stage.gpu for stage in ranking.best.stages}) == 1
     assert any(words in in_words(kind) for kind in ranking.search.not_covered)
 
 

@@ -42,11 +42,7 @@ def test_of_equal_plans_the_one_on_cheaper_machines_is_first() -> None:
     job = make_job(global_batch=64, seq_len=2048)
     alone = parse_pins(["pp=2", "vpp=2"])
     found = search(load_model("llama-2-7b"), cluster, job, efficiency=Analytic(), top=2, space=alone)
-    assert [plan.replicas[0].stages[0].gpu for plan in found.plans] == ["A100-SXM-80@west", "A100-SXM-80@east"]
-
-
-def sites_of(plan: Plan) -> dict[str, str]:
-    return {pool.gpu.name: pool.site for pool in plan.cluster.pools}
+    assert [plan.stages[0].gpu for plan in found.plans] == ["A100-SXM-80@west", "A100-SXM-80@east"]
 
 
 def seconds(plan: Plan | None) -> float:
@@ -57,17 +53,16 @@ def seconds(plan: Plan | None) -> float:
 @pytest.mark.parametrize("west", ["A100-SXM-80", "A100-SXM-40"])
 def test_pipelines_cross_the_slow_link_and_nothing_else_does(west: str) -> None:
     plan = planned(20, west=west).best
-    sites = sites_of(plan)
-    used = {sites[stage.gpu] for replica in plan.replicas for stage in replica.stages}
+    sites = plan.cluster.sites
+    used = {sites[stage.gpu] for stage in plan.stages}
     assert used == {"east", "west"}
     holders: dict[int, set[str]] = {}
-    for replica in plan.replicas:
-        for stage in replica.stages:
-            for low, high in stage.layers:
-                for layer in range(low, high):
-                    holders.setdefault(layer, set()).add(sites[stage.gpu])
+    for stage in plan.stages:
+        for low, high in stage.layers:
+            for layer in range(low, high):
+                holders.setdefault(layer, set()).add(sites[stage.gpu])
     assert all(len(places) == 1 for places in holders.values())
-    assert all(stage.gpus <= 4 for replica in plan.replicas for stage in replica.stages)
+    assert all(stage.gpus <= 4 for stage in plan.stages)
 
 
 def test_both_sites_beat_either_alone() -> None:
@@ -79,14 +74,14 @@ def test_both_sites_beat_either_alone() -> None:
 
 def test_over_a_hopeless_link_one_site_trains_alone() -> None:
     plan = planned(0.01, model="llama-3.2-1b", gpus=2, batch=16).best
-    assert len({sites_of(plan)[stage.gpu] for replica in plan.replicas for stage in replica.stages}) == 1
+    assert len({plan.cluster.sites[stage.gpu] for stage in plan.stages}) == 1
     assert egress_dollars(plan) == 0.0
 
 
 def test_traffic_is_paid() -> None:
     """Both directions of every boundary between the sites, for every micro-batch of every pipeline."""
     plan = planned(20).best
-    sites = sites_of(plan)
+    sites = plan.cluster.sites
     message = 2.0 * plan.micro_batch * 2048 * plan.model.hidden
     crossings = sum(
         replica.count

@@ -64,7 +64,7 @@ def test_with_measured_layers(problem: Problem, seed: int, spread: float) -> Non
     if profile is None:
         return
     where = replace(problem.context, efficiency=MeasuredLayers(base=Analytic(), profile=profile))
-    moe = any(kind.moe is not None for kind in where.model.kinds)
+    moe = where.model.has_experts
     sequence = ~rows.sequence_parallel if not moe else np.ones(len(rows), dtype=bool)
     assert_optimal(problem, where, where.timed(rows) & sequence & rows.flash & ~rows.overlap_tp, rows)
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.cost.saved_tensors import saved_bytes
+from tests.cost.saved_tensors import counted_flops, saved_bytes
 from tests.spec.count_towers_with_transformers import DEEP, EXPERTS, QWEN, SECTIONS, TEXT
 from tests.spec.count_with_transformers import written
 
@@ -79,7 +79,6 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
 def rows() -> Iterator[dict[str, Any]]:
     """Yield what transformers counts of each case."""
     import torch
-    from torch.utils.flop_counter import FlopCounterMode
 
     for model_type, given in CASES:
         config = _config(model_type, given)
@@ -89,8 +88,6 @@ def rows() -> Iterator[dict[str, Any]]:
         projector = sum(count for name, count in weights.items() if any(part in name for part in PROJECTORS))
         heard = sum(count for name, count in weights.items() if "audio_tower" in name or "multi_modal" in name)
         model = _class(model_type)._from_config(config, attn_implementation="eager")
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            _hear(model)
         yield {
             "given": {"model_type": model_type, **given},
             "config": json.loads(json.dumps(written(config))),
@@ -98,7 +95,7 @@ def rows() -> Iterator[dict[str, Any]]:
             "projector": projector,
             "parameters": sum(weights.values()),
             "kept": _kept_of_a_layer(model_type, given),
-            "flops": int(counter.get_total_flops()),
+            "flops": counted_flops(partial(_hear, model)),
         }
 
 

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.cost.saved_tensors import saved_bytes
+from tests.cost.saved_tensors import counted_flops, saved_bytes
 from tests.spec.count_with_transformers import BOILERPLATE, balancing, written
 
 from shardwright.errors import SpecError
@@ -248,12 +248,7 @@ def _kept_of_a_layer(model_type: str, given: dict[str, Any]) -> int:
 
 def _image_flops(model: Any) -> int:
     """Return what PyTorch counts of an image through encoder and projector."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        _see(model)
-    return int(counter.get_total_flops())
+    return counted_flops(partial(_see, model))
 
 
 def _see(model: Any) -> None:

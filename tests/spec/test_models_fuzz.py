@@ -181,5 +181,5 @@ def dimensions(draw: st.DrawFn) -> dict[str, Any]:
 def test_a_model_is_the_sum_of_its_weights(given_dimensions: dict[str, Any]) -> None:
     model = model_of_dimensions(given_dimensions, "model.yaml")
     assert model.parameters == weights(given_dimensions)
-    parts = [model.dense_layer_parameters(layer) + model.expert_layer_parameters(layer) for layer in model.layers]
+    parts = [model.layer_parameters(layer) for layer in model.layers]
     assert model.parameters == model.embedding_parameters + sum(parts) + model.head_parameters

@@ -27,7 +27,7 @@ from shardwright.spmd.fabric import RankFabric
 from shardwright.spmd.replacements import numbered, replaced_operators
 from shardwright.spmd.shards import RankPlace, cut
 from shardwright.spmd.trace import trace
-from shardwright.synthesis.graph import Graph, Ref
+from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.program import Program
 from shardwright.synthesis.properties import Sharded
 from shardwright.synthesis.rules.candidates import Choices
@@ -251,7 +251,7 @@ def _off(made: Tensor, part: Tensor, whole: Tensor, accuracy: float) -> str:
 
 def every_rule(graph: Graph) -> Choices:
     """Return each node's rules for every axis and every count of units, whether a search would look at them or not."""
-    values = {Ref(node.name, number): value for node in graph.nodes for number, value in enumerate(node.outputs)}
+    values = graph.values()
     rules, unknown = {}, []
     for node in graph.nodes:
         made = signature(node, tuple(values[ref] for ref in node.inputs))

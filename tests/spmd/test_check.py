@@ -24,7 +24,7 @@ from shardwright.spmd.document import Synthesized
 from shardwright.spmd.synthesize import machines_of
 from shardwright.spmd.task import Task
 from shardwright.spmd.trace import trace
-from shardwright.synthesis.graph import Graph, Node, Ref
+from shardwright.synthesis.graph import Graph, Node
 
 CLUSTER = "1x1x4090 + 1x1x3090"
 SLOW = 1e-7  # of the peak: at this size sharding pays only where computing is slow
@@ -140,7 +140,7 @@ def wrong(graph: Graph, random: Random) -> Graph:
     backward = graph.nodes[loss_at + 1 :]
     sums = [node for node in backward if node.op == "add.Tensor" and len(set(node.inputs)) == 2 and not node.kwargs]
     products = [node for node in backward if node.op == "mul.Tensor" and len(node.inputs) == 2]
-    values = {Ref(node.name, number): one for node in graph.nodes for number, one in enumerate(node.outputs)}
+    values = graph.values()
     alike = [
         (one, other)
         for one, other in combinations(graph.gradients, 2)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from shardwright import load_model
 from shardwright.spmd.check import eager
 from shardwright.spmd.trace import trace
-from shardwright.synthesis.graph import Graph, Ref, flops, product
+from shardwright.synthesis.graph import Graph, flops, product
 from shardwright.synthesis.models.described import other_than, training_step
 from shardwright.synthesis.rules.candidates import choices
 from shardwright.synthesis.synthesize import search
@@ -148,5 +148,5 @@ def angles() -> dict[str, Tensor]:
 
 
 def product_flops(graph: Graph) -> float:
-    values = {Ref(node.name, number): one for node in graph.nodes for number, one in enumerate(node.outputs)}
+    values = graph.values()
     return sum(flops(node, tuple(values[ref] for ref in node.inputs)) for node in graph.nodes if product(node))

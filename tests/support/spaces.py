@@ -246,7 +246,7 @@ def _unequal(question: Question, contexts: Sequence[Context], setting: Setting) 
 
 def _stages(question: Question, contexts: Sequence[Context], setting: Setting) -> list[Stage]:
     """Return a stage of all layers on each type that can run a setting."""
-    experts = any(kind.moe is not None for kind in question.model.kinds)
+    experts = question.model.has_experts
     return [
         Stage(
             gpu=context.pool.gpu.name,

@@ -10,7 +10,7 @@ from shardwright.plans.plan import Plan
 
 def options(plan: Plan) -> dict[str, Any]:
     """What it must have made of the options of a plan."""
-    said, stage = plan.job.options, plan.replicas[0].stages[0]
+    said, stage = plan.job.options, plan.stages[0]
     selective = stage.recompute.granularity == "selective"
     return {
         "modules": sorted(said.recompute_modules or ("core_attn",)) if selective else None,
@@ -23,5 +23,5 @@ def options(plan: Plan) -> dict[str, Any]:
             said.exp_avg_sq or "fp32",
         ],
         "fused_loss": said.loss != "unfused",
-        "dispatcher": dispatcher_of_plan(plan) if any(kind.moe for kind in plan.model.kinds) else None,
+        "dispatcher": dispatcher_of_plan(plan) if plan.model.has_experts else None,
     }

@@ -191,7 +191,7 @@ def of_torchtitan(plan: Plan) -> dict[str, Any]:
 
 
 def of_accelerate(plan: Plan) -> dict[str, Any]:
-    stage = plan.replicas[0].stages[0]
+    stage = plan.stages[0]
     found: dict[str, Any] = {"precision": PRECISION[plan.job.precision], "nodes": -(-plan.gpus // 8)}
     if plan.optimizer.sharding != "none":
         degrees = [1, plan.data_parallel, stage.tensor_parallel, stage.context_parallel]

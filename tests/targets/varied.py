@@ -230,7 +230,7 @@ def _degrees(plan: Plan) -> str:
 
 
 def _parts(plan: Plan) -> Iterator[str]:
-    stage = plan.replicas[0].stages[0]
+    stage = plan.stages[0]
     degrees: Sequence[tuple[str, int]] = (
         ("tp", stage.tensor_parallel),
         ("cp", stage.context_parallel),

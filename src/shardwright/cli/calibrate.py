@@ -176,12 +176,11 @@ def _own_plan(path: Path) -> Plan | None:
 
 def _require_same(setting: RunSetting, plan: Plan, name: str) -> None:
     """Raise SpecError where a log says another setting than its plan."""
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
     planned = {
         "gpus": plan.gpus,
         "global_batch": plan.job.global_batch,
         "seq_len": plan.job.seq_len,
-        "tp": max(stage.tensor_parallel for stage in stages),
+        "tp": max(stage.tensor_parallel for stage in plan.stages),
         "pp": max(len(replica.stages) for replica in plan.replicas),
     }
     for key, value in planned.items():

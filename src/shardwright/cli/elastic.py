@@ -114,7 +114,7 @@ def address_of(option: str, text: str) -> tuple[str, int]:
 
 def _gpus(plan: Plan, gpu: str) -> tuple[str, int]:
     """Return the GPU type of this machine, and how many of them the plan's cluster says that it has."""
-    pools = {pool.gpu.name: pool for pool in plan.cluster.pools}
+    pools = plan.cluster.pool_of
     if not gpu and len(pools) > 1:
         raise bad("--machine-gpu", f"the plan has {len(pools)} GPU types", f"one of {', '.join(pools)}")
     name = gpu or next(iter(pools))

@@ -222,8 +222,7 @@ def sources_of(names: Sequence[str]) -> tuple[Source, ...]:
 
 def require_measurable(plan: Plan) -> None:
     """Raise SpecError where the layers of a plan cannot stand for those of others."""
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
-    if any(stage.context_parallel > 1 or stage.expert_parallel > 1 for stage in stages):
+    if any(stage.context_parallel > 1 or stage.expert_parallel > 1 for stage in plan.stages):
         message = "a layer profile has whole sequences and all experts, which ranks of this plan share"
         raise bad("--profile", message, "measure under a plan with context_parallel and expert_parallel 1")
     if plan.layered:

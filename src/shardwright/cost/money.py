@@ -53,7 +53,7 @@ def dollars_per_hour(pool: NodePool, gpus: Array) -> Floats | None:
 
 def egress_dollars(plan: Plan) -> float:
     """Return the US dollars of one iteration's traffic between sites."""
-    sites = {pool.gpu.name: pool.site for pool in plan.cluster.pools}
+    sites = plan.cluster.sites
     if len(set(sites.values())) < 2:
         return 0.0
     prices = {frozenset(link.sites): link.egress_dollars_per_gigabyte for link in plan.cluster.site_links}
@@ -82,12 +82,9 @@ def _gradients(plan: Plan, sites: dict[str, str], price: Price) -> Iterator[floa
     moved = trained_share(plan.model, plan.job) * per_weight * (copies - 1) / copies
     for layer, kind in enumerate(model.layers):
         held = dict.fromkeys(
-            sites[stage.gpu]
-            for replica in plan.replicas
-            for stage in replica.stages
-            if any(low <= layer < high for low, high in stage.layers)
+            sites[stage.gpu] for stage in plan.stages if any(low <= layer < high for low, high in stage.layers)
         )
-        weights = model.dense_layer_parameters(kind) + model.expert_layer_parameters(kind)
+        weights = model.layer_parameters(kind)
         weights += model.embedding_parameters if layer == 0 else 0
         weights += head_weights(model) if layer == len(model.layers) - 1 else 0
         ring = [*held, *list(held)[:1]]

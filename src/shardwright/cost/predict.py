@@ -122,7 +122,7 @@ def _dollars_per_hour(plan: Plan, used: Counter[str], seconds: float) -> float |
 
 
 def _memory(plan: Plan, replica: Replica, times: ReplicaTime) -> tuple[StageMemory, ...]:
-    pools = {pool.gpu.name: pool for pool in plan.cluster.pools}
+    pools = plan.cluster.pool_of
     names = [term.name for term in fields(times.memory)]
     terms = zip(*(getattr(times.memory, name).tolist() for name in names), strict=True)
     return tuple(

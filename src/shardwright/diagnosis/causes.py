@@ -244,11 +244,11 @@ def wide_gradients(case: Case) -> Iterator[Finding]:
 
 def recomputation(case: Case) -> Iterator[Finding]:
     """Activations are computed twice that memory has room for."""
-    modes = {stage.recompute.granularity for replica in case.plan.replicas for stage in replica.stages}
+    modes = {stage.recompute.granularity for stage in case.plan.stages}
     if modes == {"none"}:
         return
     changes: list[Row] = [{"recompute": mode, "recompute_layers": 0} for mode in (NONE, SELECTIVE)]
-    longest = max(stage.layer_count for replica in case.plan.replicas for stage in replica.stages)
+    longest = max(stage.layer_count for stage in case.plan.stages)
     layers = -(-longest // case.plan.schedule.virtual_stages)
     parts = sorted({1, layers // 4, layers // 2, 3 * layers // 4} - {0})
     changes += [{"recompute": BLOCK, "recompute_layers": count} for count in parts]

@@ -199,7 +199,7 @@ def _timed(run: MeasuredRun, path: Path, plan: Plan) -> MeasuredRun:
 
 def require_agreement(plan: Plan, setting: RunSetting, name: str) -> None:
     """Raise SpecError with every setting of which the log says something else than launch or plan."""
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    stages = plan.stages
     ours: dict[str, object] = {
         "gpus": plan.gpus,
         "global_batch": plan.job.global_batch,

@@ -17,7 +17,7 @@ from shardwright.plans.plan import Plan, StageMemory
 from shardwright.plans.ranking import Origin
 from shardwright.reports.text.evaluation import origin_text
 from shardwright.reports.text.explain import changes
-from shardwright.reports.text.layout import WIDTH, labelled, listed, table, wrapped
+from shardwright.reports.text.layout import WIDTH, labelled, listed, paragraphs, table, wrapped
 from shardwright.reports.text.strategy import SETTINGS
 from shardwright.reports.words import in_words
 from shardwright.traces.figures import RankFigures
@@ -65,7 +65,7 @@ def diagnosis_text(result: Diagnosis, origin: Origin, width: int = WIDTH) -> str
         _best_text(result, width),
         origin_text(origin, width),
     ]
-    return "\n\n".join(part for part in parts if part)
+    return paragraphs(parts)
 
 
 def verdict_words(result: Diagnosis) -> str:

@@ -130,7 +130,7 @@ def _depth(case: Case) -> int:
 
 
 def _sizes(case: Case) -> dict[str, int]:
-    stages = [stage for replica in case.plan.replicas for stage in replica.stages]
+    stages = case.plan.stages
     context = max(stage.context_parallel for stage in stages)
     return {
         TENSOR: max(stage.tensor_parallel for stage in stages),

@@ -87,7 +87,7 @@ def _arguments(plan: Plan) -> dict[str, object]:
 
 def config(plan: Plan) -> dict[str, object]:
     """Return the configuration as data, keys in the order of Accelerate's own files."""
-    stage, machines = plan.replicas[0].stages[0], machine_sizes(plan)
+    stage, machines = plan.stages[0], machine_sizes(plan)
     sharded = _is_sharded(plan)
     found: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",

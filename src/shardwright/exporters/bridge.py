@@ -19,7 +19,7 @@ from shardwright.errors import Problem, reject
 from shardwright.exporters.exported import Exported, plan_words, run_script, torchrun
 from shardwright.exporters.megatron.export import dispatcher_of_plan, environment, flex_backend, graph_modules
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
-from shardwright.exporters.megatron.limits import beyond_the_matrix, first_stage, mesh_problems
+from shardwright.exporters.megatron.limits import beyond_the_matrix, mesh_problems
 from shardwright.exporters.megatron.model import position_fields
 from shardwright.exporters.support.matrix import trainers
 from shardwright.exporters.support.refusals import refusals, several_types
@@ -136,7 +136,7 @@ def settings(plan: Plan) -> dict[str, dict[str, Any]]:
 def _model(plan: Plan) -> dict[str, Any]:
     """Return the fields of the model's provider: dimensions, degrees, layout, experts, kernels."""
     (replica,) = plan.replicas
-    stage, depth, options = first_stage(plan), len(replica.stages), options_of(plan)
+    stage, depth, options = plan.stages[0], len(replica.stages), options_of(plan)
     virtual = plan.schedule.virtual_stages
     model: dict[str, Any] = {
         **provider_fields(plan.model, plan.job.seq_len),
@@ -150,7 +150,7 @@ def _model(plan: Plan) -> dict[str, Any]:
     if depth > 1:
         counts = layer_counts_of_ranges([each.layers for each in replica.stages])
         model["pipeline_model_parallel_layout"] = layout_text(counts, plan.model.mtp_layers)
-    if any(kind.moe for kind in plan.model.kinds):
+    if plan.model.has_experts:
         model["expert_model_parallel_size"] = stage.expert_parallel
         model["expert_tensor_parallel_size"] = stage.expert_tensor_parallel
         model["moe_token_dispatcher_type"] = dispatcher_of_plan(plan)

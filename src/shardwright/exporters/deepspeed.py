@@ -83,7 +83,7 @@ def config(plan: Plan) -> dict[str, object]:
 def _sub_group_size(plan: Plan) -> int:
     """Return the parameters of a rank that are updated at once. Of these groups a whole number is offloaded, and of
     the usual size, a billion, a rank may have one (deepspeed/runtime/zero/stage3.py: `subgroup_to_device`)."""
-    tensor_parallel = plan.replicas[0].stages[0].tensor_parallel
+    tensor_parallel = plan.stages[0].tensor_parallel
     return math.ceil(plan.model.parameters / (tensor_parallel * plan.data_parallel * SUB_GROUPS))
 
 

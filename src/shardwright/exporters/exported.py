@@ -62,7 +62,7 @@ def torchrun(plan: Plan, program: str) -> str:
 def plan_words(plan: Plan) -> str:
     """Return a uniform plan in one line, fit for the docstring of a Python file."""
     name = " ".join(plan.model.name.split()).replace('"', "'").replace("\\", "/")
-    words = f"{name} on {plan.gpus} {plan.replicas[0].stages[0].gpu}."
+    words = f"{name} on {plan.gpus} {plan.stages[0].gpu}."
     if plan.prediction is not None:
         words += f" Predicted: {format_seconds(plan.prediction.iteration_seconds)} a step."
     return words

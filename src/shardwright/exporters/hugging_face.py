@@ -107,7 +107,7 @@ def unnamed_targets(model: Model, adapter: Adapter | None) -> Iterator[Problem]:
         message = f"are of {model.family}, whose names are not known here, and all linear ones are in the tower too"
         yield Problem("job.adapter.targets", message, "train all weights, or take another model")
     blocks = [target for target in FEED_FORWARD if target in adapter.targets and module_names(model, target)]
-    if named_as_known(model) and blocks and any(kind.moe for kind in model.kinds) and "experts" not in adapter.targets:
+    if named_as_known(model) and blocks and model.has_experts and "experts" not in adapter.targets:
         message = f"has {', '.join(blocks)}, beside which PEFT makes adapters of the experts too"
         hint = "leave feed-forward blocks out: --adapter-targets attention"
         yield Problem("job.adapter.targets", message, hint)
@@ -130,7 +130,7 @@ def frozen_parts(plan: Plan) -> str:
 def adapter_config(model: Model, adapter: Adapter) -> dict[str, Any]:
     """Return the fields of `LoraConfig` that differ from adapter to adapter, and what kind it is."""
     fields = peft_fields(adapter, _modules(model, adapter))
-    if "experts" in adapter.targets and any(kind.moe for kind in model.kinds):
+    if "experts" in adapter.targets and model.has_experts:
         fields["target_parameters"] = EXPERTS
     return fields
 

@@ -119,13 +119,12 @@ def _mesh_machines(plan: Plan, machines: tuple[MachineRange, ...]) -> tuple[Mach
     and forth between types, which groups of machines cannot."""
     if plan.uniform:
         return machines
-    pools = {pool.gpu.name: pool for pool in plan.cluster.pools}
     runs = [(host, len(list(group))) for host, group in groupby(hosts(plan) or ())]
     if len({host.gpu for host, _ in runs}) < len(runs):
         return ()
     firsts = accumulate((count for _, count in runs), initial=0)
     return tuple(
-        _range(pools[host.gpu], (host.gpu,), first, count, host.gpus)
+        _range(plan.cluster.pool_of[host.gpu], (host.gpu,), first, count, host.gpus)
         for (host, count), first in zip(runs, firsts, strict=False)
     )
 

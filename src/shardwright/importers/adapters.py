@@ -220,7 +220,7 @@ def _all(names: Mapping[Target, set[str]]) -> str:
 
 def _expert_names(model: Model) -> set[str]:
     """Return the names that PEFT takes for parameters of experts: of a family without a row, all that it has."""
-    if not any(kind.moe for kind in model.kinds):
+    if not model.has_experts:
         return set()
     return set((known_of(model)["experts"] or "gate gate_proj up_proj down_proj w1 w2 w3").split())
 

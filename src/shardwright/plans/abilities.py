@@ -65,8 +65,8 @@ def framework_problems(plan: Plan) -> Iterator[Problem]:
     the exporters' to judge."""
     if not plan.uniform:
         return
-    name = plan.replicas[0].stages[0].gpu
-    pool = next((pool for pool in plan.cluster.pools if pool.gpu.name == name), None)
+    name = plan.stages[0].gpu
+    pool = plan.cluster.pool_of.get(name)
     if pool is not None:
         yield from gpu_problems(plan, pool)
 

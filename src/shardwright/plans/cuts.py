@@ -52,8 +52,7 @@ class Part:
 def misfits(plan: Plan, framework: str) -> list[tuple[str, str, int, int]]:
     """Return of what, and of which of its parts, some rank of a plan has how much, where the trainers of a framework
     take multiples alone, and of what."""
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
-    degrees = [(stage.tensor_parallel, stage.context_parallel, stage.expert_tensor_parallel) for stage in stages]
+    degrees = [(stage.tensor_parallel, stage.context_parallel, stage.expert_tensor_parallel) for stage in plan.stages]
     tp, cp, etp = np.array(list(dict.fromkeys(degrees)), dtype=np.int64).T
     job = replace(plan.job, framework=framework)
     odd = {

@@ -24,7 +24,7 @@ def is_mesh(plan: Plan) -> bool:
     """Whether a legal plan is one mesh of ranks."""
     if plan.layered or len({shape(replica) for replica in plan.replicas}) > 1 or one_recompute(plan) is None:
         return False
-    degrees = {tuple(getattr(stage, name) for name in DEGREES) for entry in plan.replicas for stage in entry.stages}
+    degrees = {tuple(getattr(stage, name) for name in DEGREES) for stage in plan.stages}
     return len(degrees) == 1 and (plan.uniform or hosts(plan) is not None)
 
 
@@ -62,7 +62,7 @@ def hosts(plan: Plan) -> tuple[Host, ...] | None:
 
 def _ranks(plan: Plan, stage: Ints) -> Ints:
     """Return the rank in the mesh of every GPU of a placement, whose stages, over all replicas, are `stage` [G]."""
-    depth, size = len(plan.replicas[0].stages), plan.replicas[0].stages[0].gpus
+    depth, size = len(plan.replicas[0].stages), plan.stages[0].gpus
     counts = np.array([replica.count for replica in plan.replicas], dtype=np.int64)
     before = np.repeat(np.cumsum(counts) - counts, depth)  # copies of the replicas before, for each stage
     place = np.arange(len(stage)) - np.searchsorted(stage, stage)
@@ -76,9 +76,8 @@ def _ranks(plan: Plan, stage: Ints) -> Ints:
 def one_recompute(plan: Plan) -> Recompute | None:
     """Return the recomputation that all stages of a plan can be told: the first `layers` layers of each virtual stage
     are all of a stage that has fewer. None where they differ in more."""
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
-    widest = max((stage.recompute for stage in stages), key=lambda recompute: recompute.layers or 0)
-    return widest if all(_same(stage, widest) for stage in stages) else None
+    widest = max((stage.recompute for stage in plan.stages), key=lambda recompute: recompute.layers or 0)
+    return widest if all(_same(stage, widest) for stage in plan.stages) else None
 
 
 def _same(stage: Stage, wanted: Recompute) -> bool:

@@ -58,11 +58,10 @@ class Placement:
 
 def placement_of(plan: Plan) -> Placement:
     """Return where the GPUs of a legal plan (`plan.check`) stand."""
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
     types = tuple(plan.gpus_by_type)
-    tp, cp = np.array([(stage.tensor_parallel, stage.context_parallel) for stage in stages], dtype=np.int64).T
+    tp, cp = np.array([(stage.tensor_parallel, stage.context_parallel) for stage in plan.stages], dtype=np.int64).T
     count = np.array([replica.count for replica in plan.replicas for _ in replica.stages], dtype=np.int64)
-    kind = np.array([types.index(stage.gpu) for stage in stages], dtype=np.int64)
+    kind = np.array([types.index(stage.gpu) for stage in plan.stages], dtype=np.int64)
     begin = np.cumsum(tp * cp * count) - tp * cp * count
     stage, start = _groups_in_rank_order(plan, tp, cp, count, begin)
     gpu = np.empty(int((tp * cp * count).sum()), dtype=np.int64)

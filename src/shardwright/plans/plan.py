@@ -303,6 +303,11 @@ class Plan:
     prediction: Prediction | None = None
 
     @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of each kind of replica, in order."""
+        return tuple(stage for replica in self.replicas for stage in replica.stages)
+
+    @cached_property
     def gpus(self) -> int:
         return sum(replica.gpus for replica in self.replicas)
 
@@ -325,8 +330,7 @@ class Plan:
         pipelines."""
         stages = {
             (s.gpu, s.tensor_parallel, s.context_parallel, s.expert_parallel, s.expert_tensor_parallel)
-            for replica in self.replicas
-            for s in replica.stages
+            for s in self.stages
         }
         return len(self.replicas) == 1 and len(stages) == 1 and not self.layered
 
@@ -361,7 +365,7 @@ class Plan:
         used = " + ".join(f"{count} {gpu}" for gpu, count in self.gpus_by_type.items())
         prediction = self.prediction
         time = "not costed" if prediction is None else f"{prediction.iteration_seconds:.4g} s an iteration"
-        tensor = {stage.tensor_parallel for replica in self.replicas for stage in replica.stages}
+        tensor = {stage.tensor_parallel for stage in self.stages}
         depths = {len(replica.stages) for replica in self.replicas}
         width, deep = ("/".join(map(str, sorted(values))) for values in (tensor, depths))
         degrees = f"tensor {width} × pipeline {deep} × data {self.data_parallel}, micro-batch {self.micro_batch}"

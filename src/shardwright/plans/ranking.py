@@ -227,7 +227,7 @@ class Evaluation:
 
 def figures(plan: Plan) -> Mapping[str, Cell]:
     """Return the figures of a plan by name; degrees of a mixed plan are ranges ("2–5"), what is not known is None."""
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    stages = plan.stages
     prediction = plan.prediction
     row: dict[str, Cell] = {
         "gpus": plan.gpus,

@@ -89,7 +89,7 @@ def untrainable_stages(plan: Plan) -> Iterator[Problem]:
 
 
 def _degrees(plan: Plan) -> Iterator[Problem]:
-    moe = any(kind.moe for kind in plan.model.kinds)
+    moe = plan.model.has_experts
     for place, replica, stage in stages_at(plan):
         if stage.context_parallel != replica.stages[0].context_parallel:
             message = f"{stage.context_parallel}, other than in the first stage, cannot be run"
@@ -160,7 +160,7 @@ def untrainable_adapters(model: Model, job: Job) -> Iterator[Problem]:
     together = [target for target in TOGETHER.get(model.family, ()) if target in adapter.targets]
     joined = f"{', '.join(together)} of {model.family} are one matrix in its files: adapters of theirs cannot be run"
     barred: dict[str, set[Target]] = {
-        "adapters beside routed experts cannot be run": {"experts"} if any(kind.moe for kind in model.kinds) else set(),
+        "adapters beside routed experts cannot be run": {"experts"} if model.has_experts else set(),
         "adapters beside the projections of layers without attention cannot be run": (
             {"q_proj", "o_proj"} if any(kind.mixer for kind in model.kinds) else set()
         ),
@@ -182,11 +182,10 @@ def _run_beside(model: Model, adapter: Adapter, barred: set[Target]) -> list[Tar
 
 def untrainable_parts(plan: Plan) -> Iterator[Problem]:
     """Yield which models are not run under the degrees of a plan."""
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
-    if any(stage.context_parallel > 1 for stage in stages):
+    if any(stage.context_parallel > 1 for stage in plan.stages):
         for what in whole_sequences(plan.model, OWN):
             yield Problem("replicas", f"{what} cannot be run in parts of sequences", "use context_parallel 1")
-    widest = max(stage.expert_tensor_parallel for stage in stages)
+    widest = max(stage.expert_tensor_parallel for stage in plan.stages)
     if plan.model.computed.expert_bias and plan.model.hidden % widest:
         message = f"biases of experts cannot be run: {widest} does not divide hidden {plan.model.hidden}"
         yield Problem("replicas", message, "use expert_tensor_parallel 1")

@@ -104,7 +104,7 @@ def _modules(model: Model, job: Job) -> Faults:
 def _experts(model: Model, given: Mapping[str, str]) -> Faults:
     """transformer_config.py 2684-2699."""
     beside = given.get("exchange_overlap") == "batches"
-    if not any(kind.moe for kind in model.kinds):
+    if not model.has_experts:
         for name in ("dispatcher", *(("exchange_overlap",) if beside else ())):
             if name in given:
                 yield name, f"is {given[name]}, but the model has no experts", "leave it out"
@@ -112,7 +112,7 @@ def _experts(model: Model, given: Mapping[str, str]) -> Faults:
         yield "exchange_overlap", "is batches, which needs the dispatcher alltoall or flex", "leave one of them out"
     elif beside and "moe" in given.get("recompute_modules", "").split("+"):
         yield "exchange_overlap", "is batches, but recompute_modules has moe", "leave one of them out"
-    if given.get("cuda_graph") == "moe" and not any(kind.moe for kind in model.kinds):
+    if given.get("cuda_graph") == "moe" and not model.has_experts:
         yield "cuda_graph", "is moe, but the model has no experts", "leave it out, or say attention"
 
 

@@ -71,7 +71,7 @@ def slowed(machine: Machine, factor: float) -> Machine:
 
 def with_slow_pools(plan: Plan, machines: Iterable[Machine]) -> Plan:
     """Return a plan whose cluster also has the types of slowed machines."""
-    pools = {pool.gpu.name: pool for pool in plan.cluster.pools}
+    pools = plan.cluster.pool_of
     added = []
     for name in sorted({machine.gpu for machine in machines if MARK in machine.gpu}):
         usual, _, factor = name.partition(MARK)

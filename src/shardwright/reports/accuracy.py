@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shardwright.reports.section import Section
 from shardwright.reports.svg.scatter import Point, scatter
+from shardwright.reports.text.layout import paragraphs
 from shardwright.reports.validation import (
     fits_words,
     groups_section,
@@ -68,7 +69,7 @@ def accuracy_page(validation: Validation, page: Path, plot: Path | None) -> str:
     parts.append(f"## What fits\n\n{fits}\n\n{FITS}" if fits else "")
     parts.append(_markdown(worst_section(summary.worst)))
     parts.append(_markdown(skipped_section(summary, LONGEST_LIST)))
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return paragraphs(parts) + "\n"
 
 
 def accuracy_plot(validation: Validation) -> str:
@@ -98,7 +99,7 @@ def _markdown(section: Section, lead: str | None = None, *, level: int = 2) -> s
         return ""
     words = section.lead.replace("; --json has all", "") if lead is None else lead
     parts = [f"{'#' * level} {section.title}", words, markdown_table(table.columns, table.rows, words=table.words)]
-    return "\n\n".join(part for part in parts if part)
+    return paragraphs(parts)
 
 
 def markdown_table(

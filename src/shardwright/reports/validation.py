@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from shardwright.reports.documents.ranking import VERSION
 from shardwright.reports.section import Section, Table
-from shardwright.reports.text.layout import WIDTH, labelled, table, wrapped
+from shardwright.reports.text.layout import WIDTH, labelled, paragraphs, table, wrapped
 from shardwright.units import format_bytes, format_seconds
 from shardwright.validation.metrics import ErrorGroup, Fits, Macro
 from shardwright.validation.outcome import Outcome
@@ -42,7 +42,7 @@ def validation_text(validation: Validation, width: int = WIDTH) -> str:
         _worst_text(summary.worst[:SHOWN_WORST], width),
         _text(skipped_section(summary, SHOWN_REASONS), width),
     ]
-    return "\n\n".join(part for part in parts if part)
+    return paragraphs(parts)
 
 
 def _text(section: Section, width: int) -> str:

@@ -25,7 +25,7 @@ def changes_that_fit(context: Context, plan: Plan) -> Iterator[tuple[Remedy, Pla
 
 
 def _changes(context: Context, plan: Plan) -> Iterator[tuple[Remedy, Plan]]:
-    stage, state = plan.replicas[0].stages[0], plan.optimizer
+    stage, state = plan.stages[0], plan.optimizer
     if stage.recompute.granularity == "none":
         yield Change.SELECTIVE_RECOMPUTATION, _recomputed(plan, Recompute(granularity="selective"))
     if stage.recompute.method != "uniform":

@@ -93,7 +93,7 @@ def fewer_machines(best: Plan, planned: Planned) -> tuple[Fewer, ...]:
     """Return what the run of a plan comes to on fewer of its machines, each choice by the plan that `planned` finds;
     choices without one are left out."""
     counts = tuple(pool.nodes for pool in best.cluster.pools)
-    used = {stage.gpu for replica in best.replicas for stage in replica.stages}
+    used = {stage.gpu for stage in best.stages}
     idle = [pool.gpu.name not in used for pool in best.cluster.pools]
     choices = []
     for nodes in fewer_counts(counts):

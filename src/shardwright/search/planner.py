@@ -249,10 +249,12 @@ def with_nearby(
 def _as_experts_are_placed(space: Space, best: Plan) -> Space:
     """Return a space with the expert and context parallelism of a plan as pins, where the model has experts: their
     degrees are most of its space."""
-    if not any(kind.moe for kind in best.model.kinds):
+    if not best.model.has_experts:
         return space
-    stages = [stage for replica in best.replicas for stage in replica.stages]
-    degrees = {"cp": {stage.context_parallel for stage in stages}, "ep": {stage.expert_parallel for stage in stages}}
+    degrees = {
+        "cp": {stage.context_parallel for stage in best.stages},
+        "ep": {stage.expert_parallel for stage in best.stages},
+    }
     alike = {axis: tuple(values) for axis, values in degrees.items() if len(values) == 1}
     return replace(space, pins={**alike, **space.pins})
 
@@ -312,7 +314,7 @@ def on_fewer(
         kept: Kept = {}
         return fewer_machines(best, partial(replan, best, kept=kept, fit=fit, efficiency=efficiency))
     space, filters = as_options_need(space or Space(), best.job), Filters(rules=tuple(rules))
-    degrees = {"tp": (best.replicas[0].stages[0].tensor_parallel,), "micro_batch": (best.micro_batch,)}
+    degrees = {"tp": (best.stages[0].tensor_parallel,), "micro_batch": (best.micro_batch,)}
     alike = replace(space, pins={**space.pins, **degrees})
     searched: list[OneType] = []
 

@@ -234,7 +234,7 @@ def shown_baselines(
         return (*_plain(results, cluster), _whole(mixed))
     chosen = results[0]
     for result in results:
-        if plans and result.context.pool.gpu.name == plans[0].replicas[0].stages[0].gpu:
+        if plans and result.context.pool.gpu.name == plans[0].stages[0].gpu:
             chosen = result
             break
     return tuple(

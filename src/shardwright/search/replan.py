@@ -120,13 +120,12 @@ def _pipelines(previous: Plan, contexts: Sequence[Context], cluster: Cluster, ke
 
 def _is_spread(plan: Plan) -> bool:
     """Return whether context or experts are spread over ranks by degrees of their own."""
-    experts = any(kind.moe for kind in plan.model.kinds)
+    experts = plan.model.has_experts
     return any(
         stage.context_parallel > 1
         or stage.expert_parallel > 1
         or (experts and stage.expert_tensor_parallel != stage.tensor_parallel)
-        for replica in plan.replicas
-        for stage in replica.stages
+        for stage in plan.stages
     )
 
 
@@ -135,7 +134,7 @@ def _spread_anew(
 ) -> Iterator[Plan | None]:
     """Yield the best plans of equal replicas, on each type and in meshes over several, with the tensor-parallel degree
     and the micro-batch of the plan before, its context parallelism or a part of it, and whatever expert parallelism."""
-    stage = previous.replicas[0].stages[0]
+    stage = previous.stages[0]
     pins: dict[str, tuple[Value, ...]] = {
         "tp": (stage.tensor_parallel,),
         "micro_batch": (previous.micro_batch,),
@@ -181,8 +180,8 @@ def _found(previous: Plan, task: ReplanTask) -> tuple[Plan, Mixed] | None:
 
 def _setting(plan: Plan, contexts: Sequence[Context]) -> Setting:
     """Return the setting of a plan; types that it does not use have the degree of its first stage."""
-    degrees = {stage.gpu: stage.tensor_parallel for replica in plan.replicas for stage in replica.stages}
-    usual = plan.replicas[0].stages[0].tensor_parallel
+    degrees = {stage.gpu: stage.tensor_parallel for stage in plan.stages}
+    usual = plan.stages[0].tensor_parallel
     return Setting(
         tp=tuple(degrees.get(context.pool.gpu.name, usual) for context in contexts),
         micro_batch=plan.micro_batch,

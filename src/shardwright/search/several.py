@@ -164,10 +164,9 @@ def _short_of_memory(
     value, best = min(_valued(plain), key=lambda item: item[0], default=(np.inf, None))
     alone = [least for result in results if (least := result.found.least) is not None]
     if best is not None and value < incumbent:
-        stages = (stage for replica in best.replicas for stage in replica.stages)
         idle = len(best.gpus_by_type) < len(contexts)
         rivalled = any(row.offload[0] > 0 and least <= HARDLY * value for least, row in alone)
-        return idle or rivalled or any(stage.recompute.granularity != "none" for stage in stages)
+        return idle or rivalled or any(stage.recompute.granularity != "none" for stage in best.stages)
     return len(contexts) > 1 or any(row.offload[0] > 0 or row.recompute[0] != NONE for _, row in alone)
 
 

@@ -216,6 +216,19 @@ class Cluster:
         return sum(pool.gpus for pool in self.pools)
 
     @cached_property
+    def pool_of(self) -> dict[str, NodePool]:
+        """The first pool of each GPU type."""
+        first: dict[str, NodePool] = {}
+        for pool in self.pools:
+            first.setdefault(pool.gpu.name, pool)
+        return first
+
+    @cached_property
+    def sites(self) -> dict[str, str]:
+        """The site of each GPU type."""
+        return {name: pool.site for name, pool in self.pool_of.items()}
+
+    @cached_property
     def mixed(self) -> bool:
         """Whether some machines have GPUs of several types."""
         return any(pool.mixed for pool in self.pools)

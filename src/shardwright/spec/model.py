@@ -233,6 +233,10 @@ class Model:
         usual = 2 if self.norm == "layernorm" else 1
         return self.hidden * (usual if self.norm_vectors is None else self.norm_vectors)
 
+    def layer_parameters(self, layer: Layer) -> int:
+        """Return all parameters of `layer`."""
+        return self.dense_layer_parameters(layer) + self.expert_layer_parameters(layer)
+
     def dense_layer_parameters(self, layer: Layer) -> int:
         """Return the parameters of `layer` that every token uses (all but the routed experts)."""
         feed_forward = layer.mlp.parameters(self.hidden) if layer.mlp else 0
@@ -309,7 +313,7 @@ class Model:
     @cached_property
     def language_parameters(self) -> int:
         """The same without those of towers."""
-        per_kind = [self.dense_layer_parameters(kind) + self.expert_layer_parameters(kind) for kind in self.kinds]
+        per_kind = [self.layer_parameters(kind) for kind in self.kinds]
         layers = sum(per_kind[kind] for kind in self.kind_of_layer)
         return self.embedding_parameters + layers + self.head_parameters + self.extra_parameters
 
@@ -325,6 +329,11 @@ class Model:
                     // layer.moe.experts
                 )
         return self.parameters - idle
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any of its layers has a mixture of experts."""
+        return any(kind.moe is not None for kind in self.kinds)
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
@@ -355,7 +364,7 @@ def training_kind(model: Model, *, adapters: bool) -> Kind:
         return "adapters"
     if any(layer.attention is None and layer.cross is None for layer in model.kinds):
         return "hybrid"
-    return "moe" if any(layer.moe is not None for layer in model.kinds) else "dense"
+    return "moe" if model.has_experts else "dense"
 
 
 def family_of(model: Model) -> str:

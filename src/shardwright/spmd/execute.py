@@ -49,7 +49,7 @@ def compiled(graph: Graph, program: Program) -> Executable:
         program=program,
         actions=schedule(graph, program),
         ends=ends(graph, program),
-        values={Ref(node.name, number): value for node in graph.nodes for number, value in enumerate(node.outputs)},
+        values=graph.values(),
     )
 
 

@@ -29,7 +29,7 @@ from shardwright.spmd.trace import Loss, trace
 from shardwright.spmd.training import state_names
 from shardwright.spmd.user_code import user_code
 from shardwright.synthesis.baselines import STRATEGIES
-from shardwright.synthesis.graph import Graph, Ref, flops, traffic_bytes
+from shardwright.synthesis.graph import Graph, flops, traffic_bytes
 from shardwright.synthesis.machines import Device, DeviceMachine, Machines
 from shardwright.synthesis.ratios import rounded
 from shardwright.synthesis.synthesize import synthesize as search
@@ -135,7 +135,7 @@ def _like(synthesized: Synthesized, small: Task, machines: Machines, strategy: s
 
 def _work(graph: Graph) -> NDArray[np.float64]:
     """Return the operations of a step and the bytes that it moves, [2]."""
-    values = {Ref(node.name, number): value for node in graph.nodes for number, value in enumerate(node.outputs)}
+    values = graph.values()
     rows = [(node, tuple(values[ref] for ref in node.inputs)) for node in graph.nodes]
     return np.array([sum(work(*row) for row in rows) for work in (flops, traffic_bytes)])
 

@@ -134,7 +134,7 @@ def decisions(graph: Graph, *, ranks: int = 2, state_ratio: bool = False, state:
     chosen = choices(short.graph, ranks)
     rules = {name: _stored(some, node, state_ratio) for name, some, node in _named(chosen.rules, short.graph)}
     roots = _roots(short.graph, rules)
-    values = {Ref(node.name, n): value for node in short.graph.nodes for n, value in enumerate(node.outputs)}
+    values = short.graph.values()
     made: dict[str, int] = {}
     found: list[Decision] = []
     for node in short.graph.nodes:

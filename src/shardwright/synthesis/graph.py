@@ -114,6 +114,10 @@ class Graph:
         """Return the nodes by their names."""
         return {node.name: node for node in self.nodes}
 
+    def values(self) -> dict[Ref, Value]:
+        """Return what nodes give by its reference."""
+        return {Ref(node.name, number): value for node in self.nodes for number, value in enumerate(node.outputs)}
+
 
 def words(text: str) -> frozenset[str]:
     """Return the names of operators that `text` lists."""

@@ -115,7 +115,7 @@ def held(graph: Graph, program: Program, state: ParameterState, weights: Mapping
     """Return what is held at each moment of a step. `weights` says how often a node stands for one of its kind, once if
     it is not there."""
     actions = schedule(graph, program)
-    values = {Ref(node.name, number): value for node in graph.nodes for number, value in enumerate(node.outputs)}
+    values = graph.values()
     leaves = [
         Leaf(
             size=float(node.outputs[0].size_bytes),

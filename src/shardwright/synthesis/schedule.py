@@ -257,7 +257,7 @@ def call_sizes(graph: Graph) -> CallSizes:
 def calls(graph: Graph, ready: Mapping[str, Sequence[Communication]], *, early: bool) -> list[Call]:
     """Return the calls in which all is sent that nodes ask for (`early`) or have ready, in the order of their first."""
     sizes = call_sizes(graph)
-    values = {Ref(node.name, number): value for node in graph.nodes for number, value in enumerate(node.outputs)}
+    values = graph.values()
     calls: list[Call] = []
     filling: dict[Hashable, Call] = {}
     for node in graph.nodes:

@@ -106,7 +106,7 @@ LAYOUT: Mapping[str, list[Any]] = {"tp": [1], "mbs": [1, 2], "recompute": ["none
 LAST: Mapping[str, list[Any]] = {"gradient_sync": ["last"]}
 SHARDED: Mapping[str, list[Any]] = {"tp": [1], "cp": [1], "sharding": ["zero2", "zero3"]}
 SEARCHED = (
-    Searched(GRAPHS, LAYOUT, {**GRAPHS, **LAYOUT}, lambda asked: any(kind.moe for kind in asked.model.kinds)),
+    Searched(GRAPHS, LAYOUT, {**GRAPHS, **LAYOUT}, lambda asked: asked.model.has_experts),
     Searched(LAST, SHARDED, LAST, lambda asked: asked.job.global_batch > asked.cluster.gpus),
 )
 
@@ -385,7 +385,7 @@ def evaluate(
     model_of_time = efficiency or default_efficiency()
     mine = predict(user_plan, efficiency=model_of_time)
     model_of_time = anchored(model_of_time, mine) or model_of_time
-    degrees = {stage.tensor_parallel for replica in user_plan.replicas for stage in replica.stages}
+    degrees = {stage.tensor_parallel for stage in user_plan.stages}
     space = space or Space()
     question = Question(
         model=user_plan.model,

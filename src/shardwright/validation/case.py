@@ -123,7 +123,7 @@ def _case_as_said(run: PublishedRun) -> Case:
         guesses=tuple(guesses),
     )
     if run.quality != "C" and computes(pool.gpu, job.precision):
-        ideal, experts = ideal_seconds(case), any(kind.moe for kind in model.kinds)
+        ideal, experts = ideal_seconds(case), model.has_experts
         for words in contradictions(run, experts=experts, memory_bytes=pool.memory_bytes, ideal_seconds=ideal):
             raise SkippedRunError(CONTRADICTS, words)
     return case
@@ -260,7 +260,7 @@ def expert_degree(run: PublishedRun, model: Model, tp: int, cp: int, dp: int) ->
 def head_layers(model: Model) -> float:
     """Return the weights of the output projection over those of a layer."""
     layer = model.layers[-1]
-    per_layer = model.dense_layer_parameters(layer) + model.expert_layer_parameters(layer)
+    per_layer = model.layer_parameters(layer)
     return model.token_table_parameters / per_layer
 
 

@@ -73,7 +73,7 @@ def _width(model: Model) -> int | None:
 @lru_cache
 def _moe_presets() -> tuple[Model, ...]:
     models = (preset_model(name) for name in preset_names())
-    return tuple(model for model in models if any(kind.moe for kind in model.kinds))
+    return tuple(model for model in models if model.has_experts)
 
 
 def _by_dimensions(run: PublishedRun) -> Model | None:

@@ -120,9 +120,8 @@ def test_the_map_gives_every_gpu_the_stage_it_has() -> None:
     best, data = ranking().best, page().data["charts"]["map"]
     assert len(data["cells"]) == best.cluster.gpus
     assert sum(cell >= 0 for cell in data["cells"]) == best.gpus
-    stages = [stage for replica in best.replicas for stage in replica.stages]
     types = [machine["gpu"] for machine in data["machines"] for _ in range(machine["gpus"])]
-    assert all(stages[cell].gpu == gpu for cell, gpu in zip(data["cells"], types, strict=True) if cell >= 0)
+    assert all(best.stages[cell].gpu == gpu for cell, gpu in zip(data["cells"], types, strict=True) if cell >= 0)
 
 
 def test_the_timeline_has_every_pass_once_and_none_overlap() -> None:
@@ -223,7 +222,7 @@ def test_a_page_of_512_gpus_is_below_a_megabyte() -> None:
 
 def test_memory_of_many_stages_is_that_of_the_fullest_of_each_gpu_type() -> None:
     best = ranking().best
-    stage, memory = best.replicas[0].stages[0], best.predicted.memory[0][0]
+    stage, memory = best.stages[0], best.predicted.memory[0][0]
     gpus = [("A100-SXM-40", "V100-SXM2")[place % 2] for place in range(30)]
     needs = [replace(memory, weights_bytes=memory.weights_bytes * (1 + place * 7 % 30)) for place in range(30)]
     replicas = (replace(best.replicas[0], stages=tuple(replace(stage, gpu=name) for name in gpus)),)

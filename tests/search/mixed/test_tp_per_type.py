@@ -78,7 +78,7 @@ def seconds_of(found: MixedResult) -> float:
 
 
 def mixes_degrees(plan: Plan) -> bool:
-    return len({stage.tensor_parallel for replica in plan.replicas for stage in replica.stages}) > 1
+    return len({stage.tensor_parallel for stage in plan.stages}) > 1
 
 
 @pytest.mark.parametrize("seed", [1, 2, *nightly(seed for seed in SOME if seed not in (1, 2))])
@@ -183,7 +183,7 @@ def test_the_command_line_searches_degrees_per_type(tmp_path):
 
 
 def degrees(plan: Plan) -> set[tuple[str, int]]:
-    return {(stage.gpu, stage.tensor_parallel) for replica in plan.replicas for stage in replica.stages}
+    return {(stage.gpu, stage.tensor_parallel) for stage in plan.stages}
 
 
 def fewer_machines(plan: Plan) -> Cluster:

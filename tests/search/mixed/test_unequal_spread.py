@@ -51,7 +51,7 @@ def test_the_plan_is_found_and_the_certificate_says_that_it_is_not_covered() -> 
     job = shardwright.make_job(global_batch=batch, seq_len=length, framework="train")
     ranking = plan(shardwright.load_model(name), shardwright.load_cluster(cluster), job, top=1)
     best = ranking.best
-    assert len(best.gpus_by_type) == 2 and best.replicas[0].stages[0].context_parallel > 1
+    assert len(best.gpus_by_type) == 2 and best.stages[0].context_parallel > 1
     assert len({item.micro_batches for item in best.replicas}) > 1
     assert NotCovered.CONTEXT_OR_EXPERTS in ranking.search.not_covered
     pinned = plan(best.model, best.cluster, job, space=Space(pins={"dp": (2,)}), top=1)

@@ -201,7 +201,7 @@ def test_of_machines_that_cost_nothing_the_fastest_number_is_used() -> None:
 
 def test_pins_narrow_every_plan() -> None:
     result = found([H100, A100], space=parse_pins(["tp=2"]))
-    assert {choice.plan.replicas[0].stages[0].tensor_parallel for choice in result.front} == {2}
+    assert {choice.plan.stages[0].tensor_parallel for choice in result.front} == {2}
 
 
 def test_a_mix_wins_where_the_better_machines_are_few() -> None:
@@ -216,7 +216,7 @@ def test_a_mix_wins_where_the_better_machines_are_few() -> None:
     fastest = mixed.front[0]
     assert len(fastest.rentals) == 2
     assert fastest.hours < 0.8 * alone.front[0].hours
-    assert {stage.gpu for replica in fastest.plan.replicas for stage in replica.stages} == {"H100-SXM", "A100-SXM-80"}
+    assert {stage.gpu for stage in fastest.plan.stages} == {"H100-SXM", "A100-SXM-80"}
     again = choice_of(predict(fastest.plan, efficiency=EFFICIENCY), fastest.rentals, given.terms)
     assert again.point == pytest.approx(fastest.point, rel=1e-9)
 

@@ -131,7 +131,7 @@ def _measured_between(first: Context, other: Context) -> Iterator[LinkTimes]:
 def _messages_between(plan: Plan, first: NodePool, other: NodePool) -> int:
     """Return how many messages share the link between the sites of two pools: one for each time that a pipeline goes
     there or back, since the backward passes of a way back take the direction of the forward passes there."""
-    sites = {pool.gpu.name: pool.site for pool in plan.cluster.pools}
+    sites = plan.cluster.sites
     ends = {first.site, other.site}
     return sum(
         replica.count * sum({sites[a.gpu], sites[b.gpu]} == ends for a, b in pairwise(replica.stages))
@@ -304,9 +304,9 @@ def tied_bytes_between(plan: Plan) -> dict[frozenset[str], float]:
     """Return the bytes that a tied embedding sends each way between two sites where pipelines begin at one and end at
     the other: Megatron-LM adds up the gradients of both ends pipeline by pipeline, `train` those of all in one ring,
     with the weights."""
-    of, pipelines = {pool.gpu.name: pool.site for pool in plan.cluster.pools}, Counter[frozenset[str]]()
+    sites, pipelines = plan.cluster.sites, Counter[frozenset[str]]()
     for replica in plan.replicas if plan.model.tied_embeddings else ():
-        pipelines[frozenset((of[replica.stages[0].gpu], of[replica.stages[-1].gpu]))] += replica.count
+        pipelines[frozenset((sites[replica.stages[0].gpu], sites[replica.stages[-1].gpu]))] += replica.count
     widths, moved = widths_of(plan.job), trained_share(plan.model, plan.job) * plan.model.token_table_parameters
     one_by_one = plan.job.framework != OWN and is_mesh(plan)
     ring = (widths.gradient_reduction + widths.weight_gather) * (1.0 - 0.5 / plan.data_parallel)
@@ -319,13 +319,12 @@ def tied_bytes_between(plan: Plan) -> dict[frozenset[str], float]:
 
 def tied_seconds_between(plan: Plan, replica: Replica) -> float:
     """Return the seconds of a tied embedding on the link between the sites of a replica's first and last stage."""
-    of = {pool.gpu.name: pool.site for pool in plan.cluster.pools}
-    ends = of[replica.stages[0].gpu], of[replica.stages[-1].gpu]
+    sites = plan.cluster.sites
+    ends = sites[replica.stages[0].gpu], sites[replica.stages[-1].gpu]
     size = tied_bytes_between(plan).get(frozenset(ends))
     return 0.0 if size is None else sum(size / rate + 2.0 * delay for rate, delay in site_link(plan.cluster, *ends))
 
 
 def _sites(plan: Plan, places: Places) -> list[str]:
     """Return the site of each of the plan's GPU types."""
-    of = {pool.gpu.name: pool.site for pool in plan.cluster.pools}
-    return [of[name] for name in places.types]
+    return [plan.cluster.sites[name] for name in places.types]

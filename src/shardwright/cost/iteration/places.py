@@ -65,11 +65,12 @@ class Places:
 
 def places_of(plan: Plan) -> Places:
     """Return the places of all stages of a legal plan."""
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
     bounds = (0, *np.cumsum([len(replica.stages) for replica in plan.replicas]).tolist())
-    columns = [(s.tensor_parallel, s.context_parallel, s.expert_parallel, s.expert_tensor_parallel) for s in stages]
+    columns = [
+        (s.tensor_parallel, s.context_parallel, s.expert_parallel, s.expert_tensor_parallel) for s in plan.stages
+    ]
     tp, cp, ep, etp = np.array(columns, dtype=np.int64).T
-    layers = np.array([stage.layers for stage in stages], dtype=np.int64)
+    layers = np.array([stage.layers for stage in plan.stages], dtype=np.int64)
     begin, end = layers[:, :, 0], layers[:, :, 1]
     return Places(
         placement=placement_of(plan),

@@ -116,7 +116,7 @@ def conditions_of(model: Model, gpu: Gpu, gpus: int, job: Job, *, gpu_types: int
         architecture=gpu.architecture,
         precision=job.precision,
         adapters=job.adapters,
-        experts=any(kind.moe for kind in model.kinds),
+        experts=model.has_experts,
         gpus=gpus,
         hidden=model.hidden,
         layers=len(model.layers),

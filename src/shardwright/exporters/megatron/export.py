@@ -16,7 +16,6 @@ from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout
 from shardwright.exporters.megatron.limits import (
     GROUPED_GEMM,
     TARGET,
-    first_stage,
     least_capability,
     pools_of,
     unsupported,
@@ -113,7 +112,7 @@ def to_megatron(plan: Plan) -> MegatronExport:
     moe_note = "The balancing of the router is a choice of training, not of the plan."
     # Naming FlashAttention would switch cuDNN's off, which alone takes heads of unequal widths (latent attention).
     kernels = "Transformer Engine chooses the kernel of attention." if plan.flash_attention else ""
-    model = model_arguments(plan.model, plan.job.seq_len, first_stage(plan).tensor_parallel)
+    model = model_arguments(plan.model, plan.job.seq_len, plan.stages[0].tensor_parallel)
     groups = (
         ArgumentGroup(title="Model", arguments=model, note=_model_note(plan)),
         ArgumentGroup(title="Experts", arguments=experts, note=moe_note),
@@ -137,20 +136,20 @@ def to_megatron(plan: Plan) -> MegatronExport:
 
 def _hosts(plan: Plan) -> tuple[Host, ...]:
     if plan.uniform:
-        return tuple(Host(gpu=first_stage(plan).gpu, gpus=size) for size in machine_sizes(plan))
+        return tuple(Host(gpu=plan.stages[0].gpu, gpus=size) for size in machine_sizes(plan))
     found = hosts(plan)
     assert found is not None, "it fits a mesh"
     return found
 
 
 def _parallel_arguments(plan: Plan) -> Arguments:
-    stages, stage = plan.replicas[0].stages, first_stage(plan)
+    stages, stage = plan.replicas[0].stages, plan.stages[0]
     arguments: list[tuple[str, ...]] = [
         ("--tensor-model-parallel-size", str(stage.tensor_parallel)),
         ("--pipeline-model-parallel-size", str(len(stages))),
         ("--context-parallel-size", str(stage.context_parallel)),
     ]
-    if any(kind.moe for kind in plan.model.kinds):
+    if plan.model.has_experts:
         arguments.append(("--expert-model-parallel-size", str(stage.expert_parallel)))
         arguments.append(("--expert-tensor-parallel-size", str(stage.expert_tensor_parallel)))
     if plan.sequence_parallel:
@@ -171,7 +170,7 @@ def _windowed_exchange(plan: Plan) -> str:
     """Return how context-parallel ranks exchange keys and values under a window: the ring (p2p) takes none. The
     exchange of heads needs as many on every rank (TransformerEngine@v2.8:
     transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py)."""
-    stage = first_stage(plan)
+    stage = plan.stages[0]
     groups = [attention.kv_heads // stage.tensor_parallel for attention in plan.model.attentions]
     return "a2a" if all(count % stage.context_parallel == 0 and count for count in groups) else "all_gather"
 
@@ -285,7 +284,7 @@ def environment(plan: Plan) -> tuple[tuple[str, str | None], ...]:
     """Return variables of the environment, None where one must not be set. One hardware queue keeps tensor parallel
     kernels behind their communication, before Blackwell and on AMD; FSDP wants more, and so does an exchange beside
     other micro-batches (arguments.py 1143, 1411-1439 and 1880-1887 of core_v0.19.2)."""
-    stage = first_stage(plan)
+    stage = plan.stages[0]
     if plan.optimizer.sharding in SHARDING_STRATEGY:
         return (("CUDA_DEVICE_MAX_CONNECTIONS", None),)
     options = plan.job.options
@@ -310,7 +309,7 @@ def _model_note(plan: Plan) -> str:
 
 
 def _parallel_note(plan: Plan) -> str:
-    rank = first_stage(plan)
+    rank = plan.stages[0]
     return (
         f"Data parallel degree {plan.data_parallel} = {plan.gpus} GPUs / (tensor {rank.tensor_parallel} * pipeline "
         f"{len(plan.replicas[0].stages)} * context {rank.context_parallel})."
@@ -325,7 +324,7 @@ def _batch_note(plan: Plan) -> str:
 def dispatcher_of_plan(plan: Plan) -> Dispatcher:
     """Return the dispatcher that a plan is priced with. Where experts stay inside an NVLink domain, a `flex` that the
     plan does not ask for takes as long as the all-to-all, which runs everywhere."""
-    stage, pools = first_stage(plan), pools_of(plan)
+    stage, pools = plan.stages[0], pools_of(plan)
     apart = stage.expert_parallel * stage.expert_tensor_parallel > min(pool.domain_gpus for pool in pools)
     if plan.job.options.dispatcher or apart:
         return dispatcher_of(plan.job, (pool.gpu for pool in pools))

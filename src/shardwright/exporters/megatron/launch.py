@@ -115,7 +115,7 @@ def _header(plan: Plan, export: MegatronExport, launcher: Launcher) -> str:
 def _slurm_header(plan: Plan, export: MegatronExport) -> list[str]:
     """Return what is asked of Slurm; what only the site knows is there as a comment. TERM comes five minutes before the
     end, for the checkpoint that --exit-signal-handler writes."""
-    gpu = plan.replicas[0].stages[0].gpu
+    gpu = plan.stages[0].gpu
     return [
         "#SBATCH --job-name=shardwright",
         f"#SBATCH --nodes={export.nodes}",

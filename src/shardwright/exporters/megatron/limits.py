@@ -39,15 +39,9 @@ def beyond_the_matrix(plan: Plan) -> Iterator[Problem]:
         yield from rule(plan)
 
 
-def first_stage(plan: Plan) -> Stage:
-    """Return the stage whose degrees are those of all."""
-    return plan.replicas[0].stages[0]
-
-
 def pools_of(plan: Plan) -> tuple[NodePool, ...]:
     """Return machines of each GPU type of a plan, those that come first in the cluster."""
-    first = {pool.gpu.name: pool for pool in reversed(plan.cluster.pools)}
-    return tuple(first[name] for name in plan.gpus_by_type)
+    return tuple(plan.cluster.pool_of[name] for name in plan.gpus_by_type)
 
 
 def least_capability(plan: Plan) -> float:
@@ -103,7 +97,7 @@ def mesh_problems(plan: Plan) -> Iterator[Problem]:
 
 def _unlike_stages(plan: Plan) -> Iterator[Problem]:
     names = DEGREES if one_recompute(plan) is not None else (*DEGREES, "recompute")
-    first = plan.replicas[0].stages[0]
+    first = plan.stages[0]
     for path, _, stage in stages_at(plan):
         for name in names:
             if getattr(stage, name) != getattr(first, name):

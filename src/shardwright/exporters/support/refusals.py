@@ -75,7 +75,7 @@ def job_values(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def _words(plan: Plan) -> Mapping[str, object]:
-    stage = plan.replicas[0].stages[0]
+    stage = plan.stages[0]
     tp, ep = stage.tensor_parallel, stage.expert_parallel
     return {
         "tp": tp,
@@ -98,11 +98,10 @@ def _problem(row: Fact, words: Mapping[str, object]) -> Problem:
 
 def _variables(plan: Plan) -> Iterator[Mapping[str, Column]]:
     """Yield the variables of rules for the stages of each replica."""
-    pools = {pool.gpu.name: pool for pool in plan.cluster.pools}
     sizes = () if plan.uniform else machine_sizes(plan)
     there = {"num_gpus": plan.gpus, "num_nodes": len(sizes), "gpus_per_node": max(sizes)} if sizes else {}
     for replica in plan.replicas:
-        pool = pools[replica.stages[0].gpu]
+        pool = plan.cluster.pool_of[replica.stages[0].gpu]
         context = Context(model=plan.model, pool=pool, job=plan.job, efficiency=default_efficiency())
         columns = strategy_columns(context, stage_rows(plan, replica))
         counts = {"num_micro_batches": replica.micro_batches, **there}

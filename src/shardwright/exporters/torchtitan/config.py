@@ -104,7 +104,7 @@ def modules_of_parts(plan: Plan) -> list[list[str]]:
 
 def _file(plan: Plan, entry: Registered, values: dict[str, dict[str, object]]) -> str:
     """Return the configuration: `data/plan.py.template` with what the plan decides."""
-    recompute = plan.replicas[0].stages[0].recompute.granularity
+    recompute = plan.stages[0].recompute.granularity
     policy = {"none": None, "selective": "SelectiveAC", "full": "FullAC"}[recompute]
     converter = CONVERTER.get(plan.job.fp8_recipe or "") if plan.job.precision == "fp8" else None
     loss, losses = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec))", "CrossEntropyLoss"

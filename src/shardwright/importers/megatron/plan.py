@@ -144,7 +144,7 @@ def _depth(flags: Flags) -> int:
 def _stages(flags: Flags, model: Model, gpu: str, name: str) -> tuple[Stage, ...]:
     pipeline = _depth(flags)
     tensor_parallel = flags["--tensor-model-parallel-size"]
-    experts = any(kind.moe for kind in model.kinds)
+    experts = model.has_experts
     expert_tensor = flags["--expert-tensor-parallel-size"] or tensor_parallel
     recompute = _recompute(flags, name)
     if recompute.granularity == "selective" and not recomputes(flags, model):
@@ -280,7 +280,7 @@ def _said(flags: Flags, model: Model, job: Job, optimizer: OptimizerPlan) -> Ite
         job.framework == MEGATRON and not flags["--cross-entropy-loss-fusion"]
     ):  # a fused one is what plans that say none are priced and exported with
         yield "loss", "unfused"
-    if any(kind.moe for kind in model.kinds):
+    if model.has_experts:
         if flags["--moe-enable-deepep"]:
             yield "dispatcher", "flex"
         else:

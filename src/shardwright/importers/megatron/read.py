@@ -221,7 +221,7 @@ def _defaults(flags: Flags, plan: Plan) -> Iterator[str]:
     """Yield the defaults that move the price of a plan and that its text leaves to Megatron-LM."""
     if plan.job.framework != "megatron":
         return
-    experts = any(kind.moe for kind in plan.model.kinds)
+    experts = plan.model.has_experts
     for flag in DECIDED_BY_DEFAULT:
         if flag not in flags.given and (experts or not flag.startswith("--moe-")):
             yield f"{flag} {flags[flag] or 'off'}"

@@ -36,7 +36,7 @@ def spans(trace: Trace, plan: Plan, seed: int = 0) -> list[PresenceSpan]:
 
     Raises SpecError where the trace has none of the plan's GPU types.
     """
-    pools = {pool.gpu.name: pool for pool in reversed(plan.cluster.pools)}
+    pools = plan.cluster.pool_of
     if not {gpu for _, gpu in trace.places} & pools.keys():
         names = ", ".join(sorted({gpu for _, gpu in trace.places}))
         raise bad(f"trace {trace.name}", f"has {names}, and none of the plan", f"the plan has {', '.join(pools)}")

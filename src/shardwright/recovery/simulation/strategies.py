@@ -135,13 +135,12 @@ STRATEGIES: Sequence[Strategy] = (
 def boxes(plan: Plan, machines: Sequence[Machine]) -> dict[str, list[Box]]:
     """Return what each machine of a plan holds, by the machine's name."""
     placement = placement_of(plan)
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
     before = np.cumsum([0, *(replica.count for replica in plan.replicas)])
     of_stage = [number for number, replica in enumerate(plan.replicas) for _ in replica.stages]
     where, rank_of = seats(plan, machines), ranks(plan, placement).tolist()
     parts = plan.data_parallel if plan.optimizer.distributed else 1
     by_machine: dict[str, list[Box]] = {}
-    for number, stage in enumerate(stages):
+    for number, stage in enumerate(plan.stages):
         begin, size = int(placement.begin[number]), int(placement.size[number])
         for copy in range(int(placement.count[number])):
             part = (int(before[of_stage[number]]) + copy) % parts

@@ -133,7 +133,7 @@ def memory_section(plan: Plan) -> Section:
         for number, row in enumerate(prediction.memory)
         for place, memory in enumerate(row)
     ]
-    gpus = [stage.gpu for replica in plan.replicas for stage in replica.stages]
+    gpus = [stage.gpu for stage in plan.stages]
     by_type = {
         name: [row for row, gpu in zip(stages, gpus, strict=True) if gpu == name] for name in dict.fromkeys(gpus)
     }

@@ -12,7 +12,7 @@ from shardwright.plans.ranking import Evaluation, Origin
 from shardwright.records import record
 from shardwright.reports.text import outcome
 from shardwright.reports.text.explain import changes, gaps, reasons, shortages, verdict
-from shardwright.reports.text.layout import WIDTH, labelled, listed, table, wrapped
+from shardwright.reports.text.layout import WIDTH, labelled, listed, paragraphs, table, wrapped
 from shardwright.reports.text.plans import plan_text, plans_table
 from shardwright.reports.text.strategy import SETTINGS
 from shardwright.reports.text.terminal import assumptions_text, heading
@@ -46,13 +46,13 @@ def evaluation_text(
         origin_text(origin, width),
         assumptions_text(mine.model, mine.cluster, width),
     ]
-    return "\n\n".join(part for part in parts if part)
+    return paragraphs(parts)
 
 
 def origin_text(origin: Origin, width: int = WIDTH) -> str:
     """Return what of a launch is not counted, and how it was read; "" of a plan that no launch was read for."""
     uncounted = listed("Not counted: moves time or memory, and is not modelled", origin.uncounted, width)
-    return "\n\n".join(part for part in (uncounted, listed("How the launch was read", origin.notes, width)) if part)
+    return paragraphs((uncounted, listed("How the launch was read", origin.notes, width)))
 
 
 def _memory_text(mine: Plan, remedies: Sequence[str], width: int) -> str:

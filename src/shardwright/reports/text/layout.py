@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 WIDTH = 110
 SHORTEST = 12  # of a cell that is shortened
@@ -76,6 +76,11 @@ def wrapped(text: str, indent: str, width: int) -> str:
     """Return `text` in lines of at most `width`, each after `indent`; points of a list hang after their dash."""
     further = indent + "  " if text.startswith("- ") else indent
     return _filled(text, width, indent, further)
+
+
+def paragraphs(parts: Iterable[str]) -> str:
+    """Return parts of a text with a blank line between them, those without words left out."""
+    return "\n\n".join(part for part in parts if part)
 
 
 def labelled(label: str, text: str, width: int, *, column: int = 13) -> str:

@@ -77,7 +77,7 @@ def settings(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "replicas" if place == 0 else "", replica_words(replica)
     kind = "zero bubble" if plan.schedule.weights_apart else "1F1B"
     yield "pipeline", f"{kind}; the tensor-parallel degree of a stage is in front of its GPU type"
-    if (context := plan.replicas[0].stages[0].context_parallel) > 1:
+    if (context := plan.stages[0].context_parallel) > 1:
         yield "context", f"context parallel {context}, of every stage"
     yield from strategy.experts_setting(plan)
     yield from strategy.shared_settings(plan)

@@ -39,9 +39,9 @@ def plans_table(plans: Sequence[Plan], width: int) -> str:
 
 
 def _cells(place: int, plan: Plan) -> dict[str, str]:
-    stage, prediction = plan.replicas[0].stages[0], plan.predicted
+    stage, prediction = plan.stages[0], plan.predicted
     hours, dollars = prediction.hours_total, prediction.dollars_total
-    experts = any(kind.moe is not None for kind in plan.model.kinds)
+    experts = plan.model.has_experts
     return {
         "#": str(place),
         "GPU": _gpu_words(plan),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shardwright.reports.text import question, strategy
 from shardwright.reports.text.first_screen import COLUMN, next_step, plan_answers
-from shardwright.reports.text.layout import WIDTH, labelled, listed, table, wrapped
+from shardwright.reports.text.layout import WIDTH, labelled, listed, paragraphs, table, wrapped
 from shardwright.reports.text.plans import plan_text, risk_text, run_words
 from shardwright.reports.words import in_words, offers_assumed
 from shardwright.search.market.result import Shopping, ShopReport, SizeStep, limits_of
@@ -40,7 +40,7 @@ def shop_text(result: Shopping, model: Model, job: Job, assumed: Sequence[str], 
         choice = result.front[chosen(result)]
         parts += [plan_text(choice.plan, f"The plan of choice {chosen(result) + 1}", width), risk_text(choice, width)]
     parts += [_search(result.report, width), listed("Assumed", [*assumed, *model.assumed, *_assumed(result)], width)]
-    return "\n\n".join(part for part in parts if part)
+    return paragraphs(parts)
 
 
 def front_text(result: Shopping, model: Model, job: Job, rows: int, width: int) -> str:

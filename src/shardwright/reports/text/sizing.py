@@ -81,7 +81,7 @@ def _loading(sizing: Sizing, width: int) -> str:
 
 def _experts(sizing: Sizing, width: int) -> str:
     """Return that experts are wider than what is beside them, "" where they are not, or no way has some."""
-    jobs = [size.way.of(sizing.job) for size in sizing.sizes] if any(kind.moe for kind in sizing.model.kinds) else []
+    jobs = [size.way.of(sizing.job) for size in sizing.sizes] if sizing.model.has_experts else []
     return "\n" + wrapped(EXPERTS, "  ", width) if any(map(experts_unquantised, jobs)) else ""
 
 

@@ -49,8 +49,8 @@ SETTINGS = {
 
 def switches(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the settings of a plan by their names in `SETTINGS`."""
-    stage = plan.replicas[0].stages[0]
-    yield "gpu_types", " + ".join(dict.fromkeys(s.gpu for replica in plan.replicas for s in replica.stages))
+    stage = plan.stages[0]
+    yield "gpu_types", " + ".join(dict.fromkeys(s.gpu for s in plan.stages))
     yield "gpus", str(plan.gpus)
     yield "tensor_parallel", tensor_parallel_words(plan)
     yield "context_parallel", str(stage.context_parallel)
@@ -86,7 +86,7 @@ def _on(value: bool) -> str:
 
 def settings(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the strategy of a plan in labelled lines, as one would tell a colleague."""
-    replica, stage = plan.replicas[0], plan.replicas[0].stages[0]
+    replica, stage = plan.replicas[0], plan.stages[0]
     degrees = {
         "tensor": stage.tensor_parallel,
         "context": stage.context_parallel,
@@ -146,14 +146,14 @@ def shared_settings(plan: Plan) -> Iterator[tuple[str, str]]:
 def _pipeline_words(plan: Plan) -> str:
     ranks, virtual = len(plan.replicas[0].stages), plan.schedule.virtual_stages
     if ranks == 1:
-        return f"one stage of {plan.replicas[0].stages[0].layer_count} layers"
+        return f"one stage of {plan.stages[0].layer_count} layers"
     kind = "zero bubble" if plan.schedule.weights_apart else "interleaved 1F1B" if virtual > 1 else "1F1B"
     chunks = f", {virtual} virtual stages a rank" if virtual > 1 else ""
     return f"{kind}{chunks}; layers per rank {replica_split_words(plan.replicas[0])}"
 
 
 def _recompute_sentence(plan: Plan) -> str:
-    mode = plan.replicas[0].stages[0].recompute
+    mode = plan.stages[0].recompute
     words = recompute_words(plan)
     if "/" in words or mode.granularity == "none":
         return words
@@ -167,7 +167,7 @@ def _recompute_sentence(plan: Plan) -> str:
 
 def recompute_words(plan: Plan) -> str:
     """Return the recomputation of a plan: none, selective, block 3; several where stages differ."""
-    modes = (stage.recompute for replica in plan.replicas for stage in replica.stages)
+    modes = (stage.recompute for stage in plan.stages)
     words = (mode.granularity if mode.method is None else f"{mode.method} {mode.layers}" for mode in modes)
     return " / ".join(dict.fromkeys(words))
 
@@ -225,7 +225,7 @@ def layers_words(stage: Stage) -> str:
 
 def tensor_parallel_words(plan: Plan) -> str:
     """Return the tensor-parallel degrees of a plan: 4, or 1–4."""
-    return _range_words([stage.tensor_parallel for replica in plan.replicas for stage in replica.stages])
+    return _range_words([stage.tensor_parallel for stage in plan.stages])
 
 
 def depth_words(plan: Plan) -> str:
@@ -235,8 +235,8 @@ def depth_words(plan: Plan) -> str:
 
 def experts_setting(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield how the experts of a model that has some are spread, as the first stage has them."""
-    stage = plan.replicas[0].stages[0]
-    if any(kind.moe is not None for kind in plan.model.kinds):
+    stage = plan.stages[0]
+    if plan.model.has_experts:
         yield "experts", f"expert parallel {stage.expert_parallel}, tensor {stage.expert_tensor_parallel} in an expert"
 
 
@@ -250,7 +250,7 @@ def degrees_words(plan: Plan) -> str:
     in host memory: tp 4, pp 8, dp 8, micro-batch 1, ZeRO-3."""
     if plan.layered:
         return f"uneven FSDP over {plan.gpus} GPUs, rows {rows_words(plan)}, micro-batch up to {plan.micro_batch}"
-    stage = plan.replicas[0].stages[0]
+    stage = plan.stages[0]
     degrees = {
         "tp": tensor_parallel_words(plan),
         "cp": str(stage.context_parallel),

@@ -18,7 +18,7 @@ from shardwright.reports.text.explain import (
     usual_words,
     value,
 )
-from shardwright.reports.text.layout import WIDTH, labelled, listed, wrapped
+from shardwright.reports.text.layout import WIDTH, labelled, listed, paragraphs, wrapped
 from shardwright.reports.text.plans import plan_text, plans_table, risk_text, whole_run
 from shardwright.reports.words import explained, in_words, pools_assumed
 from shardwright.search.renting import choice_on_cluster
@@ -46,7 +46,7 @@ def ranking_text(ranking: Ranking, width: int = WIDTH) -> str:
         search_text(ranking.search, width),
         assumptions_text(best.model, best.cluster, width),
     ]
-    return "\n\n".join(part for part in parts if part)
+    return paragraphs(parts)
 
 
 def _risk_text(best: Plan, width: int) -> str:
@@ -172,7 +172,7 @@ def infeasible_text(ranking: Ranking, model: Model, cluster: Cluster, job: Job, 
         search_text(ranking.search, width) if ranking.search.candidates else "",
         assumptions_text(model, cluster, width),
     ]
-    return "\n\n".join(part for part in parts if part)
+    return paragraphs(parts)
 
 
 def _failed_rules(baselines: Sequence[Baseline], width: int) -> str:

@@ -133,7 +133,7 @@ def layout_of(plan: Plan) -> Layout:
         for key, stages in sorted(pipelines.items())
     }
     head = len(plan.model.layers) + 1
-    moe = any(layer.moe for layer in plan.model.layers)
+    moe = plan.model.has_experts
     units = []
     for number in range(head + 1):
         members = [place for place in places if number in place.units]
@@ -145,7 +145,7 @@ def layout_of(plan: Plan) -> Layout:
 
 def vocabulary(plan: Plan) -> int:
     """Return the rows of the embedding, padded so that every tensor-parallel degree of the plan divides them."""
-    multiple = lcm(*(stage.tensor_parallel for replica in plan.replicas for stage in replica.stages))
+    multiple = lcm(*(stage.tensor_parallel for stage in plan.stages))
     return -(-plan.model.vocab // multiple) * multiple
 
 

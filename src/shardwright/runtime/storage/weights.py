@@ -205,7 +205,7 @@ def _module(model: Model, matrix: ModelParameter) -> str:
 def _modules(model: Model, matrices: list[ModelParameter]) -> list[str]:
     """Return the ends of the names of the modules that have an adapter: the last word, or two where other modules may
     end in it too."""
-    words = 2 if any(kind.moe for kind in model.kinds) else 1
+    words = 2 if model.has_experts else 1
     names = [_module(model, matrix).split(".") for matrix in matrices]
     if len({name[-1] for name in names}) < len({tuple(name[-2:]) for name in names}):
         words = 2

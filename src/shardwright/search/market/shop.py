@@ -222,7 +222,7 @@ def _mixed(mix: Mix, model: Model, job: Job, offers: Offers, asked: Mapping[str,
     ranking = plan_on(model, cluster, job, top=1, gap=MIX_GAP, **asked)
     if not ranking.plans:
         return None
-    used = {stage.gpu for replica in ranking.best.replicas for stage in replica.stages}
+    used = {stage.gpu for stage in ranking.best.stages}
     return choice_of(ranking.best, mix.rentals, offers.terms) if len(used) == len(mix.rentals) else None
 
 

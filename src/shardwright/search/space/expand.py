@@ -155,7 +155,7 @@ def _gradient_overlaps(how: Axes, *, sharded: bool) -> list[tuple[Value, Value]]
 
 def _layer_switches(context: Context, how: Axes, layouts: Layouts) -> tuple[Ints, dict[str, Ints]]:
     """Return layouts × (sequence_parallel, overlap_tp, flash): indices of layouts and the columns."""
-    moe = any(kind.moe is not None for kind in context.model.kinds)
+    moe = context.model.has_experts
     index = np.arange(len(layouts))
     can = (layouts.tp > 1) & (context.job.seq_len // layouts.cp % layouts.tp == 0)
     only = context.source.only

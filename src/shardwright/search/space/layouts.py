@@ -93,7 +93,7 @@ def _with_experts(table: dict[str, Ints], context: Context, space: Space) -> dic
     """Add ep and etp. Experts spread over ranks of one pipeline stage; their matrices over the tensor-parallel ranks
     or not at all."""
     degrees = np.array(space.allowed("ep", expert_degrees(context)), dtype=np.int64)
-    sparse = any(kind.moe is not None for kind in context.model.kinds)
+    sparse = context.model.has_experts
     ep, split = (
         np.repeat(degrees, 2),
         np.tile([0, 1], len(degrees)),
@@ -185,7 +185,7 @@ def candidate_counts(
 ) -> Floats:
     """Return how many candidates each layout stands for, [N]: all legal settings of the switches. Megatron-LM trains
     experts with tensor parallelism only under sequence parallelism, and splits the context only with FlashAttention."""
-    moe = any(kind.moe is not None for kind in context.model.kinds)
+    moe = context.model.has_experts
 
     def options(axis: str, *values: int) -> int:
         return len(space.allowed(axis, values))

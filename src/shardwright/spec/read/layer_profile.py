@@ -243,7 +243,7 @@ def flops_per_second(entry: LayerTimes, model: Model, seq_len: int) -> float:
     tokens = entry.micro_batch * seq_len
     rates = []
     for place, layer in enumerate(model.layers, start=1):
-        parameters = model.dense_layer_parameters(layer) + model.expert_layer_parameters(layer)
+        parameters = model.layer_parameters(layer)
         flops = 6.0 * tokens * (parameters + seq_len * (layer.attention.out_width if layer.attention else 0))
         rates.append(flops / entry.tensor_parallel / (entry.forward_seconds[place] + entry.backward_seconds[place]))
     return max(rates)

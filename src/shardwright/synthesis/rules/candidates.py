@@ -57,7 +57,7 @@ class _Field:
 def choices(graph: Graph, ranks: int = 2) -> Choices:
     """Return the rules among which the search chooses, for each node of `graph`. Rows of inputs aside, nothing is cut
     into fewer units than there are `ranks`: most ranks would idle."""
-    values = {Ref(node.name, number): value for node in graph.nodes for number, value in enumerate(node.outputs)}
+    values = graph.values()
     signatures, readers = {}, defaultdict(list)
     for node in graph.nodes:
         made = signature(node, tuple(values[ref] for ref in node.inputs))
