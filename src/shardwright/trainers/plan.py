@@ -32,7 +32,7 @@ from shardwright.records import record
 from shardwright.search.fitting import changes_that_fit
 from shardwright.search.objective import INDIFFERENCE, affordable_value, require_sure
 from shardwright.search.planner import plan as search
-from shardwright.search.planner import predict, require_question
+from shardwright.search.planner import predict, predict_all, require_question
 from shardwright.search.ranked import best_of, with_bound
 from shardwright.search.rules.check import schema_with_gpus
 from shardwright.search.rules.rules import Rule, check_rules, parse_rules
@@ -264,15 +264,16 @@ def _with_options(ranking: Ranking, question: Question) -> WithOptions | None:
     free = question.space == Space() and not question.asked.get("rules")
     beside = [entry.plan for entry in ranking.baselines if free and entry.plan is not None]
     for offered in OFFERED:
+        asked = []
         for plan in (*ranking.plans, *beside):
             able = framework_rows()[plan.job.framework]["options"].split()
             if all(name in able and getattr(plan.job.options, name) is None for name in offered):
-                job = replace(plan.job, options=replace(plan.job.options, **offered))  # type: ignore[arg-type]
-                asked = replace(plan, job=job)
-                if not check(asked) and runners(asked):
-                    asked = predict(asked, efficiency=question.asked.get("efficiency"))
-                    if _value(asked) < _value(best) and _fits(asked, question.asked.get("fit", FIT)):
-                        best, pins = asked, tuple(f"{name}={word}" for name, word in offered.items())
+                options = replace(plan.job.options, **offered)  # type: ignore[arg-type]
+                asked.append(replace(plan, job=replace(plan.job, options=options)))
+        legal = [plan for plan in asked if not check(plan) and runners(plan)]
+        for plan in predict_all(legal, efficiency=question.asked.get("efficiency")):
+            if _value(plan) < _value(best) and _fits(plan, question.asked.get("fit", FIT)):
+                best, pins = plan, tuple(f"{name}={word}" for name, word in offered.items())
     return _offer(ranking, best, pins)
 
 

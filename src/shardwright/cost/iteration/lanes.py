@@ -9,9 +9,9 @@ import numpy as np
 
 from shardwright.arrays import Array, Ints
 from shardwright.cost.compute.efficiency import Efficiency
-from shardwright.cost.context import Context, LayerRows, layer_rows, sharding_of
+from shardwright.cost.context import Context, LayerRows, layer_rows, shard_index, sharding_of
 from shardwright.cost.frameworks.overheads import Calibration
-from shardwright.cost.strategies import Strategies, stage_row, stage_starts, strategies
+from shardwright.cost.strategies import Strategies, row_of, stage_row, stage_starts, strategies
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan, Stage
 from shardwright.records import record
@@ -81,6 +81,24 @@ def contexts_of(
             alike = (old for old in made if not old.source.only and replace(old, headroom=new.headroom) == new)
             found[name] = next(alike, new)
     return found
+
+
+def contexts_together(plans: Sequence[Plan], efficiency: Efficiency) -> list[dict[str, Context]]:
+    """Return the contexts of each plan: those that are alike are one, in which layers of uniform plans are timed at
+    once."""
+    made: list[Context] = []
+    rows: dict[int, list[Strategies]] = {}
+    contexts = []
+    for plan in plans:
+        contexts.append(contexts_of(plan, efficiency, made=made))
+        made += [new for new in contexts[-1].values() if all(new is not old for old in made)]
+        if plan.uniform:
+            (context,) = contexts[-1].values()
+            rows.setdefault(id(context), []).append(row_of(plan))
+    for context in made:
+        if len(alike := rows.get(id(context), [])) > 1:
+            shard_index(context, Strategies.concatenated(alike))
+    return contexts
 
 
 def _in_one_machine(plan: Plan) -> bool:
