@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 import shardwright
+from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.rehearsal.document import RankRehearsal
 from shardwright.rehearsal.rehearse import rehearse
@@ -25,6 +26,8 @@ from shardwright.spec.model import Model
 
 MODELS = ("llama-3-8b", "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "mistral-7b-v0.3", "llama-3.2-1b", "qwen3-0.6b")
 RECOMPUTE = ("none", "uniform recompute_layers=1")
+DENSE = ("llama-3-8b", "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "llama-3.2-1b", "qwen3-0.6b", "llama-3-70b")
+WITH_EXPERTS = ("mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "deepseek-v2-lite", "deepseek-v3")
 TARGETS = ("linear", "attention", "q_proj+v_proj")
 
 
@@ -59,7 +62,7 @@ def _of_fsdp(draw: random.Random) -> tuple[Model, str, int, int, int, Mapping[st
         "sharding": draw.choice(("zero2", "zero3")), "recompute": draw.choice(RECOMPUTE), "micro_batch": micro_batch,
         "gradient_sync": draw.choice(("every", "last")), "dp": gpus, "offload": 0,
     }  # fmt: skip
-    return model, "fsdp", gpus, length, gpus * micro_batch * times, pins | {"tp": 1, "pp": 1}
+    return model, "fsdp", gpus, length, gpus * micro_batch * times, pins | {"tp": 1, "pp": 1, "cp": 1}
 
 
 def of_train(seed: int) -> Plan:
@@ -71,13 +74,69 @@ def of_train(seed: int) -> Plan:
     dp = 8 // (tp * pp)
     sharding = draw.choice(("none", "zero1", "zero2", "zero3") if pp == 1 else ("none", "zero1"))
     pins = {
-        "tp": tp, "pp": pp, "dp": dp, "micro_batch": micro_batch, "offload": 0,
+        "tp": tp, "cp": 1, "pp": pp, "dp": dp, "micro_batch": micro_batch, "offload": 0,
         "sharding": sharding if dp > 1 else "none", "recompute": draw.choice((*RECOMPUTE, "selective")),
     }  # fmt: skip
     return _best(model, "train", 8, length, dp * micro_batch * pp * draw.choice((1, 2)), pins)
 
 
-DRAWS: Mapping[str, Callable[[int], Plan]] = {"fsdp": of_fsdp, "few bits": of_few_bits, "train": of_train}
+def of_megatron(seed: int) -> Plan:
+    """Return a plan of Megatron-Core of any degrees on 8 to 32 GPUs: dense layers, latent attention, mixtures with or
+    without shared experts, or layers of more than one kind."""
+    draw = random.Random(seed)
+    while True:
+        try:
+            return _of_megatron(draw)
+        except (LookupError, SpecError):  # does not fit, or has degrees that do not go together
+            continue
+
+
+def _of_megatron(draw: random.Random) -> Plan:
+    model = shardwright.load_model(draw.choice(WITH_EXPERTS if draw.random() < 0.5 else DENSE))
+    moe = any(kind.moe for kind in model.kinds)
+    tp, cp, pp, vpp = draw.choice((1, 1, 2, 4)), draw.choice((1, 1, 1, 2)), draw.choice((1, 1, 2, 4)), 1
+    dp = draw.choice((2, 4))
+    ep, etp = (draw.choice((1, 2, 4, 8)), draw.choice((1, 1, tp))) if moe else (1, 1)
+    layers = pp * draw.choice((1, 2, 3)) + (draw.choice((0, 0, 1)) if pp > 1 else 1)
+    if pp > 1 and layers >= 2 * pp and draw.random() < 0.5:
+        layers, vpp = layers // (2 * pp) * 2 * pp, 2
+    kept = model.layers[: layers - 1] if len(model.kinds) > 1 else ()
+    model = replace(model, layers=(*kept, *model.layers[-1:] * (layers - len(kept))))
+    micro_batch, length = draw.choice((1, 1, 2)), draw.choice((1024, 2048, 4096, 8192))
+    recompute = draw.choice(("none", "none", "selective", "uniform", "block"))
+    options = {"recompute": recompute}
+    if recompute in ("uniform", "block"):
+        options["recompute_layers"] = draw.choice((1, 1, 2)) if layers >= 2 * pp * vpp else 1
+    if recompute == "selective":
+        options["recompute_modules"] = draw.choice(modules_of(model))
+    if draw.random() < 0.2:
+        options["grad_reduce"] = "bf16"
+    if moe and draw.random() < 0.3:
+        options["dispatcher"] = "allgather"
+    pins = {
+        "tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "micro_batch": micro_batch, "offload": 0,
+        "sharding": draw.choice(("none", "zero1", "zero1")), "ep": ep, "etp": etp,
+        "sequence_parallel": "on" if tp > 1 and (moe or draw.random() < 0.8) else "off", "overlap_tp": "off",
+    }  # fmt: skip
+    times = draw.choice((1, 2, 3)) * (pp if vpp > 1 else 1)
+    return _best(model, "megatron", tp * cp * pp * dp, length, dp * micro_batch * times, pins | options)
+
+
+def modules_of(model: Model) -> list[str]:
+    """Return modules that selective recomputation can name for a model, one or two at a time."""
+    kinds = model.kinds
+    there = {
+        "core_attn": True, "mlp": any(kind.mlp for kind in kinds), "moe": any(kind.moe for kind in kinds),
+        "shared_experts": any(kind.moe and kind.moe.shared_width for kind in kinds),
+        "mla_up_proj": any(kind.latent for kind in kinds), "moe_act": any(kind.moe for kind in kinds),
+        "layernorm": any(kind.latent or kind.moe for kind in kinds),
+    }  # fmt: skip
+    return [name for name, able in there.items() if able]
+
+
+DRAWS: Mapping[str, Callable[[int], Plan]] = {
+    "fsdp": of_fsdp, "few bits": of_few_bits, "train": of_train, "megatron": of_megatron,
+}  # fmt: skip
 NEEDS = {"fsdp": ("transformers", "peft"), "few bits": ("transformers", "peft", "bitsandbytes", "torchao")}
 SKIPPED = {
     "torchtitan": "has plans of its own (test_torchtitan)", "megatron": "needs an environment of its own",
@@ -103,7 +162,7 @@ def _best(
     job = replace(job, adapter=adapter, optimizer=optimizer)
     cluster = shardwright.load_cluster(f"{-(-gpus // 8)}x{min(gpus, 8)}xH200-SXM")
     words = " ".join(f"{name}={value}" for name, value in pins.items())
-    return shardwright.plan(model, cluster, job, space=parse_pins(f"cp=1 {words}".split()), top=1).best
+    return shardwright.plan(model, cluster, job, space=parse_pins(words.split()), top=1).best
 
 
 def setting(plan: Plan) -> str:
