@@ -28,6 +28,7 @@ MODELS = ("llama-3-8b", "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "mistral-7b-v0.3
 RECOMPUTE = ("none", "uniform recompute_layers=1")
 DENSE = ("llama-3-8b", "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "llama-3.2-1b", "qwen3-0.6b", "llama-3-70b")
 WITH_EXPERTS = ("mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "deepseek-v2-lite", "deepseek-v3")
+MOST_EXPERTS = 32
 TARGETS = ("linear", "attention", "q_proj+v_proj")
 
 
@@ -101,7 +102,11 @@ def _of_megatron(draw: random.Random) -> Plan:
     if pp > 1 and layers >= 2 * pp and draw.random() < 0.5:
         layers, vpp = layers // (2 * pp) * 2 * pp, 2
     kept = model.layers[: layers - 1] if len(model.kinds) > 1 else ()
-    model = replace(model, layers=(*kept, *model.layers[-1:] * (layers - len(kept))))
+    last = model.layers[-1]
+    if last.moe is not None:
+        last = replace(last, moe=replace(last.moe, experts=min(last.moe.experts, MOST_EXPERTS)))
+    kept = tuple(replace(layer, moe=last.moe) if layer.moe else layer for layer in kept)
+    model = replace(model, layers=(*kept, *(last,) * (layers - len(kept))))
     micro_batch, length = draw.choice((1, 1, 2)), draw.choice((1024, 2048, 4096, 8192))
     recompute = draw.choice(("none", "none", "selective", "uniform", "block"))
     options = {"recompute": recompute}

@@ -11,12 +11,13 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from shardwright.arrays import Bools, Columns, Floats, Ints
+from shardwright.arrays import Array, Bools, Columns, Floats, Ints
 from shardwright.cost.context import Context, LayerRows
+from shardwright.cost.frameworks.optimizer import update_copy_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.gathers import micro_batches, summed_at_last
 from shardwright.cost.iteration.step import data_parallel, frozen_on
-from shardwright.cost.memory.activations import norm_backward_bytes
+from shardwright.cost.memory.activations import norm_backward_bytes, shapes_of_kinds
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import (
     StateBytes,
@@ -45,7 +46,7 @@ from shardwright.cost.stage.exact import (
     per_rank,
 )
 from shardwright.cost.stage.terms import AGAIN, WHOLE
-from shardwright.cost.strategies import UNSHARDED, ZERO2, ZERO3, Layouts, Strategies
+from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Layouts, Strategies
 from shardwright.records import record
 from shardwright.spec.job import Job
 
@@ -142,12 +143,22 @@ def held_parameters(context: Context, rows: Strategies, shards: LayerRows, start
         else:
             rank = np.arange(dense.shape[1])
             tied = table_of_tokens * ((rank == 0) | (rank == len(rank) - 1))
+    elif _embeds_again(context, rows):
+        again = (context.model.embedding_parameters / rows.tp)[:, None] * (np.arange(dense.shape[1]) == rows.pp[0] - 1)
+        dense, ends = dense + again, ends + again
     replicated: Floats | float = 0.0
     if context.job.adapters:
         adapters = per_rank(stages.total(table.adapters), chunks).sum(axis=1)
         replicated = np.maximum(adapters - trained_share(context.model, context.job) * (dense + expert), 0.0)
     frozen = per_rank(frozen_on(table, stages), chunks).sum(axis=1)
     return HeldParameters(dense=dense, expert=expert, ends=ends, tied=tied, replicated=replicated, frozen=frozen)
+
+
+def _embeds_again(context: Context, rows: Strategies) -> bool:
+    """Whether the last rank has a copy of the embedding for multi-token prediction (Megatron-LM core_v0.19.2:
+    models/gpt/gpt_model.py, `mtp_process`)."""
+    megatron_core = memory_facts(context.job.framework).megatron_core
+    return bool(context.model.mtp_layers) and megatron_core and int(rows.pp[0]) > 1
 
 
 def states(context: Context, rows: Strategies, shards: LayerRows, held: HeldParameters) -> StateBytes:
@@ -235,17 +246,19 @@ def fixed_bytes(
     late_parts = [np.minimum(late, part[:, None]) for part in parts]
     # beside the first layer the embedding is gathered, not a layer before it
     gathered_less = weight_bytes(job) * ((layer - alone) * (rows.sharding == ZERO3))[:, None] * (late > 0.0)
-    updated = np.where(rows.sharding[:, None] == ZERO3, 0.0, facts.by_unit * _updated_weights(context, rows, held))
+    updated = _updated(context, rows, held)
+    copied = weight_bytes(job) * facts.by_unit * np.isin(rows.sharding, (ZERO1, ZERO2))[:, None]
+    bare = (copied + update_copy_width(job) * (1.0 - rows.offload)[:, None]) * updated
     return Fixed(
         weights=state.weights,
         gradients=state.gradients + last,
         optimizer=state.optimizer,
-        buffers=message_buffers(job, rows, boundary, count) + gathered,
+        buffers=message_buffers(job, rows, boundary, count) + gathered + _staying(context, rows, shards, starts),
         head=np.maximum(units.head + before_logits, np.where(at_last, 0.0, units.summing)),
         first=np.where(at_last & (not facts.by_unit), 0.0, units.first),
         passing=np.where(cut & facts.head_alone, state.gathered + last, 0.0),
         before=np.broadcast_to(before, state.weights.shape),
-        bare=updated,
+        bare=bare,
         closing=np.maximum(state.closing + norm, state.opening),
         waiting=waiting,
         resharded=state.resharded,
@@ -258,14 +271,48 @@ def fixed_bytes(
     )
 
 
-def _updated_weights(context: Context, rows: Strategies, held: HeldParameters) -> Floats:
-    """Return the bytes of the trained weights that each rank updates, [N, P], none where it updates all: the runtime
-    hands out a copy of these (`runtime.step.unshard`)."""
+def _updated(context: Context, rows: Strategies, held: HeldParameters) -> Floats:
+    """Return the trained weights that each rank updates, [N, P]. Where it updates a part, the runtime hands out a copy
+    of these (`runtime.step.unshard`)."""
     groups = data_parallel(context, rows)
     dense = held.dense - elsewhere(context.job, held.tied)
-    parameters = dense / groups.dense.size[:, None] + held.expert / groups.expert.size[:, None]
-    width = weight_bytes(context.job) * trained_share(context.model, context.job)
-    return np.where(rows.sharding[:, None] == UNSHARDED, 0.0, width * parameters)
+    parts = dense / groups.dense.size[:, None] + held.expert / groups.expert.size[:, None]
+    whole = rows.sharding[:, None] == UNSHARDED
+    return trained_share(context.model, context.job) * np.where(whole, held.dense + held.expert, parts)
+
+
+def _staying(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Array:
+    """Return the bytes of tensors that Megatron-Core keeps from the first step on, [N, P]: those that autograd is given
+    in place of gradients, one for each shape of the weights of a rank, the output projection's among them; and what is
+    gathered for that projection, or of tokens for experts where all go to all ranks (core_v0.19.2: core/utils.py,
+    `GlobalMemoryBuffer`)."""
+    model, job, chunks = context.model, context.job, int(rows.vpp[0])
+    if not memory_facts(job.framework).megatron_core:
+        return 0.0
+    total, buffer = np.zeros((2, len(rows), int(rows.pp[0])))
+    width, moe = widths_of(job).saved, [kind for kind, layer in enumerate(model.kinds) if layer.moe]
+    for column, kinds in enumerate(shapes_of_kinds(model)):
+        there = _has(context, starts, kinds, chunks)
+        there[:, -1] |= bool(model.mtp_layers) and model.kind_of_layer[-1] in kinds
+        total += there * shards.table.dummies[shards.row, column][:, None]
+    if job.trains("language"):
+        joined = 2 * model.hidden**2 * bool(model.mtp_layers)
+        total[:, -1] += width * (model.token_table_parameters + joined) / rows.tp
+    total = np.where((rows.sharding <= ZERO1)[:, None], total, 0.0)
+    message = width * rows.micro_batch * job.seq_len / rows.cp * model.hidden
+    split = rows.sequence_parallel & (rows.tp > 1)
+    if moe and job.options.dispatcher == "allgather":
+        ranks = rows.ep * rows.etp
+        gathered = message / np.where(split, rows.tp, 1) * ranks * (ranks > 1)
+        buffer = _has(context, starts, frozenset(moe), chunks) * gathered[:, None]
+    buffer[:, -1] = np.maximum(buffer[:, -1], message * split)
+    return np.asarray(total + buffer)
+
+
+def _has(context: Context, starts: Ints, kinds: frozenset[int], chunks: int) -> Bools:
+    """Return which ranks have layers of some kinds, [N, P]."""
+    before = np.cumsum([0, *(kind in kinds for kind in context.model.kind_of_layer)])
+    return np.asarray(per_rank(np.diff(before[starts], axis=1), chunks).sum(axis=1) > 0)
 
 
 def message_buffers(job: Job, rows: Strategies, boundary: Floats, count: Ints) -> Floats:
@@ -278,7 +325,7 @@ def message_buffers(job: Job, rows: Strategies, boundary: Floats, count: Ints) -
         return 0.0 * boundary
     rank, alone = np.arange(ranks), rows.vpp[:, None] == 1
     if not memory_facts(job.framework).stage_buffers:
-        return np.asarray(P2P_BUFFERS * boundary + 0.0 * rank)
+        return np.asarray(P2P_BUFFERS * boundary * ~(alone & memory_facts(job.framework).megatron_core) + 0.0 * rank)
     received = 2 * rows.vpp[:, None] - (rank == 0) - (rank == ranks - 1)
     return np.asarray(boundary * (count[:, None] * received + alone * (rank > 0)))
 

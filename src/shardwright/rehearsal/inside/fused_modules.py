@@ -59,7 +59,10 @@ def install(meter: Meter) -> None:
             "activation_recompute_forward": lambda *_, **__: nullcontext(),
         },
         "transformer_engine.pytorch.fp8": {
-            "FP8GlobalStateManager": None, "fp8_autocast": nullcontext, "fp8_model_init": nullcontext,
+            "FP8GlobalStateManager": types.SimpleNamespace(
+                is_fp8_enabled=lambda: False, get_fp8_recipe=lambda: None,
+            ),
+            "fp8_autocast": lambda **_: nullcontext(), "fp8_model_init": lambda **_: nullcontext(),
         },
         "transformer_engine.pytorch.attention": {},
         "transformer_engine.pytorch.module": {},

@@ -115,7 +115,8 @@ def _configured(question: dict[str, Any], meter: Meter) -> tuple[Any, Any]:
     if importlib.util.find_spec("triton") is None:
         raise Refused("triton", "is not installed; Megatron-Core imports it", "pip install triton")
     fused_modules.install(meter)
-    import_module("megatron.core.jit").jit_fuser = partial(_as_one_kernel, meter)  # type: ignore[attr-defined]
+    whole: Any = torch
+    whole.compile = partial(_as_one_kernel, meter)
     version = str(import_module("megatron.core").__version__)
     if not version.startswith(f"{RELEASE}."):
         raise Refused("megatron-core", f"is {version}; exports are written for {RELEASE}", INSTALL)
@@ -167,7 +168,10 @@ def _models(args: Any, config: Any, meter: Meter) -> list[Any]:
         first = parallel.is_pipeline_first_stage(ignore_virtual=True) and chunk == 0
         last = parallel.is_pipeline_last_stage(ignore_virtual=True) and chunk == chunks - 1
         spec = specs.get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=chunk)
-        ahead = specs.get_gpt_mtp_block_spec(config, spec, use_transformer_engine=True, vp_stage=chunk) if last and args.mtp_num_layers else None
+        ahead = None
+        if last and args.mtp_num_layers:  # as pretrain_gpt.py has it
+            like = spec if spec.layer_specs else specs.get_gpt_decoder_layer_specs(config, use_transformer_engine=True)[-1]
+            ahead = specs.get_gpt_mtp_block_spec(config, like, use_transformer_engine=True, vp_stage=chunk)
         model = gpt(
             config=config, transformer_layer_spec=spec, mtp_block_spec=ahead, vocab_size=vocab,
             max_sequence_length=args.max_position_embeddings,
@@ -230,8 +234,10 @@ def _share_again(meter: Meter) -> None:
     import_module("megatron.core.tensor_parallel.random")._get_share_storage = lambda: share  # type: ignore[attr-defined]
 
 
-def _as_one_kernel(meter: Meter, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of which only the results are allocated."""
+def _as_one_kernel(meter: Meter, function: Callable[..., Any] | None = None, **_: Any) -> Callable[..., Any]:
+    """Return a function of which only the results are allocated; without one, what makes it of one."""
+    if function is None:
+        return partial(_as_one_kernel, meter)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with meter.one_kernel():
