@@ -109,7 +109,7 @@ def _of_megatron(draw: random.Random) -> Plan:
     model = replace(model, layers=(*kept, *(last,) * (layers - len(kept))))
     micro_batch, length = draw.choice((1, 1, 2)), draw.choice((1024, 2048, 4096, 8192))
     recompute = draw.choice(("none", "none", "selective", "uniform", "block"))
-    options = {"recompute": recompute}
+    options: dict[str, object] = {"recompute": recompute}
     if recompute in ("uniform", "block"):
         options["recompute_layers"] = draw.choice((1, 1, 2)) if layers >= 2 * pp * vpp else 1
     if recompute == "selective":
@@ -118,7 +118,7 @@ def _of_megatron(draw: random.Random) -> Plan:
         options["grad_reduce"] = "bf16"
     if moe and draw.random() < 0.3:
         options["dispatcher"] = "allgather"
-    pins = {
+    pins: dict[str, object] = {
         "tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "micro_batch": micro_batch, "offload": 0,
         "sharding": draw.choice(("none", "zero1", "zero1")), "ep": ep, "etp": etp,
         "sequence_parallel": "on" if tp > 1 and (moe or draw.random() < 0.8) else "off", "overlap_tp": "off",

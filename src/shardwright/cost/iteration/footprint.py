@@ -11,12 +11,13 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from shardwright.arrays import Array, Bools, Columns, Floats, Ints
+from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.frameworks.optimizer import update_copy_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.gathers import micro_batches, summed_at_last
 from shardwright.cost.iteration.step import data_parallel, frozen_on
+from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.memory.activations import norm_backward_bytes, shapes_of_kinds
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import (
@@ -37,6 +38,7 @@ from shardwright.cost.memory.sizes import (
 from shardwright.cost.pipeline.in_flight import live_at_end, most_live
 from shardwright.cost.stage.exact import (
     fewest_layers,
+    gone_bytes,
     in_host_bytes,
     kept_bytes,
     last_kept_bytes,
@@ -53,6 +55,9 @@ from shardwright.spec.job import Job
 # Activations and gradients that a rank sends and receives at a time: the four tensors of `_communicate` in
 # megatron/core/pipeline_parallel/p2p_communication.py.
 P2P_BUFFERS = 4  # documented
+# Megatron-Core 0.19 lets go of what it has sent and hands on what it has received, of which interleaved stages have an
+# input and a gradient ahead (pipeline_parallel/schedules.py: `deallocate_output_tensor`, overlapped communication).
+AHEAD = 2  # documented
 
 ROUNDING = 1e-9  # numeric
 
@@ -216,9 +221,11 @@ def _last_kept(context: Context, rows: Strategies, shards: LayerRows, starts: In
 
 def working_set(rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
     """Return the bytes that are live beside the kept activations while a layer of a rank runs backward, [N, P]."""
-    table, longest = shards.table, per_rank(np.diff(starts, axis=1), int(rows.vpp[0])).max(axis=1)
+    table, chunks = shards.table, int(rows.vpp[0])
+    longest = per_rank(np.diff(starts, axis=1), chunks).max(axis=1)
     mode, count = rows.recompute[:, None], rows.recompute_layers[:, None]
-    return live_bytes(table.live, table.group, shards.row[:, None], mode, count, longest)
+    gone = gone_bytes(table.kept, of_pipelines(shards.row, starts, int(starts[0, -1])), mode, count, chunks)
+    return live_bytes(table.live, table.group, shards.row[:, None], mode, count, longest, gone)
 
 
 def fixed_bytes(
@@ -281,23 +288,21 @@ def _updated(context: Context, rows: Strategies, held: HeldParameters) -> Floats
     return trained_share(context.model, context.job) * np.where(whole, held.dense + held.expert, parts)
 
 
-def _staying(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Array:
+def _staying(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
     """Return the bytes of tensors that Megatron-Core keeps from the first step on, [N, P]: those that autograd is given
     in place of gradients, one for each shape of the weights of a rank, the output projection's among them; and what is
     gathered for that projection, or of tokens for experts where all go to all ranks (core_v0.19.2: core/utils.py,
     `GlobalMemoryBuffer`)."""
     model, job, chunks = context.model, context.job, int(rows.vpp[0])
     if not memory_facts(job.framework).megatron_core:
-        return 0.0
+        return np.zeros((len(rows), int(rows.pp[0])))
     total, buffer = np.zeros((2, len(rows), int(rows.pp[0])))
     width, moe = widths_of(job).saved, [kind for kind, layer in enumerate(model.kinds) if layer.moe]
     for column, kinds in enumerate(shapes_of_kinds(model)):
         there = _has(context, starts, kinds, chunks)
         there[:, -1] |= bool(model.mtp_layers) and model.kind_of_layer[-1] in kinds
         total += there * shards.table.dummies[shards.row, column][:, None]
-    if job.trains("language"):
-        joined = 2 * model.hidden**2 * bool(model.mtp_layers)
-        total[:, -1] += width * (model.token_table_parameters + joined) / rows.tp
+    total[:, -1] += of_output(context, rows)
     total = np.where((rows.sharding <= ZERO1)[:, None], total, 0.0)
     message = width * rows.micro_batch * job.seq_len / rows.cp * model.hidden
     split = rows.sequence_parallel & (rows.tp > 1)
@@ -307,6 +312,23 @@ def _staying(context: Context, rows: Strategies, shards: LayerRows, starts: Ints
         buffer = _has(context, starts, frozenset(moe), chunks) * gathered[:, None]
     buffer[:, -1] = np.maximum(buffer[:, -1], message * split)
     return np.asarray(total + buffer)
+
+
+def of_all_layers(context: Context, table: LayerTable, row: Ints) -> Floats:
+    """Return what every stage with layers has at least of tensors that stay, whatever its layers, [N]."""
+    sets = [
+        number for number, kinds in enumerate(shapes_of_kinds(context.model)) if len(kinds) == len(context.model.kinds)
+    ]
+    return np.asarray(table.dummies[row][:, sets].sum(axis=1))
+
+
+def of_output(context: Context, rows: Strategies) -> Floats:
+    """Return the bytes of what autograd is given for the gradients of the output projection, and of the projections of
+    multi-token prediction, [N]."""
+    model, job = context.model, context.job
+    joined = 2 * model.hidden**2 * bool(model.mtp_layers)
+    given = memory_facts(job.framework).megatron_core and job.trains("language")
+    return np.asarray(given * widths_of(job).saved * (model.token_table_parameters + joined) / rows.tp)
 
 
 def _has(context: Context, starts: Ints, kinds: frozenset[int], chunks: int) -> Bools:
@@ -324,15 +346,18 @@ def message_buffers(job: Job, rows: Strategies, boundary: Floats, count: Ints) -
     if ranks == 1:
         return 0.0 * boundary
     rank, alone = np.arange(ranks), rows.vpp[:, None] == 1
-    if not memory_facts(job.framework).stage_buffers:
-        return np.asarray(P2P_BUFFERS * boundary * ~(alone & memory_facts(job.framework).megatron_core) + 0.0 * rank)
+    facts = memory_facts(job.framework)
+    if not facts.stage_buffers:
+        tensors = AHEAD * ~alone if facts.megatron_core else P2P_BUFFERS
+        return np.asarray(tensors * boundary + 0.0 * rank)
     received = 2 * rows.vpp[:, None] - (rank == 0) - (rank == ranks - 1)
     return np.asarray(boundary * (count[:, None] * received + alone * (rank > 0)))
 
 
 def least_message_buffers(job: Job, boundary: Floats, staged: Bools | bool) -> Floats:
     """Return the least of these on a rank that has neighbours (`staged`), beyond what it keeps."""
-    return np.asarray(P2P_BUFFERS * boundary * staged * (not memory_facts(job.framework).stage_buffers))
+    facts = memory_facts(job.framework)
+    return np.asarray(P2P_BUFFERS * boundary * staged * (not (facts.stage_buffers or facts.megatron_core)))
 
 
 def footprint(

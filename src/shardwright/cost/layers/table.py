@@ -207,8 +207,8 @@ def shard_parameters(model: Model, layer: Layer | None, shard: Shard, position: 
         if position == 0:
             return model.embedding_parameters / shard.tp, np.zeros(len(shard.tp))
         more_dense, more_expert = mtp_parameters(model)
-        more_dense = more_dense / shard.tp + model.mtp_layers * _whole(model, model.layers[-1], shard)
-        return head_weights(model) / shard.tp + more_dense, more_expert / (shard.ep * shard.etp)
+        whole = model.mtp_layers * _whole(model, model.layers[-1], shard)
+        return (head_weights(model) + more_dense) / shard.tp + whole, more_expert / (shard.ep * shard.etp)
     dense = model.dense_layer_parameters(layer) / shard.tp + _whole(model, layer, shard)
     return dense, model.expert_layer_parameters(layer) / (shard.ep * shard.etp)
 

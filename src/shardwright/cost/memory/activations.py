@@ -111,7 +111,7 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
             core.append(freed_of_operators(model, layer, shard, job, kept[-1], width=saved))
         else:
             core.append(_freed_of_modules(model, layer, shard, job, scores))
-        again.append(zero if job.options.recompute_modules is None else core[-1])
+        again.append(zero if job.options.recompute_modules is None else core[-1] + _beside_again(layer, shard, job))
         inputs.append(saved * outer * (layer.streams.count if layer.streams else 1))
         moments = (_gradient_bytes, _norm_bytes, _unmerged_bytes, _grouped_bytes, _dispatched_bytes, _engine_bytes)
         gradients.append(np.max(np.stack([of(model, layer, shard, job) for of in moments]), axis=0))
@@ -323,6 +323,16 @@ def _freed_of_modules(model: Model, layer: Layer, shard: Shard, job: Job, scores
     return np.asarray(freed)
 
 
+def _beside_again(layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return what of a module that runs again is there beside its gradients, [M], where else it would be gone by then:
+    what experts' non-linearity gives, until that has run backward (Megatron-LM core_v0.19.2, tensor_parallel/random.py:
+    `CheckpointWithoutOutput`)."""
+    moe = layer.moe
+    if moe is None or not repeats(job) & ACTIVATION or not memory_facts(job.framework).megatron_core:
+        return np.zeros(len(shard.tp))
+    return np.asarray(_expert_input(job) * _routed(moe, shard, job) * moe.expert_width / shard.etp)
+
+
 def _viewed_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
     """Return what core attention that runs again keeps of its projection, [M]: values as it is given them are a part of
     one with the queries and keys before their rotation, which Transformer Engine else copies out of it."""
@@ -331,7 +341,8 @@ def _viewed_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
         return total
     if not memory_facts(job.framework).megatron_core or attention.reused is not None:
         return total
-    width = attention.query_width / shard.tp + attention.key_width * np.maximum(1.0 / shard.tp, 1.0 / attention.kv_heads)
+    keys = attention.key_width * np.maximum(1.0 / shard.tp, 1.0 / attention.kv_heads)
+    width = attention.query_width / shard.tp + keys
     return np.asarray(widths_of(job).saved * tokens(shard, job) * width)
 
 
@@ -502,9 +513,9 @@ def _engine_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
     if layer.moe is not None:
         after = _moe_bytes(model, layer.moe, shard, job)
     if attention is not None:
-        queries, kept = attention.query_width, attention.out_width + _attention_inputs(attention)
-        of_attention = size * (SINGLE * queries + widths.saved * kept) / shard.tp + widths.saved * outer * model.hidden
-        total = np.maximum(total, np.where(shard.flash, of_attention - after - widths.saved * outer * model.hidden, 0.0))
+        kept = attention.out_width + _attention_inputs(attention)
+        of_attention = size * (SINGLE * attention.query_width + widths.saved * kept) / shard.tp
+        total = np.maximum(total, np.where(shard.flash, of_attention - after, 0.0))
     return np.asarray(total)
 
 
@@ -531,7 +542,8 @@ def _dispatched_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Flo
         gathered = outer * shard.ep * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
         sent = saved * routed + (saved + single) * gathered
     else:
-        sent = saved * (routed / shard.etp * (1.0 + (shard.ep > 1) * ~alone) + routed * (1.0 + (~alone | (shard.ep > 1))))
+        own = 1.0 + (shard.ep > 1) * ~alone
+        sent = saved * routed * (own / shard.etp + 1.0 + (~alone | (shard.ep > 1)))
     return np.asarray(outside * sent + saved * outer * model.hidden * bool(moe.shared_width))
 
 

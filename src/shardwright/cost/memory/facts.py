@@ -47,8 +47,9 @@ class MemoryFacts:
     whether it is Megatron-Core 0.19 in layers of Transformer Engine 2.8: gradients of weights are added to their
     buffers inside products, and autograd is given a tensor in 16 bits for each shape of a weight, which stays
     (transformer_engine/pytorch/module/base.py: `get_dummy_wgrad`); a non-linearity runs backward in one kernel; tokens
-    go to experts by its dispatchers, and what the output projection gathers has a buffer that stays. `keys_gathered`: whether context-parallel ranks keep the keys and values of all (torchtitan's
-    FlexAttention, torch/distributed/tensor/experimental/_context_parallel/_attention.py 2.13: `flex_cp_allgather`).
+    go to experts by its dispatchers, and what the output projection gathers has a buffer that stays. `keys_gathered`:
+    whether context-parallel ranks keep the keys and values of all (torchtitan's FlexAttention, torch/distributed/
+    tensor/experimental/_context_parallel/_attention.py 2.13: `flex_cp_allgather`).
     `inputs_whole`: whether a product whose input tensor-parallel ranks gather keeps it whole for its weights' gradients
     (torchtitan: neither DTensor nor PyTorch's partitioner gathers again, torch/_functorch/partitioners.py 2.13:
     `force_save_collectives`), where others keep each rank's part and gather anew.

@@ -11,6 +11,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,16 +25,16 @@ LINEAR, NORM, EXPERTS, ATTENTION, ROTATION, ADAM, SQUARES = (
 )  # fmt: skip
 SHIMS = {
     LINEAR: "keep their input, before and after a norm that is fused with them, gather it anew for the gradient of the "
-    "weight, which goes to its buffer, and give autograd one empty tensor for all weights of a shape (module/linear.py, "
-    "module/layernorm_linear.py, module/base.py: get_dummy_wgrad)",
+    "weight, which goes to its buffer, and give autograd one empty tensor for all weights of a shape (module/{linear,"
+    "layernorm_linear,base}.py: get_dummy_wgrad)",
     NORM: "keep their input, made contiguous, and an fp32 number a row (ops/basic/rmsnorm.py)",
     EXPERTS: "keep the rows of all experts, and give autograd an empty tensor for the gradient of each weight "
     "(module/grouped_linear.py)",
-    ATTENTION: "keeps q, k, v, its output and an fp32 number a row and head; makes q, k and v contiguous unless they lie "
-    "interleaved in one tensor (attention/dot_product_attention/utils.py: get_qkv_layout); on context-parallel ranks "
-    "keys and values of all go through buffers of this one (context_parallel.py: AttnFuncWithCPAndKVP2P)",
-    ROTATION: "keeps its angles alone (attention/rope.py: FusedRoPEFunc; of latent attention Megatron-Core's own kernel, "
-    "fusions/fused_mla_yarn_rope_apply.py)",
+    ATTENTION: "keeps q, k, v, its output and an fp32 number a row and head; makes q, k and v contiguous unless they "
+    "lie interleaved in one tensor (attention/dot_product_attention/utils.py: get_qkv_layout); on context-parallel "
+    "ranks keys and values of all go through buffers of this one (context_parallel.py: AttnFuncWithCPAndKVP2P)",
+    ROTATION: "keeps its angles alone (attention/rope.py: FusedRoPEFunc; of latent attention Megatron-Core's own "
+    "kernel, fusions/fused_mla_yarn_rope_apply.py)",
     ADAM: "updates in place (optimizers/fused_adam.py)",
     SQUARES: "multi-tensor kernels; one number a bucket",
 }
@@ -140,7 +141,9 @@ class Linear(torch.nn.Module):
         outputs = out_features // tp_size if by_columns else out_features
         split = {"tensor_model_parallel": by_rows or by_columns, "partition_dim": int(by_rows), "partition_stride": 1}
         self.weight = _parameter(outputs, inputs, dtype=params_dtype, **split)
-        self.bias = _parameter(outputs, dtype=params_dtype, sequence_parallel=by_rows and sequence_parallel) if bias else None
+        self.bias = (
+            _parameter(outputs, dtype=params_dtype, sequence_parallel=by_rows and sequence_parallel) if bias else None
+        )
         self.use_bias, self.te_return = bias, return_bias
         self.parallel_mode, self.tp_size, self.tp_group = parallel_mode, tp_size, tp_group
         self.sequence_parallel = sequence_parallel and tp_size > 1
@@ -148,7 +151,7 @@ class Linear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, **_: Any) -> Any:
         bias = None if self.te_return else self.bias
-        out = Product.apply(x, self.weight, bias, None, self)  # type: ignore[no-untyped-call]
+        out = Product.apply(x, self.weight, bias, None, self)
         return (out, self.bias) if self.te_return else out
 
 
@@ -163,7 +166,7 @@ class LayerNormLinear(Linear):
 
     def forward(self, x: torch.Tensor, **_: Any) -> Any:
         bias = None if self.te_return else self.bias
-        out = Product.apply(x, self.weight, bias, self.layer_norm_weight, self, self.layer_norm_bias)  # type: ignore[no-untyped-call]
+        out = Product.apply(x, self.weight, bias, self.layer_norm_weight, self, self.layer_norm_bias)
         return (out, self.bias) if self.te_return else out
 
 
@@ -245,12 +248,11 @@ class RMSNorm(torch.nn.Module):
         **_: Any,
     ) -> None:  # fmt: skip
         super().__init__()
-        kind = {"dtype": params_dtype, "sequence_parallel": sequence_parallel}
-        self.weight = _parameter(normalized_shape, **kind)
-        self.bias = _parameter(normalized_shape, **kind) if self.biased else None
+        make = partial(_parameter, normalized_shape, dtype=params_dtype, sequence_parallel=sequence_parallel)
+        self.weight, self.bias = make(), make() if self.biased else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = Normed.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        out: torch.Tensor = Normed.apply(x, self.weight, self.bias)
         return out
 
 
@@ -295,7 +297,7 @@ class GroupedLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, splits: Sequence[int], **_: Any) -> torch.Tensor:
         weights = [getattr(self, f"weight{number}") for number in range(self.num_gemms)]
-        out: torch.Tensor = GroupedProduct.apply(x, *weights)  # type: ignore[no-untyped-call]
+        out: torch.Tensor = GroupedProduct.apply(x, *weights)
         return out
 
 
@@ -326,7 +328,7 @@ class GroupedProduct(torch.autograd.Function):
 
 def rotated(t: torch.Tensor, freqs: torch.Tensor, **_: Any) -> torch.Tensor:
     """Return queries or keys after their rotation."""
-    out: torch.Tensor = Rotation.apply(t, freqs)  # type: ignore[no-untyped-call]
+    out: torch.Tensor = Rotation.apply(t, freqs)
     return out
 
 
@@ -372,7 +374,7 @@ def rotated_keys_and_values(
     both: torch.Tensor, part: torch.Tensor, cos: Any, sin: Any, width: int, key: int, value: int, *_: Any
 ) -> Any:
     """Return the keys and the values of latent attention."""
-    return LatentRotation.apply(both, part, key, value)  # type: ignore[no-untyped-call]
+    return LatentRotation.apply(both, part, key, value)
 
 
 class DotProductAttention(torch.nn.Module):
@@ -385,7 +387,7 @@ class DotProductAttention(torch.nn.Module):
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         if not _interleaved(query, key, value):
             query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-        out: torch.Tensor = Attention.apply(query, key, value, self.ways)  # type: ignore[no-untyped-call]
+        out: torch.Tensor = Attention.apply(query, key, value, self.ways)
         return out.reshape(*out.shape[:2], -1)
 
 
@@ -395,7 +397,8 @@ def _interleaved(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) ->
     if len({(part.untyped_storage()._cdata, part.shape, part.stride()) for part in parts}) > 1:
         return False
     size = query.shape[-1]
-    return [part.storage_offset() for part in parts] in ([0, size, 2 * size], [0, *(query[0, 0].numel() * n for n in (1, 2))])
+    steps = (size, query[0, 0].numel())
+    return [part.storage_offset() for part in parts] in [[0, step, 2 * step] for step in steps]
 
 
 class Attention(torch.autograd.Function):

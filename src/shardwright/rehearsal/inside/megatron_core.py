@@ -14,6 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 
 from shardwright.rehearsal.inside import fused_modules
@@ -75,7 +76,7 @@ def _split_evenly(args: Any, meter: Meter) -> None:
     tokens = args.micro_batch_size * args.seq_length // args.context_parallel_size
     if args.sequence_parallel:
         tokens //= args.tensor_model_parallel_size
-    routed = [tokens * args.moe_router_topk]
+    routed = [tokens * args.moe_router_topk] * 2
     together = routed[0] * (args.expert_tensor_parallel_size or args.tensor_model_parallel_size)
     even_lists(lambda: routed[-1])
 
@@ -86,9 +87,11 @@ def _split_evenly(args: Any, meter: Meter) -> None:
         return moved, weights
 
     def counted(run: Callable[..., Any], rows: int) -> Callable[..., Any]:
-        def with_rows(*args: Any, **kwargs: Any) -> Any:
-            routed[-1] = rows
-            return run(*args, **kwargs)
+        def with_rows(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if rows == together and getattr(self, "output_splits_tp", None) is not None:
+                self.output_splits_tp = np.full(together // routed[0], routed[0])
+            routed[1] = rows
+            return run(self, *args, **kwargs)
 
         return with_rows
 
@@ -170,7 +173,9 @@ def _models(args: Any, config: Any, meter: Meter) -> list[Any]:
         spec = specs.get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=chunk)
         ahead = None
         if last and args.mtp_num_layers:  # as pretrain_gpt.py has it
-            like = spec if spec.layer_specs else specs.get_gpt_decoder_layer_specs(config, use_transformer_engine=True)[-1]
+            like = (
+                spec if spec.layer_specs else specs.get_gpt_decoder_layer_specs(config, use_transformer_engine=True)[-1]
+            )
             ahead = specs.get_gpt_mtp_block_spec(config, like, use_transformer_engine=True, vp_stage=chunk)
         model = gpt(
             config=config, transformer_layer_spec=spec, mtp_block_spec=ahead, vocab_size=vocab,

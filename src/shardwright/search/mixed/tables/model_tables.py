@@ -12,7 +12,7 @@ import numpy as np
 from shardwright.arrays import Floats
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.iteration.footprint import least_message_buffers
+from shardwright.cost.iteration.footprint import least_message_buffers, of_all_layers, of_output
 from shardwright.cost.iteration.orthogonalisation import running_product_seconds
 from shardwright.cost.iteration.step import BUCKET_SHARE, message_bytes, optimizer_seconds, tied_bytes
 from shardwright.cost.layers.table import running_sums
@@ -179,13 +179,13 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "near": transfer_seconds(links, size, no),
         "far": transfer_seconds(links, size, yes),
         "room_bytes": room_for_tensors(job, context.memory_limit_bytes) * ones,
-        "fixed_bytes": single,
+        "fixed_bytes": single + of_all_layers(context, table, row),
         "staged_bytes": least_message_buffers(job, table.boundary[row], True) + gathered - single,
         "tower_again": table.tower_again[row],
         "frozen_bytes": copied_bytes(model, job)[0] * table.frozen[row],
         "live": table.live[row],
         "group": table.group[row],
-        "logit_bytes": logits + table.before_logits[row],
+        "logit_bytes": logits + table.before_logits[row] + of_output(context, rows),
         "state_bytes": state.weights + state.gradients + (state.optimizer - shared),
         "shared_bytes": shared,
         "ends_bytes": ends.optimizer - state.optimizer + ends.weights - state.weights,
