@@ -1,6 +1,6 @@
 """Plans drawn at random for rehearsals, and how far the account is from what they took:
 
-    python -m tests.rehearsal.draws [--trainer fsdp|"few bits"|train] [--seeds 0 40] [--python …]
+    python -m tests.rehearsal.draws [--trainer fsdp|"few bits"|train|megatron] [--seeds 0 40] [--python …]
 
 prints each distance, and for each trainer the median, the 90th percentile, the lowest and the highest.
 """
@@ -8,6 +8,7 @@ prints each distance, and for each trainer the median, the 90th percentile, the 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -101,12 +102,7 @@ def _of_megatron(draw: random.Random) -> Plan:
     layers = pp * draw.choice((1, 2, 3)) + (draw.choice((0, 0, 1)) if pp > 1 else 1)
     if pp > 1 and layers >= 2 * pp and draw.random() < 0.5:
         layers, vpp = layers // (2 * pp) * 2 * pp, 2
-    kept = model.layers[: layers - 1] if len(model.kinds) > 1 else ()
-    last = model.layers[-1]
-    if last.moe is not None:
-        last = replace(last, moe=replace(last.moe, experts=min(last.moe.experts, MOST_EXPERTS)))
-    kept = tuple(replace(layer, moe=last.moe) if layer.moe else layer for layer in kept)
-    model = replace(model, layers=(*kept, *(last,) * (layers - len(kept))))
+    model = of_layers(model, layers)
     micro_batch, length = draw.choice((1, 1, 2)), draw.choice((1024, 2048, 4096, 8192))
     recompute = draw.choice(("none", "none", "selective", "uniform", "block"))
     options: dict[str, object] = {"recompute": recompute}
@@ -127,8 +123,18 @@ def _of_megatron(draw: random.Random) -> Plan:
     return _best(model, "megatron", tp * cp * pp * dp, length, dp * micro_batch * times, pins | options)
 
 
+def of_layers(model: Model, layers: int) -> Model:
+    """Return a model of the first layers of another and its last, repeated where all are alike, with few experts."""
+    last = model.layers[-1]
+    if last.moe is not None:
+        last = replace(last, moe=replace(last.moe, experts=min(last.moe.experts, MOST_EXPERTS)))
+    kept = model.layers[: layers - 1] if len(model.kinds) > 1 else ()
+    kept = tuple(replace(layer, moe=last.moe) if layer.moe else layer for layer in kept)
+    return replace(model, layers=(*kept, *(last,) * (layers - len(kept))))
+
+
 def modules_of(model: Model) -> list[str]:
-    """Return modules that selective recomputation can name for a model, one or two at a time."""
+    """Return the modules that selective recomputation can name for a model."""
     kinds = model.kinds
     there = {
         "core_attn": True, "mlp": any(kind.mlp for kind in kinds), "moe": any(kind.moe for kind in kinds),
@@ -143,9 +149,8 @@ DRAWS: Mapping[str, Callable[[int], Plan]] = {
     "fsdp": of_fsdp, "few bits": of_few_bits, "train": of_train, "megatron": of_megatron,
 }  # fmt: skip
 NEEDS = {"fsdp": ("transformers", "peft"), "few bits": ("transformers", "peft", "bitsandbytes", "torchao")}
-SKIPPED = {
-    "torchtitan": "has plans of its own (test_torchtitan)", "megatron": "needs an environment of its own",
-}  # fmt: skip
+PYTHONS = {"megatron": os.environ.get("SHARDWRIGHT_MEGATRON_PYTHON") or None}  # environments of their own
+SKIPPED = {"torchtitan": "has plans of its own (test_torchtitan)"}
 
 
 def _model(draw: random.Random, fewest: int, most: int) -> Model:
@@ -177,9 +182,17 @@ def setting(plan: Plan) -> str:
     adapter += ", all on the host" if plan.optimizer.offload else ""
     adapter += f", {plan.job.optimizer}" if plan.job.optimizer != "adam" else ""
     gathered = f", gradients summed in {plan.job.options.gradient_sync}" if plan.job.options.gradient_sync else ""
+    degrees = {
+        "tp": stage.tensor_parallel, "cp": stage.context_parallel, "ep": stage.expert_parallel,
+        "etp": stage.expert_tensor_parallel, "pp": len(replica.stages), "vpp": plan.schedule.virtual_stages,
+        "dp": plan.data_parallel,
+    }  # fmt: skip
+    words = " ".join(f"{name} {ways}" for name, ways in degrees.items() if ways > 1) or "one GPU"
+    recompute = " ".join(map(str, (stage.recompute.method or stage.recompute.granularity, stage.recompute.layers or "")))
+    modules = " of " + "+".join(plan.job.options.recompute_modules) if plan.job.options.recompute_modules else ""
     return (
-        f"{plan.model.name}, {len(plan.model.layers)} layers, tp {stage.tensor_parallel} pp {len(replica.stages)} dp"
-        f" {plan.data_parallel}, {plan.optimizer.sharding}, {stage.recompute.granularity}, {plan.job.seq_len} tokens,"
+        f"{plan.model.name}, {len(plan.model.layers)} layers, {words}, {plan.optimizer.sharding},"
+        f" {recompute.strip()}{modules}, {plan.job.seq_len} tokens,"
         f" {replica.micro_batches} x {plan.micro_batch}{adapter}{gathered}"
     )
 
@@ -199,7 +212,7 @@ def main() -> None:
         distances = []
         for seed in range(*arguments.seeds):
             plan = DRAWS[trainer](seed)
-            rank = one_rank(plan, seed, arguments.python)
+            rank = one_rank(plan, seed, arguments.python or PYTHONS.get(trainer))
             distances.append(rank.difference)
             computed = rank.figures["flops"]  # none where a rank has the embedding alone
             flops = rank.expected.flops / computed - 1.0 if computed else 0.0

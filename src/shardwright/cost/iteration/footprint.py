@@ -38,7 +38,6 @@ from shardwright.cost.memory.sizes import (
 from shardwright.cost.pipeline.in_flight import live_at_end, most_live
 from shardwright.cost.stage.exact import (
     fewest_layers,
-    gone_bytes,
     in_host_bytes,
     kept_bytes,
     last_kept_bytes,
@@ -55,9 +54,10 @@ from shardwright.spec.job import Job
 # Activations and gradients that a rank sends and receives at a time: the four tensors of `_communicate` in
 # megatron/core/pipeline_parallel/p2p_communication.py.
 P2P_BUFFERS = 4  # documented
-# Megatron-Core 0.19 lets go of what it has sent and hands on what it has received, of which interleaved stages have an
-# input and a gradient ahead (pipeline_parallel/schedules.py: `deallocate_output_tensor`, overlapped communication).
-AHEAD = 2  # documented
+# What Megatron-Core 0.19 holds of a pipeline's messages beside inputs (pipeline_parallel/schedules.py): the gradient
+# received until a backward pass ends, and the input before with its gradient until the next one is sent; of interleaved
+# stages an input and a gradient that have come ahead.
+RECEIVED, BEFORE, AHEAD = 1, 2, 2  # documented
 
 ROUNDING = 1e-9  # numeric
 
@@ -221,11 +221,9 @@ def _last_kept(context: Context, rows: Strategies, shards: LayerRows, starts: In
 
 def working_set(rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
     """Return the bytes that are live beside the kept activations while a layer of a rank runs backward, [N, P]."""
-    table, chunks = shards.table, int(rows.vpp[0])
-    longest = per_rank(np.diff(starts, axis=1), chunks).max(axis=1)
+    table, longest = shards.table, per_rank(np.diff(starts, axis=1), int(rows.vpp[0])).max(axis=1)
     mode, count = rows.recompute[:, None], rows.recompute_layers[:, None]
-    gone = gone_bytes(table.kept, of_pipelines(shards.row, starts, int(starts[0, -1])), mode, count, chunks)
-    return live_bytes(table.live, table.group, shards.row[:, None], mode, count, longest, gone)
+    return live_bytes(table.live, table.group, shards.row[:, None], mode, count, longest)
 
 
 def fixed_bytes(
@@ -348,7 +346,8 @@ def message_buffers(job: Job, rows: Strategies, boundary: Floats, count: Ints) -
     rank, alone = np.arange(ranks), rows.vpp[:, None] == 1
     facts = memory_facts(job.framework)
     if not facts.stage_buffers:
-        tensors = AHEAD * ~alone if facts.megatron_core else P2P_BUFFERS
+        in_turn = RECEIVED * (rank < ranks - 1) + BEFORE * (rank > 0) * (count > 1)[:, None]
+        tensors = np.where(alone, in_turn, AHEAD) if facts.megatron_core else P2P_BUFFERS
         return np.asarray(tensors * boundary + 0.0 * rank)
     received = 2 * rows.vpp[:, None] - (rank == 0) - (rank == ranks - 1)
     return np.asarray(boundary * (count[:, None] * received + alone * (rank > 0)))

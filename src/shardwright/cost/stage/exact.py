@@ -17,7 +17,7 @@ import numpy as np
 
 from shardwright.arrays import Array, Bools, Columns, Floats, Ints, distinct, least_enough
 from shardwright.cost.network.collectives import exposed_seconds
-from shardwright.cost.stage.terms import AGAIN, FIRST, GROUPED, LEAN, REST, STATES, WHOLE
+from shardwright.cost.stage.terms import AGAIN, FIRST, GROUPED, LEAN, REST, STATES
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
 from shardwright.records import record
 
@@ -112,33 +112,13 @@ def in_host_bytes(offloaded: Floats, stages: Ranges, mode: Array | int, count: A
 
 
 def live_bytes(
-    live: Floats,
-    group: Floats,
-    row: Ints,
-    mode: Array | int,
-    count: Array | int,
-    longest: Array | int,
-    gone: Array | float = 0.0,
+    live: Floats, group: Floats, row: Ints, mode: Array | int, count: Array | int, longest: Array | int
 ) -> Floats:
     """Return the bytes that live beside what is kept while a layer runs backward, of stages with the rows `row` of
     tables: `live` [M, 3] by state, `group` [M] for each layer that runs again together, up to the `longest` of a rank's
-    stages; a rank without layers may have one of multi-token prediction. When layers run again before which others have
-    run backward, `gone` is what these kept (`gone_bytes`)."""
+    stages; a rank without layers may have one of multi-token prediction."""
     together = np.where(GROUPED[mode], np.minimum(count, np.maximum(longest, 1)), FIRST[mode] == AGAIN)
-    beside = group[row] * together + live[row, FIRST[mode]]
-    return np.asarray(np.where(gone == 0.0, beside, np.maximum(beside - gone, live[row, REST[mode]])))
-
-
-def gone_bytes(kept: Floats, stages: Ranges, mode: Array | int, count: Array | int, chunks: int) -> Floats:
-    """Return the least that the layers of a chunk of each rank keep which run backward before others run again, [N, P]:
-    under method `block` all after its first `count`, else none; `kept` as in `kept_bytes`."""
-    block = (FIRST[mode] == AGAIN) & (REST[mode] == WHOLE)
-    if not np.any(block):
-        return np.zeros(1)
-    after = stages.layers(kept, WHOLE) - stages.first(kept, count, WHOLE)
-    after = np.where(stages.length > 0, np.where(block, after, 0.0), np.inf)
-    least = per_rank(after, chunks).min(axis=1)
-    return np.where(np.isfinite(least), least, 0.0)
+    return np.asarray(group[row] * together + live[row, FIRST[mode]])
 
 
 def repeated_seconds(
@@ -255,8 +235,7 @@ def _leanest(
     longest, offloads = stages.length, bool(layers.offloaded.any())
 
     def on_gpu(number: Ints) -> Floats:
-        gone = stages.layers(layers.kept, WHOLE) - stages.first(layers.kept, number, WHOLE) if mode == BLOCK else 0.0
-        beside = np.maximum(live_bytes(layers.live, layers.group, stages.row, mode, number, longest, gone), logits)
+        beside = np.maximum(live_bytes(layers.live, layers.group, stages.row, mode, number, longest), logits)
         return np.asarray(kept_bytes(layers.kept, stages, mode, number) * flight + beside)
 
     def needed(number: Ints) -> Floats:

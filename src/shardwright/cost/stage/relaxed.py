@@ -81,13 +81,13 @@ def least_repeated(layer: LeastLayer, modes: Sequence[int], layers: float, room:
     return least
 
 
-def fewest_repeated(kept: Floats, layers: Array, flight: Ints, room: Floats) -> Ints:
+def fewest_repeated(kept: Floats, group: Floats, layers: Array, flight: Ints, room: Floats) -> Ints:
     """Return the least layers of each stage of a rank that run again, [N], where its `layers`, counted for each
-    micro-batch in flight, keep `kept` [N, 3] bytes by state, and `flight` stages hold any; 0 where nothing or modules
-    of a layer alone need to run again to stay within `room`."""
+    micro-batch in flight, keep `kept` [N, 3] bytes by state, `flight` stages hold any, and `group` bytes a layer live
+    beside what is kept; 0 where nothing or modules of a layer alone need to run again to stay within `room`."""
     whole, lean, inputs = kept.T
     short = whole * layers - room
-    number = np.ceil(short / (np.maximum(flight, 1.0) * np.maximum(whole - inputs, BYTE)))
+    number = np.ceil((short + group) / (np.maximum(flight, 1.0) * np.maximum(whole - inputs, BYTE)))
     return np.where((short > 0) & (lean * layers > room), np.clip(number, 1, None), 0).astype(np.int64)
 
 

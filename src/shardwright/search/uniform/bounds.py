@@ -205,7 +205,7 @@ def _layers_to_recompute(context: Context, rows: Strategies, shards: LayerRows, 
         flying = in_flight(rows.pp, rows.vpp, count, rank)
         live = _live_layers(rows, split, flying) if rank == 0 else flying * split.share
         exists = (rows.vpp == 1) & (rows.pp > 2) | (rank == 0)
-        fewest = np.maximum(fewest, np.where(exists, fewest_repeated(kept, live, flying, room), 0))
+        fewest = np.maximum(fewest, np.where(exists, fewest_repeated(kept, table.group[row], live, flying, room), 0))
     return fewest
 
 

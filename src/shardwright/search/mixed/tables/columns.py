@@ -21,7 +21,6 @@ from shardwright.cost.network.collectives import Fabric, Group, group, reduce_se
 from shardwright.cost.stage.exact import live_bytes
 from shardwright.cost.stage.relaxed import LeastLayer, again_by_state
 from shardwright.cost.stage.terms import MODES, WHOLE
-from shardwright.cost.strategies import BLOCK
 from shardwright.records import record
 
 UNLIKE = 0.02  # part by which the quickest layer may be below the mean for all to count as the quickest one
@@ -192,9 +191,7 @@ class Table:
     def beside(self, *, last: bool) -> Floats:
         """Return what lives at least beside what is kept while a stage runs backward, by mode, [G, 4]: on the last one
         it alternates with the logits."""
-        modes = np.arange(len(MODES))
-        gone = self.group[:, None] * (modes == BLOCK)  # at most what a layer kept that runs backward before
-        least = live_bytes(self.live, self.group, np.arange(self.types)[:, None], modes, 1, 1, gone)
+        least = live_bytes(self.live, self.group, np.arange(self.types)[:, None], np.arange(len(MODES)), 1, 1)
         return np.maximum(least, self.logit_bytes[:, None]) if last else least
 
     def links_seen(self, kind: int, others: Iterable[int] = ()) -> Fabric:
