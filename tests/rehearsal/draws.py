@@ -188,7 +188,9 @@ def setting(plan: Plan) -> str:
         "dp": plan.data_parallel,
     }  # fmt: skip
     words = " ".join(f"{name} {ways}" for name, ways in degrees.items() if ways > 1) or "one GPU"
-    recompute = " ".join(map(str, (stage.recompute.method or stage.recompute.granularity, stage.recompute.layers or "")))
+    recompute = " ".join(
+        map(str, (stage.recompute.method or stage.recompute.granularity, stage.recompute.layers or ""))
+    )
     modules = " of " + "+".join(plan.job.options.recompute_modules) if plan.job.options.recompute_modules else ""
     return (
         f"{plan.model.name}, {len(plan.model.layers)} layers, {words}, {plan.optimizer.sharding},"

@@ -111,7 +111,8 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
             core.append(freed_of_operators(model, layer, shard, job, kept[-1], width=saved))
         else:
             core.append(_freed_of_modules(model, layer, shard, job, scores))
-        again.append(zero if job.options.recompute_modules is None else core[-1] + _beside_again(layer, shard, job))
+        repeated = np.maximum(core[-1], 0.0) + _beside_again(layer, shard, job)
+        again.append(zero if job.options.recompute_modules is None else repeated)
         inputs.append(saved * outer * (layer.streams.count if layer.streams else 1))
         moments = (_gradient_bytes, _norm_bytes, _unmerged_bytes, _grouped_bytes, _dispatched_bytes, _engine_bytes)
         gradients.append(np.max(np.stack([of(model, layer, shard, job) for of in moments]), axis=0))
