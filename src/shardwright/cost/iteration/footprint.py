@@ -17,8 +17,7 @@ from shardwright.cost.frameworks.optimizer import update_copy_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.gathers import micro_batches, summed_at_last
 from shardwright.cost.iteration.step import data_parallel, frozen_on
-from shardwright.cost.layers.table import LayerTable
-from shardwright.cost.memory.activations import norm_backward_bytes, shapes_of_kinds
+from shardwright.cost.memory.activations import norm_backward_bytes
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import (
     StateBytes,
@@ -54,10 +53,9 @@ from shardwright.spec.job import Job
 # Activations and gradients that a rank sends and receives at a time: the four tensors of `_communicate` in
 # megatron/core/pipeline_parallel/p2p_communication.py.
 P2P_BUFFERS = 4  # documented
-# What Megatron-Core 0.19 holds of a pipeline's messages beside inputs (pipeline_parallel/schedules.py): the gradient
-# received until a backward pass ends, and the input before with its gradient until the next one is sent; of interleaved
-# stages an input and a gradient that have come ahead.
-RECEIVED, BEFORE, AHEAD = 1, 2, 2  # documented
+# Those that Megatron-Core 0.19 holds beside inputs of layers (pipeline_parallel/schedules.py): the input before with
+# its gradient until the next one is sent, or of interleaved stages an input and a gradient that have come ahead.
+HELD_MESSAGES = 2  # documented
 
 ROUNDING = 1e-9  # numeric
 
@@ -148,8 +146,8 @@ def held_parameters(context: Context, rows: Strategies, shards: LayerRows, start
         else:
             rank = np.arange(dense.shape[1])
             tied = table_of_tokens * ((rank == 0) | (rank == len(rank) - 1))
-    elif _embeds_again(context, rows):
-        again = (context.model.embedding_parameters / rows.tp)[:, None] * (np.arange(dense.shape[1]) == rows.pp[0] - 1)
+    elif rows.pp[0] > 1 and embedded_again(context):
+        again = (embedded_again(context) / rows.tp)[:, None] * (np.arange(dense.shape[1]) == rows.pp[0] - 1)
         dense, ends = dense + again, ends + again
     replicated: Floats | float = 0.0
     if context.job.adapters:
@@ -159,11 +157,12 @@ def held_parameters(context: Context, rows: Strategies, shards: LayerRows, start
     return HeldParameters(dense=dense, expert=expert, ends=ends, tied=tied, replicated=replicated, frozen=frozen)
 
 
-def _embeds_again(context: Context, rows: Strategies) -> bool:
-    """Whether the last rank has a copy of the embedding for multi-token prediction (Megatron-LM core_v0.19.2:
-    models/gpt/gpt_model.py, `mtp_process`)."""
-    megatron_core = memory_facts(context.job.framework).megatron_core
-    return bool(context.model.mtp_layers) and megatron_core and int(rows.pp[0]) > 1
+def embedded_again(context: Context) -> int:
+    """Return the parameters of the copy of the embedding that the last rank of a pipeline has for multi-token
+    prediction, unless it has one already (Megatron-LM core_v0.19.2: models/gpt/gpt_model.py, `mtp_process`)."""
+    model, megatron_core = context.model, memory_facts(context.job.framework).megatron_core
+    there = bool(model.mtp_layers) and megatron_core and not model.tied_embeddings
+    return model.embedding_parameters * there
 
 
 def states(context: Context, rows: Strategies, shards: LayerRows, held: HeldParameters) -> StateBytes:
@@ -286,53 +285,32 @@ def _updated(context: Context, rows: Strategies, held: HeldParameters) -> Floats
     return trained_share(context.model, context.job) * np.where(whole, held.dense + held.expert, parts)
 
 
-def _staying(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
-    """Return the bytes of tensors that Megatron-Core keeps from the first step on, [N, P]: those that autograd is given
-    in place of gradients, one for each shape of the weights of a rank, the output projection's among them; and what is
-    gathered for that projection, or of tokens for experts where all go to all ranks (core_v0.19.2: core/utils.py,
-    `GlobalMemoryBuffer`)."""
-    model, job, chunks = context.model, context.job, int(rows.vpp[0])
-    if not memory_facts(job.framework).megatron_core:
-        return np.zeros((len(rows), int(rows.pp[0])))
-    total, buffer = np.zeros((2, len(rows), int(rows.pp[0])))
-    width, moe = widths_of(job).saved, [kind for kind, layer in enumerate(model.kinds) if layer.moe]
-    for column, kinds in enumerate(shapes_of_kinds(model)):
-        there = _has(context, starts, kinds, chunks)
-        there[:, -1] |= bool(model.mtp_layers) and model.kind_of_layer[-1] in kinds
-        total += there * shards.table.dummies[shards.row, column][:, None]
-    total[:, -1] += of_output(context, rows)
-    total = np.where((rows.sharding <= ZERO1)[:, None], total, 0.0)
-    message = width * rows.micro_batch * job.seq_len / rows.cp * model.hidden
-    split = rows.sequence_parallel & (rows.tp > 1)
-    if moe and job.options.dispatcher == "allgather":
-        ranks = rows.ep * rows.etp
-        gathered = message / np.where(split, rows.tp, 1) * ranks * (ranks > 1)
-        buffer = _has(context, starts, frozenset(moe), chunks) * gathered[:, None]
-    buffer[:, -1] = np.maximum(buffer[:, -1], message * split)
-    return np.asarray(total + buffer)
-
-
-def of_all_layers(context: Context, table: LayerTable, row: Ints) -> Floats:
-    """Return what every stage with layers has at least of tensors that stay, whatever its layers, [N]."""
-    sets = [
-        number for number, kinds in enumerate(shapes_of_kinds(context.model)) if len(kinds) == len(context.model.kinds)
-    ]
-    return np.asarray(table.dummies[row][:, sets].sum(axis=1))
-
-
-def of_output(context: Context, rows: Strategies) -> Floats:
-    """Return the bytes of what autograd is given for the gradients of the output projection, and of the projections of
-    multi-token prediction, [N]."""
+def staying_bytes(context: Context, rows: Strategies, shards: LayerRows) -> tuple[Floats, Floats]:
+    """Return the bytes of tensors that Megatron-Core keeps from the first step on, on every rank that has layers and
+    more on the last one, [N] each: those that autograd is given in place of gradients, one for each shape of a weight;
+    and what is gathered for the output projection, or of tokens for experts where all go to all ranks (core_v0.19.2:
+    core/utils.py, `GlobalMemoryBuffer`)."""
     model, job = context.model, context.job
+    if not memory_facts(job.framework).megatron_core:
+        return np.zeros(len(rows)), np.zeros(len(rows))
+    width, split = widths_of(job).saved, rows.sequence_parallel & (rows.tp > 1)
+    whole = (rows.sharding <= ZERO1) * job.trains("language")
     joined = 2 * model.hidden**2 * bool(model.mtp_layers)
-    given = memory_facts(job.framework).megatron_core and job.trains("language")
-    return np.asarray(given * widths_of(job).saved * (model.token_table_parameters + joined) / rows.tp)
+    output = whole * width * (model.token_table_parameters + joined) / rows.tp
+    message = width * rows.micro_batch * job.seq_len / rows.cp * model.hidden
+    ranks = rows.ep * rows.etp * any(layer.moe for layer in model.kinds)
+    gathered = message / np.where(split, rows.tp, 1) * ranks * (ranks > 1) * (job.options.dispatcher == "allgather")
+    return whole * shards.table.dummies[shards.row] + gathered, output + np.maximum(message * split - gathered, 0.0)
 
 
-def _has(context: Context, starts: Ints, kinds: frozenset[int], chunks: int) -> Bools:
-    """Return which ranks have layers of some kinds, [N, P]."""
-    before = np.cumsum([0, *(kind in kinds for kind in context.model.kind_of_layer)])
-    return np.asarray(per_rank(np.diff(before[starts], axis=1), chunks).sum(axis=1) > 0)
+def _staying(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
+    """Return the same of each rank, [N, P]."""
+    every, output = staying_bytes(context, rows, shards)
+    there = per_rank(np.diff(starts, axis=1), int(rows.vpp[0])).sum(axis=1) > 0
+    there[:, -1] |= bool(context.model.mtp_layers)
+    total = there * every[:, None]
+    total[:, -1] += output
+    return np.asarray(total)
 
 
 def message_buffers(job: Job, rows: Strategies, boundary: Floats, count: Ints) -> Floats:
@@ -346,9 +324,7 @@ def message_buffers(job: Job, rows: Strategies, boundary: Floats, count: Ints) -
     rank, alone = np.arange(ranks), rows.vpp[:, None] == 1
     facts = memory_facts(job.framework)
     if not facts.stage_buffers:
-        in_turn = RECEIVED * (rank < ranks - 1) + BEFORE * (rank > 0) * (count > 1)[:, None]
-        tensors = np.where(alone, in_turn, AHEAD) if facts.megatron_core else P2P_BUFFERS
-        return np.asarray(tensors * boundary + 0.0 * rank)
+        return np.asarray((HELD_MESSAGES if facts.megatron_core else P2P_BUFFERS) * boundary + 0.0 * rank)
     received = 2 * rows.vpp[:, None] - (rank == 0) - (rank == ranks - 1)
     return np.asarray(boundary * (count[:, None] * received + alone * (rank > 0)))
 
@@ -356,7 +332,8 @@ def message_buffers(job: Job, rows: Strategies, boundary: Floats, count: Ints) -
 def least_message_buffers(job: Job, boundary: Floats, staged: Bools | bool) -> Floats:
     """Return the least of these on a rank that has neighbours (`staged`), beyond what it keeps."""
     facts = memory_facts(job.framework)
-    return np.asarray(P2P_BUFFERS * boundary * staged * (not (facts.stage_buffers or facts.megatron_core)))
+    tensors = HELD_MESSAGES if facts.megatron_core else P2P_BUFFERS
+    return np.asarray(tensors * boundary * staged * (not facts.stage_buffers))
 
 
 def footprint(

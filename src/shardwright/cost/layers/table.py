@@ -63,8 +63,7 @@ class LayerTable(Columns):
     `offloaded` those of layers' inputs that go to host memory; `dense` and `expert` are parameters
     held by one GPU, `adapters` those trained beside them, `ends` those of `dense` in embedding and output projection,
     which are no matrices of layers. Of single layers: `live` is what lives while the largest runs backward, by state
-    [M, 3], `dummies` what autograd is given for weights, by the kinds that have them
-    (`cost.memory.activations.shapes_of_kinds`), [M, sets], `group` what each that runs again
+    [M, 3], `dummies` what autograd is given for weights [M], `group` what each that runs again
     together adds, `boundary` the activation passed to the next layer,
     `parameters` the most that a layer has, [M]; `before_logits` and `halfway` are those of `cost.memory.activations`.
     Of a tower: `tower_again` are the seconds of its layers that run again where all layers of a stage do, `frozen` the

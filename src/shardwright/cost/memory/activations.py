@@ -8,8 +8,8 @@ sbh(10 + 24/t + 5as/(ht)), with sequence parallelism sbh/t (34 + 5as/h).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from functools import lru_cache
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
@@ -649,31 +649,20 @@ def _streams_bytes(model: Model, streams: Streams, shard: Shard, job: Job) -> Fl
     return np.asarray(tokens(shard, job) * kept)
 
 
-@lru_cache(maxsize=256)
-def shapes_of_kinds(model: Model) -> Mapping[frozenset[int], tuple[Matrix, ...]]:
-    """Return the shapes of matrices outside experts, by the kinds of layers that have them."""
-    having: dict[tuple[Matrix, int], set[int]] = {}
-    for kind, layer in enumerate(model.kinds):
-        alike: Counter[Matrix] = Counter()
-        for matrix in matrices(model, layer):
-            if matrix.target != "experts":
-                having.setdefault((matrix, alike[matrix]), set()).add(kind)
-                alike[matrix] += 1
-    together: dict[frozenset[int], tuple[Matrix, ...]] = {}
-    for (matrix, _), kinds in having.items():
-        together[frozenset(kinds)] = (*together.get(frozenset(kinds), ()), matrix)
-    return together
-
-
 def dummy_gradient_bytes(model: Model, shard: Shard, job: Job) -> Floats:
     """Return the bytes of tensors that autograd is given in place of gradients of matrices
-    (`MemoryFacts.megatron_core`), of each set of `shapes_of_kinds`, [M, sets]. Those of experts do not stay."""
+    (`MemoryFacts.megatron_core`), one of each shape, [M]: those of all kinds of layers on every rank that has any.
+    Those of experts do not stay."""
     needed = memory_facts(job.framework).megatron_core and job.trains("language")
-    sizes = [
-        sum(np.asarray(matrix.inputs * matrix.outputs * matrix.copies / split_ways(matrix, shard)) for matrix in shapes)
-        for shapes in shapes_of_kinds(model).values()
+    every = [
+        Counter(matrix for matrix in matrices(model, layer) if matrix.target != "experts") for layer in model.kinds
     ]
-    return np.asarray(widths_of(job).saved * needed * np.stack([*sizes, np.zeros(len(shard.tp))], axis=1))
+    shapes = reduce(or_, every)  # the most that any kind has of each
+    sizes = [
+        count * np.asarray(matrix.inputs * matrix.outputs * matrix.copies / split_ways(matrix, shard))
+        for matrix, count in shapes.items()
+    ]
+    return np.asarray(widths_of(job).saved * needed * np.sum([np.zeros(len(shard.tp)), *sizes], axis=0))
 
 
 def _dequantised_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
