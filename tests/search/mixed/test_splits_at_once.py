@@ -118,7 +118,7 @@ def hold_the_best_split(problems: Iterable[tuple[Table, Layers, Region, Composit
 
 def test_ranges_of_the_longest_stage_prove_more_together_but_not_too_much():
     ratios = []
-    for seed in (0, 1, 2, 36):
+    for seed in (0, 1, 2, 54):
         for table, layers, region, column, size in drawn(seed):
             best = fastest_split(table, column.counts[0], size, least_moves) if len(column) else np.inf
             if not np.isfinite(best):

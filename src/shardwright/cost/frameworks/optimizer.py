@@ -91,7 +91,7 @@ def _whole_state_width(job: Job) -> float:
 
 def update_copy_width(job: Job) -> float:
     """Return the bytes of an updated parameter that are there in an update alone."""
-    return COPY_BYTES if _copies(job) else 0.0
+    return COPY_BYTES if job.masters and _copies(job) else 0.0
 
 
 def paged_width(job: Job) -> float:
