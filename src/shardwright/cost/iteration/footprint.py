@@ -352,10 +352,11 @@ def footprint(
     activations, replaced = kept + working, np.minimum(fixed.late - fixed.late_last, later)
     gradients = fixed.gradients - replaced
     ends = fixed.bare - kept
-    if fixed.first.any():
-        at_first = _kept_at_end(context.job, rows, values, fixed.micro_batches, last=False)
-        others = (fixed.late - fixed.resharded)[:, 0]  # gradients of all layers are there by then, and no weights
-        ends[:, 0] = np.maximum(ends[:, 0], fixed.first + others - (kept[:, 0] - at_first))
+    seen = np.flatnonzero(fixed.first > 0.0) if fixed.late.any() else np.flatnonzero(fixed.first > working[:, 0])
+    if len(seen):
+        at_first = _kept_at_end(context.job, rows.take(seen), values[seen], fixed.micro_batches[seen], last=False)
+        others = (fixed.late - fixed.resharded)[seen, 0]  # gradients of all layers are there by then, and no weights
+        ends[seen, 0] = np.maximum(ends[seen, 0], fixed.first[seen] + others - (kept[seen, 0] - at_first))
     at_last = _kept_at_end(context.job, rows, values, fixed.micro_batches, last=True)
     ends[:, -1] = np.maximum(ends[:, -1], fixed.head - (kept[:, -1] - at_last))
     ends = ends - working - fixed.passing - (fixed.late - replaced)
@@ -508,6 +509,7 @@ def most_room(context: Context, rows: Strategies, shards: LayerRows, dense: Floa
     ]
     room = room_for_tensors(job, context.memory_limit_bytes)
     room = room - table.live[row, WHOLE] - least_message_buffers(job, table.boundary[row], rows.pp > 1)
+    room = room - table.dummies[row] * ~everything  # which sharded weights have not
     held = state[0] * dense + state[1] * expert
     return np.asarray(room - held + weight_bytes(job) * (dense + expert) * _all_at_once(job, rows))
 
