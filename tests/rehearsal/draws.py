@@ -44,7 +44,7 @@ def of_fsdp(seed: int) -> Plan:
         adapter = parse_adapter(f"{form}:{draw.choice((8, 16, 64))}", draw.choice(TARGETS))
     if pins["sharding"] == "zero3" and draw.random() < 1 / 4:
         pins = {**pins, "offload": 1}
-    return _best(*drawn, pins, adapter)
+    return best_plan(*drawn, pins, adapter)
 
 
 def of_few_bits(seed: int) -> Plan:
@@ -52,8 +52,8 @@ def of_few_bits(seed: int) -> Plan:
     draw = random.Random(seed)
     drawn = _of_fsdp(draw)
     if draw.random() < 1 / 3:
-        return _best(*drawn, optimizer="adam8bit")
-    return _best(*drawn, parse_adapter(f"qlora:{draw.choice((8, 16, 64))}", draw.choice(TARGETS)))
+        return best_plan(*drawn, optimizer="adam8bit")
+    return best_plan(*drawn, parse_adapter(f"qlora:{draw.choice((8, 16, 64))}", draw.choice(TARGETS)))
 
 
 def _of_fsdp(draw: random.Random) -> tuple[Model, str, int, int, int, Mapping[str, object]]:
@@ -79,7 +79,7 @@ def of_train(seed: int) -> Plan:
         "tp": tp, "cp": 1, "pp": pp, "dp": dp, "micro_batch": micro_batch, "offload": 0,
         "sharding": sharding if dp > 1 else "none", "recompute": draw.choice((*RECOMPUTE, "selective")),
     }  # fmt: skip
-    return _best(model, "train", 8, length, dp * micro_batch * pp * draw.choice((1, 2)), pins)
+    return best_plan(model, "train", 8, length, dp * micro_batch * pp * draw.choice((1, 2)), pins)
 
 
 def of_megatron(seed: int) -> Plan:
@@ -120,7 +120,7 @@ def _of_megatron(draw: random.Random) -> Plan:
         "sequence_parallel": "on" if tp > 1 and (moe or draw.random() < 0.8) else "off", "overlap_tp": "off",
     }  # fmt: skip
     times = draw.choice((1, 2, 3)) * (pp if vpp > 1 else 1)
-    return _best(model, "megatron", tp * cp * pp * dp, length, dp * micro_batch * times, pins | options)
+    return best_plan(model, "megatron", tp * cp * pp * dp, length, dp * micro_batch * times, pins | options)
 
 
 def of_layers(model: Model, layers: int) -> Model:
@@ -158,7 +158,7 @@ def _model(draw: random.Random, fewest: int, most: int) -> Model:
     return replace(model, layers=model.layers[: draw.randint(fewest, most)])
 
 
-def _best(
+def best_plan(
     model: Model,
     framework: str,
     gpus: int,
@@ -168,6 +168,7 @@ def _best(
     adapter: Adapter | None = None,
     optimizer: Optimizer = "adam",
 ) -> Plan:
+    """Return the best plan on so many H200s under some pins."""
     job = shardwright.make_job(global_batch=batch, seq_len=length, framework=framework)
     job = replace(job, adapter=adapter, optimizer=optimizer)
     cluster = shardwright.load_cluster(f"{-(-gpus // 8)}x{min(gpus, 8)}xH200-SXM")
