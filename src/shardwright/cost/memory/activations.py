@@ -543,8 +543,8 @@ def _dispatched_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Flo
         gathered = outer * shard.ep * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
         sent = saved * routed + (saved + single) * gathered
     else:
-        own = 1.0 + (shard.ep > 1) * ~alone
-        sent = saved * routed * (own / shard.etp + 1.0 + (~alone | (shard.ep > 1)))
+        before = 1.0 + (shard.ep > 1) * ~alone
+        sent = saved * routed * (before / shard.etp + 1.0 + (~alone | (shard.ep > 1)))
     return np.asarray(outside * sent + saved * outer * model.hidden * bool(moe.shared_width))
 
 

@@ -88,9 +88,9 @@ def install(meter: Meter) -> None:
         module.__path__ = []
         vars(module).update(contents)
         sys.modules[name] = module
-        parent, _, own = name.rpartition(".")
+        parent, _, last = name.rpartition(".")
         if parent:
-            setattr(sys.modules[parent], own, module)
+            setattr(sys.modules[parent], last, module)
 
 
 def _accumulated(inputs: torch.Tensor, gradient: torch.Tensor, into: torch.Tensor) -> None:
