@@ -13,18 +13,22 @@ import numpy as np
 
 from shardwright.cost.compute.operators import Shard
 from shardwright.cost.context import Context
+from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.activations import Activations, layer_activation_bytes, tower_kept_bytes
+from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import logit_bytes
 from shardwright.cost.pipeline.schedule import FORWARD, interleaved
-from shardwright.cost.strategies import stage_row, strategies
+from shardwright.cost.strategies import Strategies, stage_row, strategies
 from shardwright.plans.plan import Plan, Recompute, Replica, Stage
 
 
 @dataclass(frozen=True)
 class _Layers:
     """Bytes of each layer of one micro-batch: all of them, those that selective recomputation frees, the input; of the
-    largest one what lives while it runs backward. Those of the embedding, of layers beside the head, and `at_head` of the
-    logits with the inputs that their norm and their projection took."""
+    largest one what lives while it runs backward. Those of the embedding, of layers beside the head, which run again where
+    all do, and `at_head` of the
+    logits with the inputs that their norm and their projection took, `at_first` of the gradient of the embedding and what
+    gave it, when the first virtual stage has run backward."""
 
     whole: list[float]
     freed: list[float]
@@ -33,6 +37,7 @@ class _Layers:
     repeated: float
     ends: tuple[float, float]
     at_head: float
+    at_first: float
 
 
 def _layers(plan: Plan, replica: Replica, stage: Stage, where: Context) -> _Layers:
@@ -51,9 +56,19 @@ def _layers(plan: Plan, replica: Replica, stage: Stage, where: Context) -> _Laye
         inputs=of_layers(count.inputs),
         gradients=max(float(kind[0]) for kind in count.gradients),
         repeated=max(float(kind[0]) for kind in count.again),
-        ends=(float(count.kept[0][0]) + tower, float(count.kept[-1][0])),
+        ends=(float(count.kept[0][0]) + tower, float((count.inputs if again else count.kept)[-1][0])),
         at_head=float((logit_bytes(plan.model, plan.job, row.micro_batch, row.cp, row.tp) + count.before_logits)[0]),
+        at_first=_of_embedding(plan, row),
     )
+
+
+def _of_embedding(plan: Plan, row: Strategies) -> float:
+    """Return the bytes of the embedding's gradient where it is there whole beside what entered it."""
+    if not (memory_facts(plan.job.framework).megatron_core and plan.job.trains("language")):
+        return 0.0
+    message = row.micro_batch * plan.job.seq_len / row.cp / np.where(row.sequence_parallel, row.tp, 1)
+    elements = plan.model.token_table_parameters / row.tp + message * plan.model.hidden
+    return float((widths_of(plan.job).saved * elements)[0])
 
 
 def _kept(of: _Layers, begin: int, end: int, again: Recompute) -> float:
@@ -97,14 +112,16 @@ def walked_host_bytes(plan: Plan, replica: Replica, contexts: dict[str, Context]
     for rank, stage in enumerate(replica.stages):
         of = _layers(plan, replica, stage, contexts[stage.gpu])
         size = [_offloaded(of, begin, end, stage.recompute) for begin, end in stage.layers]
-        peaks.append(_most_at_once(plan, replica, rank, size, 0.0, 0.0))
+        peaks.append(_most_at_once(plan, replica, rank, size, 0.0, 0.0, 0.0))
     return peaks
 
 
-def _most_at_once(plan: Plan, replica: Replica, rank: int, size: list[float], beside: float, at_head: float) -> float:
+def _most_at_once(
+    plan: Plan, replica: Replica, rank: int, size: list[float], beside: float, at_head: float, at_first: float
+) -> float:
     """Return the most that a rank holds, where a forward pass of each of its virtual stages leaves `size` there until
     the backward pass is done; `beside` is there while one runs, or where that is more, `at_head` in the last virtual
-    stage."""
+    stage, and `at_first` when the first has run backward."""
     depth = len(replica.stages)
     order = interleaved(depth, plan.schedule.virtual_stages, replica.micro_batches)
     live, most, last = 0.0, 0.0, depth * plan.schedule.virtual_stages - 1
@@ -113,6 +130,7 @@ def _most_at_once(plan: Plan, replica: Replica, rank: int, size: list[float], be
         live += held if operation.kind == FORWARD else 0.0
         most = max(most, live + max(beside, there))
         live -= 0.0 if operation.kind == FORWARD else held
+        most = max(most, live + at_first * (operation.kind != FORWARD and operation.virtual_stage == 0))
     return most
 
 
@@ -148,4 +166,5 @@ def _walked(
     size[0] += of.ends[0] if rank == 0 else 0.0
     size[-1] += of.ends[1] if rank == depth - 1 else 0.0
     size = [held + extra for held, extra in zip(size, more or [0.0] * len(size), strict=True)]
-    return _most_at_once(plan, replica, rank, size, _working(of, stage.layers, stage.recompute), of.at_head)
+    working = _working(of, stage.layers, stage.recompute)
+    return _most_at_once(plan, replica, rank, size, working, of.at_head, of.at_first)

@@ -15,6 +15,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.layers.table import LayerTable, layer_table, mtp_parameters
 from shardwright.cost.network.collectives import fabric
 from shardwright.cost.stage.terms import STATES, WHOLE
+from shardwright.spec.adapter import matrices
 
 JOB = Job(global_batch=64, seq_len=4096)
 RUNNING = (
@@ -70,7 +71,12 @@ def test_one_gpu_holds_all_parameters(name):
     held = layers.dense[0, -1] + layers.expert[0, -1]
     assert held - copy == pytest.approx(model.parameters + sum(mtp_parameters(model)), rel=1e-9)
     split = table_of(model, shard(tp=2, ep=2, etp=1, sequence_parallel=True))
-    assert split.dense[0, -1] == pytest.approx(layers.dense[0, -1] / 2)
+    every = [*model.layers, *model.layers[-1:] * model.mtp_layers]
+    apart = sum(
+        matrix.inputs * matrix.outputs for kind in every for matrix in matrices(model, kind) if not matrix.split
+    )
+    apart += sum(model.hidden * kind.moe.experts for kind in every if kind.moe)  # routers
+    assert split.dense[0, -1] == pytest.approx((layers.dense[0, -1] + apart) / 2)
     assert split.expert[0, -1] == pytest.approx(layers.expert[0, -1] / 2)
 
 

@@ -17,6 +17,7 @@ from shardwright.cost.iteration.batch import evaluate
 from shardwright.cost.iteration.footprint import footprint, held_parameters, kept_activations
 from shardwright.cost.iteration.gathers import micro_batches
 from shardwright.cost.memory.activations import layer_activation_bytes
+from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import least_state_bytes, state_bytes
 from shardwright.cost.pipeline.in_flight import most_live
 from shardwright.cost.strategies import (
@@ -130,7 +131,8 @@ def test_the_states_of_a_real_model_add_up_over_its_gpus():
     rows = strategies([row(where, tp=2, pp=4, dp=2, ep=2, etp=2, sequence_parallel=True, sharding=ZERO1)])
     peak = footprint(where, rows, layer_rows(where, rows), starts_of(where, rows))
     expert = 8 * where.model.expert_layer_parameters(where.model.layers[0])
-    dense = where.model.parameters - expert
+    routers = sum(layer.moe.experts for layer in where.model.layers if layer.moe) * where.model.hidden
+    dense = where.model.parameters - expert + routers  # which both tensor-parallel ranks have
     # Each of two data-parallel copies has half of the experts, so that nobody shares their optimizer state.
     assert peak.weights.sum() == pytest.approx(2 * (dense / 2 + expert / 4))
     assert peak.gradients.sum() == pytest.approx(4 * (dense / 2 + expert / 4))
@@ -186,9 +188,11 @@ def require_the_way(problem: Problem) -> None:
     none, selective = changed(rows, recompute=NONE), changed(rows, recompute=SELECTIVE)
     every = changed(rows, recompute=BLOCK, recompute_layers=where.layer_count)
     kept = [total_activations(where, part) for part in (every, selective, none)]
-    assert (kept[0] <= kept[1] * (1 + 1e-12)).all() and (kept[1] <= kept[2]).all()
+    # Fused attention that runs again under Transformer Engine keeps its queries and keys before their rotation, too.
+    views = rows.flash & memory_facts(where.job.framework).megatron_core & (where.job.options.recompute_modules is None)
+    assert (kept[0] <= kept[1] * (1 + 1e-12)).all() and ((kept[1] <= kept[2]) | views).all()
     verdicts = [evaluate(where, part) for part in (every, selective, none)]
-    assert (verdicts[1].peak_bytes <= verdicts[2].peak_bytes).all()
+    assert ((verdicts[1].peak_bytes <= verdicts[2].peak_bytes) | views).all()
     assert (verdicts[0].seconds >= verdicts[1].seconds).all() and (verdicts[1].seconds >= verdicts[2].seconds).all()
 
     for fewer in range(1, where.layer_count):

@@ -1,6 +1,6 @@
 """Plans drawn at random for rehearsals, and how far the account is from what they took:
 
-    python -m tests.rehearsal.draws [--trainer fsdp|"few bits"|train] [--seeds 0 40] [--python …]
+    python -m tests.rehearsal.draws [--trainer fsdp|"few bits"|train|megatron] [--seeds 0 40] [--python …]
 
 prints each distance, and for each trainer the median, the 90th percentile, the lowest and the highest.
 """
@@ -8,6 +8,7 @@ prints each distance, and for each trainer the median, the 90th percentile, the 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 import shardwright
+from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.rehearsal.document import RankRehearsal
 from shardwright.rehearsal.rehearse import rehearse
@@ -25,6 +27,9 @@ from shardwright.spec.model import Model
 
 MODELS = ("llama-3-8b", "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "mistral-7b-v0.3", "llama-3.2-1b", "qwen3-0.6b")
 RECOMPUTE = ("none", "uniform recompute_layers=1")
+DENSE = ("llama-3-8b", "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "llama-3.2-1b", "qwen3-0.6b", "llama-3-70b")
+WITH_EXPERTS = ("mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "deepseek-v2-lite", "deepseek-v3")
+MOST_EXPERTS = 32
 TARGETS = ("linear", "attention", "q_proj+v_proj")
 
 
@@ -39,7 +44,7 @@ def of_fsdp(seed: int) -> Plan:
         adapter = parse_adapter(f"{form}:{draw.choice((8, 16, 64))}", draw.choice(TARGETS))
     if pins["sharding"] == "zero3" and draw.random() < 1 / 4:
         pins = {**pins, "offload": 1}
-    return _best(*drawn, pins, adapter)
+    return best_plan(*drawn, pins, adapter)
 
 
 def of_few_bits(seed: int) -> Plan:
@@ -47,8 +52,8 @@ def of_few_bits(seed: int) -> Plan:
     draw = random.Random(seed)
     drawn = _of_fsdp(draw)
     if draw.random() < 1 / 3:
-        return _best(*drawn, optimizer="adam8bit")
-    return _best(*drawn, parse_adapter(f"qlora:{draw.choice((8, 16, 64))}", draw.choice(TARGETS)))
+        return best_plan(*drawn, optimizer="adam8bit")
+    return best_plan(*drawn, parse_adapter(f"qlora:{draw.choice((8, 16, 64))}", draw.choice(TARGETS)))
 
 
 def _of_fsdp(draw: random.Random) -> tuple[Model, str, int, int, int, Mapping[str, object]]:
@@ -59,7 +64,7 @@ def _of_fsdp(draw: random.Random) -> tuple[Model, str, int, int, int, Mapping[st
         "sharding": draw.choice(("zero2", "zero3")), "recompute": draw.choice(RECOMPUTE), "micro_batch": micro_batch,
         "gradient_sync": draw.choice(("every", "last")), "dp": gpus, "offload": 0,
     }  # fmt: skip
-    return model, "fsdp", gpus, length, gpus * micro_batch * times, pins | {"tp": 1, "pp": 1}
+    return model, "fsdp", gpus, length, gpus * micro_batch * times, pins | {"tp": 1, "pp": 1, "cp": 1}
 
 
 def of_train(seed: int) -> Plan:
@@ -71,17 +76,81 @@ def of_train(seed: int) -> Plan:
     dp = 8 // (tp * pp)
     sharding = draw.choice(("none", "zero1", "zero2", "zero3") if pp == 1 else ("none", "zero1"))
     pins = {
-        "tp": tp, "pp": pp, "dp": dp, "micro_batch": micro_batch, "offload": 0,
+        "tp": tp, "cp": 1, "pp": pp, "dp": dp, "micro_batch": micro_batch, "offload": 0,
         "sharding": sharding if dp > 1 else "none", "recompute": draw.choice((*RECOMPUTE, "selective")),
     }  # fmt: skip
-    return _best(model, "train", 8, length, dp * micro_batch * pp * draw.choice((1, 2)), pins)
+    return best_plan(model, "train", 8, length, dp * micro_batch * pp * draw.choice((1, 2)), pins)
 
 
-DRAWS: Mapping[str, Callable[[int], Plan]] = {"fsdp": of_fsdp, "few bits": of_few_bits, "train": of_train}
-NEEDS = {"fsdp": ("transformers", "peft"), "few bits": ("transformers", "peft", "bitsandbytes", "torchao")}
-SKIPPED = {
-    "torchtitan": "has plans of its own (test_torchtitan)", "megatron": "needs an environment of its own",
+def of_megatron(seed: int) -> Plan:
+    """Return a plan of Megatron-Core of any degrees on 8 to 32 GPUs: dense layers, latent attention, mixtures with or
+    without shared experts, or layers of more than one kind."""
+    draw = random.Random(seed)
+    while True:
+        try:
+            return _of_megatron(draw)
+        except (LookupError, SpecError):  # does not fit, or has degrees that do not go together
+            continue
+
+
+def _of_megatron(draw: random.Random) -> Plan:
+    model = shardwright.load_model(draw.choice(WITH_EXPERTS if draw.random() < 0.5 else DENSE))
+    moe = any(kind.moe for kind in model.kinds)
+    tp, cp, pp, vpp = draw.choice((1, 1, 2, 4)), draw.choice((1, 1, 1, 2)), draw.choice((1, 1, 2, 4)), 1
+    dp = draw.choice((2, 4))
+    ep, etp = (draw.choice((1, 2, 4, 8)), draw.choice((1, 1, tp))) if moe else (1, 1)
+    layers = pp * draw.choice((1, 2, 3)) + (draw.choice((0, 0, 1)) if pp > 1 else 1)
+    if pp > 1 and layers >= 2 * pp and draw.random() < 0.5:
+        layers, vpp = layers // (2 * pp) * 2 * pp, 2
+    model = of_layers(model, layers)
+    micro_batch, length = draw.choice((1, 1, 2)), draw.choice((1024, 2048, 4096, 8192))
+    recompute = draw.choice(("none", "none", "selective", "uniform", "block"))
+    options: dict[str, object] = {"recompute": recompute}
+    if recompute in ("uniform", "block"):
+        options["recompute_layers"] = draw.choice((1, 1, 2)) if layers >= 2 * pp * vpp else 1
+    if recompute == "selective":
+        options["recompute_modules"] = draw.choice(modules_of(model))
+    if draw.random() < 0.2:
+        options["grad_reduce"] = "bf16"
+    if moe and draw.random() < 0.3:
+        options["dispatcher"] = "allgather"
+    pins: dict[str, object] = {
+        "tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "micro_batch": micro_batch, "offload": 0,
+        "sharding": draw.choice(("none", "zero1", "zero1")), "ep": ep, "etp": etp,
+        "sequence_parallel": "on" if tp > 1 and (moe or draw.random() < 0.8) else "off", "overlap_tp": "off",
+    }  # fmt: skip
+    times = draw.choice((1, 2, 3)) * (pp if vpp > 1 else 1)
+    return best_plan(model, "megatron", tp * cp * pp * dp, length, dp * micro_batch * times, pins | options)
+
+
+def of_layers(model: Model, layers: int) -> Model:
+    """Return a model of the first layers of another and its last, repeated where all are alike, with few experts."""
+    last = model.layers[-1]
+    if last.moe is not None:
+        last = replace(last, moe=replace(last.moe, experts=min(last.moe.experts, MOST_EXPERTS)))
+    kept = model.layers[: layers - 1] if len(model.kinds) > 1 else ()
+    kept = tuple(replace(layer, moe=last.moe) if layer.moe else layer for layer in kept)
+    return replace(model, layers=(*kept, *(last,) * (layers - len(kept))))
+
+
+def modules_of(model: Model) -> list[str]:
+    """Return the modules that selective recomputation can name for a model."""
+    kinds = model.kinds
+    there = {
+        "core_attn": True, "mlp": any(kind.mlp for kind in kinds), "moe": any(kind.moe for kind in kinds),
+        "shared_experts": any(kind.moe and kind.moe.shared_width for kind in kinds),
+        "mla_up_proj": any(kind.latent for kind in kinds), "moe_act": any(kind.moe for kind in kinds),
+        "layernorm": any(kind.latent or kind.moe for kind in kinds),
+    }  # fmt: skip
+    return [name for name, able in there.items() if able]
+
+
+DRAWS: Mapping[str, Callable[[int], Plan]] = {
+    "fsdp": of_fsdp, "few bits": of_few_bits, "train": of_train, "megatron": of_megatron,
 }  # fmt: skip
+NEEDS = {"fsdp": ("transformers", "peft"), "few bits": ("transformers", "peft", "bitsandbytes", "torchao")}
+PYTHONS = {"megatron": os.environ.get("SHARDWRIGHT_MEGATRON_PYTHON") or None}  # environments of their own
+SKIPPED = {"torchtitan": "has plans of its own (test_torchtitan)"}
 
 
 def _model(draw: random.Random, fewest: int, most: int) -> Model:
@@ -89,7 +158,7 @@ def _model(draw: random.Random, fewest: int, most: int) -> Model:
     return replace(model, layers=model.layers[: draw.randint(fewest, most)])
 
 
-def _best(
+def best_plan(
     model: Model,
     framework: str,
     gpus: int,
@@ -99,11 +168,12 @@ def _best(
     adapter: Adapter | None = None,
     optimizer: Optimizer = "adam",
 ) -> Plan:
+    """Return the best plan on so many H200s under some pins."""
     job = shardwright.make_job(global_batch=batch, seq_len=length, framework=framework)
     job = replace(job, adapter=adapter, optimizer=optimizer)
     cluster = shardwright.load_cluster(f"{-(-gpus // 8)}x{min(gpus, 8)}xH200-SXM")
     words = " ".join(f"{name}={value}" for name, value in pins.items())
-    return shardwright.plan(model, cluster, job, space=parse_pins(f"cp=1 {words}".split()), top=1).best
+    return shardwright.plan(model, cluster, job, space=parse_pins(words.split()), top=1).best
 
 
 def setting(plan: Plan) -> str:
@@ -113,9 +183,19 @@ def setting(plan: Plan) -> str:
     adapter += ", all on the host" if plan.optimizer.offload else ""
     adapter += f", {plan.job.optimizer}" if plan.job.optimizer != "adam" else ""
     gathered = f", gradients summed in {plan.job.options.gradient_sync}" if plan.job.options.gradient_sync else ""
+    degrees = {
+        "tp": stage.tensor_parallel, "cp": stage.context_parallel, "ep": stage.expert_parallel,
+        "etp": stage.expert_tensor_parallel, "pp": len(replica.stages), "vpp": plan.schedule.virtual_stages,
+        "dp": plan.data_parallel,
+    }  # fmt: skip
+    words = " ".join(f"{name} {ways}" for name, ways in degrees.items() if ways > 1) or "one GPU"
+    recompute = " ".join(
+        map(str, (stage.recompute.method or stage.recompute.granularity, stage.recompute.layers or ""))
+    )
+    modules = " of " + "+".join(plan.job.options.recompute_modules) if plan.job.options.recompute_modules else ""
     return (
-        f"{plan.model.name}, {len(plan.model.layers)} layers, tp {stage.tensor_parallel} pp {len(replica.stages)} dp"
-        f" {plan.data_parallel}, {plan.optimizer.sharding}, {stage.recompute.granularity}, {plan.job.seq_len} tokens,"
+        f"{plan.model.name}, {len(plan.model.layers)} layers, {words}, {plan.optimizer.sharding},"
+        f" {recompute.strip()}{modules}, {plan.job.seq_len} tokens,"
         f" {replica.micro_batches} x {plan.micro_batch}{adapter}{gathered}"
     )
 
@@ -135,7 +215,7 @@ def main() -> None:
         distances = []
         for seed in range(*arguments.seeds):
             plan = DRAWS[trainer](seed)
-            rank = one_rank(plan, seed, arguments.python)
+            rank = one_rank(plan, seed, arguments.python or PYTHONS.get(trainer))
             distances.append(rank.difference)
             computed = rank.figures["flops"]  # none where a rank has the embedding alone
             flops = rank.expected.flops / computed - 1.0 if computed else 0.0

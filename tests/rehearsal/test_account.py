@@ -8,7 +8,7 @@ import importlib.util
 import os
 
 import pytest
-from tests.rehearsal.draws import DRAWS, NEEDS, SKIPPED, one_rank, setting
+from tests.rehearsal.draws import DRAWS, NEEDS, PYTHONS, SKIPPED, one_rank, setting
 from tests.rehearsal.tiny import require_guard
 
 from shardwright.plans.plan import Plan
@@ -19,8 +19,8 @@ A_NIGHT = 40
 NIGHT = int(os.environ.get("SHARDWRIGHT_NIGHT", "0"))
 
 
-def difference(plan: Plan, seed: int) -> float:
-    rank = one_rank(plan, seed)
+def difference(plan: Plan, seed: int, python: str | None = None) -> float:
+    rank = one_rank(plan, seed, python)
     for message in messages(rank):
         if message["expected_bytes"] is not None and plan.job.framework == "fsdp":
             assert message["bytes"] == pytest.approx(message["expected_bytes"], rel=NEAR), setting(plan)
@@ -43,12 +43,14 @@ def test_the_account_agrees_with_a_rehearsal(trainer: str, seed: int) -> None:
 def test_of_forty_drawn_nine_in_ten_are_near(trainer: str) -> None:
     if trainer in SKIPPED:
         pytest.skip(f"{trainer} {SKIPPED[trainer]}")
+    if trainer in PYTHONS and PYTHONS[trainer] is None:
+        pytest.skip(f"SHARDWRIGHT_{trainer.upper()}_PYTHON names no interpreter with {trainer} (tests/targets)")
     require_guard()
     for name in NEEDS.get(trainer, ()):
         pytest.importorskip(name)
     distances = {}
     for seed in range(NIGHT * A_NIGHT, (NIGHT + 1) * A_NIGHT):
         plan = DRAWS[trainer](seed)
-        distances[f"{seed}: {setting(plan)}"] = abs(difference(plan, seed))
+        distances[f"{seed}: {setting(plan)}"] = abs(difference(plan, seed, PYTHONS.get(trainer)))
     far = {words: size for words, size in distances.items() if size > NEAR}
     assert len(far) <= 0.1 * A_NIGHT, far

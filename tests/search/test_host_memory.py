@@ -54,7 +54,7 @@ def test_plans_stay_within_the_host_and_more_of_it_is_never_slower(seed: int) ->
 
 def test_without_a_plan_the_host_that_would_do_is_named_and_does() -> None:
     model, job = load_model("llama-2-7b"), make_job(global_batch=8, seq_len=2048)
-    cluster = with_host(load_cluster("1x2xRTX4090"), 32e9)
+    cluster = with_host(load_cluster("1x2xRTX5090"), 32e9)
     none = plan(model, cluster, job).infeasible
     assert none is not None
     (needed,) = [remedy for remedy in none.remedies if isinstance(remedy, MoreHostMemory)]
@@ -67,7 +67,7 @@ def test_without_a_plan_the_host_that_would_do_is_named_and_does() -> None:
 
 def test_a_plan_for_a_roomier_host_does_not_fit_a_poorer_one() -> None:
     model, job = load_model("llama-2-7b"), make_job(global_batch=8, seq_len=2048)
-    cluster = load_cluster("1x2xRTX4090")
+    cluster = load_cluster("1x2xRTX5090")
     made = plan(model, with_host(cluster, 128e9), job).best
     assert made.optimizer.offload > 0.0
     poor = replace(made, cluster=with_host(cluster, 32e9), prediction=None)

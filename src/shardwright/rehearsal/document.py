@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 
 from shardwright.cost.compute.flops import layer_flops_per_token, score_flops_per_token
-from shardwright.cost.compute.operators import FLASH_BACKWARD_FLOPS, per_operator
+from shardwright.cost.compute.operators import CORE, FLASH_BACKWARD_FLOPS, MLP, MOE, SHARED, UP, per_operator, repeats
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.gathers import moved_in_passes, once_a_step
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.sizes import trained_share, weight_bytes
 from shardwright.cost.predict import predict
 from shardwright.cost.strategies import stage_row, strategies
-from shardwright.plans.plan import Plan, StageMemory
+from shardwright.plans.plan import Plan, Recompute, StageMemory
 from shardwright.records import record
 from shardwright.runtime.layout.places import Place
-from shardwright.spec.adapter import Matrix, adapted
+from shardwright.spec.adapter import Matrix, adapted, matrices
 from shardwright.spec.job import Job
 from shardwright.spec.layer import Layer
+from shardwright.spec.model import Model
 
 VERSION = 1
 STATIC = {"parameters": "weights_bytes", "gradients": "gradients_bytes", "state": "optimizer_bytes"}
@@ -31,6 +32,7 @@ STOPS_EARLY = ("fsdp", "eager", "torchtitan", "train")  # whose recomputation is
 # Where layers run again, what enters the first has a gradient, too (transformers/modeling_utils.py 5.24:
 # enable_input_require_grads).
 WANTS_ALL = ("fsdp", "eager", "deepspeed")
+FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 PASSING_TERMS = ("activations_bytes", "logits_bytes", "buffers_bytes")
 
 
@@ -202,9 +204,11 @@ def _flops(plan: Plan, place: Place) -> float:
                 total -= _into_frozen(layer, model.hidden, beside, job.adapter.rank) if stops else 0.0
             total += every - _not_again(layer, job, model.hidden) if number < again else 0.0
             if recompute.granularity == "selective":
-                total += _every_second(layer, model.hidden) if per_operator(job) else scores
+                operators = per_operator(job)
+                total += _every_second(layer, model.hidden) if operators else _of_modules(model, layer, job, scores)
         if len(model.layers) + 1 in units:
-            total += passes * 2.0 * model.hidden * model.vocab
+            total += passes * 2.0 * model.hidden * model.vocab * (1 + model.mtp_layers)
+            total += model.mtp_layers * _of_prediction(model, job, recompute)
     return total * tokens / place.tensor_parallel
 
 
@@ -214,6 +218,37 @@ def _not_again(layer: Layer, job: Job, hidden: int) -> float:
     beside = job.adapter is not None and "down_proj" in job.adapter.targets
     stops = job.framework in STOPS_EARLY and layer.mlp is not None and not beside
     return 2.0 * hidden * layer.mlp.width if stops and layer.mlp is not None else 0.0
+
+
+def _of_prediction(model: Model, job: Job, recompute: Recompute) -> float:
+    """Return the FLOPs a token of a layer of multi-token prediction, which runs again where all layers do
+    (Megatron-LM core_v0.19.2: transformer/multi_token_prediction.py, `_checkpointed_forward`)."""
+    layer, hidden = model.layers[-1], model.hidden
+    scores = score_flops_per_token(layer.attention, job.attended_tokens) if layer.attention else 0.0
+    every = layer_flops_per_token(model, layer, job.attended_tokens) + 4.0 * hidden * hidden
+    every += 2.0 * hidden * layer.moe.experts if layer.moe else 0.0
+    again = every if recompute.method == "uniform" else 0.0
+    if recompute.granularity == "selective":
+        again = _of_modules(model, layer, job, scores)
+    return 3.0 * every + (FLASH_BACKWARD_FLOPS - 2.0) * scores + again
+
+
+def _of_modules(model: Model, layer: Layer, job: Job, scores: float) -> float:
+    """Return the FLOPs a token of the modules that run again."""
+    modules = repeats(job)
+    total = scores * bool(modules & CORE)
+    if layer.moe is not None:
+        total += 2.0 * model.hidden * layer.moe.experts * bool(modules & MOE)
+    for matrix in matrices(model, layer):
+        asked, times = 0, matrix.copies
+        if layer.moe is not None and matrix.target == "experts":
+            asked, times = MOE, layer.moe.top_k
+        elif matrix.target in FEED_FORWARD:
+            asked = MLP if layer.mlp else MOE | SHARED
+        elif layer.latent is not None and matrix.split == "outputs":
+            asked = UP
+        total += 2.0 * matrix.inputs * matrix.outputs * times * bool(modules & asked)
+    return total
 
 
 def _every_second(layer: Layer, hidden: int) -> float:

@@ -141,11 +141,7 @@ def _megatron_limits(plan: Plan) -> Iterable[Problem]:
         return
     kinds = plan.model.kinds
     lacking = {
-        "shared experts": any(kind.moe and kind.moe.shared_width for kind in kinds),
-        "experts' tensor parallelism": any(stage.expert_tensor_parallel > 1 for stage in plan.replicas[0].stages),
-        "multi-head latent attention": any(kind.latent for kind in kinds),
         "windowed attention": any(kind.window for kind in kinds),
-        "context parallelism": any(stage.context_parallel > 1 for stage in plan.replicas[0].stages),
         "Megatron-FSDP": plan.optimizer.sharding in ("zero2", "zero3"),
         "an optimizer in host memory": plan.optimizer.offload > 0.0,
         "fp8": plan.job.precision == "fp8",

@@ -1,7 +1,8 @@
 """What an optimizer keeps of a parameter and moves to update it, in bytes.
 
-Mixed precision with Adam keeps a master weight and two moments in fp32: 12 bytes, 16 where gradients are reduced in 16
-bits, as each rank then makes fp32 gradients of its shard (Megatron-LM core_v0.19, docs: distributed optimizer). The
+Mixed precision with Adam keeps a master weight and two moments in fp32: 12 bytes, and for the time of an update 4 more
+where gradients are reduced in 16 bits, as each rank then makes fp32 gradients of its shard (Megatron-LM core_v0.19,
+optimizer/distrib_optimizer.py: `_copy_model_grads_to_main_grads`, `zero_grad`). The
 precision-aware optimizer has a type for each, reads gradients as they are, and of an fp32 master weight keeps the 16
 bits that the bf16 weight lacks (optimizer_config.py 192, distrib_optimizer.py 1007 and 2774 of core_v0.19.2).
 """
@@ -85,7 +86,12 @@ def _whole_state_width(job: Job) -> float:
         kept = widths.state
         if job.precision == "fp32" and job.optimizer != "none":  # the weight is its own master
             kept -= WIDTH["fp32"]
-    return kept + (COPY_BYTES if _copies(job) else 0.0)
+    return kept
+
+
+def update_copy_width(job: Job) -> float:
+    """Return the bytes of an updated parameter that are there in an update alone."""
+    return COPY_BYTES if job.masters and _copies(job) else 0.0
 
 
 def paged_width(job: Job) -> float:

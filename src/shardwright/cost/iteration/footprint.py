@@ -13,6 +13,7 @@ import numpy as np
 
 from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.context import Context, LayerRows
+from shardwright.cost.frameworks.optimizer import update_copy_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.gathers import micro_batches, summed_at_last
 from shardwright.cost.iteration.step import data_parallel, frozen_on
@@ -45,13 +46,16 @@ from shardwright.cost.stage.exact import (
     per_rank,
 )
 from shardwright.cost.stage.terms import AGAIN, WHOLE
-from shardwright.cost.strategies import UNSHARDED, ZERO2, ZERO3, Layouts, Strategies
+from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Layouts, Strategies
 from shardwright.records import record
 from shardwright.spec.job import Job
 
 # Activations and gradients that a rank sends and receives at a time: the four tensors of `_communicate` in
 # megatron/core/pipeline_parallel/p2p_communication.py.
 P2P_BUFFERS = 4  # documented
+# Those that Megatron-Core 0.19 holds beside inputs of layers (pipeline_parallel/schedules.py): the input before with
+# its gradient until the next one is sent, or of interleaved stages an input and a gradient that have come ahead.
+HELD_MESSAGES = 2  # documented
 
 ROUNDING = 1e-9  # numeric
 
@@ -142,12 +146,23 @@ def held_parameters(context: Context, rows: Strategies, shards: LayerRows, start
         else:
             rank = np.arange(dense.shape[1])
             tied = table_of_tokens * ((rank == 0) | (rank == len(rank) - 1))
+    elif rows.pp[0] > 1 and embedded_again(context):
+        again = (embedded_again(context) / rows.tp)[:, None] * (np.arange(dense.shape[1]) == rows.pp[0] - 1)
+        dense, ends = dense + again, ends + again
     replicated: Floats | float = 0.0
     if context.job.adapters:
         adapters = per_rank(stages.total(table.adapters), chunks).sum(axis=1)
         replicated = np.maximum(adapters - trained_share(context.model, context.job) * (dense + expert), 0.0)
     frozen = per_rank(frozen_on(table, stages), chunks).sum(axis=1)
     return HeldParameters(dense=dense, expert=expert, ends=ends, tied=tied, replicated=replicated, frozen=frozen)
+
+
+def embedded_again(context: Context) -> int:
+    """Return the parameters of the copy of the embedding that the last rank of a pipeline has for multi-token
+    prediction, unless it has one already (Megatron-LM core_v0.19.2: models/gpt/gpt_model.py, `mtp_process`)."""
+    model, megatron_core = context.model, memory_facts(context.job.framework).megatron_core
+    there = bool(model.mtp_layers) and megatron_core and not model.tied_embeddings
+    return model.embedding_parameters * there
 
 
 def states(context: Context, rows: Strategies, shards: LayerRows, held: HeldParameters) -> StateBytes:
@@ -235,17 +250,19 @@ def fixed_bytes(
     late_parts = [np.minimum(late, part[:, None]) for part in parts]
     # beside the first layer the embedding is gathered, not a layer before it
     gathered_less = weight_bytes(job) * ((layer - alone) * (rows.sharding == ZERO3))[:, None] * (late > 0.0)
-    updated = np.where(rows.sharding[:, None] == ZERO3, 0.0, facts.by_unit * _updated_weights(context, rows, held))
+    updated = _updated(context, rows, held)
+    copied = weight_bytes(job) * facts.by_unit * np.isin(rows.sharding, (ZERO1, ZERO2))[:, None]
+    bare = (copied + update_copy_width(job) * (1.0 - rows.offload)[:, None]) * updated
     return Fixed(
         weights=state.weights,
         gradients=state.gradients + last,
         optimizer=state.optimizer,
-        buffers=message_buffers(job, rows, boundary, count) + gathered,
+        buffers=message_buffers(job, rows, boundary, count) + gathered + _staying(context, rows, shards, starts),
         head=np.maximum(units.head + before_logits, np.where(at_last, 0.0, units.summing)),
         first=np.where(at_last & (not facts.by_unit), 0.0, units.first),
         passing=np.where(cut & facts.head_alone, state.gathered + last, 0.0),
         before=np.broadcast_to(before, state.weights.shape),
-        bare=updated,
+        bare=bare,
         closing=np.maximum(state.closing + norm, state.opening),
         waiting=waiting,
         resharded=state.resharded,
@@ -258,14 +275,42 @@ def fixed_bytes(
     )
 
 
-def _updated_weights(context: Context, rows: Strategies, held: HeldParameters) -> Floats:
-    """Return the bytes of the trained weights that each rank updates, [N, P], none where it updates all: the runtime
-    hands out a copy of these (`runtime.step.unshard`)."""
+def _updated(context: Context, rows: Strategies, held: HeldParameters) -> Floats:
+    """Return the trained weights that each rank updates, [N, P]. Where it updates a part, the runtime hands out a copy
+    of these (`runtime.step.unshard`)."""
     groups = data_parallel(context, rows)
     dense = held.dense - elsewhere(context.job, held.tied)
-    parameters = dense / groups.dense.size[:, None] + held.expert / groups.expert.size[:, None]
-    width = weight_bytes(context.job) * trained_share(context.model, context.job)
-    return np.where(rows.sharding[:, None] == UNSHARDED, 0.0, width * parameters)
+    parts = dense / groups.dense.size[:, None] + held.expert / groups.expert.size[:, None]
+    whole = rows.sharding[:, None] == UNSHARDED
+    return trained_share(context.model, context.job) * np.where(whole, held.dense + held.expert, parts)
+
+
+def staying_bytes(context: Context, rows: Strategies, shards: LayerRows) -> tuple[Floats, Floats]:
+    """Return the bytes of tensors that Megatron-Core keeps from the first step on, on every rank that has layers and
+    more on the last one, [N] each: those that autograd is given in place of gradients, one for each shape of a weight;
+    and what is gathered for the output projection, or of tokens for experts where all go to all ranks (core_v0.19.2:
+    core/utils.py, `GlobalMemoryBuffer`)."""
+    model, job = context.model, context.job
+    if not memory_facts(job.framework).megatron_core:
+        return np.zeros(len(rows)), np.zeros(len(rows))
+    width, split = widths_of(job).saved, rows.sequence_parallel & (rows.tp > 1)
+    whole = (rows.sharding <= ZERO1) * job.trains("language")
+    joined = 2 * model.hidden**2 * bool(model.mtp_layers)
+    output = whole * width * (model.token_table_parameters + joined) / rows.tp
+    message = width * rows.micro_batch * job.seq_len / rows.cp * model.hidden
+    ranks = rows.ep * rows.etp * any(layer.moe for layer in model.kinds)
+    gathered = message / np.where(split, rows.tp, 1) * ranks * (ranks > 1) * (job.options.dispatcher == "allgather")
+    return whole * shards.table.dummies[shards.row] + gathered, output + np.maximum(message * split - gathered, 0.0)
+
+
+def _staying(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
+    """Return the same of each rank, [N, P]."""
+    every, output = staying_bytes(context, rows, shards)
+    there = per_rank(np.diff(starts, axis=1), int(rows.vpp[0])).sum(axis=1) > 0
+    there[:, -1] |= bool(context.model.mtp_layers)
+    total = there * every[:, None]
+    total[:, -1] += output
+    return np.asarray(total)
 
 
 def message_buffers(job: Job, rows: Strategies, boundary: Floats, count: Ints) -> Floats:
@@ -277,15 +322,18 @@ def message_buffers(job: Job, rows: Strategies, boundary: Floats, count: Ints) -
     if ranks == 1:
         return 0.0 * boundary
     rank, alone = np.arange(ranks), rows.vpp[:, None] == 1
-    if not memory_facts(job.framework).stage_buffers:
-        return np.asarray(P2P_BUFFERS * boundary + 0.0 * rank)
+    facts = memory_facts(job.framework)
+    if not facts.stage_buffers:
+        return np.asarray((HELD_MESSAGES if facts.megatron_core else P2P_BUFFERS) * boundary + 0.0 * rank)
     received = 2 * rows.vpp[:, None] - (rank == 0) - (rank == ranks - 1)
     return np.asarray(boundary * (count[:, None] * received + alone * (rank > 0)))
 
 
 def least_message_buffers(job: Job, boundary: Floats, staged: Bools | bool) -> Floats:
     """Return the least of these on a rank that has neighbours (`staged`), beyond what it keeps."""
-    return np.asarray(P2P_BUFFERS * boundary * staged * (not memory_facts(job.framework).stage_buffers))
+    facts = memory_facts(job.framework)
+    tensors = HELD_MESSAGES if facts.megatron_core else P2P_BUFFERS
+    return np.asarray(tensors * boundary * staged * (not facts.stage_buffers))
 
 
 def footprint(
@@ -304,10 +352,11 @@ def footprint(
     activations, replaced = kept + working, np.minimum(fixed.late - fixed.late_last, later)
     gradients = fixed.gradients - replaced
     ends = fixed.bare - kept
-    if fixed.first.any():
-        at_first = _kept_at_end(context.job, rows, values, fixed.micro_batches, last=False)
-        others = (fixed.late - fixed.resharded)[:, 0]  # gradients of all layers are there by then, and no weights
-        ends[:, 0] = np.maximum(ends[:, 0], fixed.first + others - (kept[:, 0] - at_first))
+    seen = np.flatnonzero(fixed.first > 0.0) if fixed.late.any() else np.flatnonzero(fixed.first > working[:, 0])
+    if len(seen):
+        at_first = _kept_at_end(context.job, rows.take(seen), values[seen], fixed.micro_batches[seen], last=False)
+        others = (fixed.late - fixed.resharded)[seen, 0]  # gradients of all layers are there by then, and no weights
+        ends[seen, 0] = np.maximum(ends[seen, 0], fixed.first[seen] + others - (kept[seen, 0] - at_first))
     at_last = _kept_at_end(context.job, rows, values, fixed.micro_batches, last=True)
     ends[:, -1] = np.maximum(ends[:, -1], fixed.head - (kept[:, -1] - at_last))
     ends = ends - working - fixed.passing - (fixed.late - replaced)
@@ -460,6 +509,7 @@ def most_room(context: Context, rows: Strategies, shards: LayerRows, dense: Floa
     ]
     room = room_for_tensors(job, context.memory_limit_bytes)
     room = room - table.live[row, WHOLE] - least_message_buffers(job, table.boundary[row], rows.pp > 1)
+    room = room - table.dummies[row] * ~everything  # which sharded weights have not
     held = state[0] * dense + state[1] * expert
     return np.asarray(room - held + weight_bytes(job) * (dense + expert) * _all_at_once(job, rows))
 

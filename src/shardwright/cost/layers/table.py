@@ -35,11 +35,12 @@ from shardwright.cost.frameworks.overheads import (
     launched_seconds,
 )
 from shardwright.cost.layers.seconds import OperatorSeconds, layer_seconds
-from shardwright.cost.memory.activations import layer_activation_bytes, tower_kept_bytes
+from shardwright.cost.memory.activations import dummy_gradient_bytes, layer_activation_bytes, tower_kept_bytes
 from shardwright.cost.network.collectives import Fabric, exposed_offload_seconds
 from shardwright.cost.stage.terms import kept_by_state, live_by_state
 from shardwright.records import record
 from shardwright.rounding import coarse
+from shardwright.spec.adapter import matrices
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.images import tower_parameters
 from shardwright.spec.job import Job, dispatcher_of
@@ -63,7 +64,8 @@ class LayerTable(Columns):
     `offloaded` those of layers' inputs that go to host memory; `dense` and `expert` are parameters
     held by one GPU, `adapters` those trained beside them, `ends` those of `dense` in embedding and output projection,
     which are no matrices of layers. Of single layers: `live` is what lives while the largest runs backward, by state
-    [M, 3], `group` what each that runs again together adds, `boundary` the activation passed to the next layer,
+    [M, 3], `dummies` what autograd is given for weights [M], `group` what each that runs again
+    together adds, `boundary` the activation passed to the next layer,
     `parameters` the most that a layer has, [M]; `before_logits` and `halfway` are those of `cost.memory.activations`.
     Of a tower: `tower_again` are the seconds of its layers that run again where all layers of a stage do, `frozen` the
     weights that a GPU has of it without training them, [M].
@@ -86,6 +88,7 @@ class LayerTable(Columns):
     adapters: Floats
     ends: Floats
     live: Floats
+    dummies: Floats
     group: Floats
     boundary: Floats
     parameters: Floats
@@ -168,6 +171,7 @@ def layer_table(
         adapters=running([_adapters(model, kind, shard, job) for kind in kinds]),
         ends=running([weights / shard.tp for weights in ends]),
         live=live,
+        dummies=dummy_gradient_bytes(model, shard, job),
         group=group,
         boundary=np.max(np.stack(memory.inputs[1:-1]), axis=0),
         parameters=np.max(np.stack([dense + expert for dense, expert in parameters[1:-1]]), axis=0),
@@ -197,14 +201,25 @@ def running_sums(values: Floats) -> Floats:
 
 def shard_parameters(model: Model, layer: Layer | None, shard: Shard, position: int) -> tuple[Floats, Floats]:
     """Return the dense and expert parameters that one GPU holds of a layer; of the embedding (position 0) or the
-    head where `layer` is None. Norms are replicated over tensor parallelism; that they are is below 0.1 %."""
+    head where `layer` is None. Matrices that tensor-parallel ranks do not split are whole on each; that norms are is
+    below 0.1 %."""
     if layer is None:
         if position == 0:
             return model.embedding_parameters / shard.tp, np.zeros(len(shard.tp))
         more_dense, more_expert = mtp_parameters(model)
-        return (head_weights(model) + more_dense) / shard.tp, more_expert / (shard.ep * shard.etp)
-    dense = model.dense_layer_parameters(layer) / shard.tp
+        whole = model.mtp_layers * _whole(model, model.layers[-1], shard)
+        return (head_weights(model) + more_dense) / shard.tp + whole, more_expert / (shard.ep * shard.etp)
+    dense = model.dense_layer_parameters(layer) / shard.tp + _whole(model, layer, shard)
     return dense, model.expert_layer_parameters(layer) / (shard.ep * shard.etp)
+
+
+def _whole(model: Model, layer: Layer, shard: Shard) -> Floats:
+    """Return the parameters of matrices outside experts that no rank splits, beyond its share, [M]: projections of
+    latent attention to its ranks, and what routes tokens."""
+    apart = [matrix for matrix in matrices(model, layer) if not matrix.split and matrix.target != "experts"]
+    routers = model.hidden * layer.moe.experts if layer.moe else 0
+    whole = sum(matrix.inputs * matrix.outputs * matrix.copies for matrix in apart) + routers
+    return np.asarray(whole * (1.0 - 1.0 / shard.tp))
 
 
 def _adapters(model: Model, layer: Layer | None, shard: Shard, job: Job) -> Floats:

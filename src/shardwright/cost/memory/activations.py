@@ -7,6 +7,10 @@ sbh(10 + 24/t + 5as/(ht)), with sequence parallelism sbh/t (34 + 5as/h).
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import reduce
+from operator import or_
+
 import numpy as np
 
 from shardwright.arrays import Floats
@@ -108,9 +112,10 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
             core.append(freed_of_operators(model, layer, shard, job, kept[-1], width=saved))
         else:
             core.append(_freed_of_modules(model, layer, shard, job, scores))
-        again.append(zero if job.options.recompute_modules is None else core[-1])
+        repeated = np.maximum(core[-1], 0.0) + _beside_again(layer, shard, job)
+        again.append(zero if job.options.recompute_modules is None else repeated)
         inputs.append(saved * outer * (layer.streams.count if layer.streams else 1))
-        moments = (_gradient_bytes, _norm_bytes, _unmerged_bytes)
+        moments = (_gradient_bytes, _norm_bytes, _unmerged_bytes, _grouped_bytes, _dispatched_bytes, _engine_bytes)
         gradients.append(np.max(np.stack([of(model, layer, shard, job) for of in moments]), axis=0))
         dequantised.append(_dequantised_bytes(model, layer, shard, job))
         halfway.append(_halfway_bytes(model, layer, shard, job) - gradients[-1])
@@ -119,11 +124,16 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
     if model.streams is not None:
         last = last + saved * tokens(shard, job) * model.streams.end_kept(model.hidden, first=False)
     head = model.mtp_layers * (kept[model.kind_of_layer[-1]] + last)
+    head_again = head
+    if memory_facts(job.framework).megatron_core:
+        ahead = model.mtp_layers * saved * outer
+        joined = 2.0 * (ahead + saved * outer * bool(model.mtp_layers))  # what all depths give
+        head, head_again = head + 3.0 * ahead + joined, model.mtp_layers * last + 2.0 * ahead + joined
     unneeded = outer * (saved + norm_copies(model, job)) * _stops_at_first_norm(job)
     return Activations(
         kept=[embedding - unneeded, *kept, head],
         core=[-unneeded, *core, zero],
-        inputs=[embedding, *inputs, head],
+        inputs=[embedding, *inputs, head_again],
         gradients=[zero, *gradients, zero],
         again=[zero, *again, zero],
         offloaded=[zero, *(to_host * size for size in inputs), zero],
@@ -295,7 +305,7 @@ def _freed_of_modules(model: Model, layer: Layer, shard: Shard, job: Job, scores
     """
     modules, widths, moe = repeats(job), widths_of(job), layer.moe
     outer = norm_tokens(shard, job) * model.hidden
-    freed = scores if modules & CORE else np.zeros(len(shard.tp))
+    freed = scores - _viewed_bytes(model, layer, shard, job) if modules & CORE else np.zeros(len(shard.tp))
     if layer.latent is not None and modules & NORMS:
         freed = freed + widths.saved_input * outer
     if layer.attention is not None and layer.latent is not None and modules & UP:
@@ -313,6 +323,29 @@ def _freed_of_modules(model: Model, layer: Layer, shard: Shard, job: Job, scores
     if modules & SHARED and moe.shared_width:
         freed = freed + _shared_bytes(model, moe, shard, job)
     return np.asarray(freed)
+
+
+def _beside_again(layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return what of a module that runs again is there beside its gradients, [M], where else it would be gone by then:
+    what experts' non-linearity gives, until that has run backward (Megatron-LM core_v0.19.2, tensor_parallel/random.py:
+    `CheckpointWithoutOutput`)."""
+    moe = layer.moe
+    if moe is None or not repeats(job) & ACTIVATION or not memory_facts(job.framework).megatron_core:
+        return np.zeros(len(shard.tp))
+    return np.asarray(_expert_input(job) * _routed(moe, shard, job) * moe.expert_width / shard.etp)
+
+
+def _viewed_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return what core attention that runs again keeps of its projection, [M]: values as it is given them are a part of
+    one with the queries and keys before their rotation, which Transformer Engine else copies out of it."""
+    attention, total = layer.attention, np.zeros(len(shard.tp))
+    if attention is None or attention.latent is not None or model.position != "rope":
+        return total
+    if not memory_facts(job.framework).megatron_core or attention.reused is not None:
+        return total
+    keys = attention.key_width * np.maximum(1.0 / shard.tp, 1.0 / attention.kv_heads)
+    width = attention.query_width / shard.tp + keys
+    return np.asarray(widths_of(job).saved * tokens(shard, job) * width)
 
 
 def _input_tokens(shard: Shard, job: Job) -> Floats:
@@ -371,6 +404,8 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
             saved * _input_tokens(shard, job) * model.hidden
             + (widths.saved + saved + norm_copies(model, job)) * outer * ranks
         )
+        if facts.megatron_core and mla.query_rank is None:  # whose input it norms again (mla_qk_norm_config.py)
+            projected = projected + saved * outer * model.hidden
         shared = mla.nope_head_dim * (facts.hidden_copies > 0.0)  # values are a part of what holds keys, too
         qkv = (_latent_width(attention) + attention.heads * shared) / shard.tp
     scores = _score_bytes(model, attention, shard, job, float(job.seq_len))
@@ -389,7 +424,7 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
     if attention.value_norm and attention.reused != "both":
         inner = inner + (widths.saved * (attention.reused is None) + value_norm_copies(job)) * size * values
     apart = model.family == FALCON and attention.kv_heads < attention.heads  # by an index, which copies
-    views = facts.rotated or (facts.hidden_copies > 0.0 and model.fused_qkv and not apart)
+    views = facts.hidden_copies > 0.0 and model.fused_qkv and not apart
     if views and attention.latent is None and model.position == "rope":
         inner = inner + widths.saved * size * here
     return projected + inner + scores, scores
@@ -449,23 +484,69 @@ def _shared_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
 
 def _gradient_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
     """Return the gradients that live together in the backward pass of the feed-forward block: of its inner
-    activations, before and after the non-linearity, and of its input; or, where that is more, the tokens of experts on
-    their way. A block without one has those of what mixes tokens: of the input projection's result and of what enters
-    the output projection."""
-    size = tokens(shard, job)
-    width = np.zeros(len(shard.tp))
+    activations, before and after the non-linearity, and of its input. A block without one has those of what mixes
+    tokens: of the input projection's result and of what enters the output projection. In one kernel the non-linearity
+    runs backward when what entered the second product is gone."""
+    size, gone = tokens(shard, job), float(memory_facts(job.framework).megatron_core)
+    width, outer = np.zeros(len(shard.tp)), norm_tokens(shard, job) if gone else size
     if layer.mlp is None and layer.moe is None:
         width = size * _widest_projection(model, layer) / shard.tp
     if layer.mlp is not None:
-        width = size * (3.0 if layer.mlp.gated else 2.0) * layer.mlp.width / shard.tp
+        width = size * ((3.0 if layer.mlp.gated else 2.0) - gone) * layer.mlp.width / shard.tp
     if layer.moe is not None:
-        routed = _routed(layer.moe, shard, job)
-        width = np.maximum(width, routed * (3.0 if layer.moe.gated else 2.0) * layer.moe.expert_width / shard.etp)
-    total = width + size * model.hidden
+        routed, ways = _routed(layer.moe, shard, job), (3.0 if layer.moe.gated else 2.0) - gone
+        width = np.maximum(width, routed * ways * layer.moe.expert_width / shard.etp)
+    return widths_of(job).saved * (width + outer * model.hidden)
+
+
+def _engine_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return what Transformer Engine has beyond what is kept, [M]: when the second product of a feed-forward block runs
+    backward, its gradients beside what tensor-parallel ranks gather of them; or, when attention does and what the block
+    after it kept is gone, gradients of all that attention takes and gives, those of queries in fp32, too."""
+    total, widths = np.zeros(len(shard.tp)), widths_of(job)
+    if not memory_facts(job.framework).megatron_core:
+        return total
+    size, outer, attention = tokens(shard, job), norm_tokens(shard, job), layer.attention
+    beside = outer * (shard.sequence_parallel & (shard.tp > 1)) + size
+    after = total
+    if layer.mlp is not None:
+        total = widths.saved * (size * layer.mlp.width / shard.tp + beside * model.hidden)
+        after = _mlp_bytes(model, layer.mlp, shard, job)
     if layer.moe is not None:
-        copies = memory_facts(job.framework).dispatched
-        total = np.maximum(total, copies * _routed(layer.moe, shard, job) * (layer.moe.latent or model.hidden))
-    return widths_of(job).saved * total
+        after = _moe_bytes(model, layer.moe, shard, job)
+    if attention is not None:
+        kept = attention.out_width + _attention_inputs(attention)
+        of_attention = size * (SINGLE * attention.query_width + widths.saved * kept) / shard.tp
+        total = np.maximum(total, np.where(shard.flash, of_attention - after, 0.0))
+    return np.asarray(total)
+
+
+def _attention_inputs(attention: Attention) -> int:
+    """Return the elements of a token that queries, keys and values have as attention takes them."""
+    if attention.latent is not None:
+        return _latent_width(attention)
+    return attention.query_width + attention.key_width + attention.value_width
+
+
+def _dispatched_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return what is there beyond what is kept when experts' results go back to their tokens, [M]. Beside results of
+    shared experts, of an all-to-all these are tokens as they were permuted and as they came, the experts' results, and
+    these sorted back or received; with one expert what came is kept. Of an all-gather they are the results, and these
+    added up for the tokens of all ranks, in the type of the router's weights, too
+    (Megatron-LM core_v0.19.2: transformer/moe/{moe_layer,token_dispatcher}.py)."""
+    moe, total = layer.moe, np.zeros(len(shard.tp))
+    if moe is None or not memory_facts(job.framework).megatron_core:
+        return total
+    saved, outer, outside = widths_of(job).saved, norm_tokens(shard, job), moe.latent or model.hidden
+    routed, alone = _routed(moe, shard, job), shard.ep >= moe.experts
+    if job.options.dispatcher == "allgather":
+        single = SINGLE * bool(moe.router_bias and saved < SINGLE)
+        gathered = outer * shard.ep * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
+        sent = saved * routed + (saved + single) * gathered
+    else:
+        before = 1.0 + (shard.ep > 1) * ~alone
+        sent = saved * routed * (before / shard.etp + 1.0 + (~alone | (shard.ep > 1)))
+    return np.asarray(outside * sent + saved * outer * model.hidden * bool(moe.shared_width))
 
 
 def _unmerged_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
@@ -495,6 +576,20 @@ def _unmerged_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Float
         whole = (copies - cast) * (2.0 + moe.gated) + cast
         total = np.maximum(total, np.maximum(copies * matrices + saved * routed * outside, whole * matrices - inside))
     return np.asarray(total)
+
+
+def _grouped_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return what is there while experts' products run backward together, [M], beyond what is kept: a tensor for the
+    gradient of each weight (`MemoryFacts.megatron_core`; Transformer Engine 2.8, module/grouped_linear.py), beside
+    the gradients of what comes and goes; when the first products do, the block's inside is gone."""
+    moe, total = layer.moe, np.zeros(len(shard.tp))
+    if moe is None or not memory_facts(job.framework).megatron_core or not job.trains("language"):
+        return total
+    saved, outside, width = widths_of(job).saved, moe.latent or model.hidden, moe.expert_width / shard.etp
+    routed, matrices = _routed(moe, shard, job), moe.experts / shard.ep * outside * width
+    second = matrices + routed * (outside + width)
+    first = (1.0 + moe.gated) * matrices + routed * (outside - width)
+    return np.asarray(saved * np.maximum(first, second))
 
 
 def _widest_projection(model: Model, layer: Layer) -> int:
@@ -553,6 +648,22 @@ def _streams_bytes(model: Model, streams: Streams, shard: Shard, job: Job) -> Fl
     once_more = widths_of(job).saved + norm_copies(model, job)
     kept = widths_of(job).saved * streams.kept(model.hidden) + once_more * model.hidden
     return np.asarray(tokens(shard, job) * kept)
+
+
+def dummy_gradient_bytes(model: Model, shard: Shard, job: Job) -> Floats:
+    """Return the bytes of tensors that autograd is given in place of gradients of matrices
+    (`MemoryFacts.megatron_core`), one of each shape, [M]: those of all kinds of layers on every rank that has any.
+    Those of experts do not stay."""
+    needed = memory_facts(job.framework).megatron_core and job.trains("language")
+    every = [
+        Counter(matrix for matrix in matrices(model, layer) if matrix.target != "experts") for layer in model.kinds
+    ]
+    shapes = reduce(or_, every)  # the most that any kind has of each
+    sizes = [
+        count * np.asarray(matrix.inputs * matrix.outputs * matrix.copies / split_ways(matrix, shard))
+        for matrix, count in shapes.items()
+    ]
+    return np.asarray(widths_of(job).saved * needed * np.sum([np.zeros(len(shard.tp)), *sizes], axis=0))
 
 
 def _dequantised_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:

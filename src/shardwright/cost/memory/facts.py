@@ -43,15 +43,17 @@ class MemoryFacts:
     whether under ZeRO-2 and 3 gradients go to host memory with the state that is there, in every micro-batch
     (DeepSpeed, FSDP2); `weights_follow`: whether under ZeRO-3 weights do, too, and come back for every pass (FSDP2's
     `CPUOffloadPolicy`). `host_beside`: bytes in host memory beside the state there: the gradient that its update reads,
-    and under DeepSpeed 16-bit gradients that micro-batches are added to (weights under ZeRO-1). `rotated`: whether
-    queries, keys and values are views of one projection, which stays whole beside queries and keys after their rotary
-    embedding. `keys_gathered`: whether context-parallel ranks keep the keys and values of all (torchtitan's
-    FlexAttention, torch/distributed/tensor/experimental/_context_parallel/_attention.py 2.13: `flex_cp_allgather`).
+    and under DeepSpeed 16-bit gradients that micro-batches are added to (weights under ZeRO-1). `megatron_core`:
+    whether it is Megatron-Core 0.19 in layers of Transformer Engine 2.8: gradients of weights are added to their
+    buffers inside products, and autograd is given a tensor in 16 bits for each shape of a weight, which stays
+    (transformer_engine/pytorch/module/base.py: `get_dummy_wgrad`); a non-linearity runs backward in one kernel; tokens
+    go to experts by its dispatchers, and what the output projection gathers has a buffer that stays. `keys_gathered`:
+    whether context-parallel ranks keep the keys and values of all (torchtitan's FlexAttention, torch/distributed/
+    tensor/experimental/_context_parallel/_attention.py 2.13: `flex_cp_allgather`).
     `inputs_whole`: whether a product whose input tensor-parallel ranks gather keeps it whole for its weights' gradients
     (torchtitan: neither DTensor nor PyTorch's partitioner gathers again, torch/_functorch/partitioners.py 2.13:
     `force_save_collectives`), where others keep each rank's part and gather anew.
-    `expert_output`: whether what experts give is kept, as it is weighed after them. `dispatched`: copies of the tokens
-    of all experts that live on their way there and back (permuted, received, given, sorted back). `hidden_copies`,
+    `expert_output`: whether what experts give is kept, as it is weighed after them. `hidden_copies`,
     `inner_copies`: bytes that unfused operators keep beyond the formulas, for each element of a layer's hidden state
     and of its feed-forward block. `gathered`: bytes for each element of the hidden state, gathered over the
     tensor-parallel ranks, that the allocator cannot reuse yet since the host runs ahead of the device;
@@ -75,11 +77,10 @@ class MemoryFacts:
     gradients_follow: bool
     weights_follow: bool
     host_beside: float
-    rotated: bool
+    megatron_core: bool
     keys_gathered: bool
     inputs_whole: bool
     expert_output: bool
-    dispatched: float
     hidden_copies: float
     inner_copies: float
     gathered: float

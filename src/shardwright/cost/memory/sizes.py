@@ -221,7 +221,8 @@ def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -
     if job.options.loss == "chunked":
         projection = 2.0 * model.hidden * model.vocab / tp * job.trains("language")
         return 2.0 * widths_of(job).logit * size * model.hidden + projection
-    return width * size * model.vocab / tp
+    # beside the logits of tokens further on what their losses keep
+    return (width + model.mtp_layers * max(width - widths_of(job).logit, 0.0)) * size * model.vocab / tp
 
 
 def head_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
@@ -271,7 +272,8 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
     gradients until the next unit's are complete, with the rank's own part of their sum, those of the embedding until
     the next micro-batch runs backward; gradients of a tied embedding are there from the head on
     (`runtime.step.{unshard,sync}`). FSDP2 sums the gradient of the head first, beside the last layer's weights, and
-    that of the embedding last, from a copy of it to the rank's part, which goes to the host in the masters' type.
+    that of the embedding last, from a copy of it to the rank's part, which goes to the host in the masters' type. Under
+    Megatron-Core the embedding's gradient comes whole in 16 bits, before it is added to its buffer.
     """
     sizes = (rows.micro_batch, rows.cp, rows.tp)
     facts = memory_facts(job.framework)
@@ -284,9 +286,11 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
         table, away = model.token_table_parameters / rows.tp, facts.weights_follow * (rows.offload > 0.0)
         first = summed * table * (weight_bytes(job) * (2.0 + 1.0 / ranks) + gradient_bytes(job) * away / ranks)
         beside = weight_bytes(job) * layer * (rows.sharding == ZERO3)
+        message = rows.micro_batch * job.seq_len / rows.cp * model.hidden / np.where(rows.sequence_parallel, rows.tp, 1)
+        dense = widths_of(job).saved * (table + message) * facts.megatron_core * job.trains("language")
         summing = (first + beside) * summed * (not model.tied_embeddings)
         alone = weight_bytes(job) * summed * (table * (not model.tied_embeddings) - layer)
-        return WholeUnits(head=whole, summing=summing, first=first, last=alone, before=np.maximum(-alone, 0.0))
+        return WholeUnits(head=whole, summing=summing, first=first + dense, last=alone, before=np.maximum(-alone, 0.0))
     weight = weight_bytes(job) * (rows.sharding == ZERO3)
     gradient = gradient_bytes(job) * job.trains("language") * (rows.sharding >= ZERO2)
     end, arriving = model.token_table_parameters / rows.tp, 1.0 + 1.0 / ranks

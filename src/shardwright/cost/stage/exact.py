@@ -198,10 +198,14 @@ def fitting_recomputation(
     modes: Collection[int],
     *,
     alone: bool,
+    first: Floats | None = None,
+    bare: Floats | None = None,
 ) -> tuple[Floats, Ints, Ints]:
     """Return the least seconds that stages [R] of one chunk run again to keep what `flight` micro-batches leave within
     their `room` on the GPU, beside the working set of a layer or the `logits`, and within that in its host, infinite
-    where they cannot; and the mode of `modes` and the number of layers that do it. With `alone` a group is a layer."""
+    where they cannot; and the mode of `modes` and the number of layers that do it. With `alone` a group is a layer.
+    When one of the micro-batches has run backward, `first` is there in its place, and `bare` when all have."""
+    moments = np.stack([np.zeros(len(room)) if part is None else part for part in (first, bare)])
     seconds, count = np.full(len(room), np.inf), np.zeros(len(room), dtype=np.int64)
     code = np.full(len(room), next(iter(modes)))
     for mode in (mode for mode in (NONE, SELECTIVE, BLOCK, UNIFORM) if mode in modes):
@@ -210,7 +214,8 @@ def fitting_recomputation(
             break
         part = stages.take(rows)
         rooms = room[rows], host_room[rows]
-        number, needed = _leanest(layers, part, logits[rows], flight[rows], *rooms, mode, alone=alone)
+        of = logits[rows], moments[:, rows], flight[rows]
+        number, needed = _leanest(layers, part, *of, *rooms, mode, alone=alone)
         again = repeated_seconds(layers.forward, layers.core, layers.tower_again, part, mode, number)
         again = np.where(needed <= room[rows], again, np.inf)
         better = again < seconds[rows]
@@ -223,6 +228,7 @@ def _leanest(
     layers: LayerFigures,
     stages: Ranges,
     logits: Floats,
+    moments: Floats,
     flight: Ints,
     room: Floats,
     host_room: Floats,
@@ -236,7 +242,8 @@ def _leanest(
 
     def on_gpu(number: Ints) -> Floats:
         beside = np.maximum(live_bytes(layers.live, layers.group, stages.row, mode, number, longest), logits)
-        return np.asarray(kept_bytes(layers.kept, stages, mode, number) * flight + beside)
+        kept = kept_bytes(layers.kept, stages, mode, number)
+        return np.asarray(np.maximum(np.maximum(kept * flight + beside, kept * (flight - 1) + moments[0]), moments[1]))
 
     def needed(number: Ints) -> Floats:
         in_host = in_host_bytes(layers.offloaded, stages, mode, number) * flight if offloads else 0.0

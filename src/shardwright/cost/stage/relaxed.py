@@ -94,7 +94,5 @@ def fewest_repeated(kept: Floats, group: Floats, layers: Array, flight: Ints, ro
 def price(layer: LeastLayer) -> Floats:
     """Return the least seconds for which recomputation frees as many bytes as a layer keeps, [R]."""
     whole = layer.kept[:, WHOLE]
-    rates = [
-        layer.again[:, state] * whole / np.maximum(whole - layer.kept[:, state], 1e-300) for state in (LEAN, AGAIN)
-    ]
+    rates = [layer.again[:, state] * whole / np.maximum(whole - layer.kept[:, state], BYTE) for state in (LEAN, AGAIN)]
     return np.minimum(*rates)

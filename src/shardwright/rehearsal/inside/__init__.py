@@ -8,5 +8,6 @@
 * `own_runtime`: a rank of `shardwright train`
 * `transformers_fsdp`: a rank of transformers under FSDP2
 * `megatron_core`: a rank of Megatron-Core
+* `fused_modules`: what stands in for Transformer Engine there
 * `torchtitan_trainer`: a rank of torchtitan
 """

@@ -200,8 +200,12 @@ def _answering(value: Any) -> Any:
 
 
 def _install_tensors() -> None:
-    """Replace methods of tensors that look at memory."""
+    """Replace what of tensors looks at memory."""
     tensor: Any = torch.Tensor
+    whole: Any = torch
+    make = torch.tensor
+    whole.tensor = lambda *args, **kwargs: make(*args, **(kwargs | {"pin_memory": False}))
+    tensor.pin_memory = lambda self, *_, **__: self
     address, kind = tensor.data_ptr, tensor.type
     tensor.record_stream = _nothing
 
@@ -262,9 +266,9 @@ def install_groups() -> None:
     distributed.broadcast_object_list = distributed.barrier = _nothing
 
 
-def even_lists(total: int) -> None:
+def even_lists(total: Callable[[], int]) -> None:
     """Have lists of whole numbers read from fake tensors add up to `total` along their last dimension, as even as can
-    be: how many rows go to each expert or rank."""
+    be: how many rows go to each expert or rank; and masks select as many."""
     fake: Any = fake_tensor.FakeTensor
     read = fake.tolist
 
@@ -272,7 +276,7 @@ def even_lists(total: int) -> None:
         if self.dtype not in (torch.int32, torch.int64) or not self.dim():
             return [1.0] * self.numel() if self.dim() == 1 and self.dtype.is_floating_point else read(self)
         *outer, length = self.shape
-        share, more = divmod(total, length)
+        share, more = divmod(total(), length)
         row = [share + 1] * more + [share] * (length - more)
         for size in reversed(outer):
             row = [list(row) for _ in range(size)] if outer else row
@@ -283,7 +287,10 @@ def even_lists(total: int) -> None:
 
         return np.array(self.tolist())
 
-    fake.tolist, fake.numpy = tolist, as_array
+    def masked_select(self: Any, _: Any) -> Any:
+        return self.reshape(-1)[: total()].clone()
+
+    fake.tolist, fake.numpy, fake.masked_select = tolist, as_array, masked_select
 
 
 def choose_kernels(meter: Meter) -> None:

@@ -1,8 +1,7 @@
 """A rank of Megatron-Core 0.19: the exported arguments through Megatron-LM's own parser, then its own model, data
 parallelism, optimizer and schedule.
 
-What its usual modules of Transformer Engine and Apex do needs CUDA, so Megatron-Core's local modules stand in for them,
-with a shim for flash attention (`FlashAttention`).
+What its usual modules of Transformer Engine and Apex do needs CUDA, so others stand in for them (`fused_modules`).
 """
 
 from __future__ import annotations
@@ -10,11 +9,15 @@ from __future__ import annotations
 import importlib.util
 import sys
 import typing
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 
+from shardwright.rehearsal.inside import fused_modules
 from shardwright.rehearsal.inside.fake_device import even_lists
 from shardwright.rehearsal.inside.guard import Refused
 from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Meter
@@ -22,38 +25,26 @@ from shardwright.rehearsal.inside.meter import GRADIENTS, PARAMETERS, STATE, Met
 RELEASE = "0.19"
 INSTALL = "tests/targets/megatron_venv.sh makes an environment; name its interpreter with `python=`"
 FROM_THE_USER = ("--mock-data", "--tokenizer-type", "NullTokenizer", "--lr", "1e-4")
-# User buffers of Transformer Engine, and its product of many experts in one kernel.
-WITHOUT = ("--tp-comm-overlap", "--moe-grouped-gemm")
+# User buffers of Transformer Engine, which stay where they are; what nothing stands in for.
+WITHOUT = ("--tp-comm-overlap", "--no-gradient-accumulation-fusion")
 DISPATCHER, BACKEND = "--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend"
-LOCAL = (
-    "--transformer-impl", "local", "--no-persist-layer-norm", "--no-gradient-accumulation-fusion", "--no-rope-fusion",
-    "--no-masked-softmax-fusion",
-)  # fmt: skip
-ATTENTION, NORM, SQUARES = "flash attention", "norms of sequence parallelism", "gradient norm"
-SPLIT, EXCHANGE = "even split of tokens over experts", "all-to-all dispatcher"
-SHIMS = {
-    ATTENTION: "keeps q, k, v, its output and an fp32 number a row and head, as FlashAttention-2 does "
-    "(flash_attn_interface.py: FlashAttnFunc.forward); Transformer Engine's module is not run",
-    NORM: "torch.nn.RMSNorm, which Megatron-Core's local modules refuse under sequence parallelism; Transformer Engine "
-    "has a norm fused with the product after it, which keeps the same input",
-    SQUARES: "Apex' and Transformer Engine's multi-tensor kernels; one number a bucket",
-}
-CHOICES = (
-    "optimizer: torch.optim.AdamW in place of Apex' or Transformer Engine's fused Adam",
-    "gradients of weights are added to their buffers by autograd, not by the fused kernel",
-    "layers of Megatron-Core's local modules, in place of Transformer Engine's",
-)
+SPLIT, EXCHANGE, KERNELS = "even split of tokens over experts", "all-to-all dispatcher", "fused kernels"
 OF_EXPERTS = {
     SPLIT: "the host reads how many rows go where",
     EXCHANGE: "in place of DeepEP's or HybridEP's kernels, which keep no more of tokens than where they went",
 }
-EXPERT_CHOICES = ("experts run one after another (SequentialMLP), in place of Transformer Engine's grouped product",)
+OF_KERNELS = {
+    KERNELS: "what torch.compile makes one kernel of allocates its results alone (megatron/core/jit.py: jit_fuser)",
+}
 
 
 def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
     """Run two steps of a rank, of which the second is measured: Adam's state appears in the first."""
     args, config = _configured(question, meter)
-    _stand_ins(meter)
+    _share_again(meter)
+    latent: Any = import_module("megatron.core.transformer.multi_latent_attention")
+    latent.fused_apply_mla_rope_for_q = fused_modules.rotated_queries
+    latent.fused_apply_mla_rope_for_kv = fused_modules.rotated_keys_and_values
     if args.num_experts:
         _split_evenly(args, meter)
     models = _models(args, config, meter)
@@ -74,17 +65,20 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
         _step(args, models, optimizer, int(question["micro_batches"]), meter)
         _mark_state(optimizer, meter)
     version = import_module("megatron.core").__version__
-    experts = EXPERT_CHOICES if args.num_experts else ()
-    shims = SHIMS | {name: why for name, why in OF_EXPERTS.items() if name in meter.used}
-    return {"shims": shims, "choices": [*CHOICES, *experts, f"megatron-core {version}"]}
+    reasons = fused_modules.SHIMS | OF_EXPERTS | OF_KERNELS
+    shims = {name: why for name, why in reasons.items() if name in meter.used}
+    return {"shims": shims, "choices": [f"megatron-core {version}"]}
 
 
 def _split_evenly(args: Any, meter: Meter) -> None:
-    """Have tokens go to experts as evenly as can be."""
+    """Have tokens go to experts as evenly as can be: those of a rank on their way, and those of its tensor-parallel
+    experts together."""
     tokens = args.micro_batch_size * args.seq_length // args.context_parallel_size
     if args.sequence_parallel:
         tokens //= args.tensor_model_parallel_size
-    even_lists(tokens * args.moe_router_topk)
+    routed = [tokens * args.moe_router_topk] * 2
+    together = routed[0] * (args.expert_tensor_parallel_size or args.tensor_model_parallel_size)
+    even_lists(lambda: routed[-1])
 
     def sorted_chunks(rows: Any, sizes: Any, order: Any, probs: Any = None, fused: bool = False) -> tuple[Any, Any]:
         """Return chunks in the order in which they are, as fake tensors know no other."""
@@ -92,7 +86,23 @@ def _split_evenly(args: Any, meter: Meter) -> None:
         moved, weights = (None if part is None else torch.cat(part) for part in parts)
         return moved, weights
 
-    import_module("megatron.core.transformer.moe.token_dispatcher").sort_chunks_by_idxs = sorted_chunks  # type: ignore[attr-defined]
+    def counted(run: Callable[..., Any], rows: int) -> Callable[..., Any]:
+        def with_rows(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if rows == together and getattr(self, "output_splits_tp", None) is not None:
+                self.output_splits_tp = np.full(together // routed[0], routed[0])
+            routed[1] = rows
+            return run(self, *args, **kwargs)
+
+        return with_rows
+
+    dispatchers: Any = import_module("megatron.core.transformer.moe.token_dispatcher")
+    dispatchers.sort_chunks_by_idxs = sorted_chunks
+    for kind in (dispatchers.MoEAlltoAllTokenDispatcher, dispatchers.MoEAllGatherTokenDispatcher):
+        kind.dispatch_preprocess = counted(kind.dispatch_preprocess, routed[0])
+        kind.dispatch_postprocess = counted(kind.dispatch_postprocess, together)
+    if args.moe_token_dispatcher_type == "allgather":
+        permute = dispatchers.permute
+        dispatchers.permute = lambda *given, **rest: permute(*given, **(rest | {"num_out_tokens": together}))
     meter.used.add(SPLIT)
 
 
@@ -107,6 +117,9 @@ def _configured(question: dict[str, Any], meter: Meter) -> tuple[Any, Any]:
         raise Refused("megatron-core", "is not installed where the trainer is to run", INSTALL)
     if importlib.util.find_spec("triton") is None:
         raise Refused("triton", "is not installed; Megatron-Core imports it", "pip install triton")
+    fused_modules.install(meter)
+    whole: Any = torch
+    whole.compile = partial(_as_one_kernel, meter)
     version = str(import_module("megatron.core").__version__)
     if not version.startswith(f"{RELEASE}."):
         raise Refused("megatron-core", f"is {version}; exports are written for {RELEASE}", INSTALL)
@@ -116,7 +129,7 @@ def _configured(question: dict[str, Any], meter: Meter) -> tuple[Any, Any]:
         words[words.index(DISPATCHER) + 1] = "alltoall"
         del words[words.index(BACKEND) : words.index(BACKEND) + 2]
         meter.used.add(EXCHANGE)
-    sys.argv = ["pretrain_gpt.py", *words, *FROM_THE_USER, *LOCAL]
+    sys.argv = ["pretrain_gpt.py", *words, *FROM_THE_USER]
     import os
 
     os.environ.update(WORLD_SIZE=str(question["world_size"]), RANK=str(question["rank"]), LOCAL_RANK="0")
@@ -124,7 +137,6 @@ def _configured(question: dict[str, Any], meter: Meter) -> tuple[Any, Any]:
     arguments.validate_args(args)
     config = import_module("megatron.training.argument_utils").core_transformer_config_from_args(args)
     config.perform_initialization = False
-    config.bias_dropout_fusion = False
     return args, config
 
 
@@ -151,16 +163,6 @@ def _models(args: Any, config: Any, meter: Meter) -> list[Any]:
     specs = import_module("megatron.core.models.gpt.gpt_layer_specs")
     gpt = import_module("megatron.core.models.gpt").GPTModel
     float16 = import_module("megatron.core.transformer.module").Float16Module
-    if args.num_experts:
-        spec = specs.get_gpt_decoder_block_spec(
-            config, use_transformer_engine=False, normalization=config.normalization
-        )
-        layers = spec.layer_specs
-    else:
-        spec = specs.get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
-        layers = [spec]
-    for layer in layers:
-        layer.submodules.self_attention.submodules.core_attention = _attention_module(meter)
     chunks = args.virtual_pipeline_model_parallel_size or 1
     divisor = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
     vocab = -(-args.vocab_size // divisor) * divisor
@@ -168,8 +170,15 @@ def _models(args: Any, config: Any, meter: Meter) -> list[Any]:
     for chunk in range(chunks):
         first = parallel.is_pipeline_first_stage(ignore_virtual=True) and chunk == 0
         last = parallel.is_pipeline_last_stage(ignore_virtual=True) and chunk == chunks - 1
+        spec = specs.get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=chunk)
+        ahead = None
+        if last and args.mtp_num_layers:  # as pretrain_gpt.py has it
+            like = (
+                spec if spec.layer_specs else specs.get_gpt_decoder_layer_specs(config, use_transformer_engine=True)[-1]
+            )
+            ahead = specs.get_gpt_mtp_block_spec(config, like, use_transformer_engine=True, vp_stage=chunk)
         model = gpt(
-            config=config, transformer_layer_spec=spec, vocab_size=vocab,
+            config=config, transformer_layer_spec=spec, mtp_block_spec=ahead, vocab_size=vocab,
             max_sequence_length=args.max_position_embeddings,
             pre_process=first, post_process=last, position_embedding_type=args.position_embedding_type,
             rotary_base=args.rotary_base,
@@ -220,63 +229,26 @@ def _mark_state(optimizer: Any, meter: Meter) -> None:
             meter.mark(STATE, (value for value in state.values() if isinstance(value, torch.Tensor)))
 
 
-def _stand_ins(meter: Meter) -> None:
-    norms = import_module("megatron.core.transformer.torch_norm").WrappedTorchNorm
+def _share_again(meter: Meter) -> None:
+    """Have what a module gives again stand for what it gave, without a C++ extension."""
 
-    def norm(cls: Any, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:
-        meter.used.add(NORM)
-        kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
-        made: Any = kind(hidden_size, eps=eps)
-        for parameter in made.parameters():
-            parameter.sequence_parallel = config.sequence_parallel
-        return made
+    def share(given: torch.Tensor, again: torch.Tensor) -> None:
+        with meter.one_kernel():
+            given.untyped_storage().resize_(again.untyped_storage().nbytes())
 
-    def squares(*_: Any) -> tuple[torch.Tensor, None]:
-        with meter.shimmed(SQUARES):
-            return torch.zeros(1, device="cuda"), None
-
-    norms.__new__ = norm
-    clipping: Any = import_module("megatron.core.optimizer.clip_grads")
-    clipping.multi_tensor_applier = squares
+    import_module("megatron.core.tensor_parallel.random")._get_share_storage = lambda: share  # type: ignore[attr-defined]
 
 
-def _attention_module(meter: Meter) -> Any:
-    base: Any = import_module("megatron.core.transformer.module").MegatronModule
+def _as_one_kernel(meter: Meter, function: Callable[..., Any] | None = None, **_: Any) -> Callable[..., Any]:
+    """Return a function of which only the results are allocated; without one, what makes it of one."""
+    if function is None:
+        return partial(_as_one_kernel, meter)
 
-    class CoreAttention(base):  # type: ignore[misc]
-        """Core attention [positions, batch, heads, size] by the shim."""
-
-        def __init__(self, config: Any, layer_number: int, *_: Any, **__: Any) -> None:
-            super().__init__(config)
-
-        def forward(self, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
-            function: Any = FlashAttention
-            out = function.apply(query, key, value, meter)
-            return out.reshape(*out.shape[:2], -1)
-
-    return CoreAttention
-
-
-class FlashAttention(torch.autograd.Function):
-    """What FlashAttention-2 allocates, keeps and computes."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, meter: Meter) -> Any:
-        length, batch, heads, _ = query.shape
-        with meter.shimmed(ATTENTION):
-            out = torch.empty(length, batch, heads, value.shape[3], dtype=query.dtype, device=query.device)
-            sums = torch.empty(batch, heads, length, dtype=torch.float32, device=query.device)
-        ctx.save_for_backward(query, key, value, out, sums)
-        ctx.meter, ctx.flops = meter, batch * heads * length * key.shape[0] * (query.shape[3] + value.shape[3])
-        meter.add_flops(ATTENTION, ctx.flops)  # the half of the scores that is used
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        query, key, value, *_ = ctx.saved_tensors
-        ctx.meter.add_flops(ATTENTION, 2.5 * ctx.flops)
-        with ctx.meter.shimmed(ATTENTION):
-            sums = torch.empty(query.shape, dtype=torch.float32, device=query.device)  # of the queries' gradient
-            result = (torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None)
-            del sums
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with meter.one_kernel():
+            result = function(*args, **kwargs)
+        with meter.shimmed(KERNELS):
+            meter.given(result)
         return result
+
+    return run

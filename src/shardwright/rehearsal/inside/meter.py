@@ -101,6 +101,7 @@ class Meter(TorchDispatchMode):
         self._alive: dict[int, tuple[Any, int]] = {}
         self._fresh: list[int] = []
         self._shim: str | None = None
+        self._inside = False
         self._in_backward = False
         self._resize_before = torch.UntypedStorage.resize_
 
@@ -114,7 +115,7 @@ class Meter(TorchDispatchMode):
 
         def resize(storage: Any, size: int) -> Any:
             before(storage, size)
-            if storage._cdata in meter._alive or storage.device.type == "cuda":
+            if not meter._inside and (storage._cdata in meter._alive or storage.device.type == "cuda"):
                 meter._note(storage, "resize_", (), "")
             return storage
 
@@ -153,6 +154,20 @@ class Meter(TorchDispatchMode):
         finally:
             self._shim = before
 
+    @contextmanager
+    def one_kernel(self) -> Iterator[None]:
+        """What is allocated here lives in registers, unless it is `given` afterwards."""
+        before, self._inside = self._inside, True
+        try:
+            yield
+        finally:
+            self._inside = before
+
+    def given(self, tensors: Any) -> None:
+        """Count what came of a kernel."""
+        if not self._inside:
+            self._note_all(tensors, "kernel")
+
     def add_flops(self, operator: str, flops: float) -> None:
         self.counts.flops[operator] += int(flops)
 
@@ -171,10 +186,14 @@ class Meter(TorchDispatchMode):
             self._collective(packet.__name__, args, out)
         elif packet in flop_registry or packet.__name__ in (*ATTENTION, *GROUPED):
             self.add_flops(packet.__name__, flops_of(packet, args, kwargs, out, balanced=self.balanced))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda":
-                self._note(tensor.untyped_storage(), packet.__name__, tuple(tensor.shape), str(tensor.dtype))
+        if not self._inside:
+            self._note_all(out, packet.__name__)
         return out
+
+    def _note_all(self, tensors: Any, operator: str) -> None:
+        for tensor in tree_leaves(tensors):
+            if isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda":
+                self._note(tensor.untyped_storage(), operator, tuple(tensor.shape), str(tensor.dtype))
 
     def _number(self, func: Any, args: Any) -> Any:
         """Return a number that the host reads from the device, where it depends on data: 1."""

@@ -39,7 +39,8 @@ def rehearse(question: dict[str, Any], meter: Meter) -> dict[str, Any]:
     tokens = plan.micro_batch * plan.job.seq_len // place.context_parallel
     if moes:
         local = plan.sequence_parallel and place.expert_tensor_parallel < place.tensor_parallel
-        even_lists(tokens * moes[0].top_k // (place.tensor_parallel if local else 1))
+        rows = tokens * moes[0].top_k // (place.tensor_parallel if local else 1)
+        even_lists(lambda: rows)
 
     def batch(micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         _, count = place.samples(micro_batch)

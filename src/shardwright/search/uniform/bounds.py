@@ -342,9 +342,10 @@ def memory_floor(context: Context, how: Axes, rows: Layouts, index: ShardIndex) 
     """Return bytes that every strategy of each layout which fits its host needs on its fullest GPU, [N]; infinite where
     it has none."""
     table = index.table
-    columns = (table.dense[:, -1], table.expert[:, -1], table.live[:, WHOLE])
+    columns = (table.dense[:, -1], table.expert[:, -1], table.live[:, WHOLE], table.dummies)
     least = [_least(context, how, rows, index, column) for column in columns]
     able = np.isfinite(least[0])
-    dense, expert, working = (np.where(able, column, 0.0) for column in least)
+    dense, expert, working, dummies = (np.where(able, column, 0.0) for column in least)
+    working = working + dummies * (rows.pp > 1)  # which sharded weights have not
     offloads = {part for sharded in (False, True) for part in offload_fractions(how.space, sharded=sharded)}
     return np.where(able, floor_bytes(context, rows, dense, expert, working, sorted(offloads)), np.inf)

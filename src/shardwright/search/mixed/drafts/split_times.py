@@ -77,6 +77,8 @@ def lone_stages(
     dense, expert, ends = of.total(table.dense), of.total(table.expert), of.total(table.ends)
     if not staged:
         dense, ends = (held - table.tied_parameters[kinds] for held in (dense, ends))
+    else:
+        dense, ends = (held + last * table.again_parameters[kinds] for held in (dense, ends))
     weights = np.stack([dense, expert])
 
     at_end = staged * ((begin == 0) | last)
@@ -88,10 +90,14 @@ def lone_stages(
 
     on_gpu, in_host = table.elsewhere_bytes(copies)
     room = left(table.rooms(staged=staged)[kinds], table.kept_bytes(copies), on_gpu)
-    room = room - np.where(begin == 0, table.frozen_bytes[kinds], 0.0)
+    room = room - np.where(begin == 0, table.frozen_bytes[kinds], 0.0) - np.where(last, table.output_bytes[kinds], 0.0)
     host_room = left(table.host_room[kinds], table.host_bytes(copies), in_host)
     logits = np.where(last, table.logit_bytes[kinds], 0.0)
-    again, code, count = fitting_recomputation(table, of, logits, flight, room, host_room, modes, alone=table.alone)
+    first = np.where(begin == 0, table.embedding_bytes[kinds], 0.0)
+    bare = (table.copy_bytes(copies)[:, kinds] * weights).sum(axis=0)
+    again, code, count = fitting_recomputation(
+        table, of, logits, flight, room, host_room, modes, alone=table.alone, first=first, bare=bare
+    )
     fits = np.isfinite(again)
     again = np.where(fits, again, 0.0)
     backward = launched_seconds(of.total(table.backward) + again, BACKWARD_LAUNCHES * host) + per_pass

@@ -66,16 +66,18 @@ class Table:
     stage; seconds of a message inside (`near`) and across (`far`) domains; `room_bytes` for tensors; `fixed_bytes` of a
     stage whatever its layers, `staged_bytes` more in a pipeline, `frozen_bytes` on its first; those live while the
     largest layer runs backward, by state, `live` [G, 3], and `group` more for each that runs again together;
-    `logit_bytes`, with which these alternate on the last stage; `state_bytes` per parameter that every copy keeps,
-    `shared_bytes` that copies share out, `ends_bytes` more of one of the `ends`; in host memory, of which a GPU may
-    take `host_room`, `in_host` and `in_host_ends` of the same, and the running sums `offloaded` of inputs of layers;
-    `update_seconds` per parameter and step, for one copy, and if there is a `shared_update`, for all copies together;
-    `fabrics` are the links of the types, `wide` how many times the least tensor-parallel degree of the setting that of
-    a type is; `copied_bytes` are those of a parameter that is laid out twice where copies of a layer differ in degree;
-    `step_seconds` once an iteration; `tied_near` and `tied_far` to add the gradients of a tied embedding between the
-    ends of a pipeline inside a domain and across; `tied_parameters` are counted twice where one stage has both ends, of
-    `tied_elsewhere` the other end of a pipeline has the state; `units` of the type and `local` of them in a domain;
-    of stages in a row that stand on the type, every `period`-th message leaves a domain (0: not known).
+    `logit_bytes`, with which these alternate on the last stage, where `output_bytes` stay; `embedding_bytes` when the
+    first has run backward; `update_bytes` per parameter that is updated while it is; `state_bytes` per parameter that
+    every copy keeps, `shared_bytes` that copies share out, `ends_bytes` more of one of the `ends`; in host memory, of
+    which a GPU may take `host_room`, `in_host` and `in_host_ends` of the same, and the running sums `offloaded` of
+    inputs of layers; `update_seconds` per parameter and step, for one copy, and if there is a `shared_update`, for all
+    copies together; `fabrics` are the links of the types, `wide` how many times the least tensor-parallel degree of the
+    setting that of a type is; `copied_bytes` are those of a parameter that is laid out twice where copies of a layer
+    differ in degree; `step_seconds` once an iteration; `tied_near` and `tied_far` to add the gradients of a tied
+    embedding between the ends of a pipeline inside a domain and across; `again_parameters` are the last stage's of a
+    pipeline beside its own; `tied_parameters` are counted twice where one stage has both ends, of `tied_elsewhere` the
+    other end of a pipeline has the state; `units` of the type and `local` of them in a domain; of stages in a row that
+    stand on the type, every `period`-th message leaves a domain (0: not known).
 
     `reduced_bytes` of a parameter are reduced as gradient, `gathered_bytes` gathered as weight, beside these parts of a
     backward and a forward pass, `reduced_beside` and `gathered_beside`; no message takes longer than `longest_move`
@@ -105,6 +107,9 @@ class Table:
     live: Floats
     group: Floats
     logit_bytes: Floats
+    output_bytes: Floats
+    embedding_bytes: Floats
+    update_bytes: Floats
     state_bytes: Floats
     shared_bytes: Floats
     ends_bytes: Floats
@@ -123,6 +128,7 @@ class Table:
     step_seconds: Floats
     tied_near: Floats
     tied_far: Floats
+    again_parameters: Floats
     tied_parameters: Floats
     tied_elsewhere: Floats
     reduced_bytes: float
@@ -165,6 +171,11 @@ class Table:
         the `ends`, [G]."""
         per_weight = self.state_bytes + self.shared_bytes / (copies * self.holders)
         return per_weight, self.ends_bytes / self.sharers(copies)[0]
+
+    def copy_bytes(self, copies: int) -> Floats:
+        """Return the bytes that are there in an update alone, of a weight that `copies` hold, [2, G]."""
+        ranks = np.where(self.shared_bytes > 0.0, copies * self.holders, 1.0)
+        return np.asarray(self.update_bytes / ranks)
 
     def host_bytes(self, copies: int) -> tuple[Floats, Floats]:
         """Return the same in host memory."""

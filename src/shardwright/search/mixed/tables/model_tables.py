@@ -11,8 +11,9 @@ import numpy as np
 
 from shardwright.arrays import Floats
 from shardwright.cost.context import Context, layer_rows
+from shardwright.cost.frameworks.optimizer import update_copy_width
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.iteration.footprint import least_message_buffers
+from shardwright.cost.iteration.footprint import embedded_again, least_message_buffers, staying_bytes
 from shardwright.cost.iteration.orthogonalisation import running_product_seconds
 from shardwright.cost.iteration.step import BUCKET_SHARE, message_bytes, optimizer_seconds, tied_bytes
 from shardwright.cost.layers.table import running_sums
@@ -24,6 +25,7 @@ from shardwright.cost.memory.sizes import (
     room_for_tensors,
     state_bytes,
     trained_share,
+    whole_units,
 )
 from shardwright.cost.network.collectives import transfer_seconds
 from shardwright.cost.strategies import UNSHARDED
@@ -162,8 +164,10 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
     shared = state.optimizer * (rows.sharding != UNSHARDED)
     gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)
     single = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, alone.pp)
-    logits = head_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
     whole = np.ones(count, dtype=np.int64)
+    every, output = staying_bytes(context, rows, shards)
+    whole_ends = whole_units(model, job, rows, table.parameters[row], ones, whole)
+    logits = head_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
     lone = replace(rows, dp=whole, cp=whole, ep=whole, etp=rows.tp)
     update = optimizer_seconds(context, lone, ones[:, None], 0.0 * ones[:, None])
     cp, expert_gpus = rows.cp[:, None], rows.ep * rows.etp
@@ -179,13 +183,16 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "near": transfer_seconds(links, size, no),
         "far": transfer_seconds(links, size, yes),
         "room_bytes": room_for_tensors(job, context.memory_limit_bytes) * ones,
-        "fixed_bytes": single,
+        "fixed_bytes": single + every,
         "staged_bytes": least_message_buffers(job, table.boundary[row], True) + gathered - single,
         "tower_again": table.tower_again[row],
         "frozen_bytes": copied_bytes(model, job)[0] * table.frozen[row],
         "live": table.live[row],
         "group": table.group[row],
         "logit_bytes": logits + table.before_logits[row],
+        "output_bytes": output,
+        "embedding_bytes": whole_ends.first,
+        "update_bytes": update_copy_width(job) * (1.0 - rows.offload),
         "state_bytes": state.weights + state.gradients + (state.optimizer - shared),
         "shared_bytes": shared,
         "ends_bytes": ends.optimizer - state.optimizer + ends.weights - state.weights,
@@ -197,6 +204,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "tied_near": transfer_seconds(links, tied, no),
         "tied_far": transfer_seconds(links, tied, yes),
         "step_seconds": software.step_seconds * ones,
+        "again_parameters": embedded_again(context) / rows.tp,
         "tied_parameters": model.token_table_parameters / rows.tp,
         "tied_elsewhere": elsewhere(job, model.token_table_parameters / rows.tp) * (rows.sharding != UNSHARDED),
         **({} if model.tied_embeddings else dict.fromkeys(TIED, 0.0 * ones)),
