@@ -34,8 +34,8 @@ from shardwright.validation.runs import PublishedRun
 Facts = Mapping[Framework, MemoryFacts]
 
 # The figures that are fitted, and where their priors are centred. Logits: bf16 and fp32, 6 bytes, where gradients take
-# their place, and up to twice that; under Megatron-Core 6, as rehearsed. Copies: rotated queries and keys, and parts of
-# an unfused SwiGLU. Gathered states: some layers' worth, as far as a host runs ahead of its device.
+# their place, and up to twice that; under Megatron-Core 6, as rehearsed. Copies: rotated queries and keys, and the
+# parts of an unfused SwiGLU. Gathered states: some layers' worth, as far as a host runs ahead of its device.
 PRIORS: Mapping[Framework, Mapping[str, Any]] = {
     "torchtitan": {"logit": 12.0, "gathered": 12.0},
     "nanotron": {"logit": 8.0, "hidden_copies": 8.0, "inner_copies": 2.0, "gathered": 80.0, "gathered_staged": 8.0},
