@@ -199,7 +199,10 @@ def require_the_way(problem: Problem) -> None:
         less, more = (changed(rows, recompute=BLOCK, recompute_layers=fewer + step) for step in (0, 1))
         assert (evaluate(where, more).peak_bytes <= evaluate(where, less).peak_bytes).all()
     uniform = evaluate(where, changed(rows, recompute=UNIFORM, recompute_layers=1))
-    np.testing.assert_allclose(uniform.peak_bytes, verdicts[0].peak_bytes, rtol=1e-12)
+    if where.model.mtp_layers:  # which under method `block` Megatron-Core does not run again
+        assert (uniform.peak_bytes <= verdicts[0].peak_bytes * (1 + 1e-12)).all()
+    else:
+        np.testing.assert_allclose(uniform.peak_bytes, verdicts[0].peak_bytes, rtol=1e-12)
     np.testing.assert_allclose(uniform.seconds, verdicts[0].seconds, rtol=1e-12)
 
 

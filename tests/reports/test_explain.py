@@ -75,7 +75,7 @@ def test_an_overlap_explains_only_what_it_can() -> None:
 def test_verdicts() -> None:
     best, slow = costed(), costed(seconds={"forward_seconds": 7.75})
     assert verdict(slow, best).words == (
-        "the best plan takes 15.000 s an iteration, 20% less time (1.25× as fast, 80% sure: 1.07 to 1.47)"
+        "the best plan takes 15.000 s an iteration, 20% less time (1.25× as fast, 80% sure: 1.11 to 1.41)"
     )
     close = verdict(costed(seconds={"forward_seconds": 4.75}), best)
     assert close.words.endswith("(1.05× as fast, 80% sure: 0.90 to 1.23; which of the two is faster is not sure)")

@@ -40,7 +40,7 @@ def test_a_report_says_everything_that_it_should() -> None:
         "llama-2-70b: 69 B parameters, 80 layers",
         "32 × 8 H100-SXM (256 GPUs)",
         "15.000 s an iteration",
-        "20% less time (1.25× as fast, 80% sure: 1.07 to 1.47) than the best rule of thumb",
+        "20% less time (1.25× as fast, 80% sure: 1.11 to 1.41) than the best rule of thumb",
         "256 H100-SXM = tensor 8 × pipeline 4 × data 8",
         "512 = 64 micro-batches of 1 × 8 replicas",
         "interleaved 1F1B, 2 virtual stages a rank",
