@@ -78,8 +78,8 @@ def test_verdicts() -> None:
         "the best plan takes 15.000 s an iteration, 20% less time (1.25× as fast, 80% sure: 1.11 to 1.41)"
     )
     close = verdict(costed(seconds={"forward_seconds": 4.75}), best)
-    assert close.words.endswith("(1.05× as fast, 80% sure: 0.90 to 1.23; which of the two is faster is not sure)")
-    assert close.ratio == pytest.approx((0.8956, 1.2310), abs=1e-3)
+    assert close.words.endswith("(1.05× as fast, 80% sure: 0.93 to 1.19; which of the two is faster is not sure)")
+    assert close.ratio == pytest.approx((0.9303, 1.1851), abs=1e-3)
     large = costed(seconds={"forward_seconds": 1.0}, gib=(100.0,))
     assert "does not fit" in verdict(large, best).words
     assert "less time" not in verdict(large, best).words
