@@ -136,3 +136,15 @@ def test_a_model_of_other_parts_is_not_in_the_registry_for_its_size() -> None:
     for place, variant in variants(model):
         if place in ("parallel_block", "final_norm", "rotary_fraction", "attention.causal", "attention.qk_norm"):
             assert registered(variant) is None, place
+
+
+def test_the_norm_that_megatron_core_adds_to_queries_is_said() -> None:
+    """Core 0.19 norms the input of a projection of queries that has no rank of its own; the models do not."""
+    said = Counter[bool]()
+    for model in map(preset_model, preset_names()):
+        ranks = {kind.attention.latent.query_rank for kind in model.kinds if kind.attention and kind.attention.latent}
+        script = exported(model, "megatron") if ranks else None
+        if script is not None:
+            said[ranks == {None}] += 1
+            assert ("norms what queries are projected from" in script) == (ranks == {None}), model.name
+    assert said[True] and said[False]

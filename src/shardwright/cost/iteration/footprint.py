@@ -17,7 +17,7 @@ from shardwright.cost.frameworks.optimizer import update_copy_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.gathers import micro_batches, summed_at_last
 from shardwright.cost.iteration.step import data_parallel, frozen_on
-from shardwright.cost.memory.activations import norm_backward_bytes
+from shardwright.cost.memory.backward import norm_backward_bytes
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import (
     StateBytes,

@@ -35,7 +35,8 @@ from shardwright.cost.frameworks.overheads import (
     launched_seconds,
 )
 from shardwright.cost.layers.seconds import OperatorSeconds, layer_seconds
-from shardwright.cost.memory.activations import dummy_gradient_bytes, layer_activation_bytes, tower_kept_bytes
+from shardwright.cost.memory.activations import layer_activation_bytes, tower_kept_bytes
+from shardwright.cost.memory.backward import dummy_gradient_bytes
 from shardwright.cost.network.collectives import Fabric, exposed_offload_seconds
 from shardwright.cost.stage.terms import kept_by_state, live_by_state
 from shardwright.records import record

@@ -1,6 +1,8 @@
 """Bytes on one GPU.
 
-* `activations`: what a layer keeps for its backward pass, and what recomputation frees of it
+* `activations`: both of these for all layers, what recomputation frees of them, and towers
+* `kept`: what the parts of a layer keep for its backward pass
+* `backward`: what is there beside that while it runs
 * `sizes`: weights, gradients, optimizer state, logits, buffers
 * `facts`: what frameworks keep beyond the formulas, and how likely a predicted peak fits
 """

@@ -299,7 +299,12 @@ def environment(plan: Plan) -> tuple[tuple[str, str | None], ...]:
 
 
 def _model_note(plan: Plan) -> str:
-    scaling = plan.model.rotary_scaling
+    attention, scaling = plan.model.self_attention, plan.model.rotary_scaling
+    if attention.latent is not None and attention.latent.query_rank is None:
+        return (  # core_v0.19.2, transformer/mla_qk_norm_config.py: _resolve_mla_qk_layernorm
+            f"Megatron-Core 0.19 norms what queries are projected from once more: {plan.model.hidden} weights a layer "
+            f"that {plan.model.name} does not have."
+        )
     if scaling is not None and not scaling_arguments(plan.model):
         words = f"The config scales rotary positions ({scaling.kind}, factor {scaling.factor:g})"
         return f"{words}, for which Megatron-LM has no arguments: these are plain."
