@@ -9,7 +9,7 @@ under both.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import cast
@@ -20,12 +20,13 @@ from shardwright.spec.adapter import ATTENTION, LINEAR, Adapter
 from shardwright.spec.catalog.frameworks import MEGATRON, figures, framework_rows
 from shardwright.spec.cluster import Assumption
 from shardwright.spec.job import Fp8Recipe, Framework, Job
-from shardwright.spec.options import CudaGraph, Dispatcher, Options
+from shardwright.spec.options import CudaGraph, Dispatcher, GradReduce, Options
 from shardwright.spec.read.job import make_job
 from shardwright.units import GIGA
 from shardwright.validation.runs import PublishedRun
 
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "fp32", "fp8": "fp8", "mxfp8": "fp8"}
+GRADIENTS: Mapping[float, GradReduce] = {2.0: "bf16", 4.0: "fp32"}  # by their bytes on the way
 
 RATE_SLACK = 0.03  # by which a rate times a time may differ from the tokens of an iteration: both are rounded
 MEMORY_SLACK = 1.02  # of GB over GiB and of rounding
@@ -91,7 +92,7 @@ def job_of(run: PublishedRun, framework: Framework, architecture: str, guesses: 
     stored = recipes if run.gather_bytes is None else run.gather_bytes == 1
     graph, hidden = (said(run, column, architecture).value for column in ("cuda_graph", "a2a_overlap"))
     options = Options(
-        grad_reduce={2.0: "bf16", 4.0: "fp32"}.get(run.grad_bytes or 0.0),  # type: ignore[arg-type]
+        grad_reduce=GRADIENTS.get(run.grad_bytes or 0.0),
         dispatcher=cast("Dispatcher | None", run.dispatcher or None),
         cuda_graph=cast("CudaGraph | None", graph or None),
         exchange_overlap="batches" if hidden == "true" else None,

@@ -62,8 +62,8 @@ def launches(model: Model, layer: Layer | None, shard: Shard, job: Job) -> Float
 def _calls(model: Model, layer: Layer, shard: Shard) -> dict[str, Floats | float]:
     pair = np.where(shard.tp > 1, COLLECTIVE_CALLS, 0.0)
     attentions = [kind for kind in (layer.attention, layer.cross) if kind is not None]
-    rotated = ROTATIONS * (model.position == "rope")
-    common = ATTENTION_CALLS - ROTATIONS + rotated + np.where(shard.flash, 0.0, UNFUSED_CALLS) + pair
+    unfused = np.where(shard.flash, 0.0, UNFUSED_CALLS)
+    common = ATTENTION_CALLS - ROTATIONS * (model.position != "rope") + unfused + pair
     mixing = sum((common + LATENT_CALLS * bool(kind.latent) for kind in attentions), 0.0 * pair)
     if layer.mixer is not None:
         work = layer.mixer.work(model.hidden)

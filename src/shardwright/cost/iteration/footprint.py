@@ -352,11 +352,12 @@ def footprint(
     activations, replaced = kept + working, np.minimum(fixed.late - fixed.late_last, later)
     gradients = fixed.gradients - replaced
     ends = fixed.bare - kept
-    seen = np.flatnonzero(fixed.first > 0.0) if fixed.late.any() else np.flatnonzero(fixed.first > working[:, 0])
-    if len(seen):
-        at_first = _kept_at_end(context.job, rows.take(seen), values[seen], fixed.micro_batches[seen], last=False)
-        others = (fixed.late - fixed.resharded)[seen, 0]  # gradients of all layers are there by then, and no weights
-        ends[seen, 0] = np.maximum(ends[seen, 0], fixed.first[seen] + others - (kept[seen, 0] - at_first))
+    # Without what comes late, the first layer's end is no peak unless it has more than any layer's backward pass.
+    opens = np.flatnonzero(fixed.first > np.where(fixed.late.any(), 0.0, working[:, 0]))
+    if len(opens):
+        at_first = _kept_at_end(context.job, rows.take(opens), values[opens], fixed.micro_batches[opens], last=False)
+        others = (fixed.late - fixed.resharded)[opens, 0]  # gradients of all layers are there by then, and no weights
+        ends[opens, 0] = np.maximum(ends[opens, 0], fixed.first[opens] + others - (kept[opens, 0] - at_first))
     at_last = _kept_at_end(context.job, rows, values, fixed.micro_batches, last=True)
     ends[:, -1] = np.maximum(ends[:, -1], fixed.head - (kept[:, -1] - at_last))
     ends = ends - working - fixed.passing - (fixed.late - replaced)
