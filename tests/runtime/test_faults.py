@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from tests import warm
 from tests.runtime.commands import (
+    MODEL,
     children,
     command,
     gone,
@@ -31,6 +32,7 @@ from tests.runtime.commands import (
 
 from shardwright.runtime.job.ending import DIVERGED
 from shardwright.runtime.storage.steps import checkpoints
+from shardwright.spec.read.huggingface_config import config_of_model
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 
@@ -168,6 +170,45 @@ def test_what_a_run_was_told_travels_and_may_change_and_other_data_are_refused(
     assert "was written with seed 0, this run has 1" in refused.stderr
     asked = run_alone(folder / "single.json", *told, "--accept-change", "data")
     assert asked.returncode == 0 and "data c.bin" in asked.stderr
+
+
+def test_a_run_that_goes_back_to_an_older_step_keeps_what_it_saves_from_there(
+    folder: Path, tmp_path: Path, trained: Path
+) -> None:
+    out = copied(trained, tmp_path / "out")
+    weights = ["--save-weights", tmp_path / "weights"]
+    exported = run_alone(
+        folder / "single.json", *arguments(folder, out, 2), "--resume", out / "step-00000002", *weights
+    )
+    assert exported.returncode == 0, exported.stderr
+    assert f"finished at step 2; checkpoint {out / 'step-00000002'}" in exported.stdout
+    assert (tmp_path / "weights" / "model.safetensors.index.json").exists()
+    assert [item.name for item in checkpoints(out)] == ["step-00000002", "step-00000004"], "nothing was trained"
+    back = run_alone(folder / "single.json", *arguments(folder, out, 3), "--resume", out / "step-00000002")
+    assert back.returncode == 0, back.stderr
+    assert f"warning: {out / 'step-00000004'} is given up and is kept as step-00000004.given-up" in back.stderr
+    assert f"finished at step 3; checkpoint {out / 'step-00000003'}" in back.stdout
+    assert [item.name for item in checkpoints(out)] == ["step-00000002", "step-00000003"]
+
+
+def test_a_run_that_goes_on_elsewhere_is_not_mixed_with_what_is_there(
+    folder: Path, tmp_path: Path, trained: Path
+) -> None:
+    other = copied(trained, tmp_path / "other")
+    done = run_alone(folder / "single.json", *arguments(folder, other, 6), "--resume", trained)
+    assert done.returncode == 2
+    assert f"--out {other}: has the checkpoints of an earlier run" in done.stderr
+    assert f"go on from them with --resume {other}" in done.stderr
+
+
+def test_a_run_does_not_go_on_with_another_epsilon(folder: Path, tmp_path: Path, trained: Path) -> None:
+    config = config_of_model(MODEL)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.25}))
+    told = [*arguments(folder, tmp_path / "out", 6), "--resume", trained, "--config", tmp_path / "config.json"]
+    done = run_alone(folder / "single.json", *told)
+    assert done.returncode == 2
+    assert "was written with config norm_epsilon 1e-06, this run has norm_epsilon 0.25" in done.stderr
+    assert "go on with the --config or --weights that it was written with" in done.stderr
 
 
 def test_tokens_beyond_the_vocabulary_and_too_few_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
 from shardwright import Model, Plan, SpecError, load_model
 from shardwright.runtime.layout.limits import unrunnable
-from shardwright.runtime.model.details import details_of
+from shardwright.runtime.model.details import details_of, differences
 from shardwright.runtime.model.mixers import MIXERS
 from shardwright.spec.forward_pass import ForwardPass, RotaryScaling
 from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe, SparseAttention
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, Mixer, ShortConvolution
+from shardwright.spec.read.huggingface_config import config_of_model
 from shardwright.spec.streams import Streams
 
 DENSE, MIXTURE = tiny_model(2), tiny_model(2, family="qwen2", experts=4, shared=True)
@@ -235,6 +236,9 @@ NO_PART = {
     "Model.layer_vocab", "Model.norm_form", "Model.fused_qkv", "Mamba2.chunk", "Lightning.chunk", "GatedDelta.gate_rank",
 }  # fmt: skip
 
+# What a config beside the weights may say otherwise than the plan, and is then computed as it says.
+OF_CONFIG = {"Model.norm_epsilon", "Model.rotary_scaling", "Moe.pre_softmax"}
+
 
 def plan_with(model: Model) -> Plan:
     return plan_of(model, replica(stage((0, len(model.layers))), micro_batches=2))
@@ -269,6 +273,23 @@ def test_what_is_computed_makes_another_loss() -> None:
         assert losses[name] != pytest.approx(known[id(model)], rel=1e-7), name
     scaled = [losses[name] for name in COMPUTED if name.startswith("RotaryScaling")]
     assert len(set(scaled)) == len(scaled)
+
+
+def test_a_config_that_computes_otherwise_than_the_plan_is_refused_by_the_field() -> None:
+    """Sizes that weights do not show too: windows, experts of a token, heads that are half as many and twice as wide."""
+    for name, (change, model) in COMPUTED.items():
+        told = [part for part, _, _ in differences(change(model), model)]
+        assert bool(told) != (name in OF_CONFIG or name.startswith("RotaryScaling.")), (name, told)
+    config = config_of_model(DENSE)
+    assert details_of(DENSE, config).norm_epsilon == details_of(DENSE, None).norm_epsilon
+    for change, words in (
+        (attention(window=4), r"layers\[0\].attention.window is None, in the plan 4 \(make the plan of this"),
+        (attention(heads=2, kv_heads=1, head_dim=16, value_head_dim=16), r"attention.kv_heads is 2, in the plan 1"),
+        (whole(tied_embeddings=True), "tied_embeddings is False, in the plan True"),
+        (whole(layers=DENSE.layers[:1]), "the number of layers is 2, in the plan 1"),
+    ):
+        with pytest.raises(SpecError, match=words):
+            details_of(change(DENSE), config)
 
 
 def test_a_gate_of_each_head_is_refused() -> None:

@@ -42,6 +42,51 @@ def test_numbers_that_would_spoil_a_run_are_refused(folder: Path) -> None:
         assert f"{option}: -1 is below 0" in refused(run_here(list(map(str, told))))
 
 
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (["--seed", -1], "--seed: -1 is below 0"),
+        (["--seed", 2**63], "--seed: 9.22337e+18 is not below 2^63"),
+        (["--learning-rate", "inf"], "--learning-rate: inf is not finite"),
+        (["--clip", "nan"], "--clip: nan is not finite"),
+        (["--patience", 1e9], "--patience: 1e+09 is more than a year"),
+        (["--final-fraction", 2, "--decay", 9], "--final-fraction: 2 is above 1"),
+        (["--schedule", "linear"], "--schedule: says nothing without --decay: the rate never falls"),
+        (["--decay-from", 3], "--decay-from: says nothing without --decay"),
+        (["--final-fraction", 0.5], "--final-fraction: says nothing without --decay"),
+        (["--decay-from", 9, "--decay", 9], "--decay-from 9: is not before --decay 9"),
+        (["--warmup", 20, "--decay", 9], "--warmup 20: is not before --decay 9"),
+        (["--trace", "t.json", "--steps", 1], "--trace: measures from the second step on, and this run has 1"),
+        (["--profile", "p.json", "--steps", 1], "add 1 to --steps"),
+    ],
+)
+def test_options_that_would_do_nothing_or_something_else_are_refused(
+    folder: Path, told: list[object], words: str
+) -> None:
+    more = ["train", folder / "single.json", "--data", folder / "c.bin", "--device", "cpu", *told]
+    assert words in refused(run_here(list(map(str, more))))
+
+
+def test_a_folder_of_weights_that_would_not_be_opened_is_refused_before_the_run(folder: Path, tmp_path: Path) -> None:
+    """Transformers opens a single file before it looks for an index."""
+    (tmp_path / "model.safetensors").touch()
+    told = ["train", folder / "single.json", "--data", folder / "c.bin", "--device", "cpu", "--save-weights"]
+    assert "which transformers would open in place of" in refused(run_here([*map(str, told), str(tmp_path)]))
+    for path in (tmp_path / "model.safetensors", tmp_path / "model.safetensors" / "below"):
+        assert "is no folder that can be written to" in refused(run_here([*map(str, told), str(path)]))
+
+
+def test_held_out_tokens_of_another_tokenizer_are_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "e.bin").write_bytes((folder / "c.bin").read_bytes())
+    header = json.loads((folder / "c.json").read_text())
+    (tmp_path / "e.json").write_text(json.dumps(header | {"tokenizer": "another"}))
+    told = ["train", folder / "single.json", "--data", folder / "c.bin", "--device", "cpu", "--eval-data", tmp_path / "e.bin"]
+    assert "has tokens of another" in refused(run_here(list(map(str, told))))
+    (tmp_path / "e.json").write_text(json.dumps(header | {"end": "two"}))
+    assert "e.json: is no header of a token file" in refused(run_here(list(map(str, told))))
+    assert "c.json: is the name of a header" in refused(run_here(list(map(str, [*told[:3], folder / "c.json"]))))
+
+
 def test_options_that_say_nothing_without_another_are_refused(folder: Path) -> None:
     told = ["train", folder / "single.json", "--data", folder / "c.bin"]
     for option, value, other in (("--eval-every", 3, "--eval-data"), ("--join", "a:1", "--elastic")):

@@ -100,3 +100,13 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "step-00000001" / "run.json").write_text("{")
     with pytest.raises(SpecError, match="is no checkpoint"):
         checkpoint.opened(tmp_path)
+
+
+def test_steps_after_the_one_that_a_run_goes_on_from_are_kept_under_another_name(tmp_path: Path) -> None:
+    """They would else stay in place of the new ones, and be resumed."""
+    for number in (8, 9, 10):
+        folder = tmp_path / f"step-{number:08}"
+        folder.mkdir()
+        (folder / "run.json").touch()
+    assert [path.name for path in checkpoint.give_up(tmp_path, 8)] == ["step-00000009.given-up", "step-00000010.given-up"]
+    assert [path.name for path in checkpoint.steps(tmp_path)] == ["step-00000008"]

@@ -213,7 +213,7 @@ def train(
 
     if not run.inside_torchrun():
         raise bad("spmd train", "runs under torchrun", "torchrun --nproc-per-node N -m shardwright spmd train …")
-    if out is not None and resume is None and checkpoint.steps(out):
+    if out is not None and checkpoint.steps(out) and not (resume and _within(resume, out)):
         raise bad(f"--out {out}", "has checkpoints of another run", f"--resume {out}, or name another folder")
     begun = None if resume is None else checkpoint.opened(resume)
     before = {} if begun is None else begun.settings
@@ -235,7 +235,7 @@ def train(
         steps=steps,
         device=device,
         seed=settings["seed"],
-        course=run.Course(accumulate=settings["accumulate"], clip=settings["clip"], rate=_rate(settings)),
+        course=run.Course(accumulate=settings["accumulate"], clip=settings["clip"], rate=_rate(settings, stated)),
         checkpoints=run.Checkpoints(out=out, every=checkpoint_every, keep=keep, resume=resume, settings=settings),
         weights=weights,
         save_weights=save_weights,
@@ -291,14 +291,21 @@ def _task(synthesized: Synthesized, name: str, data: tuple[str, ...], settings: 
     return described_task(synthesized, samples.rows)
 
 
-def _rate(settings: Mapping[str, Any]) -> Callable[[int], float]:
-    """Return what the learning rates of a step are multiplied with."""
+def _within(resume: Path, out: Path) -> bool:
+    """Return whether a run goes on in the folder that it comes from, or that has the step it comes from."""
+    return out.resolve() in (resume.resolve(), resume.resolve().parent)
+
+
+def _rate(settings: Mapping[str, Any], stated: Mapping[str, Any]) -> Callable[[int], float]:
+    """Return what the learning rates of a step are multiplied with. Raises SpecError for options that say nothing."""
+    from shardwright.cli.train_input import with_falling_rate
     from shardwright.runtime.state.recipe import SCHEDULES, Recipe
 
     if settings["schedule"] not in SCHEDULES:
         raise bad(f"--schedule {settings['schedule']}", "is not known", f"one of {', '.join(SCHEDULES)}")
     names = ("schedule", "warmup_steps", "decay_steps", "decay_from", "final_fraction")
-    return Recipe(learning_rate=1.0, **{name: settings[name] for name in names}).rate
+    given = {name.removesuffix("_steps") for name, value in stated.items() if value is not None}
+    return with_falling_rate(Recipe(learning_rate=1.0, **{name: settings[name] for name in names}), given).rate
 
 
 def _require_torch() -> None:

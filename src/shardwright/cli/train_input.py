@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, replace
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -28,7 +29,15 @@ NOT_ELASTIC: Mapping[str, str] = {
     "json": "it ends with a message on each machine: metrics.csv and recoveries.jsonl in --out say how it went",
 }
 """Options that --elastic refuses, and what to do."""
+LONGEST_SECONDS = 365 * 86_400
 RANGES: Sequence[tuple[Callable[[float], bool], str, str, Iterable[str]]] = (
+    (
+        isfinite,
+        "is not finite",
+        "give a number",
+        ("learning_rate", "epsilon", "patience", "silence", "wait", "weight_decay", "clip", "beta1", "beta2",
+         "final_fraction"),
+    ),
     (
         lambda value: value > 0,
         "is not above 0",
@@ -41,9 +50,12 @@ RANGES: Sequence[tuple[Callable[[float], bool], str, str, Iterable[str]]] = (
         "is below 0",
         "give 0 or a positive number",
         ("warmup", "decay", "decay_from", "weight_decay", "clip", "checkpoint_every", "eval_every", "keep", "beta1",
-         "beta2", "final_fraction"),
+         "beta2", "final_fraction", "seed"),
     ),
     (lambda value: value < 1, "is not below 1", "give a number from 0 to below 1", ("beta1", "beta2")),
+    (lambda value: value <= 1, "is above 1", "give a number from 0 to 1", ("final_fraction",)),
+    (lambda value: value < 1 << 63, "is not below 2^63", "give a smaller number", ("seed",)),
+    (lambda value: value <= LONGEST_SECONDS, "is more than a year", "give fewer seconds", ("patience", "silence", "wait")),
 )  # fmt: skip
 """What holds of numbers, what is wrong where it does not, what helps, and of which options."""
 
@@ -118,11 +130,15 @@ def checked_settings(
     inputs = [file, *(source.path for source in sources if isinstance(source.path, Path))]
     require_writable(output.profile, inputs, option="--profile")
     require_writable(output.trace, [*inputs, output.profile], option="--trace")
-    before = {} if resume is None else travelling(newest_manifest(resume)[1])
+    require_weights_folder(output.save_weights, whole=not plan.job.adapters)
+    manifest = None if resume is None else newest_manifest(resume)[1]
+    before = {} if manifest is None else travelling(manifest)
+    _require_second_step(output, others["steps"] - (manifest.step if manifest else 0))
+    method = METHOD_OF[plan.job.optimizer]
     return Settings(
         data=sources,
         out=output.out,
-        recipe=recipe_of(before, METHOD_OF[plan.job.optimizer], recipe),
+        recipe=with_falling_rate(recipe_of(before, method, recipe), given),
         seed=before.get("seed", 0) if recipe.seed is None else recipe.seed,
         checkpoint_every=output.checkpoint_every,
         keep=output.keep,
@@ -191,6 +207,42 @@ def require_in_range(numbers: Mapping[str, Any]) -> None:
                 raise bad(_flag(name), f"{value:g} {wrong}", remedy)
 
 
+def with_falling_rate(recipe: Recipe, given: Set[str]) -> Recipe:
+    """Return a recipe. Raises SpecError for options among those `given` that say how the rate falls where it never does,
+    or does before it begins to."""
+    told = [name for name in ("schedule", "final_fraction", "decay_from") if name in given]
+    if told and not recipe.decay_steps:
+        raise bad(_flag(told[0]), "says nothing without --decay: the rate never falls", "add --decay STEP, the lowest")
+    last = recipe.decay_steps or inf
+    for name, first in (("decay_from", recipe.decay_from), ("warmup", recipe.warmup_steps)):
+        if first >= last and given & {name, "decay"}:
+            raise bad(f"{_flag(name)} {first}", f"is not before --decay {last}", "begin earlier, or end later")
+    return recipe
+
+
+def _require_second_step(output: OutputOptions, steps: int) -> None:
+    """Raise SpecError where a run of so many `steps` has none after the first, and that is to be measured."""
+    for option, file in (("--profile", output.profile), ("--trace", output.trace)):
+        if file is not None and steps < 2:
+            message = f"measures from the second step on, and this run has {max(steps, 0)}"
+            raise bad(option, message, f"add {2 - max(steps, 0)} to --steps")
+
+
+def require_weights_folder(folder: Path | None, *, whole: bool) -> None:
+    """Raise SpecError where nothing can be written into a folder, or `whole` weights where a file is that transformers
+    would open in their place."""
+    from shardwright.runtime.storage.weight_files import SINGLE
+
+    if folder is None:
+        return
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise bad(f"--save-weights {folder}", f"{there} is no folder that can be written to", "name another folder")
+    if whole and (folder / SINGLE).exists():
+        message = f"has a {SINGLE}, which transformers would open in place of what is written"
+        raise bad(f"--save-weights {folder}", message, "name another folder, or move the file away")
+
+
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
@@ -240,13 +292,16 @@ def require_input(plan: Plan, settings: Settings) -> None:
     from shardwright.runtime.job.inputs import details_for, held_out_samples, require_fresh, samples_of
     from shardwright.runtime.job.metrics import require_trackers
     from shardwright.runtime.storage.data import require_known
+    from shardwright.runtime.storage.mixture import require_one_tokenizer
     from shardwright.runtime.storage.steps import newest_manifest
     from shardwright.runtime.storage.weight_files import adapters_fingerprint, weights_fingerprint
 
     vocab, mixture = plan.model.vocab, samples_of(plan, settings)
     held_out = held_out_samples(settings, plan.job, vocab)
-    for samples in (*mixture.parts, *(held_out.parts if held_out else ())):
-        require_known(samples.file, vocab)
+    files = [samples.file for samples in (*mixture.parts, *(held_out.parts if held_out else ()))]
+    require_one_tokenizer(files)
+    for file in files:
+        require_known(file, vocab)
     if settings.mask_documents:
         if any(kind.mixer for kind in plan.model.kinds):
             message = f"layers without attention, as {plan.model.family} has them, go on from document to document"

@@ -78,7 +78,18 @@ def save(
 
 def steps(root: Path) -> list[Path]:
     """Return the checkpoints in a folder, oldest first."""
-    return sorted(path.parent for path in root.glob(f"step-*/{MANIFEST}"))
+    return sorted(path.parent for path in root.glob(f"step-*/{MANIFEST}") if _number(path.parent).isdecimal())
+
+
+def give_up(root: Path, number: int) -> list[Path]:
+    """Set aside what a run had come to after step `number`, from which it goes on: that would be kept and resumed in
+    place of the new steps. Return the new paths."""
+    later = [folder for folder in steps(root) if int(_number(folder)) > number]
+    aside = [folder.with_name(f"{folder.name}.given-up") for folder in later]
+    for before, after in zip(later, aside, strict=True):
+        shutil.rmtree(after, ignore_errors=True)
+        before.rename(after)
+    return aside
 
 
 def opened(path: Path) -> Manifest:
@@ -133,6 +144,10 @@ def restore(step: SpmdStep, optimizer: torch.optim.Optimizer, manifest: Manifest
 
 def _folder(root: Path, number: int) -> Path:
     return root / f"step-{number:08d}"
+
+
+def _number(folder: Path) -> str:
+    return folder.name.removeprefix("step-")
 
 
 def _file(rank: int) -> str:

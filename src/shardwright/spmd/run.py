@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -92,6 +93,9 @@ def train(
         with user_code("the task's `optimizer` fails"):
             optimizer = task.optimizer_of(step.named_parameters())
         first = _begin(step, optimizer, task, seed, weights, kept.resume, course)
+        if kept.out is not None and kept.resume is not None and dist.get_rank() == 0:
+            for folder in checkpoint.give_up(kept.out, first):
+                print(f"warning: a later step is given up and is kept as {folder}", file=sys.stderr, flush=True)
         rates = [group["lr"] for group in optimizer.param_groups]
         for number in range(first, steps):
             started = time.perf_counter()

@@ -81,9 +81,8 @@ def everything(folder: Path, out: Path) -> list[object]:
 def other_values(folder: Path) -> dict[str, list[object]]:
     """Return for each option what gives it another value than its usual one."""
     values: dict[str, object] = {
-        "steps": 7, "checkpoint_every": 3, "keep": 4, "learning_rate": 0.1, "warmup": 3, "decay": 9, "decay_from": 4,
-        "final_fraction": 0.3, "beta1": 0.5, "beta2": 0.6, "epsilon": 0.1, "weight_decay": 0.7, "clip": 2, "seed": 9,
-        "patience": 33, "snapshot_every": 3, "silence": 9, "wait": 5, "schedule": "wsd", "optimizer": "sgd",
+        "steps": 7, "checkpoint_every": 3, "keep": 4, "learning_rate": 0.1, "warmup": 3, "decay": 9, "beta1": 0.5, "beta2": 0.6, "epsilon": 0.1, "weight_decay": 0.7, "clip": 2, "seed": 9,
+        "patience": 33, "snapshot_every": 3, "silence": 9, "wait": 5, "optimizer": "sgd",
         "precision": "bf16", "device": "cuda", "wandb": "project", "name": "here", "zone": "z", "notices": "aws",
         "listen": "127.0.0.1:29411", "join": "127.0.0.1:29412", "etcd": "127.0.0.1:2379",
         "upload": f"file://{folder}/store", "eval_data": folder / "c.bin", "weights": folder / "hf",
@@ -98,6 +97,9 @@ def other_values(folder: Path) -> dict[str, list[object]]:
         "machine_gpu": ["--machine-gpu", copies(1).cluster.pools[0].gpu.name],
         "eval_every": ["--eval-data", folder / "c.bin", "--eval-every", 2],
         "eval_batches": ["--eval-data", folder / "c.bin", "--eval-batches", 3],
+        "schedule": ["--decay", 9, "--schedule", "wsd"],
+        "decay_from": ["--decay", 9, "--decay-from", 4],
+        "final_fraction": ["--decay", 9, "--final-fraction", 0.3],
         "profile_steps": ["--profile", folder / "p.json", "--profile-steps", 5],
         "resume": [*RECIPE, "--resume", folder / "fixed"],
         "accept_change": [*RECIPE, "--resume", folder / "fixed", "--accept-change", "seed"],

@@ -22,12 +22,12 @@ from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.state.holdings import parameter_shapes, state_kinds
 from shardwright.runtime.state.pieces import CutShape
 from shardwright.runtime.state.recipe import Recipe
-from shardwright.runtime.storage.manifest import Course, Manifest, hash_of, model_hash
+from shardwright.runtime.storage.manifest import Course, Manifest, described, hash_of, model_hash
 from shardwright.runtime.storage.mixture import Mixture
 from shardwright.runtime.storage.steps import newest_manifest
 from shardwright.runtime.storage.weight_files import adapters_fingerprint, weights_fingerprint
 
-FIXED = ("model", "parameters", "layers", "method", "adapter", "frozen_weights")
+FIXED = ("model", "parameters", "layers", "config", "method", "adapter", "frozen_weights")
 SAME_STATE = {"adamw", "adamw8bit"}  # in checkpoints, which have all moments in fp32
 Change = Literal["fixed", "asked", "free"]
 
@@ -42,7 +42,18 @@ class Difference:
     change: Change
 
     def __str__(self) -> str:
-        return f"{self.name} {self.before} -> {self.now}"
+        before, now = self.shown
+        return f"{self.name} {before} -> {now}"
+
+    @property
+    def shown(self) -> tuple[object, object]:
+        """What it was and is, of several figures those that differ."""
+        before, now = self.before, self.now
+        if not (isinstance(before, dict) and isinstance(now, dict)):
+            return before, now
+        others = [key for key in dict.fromkeys((*before, *now)) if before.get(key) != now.get(key)]
+        first, second = (", ".join(f"{key} {side.get(key, 'as usual')}" for key in others) for side in (before, now))
+        return first, second
 
 
 @record
@@ -100,7 +111,6 @@ def identity_of(plan: Plan, settings: Settings, **together: Any) -> RunIdentity:
         "compile": settings.compiles,
         "weights": settings.weights and weights_fingerprint(settings.weights),
         "adapters": settings.adapters and adapters_fingerprint(settings.adapters),
-        "config": asdict(details_for(plan.model, settings)),
     }
     named = [model, course.settings, course.data["fingerprint"], origin]
     return RunIdentity(
@@ -132,7 +142,7 @@ def origin_of(manifest: Manifest, batch: int) -> int:
 
 
 def course_of(plan: Plan, settings: Settings, mixture: Mixture) -> Course:
-    """Return the course of a run. Raises SpecError where frozen weights cannot be read."""
+    """Return the course of a run. Raises SpecError where a config or frozen weights cannot be read."""
     adapter = plan.job.adapter
     settings_told = {
         "model": plan.model.name,
@@ -146,6 +156,7 @@ def course_of(plan: Plan, settings: Settings, mixture: Mixture) -> Course:
         "adapter": adapter
         and f"{adapter.name} with alpha {adapter.scale * adapter.rank:g} on {'+'.join(adapter.targets)}",
         "frozen_weights": adapter and _frozen_weights(settings),
+        "config": described(details_for(plan.model, settings)),
         **asdict(settings.recipe),
         "betas": list(settings.recipe.betas),
     }
@@ -225,10 +236,12 @@ def _differences(manifest: Manifest, model: str, course: Course) -> Iterator[Dif
 
 def _problems(item: Difference, accepted: Sequence[str], where: str) -> Iterator[Problem]:
     if item.change == "fixed":
-        yield _problem(item, where, "go on with what it was written with, or start anew without `resume=`")
+        same = "the `config=` or `weights=` that" if item.name == "config" else "what"
+        yield _problem(item, where, f"go on with {same} it was written with, or start anew without `resume=`")
     elif item.change == "asked" and item.name not in accepted:
         yield _problem(item, where, f"go on with the same, or ask for it: `accept_change={item.name}`")
 
 
 def _problem(item: Difference, where: str, hint: str) -> Problem:
-    return Problem(where, f"was written with {item.name} {item.before}, this run has {item.now}", hint)
+    before, now = item.shown
+    return Problem(where, f"was written with {item.name} {before}, this run has {now}", hint)

@@ -21,8 +21,8 @@ from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.worker import peak_memory_bytes
 from shardwright.runtime.step.engine import DTYPES, Engine
 from shardwright.runtime.step.pipeline import Event
-from shardwright.runtime.storage.checkpoint import open_checkpoint, problems_of_all, save_checkpoint
-from shardwright.runtime.storage.manifest import Course
+from shardwright.runtime.storage.checkpoint import Saved, open_checkpoint, problems_of_all, save_checkpoint
+from shardwright.runtime.storage.manifest import Course, step_folder
 from shardwright.runtime.storage.steps import checkpoints
 from shardwright.runtime.storage.weights import save_adapters, save_weights, write_config, write_index
 from shardwright.runtime.timing.layer_profile import Measured, StageTime, Stopwatch, medians, profile_document
@@ -57,9 +57,12 @@ class Record:
 def end_training(
     engine: Engine, settings: Settings, course: Course, record: Record, done: int, *, stopped: bool
 ) -> dict[str, Any]:
-    """Write the last checkpoint and what else was asked for, and return the account of the run, also left as a file;
-    what was measured is in that of rank 0 alone, and what could not be written under "unsaved" in that of all."""
-    saved = save_checkpoint(engine, settings.out, done, course, settings.keep)
+    """Write the last checkpoint, unless it is there and nothing was trained since, and what else was asked for, and
+    return the account of the run, also left as a file; what was measured is in that of rank 0 alone, and what could not
+    be written under "unsaved" in that of all."""
+    saved = Saved(folder=step_folder(settings.out, done))
+    if record.step_seconds or saved.folder not in checkpoints(settings.out):
+        saved = save_checkpoint(engine, settings.out, done, course, settings.keep)
     if saved.problem:
         record.unsaved.append(f"checkpoint of step {done}: {saved.problem}")
     elif settings.save_weights is not None:
@@ -72,7 +75,7 @@ def end_training(
     if engine.place.rank == 0 and record.step_seconds:
         summaries = [RankSummary(**item) for item in ranks]
         document |= summary_document(engine.layout, summaries, record.step_seconds, record.saving_seconds)
-    there = checkpoints(settings.out)
+    there = checkpoints(settings.out) if saved.problem else [saved.folder]
     document |= {"checkpoint": str(there[-1]) if there else None, "unsaved": record.unsaved}
     if engine.place.rank == 0:
         record.unsaved += _written(settings.out / STATUS, json.dumps(document, indent=1) + "\n")

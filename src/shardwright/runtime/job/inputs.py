@@ -29,8 +29,10 @@ def held_out_samples(settings: Settings, job: Job, vocab: int) -> Mixture | None
 
 
 def require_fresh(settings: Settings) -> None:
-    """Raise SpecError where a new run would mix its checkpoints with those of another."""
-    if settings.resume is None and checkpoints(settings.out):
+    """Raise SpecError where a run would mix its checkpoints with those of another."""
+    there = checkpoints(settings.out)
+    runs = () if settings.resume is None else (settings.resume.resolve(), settings.resume.resolve().parent)
+    if there and settings.out.resolve() not in runs:
         message = "has the checkpoints of an earlier run"
         raise bad(
             f"`out={settings.out}`", message, f"go on from them with `resume={settings.out}`, or name another folder"

@@ -28,8 +28,8 @@ from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.step.engine import Engine, make_engine
 from shardwright.runtime.step.rehearsal import rehearse
 from shardwright.runtime.storage.checkpoint import Checkpoint, open_checkpoint, restore
-from shardwright.runtime.storage.manifest import Course
-from shardwright.runtime.storage.steps import resumable, set_aside
+from shardwright.runtime.storage.manifest import Course, step_of
+from shardwright.runtime.storage.steps import DAMAGED, GIVEN_UP, checkpoints, resumable, set_aside
 from shardwright.runtime.storage.weights import from_folder, open_adapters, open_weights
 
 
@@ -133,7 +133,7 @@ def resume(engine: Engine, settings: Settings, folder: Path, course: Course) -> 
         if not (problem := restore(engine, checkpoint, problem)):
             assert checkpoint is not None, "all ranks have read it"
             if engine.place.rank == 0:
-                _give_up(damaged, step, settings.out)
+                _give_up(damaged, checkpoint, settings)
             return checkpoint
         damaged[step] = problem
     raise SpecError(*(Problem("", problem) for problem in damaged.values()))
@@ -147,18 +147,22 @@ def _opened(folder: Path) -> tuple[Checkpoint | None, str]:
         return None, str(error)
 
 
-def _give_up(damaged: Mapping[Path, str], resumed: Path, out: Path) -> None:
-    """Say which checkpoints are damaged, and set those aside that lie in the folder of this run. They are left until an
-    older one is found whole: so it is them, and not the way to all of them."""
+def _give_up(damaged: Mapping[Path, str], resumed: Checkpoint, settings: Settings) -> None:
+    """Say which checkpoints are damaged, and set those aside that lie in the folder of this run, and where it trains on,
+    what it had come to after the step that it goes on from: that would be kept and resumed in place of the new steps.
+    Damaged ones are left until an older one is found whole: so it is them, and not the way to all of them."""
     for folder, problem in damaged.items():
-        kept = _set_aside(folder) if folder.parent.resolve() == out.resolve() else ""
+        kept = _set_aside(folder, DAMAGED) if folder.parent.resolve() == settings.out.resolve() else ""
         print(f"warning: {folder} is damaged{kept}: {problem}", file=sys.stderr, flush=True)
+    trains = resumed.step < settings.steps
+    for folder in (path for path in checkpoints(settings.out) if trains and step_of(path) > resumed.step):
+        print(f"warning: {folder} is given up{_set_aside(folder, GIVEN_UP)}", file=sys.stderr, flush=True)
     if damaged:
-        print(f"warning: training goes on from {resumed}", file=sys.stderr, flush=True)
+        print(f"warning: training goes on from {resumed.name}", file=sys.stderr, flush=True)
 
 
-def _set_aside(folder: Path) -> str:
+def _set_aside(folder: Path, suffix: str) -> str:
     try:
-        return f" and is kept as {set_aside(folder).name}"
+        return f" and is kept as {set_aside(folder, suffix).name}"
     except OSError as error:
         return f" and cannot be renamed ({error.strerror or error})"

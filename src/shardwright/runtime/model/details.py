@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field
+from collections.abc import Iterator, Mapping
+from dataclasses import field, fields, is_dataclass
 
-from shardwright.errors import Problem, SpecError, bad
+from shardwright.errors import Problem, bad, reject
 from shardwright.records import record
 from shardwright.spec.forward_pass import RotaryScaling
 from shardwright.spec.model import Model
@@ -24,10 +24,10 @@ USUAL_EPSILON = dict.fromkeys(
 ) | {"bert": 1e-12, "glm": 1.5625e-7, "glm4": 1.5625e-7, "helium": 1e-8}  # fmt: skip
 ROTARY_KINDS = ("default", "linear", "llama3", "yarn", "longrope")  # scalings that `rotary` computes
 FIXED_EPSILONS = {"olmo": 1e-5, "opt": 1e-5, "biogpt": 1e-5}  # whatever the config says
-# What a plan tells of the forward pass, and a config at hand may contradict.
-TOLD = (
-    "norm", "position", "rotary_base", "rotary_fraction", "rotary_interleaved", "activation", "parallel_block",
-    "norm_vectors", "norm_about_one", "final_norm", "embedding_norm", "forward_pass",
+# What a config may say otherwise than the plan: what is taken from it, sources and counts, and how transformers computes.
+OF_CONFIG = (
+    "norm_epsilon", "rotary_scaling", "name", "family", "max_position", "dropout", "mtp_layers",
+    "extra_parameters", "layer_vocab", "norm_form", "fused_qkv", "particular", "tower", "audio", "guesses", "assumed",
 )  # fmt: skip
 
 
@@ -59,15 +59,30 @@ def details_of(model: Model, config: Mapping[str, object] | None, name: str = "c
 def _described(model: Model, config: Mapping[str, object], name: str) -> Model:
     """Return the model that a config describes. Raises SpecError where it computes otherwise than the plan's."""
     given = model_of_config(config, name, accept_guess=True)
-    others = [part for part in TOLD if getattr(given, part) != getattr(model, part)]
-    if others:
-        raise SpecError(
-            *(
-                Problem(name, f"{part} is {getattr(given, part)!r}, in the plan {getattr(model, part)!r}", HINT)
-                for part in others
-            )
-        )
+    reject(
+        Problem(name, f"{part} is {there!r:.60}, in the plan {planned!r:.60}", HINT)
+        for part, there, planned in differences(given, model)
+    )
     return given
+
+
+def differences(given: object, planned: object, path: str = "") -> Iterator[tuple[str, object, object]]:
+    """Yield in what a model computes otherwise than that of a plan, beside the details: which field, and what it is in
+    each. Of the layers the first that differs is told."""
+    if path == "layers" and isinstance(given, tuple) and isinstance(planned, tuple):
+        if len(given) != len(planned):
+            yield "the number of layers", len(given), len(planned)
+            return
+        pairs = enumerate(zip(given, planned, strict=True))
+        found = ([*differences(*pair, f"{path}[{number}]")] for number, pair in pairs if pair[0] != pair[1])
+        yield from next(filter(None, found), [])
+    elif is_dataclass(given) and type(given) is type(planned):
+        for name in (item.name for item in fields(given)):
+            place = f"{path}.{name}".lstrip(".")
+            if place not in OF_CONFIG and name != "pre_softmax":  # what details have
+                yield from differences(getattr(given, name), getattr(planned, name), place)
+    elif given != planned:
+        yield path, given, planned
 
 
 HINT = "make the plan of this config.json"

@@ -119,6 +119,8 @@ def _header_url(url: str) -> str:
 def open_tokens(path: Location) -> TokenFile:
     """Open a token file. Raises SpecError where it or its header is missing, or the two disagree."""
     header = header_path(path) if isinstance(path, Path) else _header_url(path)
+    if str(header) == str(path):
+        raise bad(str(path), "is the name of a header", "name the file of tokens beside it, which ends in .bin")
     try:
         text = header.read_bytes() if isinstance(header, Path) else content(header)
     except FileNotFoundError:
@@ -129,7 +131,11 @@ def open_tokens(path: Location) -> TokenFile:
     try:
         found = json.loads(text)
         dtype, count, vocab = DTYPES[found["dtype"]], int(found["tokens"]), int(found["vocab"])
-    except (ValueError, KeyError, TypeError):
+        tokenizer = str(found.get("tokenizer", ""))
+        end = found.get("end", END_OF_TEXT if tokenizer == BYTES else None)
+        if not (end is None or (isinstance(end, int) and 0 <= end < vocab)):
+            raise ValueError(end)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise bad(str(header), "is no header of a token file", "make it with `shardwright tokens`") from None
     try:
         there = path.stat().st_size if isinstance(path, Path) else size(path)
@@ -140,8 +146,6 @@ def open_tokens(path: Location) -> TokenFile:
         raise bad(str(path), message, "make it anew with `shardwright tokens`")
     remote = RemoteTokens(url=str(path), count=count, dtype=dtype)
     tokens = np.memmap(path, dtype=dtype, mode="r") if isinstance(path, Path) else remote
-    tokenizer = str(found.get("tokenizer", ""))
-    end = found.get("end", END_OF_TEXT if tokenizer == BYTES else None)
     return TokenFile(path=path, tokens=tokens, vocab=vocab, tokenizer=tokenizer, end=end)
 
 

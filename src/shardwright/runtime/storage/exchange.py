@@ -22,7 +22,7 @@ import torch
 
 from shardwright.errors import bad
 from shardwright.runtime.model.parameters import ModelParameter
-from shardwright.runtime.state.pieces import CutShape, StatePiece
+from shardwright.runtime.state.pieces import WEIGHT, CutShape, StatePiece
 from shardwright.runtime.storage.checkpoint import open_checkpoint
 from shardwright.runtime.storage.manifest import (
     manifest_text,
@@ -58,17 +58,14 @@ def export_checkpoint(source: Path, target: Path) -> int:
     checkpoint = open_checkpoint(source)
     manifest = checkpoint.manifest
     tensors: Tensors = {}
-    for kind in sorted({stored.piece.kind for stored in manifest.pieces}):
-        for name, cut in manifest.parameters.items():
-            values = np.zeros(prod(cut.shape), np.float32)
-            assemble(
-                {_whole(kind, name, cut): values},
-                checkpoint.index,
-                manifest.parameters,
-                checkpoint.fetch,
-                checkpoint.name,
-            )
-            tensors[f"{kind}.{name}"] = torch.from_numpy(values).reshape(cut.shape)
+    weights = ((WEIGHT, name) for name in manifest.parameters)
+    for kind, name in dict.fromkeys((*weights, *checkpoint.index)):
+        cut = manifest.parameters[name]
+        values = np.zeros(prod(cut.shape), np.float32)
+        assemble(
+            {_whole(kind, name, cut): values}, checkpoint.index, manifest.parameters, checkpoint.fetch, checkpoint.name
+        )
+        tensors[f"{kind}.{name}"] = torch.from_numpy(values).reshape(cut.shape)
     text = manifest_text(replace(manifest, pieces=()))
     if target.suffix == SUFFIX:
         save_tensors(target, tensors, {TEXT: text})
@@ -120,7 +117,8 @@ def import_checkpoint(source: Path, root: Path) -> Path:
     if not text:
         raise bad(str(source), "holds no run", "import what the export of a checkpoint wrote")
     manifest = parse_manifest(text, str(source))
-    kinds = sorted({name.partition(".")[0] for name in tensors})
+    stated = (tuple(name.partition(".")[::2]) for name in sorted(tensors))
+    weights = ((WEIGHT, name) for name in manifest.parameters)
     final, working = step_folder(root, manifest.step), working_folder(root, manifest.step)
     if final.exists():
         raise bad(str(final), "is there already", "name another folder")
@@ -129,8 +127,8 @@ def import_checkpoint(source: Path, root: Path) -> Path:
     try:
         items = [
             (_whole(kind, name, cut), _values(tensors, f"{kind}.{name}", cut, str(source)))
-            for kind in kinds
-            for name, cut in manifest.parameters.items()
+            for kind, name in dict.fromkeys((*weights, *stated))
+            if (cut := manifest.parameters.get(name)) is not None
         ]
         pieces = write_pieces(working, FILE, items)
         write_manifest(working, replace(manifest, pieces=pieces))

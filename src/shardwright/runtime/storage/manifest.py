@@ -205,17 +205,18 @@ def _changed(where: str) -> SpecError:
 
 
 def model_hash(model: Model) -> str:
-    """Return the hash of a model. Fields that have their default value do not count, so that a field which a later
-    release adds leaves the hash as it is."""
-    return hash_of(json.dumps(_described(replace(model, name="")), sort_keys=True).encode())
+    """Return the hash of a model."""
+    return hash_of(json.dumps(described(replace(model, name="")), sort_keys=True).encode())
 
 
-def _described(value: Any) -> Any:
+def described(value: Any) -> Any:
+    """Return a record as JSON data. Fields that have their default value are left out, so that a field which a later
+    release adds leaves the description as it is."""
     if is_dataclass(value):
         stated = {item.name: getattr(value, item.name) for item in fields(value) if _told(value, item)}
-        return {name: _described(item) for name, item in stated.items()}
+        return {name: described(item) for name, item in stated.items()}
     if isinstance(value, list | tuple):
-        return [_described(item) for item in value]
+        return [described(item) for item in value]
     return value
 
 

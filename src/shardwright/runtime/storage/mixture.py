@@ -83,7 +83,7 @@ def open_mixture(sources: Sequence[Source], seq_len: int, seed: int, vocab: int,
     """Return the samples of token files, of which a step takes `batch`. Raises SpecError where one of them cannot be
     used, has too few samples, another tokenizer or next to no weight."""
     files = [open_tokens(source.path) for source in sources]
-    _require_one_tokenizer(files)
+    require_one_tokenizer(files)
     quotas = _quotas(sources, files)
     parts = tuple(
         make_samples(file, seq_len, seed, vocab, -(-batch * quota // BLOCK))
@@ -106,7 +106,8 @@ def _quotas(sources: Sequence[Source], files: Sequence[TokenFile]) -> tuple[int,
     return quotas
 
 
-def _require_one_tokenizer(files: Sequence[TokenFile]) -> None:
+def require_one_tokenizer(files: Sequence[TokenFile]) -> None:
+    """Raise SpecError for the first file whose tokens mean something else than those of the first one."""
     for file in files[1:]:
         if (Path(file.tokenizer).name, file.vocab, file.end) != (
             Path(files[0].tokenizer).name, files[0].vocab, files[0].end,

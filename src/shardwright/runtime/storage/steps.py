@@ -15,7 +15,7 @@ from shardwright.errors import Problem, SpecError, bad
 from shardwright.runtime.state.pieces import CutShape, StatePiece, StoredPiece
 from shardwright.runtime.storage.manifest import MANIFEST, STEP_FOLDER, Manifest, complete_steps, read_manifest, step_of
 
-DAMAGED = ".damaged"
+DAMAGED, GIVEN_UP = ".damaged", ".given-up"
 
 META = "checkpoint.json"
 
@@ -56,10 +56,10 @@ def manifest_of(folder: Path) -> Manifest:
     return read_manifest(folder) if (folder / MANIFEST).exists() else read_version_1(folder)
 
 
-def set_aside(folder: Path) -> Path:
-    """Give a damaged checkpoint a name under which it is none, so that it takes no place among those that are kept, and
-    return its new path. Raises OSError where that fails."""
-    target = folder.with_name(f"{folder.name}{DAMAGED}")
+def set_aside(folder: Path, suffix: str) -> Path:
+    """Give a checkpoint a name under which it is none, so that it takes no place among those that are kept, and return
+    its new path. Raises OSError where that fails."""
+    target = folder.with_name(f"{folder.name}{suffix}")
     shutil.rmtree(target, ignore_errors=True)
     return folder.rename(target)
 
