@@ -58,12 +58,17 @@ def test_numbers_that_would_spoil_a_run_are_refused(folder: Path) -> None:
         (["--warmup", 20, "--decay", 9], "--warmup 20: is not before --decay 9"),
         (["--trace", "t.json", "--steps", 1], "--trace: measures from the second step on, and this run has 1"),
         (["--profile", "p.json", "--steps", 1], "add 1 to --steps"),
+        (["--accept-change", "data"], "--accept-change: needs --resume"),
+        *(([f"--{what}", name], "is no name of a token file") for what in ("data", "eval-data") for name in ("", ".", "/")),
+        (["--data", "s3://bucket"], "'s3://bucket': is no name of a token file"),
+        (["--out", __file__], f"--out {__file__}: is no folder to write in: File exists"),
     ],
 )
 def test_options_that_would_do_nothing_or_something_else_are_refused(
     folder: Path, told: list[object], words: str
 ) -> None:
-    more = ["train", folder / "single.json", "--data", folder / "c.bin", "--device", "cpu", *told]
+    data = () if "--data" in told else ("--data", folder / "c.bin")
+    more = ["train", folder / "single.json", *data, "--device", "cpu", *told]
     assert words in refused(run_here(list(map(str, more))))
 
 

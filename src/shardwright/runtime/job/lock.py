@@ -26,10 +26,13 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock on a folder, which is made if it is not there. Raises SpecError with the owner's name where another
-    process has it. Where the file system knows no locks, a message says so."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    """Hold the lock on a folder, which is made if it is not there. Raises SpecError where it cannot be, and with the
+    owner's name where another process has it. Where the file system knows no locks, a message says so."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise bad(f"`out={folder}`", f"is no folder to write in: {error.strerror}", "name another folder") from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -118,7 +118,10 @@ def _header_url(url: str) -> str:
 
 def open_tokens(path: Location) -> TokenFile:
     """Open a token file. Raises SpecError where it or its header is missing, or the two disagree."""
-    header = header_path(path) if isinstance(path, Path) else _header_url(path)
+    try:
+        header = header_path(path) if isinstance(path, Path) else _header_url(path)
+    except ValueError:  # as of a folder above, or of nothing
+        raise bad(f"{str(path)!r}", "is no name of a token file", "name one, as `shardwright tokens` writes it") from None
     if str(header) == str(path):
         raise bad(str(path), "is the name of a header", "name the file of tokens beside it, which ends in .bin")
     try:
