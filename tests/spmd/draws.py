@@ -22,7 +22,7 @@ def drawn(graph: Graph, found: Choices, ranks: int, random: Random) -> Program:
 
     def ask(ref: Ref, target: Property) -> None:
         if made[ref] != target and (ref, target) not in communications:
-            way = _method(made[ref], target, random)
+            way = _method(made[ref], target, random) if ranks > 1 else "slice"
             hurry = random.choice(("deferred", "early", ""))
             communications[ref, target] = Communication(
                 tensor=ref,

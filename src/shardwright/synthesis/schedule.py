@@ -265,7 +265,8 @@ def calls(graph: Graph, ready: Mapping[str, Sequence[Communication]], *, early: 
             dtype = values[value.tensor].dtype
             apart = dtype == "bool" or not joined(value.source, value.target)
             together = not apart and (value.early if early else value.deferred)
-            kind = (value.method, dtype, sizes.stretch[node.name]) if together else (value, node.name)
+            between = type(value.source), type(value.target)  # of which on one rank a method does not tell
+            kind = (value.method, *between, dtype, sizes.stretch[node.name]) if together else (value, node.name)
             call = filling.get(kind, [])
             filled = float(sum(values[message.tensor].size_bytes for _, message in call))
             if not call or sizes.full(filled, values[value.tensor].size_bytes, value.source, value.target):
