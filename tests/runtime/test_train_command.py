@@ -59,7 +59,11 @@ def test_numbers_that_would_spoil_a_run_are_refused(folder: Path) -> None:
         (["--trace", "t.json", "--steps", 1], "--trace: measures from the second step on, and this run has 1"),
         (["--profile", "p.json", "--steps", 1], "add 1 to --steps"),
         (["--accept-change", "data"], "--accept-change: needs --resume"),
-        *(([f"--{what}", name], "is no name of a token file") for what in ("data", "eval-data") for name in ("", ".", "/")),
+        *(
+            ([f"--{what}", name], "is no name of a token file")
+            for what in ("data", "eval-data")
+            for name in ("", ".", "/")
+        ),
         (["--data", "s3://bucket"], "'s3://bucket': is no name of a token file"),
         (["--out", __file__], f"--out {__file__}: is no folder to write in: File exists"),
     ],
@@ -85,7 +89,16 @@ def test_held_out_tokens_of_another_tokenizer_are_refused(folder: Path, tmp_path
     (tmp_path / "e.bin").write_bytes((folder / "c.bin").read_bytes())
     header = json.loads((folder / "c.json").read_text())
     (tmp_path / "e.json").write_text(json.dumps(header | {"tokenizer": "another"}))
-    told = ["train", folder / "single.json", "--data", folder / "c.bin", "--device", "cpu", "--eval-data", tmp_path / "e.bin"]
+    told = [
+        "train",
+        folder / "single.json",
+        "--data",
+        folder / "c.bin",
+        "--device",
+        "cpu",
+        "--eval-data",
+        tmp_path / "e.bin",
+    ]
     assert "has tokens of another" in refused(run_here(list(map(str, told))))
     (tmp_path / "e.json").write_text(json.dumps(header | {"end": "two"}))
     assert "e.json: is no header of a token file" in refused(run_here(list(map(str, told))))

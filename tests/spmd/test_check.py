@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
-from random import Random
+from random import Random, random
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from shardwright import SpecError, load_cluster
 from shardwright.spmd import synthesize
-from shardwright.spmd.check import require_equal
+from shardwright.spmd.check import eager, require_elementwise, require_equal
 from shardwright.spmd.document import Synthesized
 from shardwright.spmd.synthesize import machines_of
 from shardwright.spmd.task import Task
@@ -160,6 +161,73 @@ def wrong(graph: Graph, random: Random) -> Graph:
 
 def _with(graph: Graph, changed: Node) -> Graph:
     return replace(graph, nodes=tuple(changed if node.name == changed.name else node for node in graph.nodes))
+
+
+class Attending(nn.Module):
+    """Attention of PyTorch's own, which drops out of sight of a mode for functions."""
+
+    def __init__(self, weighs: bool) -> None:
+        super().__init__()
+        self.inner, self.weighs = nn.MultiheadAttention(6, 3, dropout=0.3, batch_first=True), weighs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, x, x, need_weights=self.weighs)[0]
+
+
+class Noisy(Two):
+    """Numbers of Python's, which a trace has as constants."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + random())
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: Attending(True), lambda: Attending(False), lambda: nn.TransformerEncoderLayer(6, 3, 8, 0.3)]
+)
+def test_dropout_inside_pytorch_s_own_functions_is_drawn_by_position(build: Callable[[], nn.Module]) -> None:
+    task = Task(build=build, batch={"x": torch.randn(10, 4, 6)}, loss=loss)
+    found = synthesize.synthesize(task.skeleton(), task.batch, loss, load_cluster("1x1x4090"), efficiency=SLOW)
+    require_equal(found, task)
+    module = task.module()
+    first, second, other = (eager(module, task.batch, loss, seed)["loss"] for seed in (0, 0, 1))
+    assert torch.equal(first, second) and not torch.equal(first, other)
+
+
+def test_a_task_that_draws_numbers_of_python_is_refused() -> None:
+    with pytest.raises(SpecError, match="it draws numbers, and not by dropout"):
+        synthesize.plan(replace(whole(), build=lambda: Noisy(6)), load_cluster(CLUSTER), efficiency=SLOW)
+
+
+def test_what_the_user_s_code_raises_in_eager_mode_is_told() -> None:
+    labels = {"x": torch.randn(10, 6), "labels": torch.full((10,), 6)}
+    wrong = replace(whole(), batch=labels, loss=lambda m, b: nn.functional.cross_entropy(m(b["x"]), b["labels"]))
+    with pytest.raises(SpecError, match="the task fails in eager mode: IndexError: Target 6 is out of bounds"):
+        synthesize.plan(wrong, load_cluster(CLUSTER), efficiency=SLOW)
+
+
+ELEMENTWISE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=1e-2),
+    "SGD": lambda groups: torch.optim.SGD(groups, lr=1e-2, momentum=0.9, nesterov=True),
+    "RMSprop": lambda groups: torch.optim.RMSprop(groups, lr=1e-2),
+    "NAdam": lambda groups: torch.optim.NAdam(groups, lr=1e-2),
+    "Adagrad": lambda groups: torch.optim.Adagrad(groups, lr=1e-2),
+    "fused": lambda groups: torch.optim.AdamW(groups, lr=1e-2, fused=True),
+}
+
+
+@pytest.mark.parametrize("name", [*ELEMENTWISE, "Adafactor", "LBFGS"])
+def test_an_optimizer_of_whole_tensors_is_refused(name: str) -> None:
+    """A rank steps it over its shards, of which it would make something else."""
+    graph = planned("bert")[0].graph
+    if name in ELEMENTWISE:
+        require_elementwise(whole(optimizer=ELEMENTWISE[name]), graph, torch.device("cpu"))
+        return
+    task = whole(optimizer=lambda groups: getattr(torch.optim, name)(groups, lr=1e-2))
+    words = (
+        "optimizer: updates .* otherwise in parts" if name == "Adafactor" else "the task's `optimizer` fails: TypeError"
+    )
+    with pytest.raises(SpecError, match=words):
+        require_elementwise(task, graph, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("seed", range(2))

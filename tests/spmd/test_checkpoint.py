@@ -93,6 +93,14 @@ def test_a_run_in_two_halves_ends_as_the_whole(tmp_path: Path, name: str, optimi
     assert [path.name for path in checkpoint.steps(tmp_path / "half")] == [f"step-{step:08}" for step in (HALF, STEPS)]
 
 
+def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    graph = case("bert")[0]
+    program = drawn(graph, choices(graph), 1, Random(0))
+    trained("bert", program, "momentum", tmp_path, 0, 1)
+    with pytest.raises(SpecError, match="has the state of SGD, the task's optimizer is AdamW"):
+        trained("bert", program, "adamw", tmp_path, 1, 2)
+
+
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="has no checkpoint"):
         checkpoint.opened(tmp_path)
@@ -108,5 +116,8 @@ def test_steps_after_the_one_that_a_run_goes_on_from_are_kept_under_another_name
         folder = tmp_path / f"step-{number:08}"
         folder.mkdir()
         (folder / "run.json").touch()
-    assert [path.name for path in checkpoint.give_up(tmp_path, 8)] == ["step-00000009.given-up", "step-00000010.given-up"]
+    assert [path.name for path in checkpoint.give_up(tmp_path, 8)] == [
+        "step-00000009.given-up",
+        "step-00000010.given-up",
+    ]
     assert [path.name for path in checkpoint.steps(tmp_path)] == ["step-00000008"]

@@ -185,7 +185,12 @@ def recipe_of(before: Mapping[str, Any], method: Method, options: RecipeOptions)
 
 def _require_sense(given: Set[str], fleet: FleetOptions, output: OutputOptions) -> None:
     """Raise SpecError for options that say nothing without another, or beside --elastic."""
-    of_others = {"eval_every": "eval_data", "eval_batches": "eval_data", "profile_steps": "profile", "accept_change": "resume"}
+    of_others = {
+        "eval_every": "eval_data",
+        "eval_batches": "eval_data",
+        "profile_steps": "profile",
+        "accept_change": "resume",
+    }
     if not fleet.elastic:
         of_others |= dict.fromkeys(names_of(fleet) - {"elastic"}, "elastic")
     for name, other in of_others.items():
@@ -212,7 +217,11 @@ def with_falling_rate(recipe: Recipe, given: Set[str]) -> Recipe:
     or does before it begins to."""
     told = [name for name in ("schedule", "final_fraction", "decay_from") if name in given]
     if told and not recipe.decay_steps:
-        raise bad(_flag(told[0]), "says nothing without --decay: the rate never falls", "add --decay N, the step of the lowest")
+        raise bad(
+            _flag(told[0]),
+            "says nothing without --decay: the rate never falls",
+            "add --decay N, the step of the lowest",
+        )
     last = recipe.decay_steps or inf
     for name, first in (("decay_from", recipe.decay_from), ("warmup", recipe.warmup_steps)):
         if first >= last and given & {name, "decay"}:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,8 @@ from shardwright.spmd.shards import RankPlace, cut
 from shardwright.spmd.task import Task
 from shardwright.spmd.trace import Loss
 from shardwright.spmd.training import SpmdStep, whole_state
+from shardwright.spmd.user_code import user_code
+from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.properties import REPLICATED, Property
 
 SPREAD = 0.02  # of what is drawn where a parameter starts constant, the usual spread of weights
@@ -61,8 +64,9 @@ def require_equal(synthesized: Synthesized, task: Task, what: str = "the task") 
     eager is about as far from the step in fp64.
     """
     module = _module(task)
-    batch = {name: tensor.cpu() for name, tensor in task.batch_of(0).items()}
-    expected = eager(module, batch, task.loss)
+    with user_code(f"{what} fails in eager mode", what):
+        batch = {name: tensor.cpu() for name, tensor in task.batch_of(0).items()}
+        expected = eager(module, batch, task.loss)
     if not torch.isfinite(expected["loss"]):
         raise bad(what, f"has the loss {expected['loss'].item()} in eager mode", "give batches that can be trained on")
     state = {name: tensor.detach() for name, tensor in whole_state(module).items()}
@@ -73,10 +77,40 @@ def require_equal(synthesized: Synthesized, task: Task, what: str = "the task") 
         for difference in _differences(ranks, expected, synthesized)
         if not difference.distance <= _rounding(ranks[0][difference.name][0]) * difference.norm + floor
     ]
+    if large and any(not torch.equal(x, expected[name]) for name, x in eager(module, batch, task.loss).items()):
+        message = "does not give the same in eager mode when it is run again: it draws numbers, and not by dropout"
+        raise bad(what, message, "put what is drawn into the batch; `check=False` writes the program all the same")
     wrong = _beyond_rounding(large, ranks, synthesized, module, batch, task, expected) if large else []
     if wrong:
         more = f" ({len(wrong) - 1} more results differ)" if len(wrong) > 1 else ""
         raise bad(what, f"{wrong[0]}{more}", "nothing is written; `check=False` writes the program all the same")
+
+
+def require_elementwise(task: Task, graph: Graph, device: torch.device) -> None:
+    """Raise `SpecError` for an optimizer that does not update each element by itself, as those do not that look at norms
+    or factors of a tensor: of a rank's part it would make something else than of the whole."""
+    values = graph.values()
+    shapes = {name: (6, *(4 for _ in values[ref].shape[1:])) for name, ref in graph.parameters.items()}
+
+    def updated(rows: slice) -> list[Tensor]:
+        weights = {}
+        for name, shape in shapes.items():
+            whole = torch.arange(math.prod(shape), dtype=torch.float32).cos().view(shape)
+            weights[name] = nn.Parameter(whole[rows].to(device), requires_grad=name in graph.gradients)
+        optimizer = task.optimizer_of(weights.items())
+        for step in range(1, 4):
+            for weight in weights.values():
+                if weight.requires_grad:
+                    weight.grad = (weight.detach() * step).sin()
+            optimizer.step()
+        return [weight.detach() for weight in weights.values()]
+
+    with user_code("the task's `optimizer` fails"):
+        whole, first, last = (updated(rows) for rows in (slice(None), slice(2), slice(2, None)))
+    for name, both, *parts in zip(shapes, whole, first, last, strict=True):
+        if not torch.allclose(both, torch.cat(parts), rtol=1e-4, atol=1e-6):
+            message = f"updates {name} otherwise in parts than whole"
+            raise bad("the task's optimizer", message, "take one that works element by element, as Adam does")
 
 
 def _module(task: Task) -> nn.Module:
@@ -156,12 +190,27 @@ def _beyond_rounding(
     return sorted(wrong, key=lambda difference: -difference.distance / max(difference.norm, 1e-30))
 
 
+DROPOUT, ATTENTION = nn.functional.dropout, nn.functional.scaled_dot_product_attention
+
+
 class Masked(TorchFunctionMode):
-    """Draws every dropout by position, in the order of the calls, as a program does in the step of this `seed`."""
+    """Draws every dropout by position, in the order of the calls, as a program does in the step of this `seed`: those in
+    the code of PyTorch's own functions too, such as `multi_head_attention_forward`, which sees no mode inside."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.seed, self.numbers = seed, itertools.count()
+
+    def __enter__(self) -> Masked:
+        functions: Any = nn.functional
+        functions.dropout, functions.scaled_dot_product_attention = self._dropout, self._any_attention
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        functions: Any = nn.functional
+        functions.dropout, functions.scaled_dot_product_attention = DROPOUT, ATTENTION
+        super().__exit__(*raised)
 
     def _drop(self, x: Tensor, chance: float) -> Tensor:
         mask = dropout(torch.ones_like(x), chance, Draw(number=next(self.numbers), seed=self.seed))
@@ -169,11 +218,15 @@ class Masked(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function is nn.functional.dropout:
+        if function is DROPOUT:
             return self._dropout(*args, **kwargs)
-        if function is nn.functional.scaled_dot_product_attention and kwargs.get("dropout_p", 0.0):
-            return self._attention(*args, **kwargs)
+        if function is ATTENTION:
+            return self._any_attention(*args, **kwargs)
         return function(*args, **kwargs)
+
+    def _any_attention(self, *args: Any, **kwargs: Any) -> Tensor:
+        chance = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
+        return self._attention(*args, **kwargs) if chance else ATTENTION(*args, **kwargs)
 
     def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         return self._drop(input, p) if training and p else input

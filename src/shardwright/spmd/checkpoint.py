@@ -38,12 +38,14 @@ Settings = Mapping[str, Any]
 
 @record
 class Manifest:
-    """What a checkpoint holds: the step that comes next, what the run was told, how each parameter and buffer is
-    distributed over so many `ranks` in units of `sizes`, and by parameter what the optimizer keeps beside tensors."""
+    """What a checkpoint holds: the step that comes next, what the run was told, the class of its optimizer ("" in older
+    ones), how each parameter and buffer is distributed over so many `ranks` in units of `sizes`, and by parameter what
+    the optimizer keeps beside tensors."""
 
     folder: Path
     step: int
     settings: Settings
+    optimizer: str
     ranks: int
     held: Mapping[str, Property]
     sizes: Sizes
@@ -106,6 +108,7 @@ def opened(path: Path) -> Manifest:
             folder=folder,
             step=part["step"],
             settings=part["settings"],
+            optimizer=part.get("optimizer", ""),
             ranks=part["ranks"],
             held={name: from_document(row) for name, row in part["held"].items()},
             sizes={(ratio, units): tuple(row) for ratio, units, row in part["sizes"]},
@@ -117,8 +120,11 @@ def opened(path: Path) -> Manifest:
 
 def restore(step: SpmdStep, optimizer: torch.optim.Optimizer, manifest: Manifest) -> None:
     """Set weights, buffers and optimizer state of a rank, whatever program wrote them. Raises `SpecError` where a
-    tensor is missing or has another shape."""
-    leaves = step.leaves()
+    tensor is missing or has another shape, and for the state of another optimizer."""
+    leaves, kind = step.leaves(), type(optimizer).__name__
+    if manifest.optimizer not in ("", kind):
+        message = f"has the state of {manifest.optimizer}, the task's optimizer is {kind}"
+        raise bad(str(manifest.folder), message, "go on with the one that wrote it")
     with ExitStack() as stack:
         try:
             files = [
@@ -182,6 +188,7 @@ def _commit(
             "spmd_checkpoint": VERSION,
             "step": number,
             "settings": dict(settings),
+            "optimizer": type(optimizer).__name__,
             "ranks": step.fabric.ranks,
             "held": {name: document(step.held(ref)) for name, ref in step.leaves().items()},
             "sizes": [[ratio, units, list(row)] for (ratio, units), row in step.place.sizes.items()],

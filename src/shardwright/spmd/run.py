@@ -19,6 +19,7 @@ from torch import Tensor
 from shardwright.errors import SpecError, bad
 from shardwright.records import record
 from shardwright.spmd import checkpoint
+from shardwright.spmd.check import require_elementwise
 from shardwright.spmd.document import Synthesized
 from shardwright.spmd.task import Task
 from shardwright.spmd.training import SpmdStep, whole_state
@@ -90,6 +91,7 @@ def train(
     course, kept = course or Course(), checkpoints or Checkpoints()
     with _group(device) as where, _told_once():
         step = SpmdStep(synthesized.graph, synthesized.program, names=synthesized.names, device=where, seed=seed)
+        require_elementwise(task, synthesized.graph, where)
         with user_code("the task's `optimizer` fails"):
             optimizer = task.optimizer_of(step.named_parameters())
         first = _begin(step, optimizer, task, seed, weights, kept.resume, course)

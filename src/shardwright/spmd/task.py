@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from shardwright.errors import SpecError, bad
 from shardwright.records import record
@@ -76,6 +77,12 @@ class Task:
             built = self.build()
         if not isinstance(built, nn.Module):
             raise bad("the task", f"its `build` returns a {type(built).__name__}", "return a torch.nn.Module")
+        if any(type(part).__name__ == "OptimizedModule" for part in built.modules()):
+            raise bad("the task", "its `build` compiles the module", "leave out torch.compile: a program is traced")
+        for name, tensor in (*built.named_parameters(), *built.named_buffers()):
+            if is_lazy(tensor):
+                hint = "give its sizes, or have `build` run the module once"
+                raise bad("the task", f"its `build` leaves {name} without a shape", hint)
         return built.train()
 
     def skeleton(self) -> nn.Module:

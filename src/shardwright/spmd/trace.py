@@ -65,6 +65,7 @@ def trace(module: nn.Module, batch: Batch, loss: Loss, say: Callable[[str], None
     user's code where tracing fails, as it does at an `if` that depends on the values of a tensor, and for what a
     program would train otherwise: numbers drawn at random, parameters that get no gradient.
     """
+    _require_tensors(batch)
     shapes = FakeTensorMode(allow_non_fake_inputs=True)
     state = _without_values(module, shapes)
     given = {name: _without_value(tensor, shapes) for name, tensor in batch.items()}
@@ -82,6 +83,16 @@ def trace(module: nn.Module, batch: Batch, loss: Loss, say: Callable[[str], None
         return with_repeats(graph)
 
 
+def _require_tensors(batch: object) -> None:
+    """Raise `SpecError` for a batch that is no mapping of tensors."""
+    if not isinstance(batch, Mapping):
+        raise bad("the batch", f"is a {type(batch).__name__}", "give a dictionary of tensors by name")
+    for name, part in batch.items():
+        if not isinstance(part, Tensor):
+            hint = "give a tensor; what is the same in every step belongs into the loss"
+            raise bad(f"the batch: {name}", f"is a {type(part).__name__}, no tensor", hint)
+
+
 def _require_gradients(module: nn.Module, graph: Graph) -> None:
     """Raise `SpecError` for parameters that want a gradient and get none: they would never be trained."""
     idle = [name for name, x in module.named_parameters() if x.requires_grad and name not in graph.gradients]
@@ -92,6 +103,8 @@ def _require_gradients(module: nn.Module, graph: Graph) -> None:
             f"the loss does not depend on {several} {', '.join(idle[:5])}{' …' * (len(idle) > 5)}: no gradient",
             "set requires_grad to False where that is meant",
         )
+    if not graph.gradients:
+        raise bad("the module", "has no parameter that wants a gradient", "give it one: else there is nothing to train")
 
 
 def canonical_names(module: nn.Module) -> dict[str, str]:

@@ -174,6 +174,9 @@ class SpmdStep:
         if name not in batch:
             raise bad("the batch", f"has no tensor {name!r}", f"it has {', '.join(batch)}")
         given, value, held = batch[name], self._code.values[ref], self.held(ref)
+        kind = str(given.dtype).removeprefix("torch.") if isinstance(given, Tensor) else type(given).__name__
+        if kind != value.dtype:
+            raise bad(f"the batch: {name}", f"is of {kind}, not {value.dtype}", "give what the program was planned for")
         if tuple(given.shape) == value.shape:
             return cut(given, held, self.place).to(self.device)
         local = self.place.shape(value.shape, held)

@@ -121,7 +121,9 @@ def open_tokens(path: Location) -> TokenFile:
     try:
         header = header_path(path) if isinstance(path, Path) else _header_url(path)
     except ValueError:  # as of a folder above, or of nothing
-        raise bad(f"{str(path)!r}", "is no name of a token file", "name one, as `shardwright tokens` writes it") from None
+        raise bad(
+            f"{str(path)!r}", "is no name of a token file", "name one, as `shardwright tokens` writes it"
+        ) from None
     if str(header) == str(path):
         raise bad(str(path), "is the name of a header", "name the file of tokens beside it, which ends in .bin")
     try:
