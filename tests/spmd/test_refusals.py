@@ -86,7 +86,7 @@ def test_a_module_without_anything_to_train_is_refused() -> None:
     [
         (lambda: nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(3)), "leaves 1.weight without a shape"),
         (lambda: nn.LazyBatchNorm1d(affine=False), "leaves running_mean without a shape"),
-        (lambda: nn.Sequential(torch.compile(nn.Linear(4, 4))), "compiles the module"),
+        (lambda: nn.ModuleList([torch.compile(nn.Linear(4, 4))]), "compiles the module"),
     ],
 )
 def test_a_module_that_cannot_be_cut_is_refused_when_it_is_built(build: Any, words: str) -> None:

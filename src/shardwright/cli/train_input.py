@@ -29,7 +29,7 @@ NOT_ELASTIC: Mapping[str, str] = {
     "json": "it ends with a message on each machine: metrics.csv and recoveries.jsonl in --out say how it went",
 }
 """Options that --elastic refuses, and what to do."""
-LONGEST_SECONDS = 365 * 86_400
+YEAR_SECONDS = 365 * 86_400
 RANGES: Sequence[tuple[Callable[[float], bool], str, str, Iterable[str]]] = (
     (
         isfinite,
@@ -55,7 +55,7 @@ RANGES: Sequence[tuple[Callable[[float], bool], str, str, Iterable[str]]] = (
     (lambda value: value < 1, "is not below 1", "give a number from 0 to below 1", ("beta1", "beta2")),
     (lambda value: value <= 1, "is above 1", "give a number from 0 to 1", ("final_fraction",)),
     (lambda value: value < 1 << 63, "is not below 2^63", "give a smaller number", ("seed",)),
-    (lambda value: value <= LONGEST_SECONDS, "is more than a year", "give fewer seconds", ("patience", "silence", "wait")),
+    (lambda value: value <= YEAR_SECONDS, "is more than a year", "give fewer seconds", ("patience", "silence", "wait")),
 )  # fmt: skip
 """What holds of numbers, what is wrong where it does not, what helps, and of which options."""
 
@@ -213,8 +213,8 @@ def require_in_range(numbers: Mapping[str, Any]) -> None:
 
 
 def with_falling_rate(recipe: Recipe, given: Set[str]) -> Recipe:
-    """Return a recipe. Raises SpecError for options among those `given` that say how the rate falls where it never does,
-    or does before it begins to."""
+    """Return a recipe. Raises SpecError for options among those `given` that say how the rate falls where it never
+    does, or ends to before it begins."""
     told = [name for name in ("schedule", "final_fraction", "decay_from") if name in given]
     if told and not recipe.decay_steps:
         raise bad(
@@ -234,7 +234,7 @@ def _require_second_step(output: OutputOptions, steps: int) -> None:
     for option, file in (("--profile", output.profile), ("--trace", output.trace)):
         if file is not None and steps < 2:
             message = f"measures from the second step on, and this run has {max(steps, 0)}"
-            raise bad(option, message, f"add {2 - max(steps, 0)} to --steps")
+            raise bad(option, message, f"add {2 - steps} to --steps")
 
 
 def require_weights_folder(folder: Path | None, *, whole: bool) -> None:

@@ -87,8 +87,8 @@ def require_equal(synthesized: Synthesized, task: Task, what: str = "the task") 
 
 
 def require_elementwise(task: Task, graph: Graph, device: torch.device) -> None:
-    """Raise `SpecError` for an optimizer that does not update each element by itself, as those do not that look at norms
-    or factors of a tensor: of a rank's part it would make something else than of the whole."""
+    """Raise `SpecError` for an optimizer that does not update each element by itself, as those that look at norms or
+    factors of a tensor: of a rank's part it would make something else than of the whole."""
     values = graph.values()
     shapes = {name: (6, *(4 for _ in values[ref].shape[1:])) for name, ref in graph.parameters.items()}
 
@@ -194,8 +194,8 @@ DROPOUT, ATTENTION = nn.functional.dropout, nn.functional.scaled_dot_product_att
 
 
 class Masked(TorchFunctionMode):
-    """Draws every dropout by position, in the order of the calls, as a program does in the step of this `seed`: those in
-    the code of PyTorch's own functions too, such as `multi_head_attention_forward`, which sees no mode inside."""
+    """Draws every dropout by position, in the order of the calls, as a program does in the step of this `seed`: those
+    in PyTorch's own functions too, such as `multi_head_attention_forward`, inside which no mode is told of calls."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()

@@ -101,10 +101,15 @@ def other_values(folder: Path) -> dict[str, list[object]]:
         "decay_from": ["--decay", 9, "--decay-from", 4],
         "final_fraction": ["--decay", 9, "--final-fraction", 0.3],
         "profile_steps": ["--profile", folder / "p.json", "--profile-steps", 5],
-        "resume": [*RECIPE, "--resume", folder / "fixed"],
-        "accept_change": [*RECIPE, "--resume", folder / "fixed", "--accept-change", "seed"],
+        "resume": [*as_fixed(folder), "--resume", folder / "fixed"],
+        "accept_change": [*as_fixed(folder), "--resume", folder / "fixed", "--accept-change", "seed"],
     }
     return told | of_another
+
+
+def as_fixed(folder: Path) -> list[object]:
+    """Return what a run that goes on from the checkpoints of fixed ranks cannot do otherwise."""
+    return [*RECIPE, "--config", folder / "config.json"]
 
 
 def flag(name: str) -> str:
@@ -145,7 +150,7 @@ def test_each_option_reaches_the_keeper_or_is_refused_by_name(name: str, folder:
         assert answer == told()
     else:
         assert isinstance(answer, KeeperOptions), answer
-        usual = {"resume": RECIPE, "accept_change": other_values(folder)["resume"]}
+        usual = {"resume": as_fixed(folder), "accept_change": other_values(folder)["resume"]}
         assert answer != told(*usual.get(name, ()), plan=plan)
 
 

@@ -148,8 +148,8 @@ def _opened(folder: Path) -> tuple[Checkpoint | None, str]:
 
 
 def _give_up(damaged: Mapping[Path, str], resumed: Checkpoint, settings: Settings) -> None:
-    """Say which checkpoints are damaged, and set those aside that lie in the folder of this run, and where it trains on,
-    what it had come to after the step that it goes on from: that would be kept and resumed in place of the new steps.
+    """Say which checkpoints are damaged, and set those aside that lie in the folder of this run, and where it trains
+    on, what it had come to after the step that it goes on from: that would be kept and resumed in place of new steps.
     Damaged ones are left until an older one is found whole: so it is them, and not the way to all of them."""
     for folder, problem in damaged.items():
         kept = _set_aside(folder, DAMAGED) if folder.parent.resolve() == settings.out.resolve() else ""

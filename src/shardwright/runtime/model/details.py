@@ -24,7 +24,7 @@ USUAL_EPSILON = dict.fromkeys(
 ) | {"bert": 1e-12, "glm": 1.5625e-7, "glm4": 1.5625e-7, "helium": 1e-8}  # fmt: skip
 ROTARY_KINDS = ("default", "linear", "llama3", "yarn", "longrope")  # scalings that `rotary` computes
 FIXED_EPSILONS = {"olmo": 1e-5, "opt": 1e-5, "biogpt": 1e-5}  # whatever the config says
-# What a config may say otherwise than the plan: what is taken from it, sources and counts, and how transformers computes.
+# What a config may say otherwise than the plan: what is taken from it, sources, counts, and how transformers computes.
 OF_CONFIG = (
     "norm_epsilon", "rotary_scaling", "name", "family", "max_position", "dropout", "mtp_layers",
     "extra_parameters", "layer_vocab", "norm_form", "fused_qkv", "particular", "tower", "audio", "guesses", "assumed",
