@@ -204,8 +204,8 @@ def test_a_run_that_goes_on_elsewhere_is_not_mixed_with_what_is_there(
 def test_a_run_does_not_go_on_with_another_epsilon(folder: Path, tmp_path: Path, trained: Path) -> None:
     config = config_of_model(MODEL)
     (tmp_path / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.25}))
-    told = [*arguments(folder, tmp_path / "out", 6), "--resume", trained, "--config", tmp_path / "config.json"]
-    done = run_alone(folder / "single.json", *told)
+    more = ["--resume", trained, "--config", tmp_path / "config.json"]
+    done = run_alone(folder / "single.json", *arguments(folder, tmp_path / "out", 6), *more)
     assert done.returncode == 2
     assert "was written with config norm_epsilon 1e-06, this run has norm_epsilon 0.25" in done.stderr
     assert "go on with the --config or --weights that it was written with" in done.stderr

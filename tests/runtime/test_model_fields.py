@@ -278,8 +278,8 @@ def test_what_is_computed_makes_another_loss() -> None:
 def test_a_config_that_computes_otherwise_than_the_plan_is_refused_by_the_field() -> None:
     """Sizes that weights do not show too: windows, experts of a token, heads that are half as many and twice as wide."""
     for name, (change, model) in COMPUTED.items():
-        told = [part for part, _, _ in differences(change(model), model)]
-        assert bool(told) != (name in OF_CONFIG or name.startswith("RotaryScaling.")), (name, told)
+        others = [part for part, _, _ in differences(change(model), model)]
+        assert bool(others) != (name in OF_CONFIG or name.startswith("RotaryScaling.")), (name, others)
     config = config_of_model(DENSE)
     assert details_of(DENSE, config).norm_epsilon == details_of(DENSE, None).norm_epsilon
     for change, words in (

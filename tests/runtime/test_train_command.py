@@ -43,7 +43,7 @@ def test_numbers_that_would_spoil_a_run_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("arguments", "words"),
     [
         (["--seed", -1], "--seed: -1 is below 0"),
         (["--seed", 2**63], "--seed: 9.22337e+18 is not below 2^63"),
@@ -69,27 +69,27 @@ def test_numbers_that_would_spoil_a_run_are_refused(folder: Path) -> None:
     ],
 )
 def test_options_that_would_do_nothing_or_something_else_are_refused(
-    folder: Path, told: list[object], words: str
+    folder: Path, arguments: list[object], words: str
 ) -> None:
-    data = () if "--data" in told else ("--data", folder / "c.bin")
-    more = ["train", folder / "single.json", *data, "--device", "cpu", *told]
+    data = () if "--data" in arguments else ("--data", folder / "c.bin")
+    more = ["train", folder / "single.json", *data, "--device", "cpu", *arguments]
     assert words in refused(run_here(list(map(str, more))))
 
 
 def test_a_folder_of_weights_that_would_not_be_opened_is_refused_before_the_run(folder: Path, tmp_path: Path) -> None:
     """Transformers opens a single file before it looks for an index."""
     (tmp_path / "model.safetensors").touch()
-    told = ["train", folder / "single.json", "--data", folder / "c.bin", "--device", "cpu", "--save-weights"]
-    assert "which transformers would open in place of" in refused(run_here([*map(str, told), str(tmp_path)]))
+    arguments = ["train", folder / "single.json", "--data", folder / "c.bin", "--device", "cpu", "--save-weights"]
+    assert "which transformers would open in place of" in refused(run_here([*map(str, arguments), str(tmp_path)]))
     for path in (tmp_path / "model.safetensors", tmp_path / "model.safetensors" / "below"):
-        assert "is no folder that can be written to" in refused(run_here([*map(str, told), str(path)]))
+        assert "is no folder that can be written to" in refused(run_here([*map(str, arguments), str(path)]))
 
 
 def test_held_out_tokens_of_another_tokenizer_are_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "e.bin").write_bytes((folder / "c.bin").read_bytes())
     header = json.loads((folder / "c.json").read_text())
     (tmp_path / "e.json").write_text(json.dumps(header | {"tokenizer": "another"}))
-    told = [
+    arguments = [
         "train",
         folder / "single.json",
         "--data",
@@ -99,10 +99,10 @@ def test_held_out_tokens_of_another_tokenizer_are_refused(folder: Path, tmp_path
         "--eval-data",
         tmp_path / "e.bin",
     ]
-    assert "has tokens of another" in refused(run_here(list(map(str, told))))
+    assert "has tokens of another" in refused(run_here(list(map(str, arguments))))
     (tmp_path / "e.json").write_text(json.dumps(header | {"end": "two"}))
-    assert "e.json: is no header of a token file" in refused(run_here(list(map(str, told))))
-    assert "c.json: is the name of a header" in refused(run_here(list(map(str, [*told[:3], folder / "c.json"]))))
+    assert "e.json: is no header of a token file" in refused(run_here(list(map(str, arguments))))
+    assert "c.json: is the name of a header" in refused(run_here(list(map(str, [*arguments[:3], folder / "c.json"]))))
 
 
 def test_options_that_say_nothing_without_another_are_refused(folder: Path) -> None:

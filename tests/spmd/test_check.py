@@ -186,8 +186,8 @@ class Noisy(Two):
 )
 def test_dropout_inside_pytorch_s_own_functions_is_drawn_by_position(build: Callable[[], nn.Module]) -> None:
     task = Task(build=build, batch={"x": torch.randn(10, 4, 6)}, loss=loss)
-    found = synthesize.synthesize(task.skeleton(), task.batch, loss, load_cluster("1x1x4090"), efficiency=SLOW)
-    require_equal(found, task)
+    program = synthesize.synthesize(task.skeleton(), task.batch, loss, load_cluster("1x1x4090"), efficiency=SLOW)
+    require_equal(program, task)
     module = task.module()
     first, second, other = (eager(module, task.batch, loss, seed)["loss"] for seed in (0, 0, 1))
     assert torch.equal(first, second) and not torch.equal(first, other)

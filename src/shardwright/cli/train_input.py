@@ -215,10 +215,10 @@ def require_in_range(numbers: Mapping[str, Any]) -> None:
 def with_falling_rate(recipe: Recipe, given: Set[str]) -> Recipe:
     """Return a recipe. Raises SpecError for options among those `given` that say how the rate falls where it never
     does, or ends to before it begins."""
-    told = [name for name in ("schedule", "final_fraction", "decay_from") if name in given]
-    if told and not recipe.decay_steps:
+    idle = [name for name in ("schedule", "final_fraction", "decay_from") if name in given]
+    if idle and not recipe.decay_steps:
         raise bad(
-            _flag(told[0]),
+            _flag(idle[0]),
             "says nothing without --decay: the rate never falls",
             "add --decay N, the step of the lowest",
         )

@@ -74,8 +74,8 @@ def differences(given: object, planned: object, path: str = "") -> Iterator[tupl
             yield "the number of layers", len(given), len(planned)
             return
         pairs = enumerate(zip(given, planned, strict=True))
-        found = ([*differences(*pair, f"{path}[{number}]")] for number, pair in pairs if pair[0] != pair[1])
-        yield from next(filter(None, found), [])
+        of_layers = ([*differences(*pair, f"{path}[{number}]")] for number, pair in pairs if pair[0] != pair[1])
+        yield from next(filter(None, of_layers), [])
     elif is_dataclass(given) and type(given) is type(planned):
         for name in (item.name for item in fields(given)):
             place = f"{path}.{name}".lstrip(".")
