@@ -64,6 +64,29 @@ def hybrid(random: Random) -> Model:
     return replace(tiny_model(1, tied=random.random() < 0.4), layers=tuple(blocks))
 
 
+def odd(random: Random) -> Model:
+    """A model whose heads, widths and experts three divides, with heads of a width of their own: degrees of three, and of
+    two beside three, are legal."""
+    heads, kv_heads = random.choice(((6, 6), (6, 3), (6, 1), (12, 3), (3, 1)))
+    model = tiny_model(
+        random.randint(1, 4),
+        family=random.choice(("llama", "qwen2", "qwen3")),
+        tied=random.random() < 0.4,
+        experts=random.choice((0, 0, 3, 6, 9)),
+        shared=random.random() < 0.4,
+        vocab=random.choice((59, 61, 67)),
+        heads=heads,
+        kv_heads=kv_heads,
+    )
+    attention = replace(
+        model.layers[0].self_attention, head_dim=(width := random.choice((2, 4, 6))), value_head_dim=width
+    )
+    layers = [replace(kind, attention=attention) for kind in model.layers]
+    shared = [kind.moe and replace(kind.moe, shared_width=kind.moe.shared_width * 3) for kind in layers]
+    layers = [replace(kind, moe=moe) for kind, moe in zip(layers, shared, strict=True)]
+    return replace(model, layers=tuple(layers))
+
+
 def _pipelines(random: Random, count: int, model_of: Drawn) -> Plan:
     model, virtual = model_of(random), random.choice((1, 1, 1, 2, 2, 3))
     replicas = [_replica(random, model, virtual, MOST_GPUS // count) for _ in range(count)]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from tests.nightly import nightly
-from tests.runtime.random_plans import MOST_GPUS, drawn, hybrid
+from tests.runtime.random_plans import MOST_GPUS, Drawn, drawn, hybrid, odd
 from tests.runtime.trained_plans import case_of, require_like_one_process, runnable
 from tests.runtime.workers import run_cases
 
@@ -24,6 +24,8 @@ LEGAL, TRAINABLE = 1_401, 1_297
 SAMPLE = (24, 56, 72, 82, 87, 108)
 # Zero bubble over Mamba-1, lightning attention and the delta rule, and uneven FSDP.
 HYBRIDS = (14, 31)
+# Tensor parallelism 2 beside 3 with virtual stages, and 1, 2 and 3 under a sharded optimizer.
+ODD = (140, 287)
 
 
 @pytest.mark.parametrize("seeds", [SAMPLE, *nightly(range(i, i + TOGETHER) for i in range(0, PLANS, TOGETHER))])
@@ -36,13 +38,22 @@ def test_training_under_random_plans_equals_that_of_one_process(seeds: Sequence[
         require_like_one_process(seed, drawn(seed), outcomes[str(seed)])
 
 
-@pytest.mark.parametrize("seeds", [HYBRIDS, *nightly(range(i, i + TOGETHER) for i in range(0, 400, TOGETHER))])
-def test_training_hybrids_under_random_plans_equals_that_of_one_process(seeds: Sequence[int]) -> None:
-    legal = [seed for seed in seeds if runnable(drawn(seed, hybrid))]
-    assert seeds is not HYBRIDS or legal == list(HYBRIDS)
-    outcomes = run_cases([case_of(seed, drawn(seed, hybrid)) for seed in legal], MOST_GPUS)
+@pytest.mark.parametrize(
+    ("model_of", "seeds"),
+    [
+        (hybrid, HYBRIDS),
+        (odd, ODD),
+        *nightly((kind, range(i, i + TOGETHER)) for kind in (hybrid, odd) for i in range(0, 400, TOGETHER)),
+    ],
+)
+def test_training_other_models_under_random_plans_equals_that_of_one_process(
+    model_of: Drawn, seeds: Sequence[int]
+) -> None:
+    legal = [seed for seed in seeds if runnable(drawn(seed, model_of))]
+    assert seeds not in (HYBRIDS, ODD) or legal == list(seeds)
+    outcomes = run_cases([case_of(seed, drawn(seed, model_of)) for seed in legal], MOST_GPUS)
     for seed in legal:
-        require_like_one_process(seed, drawn(seed, hybrid), outcomes[str(seed)])
+        require_like_one_process(seed, drawn(seed, model_of), outcomes[str(seed)])
 
 
 def test_no_fewer_plans_are_legal_than_there_were() -> None:
