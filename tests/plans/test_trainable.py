@@ -39,7 +39,7 @@ REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         "overlap.tensor_parallel",
     ),
     "Plan.flash_attention": (lambda plan: replace(plan, flash_attention=False), "flash_attention"),
-    "Job.adapter": (with_job(adapter=Adapter(frozen="nf4")), "job.adapter"),
+    "Job.adapter": (with_job(adapter=Adapter(frozen="int8")), "job.adapter"),
     "Job.fp8_storage": (with_job(fp8_storage=True), "job.fp8_storage"),
     "Job.fp8_recipe": (with_job(precision="fp8", fp8_recipe="blockwise"), "job.fp8_recipe"),
     "Job.fused_loss": (with_job(fused_loss=True), "job.fused_loss"),

@@ -69,7 +69,18 @@ def _of_fsdp(draw: random.Random) -> tuple[Model, str, int, int, int, Mapping[st
 
 def of_train(seed: int) -> Plan:
     """Return a plan of `train` of any degrees on eight GPUs."""
+    return _of_train(random.Random(seed))
+
+
+def of_adapters(seed: int) -> Plan:
+    """Return one of adapters beside frozen weights, in 16 bits or four."""
     draw = random.Random(seed)
+    form, rank = draw.choice(("lora", "dora", "qlora", "qdora")), draw.choice((8, 16, 64))
+    targets = draw.choice((None, None, "attention", "q_proj+v_proj", "gate_proj+down_proj"))
+    return _of_train(draw, parse_adapter(f"{form}:{rank}", targets))
+
+
+def _of_train(draw: random.Random, adapter: Adapter | None = None) -> Plan:
     tp, pp = draw.choice(((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4), (2, 4)))
     micro_batch, length = draw.choice((1, 1, 2)), draw.choice((1024, 2048, 4096))
     model = _model(draw, 4, 8) if pp == 1 else _model(draw, 8, 8)
@@ -79,7 +90,8 @@ def of_train(seed: int) -> Plan:
         "tp": tp, "cp": 1, "pp": pp, "dp": dp, "micro_batch": micro_batch, "offload": 0,
         "sharding": sharding if dp > 1 else "none", "recompute": draw.choice((*RECOMPUTE, "selective")),
     }  # fmt: skip
-    return best_plan(model, "train", 8, length, dp * micro_batch * pp * draw.choice((1, 2)), pins)
+    batch = dp * micro_batch * pp * draw.choice((1, 2))
+    return best_plan(model, "train", 8, length, batch, pins, adapter=adapter)
 
 
 def of_megatron(seed: int) -> Plan:
@@ -146,7 +158,7 @@ def modules_of(model: Model) -> list[str]:
 
 
 DRAWS: Mapping[str, Callable[[int], Plan]] = {
-    "fsdp": of_fsdp, "few bits": of_few_bits, "train": of_train, "megatron": of_megatron,
+    "fsdp": of_fsdp, "few bits": of_few_bits, "train": of_train, "adapters": of_adapters, "megatron": of_megatron,
 }  # fmt: skip
 NEEDS = {"fsdp": ("transformers", "peft"), "few bits": ("transformers", "peft", "bitsandbytes", "torchao")}
 PYTHONS = {"megatron": os.environ.get("SHARDWRIGHT_MEGATRON_PYTHON") or None}  # environments of their own

@@ -13,7 +13,7 @@ import torch
 from tests.runtime.samples import tokens_of
 
 from shardwright import Model, Plan
-from shardwright.runtime.model.initial import beside, seeded
+from shardwright.runtime.model.initial import as_kept, beside, seeded
 from shardwright.runtime.model.parameters import ModelParameter, trained_parameters
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.storage.weights import open_adapters, save_adapters, save_weights, write_config, write_index
@@ -43,13 +43,16 @@ def write_base(folder: Path, model: Model, seed: int) -> None:
     write_config(folder, model, None, torch.float32)
 
 
-def peft_model(base: Path, adapters: Path) -> Any:
-    """Return a model of transformers with the adapters of a folder, which are trained."""
+def peft_model(base: Path, adapters: Path, *, nf4: bool = False) -> Any:
+    """Return a model of transformers with the adapters of a folder, which are trained, beside weights that bitsandbytes
+    keeps in `nf4`."""
     import peft
     import transformers
 
     transformers.logging.set_verbosity_error()
-    model = transformers.AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
+    settings = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.float32}
+    quantised = {"quantization_config": transformers.BitsAndBytesConfig(**settings)} if nf4 else {}
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager", **quantised)
     with warnings.catch_warnings():  # PEFT 0.21 asks for what transformers 5 deprecates
         warnings.simplefilter("ignore", FutureWarning)
         return peft.PeftModel.from_pretrained(model, adapters, is_trainable=True)
@@ -60,10 +63,10 @@ def trained_by_peft(plan: Plan, recipe: Recipe, steps: int, seed: int, folder: P
     adapter, job = plan.job.adapter, plan.job
     assert adapter is not None
     write_base(folder / "base", plan.model, seed)
-    initial = beside(seeded(plan.model, seed), seed)
+    initial = beside(as_kept(seeded(plan.model, seed), adapter), seed)
     values = {part.name: initial(part) for part in adapter_parts(plan)}
     save_adapters(folder / "adapters", plan.model, adapter, values.__getitem__, str(folder / "base"))
-    model = peft_model(folder / "base", folder / "adapters")
+    model = peft_model(folder / "base", folder / "adapters", nf4=adapter.frozen == "nf4")
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     assert sum(weight.numel() for weight in weights) == sum(value.numel() for value in values.values())
     optimizer = optimizer_of(weights, recipe)

@@ -12,7 +12,7 @@ from shardwright.plans.plan import Plan, Recompute
 from shardwright.runtime.model.attention import documents_of
 from shardwright.runtime.model.chunk import Chunk, forward, table_of
 from shardwright.runtime.model.details import Details
-from shardwright.runtime.model.initial import beside, initial_values
+from shardwright.runtime.model.initial import as_kept, beside, seeded
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.parameters import trained_parameters, unit_parameters
 from shardwright.runtime.state.recipe import Recipe
@@ -57,7 +57,9 @@ def _run(
     details: Details, end: int | None,
 ) -> Reference:  # fmt: skip
     units = range(len(model.layers) + 2)
-    initial = beside(lambda parameter: initial_values(parameter, seed), seed)
+    initial = seeded(model, seed)
+    if adapter is not None:
+        initial = beside(as_kept(initial, adapter), seed)
     parameters = [p for unit in units for p in trained_parameters(model, adapter, unit, model.vocab)]
     weights = {p.name: torch.nn.Parameter(initial(p)) for p in parameters}
     frozen = (

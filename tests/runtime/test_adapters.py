@@ -23,6 +23,7 @@ from tests.runtime.workers import Case, Outcome, run_cases
 
 from shardwright import Model, check, make_job
 from shardwright.errors import Problem, SpecError
+from shardwright.plans.cuts import misfits
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Schedule
 from shardwright.plans.trainable import TOGETHER, untrainable_adapters
 from shardwright.runtime.layout.limits import unrunnable
@@ -32,13 +33,38 @@ from shardwright.runtime.model.parameters import TARGETS, trained_parameters
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.storage.weights import from_folder, open_adapters, save_adapters
 from shardwright.spec.adapter import SHORT, adapter_parameters, parse_adapter
+from shardwright.spec.layer import Layer, interned
+from shardwright.spec.mixers import Mamba
 from shardwright.spec.read.huggingface import model_of_config
 
 SMALL = replace(tiny_model(3), norm_epsilon=1e-5)
 TIED = replace(tiny_model(4, family="qwen3", tied=True), norm_epsilon=1e-5)
 BIASED = replace(tiny_model(3, family="qwen2"), norm_epsilon=1e-5)
 UNIFORM = Recompute(granularity="full", method="uniform", layers=2)
+ALL = replace(UNIFORM, layers=1)
+UNCLIPPED = replace(ADAM, clip=0.0)  # gradients in their buffers are clipped ones
+MAMBA = Layer(attention=None, mlp=SMALL.layers[0].mlp, moe=None, mixer=Mamba(inner=24, state=5, rank=3, width=4))
 UNEQUAL = (replica(stage((0, 1), tp=2), stage((1, 3)), micro_batches=3), replica(stage((0, 3)), micro_batches=2))
+
+
+def widened(model: Model, times: int) -> Model:
+    """Return a model so many times as wide, with as many heads and experts."""
+
+    def wider(layer: Layer) -> Layer:
+        attention, mlp, moe = layer.self_attention, layer.mlp, layer.moe
+        return replace(
+            layer,
+            attention=replace(
+                attention, head_dim=times * attention.head_dim, value_head_dim=times * attention.value_head_dim
+            ),
+            mlp=mlp and replace(mlp, width=times * mlp.width),
+            moe=moe and replace(moe, shared_width=times * moe.shared_width),
+        )
+
+    return replace(model, hidden=times * model.hidden, layers=interned([wider(layer) for layer in model.layers]))
+
+
+WIDE = widened(SMALL, 8)
 
 
 def adapted(plan: Plan, text: str = "lora:4", targets: str | None = None) -> Plan:
@@ -108,6 +134,34 @@ PLANS: dict[str, tuple[Plan, Recipe]] = {
         ),
         ADAM,
     ),
+    "4 bits": (adapted(plan_of(WIDE, replica(stage((0, 3)), micro_batches=2)), "qlora:4"), UNCLIPPED),
+    "4 bits, unequal replicas, zero1, dora": (
+        adapted(plan_of(WIDE, *UNEQUAL, sharding="zero1"), "qdora:3"),
+        replace(SGD, clip=0.0),
+    ),
+    "4 bits, zero3, tp 2, sequence parallel": (
+        adapted(
+            plan_of(
+                WIDE, replica(stage((0, 3), tp=2), count=2, micro_batches=2), sequence_parallel=True, sharding="zero3"
+            ),
+            "qlora:4",
+        ),
+        UNCLIPPED,
+    ),
+    "4 bits, tp 2, stages": (
+        adapted(plan_of(WIDE, replica(stage((0, 1), tp=2), stage((1, 3), tp=2), micro_batches=3)), "qlora:4"),
+        UNCLIPPED,
+    ),
+    "4 bits, uneven FSDP, recomputed": (
+        layered(
+            adapted(
+                plan_of(WIDE, *(replica(stage((0, 3), recompute=ALL), micro_batches=m) for m in (3, 1))), "qlora:4"
+            ),
+            3,
+            1,
+        ),
+        replace(SGD, clip=0.0),
+    ),
     "cp 2": (adapted(plan_of(SMALL, replica(stage((0, 3), cp=2), micro_batches=2))), ADAM),
 }
 RELAY = {
@@ -131,8 +185,9 @@ def require_close(found: torch.Tensor, expected: torch.Tensor, name: str, roundi
 
 @pytest.mark.parametrize("name", PLANS)
 def test_adapters_are_those_that_peft_trains(name: str, outcomes: dict[str, Outcome], tmp_path: Path) -> None:
-    pytest.importorskip("peft", reason="peft is not installed")
     plan, recipe = PLANS[name]
+    for library in ("peft", *(["bitsandbytes"] if plan.job.nf4 else [])):
+        pytest.importorskip(library, reason=f"{library} is not installed")
     assert check(plan) == () and unrunnable(plan) == ()
     found, expected = outcomes[name], trained_by_peft(plan, recipe, STEPS, 7, tmp_path)
     assert found.losses == pytest.approx(expected.losses, rel=1e-5)
@@ -202,7 +257,10 @@ def test_what_is_not_trained_is_refused_by_name() -> None:
     mixture = plan_of(tiny_model(3, experts=4), replica(stage((0, 3)), micro_batches=1))
     fused = plan_of(tiny_model(3, family="gpt2"), replica(stage((0, 3)), micro_batches=1))
     said = {
-        "frozen weights in 4 bits": adapted(plan, "qlora:4"),
+        "32 of the hidden size, no multiple of 64": adapted(plan, "qlora:4"),
+        "beside layers without attention": adapted(
+            replace(plan, model=replace(SMALL, layers=(MAMBA,) * 3)), "qlora:4", "down_proj"
+        ),
         "frozen weights in 8 bits": adapted(plan, "lora8bit:4"),
         "routed experts": adapted(mixture, targets="all"),
         "q_proj, k_proj, v_proj of gpt2 are one matrix": adapted(fused),
@@ -223,7 +281,7 @@ def test_matrices_that_are_together_in_files_are_those_of_the_names() -> None:
 
 
 ALONE = ("alone", "turned")
-TEXTS = ("lora:4", "dora:4", "lora:1", "dora:3")
+TEXTS = ("lora:4", "dora:4", "lora:1", "dora:3", "qlora:4", "qdora:3")
 WHERE = (None, None, "attention", "q_proj+v_proj", "down_proj+o_proj", "gate_proj+up_proj", "k_proj")
 NIGHT, TOGETHER_RUN = 600, 60
 # Uneven FSDP (72), context parallelism (56), experts over unequal ranks (30, 56).
@@ -234,8 +292,11 @@ def drawn_with_adapters(seed: int) -> Plan | None:
     """Return a random plan of adapters, None where it is not legal."""
     plan, random = drawn(seed), Random(seed)
     plan = adapted(plan, random.choice(TEXTS), random.choice(WHERE))
+    if plan.job.nf4:
+        plan = replace(plan, model=widened(plan.model, 16))
     known = replace(plan.model, family="llama")
-    return plan if runnable(drawn(seed)) and not list(untrainable_adapters(known, plan.job)) else None
+    fits = runnable(drawn(seed)) and not plan.schedule.weights_apart and not misfits(plan, "train")
+    return plan if fits and not list(untrainable_adapters(known, plan.job)) else None
 
 
 @pytest.mark.parametrize("seeds", [SAMPLE, *nightly(range(i, i + TOGETHER_RUN) for i in range(0, NIGHT, TOGETHER_RUN))])

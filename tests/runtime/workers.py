@@ -25,7 +25,7 @@ from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.blocks import layer_forward
 from shardwright.runtime.model.details import Details
-from shardwright.runtime.model.initial import Initial, beside, seeded
+from shardwright.runtime.model.initial import Initial, as_kept, beside, seeded
 from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.state import buckets
 from shardwright.runtime.state.blocks import Blocks
@@ -216,9 +216,9 @@ def run_case(case: Case, rank: int, folder: Path) -> dict[str, Any]:
 
 def initial_of(case: Case) -> Initial | None:
     """Return the weights of a case: what a checkpoint sets is left out, frozen weights are not in it."""
-    model = seeded(case.plan.model, case.seed)
-    if case.plan.job.adapters:
-        return beside(model, case.seed)
+    model, adapter = seeded(case.plan.model, case.seed), case.plan.job.adapter
+    if adapter is not None:
+        return beside(as_kept(model, adapter), case.seed)
     return None if case.load else model
 
 

@@ -2,8 +2,8 @@
 one answer for search, check and exporters.
 
 Tensor cores read rows that begin at multiples of 16 bytes: of matrices in fp8, and in any precision those of experts,
-whose products `train` groups. Transformer Engine's products in fp8 take rows in eights and columns in sixteens, both in
-32s in mxfp8.
+whose products `train` groups; in NF4 a block is 64 columns. Transformer Engine's products in fp8 take rows in eights
+and columns in sixteens, both in 32s in mxfp8.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from shardwright.arrays import Bools, Ints
 from shardwright.plans.plan import Plan
 from shardwright.records import record
+from shardwright.spec.adapter import NF4_BLOCK
 from shardwright.spec.catalog.frameworks import MEGATRON, OWN
 from shardwright.spec.job import Job
 from shardwright.spec.layer import Layer
@@ -40,7 +41,7 @@ class Cut:
 @record(kw_only=False)
 class Part:
     """Of what a rank has how much, `sizes` [N] or a number, under a cut; `whole` is what all ranks have together, and
-    a trainer takes whole multiples of `multiple`. `of` says what they are sizes of: fp8, experts or tokens."""
+    a trainer takes whole multiples of `multiple`. `of` says what they are sizes of: fp8, nf4, experts or tokens."""
 
     of: str
     what: str
@@ -108,6 +109,9 @@ def _of_train(model: Model, job: Job, cut: Cut) -> Iterator[Part]:
     for moe in (kind.moe for kind in model.kinds if kind.moe):
         outside: Size = ("the width of the experts' tokens", moe.latent, 1) if moe.latent else hidden
         yield from _parts("experts", (outside, ("the experts' width", moe.expert_width, cut.etp)), multiple)
+    if job.nf4:
+        for kind in model.kinds:
+            yield from _parts("nf4", _inputs(kind, model.hidden, cut.tp), NF4_BLOCK)
     if job.precision == "fp8":
         yield from _parts("fp8", (hidden, ("a sequence", job.seq_len, cut.cp)), WHOLE_ROW_BYTES)
         for kind in model.kinds:
@@ -131,6 +135,18 @@ def _matrices(kind: Layer, hidden: int, tp: Numbers) -> Iterator[Size]:
             yield "the latent queries", attention.latent.query_rank or 0, 1
     for product in kind.mixer.work(hidden).products if kind.mixer is not None else ():
         yield "what a mixer takes", product.outputs if product.cut == "columns" else product.inputs, tp
+    yield "the feed-forward width", kind.mlp.width if kind.mlp else 0, tp
+    yield "the shared experts' width", kind.moe.shared_width if kind.moe else 0, tp
+
+
+def _inputs(kind: Layer, hidden: int, tp: Numbers) -> Iterator[Size]:
+    """Yield what the matrices of a layer beside its experts have of columns, and by what these are cut."""
+    yield "the hidden size", hidden, 1
+    if kind.attention is not None:
+        yield "the output of attention", kind.attention.out_width, tp
+        if kind.attention.latent is not None:
+            yield "the latent keys", kind.attention.latent.kv_rank, 1
+            yield "the latent queries", kind.attention.latent.query_rank or 0, 1
     yield "the feed-forward width", kind.mlp.width if kind.mlp else 0, tp
     yield "the shared experts' width", kind.moe.shared_width if kind.moe else 0, tp
 

@@ -102,7 +102,10 @@ def _degrees(plan: Plan) -> Iterator[Problem]:
 
 
 def _sizes(plan: Plan) -> Iterator[Problem]:
-    hints = {"experts": "use other degrees", "fp8": "use bf16, or other degrees"}
+    hints = {
+        "experts": "use other degrees", "fp8": "use bf16, or other degrees",
+        "nf4": "use other degrees, or an adapter beside weights in 16 bits",
+    }  # fmt: skip
     for of, what, size, multiple in misfits(plan, OWN):
         message = f"{of} cannot be run: a rank has {size} of {what}, no multiple of {multiple}"
         yield Problem("model", message, hints[of])
@@ -151,10 +154,13 @@ def untrainable_adapters(model: Model, job: Job) -> Iterator[Problem]:
     adapter = job.adapter
     if adapter is None:
         return
-    if adapter.quantised:
-        bits = 4 if adapter.frozen == "nf4" else 8
-        hint = f"use {'dora' if adapter.dora else 'lora'}:{adapter.rank}, or `framework=fsdp`, whose trainers run it"
-        yield Problem("job.adapter", f"{adapter.name} with frozen weights in {bits} bits cannot be run", hint)
+    plain = f"{'dora' if adapter.dora else 'lora'}:{adapter.rank}"
+    if adapter.frozen == "int8":
+        hint = f"use q{plain} or {plain}, or `framework=fsdp`, whose trainers run it"
+        yield Problem("job.adapter", f"{adapter.name} with frozen weights in 8 bits cannot be run", hint)
+    if adapter.frozen == "nf4" and any(kind.mixer for kind in model.kinds):
+        message = f"{adapter.name} cannot be run beside layers without attention"
+        yield Problem("job.adapter", message, f"use {plain}, or `framework=fsdp`, whose trainers run it")
     if not any(adapted(model, kind, adapter) for kind in model.kinds):
         yield Problem("job.adapter.targets", "are no matrix of the model", f"one of {', '.join(TARGETS)}")
     together = [target for target in TOGETHER.get(model.family, ()) if target in adapter.targets]

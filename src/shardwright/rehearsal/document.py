@@ -313,6 +313,7 @@ def _data_parallel_parameters(plan: Plan, place: Place, memory: StageMemory) -> 
 
 def _held(plan: Plan, place: Place, memory: StageMemory) -> float:
     """Return the parameters of a rank before they are sharded over data-parallel ranks."""
-    if plan.optimizer.sharding not in ("zero2", "zero3"):
+    quantised = plan.job.adapter is not None and plan.job.adapter.quantised
+    if plan.optimizer.sharding not in ("zero2", "zero3") and not quantised:
         return memory.weights_bytes / weight_bytes(plan.job)
     return plan.model.parameters / place.tensor_parallel / place.depth

@@ -30,12 +30,15 @@ FORMS: dict[str, tuple[bool, Frozen]] = {  # by the name that a user writes: whe
 }  # fmt: skip
 USUAL_RANK = 16
 MOST_RANK = 4096
+NF4_BLOCK, NF4_SCALE_BYTES = 64, 4  # weights with one scale, and its bytes before it is quantised itself
+NF4_WIDENED = 1 << 22  # weights that `train` makes wide at a time, through their numbers in fp32
 # Bits of a frozen weight: four with a scale of eight bits for each 64 of them and one in fp32 for each 256 of these
 # scales (arXiv 2305.14314 §3); eight with a scale in fp32 for each row, which is nothing.
 NF4_SCALES = (8.0 / 64 + 32.0 / (64 * 256)) / 8.0
 FROZEN_BYTES: dict[Frozen, float] = {"16-bit": 2.0, "nf4": 0.5 + NF4_SCALES, "int8": 1.0}
 # Of these, what no trainer shards: it stands beside the parameter (bitsandbytes/functional.py 0.50: QuantState).
 WHOLE_BYTES: dict[Frozen, float] = {"16-bit": 0.0, "nf4": NF4_SCALES, "int8": 0.0}
+BLOCK_BYTES = 0.5 + NF4_SCALE_BYTES / NF4_BLOCK  # where a scale stays in fp32, and is cut with its block
 
 
 @record

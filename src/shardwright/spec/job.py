@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Literal, cast, get_args
 
 from shardwright.records import record
-from shardwright.spec.adapter import Adapter
-from shardwright.spec.catalog.frameworks import framework_rows
+from shardwright.spec.adapter import BLOCK_BYTES, FROZEN_BYTES, WHOLE_BYTES, Adapter
+from shardwright.spec.catalog.frameworks import framework_has, framework_rows
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.options import DEFAULTS, Dispatcher, Options
 
@@ -95,6 +95,19 @@ class Job:
     def int8(self) -> bool:
         """Whether frozen weights of layers are kept in eight bits."""
         return self.adapter is not None and self.adapter.frozen == "int8"
+
+    @property
+    def nf4_blocks(self) -> bool:
+        """Whether blocks of those in four bits have scales in fp32 of their own, with which they are cut (`train`)."""
+        return self.nf4 and framework_has(self.framework, "block_scales")
+
+    @property
+    def kept_bytes(self) -> tuple[float, float]:
+        """Bytes of a frozen weight of a layer beside adapters, and those of them that stand whole on every rank."""
+        if self.nf4_blocks:
+            return BLOCK_BYTES, 0.0
+        kept = self.adapter.frozen if self.adapter is not None else "16-bit"
+        return FROZEN_BYTES[kept], WHOLE_BYTES[kept]
 
     @property
     def projection_rank(self) -> int | None:

@@ -31,7 +31,7 @@ from shardwright.cost.compute.operator_table import (
     OperatorTable,
 )
 from shardwright.records import record
-from shardwright.spec.adapter import FROZEN_BYTES, Adapter, Matrix, adapted, matrices
+from shardwright.spec.adapter import Adapter, Matrix, adapted, matrices
 from shardwright.spec.catalog.frameworks import experts_in_fp8, framework_has, framework_rows
 from shardwright.spec.images import taken_of
 from shardwright.spec.job import Job
@@ -430,7 +430,7 @@ def _beside_frozen(model: Model, layer: Layer, adapter: Adapter, shard: Shard, j
             matrix.inputs * matrix.outputs * _copies(matrix, shard) / split_ways(matrix, shard)
             for matrix in matrices(model, layer)
         )
-        yield from memory_bound((FROZEN_BYTES[adapter.frozen] + 2.0) * np.asarray(weights), backward=1.0)
+        yield from memory_bound((job.kept_bytes[0] + 2.0) * np.asarray(weights), backward=1.0)
     for matrix in adapted(model, layer, adapter):
         yield from _low_rank(matrix, layer, adapter, shard, job)
 

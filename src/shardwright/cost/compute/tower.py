@@ -20,7 +20,6 @@ from shardwright.cost.compute.launches import launches
 from shardwright.cost.compute.operator_table import BACKWARD, GEMM, LOOKUP, NORM, Operator
 from shardwright.cost.compute.operators import Shard, layer_operators, linear, memory_bound
 from shardwright.records import record
-from shardwright.spec.adapter import FROZEN_BYTES
 from shardwright.spec.images import encoder_job, patch_rows, stem_products, taken_of
 from shardwright.spec.job import Job
 from shardwright.spec.model import Tower
@@ -131,7 +130,7 @@ def _dequantised(tower: Tower, samples: Shard, job: Job) -> Iterator[Operator]:
     """Yield the dequantisation of a frozen tower whose weights are quantised with those of the decoder."""
     if job.adapter is not None and job.adapter.quantised:
         weights = tower.parameters * np.ones(len(samples.tp))
-        yield from memory_bound((FROZEN_BYTES[job.adapter.frozen] + 2.0) * weights, backward=0.0)
+        yield from memory_bound((job.kept_bytes[0] + 2.0) * weights, backward=0.0)
 
 
 def projector_inputs(tower: Tower, job: Job) -> float:

@@ -31,7 +31,8 @@ from shardwright.cost.memory.kept import (
     routed_tokens,
 )
 from shardwright.cost.memory.sizes import PEFT, SINGLE
-from shardwright.spec.adapter import Matrix, adapted, matrices
+from shardwright.spec.adapter import NF4_WIDENED, Matrix, adapted, matrices
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
 from shardwright.spec.layer import Attention, Layer
 from shardwright.spec.model import Model
@@ -189,12 +190,19 @@ def _widest_projection(model: Model, layer: Layer) -> int:
 
 
 def magnitude_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
-    """Return what the lengths of rows that PEFT's DoRA trains need for their gradients: of each matrix the frozen
-    product and the adapter's (peft/tuners/lora/dora.py 0.21: `DoraLinearLayer.forward`)."""
-    total = np.zeros(len(shard.tp))
+    """Return what the lengths of rows that DoRA trains need for their gradients: in PEFT of each matrix the frozen
+    product and the adapter's (peft/tuners/lora/dora.py 0.21: `DoraLinearLayer.forward`), in `train` of those whose
+    result nothing keeps that (runtime/model/products.py: `_Stretched`)."""
+    total, saved = np.zeros(len(shard.tp)), widths_of(job).saved
     for matrix in _dora_of_peft(model, layer, job):
         cut = shard.tp if matrix.split == "outputs" else 1
-        total = total + 2.0 * widths_of(job).saved * tokens(shard, job) * matrix.copies * matrix.outputs / cut
+        total = total + 2.0 * saved * tokens(shard, job) * matrix.copies * matrix.outputs / cut
+    if job.framework == OWN and job.adapter is not None and job.adapter.dora:
+        rotated = layer.attention is not None and model.position == "rope" and not layer.attention.qk_norm
+        lost = {"o_proj", "down_proj"} | ({"q_proj", "k_proj"} if rotated else set())
+        for matrix in adapted(model, layer, job.adapter):
+            here = tokens(shard, job) / shard.tp if matrix.split == "outputs" else norm_tokens(shard, job)
+            total = total + saved * (matrix.target in lost) * here * matrix.outputs
     return total
 
 
@@ -231,8 +239,10 @@ def dummy_gradient_bytes(model: Model, shard: Shard, job: Job) -> Floats:
 
 def dequantised_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
     """Return the largest matrix of a layer in 16 bits where frozen weights are quantised: matrices are made wider one
-    at a time, experts' one by one (bitsandbytes, autograd/_functions.py: MatMul4Bit, MatMul8bitLt)."""
+    at a time, experts' one by one (bitsandbytes, autograd/_functions.py: MatMul4Bit, MatMul8bitLt). `train` makes some
+    rows wide at a time, through their codes as integers, two in each, and numbers in fp32 (runtime/model/nf4.py)."""
     if job.adapter is None or not job.adapter.quantised:
         return np.zeros(len(shard.tp))
     sizes = [matrix.inputs * matrix.outputs / split_ways(matrix, shard) for matrix in matrices(model, layer)]
-    return np.asarray(2.0 * np.max(np.stack(sizes), axis=0))
+    largest = np.max(np.stack(sizes), axis=0)
+    return np.asarray(2.0 * largest + job.nf4_blocks * (2.0 + SINGLE) * np.minimum(largest, NF4_WIDENED))

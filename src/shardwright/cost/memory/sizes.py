@@ -10,7 +10,6 @@ from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Strategies
 from shardwright.records import record
-from shardwright.spec.adapter import FROZEN_BYTES, WHOLE_BYTES
 from shardwright.spec.images import tower_parameters, trained_parameters
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -92,7 +91,7 @@ def state_bytes(
     whole, shard, opened = weight * total, own_shard * sharded, weight * share * open_at_once
     scales: Array | float = 0.0
     if frozen:
-        part, apiece = 1.0 if job.adapters else 1.0 - share, WHOLE_BYTES[job.adapter.frozen] if job.adapter else 0.0
+        part, apiece = 1.0 if job.adapters else 1.0 - share, job.kept_bytes[1]
         wide = ends + expert * experts_unquantised(job)
         wider, scales = max(weight - frozen, 0.0) * wide, part * apiece * (held - wide)
         gathered = np.maximum(frozen - apiece, weight * (expert > 0.0) * experts_unquantised(job))
@@ -149,13 +148,14 @@ def frozen_bytes(job: Job) -> float:
     if job.trains("language"):
         return 0.0
     quantised = job.adapter is not None and job.adapter.quantised
-    return FROZEN_BYTES[job.adapter.frozen] if job.adapter is not None and quantised else weight_bytes(job)
+    return job.kept_bytes[0] if quantised else weight_bytes(job)
 
 
 def experts_unquantised(job: Job) -> bool:
     """Whether experts stay in 16 bits beside quantised matrices: those of transformers 5 are one parameter, and
-    bitsandbytes takes linear layers alone (github.com/bitsandbytes-foundation/bitsandbytes/issues/1849)."""
-    return job.framework in PEFT and job.adapter is not None and job.adapter.quantised
+    bitsandbytes takes linear layers alone (github.com/bitsandbytes-foundation/bitsandbytes/issues/1849); `train`
+    multiplies by all experts at once."""
+    return job.adapter is not None and job.adapter.quantised
 
 
 def gradient_bytes(job: Job) -> float:

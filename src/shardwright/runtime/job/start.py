@@ -23,7 +23,7 @@ from shardwright.runtime.job.worker import Worker
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.process_groups import ProcessGroups, make_process_groups, with_meeting
 from shardwright.runtime.model.blocks import layer_forward
-from shardwright.runtime.model.initial import Initial, beside, seeded
+from shardwright.runtime.model.initial import Initial, as_kept, beside, seeded
 from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.step.engine import Engine, make_engine
 from shardwright.runtime.step.rehearsal import rehearse
@@ -82,9 +82,12 @@ def initial_of(plan: Plan, settings: Settings) -> Initial:
     initial = seeded(model, settings.seed)
     if settings.weights is not None:
         initial = partial(open_weights(settings.weights).whole, model)
-    if adapter is not None and settings.adapters is not None:
-        return from_folder(initial, open_adapters(settings.adapters, adapter), model)
-    return initial if adapter is None else beside(initial, settings.seed)
+    if adapter is None:
+        return initial
+    frozen = as_kept(initial, adapter)
+    if settings.adapters is not None:
+        return from_folder(frozen, open_adapters(settings.adapters, adapter), model)
+    return beside(frozen, settings.seed)
 
 
 def begin_training(

@@ -9,6 +9,7 @@
 * `context`: context parallelism, and attention under it
 * `products`: products with the matrices of a layer and with adapters beside them, and what they keep
 * `fp8`: the same in 8 bits
+* `nf4`: frozen matrices in 4 bits, and products with them
 * `parallel`: communication inside a stage, with its gradient
 * `lookup`: rows of the embedding, and the gradient of it
 * `loss`: cross-entropy over a split vocabulary

@@ -37,7 +37,7 @@ def inner(
 ) -> torch.Tensor:
     """Return a feed-forward block up to the last bias. `x` has this rank's positions of the tensor group `before`; what
     comes out is summed over that `after`."""
-    parts = ("gate", "up") if "gate.weight" in weights else ("up",)
+    parts = ("gate", "up") if any(name.startswith("gate.") for name in weights) else ("up",)
     projected = entered(x, weights, parts, before, products)
     middle = gated(*projected, activation) if len(projected) == 2 else activation(*projected)
     return left(middle, weights, "down", after, products)

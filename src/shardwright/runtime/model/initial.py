@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 import torch
 
-from shardwright.runtime.model.parameters import ModelParameter
+from shardwright.runtime.model.nf4 import packed, unpacked
+from shardwright.runtime.model.parameters import ModelParameter, target_of
+from shardwright.spec.adapter import Adapter
 from shardwright.spec.model import Model
 
 Initial = Callable[[ModelParameter], torch.Tensor]
@@ -30,6 +32,21 @@ def beside(frozen: Initial, seed: int) -> Initial:
             lengths: torch.Tensor = frozen(parameter.beside).float().norm(dim=1)
             return lengths
         return initial_values(parameter, seed)
+
+    return initial
+
+
+def as_kept(whole: Initial, adapter: Adapter) -> Initial:
+    """Return the values of frozen weights as they are kept beside an adapter: of matrices in NF4 the bytes, and what
+    these stand for."""
+    if adapter.frozen != "nf4":
+        return whole
+
+    def initial(parameter: ModelParameter) -> torch.Tensor:
+        if parameter.of is not None:
+            return packed(whole(parameter.of))
+        value = whole(parameter)
+        return value if target_of(parameter) is None else unpacked(packed(value), value.dtype)
 
     return initial
 

@@ -7,7 +7,8 @@ shards share a piece, and where it is not cut at all, every shard has the whole.
 
 Beside a matrix W [m, n] stand A [r, n] and B [m, r], under DoRA also a length for each of its m rows (`products`).
 Tensor parallelism cuts A and B as it cuts W: where each rank has some rows of W, B has these rows and A is whole on
-every rank; where each has some columns, A has these columns and B is whole.
+every rank; where each has some columns, A has these columns and B is whole. Frozen matrices may be kept as blocks of
+bytes (`nf4`), cut as they are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from functools import cache
 from typing import Literal
 
 from shardwright.records import record
-from shardwright.spec.adapter import Adapter, Target
+from shardwright.spec.adapter import NF4_BLOCK, NF4_SCALE_BYTES, Adapter, Target
 from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, Mixer, ShortConvolution
 from shardwright.spec.model import Model
@@ -45,6 +46,7 @@ TARGETS: Mapping[str, Target] = {
 }
 """By block and matrix of a layer, whose adapter it has; routed experts and routers have none."""
 DOWN, UP, LENGTHS = "lora_a", "lora_b", "lengths"
+PACKED = "packed"
 
 
 @record
@@ -57,7 +59,7 @@ class ModelParameter:
     over which ranks of a stage its gradient is a sum: none; those of the tensor-parallel group under sequence
     parallelism ("sequence") or always ("tensor"); those with the same key-value heads ("copies"). `expert` is the
     number of the expert that it belongs to. A part of an adapter is `beside` a frozen matrix, and may start with the
-    "row lengths" of that.
+    "row lengths" of that. Blocks of bytes stand for the frozen matrix that they are `of`.
     """
 
     name: str
@@ -69,6 +71,7 @@ class ModelParameter:
     summed: Summed = ""
     expert: int | None = None
     beside: ModelParameter | None = None
+    of: ModelParameter | None = None
 
     @property
     def decayed(self) -> bool:
@@ -439,7 +442,19 @@ def trained_parameters(model: Model, adapter: Adapter | None, unit: int, vocabul
 
 def frozen_parameters(model: Model, adapter: Adapter | None, unit: int, vocabulary: int) -> tuple[ModelParameter, ...]:
     """Return the parameters of a unit that are not trained: none, or those of the model beside its adapters."""
-    return () if adapter is None else unit_parameters(model, unit, vocabulary)
+    if adapter is None:
+        return ()
+    parameters = unit_parameters(model, unit, vocabulary)
+    return tuple(map(_in_bytes, parameters)) if adapter.frozen == "nf4" else parameters
+
+
+def _in_bytes(parameter: ModelParameter) -> ModelParameter:
+    """Return a matrix of a layer as blocks of bytes, other parameters as they are."""
+    if target_of(parameter) is None:
+        return parameter
+    name, (outputs, inputs) = parameter.name.removesuffix(".weight"), parameter.shape
+    shape = (outputs, inputs // NF4_BLOCK, NF4_BLOCK // 2 + NF4_SCALE_BYTES)
+    return replace(parameter, name=f"{name}.{PACKED}", shape=shape, of=parameter)
 
 
 def target_of(parameter: ModelParameter) -> Target | None:

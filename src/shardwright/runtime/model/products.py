@@ -18,12 +18,13 @@ import torch
 from torch.nn import functional
 
 from shardwright.records import record
+from shardwright.runtime.model.nf4 import is_packed, linear, wide
 from shardwright.runtime.model.parallel import TensorGroup, all_reduced, collected, collecting, enter, leave, summing
-from shardwright.runtime.model.parameters import DOWN, LENGTHS, UP
+from shardwright.runtime.model.parameters import DOWN, LENGTHS, PACKED, UP
 
 WHOLE = TensorGroup()
 Matrix = tuple[torch.Tensor, torch.Tensor | None]
-"""A weight [outputs, inputs], and its bias."""
+"""A weight [outputs, inputs], or the bytes that it is kept in, and its bias."""
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -57,8 +58,9 @@ def enter_linear(x: torch.Tensor, matrices: Sequence[Matrix], tensor: TensorGrou
     2205.05198 §4.2.2). It gathers the others again beside the products for the gradient of `x`, and sums this over the
     ranks beside those for the gradients of the weights. Frozen weights have none, and nothing is kept for them.
     """
-    if tensor.size == 1:
-        return tuple(functional.linear(x, weight, bias) for weight, bias in matrices)
+    if tensor.size == 1 or any(is_packed(weight) for weight, _ in matrices):
+        whole = enter(x, tensor)
+        return tuple(linear(whole, weight, bias) for weight, bias in matrices)
     return _entered(None, x, matrices, tensor)
 
 
@@ -72,7 +74,7 @@ def _entered(
 
 def leave_linear(x: torch.Tensor, weight: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
     """Return the sum over the ranks of the products of their parts of `x` and of a matrix."""
-    return leave(functional.linear(x, weight), tensor)
+    return leave(linear(x, weight), tensor)
 
 
 PLAIN = Products(enter=enter_linear, leave=leave_linear)
@@ -138,7 +140,7 @@ def entered(
     parts of a block, of which each rank has some rows, and their biases."""
     having = [part for part in parts if f"{part}.{UP}" in weights]
     biases = {part: weights.get(f"{part}.bias") for part in parts}
-    matrices = [(weights[f"{part}.weight"], None if part in having else biases[part]) for part in parts]
+    matrices = [(_matrix(weights, part), None if part in having else biases[part]) for part in parts]
     outputs = dict(zip(parts, products.enter(x, matrices, tensor), strict=True))
     if having:
         low = functional.linear(x, torch.cat([weights[f"{part}.{DOWN}"] for part in having]))
@@ -152,7 +154,7 @@ def entered(
 def left(x: torch.Tensor, weights: Weights, part: str, tensor: TensorGroup, products: Products) -> torch.Tensor:
     """Return the sum over a group of the products of their parts of `x` and of a matrix of which each rank has some
     columns, without its bias."""
-    output = products.leave(x, weights[f"{part}.weight"], tensor)
+    output = products.leave(x, _matrix(weights, part), tensor)
     if f"{part}.{UP}" not in weights:
         return output
     low = leave(functional.linear(x, weights[f"{part}.{DOWN}"]), tensor)
@@ -163,10 +165,15 @@ def made_here(x: torch.Tensor, weights: Weights, part: str, products: Products) 
     """Return the product of `x` with a matrix that every rank has whole, and its bias."""
     bias = weights.get(f"{part}.bias")
     if f"{part}.{UP}" not in weights:
-        return functional.linear(x, weights[f"{part}.weight"], bias)
-    output = functional.linear(x, weights[f"{part}.weight"])
+        return linear(x, _matrix(weights, part), bias)
+    output = linear(x, _matrix(weights, part))
     low = functional.linear(x, weights[f"{part}.{DOWN}"])
     return _plus(_sum(output, low, weights, part, products.adapters, split=False), bias)
+
+
+def _matrix(weights: Weights, part: str) -> torch.Tensor:
+    in_bytes = weights.get(f"{part}.{PACKED}")
+    return weights[f"{part}.weight"] if in_bytes is None else in_bytes
 
 
 def _sum(
@@ -179,12 +186,28 @@ def _sum(
     if f"{part}.{LENGTHS}" not in weights:
         return output
     with torch.no_grad():
-        merged = weights[f"{part}.weight"] + adapters.scale * (up @ weights[f"{part}.{DOWN}"])
+        merged = wide(_matrix(weights, part), up.dtype) + adapters.scale * (up @ weights[f"{part}.{DOWN}"])
         lengths = torch.linalg.vector_norm(merged, dim=1, dtype=torch.float32)
         if split:
             lengths = all_reduced(lengths.square(), adapters.tensor).sqrt()
-    stretch: torch.Tensor = weights[f"{part}.{LENGTHS}"] / lengths
-    return output * stretch.to(output.dtype)
+    stretch = (weights[f"{part}.{LENGTHS}"] / lengths).to(output.dtype)
+    function: Any = _Stretched
+    return cast("torch.Tensor", function.apply(output, stretch))
+
+
+class _Stretched(torch.autograd.Function):
+    """The rows of a product times numbers [m]. It keeps what it returns, which whatever takes that keeps as a rule."""
+
+    @staticmethod
+    def forward(ctx: Any, product: torch.Tensor, stretch: torch.Tensor) -> torch.Tensor:
+        stretched = product * stretch
+        ctx.save_for_backward(stretched, stretch)
+        return stretched
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (gradient,), (stretched, stretch) = gradients, ctx.saved_tensors
+        return gradient * stretch, (gradient * stretched).flatten(0, -2).sum(0) / stretch
 
 
 def _plus(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

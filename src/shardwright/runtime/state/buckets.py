@@ -86,6 +86,11 @@ class Bucket:
     bounds: tuple[int, ...] = ()
 
     @property
+    def in_bytes(self) -> bool:
+        """Whether its elements are bytes, of matrices that are kept so."""
+        return self.pieces[0].parameter.of is not None
+
+    @property
     def key(self) -> tuple[tuple[int, ...], int | None, int]:
         """What tells it from all others of a layout, whoever holds it."""
         return self.units, self.block, self.shard
@@ -138,9 +143,11 @@ def _run_buckets(
 ) -> Iterator[Bucket]:
     model, unit = layout.plan.model, layout.units[units[0]]
     dense = [(parameter, number) for parameter, number in found if parameter.expert is None]
+    kinds = [[item for item in dense if (item[0].of is None) == wide] for wide in (True, False)]
     held = layout.held(place, unit.index)
-    for shard in held if dense else ():  # a head without a norm, tied to the embedding, has nothing
-        yield _bucket(units, dense, unit.holders, shard, held)
+    for shard in held:
+        for alike in filter(None, kinds):  # a head without a norm, tied to the embedding, has nothing
+            yield _bucket(units, alike, unit.holders, shard, held)
     blocks, parts = layout.held_experts(place, unit.index)
     for block in blocks:
         inside = [item for item in found if _block(model, *item, len(unit.experts)) == block]

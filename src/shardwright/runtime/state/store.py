@@ -72,8 +72,8 @@ class Flat:
 
 @record(eq=False)
 class Buffer:
-    """A bucket with its memory: `weights` in the precision of the computation, `gradients` in fp32, none where they are
-    frozen."""
+    """A bucket with its memory: `weights` in the precision of the computation or in bytes, `gradients` in fp32, none
+    where they are frozen."""
 
     bucket: Bucket
     weights: Flat
@@ -145,10 +145,10 @@ def _buffers(
     apart: dict[str, list[Piece]] = {}
     for bucket in buckets:
         weights, gradients = kept_apart(layout, bucket)
-        nothing = torch.empty(0, device=device)
+        nothing, kept = torch.empty(0, device=device), torch.uint8 if bucket.in_bytes else dtype
         buffer = Buffer(
             bucket=bucket,
-            weights=_flat(bucket, place.rank, dtype, device, sharded=weights),
+            weights=_flat(bucket, place.rank, kept, device, sharded=weights),
             gradients=Flat(whole=nothing, kept=nothing, start=0)
             if frozen
             else _flat(bucket, place.rank, torch.float32, device, sharded=gradients),
@@ -164,7 +164,8 @@ def _buffers(
         buffer.weights.close()
         buffer.gradients.close()
     for name, pieces in apart.items():
-        whole = torch.empty(local_shape(pieces), dtype=dtype, device=device)
+        kept = dtype if pieces[0].parameter.of is None else torch.uint8
+        whole = torch.empty(local_shape(pieces), dtype=kept, device=device)
         parameters[name] = _parameter(whole, None if frozen else torch.zeros_like(whole, dtype=torch.float32))
     return buffers
 
