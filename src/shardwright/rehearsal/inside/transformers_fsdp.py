@@ -16,6 +16,7 @@ FSDP gathers, its scales stand beside it in `quant_state`, whole on every rank.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -101,6 +102,8 @@ def _model(question: dict[str, Any], meter: Meter) -> tuple[Any, str, dict[str, 
 def _adapted(model: Any, fields: dict[str, Any]) -> Any:
     """Return a model with PEFT's adapters beside its frozen weights."""
     require("peft", "pip install peft")
+    if importlib.util.find_spec("bitsandbytes") is not None:  # PEFT imports it where it is
+        bits_and_bytes()
     import peft
 
     peft_config = peft.LoraConfig(**{name: value for name, value in fields.items() if name != "peft_type"})
