@@ -380,7 +380,7 @@ def test_an_evaluation_searches_unequal_degrees_where_it_is_asked_to() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("adapter", Adapter(frozen="nf4")),
+        ("adapter", Adapter(frozen="int8")),
         ("fp8_storage", True),
         ("fused_loss", True),
         ("optimizer", "none"),

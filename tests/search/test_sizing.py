@@ -243,13 +243,15 @@ def way_name(way: TrainingWay, count: int, job: Job) -> str:
 
 @pytest.mark.parametrize("framework", ["megatron", "train", "torchtitan", "deepspeed", "fsdp"])
 def test_every_way_is_one_that_a_trainer_has(framework: str) -> None:
-    """QLoRA is none of Megatron-LM's, and torchtitan has no adapters."""
+    """Megatron-LM quantises no frozen weights, `train` none to 8 bits, and torchtitan has no adapters."""
     eight = load_cluster("1x8xH100-SXM")
     sizing = trained(load_model("llama-3.1-8b"), eight, make_job(global_batch=8, seq_len=1024, framework=framework))
     assert sizing.sizes and all(runners(plan_of_way(sizing, size.way, sizing.job.options)) for size in sizing.sizes)
     assert {size.way for size in sizing.sizes} | set(sizing.lacking) <= set(ways(8, sizing.job))
-    quantised = {way.adapter.quantised for way in (size.way for size in sizing.sizes) if way.adapter is not None}
-    assert (True in quantised) == (framework in ("deepspeed", "fsdp"))
+    frozen = {size.way.adapter.frozen for size in sizing.sizes if size.way.adapter is not None}
+    assert frozen - {"16-bit"} == {"deepspeed": {"nf4", "int8"}, "fsdp": {"nf4", "int8"}, "train": {"nf4"}}.get(
+        framework, set()
+    )
 
 
 def test_a_model_that_no_trainer_of_the_framework_runs_is_refused_with_those_that_do() -> None:
