@@ -29,6 +29,7 @@ from shardwright.plans.trainable import TOGETHER, untrainable_adapters
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.model.initial import beside, seeded
 from shardwright.runtime.model.names import FAMILIES
+from shardwright.runtime.model.nf4 import packed, unpacked
 from shardwright.runtime.model.parameters import TARGETS, trained_parameters
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.storage.weights import from_folder, open_adapters, save_adapters
@@ -199,6 +200,21 @@ def test_adapters_are_those_that_peft_trains(name: str, outcomes: dict[str, Outc
         require_close(found.gradients[part], gradient, part, 1e-5 * largest)
         require_close(found.weights[part], expected.adapters[part], part)
     assert found.weights.keys() == found.gradients.keys() == expected.adapters.keys(), "nothing else is trained"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_blocks_of_bytes_stand_for_what_those_of_bitsandbytes_do(dtype: torch.dtype) -> None:
+    """Of matrices of any shape and spread, with blocks of zeros, and of those that files have turned."""
+    functional = pytest.importorskip("bitsandbytes.functional", reason="bitsandbytes is not installed")
+    generator = torch.Generator().manual_seed(5)
+    for rows, columns, spread in ((1, 64, 1.0), (61, 192, 1e-4), (130, 448, 30.0), (64, 128, 1e-6)):
+        matrix = (spread * torch.randn(rows, columns, generator=generator)).to(dtype)
+        matrix[rows // 2, :64] = 0.0
+        codes, state = functional.quantize_4bit(matrix, quant_type="nf4", blocksize=64, compress_statistics=False)
+        expected = functional.dequantize_4bit(codes, state)
+        turned = matrix.t().contiguous().t()
+        assert torch.equal(unpacked(packed(matrix), dtype), expected), (rows, columns)
+        assert torch.equal(packed(turned), packed(matrix))
 
 
 def test_a_checkpoint_of_adapters_begins_another_plan(outcomes: dict[str, Outcome]) -> None:

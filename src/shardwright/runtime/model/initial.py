@@ -43,8 +43,8 @@ def as_kept(whole: Initial, adapter: Adapter) -> Initial:
         return whole
 
     def initial(parameter: ModelParameter) -> torch.Tensor:
-        if parameter.of is not None:
-            return packed(whole(parameter.of))
+        if parameter.matrix is not None:
+            return packed(whole(parameter.matrix))
         value = whole(parameter)
         return value if target_of(parameter) is None else unpacked(packed(value), value.dtype)
 

@@ -28,7 +28,7 @@ CODE_BYTES = NF4_BLOCK // 2
 
 def packed(matrix: torch.Tensor) -> torch.Tensor:
     """Return a matrix [m, n] as blocks of bytes [m, n / 64, 36]: the numbers that are nearest."""
-    blocks = matrix.float().view(matrix.shape[0], -1, NF4_BLOCK)
+    blocks = matrix.float().contiguous().view(matrix.shape[0], -1, NF4_BLOCK)
     largest = blocks.abs().amax(dim=2, keepdim=True)
     numbers = torch.tensor(NUMBERS)
     codes = torch.bucketize(blocks / largest.clamp(min=torch.finfo().tiny), (numbers[1:] + numbers[:-1]) / 2.0)

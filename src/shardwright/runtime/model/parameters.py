@@ -59,7 +59,7 @@ class ModelParameter:
     over which ranks of a stage its gradient is a sum: none; those of the tensor-parallel group under sequence
     parallelism ("sequence") or always ("tensor"); those with the same key-value heads ("copies"). `expert` is the
     number of the expert that it belongs to. A part of an adapter is `beside` a frozen matrix, and may start with the
-    "row lengths" of that. Blocks of bytes stand for the frozen matrix that they are `of`.
+    "row lengths" of that. Where it is blocks of bytes, these stand for a frozen `matrix`.
     """
 
     name: str
@@ -71,7 +71,7 @@ class ModelParameter:
     summed: Summed = ""
     expert: int | None = None
     beside: ModelParameter | None = None
-    of: ModelParameter | None = None
+    matrix: ModelParameter | None = None
 
     @property
     def decayed(self) -> bool:
@@ -454,7 +454,7 @@ def _in_bytes(parameter: ModelParameter) -> ModelParameter:
         return parameter
     name, (outputs, inputs) = parameter.name.removesuffix(".weight"), parameter.shape
     shape = (outputs, inputs // NF4_BLOCK, NF4_BLOCK // 2 + NF4_SCALE_BYTES)
-    return replace(parameter, name=f"{name}.{PACKED}", shape=shape, of=parameter)
+    return replace(parameter, name=f"{name}.{PACKED}", shape=shape, matrix=parameter)
 
 
 def target_of(parameter: ModelParameter) -> Target | None:

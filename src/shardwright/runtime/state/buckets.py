@@ -88,7 +88,7 @@ class Bucket:
     @property
     def in_bytes(self) -> bool:
         """Whether its elements are bytes, of matrices that are kept so."""
-        return self.pieces[0].parameter.of is not None
+        return self.pieces[0].parameter.matrix is not None
 
     @property
     def key(self) -> tuple[tuple[int, ...], int | None, int]:
@@ -143,10 +143,10 @@ def _run_buckets(
 ) -> Iterator[Bucket]:
     model, unit = layout.plan.model, layout.units[units[0]]
     dense = [(parameter, number) for parameter, number in found if parameter.expert is None]
-    kinds = [[item for item in dense if (item[0].of is None) == wide] for wide in (True, False)]
+    kept_alike = [[item for item in dense if (item[0].matrix is not None) == in_bytes] for in_bytes in (False, True)]
     held = layout.held(place, unit.index)
     for shard in held:
-        for alike in filter(None, kinds):  # a head without a norm, tied to the embedding, has nothing
+        for alike in filter(None, kept_alike):  # a head without a norm, tied to the embedding, has nothing
             yield _bucket(units, alike, unit.holders, shard, held)
     blocks, parts = layout.held_experts(place, unit.index)
     for block in blocks:

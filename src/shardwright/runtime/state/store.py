@@ -164,7 +164,7 @@ def _buffers(
         buffer.weights.close()
         buffer.gradients.close()
     for name, pieces in apart.items():
-        kept = dtype if pieces[0].parameter.of is None else torch.uint8
+        kept = dtype if pieces[0].parameter.matrix is None else torch.uint8
         whole = torch.empty(local_shape(pieces), dtype=kept, device=device)
         parameters[name] = _parameter(whole, None if frozen else torch.zeros_like(whole, dtype=torch.float32))
     return buffers
