@@ -18,10 +18,10 @@ from tools.refit.operators_command import operators
 from tools.refit.rows import read_operators
 
 from shardwright.cost.learned.fitted import expected_offset, log_efficiency, unpack
-from shardwright.cost.learned.links import HOST_GPUS, HOST_RATES
+from shardwright.cost.learned.links import HOST_RATES
 from shardwright.cost.learned.machine import facts
 from shardwright.errors import SpecError
-from shardwright.spec.catalog.gpus import gpus
+from shardwright.spec.catalog.gpus import gpus, gpus_with
 
 COMPUTE_COLUMNS = [
     "source",
@@ -108,7 +108,7 @@ def write_operator_files(folder: Path, *, source: str = "aiconfigurator") -> Non
         for ranks in (2, 4, 8):
             for size in 2.0 ** np.arange(20, 31):
                 moved = size * (ranks - 1) / ranks
-                host = dict(HOST_RATES)[ranks] if name in HOST_GPUS else np.inf
+                host = dict(HOST_RATES)[ranks] if name in gpus_with("through_host") else np.inf
                 took = moved / min(LINK_SHARE * gpu.link_bytes_per_second, host) + CALL_SECONDS
                 comm.append(
                     {

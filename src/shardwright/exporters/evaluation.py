@@ -19,7 +19,7 @@ from shardwright.plans.document import model_document, part_of_plan
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 from shardwright.records import record
-from shardwright.spec.catalog.frameworks import MEGATRON
+from shardwright.spec.catalog.frameworks import MEGATRON, framework_has
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import load_cluster, short_form
@@ -30,7 +30,6 @@ COMMAND = "shardwright evaluate --launch"
 LINE = re.compile(rf"^# {COMMAND} \S+(?P<options>(?: --[a-z-]+ \S+)*)$", re.MULTILINE)
 WHOLE = re.compile(r"^# (?P<what>cluster|model): (?P<text>\{.*\})$", re.MULTILINE)
 GPUS = re.compile(r"^# On (?P<gpus>\d{1,9} \S+(?: \+ \d{1,9} \S+)*)(?:, machines in this order)?\.$", re.MULTILINE)
-WITHOUT_MODEL = ("fsdp", "deepspeed")  # frameworks whose files leave the model and its samples to the user's script
 
 
 @record
@@ -46,7 +45,7 @@ class Evaluation:
 
 def lines_of(plan: Plan, file: str, framework: str) -> Iterator[str]:
     """Yield the comments for a file of an export, which runs under a framework."""
-    without = framework in WITHOUT_MODEL
+    without = framework_has(framework, "leaves_model")
     apart = without or (framework == MEGATRON and not described(plan.model))
     cluster, model = _short_form(plan.cluster), _preset(plan.model) if apart else None
     options = {"--cluster": cluster, "--model": model, "--seq-len": str(plan.job.seq_len) if without else None}

@@ -51,7 +51,7 @@ def job_problems(gpu: Gpu, job: Job) -> Iterator[Problem]:
 def computes_weights_apart(job: Job) -> bool:
     """Whether the job's framework can compute gradients of weights apart from those of activations (zero bubble): of
     plain products, which fp8 and adapters are not."""
-    return job.framework == OWN and job.precision != "fp8" and not job.adapters
+    return framework_has(job.framework, "weights_apart") and job.precision != "fp8" and not job.adapters
 
 
 def makers(gpus: Iterable[Gpu]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from shardwright.plans.plan import Plan, Recompute, StageMemory
 from shardwright.records import record
 from shardwright.runtime.layout.places import Place
 from shardwright.spec.adapter import Matrix, adapted, matrices
+from shardwright.spec.catalog.frameworks import framework_has
 from shardwright.spec.job import Job
 from shardwright.spec.layer import Layer
 from shardwright.spec.model import Model
@@ -28,10 +29,6 @@ from shardwright.spec.model import Model
 VERSION = 1
 STATIC = {"parameters": "weights_bytes", "gradients": "gradients_bytes", "state": "optimizer_bytes"}
 PASSING = ("activations", "buffers", "temporaries")
-STOPS_EARLY = ("fsdp", "eager", "torchtitan", "train")  # whose recomputation is PyTorch's, layer by layer
-# Where layers run again, what enters the first has a gradient, too (transformers/modeling_utils.py 5.24:
-# enable_input_require_grads).
-WANTS_ALL = ("fsdp", "eager", "deepspeed")
 FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 PASSING_TERMS = ("activations_bytes", "logits_bytes", "buffers_bytes")
 
@@ -200,7 +197,9 @@ def _flops(plan: Plan, place: Place) -> float:
                 beside = adapted(model, layer, job.adapter)
                 products = 6.0 + 2.0 * (number < again)
                 total += products * sum(job.adapter.rank * (matrix.inputs + matrix.outputs) for matrix in beside)
-                stops = unit == 1 and not (again and job.framework in WANTS_ALL)
+                # Where layers run again, what enters the first has a gradient, too
+                # (transformers/modeling_utils.py 5.24: enable_input_require_grads).
+                stops = unit == 1 and not (again and framework_has(job.framework, "transformers"))
                 total -= _into_frozen(layer, model.hidden, beside, job.adapter.rank) if stops else 0.0
             total += every - _not_again(layer, job, model.hidden) if number < again else 0.0
             if recompute.granularity == "selective":
@@ -216,7 +215,7 @@ def _not_again(layer: Layer, job: Job, hidden: int) -> float:
     """Return the FLOPs a token of the last product of a layer, which PyTorch does not run again: it stops once the last
     tensor that is needed is there (torch/utils/checkpoint.py 2.13: `early_stop`). An adapter beside it needs more."""
     beside = job.adapter is not None and "down_proj" in job.adapter.targets
-    stops = job.framework in STOPS_EARLY and layer.mlp is not None and not beside
+    stops = framework_has(job.framework, "stops_early") and layer.mlp is not None and not beside
     return 2.0 * hidden * layer.mlp.width if stops and layer.mlp is not None else 0.0
 
 

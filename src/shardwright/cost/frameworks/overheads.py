@@ -20,7 +20,7 @@ from shardwright.cost.compute.operator_table import ATTENTION, GEMM, OperatorTab
 from shardwright.files import shipped_table
 from shardwright.records import record
 from shardwright.spec.catalog.frameworks import figures, framework_has, framework_rows
-from shardwright.spec.catalog.gpus import beside_grace, gpus
+from shardwright.spec.catalog.gpus import gpus, gpus_with
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.job import Framework, Job
 
@@ -95,7 +95,7 @@ class Calibration:
         second = framework_has(framework, "flash2") and gpu.architecture in ASYNCHRONOUS
         return replace(
             software,
-            launch_seconds=software.launch_seconds * (GRACE_CALLS if gpu.kind in beside_grace() else 1.0),
+            launch_seconds=software.launch_seconds * (GRACE_CALLS if gpu.kind in gpus_with("grace") else 1.0),
             gemm=software.gemm * clocks.gemm * slower,
             gemm_fp8=software.gemm_fp8 * clocks.gemm_fp8 * slower,
             attention=software.attention * clocks.attention * slower * (FLASH2_LOSS if second else 1.0),

@@ -15,23 +15,18 @@ from math import inf
 from shardwright.cost.network.collectives import Fabric
 from shardwright.files import shipped_table
 from shardwright.records import record
+from shardwright.spec.catalog.gpus import gpus_with
+from shardwright.spec.catalog.machines import links
 from shardwright.spec.cluster import Gpu, NodePool
 
 SWITCH, MESH, PCIE = KINDS = ("switch", "mesh", "pcie")
-# GPUs joined pair by pair without a switch: cube meshes of NVLink 1 and 2, the links of Instinct and Gaudi, and Grace
-# Hopper boards. A domain of more GPUs than such a mesh has (DGX-2) has switches.
-MESH_LINKS = ("NVLink1", "NVLink2", "xGMI", "Eth24x100G", "Eth24x200G")
-MESH_GPUS = ("GH200",)
 # Links of a domain so many times as fast as PCIe are bridges. The slowest bridge, that of RTX 3090, has 1.8 times the
 # rate of PCIe 4.0 (56 GB/s a direction: NVIDIA Ampere GA102 GPU architecture white paper).
 BRIDGE_GAIN = 1.5  # chosen, 1.1 to 1.7
-# PCIe cards that do not reach each other's memory (GeForce by their driver) or are mostly rented where they may not:
-# what they send goes through the host. Bytes per second of a GPU in a ring over so many of a machine, measured: medians
-# of all collectives above 30 MB on machines of L40S (ai-dynamo/aiconfigurator@095f58a) and RTX 3090
-# (eth-easl/sailor@cf2c8e3); of the others none was measured, and these are assumed. RTX PRO 6000, Titan RTX and
-# RTX 2080 Ti were measured with peer access.
-HOST_GPUS = ("RTX3090", "RTX4090", "RTX5090", "L40S", "L40", "L4", "A40", "A10", "A10G", "T4", "RTXA6000", "RTX6000Ada")
-HOST_RATES = ((2, 19e9), (4, 4.7e9), (8, 1.4e9))  # measured, as said above
+# Bytes per second of a GPU in a ring over so many of a machine where what GPUs send goes through the host: medians of
+# all collectives above 30 MB on machines of L40S (ai-dynamo/aiconfigurator@095f58a) and RTX 3090
+# (eth-easl/sailor@cf2c8e3); of the others none was measured, and these are assumed.
+HOST_RATES = ((2, 19e9), (4, 4.7e9), (8, 1.4e9))  # measured
 
 
 @record
@@ -62,12 +57,13 @@ LinkFits = Mapping[tuple[str, str], LinkFit]  # by kind and architecture; "" sta
 
 
 def link_kind(pool: NodePool) -> str:
-    """Return how the GPUs of a domain are joined. Cards on PCIe with links stated to be far faster have bridges."""
+    """Return how the GPUs of a domain are joined. Cards on PCIe with links stated to be far faster have bridges. A
+    domain of more GPUs than a mesh of their links has (DGX-2) has switches."""
     gpu = pool.gpu
     if gpu.link.startswith("PCIe"):
         bridged = pool.intra_bytes_per_second > BRIDGE_GAIN * gpu.link_bytes_per_second
         return SWITCH if bridged else PCIE
-    mesh = gpu.link in MESH_LINKS or gpu.name.startswith(MESH_GPUS)
+    mesh = links()[gpu.link].mesh or gpu.kind in gpus_with("mesh")
     return MESH if mesh and pool.domain_gpus <= mesh_gpus(gpu) else SWITCH
 
 
@@ -80,7 +76,7 @@ def through_host(pool: NodePool) -> float:
     """Return the bytes per second of a GPU in a ring over its machine if that goes through the host, else infinity. Who
     states a rate of his own knows his links."""
     stated = pool.intra_bytes_per_second != pool.gpu.link_bytes_per_second
-    if stated or pool.gpu.kind not in HOST_GPUS:
+    if stated or pool.gpu.kind not in gpus_with("through_host"):
         return inf
     return next((rate for gpus, rate in HOST_RATES if pool.domain_gpus <= gpus), HOST_RATES[-1][1])
 

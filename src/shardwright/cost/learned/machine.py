@@ -8,6 +8,7 @@ import numpy as np
 
 from shardwright.errors import bad
 from shardwright.records import record
+from shardwright.spec.catalog.gpus import gpus_with
 from shardwright.spec.cluster import Gpu
 from shardwright.units import TERA
 
@@ -28,7 +29,6 @@ GENERATIONS = {
 
 # Consumer cards run above the boost clock of their data sheet: RTX 3090 1.10 and RTX 4090 1.08 of the peak in the best
 # matrix product of stas00/ml-engineering (MAMF), which data-centre parts reach 0.75 to 0.87 of.
-CONSUMER = ("RTX20", "RTX30", "RTX40", "RTX50")
 CONSUMER_BOOST = 1.15  # measured
 
 # Long runs heat the chip and lower its clock, the more so the less power each unit of 16-bit arithmetic has; and what
@@ -91,7 +91,7 @@ def facts(gpu: Gpu, precision: str, *, block: bool = False, method: str = REFERE
     elif precision == "fp8" and peak > half:
         arithmetic = FP8_BLOCK if block else FP8
     per_clock = EXPONENTIALS_PER_CLOCK * (2.0 if gpu.compute_capability == DOUBLE_EXPONENTIALS else 1.0)
-    boost = CONSUMER_BOOST if gpu.name.startswith(CONSUMER) else 1.0
+    boost = CONSUMER_BOOST if gpu.kind in gpus_with("consumer") else 1.0
     return Facts(
         gpu=gpu.kind,
         architecture=gpu.architecture,

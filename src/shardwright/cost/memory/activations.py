@@ -43,8 +43,8 @@ from shardwright.cost.memory.kept import (
     norm_copies,
     streams_bytes,
 )
-from shardwright.cost.memory.sizes import PEFT
 from shardwright.records import record
+from shardwright.spec.catalog.frameworks import framework_has
 from shardwright.spec.images import encoder_job, taken_of
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model, Tower
@@ -141,7 +141,7 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
 def _stops_at_first_norm(job: Job) -> bool:
     """Whether the first norm keeps nothing, as neither it nor what is before it is trained; where layers run again,
     what enters the first has a gradient (transformers/modeling_utils.py 5.24: `enable_input_require_grads`)."""
-    return job.framework in PEFT and job.adapters
+    return bool(job.adapters) and framework_has(job.framework, "transformers")
 
 
 def tower_kept_bytes(tower: Tower, shard: Shard, job: Job) -> tuple[Floats, Floats]:

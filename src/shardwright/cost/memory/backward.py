@@ -30,9 +30,9 @@ from shardwright.cost.memory.kept import (
     norm_copies,
     routed_tokens,
 )
-from shardwright.cost.memory.sizes import PEFT, SINGLE
+from shardwright.cost.memory.sizes import SINGLE
 from shardwright.spec.adapter import NF4_WIDENED, Matrix, adapted, matrices
-from shardwright.spec.catalog.frameworks import OWN
+from shardwright.spec.catalog.frameworks import OWN, framework_has
 from shardwright.spec.job import Job
 from shardwright.spec.layer import Attention, Layer
 from shardwright.spec.model import Model
@@ -217,8 +217,8 @@ def norm_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
 
 
 def _dora_of_peft(model: Model, layer: Layer, job: Job) -> list[Matrix]:
-    peft = job.framework in PEFT and job.adapter is not None and job.adapter.dora
-    return adapted(model, layer, job.adapter) if peft and job.adapter is not None else []
+    of_peft = framework_has(job.framework, "transformers") and job.adapter is not None and job.adapter.dora
+    return adapted(model, layer, job.adapter) if of_peft and job.adapter is not None else []
 
 
 def dummy_gradient_bytes(model: Model, shard: Shard, job: Job) -> Floats:

@@ -15,7 +15,6 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
 SINGLE = 4.0  # documented: bytes of an element of 32 bits
-PEFT = ("fsdp", "eager", "deepspeed")  # the frameworks whose adapters are PEFT's, and whose models transformers'
 CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi minus reserved on A100 and H100; measured
 
 

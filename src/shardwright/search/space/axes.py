@@ -28,7 +28,7 @@ from shardwright.plans.abilities import (
 from shardwright.plans.cuts import sequences_split, whole_sequences
 from shardwright.records import record
 from shardwright.search.space.parameters import AXES, SYNONYMS
-from shardwright.spec.catalog.frameworks import OWN
+from shardwright.spec.catalog.frameworks import framework_has
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.layer import Layer
@@ -175,7 +175,7 @@ def _runnable(context: Context, space: Space) -> Space:
     if "flash" not in context.source.only and not flash_attention_runs(gpu, context.job):
         able["flash"] = space.allowed("flash", (0,))
         able["cp"] = space.allowed("cp", (1,))  # which Transformer Engine does with fused attention alone
-    elif context.job.framework == OWN and "flash" not in context.source.only:
+    elif framework_has(context.job.framework, "fused_alone") and "flash" not in context.source.only:
         able["flash"] = space.allowed("flash", (1,))
     if not tensor_parallel_overlaps(context.pool, context.job):
         able["overlap_tp"] = space.allowed("overlap_tp", (0,))

@@ -59,9 +59,9 @@ def sold_memory_bytes() -> Mapping[str, float]:
 
 
 @cache
-def beside_grace() -> frozenset[str]:
-    """Return the names of the GPUs that are sold with a Grace processor."""
-    return frozenset(row["name"] for row in shipped_table(CATALOG, "gpus.csv") if row["host"] == "grace")
+def gpus_with(trait: str) -> frozenset[str]:
+    """Return the names of the GPUs that have a trait of the catalogue (`data/README.md`)."""
+    return frozenset(row["name"] for row in shipped_table(CATALOG, "gpus.csv") if trait in row["traits"].split())
 
 
 def _folded(name: str) -> str:

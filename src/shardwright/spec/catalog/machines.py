@@ -21,7 +21,8 @@ GBIT_BYTES = GIGA / 8
 class LinkKind:
     """A generation of links. `scope` is intra (one GPU's total), inter (one network port) or site (between sites).
 
-    `bytes_per_second` counts one direction; `latency_seconds` is the time of one step of a ring.
+    `bytes_per_second` counts one direction; `latency_seconds` is the time of one step of a ring. `mesh`: it joins GPUs
+    pair by pair, without a switch.
     """
 
     name: str
@@ -29,6 +30,7 @@ class LinkKind:
     bytes_per_second: float
     latency_seconds: float
     egress_dollars_per_gigabyte: float
+    mesh: bool
     source: str
     date: str
     note: str
@@ -69,6 +71,7 @@ def links() -> Mapping[str, LinkKind]:
                 bytes_per_second=float(row["gb_per_second"]) * GIGA,
                 latency_seconds=float(row["latency_microseconds"]) * 1e-6,
                 egress_dollars_per_gigabyte=float(row["egress_dollars_per_gb"] or 0.0),
+                mesh=row["mesh"] == "1",
                 source=row["source"],
                 date=row["date"],
                 note=row["note"],
