@@ -8,6 +8,7 @@ from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.compute.operators import Shard
 from shardwright.cost.context import Context
 from shardwright.cost.frameworks.overheads import Overheads
+from shardwright.cost.memory.sizes import StateBytes, StateSplit, parameter_bytes
 from shardwright.spec.cluster import Gpu, NodePool, Price
 from shardwright.spec.job import Job
 from shardwright.spec.layer import Attention, Layer, Mlp, Moe
@@ -54,6 +55,12 @@ def mixtral(
     moe = Moe(experts=experts, top_k=top_k, expert_width=width, gated=True)
     layer = Layer(attention=attention(heads, hidden // heads, kv_heads), mlp=None, moe=moe)
     return Model(name="mixtral", family="mixtral", hidden=hidden, vocab=vocab, layers=(layer,) * layers)
+
+
+def parameter_state(model: Model, job: Job, sharding: int, **split) -> StateBytes:
+    """The state of one parameter of a layer, as it is split; columns of one row."""
+    of_layers, _ = parameter_bytes(model, job, StateSplit(sharding=np.array([sharding]), **split))
+    return of_layers
 
 
 def gpu(**changes) -> Gpu:

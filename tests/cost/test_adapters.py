@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.cost.samples import context, gpt, llama, mixtral, pool, row
+from tests.cost.samples import context, gpt, llama, mixtral, parameter_state, pool, row
 
 from shardwright import Job, Model, SpecError, load_cluster, load_model, make_job
 from shardwright.cost.context import layer_rows
 from shardwright.cost.iteration.footprint import Footprint, footprint, held_parameters
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.sizes import state_bytes, trained_share
+from shardwright.cost.memory.sizes import StateSplit, parameter_bytes, trained_share
 from shardwright.cost.predict import predict
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, boundaries, strategies
 from shardwright.plans.document import from_document, to_document
@@ -78,25 +78,20 @@ def test_frozen_weights_are_kept_once_as_they_are_and_sharded_with_all_else(fram
     whatever the framework makes of the shards of trained ones; gradients and state are those of the adapters. Scales of
     quantised weights are no part of the parameters that are sharded."""
     job = replace(LORA, framework=framework, adapter=Adapter(frozen=frozen))
-    one, none, ranks = np.ones(1), np.zeros(1), 8
+    ranks = 8
     share, width = trained_share(DENSE, job), {"16-bit": 2.0, "nf4": FROZEN_BYTES["nf4"], "int8": 1.0}[frozen]
-    held = state_bytes(DENSE, job, one, none, ranks * one, one, np.array([sharding]), none, none)
+    held, ends = parameter_bytes(DENSE, job, StateSplit(sharding=np.array([sharding]), dense_ranks=ranks))
     both = sharding == ZERO2 and framework in ("fsdp", "torchtitan", "jax")
     part = (1.0 / ranks if sharding == ZERO3 else 1.0) + both / ranks
     scales = WHOLE_BYTES[frozen]
     assert held.weights == pytest.approx((width - scales) * part + scales, abs=2.001 * share)
     assert held.gradients + held.optimizer < 20.0 * share
-    ends = state_bytes(DENSE, job, one, none, ranks * one, one, np.array([sharding]), none, none, 0.25 * one)
-    assert ends.weights - held.weights == pytest.approx(0.25 * ((2.0 - width + scales) * part - scales), abs=1e-12)
+    assert ends.weights - held.weights == pytest.approx((2.0 - width + scales) * part - scales, abs=1e-12)
 
 
 def test_what_is_gathered_under_full_sharding_is_as_wide_as_it_is_kept():
     job = replace(LORA, adapter=Adapter(frozen="nf4"))
-    one, none = np.ones(1), np.zeros(1)
-    alone, open_ = (
-        state_bytes(DENSE, job, one, none, 8 * one, one, np.array([ZERO3]), none, working * one)
-        for working in (0, 0.25)
-    )
+    alone, open_ = (parameter_state(DENSE, job, ZERO3, dense_ranks=8, working=working) for working in (0, 0.25))
     assert open_.weights - alone.weights == pytest.approx(
         0.25 * FROZEN_BYTES["nf4"], abs=0.25 * 2 * trained_share(DENSE, job)
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.cost.samples import context, gpt, llama, mixtral, pool, row, shard
+from tests.cost.samples import context, gpt, llama, mixtral, parameter_state, pool, row, shard
 from tests.nightly import nightly
 from tests.search.problems import Problem, problems, some_candidates
 
@@ -18,7 +18,7 @@ from shardwright.cost.iteration.footprint import footprint, held_parameters, kep
 from shardwright.cost.iteration.gathers import micro_batches
 from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.cost.memory.facts import memory_facts
-from shardwright.cost.memory.sizes import least_state_bytes, state_bytes
+from shardwright.cost.memory.sizes import least_state_bytes
 from shardwright.cost.pipeline.in_flight import most_live
 from shardwright.cost.strategies import (
     BLOCK,
@@ -102,11 +102,11 @@ def first_rank(where: Context, rows: Strategies) -> float:
 @pytest.mark.parametrize("d", [1, 2, 64])
 def test_states_are_18_bytes_a_parameter_and_6_with_a_share_of_12_if_distributed(d):
     """Megatron-LM's docs/source/api-guide/dist_optimizer.md: bf16 weights, fp32 gradients."""
-    job, one, none = Job(global_batch=64, seq_len=S), np.ones(1), np.zeros(1)
+    job = Job(global_batch=64, seq_len=S)
     for sharding, expected in ((0, 18), (ZERO1, 6 + 12 / d), (ZERO2, 2 + 16 / d), (ZERO3, 18 / d)):
-        found = state_bytes(MODEL, job, one, none, one * d, one, np.array([sharding]), none, none)
+        found = parameter_state(MODEL, job, sharding, dense_ranks=d)
         assert found.weights + found.gradients + found.optimizer == pytest.approx(expected)
-    half = state_bytes(MODEL, job, one, none, one * d, one, np.array([ZERO1]), 0.5 * one, none)
+    half = parameter_state(MODEL, job, ZERO1, dense_ranks=d, offload=0.5)
     assert half.optimizer == pytest.approx(6 / d)
     assert half.in_host == pytest.approx((12 + 4) / 2 / d)  # with the gradient that the update reads
 
@@ -116,13 +116,13 @@ def test_states_are_18_bytes_a_parameter_and_6_with_a_share_of_12_if_distributed
     [("bf16", "adam", 18), ("bf16", "sgd", 14), ("fp32", "adam", 16), ("fp32", "sgd", 12), ("fp8", "adam", 20)],
 )
 def test_no_sharding_or_offload_needs_less_than_the_least_state(precision, optimizer, whole):
-    job, one, none = Job(global_batch=1, seq_len=1, precision=precision, optimizer=optimizer), np.ones(1), np.zeros(1)
-    alone = state_bytes(MODEL, job, one, none, one, one, np.array([0]), none, none)
+    job = Job(global_batch=1, seq_len=1, precision=precision, optimizer=optimizer)
+    alone = parameter_state(MODEL, job, 0)
     assert alone.weights + alone.gradients + alone.optimizer == pytest.approx(whole)
     for ranks in (1, 4):
         for sharding in (ZERO1, ZERO2, ZERO3):
-            found = state_bytes(MODEL, job, one, none, one * ranks, one, np.array([sharding]), one, none)
-            least = least_state_bytes(MODEL, job, one * ranks, np.array([sharding > ZERO1]))
+            found = parameter_state(MODEL, job, sharding, dense_ranks=ranks, offload=1.0)
+            least = least_state_bytes(MODEL, job, np.array([ranks]), np.array([sharding > ZERO1]))
             assert found.weights + found.gradients + found.optimizer >= least - 1e-12
 
 

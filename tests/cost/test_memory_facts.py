@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.cost.samples import context, llama, pool, row, shard
+from tests.cost.samples import context, llama, parameter_state, pool, row, shard
 
 from shardwright.cost.context import layer_rows
 from shardwright.cost.iteration.batch import evaluate
@@ -21,7 +21,6 @@ from shardwright.cost.memory.sizes import (
     logit_bytes,
     reserved_bytes,
     room_for_tensors,
-    state_bytes,
 )
 from shardwright.cost.strategies import ZERO1, ZERO2, ZERO3, boundaries, strategies
 from shardwright.spec.adapter import ATTENTION, Adapter
@@ -46,30 +45,28 @@ def test_every_framework_has_figures_that_make_sense():
 @pytest.mark.parametrize("lean", [False, True])
 def test_the_least_state_is_a_floor_for_every_framework(framework, precision, lean):
     job = replace(JOB, framework=framework, precision=precision, fp8_storage=lean and precision == "fp8")
-    one, none = np.ones(1), np.zeros(1)
     for ranks in (1, 2, 64):
         for sharding in (ZERO1, ZERO2, ZERO3):
-            for working, offload in product((none, 0.3 * one), (none, 0.25 * one, one)):
-                found = state_bytes(MODEL, job, one, none, one * ranks, one, np.array([sharding]), offload, working)
-                least = least_state_bytes(MODEL, job, one * ranks, np.array([sharding > ZERO1]))
+            for working, offload in product((0.0, 0.3), (0.0, 0.25, 1.0)):
+                found = parameter_state(MODEL, job, sharding, dense_ranks=ranks, offload=offload, working=working)
+                least = least_state_bytes(MODEL, job, np.array([ranks]), np.array([sharding > ZERO1]))
                 assert found.weights + found.gradients + found.optimizer >= least - 1e-12
 
 
 def test_fsdp_shards_16_bytes_and_gathers_bf16_weights_and_gradients():
     """PyTorch's FSDP2 keeps fp32 weights and both moments, reduces in fp32, and casts what it gathers."""
-    job, one, none = replace(JOB, framework="torchtitan"), np.ones(1), np.zeros(1)
-    alone = state_bytes(MODEL, job, one, none, 8 * one, one, np.array([ZERO3]), none, none)
+    job = replace(JOB, framework="torchtitan")
+    alone = parameter_state(MODEL, job, ZERO3, dense_ranks=8)
     assert alone.weights + alone.gradients + alone.optimizer == pytest.approx(16 / 8)
-    working = state_bytes(MODEL, job, one, none, 8 * one, one, np.array([ZERO3]), none, 0.25 * one)
+    working = parameter_state(MODEL, job, ZERO3, dense_ranks=8, working=0.25)
     assert working.weights + working.gradients - alone.weights - alone.gradients == pytest.approx(0.25 * (2 + 2))
 
 
 def test_frozen_fp8_weights_are_a_byte_each():
     job = replace(JOB, precision="fp8", adapter=Adapter(), fp8_storage=True)
-    one, none = np.ones(1), np.zeros(1)
-    found = state_bytes(MODEL, job, one, none, one, one, np.array([ZERO1]), none, none)
+    found = parameter_state(MODEL, job, ZERO1)
     assert found.weights == pytest.approx(1.0, rel=0.02) and found.gradients + found.optimizer < 0.15
-    trained = state_bytes(MODEL, replace(job, adapter=None), one, none, one, one, np.array([ZERO1]), none, none)
+    trained = parameter_state(MODEL, replace(job, adapter=None), ZERO1)
     assert trained.weights + trained.gradients + trained.optimizer == pytest.approx(2 + 2 + 12)
 
 
@@ -134,8 +131,8 @@ def test_tensors_of_ranks_are_below_the_process():
 def test_deepspeed_keeps_16_bit_weights_alone_on_the_gpu_where_state_is_offloaded(sharding, on_gpu):
     """And 16 bytes in host memory: its estimate_zero2_model_states_mem_needs (zero/stage_1_and_2.py) and estimate_zero3_…
     (zero/stage3.py), which add half for buffers, of which the gradients of micro-batches in 16 bits are counted."""
-    job, one, none = replace(JOB, framework="deepspeed"), np.ones(1), np.zeros(1)
-    held = state_bytes(MODEL, job, one, none, 8 * one, one, np.array([sharding]), one, none)
+    job = replace(JOB, framework="deepspeed")
+    held = parameter_state(MODEL, job, sharding, dense_ranks=8, offload=1.0)
     assert held.weights + held.gradients + held.optimizer == pytest.approx(on_gpu)
     assert held.in_host == pytest.approx((16 + 2) / 8)
 
@@ -148,12 +145,11 @@ def test_deepspeed_keeps_16_bit_weights_alone_on_the_gpu_where_state_is_offloade
 def test_fsdp2_keeps_only_gathered_layers_on_the_gpu_where_state_is_offloaded(changes, in_host, ranks):
     """CPUOffloadPolicy: weights, gradients and both moments are in host memory, in fp32 unless there are no masters. A
     layer is fetched for its passes, by a single rank too, which has all of it on the GPU otherwise."""
-    job, one, none = replace(JOB, framework="fsdp", **changes), np.ones(1), np.zeros(1)
+    job = replace(JOB, framework="fsdp", **changes)
     held, half, kept = (
-        state_bytes(MODEL, job, one, none, ranks * one, one, np.array([ZERO3]), part, 0.1 * one)
-        for part in (one, 0.5 * one, none)
+        parameter_state(MODEL, job, ZERO3, dense_ranks=ranks, offload=part, working=0.1) for part in (1.0, 0.5, 0.0)
     )
-    several = state_bytes(MODEL, job, one, none, 8 * one, one, np.array([ZERO3]), one, 0.1 * one)
+    several = parameter_state(MODEL, job, ZERO3, dense_ranks=8, offload=1.0, working=0.1)
     assert held.gathered == several.gathered > 0.0 and kept.gathered == (0.0 if ranks == 1 else held.gathered)
     assert held.weights + held.gradients + held.optimizer == pytest.approx(held.gathered)
     assert held.in_host == pytest.approx(in_host / ranks)
@@ -163,9 +159,7 @@ def test_fsdp2_keeps_only_gathered_layers_on_the_gpu_where_state_is_offloaded(ch
 
 
 def test_frozen_weights_go_to_host_memory_with_those_of_fsdp2s_adapters():
-    job, one, none = replace(JOB, framework="fsdp", adapter=Adapter()), np.ones(1), np.zeros(1)
-    held, kept = (
-        state_bytes(MODEL, job, one, none, 8 * one, one, np.array([ZERO3]), part, none) for part in (one, none)
-    )
+    job = replace(JOB, framework="fsdp", adapter=Adapter())
+    held, kept = (parameter_state(MODEL, job, ZERO3, dense_ranks=8, offload=part) for part in (1.0, 0.0))
     assert kept.weights == pytest.approx(2 / 8, rel=0.02) and held.weights == 0.0
     assert held.in_host >= kept.weights

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+from tests.cost.samples import parameter_state
 
 import shardwright
 from shardwright import Job, Plan, SpecError
@@ -21,7 +22,6 @@ from shardwright.cost.frameworks.overheads import GRACE_CALLS, host_seconds, ove
 from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.activations import layer_activation_bytes
-from shardwright.cost.memory.sizes import state_bytes
 from shardwright.cost.strategies import ZERO1, strategies
 from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.options import MODULES, CudaGraph, Options
@@ -47,8 +47,7 @@ def with_options(**said: Any) -> Job:
     ],
 )
 def test_bytes_of_a_parameter(said: dict[str, str], every: float, sharded: float) -> None:
-    ranks, one, no = np.array([8.0]), np.ones(1), np.zeros(1)
-    found = state_bytes(DEEPSEEK, with_options(**said), one, no, ranks, ranks, np.array([ZERO1]), no, no)
+    found = parameter_state(DEEPSEEK, with_options(**said), ZERO1, dense_ranks=8.0)
     assert found.weights[0] + found.gradients[0] + found.optimizer[0] == every + sharded / 8.0
 
 

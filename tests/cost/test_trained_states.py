@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+from tests.cost.samples import parameter_state
 
 import shardwright
 from shardwright.cost.context import Context, layer_rows
@@ -20,7 +21,7 @@ from shardwright.cost.frameworks.optimizer import (
 from shardwright.cost.iteration.footprint import Footprint, footprint
 from shardwright.cost.iteration.step import optimizer_seconds
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.sizes import logit_bytes, state_bytes
+from shardwright.cost.memory.sizes import logit_bytes
 from shardwright.cost.strategies import UNIFORM, UNSHARDED, ZERO3, strategies
 from shardwright.errors import SpecError
 from shardwright.spec.adapter import Adapter
@@ -47,8 +48,7 @@ def peak(of: Job, **columns: Any) -> Footprint:
 
 def whole_state(of: Job) -> float:
     """Return bytes of weights, gradients and optimizer state of a parameter on one GPU."""
-    one, none = np.ones(1), np.zeros(1)
-    found = state_bytes(MODEL, of, one, none, one, one, np.array([UNSHARDED]), none, none)
+    found = parameter_state(MODEL, of, UNSHARDED)
     return float((found.weights + found.gradients + found.optimizer)[0])
 
 
@@ -94,9 +94,8 @@ def test_a_paged_state_waits_on_the_link_to_the_host_and_no_other_does() -> None
 
 def test_weights_without_masters_are_their_own_shard() -> None:
     """FSDP casts its fp32 masters to 16 bits."""
-    one, none, eight = np.ones(1), np.zeros(1), np.full(1, 8.0)
     shards = {
-        name: float(state_bytes(MODEL, of, one, none, eight, eight, np.array([ZERO3]), none, none).weights[0])
+        name: float(parameter_state(MODEL, of, ZERO3, dense_ranks=8.0).weights[0])
         for name, of in {"masters": job(), "pure": job(options=PURE)}.items()
     }
     assert shards == {"masters": 0.0, "pure": 2 / 8}

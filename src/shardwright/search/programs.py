@@ -20,7 +20,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.iteration.layered.shares import units_of
 from shardwright.cost.iteration.step import update_seconds
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.sizes import room_for_tensors, state_bytes
+from shardwright.cost.memory.sizes import StateSplit, parameter_bytes, room_for_tensors
 from shardwright.cost.strategies import UNSHARDED
 from shardwright.plans.abilities import makers
 from shardwright.plans.ranking import GpuShare, NoProgram, SpmdProgram
@@ -112,8 +112,8 @@ def _graph(context: Context, rows: int) -> Graph:
 
 def _state(context: Context, steps: int) -> ParameterState:
     """Return what is held for each byte of a parameter; gradients of several steps are added up."""
-    single, zero, job = np.ones(1), np.zeros(1), context.job
-    held = state_bytes(context.model, job, single, zero, single, single, np.full(1, UNSHARDED), zero, zero)
+    job = context.job
+    held, _ = parameter_bytes(context.model, job, StateSplit(sharding=np.full(1, UNSHARDED)))
     size = ITEM_BYTES[DTYPES[job.precision]]
     return ParameterState(
         bytes=float((held.weights + held.optimizer)[0]) / size,

@@ -20,7 +20,9 @@ from shardwright.cost.iteration.step import data_parallel, frozen_on
 from shardwright.cost.memory.backward import norm_backward_bytes
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import (
+    HeldParameters,
     StateBytes,
+    StateSplit,
     elsewhere,
     gathered_bytes,
     gradient_bytes,
@@ -117,21 +119,6 @@ class Fixed(Columns):
     micro_batches: Ints
 
 
-@record
-class HeldParameters:
-    """Parameters that one GPU of each rank holds before data-parallel sharding, [N, P]; `ends` are those of `dense` in
-    embedding and output projection, `tied` those of an embedding that the other end of the pipeline holds, too,
-    `replicated` those of adapters beyond the rank's part of all of the model's, `frozen` those of a tower that is not
-    trained, which are no part of `dense`."""
-
-    dense: Floats
-    expert: Floats
-    ends: Floats
-    tied: Floats | float = 0.0
-    replicated: Floats | float = 0.0
-    frozen: Floats | float = 0.0
-
-
 def held_parameters(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> HeldParameters:
     """Return the parameters of each rank. A tied output projection is shared where one rank has both ends."""
     table, stages, chunks = shards.table, of_pipelines(shards.row, starts, context.layer_count), int(rows.vpp[0])
@@ -169,22 +156,15 @@ def states(context: Context, rows: Strategies, shards: LayerRows, held: HeldPara
     """Return weights, gradients and optimizer state, [N, P] each."""
     groups = data_parallel(context, rows)
     two_layers = 2.0 * shards.table.parameters[shards.row]
-    return state_bytes(
-        context.model,
-        context.job,
-        held.dense,
-        held.expert,
-        groups.dense.size[:, None],
-        groups.expert.size[:, None],
-        rows.sharding[:, None],
-        rows.offload[:, None],
-        two_layers[:, None],
-        held.ends,
-        held.tied,
-        held.replicated,
-        held.frozen,
-        summed_at_last(context.job, rows)[:, None],
+    split = StateSplit(
+        sharding=rows.sharding[:, None],
+        dense_ranks=groups.dense.size[:, None],
+        expert_ranks=groups.expert.size[:, None],
+        offload=rows.offload[:, None],
+        working=two_layers[:, None],
+        unsharded=summed_at_last(context.job, rows)[:, None],
     )
+    return state_bytes(context.model, context.job, held, split)
 
 
 def kept_activations(context: Context, rows: Strategies, shards: LayerRows, starts: Ints, count: Ints) -> Floats:

@@ -22,7 +22,7 @@ from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.frameworks.overheads import Calibration
 from shardwright.cost.iteration.batch import beside_transfers
-from shardwright.cost.iteration.footprint import Footprint, HeldParameters, fixed_bytes, footprint, held_parameters
+from shardwright.cost.iteration.footprint import Footprint, fixed_bytes, footprint, held_parameters
 from shardwright.cost.iteration.lanes import Known, Lanes, contexts_of, lane_of, lanes_of, of_pipelines, of_stages
 from shardwright.cost.iteration.layered.plan import layered_iteration
 from shardwright.cost.iteration.links import (
@@ -49,7 +49,7 @@ from shardwright.cost.iteration.step import (
     tied_embedding_seconds,
 )
 from shardwright.cost.memory.facts import memory_facts
-from shardwright.cost.memory.sizes import copied_bytes
+from shardwright.cost.memory.sizes import HeldParameters, copied_bytes
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN
 from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, Order, order_of_schedule
 from shardwright.cost.pipeline.simulate import Timeline, simulate, timeline

@@ -14,8 +14,8 @@ from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import SATURATED, UNKNOWN_ARCHITECTURE, peak_flops
 from shardwright.cost.compute.orthogonalisation import work_of
 from shardwright.cost.context import Context
-from shardwright.cost.iteration.footprint import HeldParameters
 from shardwright.cost.iteration.step import data_parallel
+from shardwright.cost.memory.sizes import HeldParameters
 from shardwright.cost.network.collectives import Fabric, Group, exchange_seconds, group, product
 from shardwright.cost.strategies import UNSHARDED, Strategies
 from shardwright.spec.job import Job

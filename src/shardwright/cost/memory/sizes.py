@@ -43,60 +43,75 @@ class StateBytes:
     in_host: Floats
 
 
-def state_bytes(
-    model: Model,
-    job: Job,
-    dense: Array,
-    expert: Array,
-    dense_ranks: Array,
-    expert_ranks: Array,
-    sharding: Array,
-    offload: Array,
-    working: Array,
-    ends: Array | float = 0.0,
-    tied: Array | float = 0.0,
-    replicated: Array | float = 0.0,
-    tower: Array | float = 0.0,
-    unsharded: Array | bool = False,
-) -> StateBytes:
-    """Return the bytes of weights, gradients and optimizer state, for parameters held by a GPU before data-parallel
-    sharding.
+@record
+class HeldParameters:
+    """Parameters that one GPU of each rank holds before data-parallel sharding, [N, P]; `ends` are those of `dense` in
+    embedding and output projection, `tied` those of an embedding that the other end of the pipeline holds, too,
+    `replicated` those of adapters beyond the rank's part of all of the model's, `frozen` those of a tower that is not
+    trained, which are no part of `dense`."""
+
+    dense: Floats
+    expert: Floats
+    ends: Floats
+    tied: Floats | float = 0.0
+    replicated: Floats | float = 0.0
+    frozen: Floats | float = 0.0
+
+
+@record
+class StateSplit:
+    """How weights, gradients and optimizer state are split: the `sharding` (codes of `cost.strategies`) over so many
+    ranks of dense and of expert parameters, and the part of the state in host memory (`offload`). Under ZeRO-3
+    `working` parameters are gathered at a time; gradients that are `unsharded` are whole until the last micro-batch, in
+    the type that is sent."""
+
+    sharding: Array
+    dense_ranks: Array | float = 1.0
+    expert_ranks: Array | float = 1.0
+    offload: Array | float = 0.0
+    working: Array | float = 0.0
+    unsharded: Array | bool = False
+
+
+def state_bytes(model: Model, job: Job, held: HeldParameters, split: StateSplit) -> StateBytes:
+    """Return the bytes of weights, gradients and optimizer state of the parameters that a GPU holds.
 
     Mixed precision keeps 2-byte weights, the gradients of `MemoryFacts` (4 bytes in Megatron-LM, which accumulates in
     fp32) or of the job's options, and the state of `frameworks.optimizer`. ZeRO-1 shards the state over the data-
-    parallel ranks, ZeRO-2 the gradients as well, ZeRO-3 the weights too, of which `working` parameters are gathered at
-    a time. `offload` is the fraction of the state in host memory, with what follows it there (`MemoryFacts`); weights
-    may be there without it (`weight_offload`). `ends` are the dense parameters of embedding and output projection,
-    which stay with Adam under Muon and in 16 bits beside quantised layers; `tied` those of an embedding that the other
-    end of a pipeline holds, too.
+    parallel ranks, ZeRO-2 the gradients as well, ZeRO-3 the weights too. With the state in host memory goes what
+    follows it there (`MemoryFacts`); weights may be there without it (`weight_offload`). The ends stay with Adam under
+    Muon and in 16 bits beside quantised layers.
 
     Frozen weights have no gradients and no state, and so no master weight either: of these a rank keeps its shard as
-    they are, and of quantised ones all scales, which follow nothing to the host. `replicated` are the weights of
-    adapters that a GPU has beyond its part of all, `tower` those of a frozen tower, which count nowhere else.
-    `unsharded` says that gradients are whole until the last micro-batch, in the type that is sent. Under FSDP2's ZeRO-2
-    shards that are no masters stay beside the weights that are gathered from them.
+    they are, and of quantised ones all scales, which follow nothing to the host. Under FSDP2's ZeRO-2 shards that are
+    no masters stay beside the weights that are gathered from them.
     """
+    dense, expert, ends, replicated = held.dense, held.expert, held.ends, held.replicated
+    dense_ranks, expert_ranks = split.dense_ranks, split.expert_ranks
+    sharding, offload, unsharded = split.sharding, split.offload, split.unsharded
     full, facts = job.precision == "fp32", memory_facts(job.framework)
     weight, gradient, frozen = weight_bytes(job), gradient_bytes(job), frozen_bytes(job)
     own_shard = weight if full or not job.masters else weight - 2.0 + facts.shard_weight
     passing = gradient if facts.shard_weight else min(gradient, weight)
     share, state = trained_share(model, job), state_width(model, job)
-    held, kept = dense + expert, dense / dense_ranks + expert / expert_ranks
+    parameters, kept = dense + expert, dense / dense_ranks + expert / expert_ranks
     by_option = float(job.options.weights_in_host)
     weights_away = np.maximum(offload * facts.weights_follow, by_option) * (sharding == ZERO3)
     gradients_away = offload * facts.gradients_follow * (sharding >= ZERO2)
-    open_at_once, reduced = (np.minimum(working, held - kept * (1.0 - part)) for part in (weights_away, gradients_away))
-    total, sharded = share * held + replicated, share * kept + replicated / dense_ranks
+    open_at_once, reduced = (
+        np.minimum(split.working, parameters - kept * (1.0 - part)) for part in (weights_away, gradients_away)
+    )
+    total, sharded = share * parameters + replicated, share * kept + replicated / dense_ranks
     whole, shard, opened = weight * total, own_shard * sharded, weight * share * open_at_once
     scales: Array | float = 0.0
     if frozen:
         part, apiece = 1.0 if job.adapters else 1.0 - share, job.kept_bytes[1]
         wide = ends + expert * experts_unquantised(job)
-        wider, scales = max(weight - frozen, 0.0) * wide, part * apiece * (held - wide)
+        wider, scales = max(weight - frozen, 0.0) * wide, part * apiece * (parameters - wide)
         gathered = np.maximum(frozen - apiece, weight * (expert > 0.0) * experts_unquantised(job))
-        whole, opened = whole + part * frozen * held + wider, opened + part * gathered * open_at_once
+        whole, opened = whole + part * frozen * parameters + wider, opened + part * gathered * open_at_once
         shard = shard + part * (frozen - apiece) * kept + scales + (wider + part * apiece * wide) / dense_ranks
-    unchanged = (frozen or weight) * tower
+    unchanged = (frozen or weight) * held.frozen
     whole, shard = whole + unchanged, shard + unchanged / dense_ranks
     kept_too = (sharding == ZERO2) & (facts.shard_weight == 0.0)
     resharded, by_layer = kept_too * whole, facts.freed & (facts.shard_weight == 0.0)
@@ -109,7 +124,7 @@ def state_bytes(
     gradients = np.where(sharding >= ZERO2, staying + waiting + beside, gradient * total)
     on_their_way = opened * (sharding == ZERO3) + beside * (sharding >= ZERO2)
     apart = share * ends_width(model, job)
-    away = elsewhere(job, tied)
+    away = elsewhere(job, held.tied)
     updated = np.where(sharding == UNSHARDED, total, sharded - away / dense_ranks)
     optimizer = state * updated + apart * np.where(sharding == UNSHARDED, ends, (ends - away) / dense_ranks)
     return StateBytes(
@@ -125,6 +140,13 @@ def state_bytes(
         + weights_away * (shard - scales)
         + paged_width(job) * updated,
     )
+
+
+def parameter_bytes(model: Model, job: Job, split: StateSplit) -> tuple[StateBytes, StateBytes]:
+    """Return the same of one parameter of a layer, and of one of the embedding or the output projection."""
+    one, none = np.ones(1), np.zeros(1)
+    of_layers = state_bytes(model, job, HeldParameters(dense=one, expert=none, ends=none), split)
+    return of_layers, state_bytes(model, job, HeldParameters(dense=one, expert=none, ends=one), split)
 
 
 def elsewhere(job: Job, tied: Array | float) -> Floats:
@@ -182,10 +204,8 @@ def least_state_bytes(model: Model, job: Job, ranks: Array, everything: Array, *
     state in host memory. Without `gradients` those that come in place of activations do not count."""
 
     def kept(sharding: int) -> Floats:
-        single, zero, cut = np.ones(1), np.zeros(1), np.full(1, sharding)
-        of_layers, of_ends = (
-            state_bytes(model, job, single, zero, ranks, single, cut, single, zero, ends) for ends in (0.0, 1.0)
-        )
+        split = StateSplit(sharding=np.full(1, sharding), dense_ranks=ranks, offload=1.0)
+        of_layers, of_ends = parameter_bytes(model, job, split)
         weights = np.minimum(of_layers.weights, of_ends.weights)
         late = 0.0 if gradients or not memory_facts(job.framework).freed else of_layers.sharded_gradients
         return np.asarray(weights + of_layers.gradients - late)
@@ -197,10 +217,8 @@ def least_state_bytes(model: Model, job: Job, ranks: Array, everything: Array, *
 def least_optimizer_bytes(model: Model, job: Job, ranks: Array, offload: float) -> tuple[Floats, Floats]:
     """Return the least optimizer state on the GPU and the least bytes in host memory, in bytes per parameter of which
     `ranks` GPUs hold copies, where a part `offload` of the state is in host memory."""
-    single, zero, cut, part = np.ones(1), np.zeros(1), np.full(1, ZERO1), np.full(1, offload)
-    of_layers, of_ends = (
-        state_bytes(model, job, single, zero, ranks, single, cut, part, zero, ends) for ends in (0.0, 1.0)
-    )
+    split = StateSplit(sharding=np.full(1, ZERO1), dense_ranks=ranks, offload=offload)
+    of_layers, of_ends = parameter_bytes(model, job, split)
     on_gpu, in_host = np.minimum(of_layers.optimizer, of_ends.optimizer), np.minimum(of_layers.in_host, of_ends.in_host)
     return np.asarray(on_gpu), np.asarray(in_host)
 

@@ -15,7 +15,7 @@ import numpy as np
 from shardwright.arrays import Floats, Ints, bits_of, packed
 from shardwright.cost.context import Context, LayerRows, ShardIndex
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.iteration.footprint import HeldParameters, floor_bytes, most_room
+from shardwright.cost.iteration.footprint import floor_bytes, most_room
 from shardwright.cost.iteration.gathers import micro_batches, summed_at_last
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.iteration.step import (
@@ -30,7 +30,7 @@ from shardwright.cost.iteration.step import (
     reduction_tails,
     tied_embedding_seconds,
 )
-from shardwright.cost.memory.sizes import trained_share
+from shardwright.cost.memory.sizes import HeldParameters, trained_share
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, exposed_seconds, rack_seconds, transfer_seconds
 from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.stage.relaxed import fewest_repeated

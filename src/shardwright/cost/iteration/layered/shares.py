@@ -17,7 +17,14 @@ import numpy as np
 from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.footprint import Footprint
-from shardwright.cost.memory.sizes import copied_bytes, head_passes, reserved_bytes, state_bytes
+from shardwright.cost.memory.sizes import (
+    HeldParameters,
+    StateSplit,
+    copied_bytes,
+    head_passes,
+    reserved_bytes,
+    state_bytes,
+)
 from shardwright.cost.stage.exact import live_bytes
 from shardwright.cost.stage.terms import AGAIN, REST
 from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, ZERO3, Strategies, strategies
@@ -136,29 +143,21 @@ def ends_total(context: Context, units: Units) -> float:
     return state_total(context, units) - inside
 
 
+def _all_parameters(context: Context, units: Units) -> HeldParameters:
+    expert = np.full(1, units.expert.sum())
+    dense, ends = state_total(context, units) - expert, np.full(1, ends_total(context, units))
+    return HeldParameters(dense=dense, expert=expert, ends=ends, frozen=units.frozen)
+
+
 def memory(
     context: Context, units: Units, shares: RowShares, state: Floats, largest_state: Floats, gpus: int
 ) -> Footprint:
     """Return the bytes on GPUs with `state` [N] of the state, [N] each term. Where the largest of all `gpus` parts is
     above an equal one, gathers and scatters go through buffers of `gpus` parts as large as it."""
     job = context.job
-    held = np.full(len(shares), state_total(context, units) - units.expert.sum())
-    expert = np.full(len(shares), units.expert.sum())
-    ends, ranks = np.full(len(shares), ends_total(context, units)), 1.0 / np.maximum(state, 1e-12)
-    none, working = np.zeros(len(shares)), np.full(len(shares), gathered_parameters(units))
-    sharded = state_bytes(
-        context.model,
-        job,
-        held,
-        expert,
-        ranks,
-        ranks,
-        np.full(len(shares), ZERO3),
-        none,
-        working,
-        ends,
-        tower=units.frozen,
-    )
+    ranks, everywhere = 1.0 / np.maximum(state, 1e-12), np.full(len(shares), ZERO3)
+    split = StateSplit(sharding=everywhere, dense_ranks=ranks, expert_ranks=ranks, working=gathered_parameters(units))
+    sharded = state_bytes(context.model, job, _all_parameters(context, units), split)
     padded = padded_bytes(context.model, job, units, largest_state, gpus)
     activations, logits = activation_bytes(units, shares)
     terms = {
@@ -167,19 +166,15 @@ def memory(
         "optimizer": sharded.optimizer,
         "activations": activations,
         "logits": logits,
-        "buffers": np.broadcast_to(padded, none.shape),
+        "buffers": np.broadcast_to(padded, ranks.shape),
     }
     return Footprint(**terms, context=reserved_bytes(job, np.asarray(sum(terms.values()))), in_host=sharded.in_host)
 
 
 def share_bytes(context: Context, units: Units) -> float:
     """Return the bytes of the whole state, of which each GPU keeps its share."""
-    once, expert = np.ones(1), np.full(1, units.expert.sum())
-    held, none = np.full(1, state_total(context, units)) - expert, np.zeros(1)
-    ends = ends_total(context, units)
-    state = state_bytes(
-        context.model, context.job, held, expert, once, once, np.full(1, ZERO3), none, none, ends, tower=units.frozen
-    )
+    split = StateSplit(sharding=np.full(1, ZERO3))
+    state = state_bytes(context.model, context.job, _all_parameters(context, units), split)
     return float((state.weights + state.gradients + state.optimizer)[0])
 
 

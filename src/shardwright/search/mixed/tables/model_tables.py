@@ -18,12 +18,13 @@ from shardwright.cost.iteration.orthogonalisation import running_product_seconds
 from shardwright.cost.iteration.step import BUCKET_SHARE, message_bytes, optimizer_seconds, tied_bytes
 from shardwright.cost.layers.table import running_sums
 from shardwright.cost.memory.sizes import (
+    StateSplit,
     copied_bytes,
     elsewhere,
     gathered_bytes,
     head_bytes,
+    parameter_bytes,
     room_for_tensors,
-    state_bytes,
     trained_share,
     whole_units,
 )
@@ -157,10 +158,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
     running = {name: getattr(table, field)[row] for name, field in NAMES.items()}
     ones, alone = np.ones(count), replace(rows, pp=np.ones_like(rows.pp))
     size = message_bytes(context, rows)
-    state, ends = (
-        state_bytes(model, job, ones, 0 * ones, ones, ones, rows.sharding, rows.offload, 0 * ones, end)
-        for end in (0.0, 1.0)
-    )
+    state, ends = parameter_bytes(model, job, StateSplit(sharding=rows.sharding, offload=rows.offload))
     shared = state.optimizer * (rows.sharding != UNSHARDED)
     gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)
     single = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, alone.pp)
