@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from importlib.resources import files
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from tests.nightly import examples
 
 from shardwright.errors import SpecError
-from shardwright.spec.catalog.gpus import _folded, _gpu_names, find_gpu, gpus, resolve_gpu, sold_memory_bytes
+from shardwright.spec.catalog.gpus import _folded, _gpu_names, find_gpu, gpus, gpus_with, resolve_gpu, sold_memory_bytes
 from shardwright.spec.catalog.machines import find_machine, links, machines, reference_machines
 from shardwright.spec.catalog.prices import load_prices, prices
 
@@ -112,6 +113,12 @@ def test_an_unknown_gpu_gets_near_names() -> None:
         find_gpu("H101")
     with pytest.raises(SpecError, match="MI250X"):
         find_gpu("MI250")
+
+
+def test_all_geforce_cards_since_ampere_send_through_the_host_and_no_workstation_card_runs_above_its_clock() -> None:
+    geforce = {name for name in gpus() if re.match(r"RTX[345]0[5-9]0", name)}
+    assert len(geforce) > 15 and geforce <= gpus_with("through_host") & gpus_with("consumer")
+    assert all(re.match(r"RTX\d0\d0", name) for name in gpus_with("consumer"))
 
 
 def test_machines() -> None:
