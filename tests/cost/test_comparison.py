@@ -15,9 +15,8 @@ from tools.refit import ratios
 from tools.refit.training import timed_cases
 
 from shardwright import Plan, load_cluster, load_model, make_job, plan
-from shardwright.cost.trust.comparison import SHARED, ratio_interval, steps, unlikeness
 from shardwright.cost.trust.evidence import ceiling
-from shardwright.cost.trust.interval import carried, chance_within
+from shardwright.cost.trust.interval import SHARED, carried, chance_within, ratio_interval, steps, unlikeness
 from shardwright.validation.case import Case
 from shardwright.validation.published import published_runs
 

@@ -13,19 +13,20 @@ import pytest
 import shardwright
 from shardwright import Measured, SpecError, calibrate, calibrated
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.site.calibration import SiteCalibration, effect_of
-from shardwright.cost.site.file import dumps, from_document, to_document
-from shardwright.cost.site.process import (
+from shardwright.cost.site.calibration import (
     FAMILY,
     LINKS,
     NOISE,
     PRECISION,
     SITE,
     STRATEGY,
+    SiteCalibration,
     covariance,
+    effect_of,
     posterior,
     prior_variance,
 )
+from shardwright.cost.site.file import dumps, from_document, to_document
 from shardwright.cost.site.setting import Setting
 from shardwright.plans.document import plan_schema
 from shardwright.plans.plan import Plan, Prediction

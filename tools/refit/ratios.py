@@ -1,4 +1,4 @@
-"""The steps of `cost.trust.comparison`: how far measured ratios of two strategies are from predicted ones."""
+"""The steps of `cost.trust.interval`: how far measured ratios of two strategies are from predicted ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwright.arrays import Floats, Ints
 from shardwright.commands import option
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.predict import predict
-from shardwright.cost.trust.comparison import unlikeness
+from shardwright.cost.trust.interval import unlikeness
 from shardwright.validation.case import Case
 from shardwright.validation.outcome import Outcome
 from shardwright.validation.reasons import sweep_of

@@ -9,8 +9,7 @@ from statistics import median
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict
-from shardwright.cost.site.calibration import MOST_RUNS, SiteCalibration, SiteRun
-from shardwright.cost.site.process import NOISE
+from shardwright.cost.site.calibration import MOST_RUNS, NOISE, SiteCalibration, SiteRun
 from shardwright.cost.site.setting import setting_of
 from shardwright.errors import Problem, bad, reject
 from shardwright.plans.plan import Plan

@@ -5,7 +5,6 @@
 * `published`: the runs that ship
 * `case`: a run as the cost model sees it
 * `facts`: single facts of a run, said or taken
-* `mixed_case`: a run on several GPU types
 * `model_of`: its model
 * `forecast`: predictions of many cases
 * `outcome`: one run, predicted and measured

@@ -144,9 +144,9 @@ def state_bytes(model: Model, job: Job, held: HeldParameters, split: StateSplit)
 
 def parameter_bytes(model: Model, job: Job, split: StateSplit) -> tuple[StateBytes, StateBytes]:
     """Return the same of one parameter of a layer, and of one of the embedding or the output projection."""
-    one, none = np.ones(1), np.zeros(1)
-    of_layers = state_bytes(model, job, HeldParameters(dense=one, expert=none, ends=none), split)
-    return of_layers, state_bytes(model, job, HeldParameters(dense=one, expert=none, ends=one), split)
+    single, zero = np.ones(1), np.zeros(1)
+    of_layers = state_bytes(model, job, HeldParameters(dense=single, expert=zero, ends=zero), split)
+    return of_layers, state_bytes(model, job, HeldParameters(dense=single, expert=zero, ends=single), split)
 
 
 def elsewhere(job: Job, tied: Array | float) -> Floats:

@@ -1,6 +1,5 @@
 """A user's own runs in place of the average site: what their machines, network and settings do that no column says.
 
-* `process`: the Gaussian process over settings, in closed form
 * `setting`: what of a plan decides how much of a deviation it shares with another
 * `calibration`: what was measured of a site, and what it says of a plan
 * `file`: its file

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from shardwright.cost.trust.comparison import ratio_interval
+from shardwright.cost.trust.interval import ratio_interval
 from shardwright.cost.trust.rarity import rare_beside
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, PassedOver, Usual, WithOptions

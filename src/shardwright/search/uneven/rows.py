@@ -21,9 +21,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardwright.arrays import Bools, Columns, Floats, Ints, distinct, least_enough
-from shardwright.cost.iteration.layered.network import Everyone, moved_seconds, updating_seconds
 from shardwright.cost.iteration.layered.plan import wave_seconds
-from shardwright.cost.iteration.layered.seconds import Slots, slots
+from shardwright.cost.iteration.layered.seconds import Everyone, Slots, moved_seconds, slots, updating_seconds
 from shardwright.cost.iteration.layered.shares import padded_bytes
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, exposed_seconds
 from shardwright.records import record

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.context import Context
-from shardwright.cost.iteration.layered.network import Everyone, everyone_of
+from shardwright.cost.iteration.layered.seconds import Everyone, everyone_of
 from shardwright.cost.strategies import ZERO3
 from shardwright.plans.abilities import makers
 from shardwright.plans.plan import Plan

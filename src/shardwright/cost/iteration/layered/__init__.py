@@ -4,7 +4,6 @@ A unit is the embedding, a layer or the head. Its weights are gathered once a pa
 GPU, and its gradients are scattered once (Cephalo, arXiv 2411.01075 §3).
 
 * `shares`: seconds and bytes of each unit, and what a GPU with given shares takes
-* `seconds`: the time of the iteration, and when each GPU runs each unit
-* `network`: gathers and scatters among all GPUs, and the update
+* `seconds`: the time of the iteration with gathers, scatters and update, and when each GPU runs each unit
 * `plan`: the iteration of a layered plan
 """

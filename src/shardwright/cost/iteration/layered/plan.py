@@ -10,8 +10,14 @@ import numpy as np
 from shardwright.arrays import Floats
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.footprint import Footprint
-from shardwright.cost.iteration.layered.network import everyone_of, moved_seconds, updating_seconds
-from shardwright.cost.iteration.layered.seconds import pass_seconds, slots, unit_passes
+from shardwright.cost.iteration.layered.seconds import (
+    everyone_of,
+    moved_seconds,
+    pass_seconds,
+    slots,
+    unit_passes,
+    updating_seconds,
+)
 from shardwright.cost.iteration.layered.shares import Passes, RowShares, Units, memory, passes, units_of
 from shardwright.cost.iteration.links import Contexts
 from shardwright.cost.iteration.replica_time import Mixed, ReplicaTime, UnitPasses
