@@ -14,7 +14,7 @@ from shardwright import Job, SpecError, load_cluster, load_model
 from shardwright.importers.launch import plan_from_launch
 from shardwright.spec.adapter import LINEAR
 from shardwright.spec.options import VALUES, said
-from tests.importers.test_launch_files import shape
+from tests.importers.launch_cases import shape
 
 FOLDER = Path(__file__).parent / "doors"
 SECTION = re.compile(r"(\w+)\.(\w+:.*)")
