@@ -10,11 +10,12 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.synthesis.models import BERT_BASE, GPT2, LLAMA_1B, vision
 from tests.synthesis.vgg import vgg19
 
 from shardwright.errors import SpecError
 from shardwright.synthesis.graph import Graph, Node, Ref, RepeatedBlock, Value, check, from_json, to_json
-from shardwright.synthesis.models.transformers import BERT_BASE, GPT2, LLAMA_1B, Transformer, language_model, vision
+from shardwright.synthesis.models.transformers import Transformer, language_model
 
 PLAIN = st.one_of(
     st.integers(-9, 9), st.booleans(), st.none(), st.sampled_from(["int64", ""]), st.floats(allow_nan=False)

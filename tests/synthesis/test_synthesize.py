@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.nightly import examples
 from tests.synthesis.account import most_bytes
 from tests.synthesis.clusters import FAST, unequal
+from tests.synthesis.models import WithCapacity, vision
 from tests.synthesis.vgg import fully_connected, vgg19
 
 from shardwright.arrays import Floats, Ints
@@ -26,7 +27,7 @@ from shardwright.synthesis.graph import Graph, Value
 from shardwright.synthesis.machines import DeviceMachine, Machines
 from shardwright.synthesis.memory import alone, rank_bytes
 from shardwright.synthesis.models.tape import Tape
-from shardwright.synthesis.models.transformers import Transformer, WithCapacity, language_model, vision
+from shardwright.synthesis.models.transformers import Transformer, language_model
 from shardwright.synthesis.prices import RankShares, prices
 from shardwright.synthesis.program import Communication, check, from_json, to_json
 from shardwright.synthesis.ratios import rounded, undominated

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.synthesis.models import convolution
+
 from shardwright.synthesis.graph import Graph, Ref, Value
 from shardwright.synthesis.models.tape import Tape
 
@@ -33,7 +35,7 @@ def vgg19(*, batch: int, image: int, classes: int = 1000, dropout: float = 0.5) 
     labels = tape.leaf("input", "labels", (batch,), "int64")
     for number, channels in enumerate(CHANNELS):
         if channels:
-            x = tape.unary("relu", tape.convolution(x, f"features.{number}", channels, 3, padding=1))
+            x = tape.unary("relu", convolution(tape, x, f"features.{number}", channels, 3, padding=1))
         else:
             x = tape.max_pool(x)
     x = tape.view(tape.adaptive_pool(x, 7), batch, 512 * 49)

@@ -136,11 +136,6 @@ class Tape(Recorder):
         self.back(parts[0], rule)
         return parts
 
-    def select(self, x: Ref, dim: int, index: int) -> Ref:
-        shape = self.shape(x)
-        made = self.op("select.int", (x, dim, index), shape[:dim] + shape[dim + 1 :])
-        return self.back(made, lambda g: self.give(x, self.op("select_backward", (g, shape, dim, index), shape)))
-
     def expand(self, x: Ref, *shape: int) -> Ref:
         """Repeat x along its dimensions of length 1."""
         made = self.op("expand", (x, shape), shape)
@@ -243,16 +238,6 @@ class Tape(Recorder):
 
         self.back(made, rule)
         return self.view(made, *rows, width)
-
-    def bmm(self, x: Ref, y: Ref) -> Ref:
-        (b, m, k), n = self.shape(x), self.shape(y)[2]
-        made = self.op("bmm", (x, y), (b, m, n))
-
-        def rule(g: Ref) -> None:
-            self.give(x, self.op("bmm", (g, self.op("transpose.int", (y, 1, 2), (b, n, k))), (b, m, k)))
-            self.give(y, self.op("bmm", (self.op("transpose.int", (x, 1, 2), (b, k, m)), g), (b, k, n)))
-
-        return self.back(made, rule)
 
     def norm(self, x: Ref, name: str, *, rms: bool = False) -> Ref:
         """Add a layer norm or an RMS norm over the last dimension."""
@@ -358,22 +343,3 @@ class Tape(Recorder):
         made = self.op("_softmax", (x, -1, False), self.shape(x))
         name = "_softmax_backward_data"
         return self.back(made, lambda g: self.give(x, self.op(name, (g, made, -1, self.dtype), self.shape(x))))
-
-    def convolution(self, x: Ref, name: str, channels: int, kernel: int, *, stride: int = 1, padding: int = 0) -> Ref:
-        batch, depth, *image = self.shape(x)
-        w = self.parameter(f"{name}.weight", channels, depth, kernel, kernel)
-        b = self.parameter(f"{name}.bias", channels)
-        out = (batch, channels, *((size + 2 * padding - kernel) // stride + 1 for size in image))
-        rest: tuple[Argument, ...] = ((stride, stride), (padding, padding), (1, 1), False, (0, 0), 1)
-        made = self.op("convolution", (x, w, b, *rest), out)
-        needed = x not in self.leaves["input"].values()
-
-        def rule(g: Ref) -> None:
-            args: tuple[Argument, ...] = (g, x, w, (channels,), *rest, (needed, True, True))
-            dx = self.op("convolution_backward", args, self.shape(x) if needed else (0,), self.shape(w), (channels,))
-            if needed:
-                self.give(x, dx)
-            self.give(w, Ref(dx.node, 1))
-            self.give(b, Ref(dx.node, 2))
-
-        return self.back(made, rule)

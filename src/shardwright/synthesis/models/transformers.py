@@ -1,15 +1,21 @@
-"""BERT, GPT-2, Llama and ViT, with feed-forward layers or experts: those that take every token, and those of a fixed
-capacity.
-"""
+"""Language models as BERT, GPT-2, Llama and Mixtral are: with feed-forward layers, or experts that take every token."""
 
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import Protocol
 
 from shardwright.records import record
 from shardwright.synthesis.graph import Graph, Ref, Value
 from shardwright.synthesis.models.tape import Tape
+
+
+class Experts(Protocol):
+    """What experts are in place of a feed-forward layer."""
+
+    def add(self, tape: Tape, x: Ref, name: str, activation: str) -> Ref:
+        """Add them for x [batch, length, hidden]."""
+        ...
 
 
 @record
@@ -40,14 +46,6 @@ class Transformer:
     experts_every: int = 2
 
 
-BERT_BASE = Transformer(pre_norm=False)
-GPT2 = Transformer(vocabulary=50257, causal=True)
-LLAMA_1B = Transformer(
-    layers=16, hidden=2048, heads=32, kv_heads=8, feed_forward=8192, vocabulary=128256, causal=True, gated=True,
-    activation="silu", dropout=0.0,
-)  # fmt: skip
-
-
 ANGLES = ("rotary.cos", "rotary.sin")
 
 
@@ -68,8 +66,8 @@ def language_model(dims: Transformer, *, batch: int, seq_len: int, dtype: str = 
         x = tape.add(x, tape.parameter("positions", seq_len, dims.hidden))
     if not dims.pre_norm:
         x = tape.norm(x, "embedding.norm")
-    x = _drop(tape, x, dims)
-    x = _layers(tape, x, dims)
+    x = dropped(tape, x, dims)
+    x = layers(tape, x, dims)
     if dims.pre_norm:
         x = tape.norm(x, "norm", rms=dims.gated)
     logits = tape.linear(x, "head", dims.vocabulary, bias=False, weight=table if dims.tied else None)
@@ -77,36 +75,7 @@ def language_model(dims: Transformer, *, batch: int, seq_len: int, dtype: str = 
     return tape.graph(tape.cross_entropy(flat, labels))
 
 
-def vision(dims: Transformer, *, batch: int, image: int = 224, patch: int = 16, classes: int = 1000) -> Graph:
-    """Return a step of a vision transformer; its class is read from the first of its tokens, the mean of patches
-    taking the part of the class token where their number is given."""
-    tape = Tape()
-    pixels = tape.leaf("input", "images", (batch, 3, image, image))
-    labels = tape.leaf("input", "labels", (batch,), "int64")
-    side = image // patch
-    x = tape.convolution(pixels, "patches", dims.hidden, patch, stride=patch)
-    x = tape.permute(tape.view(x, batch, dims.hidden, side * side), 0, 2, 1)
-    x = _class_token(tape, x, batch, side * side, dims.hidden)
-    x = tape.add(x, tape.parameter("positions", side * side + 1, dims.hidden))
-    x = _layers(tape, _drop(tape, x, dims), dims)
-    x = tape.select(tape.norm(x, "norm"), 1, 0)
-    return tape.graph(tape.cross_entropy(tape.linear(x, "head", classes), labels))
-
-
-def _class_token(tape: Tape, x: Ref, batch: int, patches: int, hidden: int) -> Ref:
-    token = tape.parameter("class_token", 1, 1, hidden)
-    wide = tape.op("expand", (token, (batch, 1, hidden)), (batch, 1, hidden))
-    made = tape.op("cat", ((wide, x), 1), (batch, patches + 1, hidden))
-
-    def rule(g: Ref) -> None:
-        first = tape.op("slice.Tensor", (g, 1, 0, 1), (batch, 1, hidden))
-        tape.give(token, tape.op("sum.dim_IntList", (first, (0,), True), (1, 1, hidden)))
-        tape.give(x, tape.op("slice.Tensor", (g, 1, 1, patches + 1), (batch, patches, hidden)))
-
-    return tape.back(made, rule)
-
-
-def _layers(tape: Tape, x: Ref, dims: Transformer) -> Ref:
+def layers(tape: Tape, x: Ref, dims: Transformer) -> Ref:
     """Add the layers. Those with experts and those without take turns, so a block is one of each."""
     every = dims.experts_every if dims.experts else 1
     for number in range(0, dims.layers, every):
@@ -123,16 +92,16 @@ def _layer(tape: Tape, x: Ref, name: str, dims: Transformer, experts: Experts | 
         if part == "attention":
             made = _attention(tape, inner, f"{name}.{part}", dims)
         elif experts:
-            made = with_experts(tape, inner, f"{name}.{part}", experts, dims.activation)
+            made = experts.add(tape, inner, f"{name}.{part}", dims.activation)
         else:
             made = _mlp(tape, inner, f"{name}.{part}", dims)
-        x = tape.add(x, _drop(tape, made, dims))
+        x = tape.add(x, dropped(tape, made, dims))
         if not dims.pre_norm:
             x = tape.norm(x, f"{name}.{part}.norm")
     return x
 
 
-def _drop(tape: Tape, x: Ref, dims: Transformer) -> Ref:
+def dropped(tape: Tape, x: Ref, dims: Transformer) -> Ref:
     return tape.dropout(x, dims.dropout) if dims.dropout else x
 
 
@@ -176,15 +145,6 @@ def _mlp(tape: Tape, x: Ref, name: str, dims: Transformer) -> Ref:
 
 
 @record
-class WithCapacity:
-    """`count` experts of inner `width`, one a token, each with slots for `factor` times its part of a sequence."""
-
-    count: int
-    width: int
-    factor: float = 2.0
-
-
-@record
 class Dropless:
     """`count` gated experts of inner `width`, `chosen` a token, that drop no token (Mixtral, Qwen-MoE). The weights of
     those chosen are made to sum to one if `normalised`. Every token visits the shared expert of `shared_width`, if
@@ -197,15 +157,25 @@ class Dropless:
     shared_width: int = 0
     shared_gate: bool = False
 
-
-Experts: TypeAlias = WithCapacity | Dropless
-
-
-def with_experts(tape: Tape, x: Ref, name: str, experts: Experts, activation: str) -> Ref:
-    """Add a layer of experts for x [batch, length, hidden]."""
-    if isinstance(experts, WithCapacity):
-        return _with_capacity(tape, x, name, experts)
-    return _dropless(tape, x, name, experts, activation)
+    def add(self, tape: Tape, x: Ref, name: str, activation: str) -> Ref:
+        """Add experts as `transformers` has them: a row for each token and each of its self."""
+        *lead, hidden = tape.shape(x)
+        tokens, chosen, width = math.prod(lead), self.chosen, self.width
+        flat = tape.view(x, tokens, hidden)
+        shares, expert = _top(tape, tape.softmax(tape.linear(flat, f"{name}.router", self.count, bias=False)), chosen)
+        shares = _normalised(tape, shares) if self.normalised else shares
+        expert = tape.op("view", (expert, (tokens * chosen,)), (tokens * chosen,), dtype="int64")
+        copies = tape.expand(tape.view(flat, tokens, 1, hidden), tokens, chosen, hidden)
+        rows = tape.view(copies, tokens * chosen, hidden)
+        both = _grouped_mm(tape, rows, tape.parameter(f"{name}.gate_up", self.count, 2 * width, hidden), expert)
+        gate, up = tape.halves(both)
+        wide = tape.multiply(tape.unary(activation, gate), up)
+        out = _grouped_mm(tape, wide, tape.parameter(f"{name}.down", self.count, hidden, width), expert)
+        weighted = tape.multiply(tape.view(out, tokens, chosen, hidden), tape.view(shares, tokens, chosen, 1))
+        made = tape.sum(weighted, 1)
+        if self.shared_width:
+            made = tape.add(made, _shared(tape, flat, f"{name}.shared", self, activation))
+        return tape.view(made, *lead, hidden)
 
 
 def gated(tape: Tape, x: Ref, name: str, width: int, activation: str) -> Ref:
@@ -213,27 +183,6 @@ def gated(tape: Tape, x: Ref, name: str, width: int, activation: str) -> Ref:
     gate = tape.unary(activation, tape.linear(x, f"{name}.gate", width, bias=False))
     wide = tape.multiply(gate, tape.linear(x, f"{name}.up", width, bias=False))
     return tape.linear(wide, f"{name}.down", tape.shape(x)[-1], bias=False)
-
-
-def _dropless(tape: Tape, x: Ref, name: str, experts: Dropless, activation: str) -> Ref:
-    """Add experts as `transformers` has them: a row for each token and each of its experts."""
-    *lead, hidden = tape.shape(x)
-    tokens, chosen, width = math.prod(lead), experts.chosen, experts.width
-    flat = tape.view(x, tokens, hidden)
-    shares, expert = _top(tape, tape.softmax(tape.linear(flat, f"{name}.router", experts.count, bias=False)), chosen)
-    shares = _normalised(tape, shares) if experts.normalised else shares
-    expert = tape.op("view", (expert, (tokens * chosen,)), (tokens * chosen,), dtype="int64")
-    copies = tape.expand(tape.view(flat, tokens, 1, hidden), tokens, chosen, hidden)
-    rows = tape.view(copies, tokens * chosen, hidden)
-    both = _grouped_mm(tape, rows, tape.parameter(f"{name}.gate_up", experts.count, 2 * width, hidden), expert)
-    gate, up = tape.halves(both)
-    wide = tape.multiply(tape.unary(activation, gate), up)
-    out = _grouped_mm(tape, wide, tape.parameter(f"{name}.down", experts.count, hidden, width), expert)
-    weighted = tape.multiply(tape.view(out, tokens, chosen, hidden), tape.view(shares, tokens, chosen, 1))
-    made = tape.sum(weighted, 1)
-    if experts.shared_width:
-        made = tape.add(made, _shared(tape, flat, f"{name}.shared", experts, activation))
-    return tape.view(made, *lead, hidden)
 
 
 def _shared(tape: Tape, x: Ref, name: str, experts: Dropless, activation: str) -> Ref:
@@ -282,38 +231,3 @@ def _normalised(tape: Tape, x: Ref) -> Ref:
         tape.give(x, tape.op("div.Tensor", (less, total), shape))
 
     return tape.back(made, rule)
-
-
-def _with_capacity(tape: Tape, x: Ref, name: str, experts: WithCapacity) -> Ref:
-    """Add experts with a capacity for each sequence: tokens beyond it are dropped. Tokens are sent to their slots and
-    back by products with masks, as in GShard (arXiv 2006.16668), one expert a token."""
-    batch, length, hidden = tape.shape(x)
-    count = experts.count
-    slots = math.ceil(experts.factor * length / count)
-    chances = tape.softmax(tape.linear(x, f"{name}.gate", count, bias=False))
-    mask, slot = _slots(tape, chances, slots)
-    masked = tape.view(tape.multiply(chances, mask), batch, length, count, 1)
-    weight = tape.multiply(tape.expand(masked, batch, length, count, slots), slot)
-    combine = tape.view(weight, batch, length, count * slots)
-    dispatch = tape.op("view", (slot, (batch, length, count * slots)), (batch, length, count * slots))
-    turned = tape.op("permute", (dispatch, (0, 2, 1)), (batch, count * slots, length))
-    sent = tape.view(tape.bmm(turned, x), batch, count, slots, hidden)
-    inner = tape.view(tape.permute(sent, 1, 0, 2, 3), count, batch * slots, hidden)
-    wide = tape.unary("relu", tape.bmm(inner, tape.parameter(f"{name}.up", count, hidden, experts.width)))
-    out = tape.bmm(wide, tape.parameter(f"{name}.down", count, experts.width, hidden))
-    back = tape.permute(tape.view(out, count, batch, slots, hidden), 1, 0, 2, 3)
-    return tape.bmm(combine, tape.view(back, batch, count * slots, hidden))
-
-
-def _slots(tape: Tape, chances: Ref, slots: int) -> tuple[Ref, Ref]:
-    """Return which expert each token goes to [batch, length, experts], and which slot of it [.., slots], as masks."""
-    batch, length, count = shape = tape.shape(chances)
-    best = tape.op("argmax", (chances, -1, True), (batch, length, 1), dtype="int64")
-    names = tape.op("arange", (count,), (count,), dtype="int64")
-    chosen = tape.op("eq.Tensor", (best, names), shape, dtype="bool")
-    mask = tape.op("_to_copy", (chosen,), shape)
-    place = tape.op("cumsum", (mask, 1), shape)
-    wide = tape.op("unsqueeze", (tape.op("mul.Tensor", (place, mask), shape), 3), (*shape, 1))
-    numbers = tape.op("arange.start", (1, slots + 1), (slots,), dtype="int64")
-    there = tape.op("eq.Tensor", (wide, numbers), (*shape, slots), dtype="bool")
-    return mask, tape.op("_to_copy", (there,), (*shape, slots))
