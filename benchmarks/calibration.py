@@ -30,8 +30,7 @@ from shardwright.cost.predict import predict
 from shardwright.cost.site.calibration import SiteCalibration, SiteRun, effect_of
 from shardwright.cost.site.setting import setting_of
 from shardwright.validation.case import Case
-from shardwright.validation.published import published_runs
-from shardwright.validation.runs import PublishedRun, read_runs
+from shardwright.validation.runs import PublishedRun, published_runs, read_runs
 from shardwright.validation.site import plans_of
 
 COUNTS = (0, 1, 3, 10)

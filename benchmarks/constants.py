@@ -26,7 +26,7 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.validation.case import Case, case_of
 from shardwright.validation.facts import SkippedRunError
 from shardwright.validation.forecast import forecast
-from shardwright.validation.published import published_runs
+from shardwright.validation.runs import published_runs
 
 EACH = 4  # one run of so many
 LEAST = 1e-3  # a run has moved if it does by as much

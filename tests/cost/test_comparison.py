@@ -18,7 +18,7 @@ from shardwright import Plan, load_cluster, load_model, make_job, plan
 from shardwright.cost.trust.evidence import ceiling
 from shardwright.cost.trust.interval import SHARED, carried, chance_within, ratio_interval, steps, unlikeness
 from shardwright.validation.case import Case
-from shardwright.validation.published import published_runs
+from shardwright.validation.runs import published_runs
 
 SWEEP = "Ultra-Scale Playbook sweep (H100)"
 

@@ -24,7 +24,7 @@ from shardwright.cost.trust.rarity import (
 from shardwright.files import shipped_table
 from shardwright.spec.model import training_kind
 from shardwright.validation.case import Case
-from shardwright.validation.published import published_runs
+from shardwright.validation.runs import published_runs
 
 
 @pytest.fixture(scope="module")

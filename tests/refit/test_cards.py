@@ -26,7 +26,7 @@ from tools.refit.cards import (
 from shardwright.errors import SpecError
 from shardwright.units import GIBIBYTE
 from shardwright.validation.outcome import Outcome
-from shardwright.validation.published import published_failed_runs, published_runs
+from shardwright.validation.runs import published_failed_runs, published_runs
 
 REMEDY = "run `make cards`, with CAUSE if a prediction moved"
 CARDS = read_cards()

@@ -19,7 +19,7 @@ from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.frameworks.overheads import Calibration
 from shardwright.validation.case import Case
 from shardwright.validation.forecast import forecast
-from shardwright.validation.published import published_runs
+from shardwright.validation.runs import published_runs
 
 SOURCES = ("llm-foundry MPT benchmarks", "NeMo 24.07 perf summary", "SimuMax B200 real runs")
 

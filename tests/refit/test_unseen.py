@@ -7,7 +7,7 @@ import pytest
 from tests.nightly import nightly
 from tools.refit.unseen import PAGE, predicted, unseen_page, unseen_runs
 
-from shardwright.validation.published import published_runs
+from shardwright.validation.runs import published_runs
 
 # The rest of what was measured on these machines is in no table: other people published it.
 SOME = ("Llama 70B, FSDP 16, 16 H200", "Hy3, 64 GB300, TE graphs", "Llama 13B, 8 H200, tp 1, FSDP 8")

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 from tests.validation.known import KNOWN, known_runs
+from tools.refit.published import checked, model_name, phrases, published, table
 
 import shardwright
 from shardwright.errors import SpecError
-from shardwright.validation import published
-from shardwright.validation.published import checked, published_failed_runs, published_runs, table
-from shardwright.validation.runs import parse_runs, phrases, read_runs
+from shardwright.validation.runs import RUNS_FILE, parse_runs, published_failed_runs, published_runs, read_runs
 
 SOURCE = re.compile(r"[^\s@/]+/[^\s@/]+@[^\s:]+:\S.*")
 
@@ -77,19 +76,17 @@ def test_poor_runs_are_left_out_and_a_run_without_source_is_refused() -> None:
 
 
 def test_models_of_test_cases_have_names_that_people_know() -> None:
-    assert published.model_name("gpt:gpt3_7b_tp4_pp1_memory_speed") == "GPT-3-7B"
-    assert published.model_name("gpt:own_model_tp2_fast") == "own-model"
-    assert published.model_name("Llama-3-70B") == "Llama-3-70B"
+    assert model_name("gpt:gpt3_7b_tp4_pp1_memory_speed") == "GPT-3-7B"
+    assert model_name("gpt:own_model_tp2_fast") == "own-model"
+    assert model_name("Llama-3-70B") == "Llama-3-70B"
     assert not [run.model for run in published_runs() if ":" in run.model]
 
 
-def test_equal_tables_are_packed_to_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_tables_are_packed_to_equal_bytes(tmp_path: Path) -> None:
     packed = []
-    for folder in ("one", "two"):
-        monkeypatch.setattr(published, "__file__", str(tmp_path / folder / "published.py"))
-        (tmp_path / folder).mkdir()
-        published.main([str(KNOWN), str(KNOWN)])
-        packed.append((tmp_path / folder / "data" / published.RUNS_FILE).read_bytes())
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        published(KNOWN, KNOWN, folder)
+        packed.append((folder / RUNS_FILE).read_bytes())
     assert packed[0] == packed[1]
     assert parse_runs(gzip.decompress(packed[0]).decode(), "x") == read_runs(KNOWN)
 

@@ -15,6 +15,7 @@ COMMANDS = {
     "cards": ("tools.refit.cards:cards", "Landmarks among published runs, predicted anew."),
     "operators": ("tools.refit.operators_command:operators", "Speed of operators and collectives."),
     "memory": ("tools.refit.memory_command:memory", "Memory that frameworks keep, from training runs."),
+    "published": ("tools.refit.published:published", "The tables of published runs that ship, from larger ones."),
     "ratios": ("tools.refit.ratios:ratios", "How sure comparisons of two plans are, from sweeps of training runs."),
     "intervals": ("tools.refit.overheads_command:intervals", "Width of intervals, around the constants that ship."),
     "rare": ("tools.refit.rare:rare", "What of strategies hardly any published run has."),

@@ -57,7 +57,7 @@ def accuracy(
 
     from shardwright.cost.learned import default_efficiency
     from shardwright.files import write_atomically
-    from shardwright.validation.published import published_runs
+    from shardwright.validation.runs import published_runs
 
     cases = timed_cases(published_runs())
     print(f"predicting {len(cases):,} runs under {len(AIMS)} protocols, some minutes", file=sys.stderr)

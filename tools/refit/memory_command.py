@@ -43,8 +43,7 @@ def memory(
     from shardwright.errors import bad
     from shardwright.files import write_atomically
     from shardwright.reports.validation import fits_words
-    from shardwright.validation.published import published_failed_runs, published_runs
-    from shardwright.validation.runs import read_runs
+    from shardwright.validation.runs import published_failed_runs, published_runs, read_runs
 
     ran = cases_of(published_runs() if runs is None else read_runs(runs))
     broken = None if failed is None else read_runs(failed)

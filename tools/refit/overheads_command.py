@@ -39,8 +39,7 @@ def overheads(
     from shardwright.cost.learned import default_efficiency
     from shardwright.errors import bad
     from shardwright.files import write_atomically
-    from shardwright.validation.published import published_runs
-    from shardwright.validation.runs import read_runs
+    from shardwright.validation.runs import published_runs, read_runs
 
     if runs is not None and out is None:
         raise bad("--out", "is missing: runs of your own do not replace what ships", "name a folder, e.g. -o mine")
@@ -70,7 +69,7 @@ def intervals(
 
     from shardwright.cost.frameworks.overheads import shipped
     from shardwright.cost.learned import default_efficiency
-    from shardwright.validation.published import published_runs
+    from shardwright.validation.runs import published_runs
 
     cases = timed_cases(published_runs())
     print(f"predicting {len(cases):,} runs, some minutes", file=sys.stderr)

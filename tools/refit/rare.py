@@ -58,7 +58,7 @@ def rare(
     from tools.refit.training import timed_cases
 
     from shardwright.files import write_atomically
-    from shardwright.validation.published import published_runs
+    from shardwright.validation.runs import published_runs
 
     rows = list(rows_of(timed_cases(published_runs())))
     table = io.StringIO()

@@ -120,7 +120,7 @@ def ratios(
 
     from shardwright.cost.learned import default_efficiency
     from shardwright.files import write_atomically
-    from shardwright.validation.published import published_runs
+    from shardwright.validation.runs import published_runs
 
     efficiency = Remembering(default_efficiency())
     cases = timed_cases(published_runs())

@@ -269,7 +269,6 @@ def _timers(log: _Log) -> tuple[Timer, ...]:
         Timer(
             name=name,
             least_seconds=median(low for low, _ in times),
-            most_seconds=median(high for _, high in times),
             lines=len(times),
         )
         for name, times in log.timers.items()

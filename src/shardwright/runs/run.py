@@ -58,7 +58,6 @@ class Timer:
 
     name: str
     least_seconds: float
-    most_seconds: float
     lines: int
 
 

@@ -1,8 +1,7 @@
 """Predicted against measured: published runs as plans, errors by group, the nearest evidence.
 
 * `validate`: the library call
-* `runs`: reading of runs, and of what their notes say
-* `published`: the runs that ship
+* `runs`: the runs that ship, reading of others, and of what their notes say
 * `case`: a run as the cost model sees it
 * `facts`: single facts of a run, said or taken
 * `model_of`: its model

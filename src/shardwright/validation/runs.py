@@ -1,4 +1,4 @@
-"""Reading of published training runs: one run a row of a CSV file, with the configuration, what was measured, and what
+"""Published training runs, those that ship with the package and a user's own: one run a row of a CSV file, with the configuration, what was measured, and what
 its notes say that has no column: the phrases that are understood, in one table.
 """
 
@@ -14,12 +14,14 @@ from functools import lru_cache
 from pathlib import Path
 
 from shardwright.errors import bad
+from shardwright.files import shipped_file
 from shardwright.records import record
 from shardwright.spec.job import FP8_RECIPES
 from shardwright.spec.text.reading import read_text
 
 NEEDED = ("model", "gpu", "n_gpus", "seq_len", "global_batch")
 MEASURED = ("measured_iter_time_s", "measured_tokens_per_s_per_gpu", "measured_mem_gb")
+RUNS_FILE, FAILED_FILE = "published.csv.gz", "published_failed.csv.gz"
 BLANK = {"", "nan", "none", "null", "n/a", "na", "-", "?"}
 
 SPECIAL = r"([0-9.]+) TB/s, ([0-9.]+) W"
@@ -35,21 +37,6 @@ SAID = {
     "rounded": r"digitised|back-computed|computed from rounded",
     "flagged": r"\bflag\b|possible outlier|severe regression",
 }
-# Every phrase that the table of published runs keeps, with the words to keep of it ("": as found).
-PHRASES: tuple[tuple[str, str], ...] = (
-    *((pattern, "") for pattern in (SAID["optimizer_offload"], SPECIAL, SAID["first_dense"], MACHINES, PSEUDO_LAYERS)),
-    (r"\blora\b", "LoRA"),
-    (SAID["attention_adapters"], ""),
-    (SAID["fused_loss"], "Liger"),
-    (r"per-op sac", "per-op SAC"),
-    (r"recompute_modules=[^;]+", ""),
-    (BLOCK, ""),
-    (r"\betp=[0-9]+", ""),
-    (r"pp_layout=[^; ]+", ""),
-    (r"MTP layers [0-9]+", ""),
-    (r"reshard_after_forward=False", ""),
-    *((SAID[name], "") for name in ("few_steps", "rounded", "flagged")),
-)
 
 
 @record
@@ -182,6 +169,22 @@ def parse_runs(text: str, place: str) -> tuple[PublishedRun, ...]:
     return runs
 
 
+@lru_cache
+def published_runs() -> tuple[PublishedRun, ...]:
+    """Return the published runs that ship with the package."""
+    return _shipped(RUNS_FILE)
+
+
+@lru_cache
+def published_failed_runs() -> tuple[PublishedRun, ...]:
+    """Return the configurations that were published as failed."""
+    return _shipped(FAILED_FILE)
+
+
+def _shipped(name: str) -> tuple[PublishedRun, ...]:
+    return parse_runs(shipped_file("shardwright.validation", name).decode("utf-8"), name)
+
+
 def _run(row: Mapping[str, str | None], place: str, have: set[str]) -> PublishedRun:
     values: dict[str, object] = {}
     for name in COLUMNS:
@@ -266,14 +269,6 @@ def notes_of(text: str) -> Notes:
         machines=tuple((int(count), kind) for count, kind in re.findall(MACHINES, text)),
         boundaries=tuple(map(int, boundaries[1].split(","))) if boundaries else (),
     )
-
-
-def phrases(text: str) -> str:
-    """Return the phrases of notes that are kept, each once, in the order of `PHRASES`."""
-    matches: list[str] = []
-    for pattern, words in PHRASES:
-        matches += [words or match[0].strip() for match in re.finditer(pattern, text, re.IGNORECASE)]
-    return "; ".join(dict.fromkeys(matches))
 
 
 def _found(pattern: str, text: str) -> re.Match[str] | None:

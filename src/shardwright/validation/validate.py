@@ -11,8 +11,7 @@ from shardwright.errors import Problem, bad, reject, suggestion
 from shardwright.records import record
 from shardwright.validation.case import CONTRADICTS
 from shardwright.validation.outcome import Outcome, outcomes
-from shardwright.validation.published import published_failed_runs, published_runs
-from shardwright.validation.runs import PublishedRun, read_runs
+from shardwright.validation.runs import PublishedRun, published_failed_runs, published_runs, read_runs
 from shardwright.validation.summary import Summary, summarise
 
 QUALITIES = "ABC"
