@@ -28,8 +28,8 @@ from shardwright.runtime.model.initial import initial_values, seeded
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.parameters import unit_parameters
 from shardwright.runtime.model.regions import compiled
+from shardwright.runtime.step.compilation import run_each_kind
 from shardwright.runtime.step.engine import Engine, evaluate, make_engine, train_step
-from shardwright.runtime.step.rehearsal import rehearse
 from shardwright.spec.job import Precision
 from shardwright.spec.model import Model
 
@@ -90,7 +90,7 @@ def under(recompute: Recompute, **dimensions: Any) -> Plan:
     ],
     ids=["plain", "selective", "full", "experts"],
 )
-def test_after_the_rehearsal_nothing_is_compiled_and_nothing_has_changed(plan: Plan) -> None:
+def test_once_each_kind_of_layer_ran_nothing_is_compiled_and_nothing_has_changed(plan: Plan) -> None:
     """Neither by steps nor by evaluation, with recomputation neither."""
     torch._dynamo.reset()
     graphs: list[Any] = []
@@ -100,7 +100,7 @@ def test_after_the_rehearsal_nothing_is_compiled_and_nothing_has_changed(plan: P
         return graph.forward
 
     engine, plain = (engine_of(plan, layer) for layer in (compiled(pytest.fail, backend=backend), layer_forward))
-    rehearse(engine, evaluates=True)
+    run_each_kind(engine, evaluates=True)
     compilations = len(graphs)
     assert compilations == 2, "with gradients and without"
     for step in range(2):

@@ -34,8 +34,8 @@ from shardwright.runtime.state.loss_scale import LossScale
 from shardwright.runtime.state.pieces import CutShape, StatePiece, copy_overlap, overlaps
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.state.slots import Slot
+from shardwright.runtime.step.compilation import run_each_kind
 from shardwright.runtime.step.engine import Engine, evaluate, make_engine, train_step
-from shardwright.runtime.step.rehearsal import rehearse
 from shardwright.runtime.storage.checkpoint import open_checkpoint, restore, save_checkpoint
 from shardwright.runtime.storage.manifest import Course
 
@@ -181,7 +181,7 @@ def run_case(case: Case, rank: int, folder: Path) -> dict[str, Any]:
         layer=compiled(_fail, backend=BACKENDS.get(case.backend, case.backend)) if case.backend else layer_forward,
     )  # fmt: skip
     if case.backend:
-        rehearse(engine, evaluates=True)
+        run_each_kind(engine, evaluates=True)
         meet(dist.distributed_c10d._get_default_store(), "compiled", layout.world_size)
     if case.first_scale is not None:
         engine.loss_scale = LossScale(value=case.first_scale)

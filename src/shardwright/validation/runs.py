@@ -1,5 +1,6 @@
-"""Published training runs, those that ship with the package and a user's own: one run a row of a CSV file, with the configuration, what was measured, and what
-its notes say that has no column: the phrases that are understood, in one table.
+"""Published training runs, those that ship with the package and a user's own: one run a row of a CSV file, with the
+configuration, what was measured, and what its notes say that has no column: the phrases that are understood, in one
+table.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from shardwright.runtime.layout.process_groups import ProcessGroups, make_proces
 from shardwright.runtime.model.blocks import layer_forward
 from shardwright.runtime.model.initial import Initial, as_kept, beside, seeded
 from shardwright.runtime.model.regions import compiled
+from shardwright.runtime.step.compilation import run_each_kind
 from shardwright.runtime.step.engine import Engine, make_engine
-from shardwright.runtime.step.rehearsal import rehearse
 from shardwright.runtime.storage.checkpoint import Checkpoint, open_checkpoint, restore
 from shardwright.runtime.storage.manifest import Course, step_of
 from shardwright.runtime.storage.steps import DAMAGED, GIVEN_UP, checkpoints, resumable, set_aside
@@ -115,7 +115,7 @@ def compile_layers(
     """Compile layers if the run does, and wait until all ranks have."""
     if settings.compiles:
         note(f"{STARTING}, compiling layers")
-        rehearse(engine, evaluates=settings.held_out is not None)
+        run_each_kind(engine, evaluates=settings.held_out is not None)
         note(f"{STARTING}, waiting for others that compile")
         meet_all()
 

@@ -1,7 +1,7 @@
 """One training step of a rank.
 
 * `engine`: a rank ready to train, its step, and the loss without training
-* `rehearsal`: layers compiled before the first step
+* `compilation`: layers compiled before the first step
 * `pipeline`: passes in the order of the schedule
 * `layered`: passes layer by layer, under uneven FSDP
 * `parts`: gathers and scatters of unequal parts

@@ -14,11 +14,11 @@ from shardwright.runtime.model.chunk import Chunk, forward
 from shardwright.runtime.step.engine import Engine
 
 
-def rehearse(engine: Engine, *, evaluates: bool) -> None:
+def run_each_kind(engine: Engine, *, evaluates: bool) -> None:
     """Run a layer of each kind that this rank has, forward and backward, and forward alone where it `evaluates`. The
     gradients are zeros, and no message leaves the stage. Ranks that share layers must call it together, between steps.
 
-    (Layer by layer, as in uneven FSDP, all ranks begin with the same unit: nothing is to be rehearsed there.)"""
+    (Layer by layer, as in uneven FSDP, all ranks begin with the same unit: nothing is to be compiled ahead there.)"""
     if engine.layout.plan.layered:
         return
     channels, sync = engine.pipeline.channels, engine.sync
