@@ -74,7 +74,7 @@ class _Affine:
 
 
 def best_shares(
-    space: Decisions, choice: Choice, net: Machines, shares: RankShares, costs: Prices, *, floor: float = 0.0
+    space: Decisions, choice: Choice, net: Machines, shares: RankShares, costs: Prices
 ) -> RankShares | None:
     """Return the shares that the choice is fastest with, None if none fit the memory."""
     ratios = tuple(shares.exact)
@@ -88,13 +88,11 @@ def best_shares(
     _stages(rows, layout, flow, weights, stages)
     _behind(rows, layout, flow, weights)
     _memory(rows, layout, space, choice, net, shares)
-    lower = np.zeros(layout.width)
-    lower[: layout.largest] = floor
     upper = np.ones(layout.width)
     upper[layout.first_stage :] = np.inf
     objective = np.zeros(layout.width)
     objective[layout.time] = 1.0
-    solution = solve(objective, rows, lower=lower, upper=upper)
+    solution = solve(objective, rows, lower=np.zeros(layout.width), upper=upper)
     if solution.status != "optimal":
         return None
     solved = np.maximum(solution.values[: layout.largest], 0.0).reshape(len(ratios), -1)

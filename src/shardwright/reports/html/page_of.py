@@ -116,7 +116,7 @@ def _both(names: tuple[str, str], *sections: Section) -> tuple[Section, ...]:
 
 def repeat_section(command: str, plan: Plan, trainers: tuple[str, ...] | None = None) -> Section:
     """Return how to get a plan again, which is saved as plan.json, and what to do next."""
-    _, step = next_step(plan, Path("plan.json"), trainers)
+    _, step = next_step(Path("plan.json"), trainers)
     return _repeat_section([*([command] if command else []), "shardwright evaluate plan.json", step])
 
 

@@ -37,7 +37,7 @@ def first_screen(ranking: Ranking, out: Path | None = None, width: int = WIDTH, 
     best = ranking.best
     lines = [labelled(name, words, width, column=COLUMN) for name, words in _answers(ranking)]
     instead = None if ranking.no_trainer is None else _instead(ranking.no_trainer, asked)
-    further = (instead or next_step(best, out, trainers_of_best(ranking)), ("more", FURTHER))
+    further = (instead or next_step(out, trainers_of_best(ranking)), ("more", FURTHER))
     after = [labelled(name, words, width, column=COLUMN) for name, words in further]
     return "\n".join([heading(best.model, best.cluster, best.job, width), "", *lines, "", *after])
 
@@ -177,7 +177,7 @@ def _instead(nobody: NoTrainer, asked: Sequence[str]) -> tuple[str, str] | None:
     return "next", f"nobody that we know runs this plan; shardwright {shlex.join(words)}"
 
 
-def next_step(best: Plan, out: Path | None, trainers: tuple[str, ...] | None = None) -> tuple[str, str]:
+def next_step(out: Path | None, trainers: tuple[str, ...] | None = None) -> tuple[str, str]:
     """Return the command to type next, under its name. `trainers` run the plan, the one to take first; where that was
     not asked (None), the command that says who does."""
     plan = "plan.json" if out is None else str(out)

@@ -251,7 +251,7 @@ def shop_screen(
         choice = result.front[chosen(result)]
         terms = "; ".join([*assumed, *_terms(choice)])
         answers = [*_choice_answers(choice), *([("assumed", terms)] if terms else [])]
-        blocks = [answers, [next_step(choice.plan, out, trainers), *blocks[0]]]
+        blocks = [answers, [next_step(out, trainers), *blocks[0]]]
     texts = ("\n".join(labelled(name, words, width, column=COLUMN) for name, words in block) for block in blocks)
     return "\n\n".join([front_text(result, model, job, ROWS, width), *texts])
 
