@@ -63,7 +63,8 @@ def link_kind(pool: NodePool) -> str:
     if gpu.link.startswith("PCIe"):
         bridged = pool.intra_bytes_per_second > BRIDGE_GAIN * gpu.link_bytes_per_second
         return SWITCH if bridged else PCIE
-    mesh = links()[gpu.link].mesh or gpu.kind in gpus_with("mesh")
+    link = links().get(gpu.link)  # a plan file may name one that the catalogue has not
+    mesh = (link is not None and link.mesh) or gpu.kind in gpus_with("mesh")
     return MESH if mesh and pool.domain_gpus <= mesh_gpus(gpu) else SWITCH
 
 
