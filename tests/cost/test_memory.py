@@ -122,7 +122,7 @@ def test_no_sharding_or_offload_needs_less_than_the_least_state(precision, optim
     for ranks in (1, 4):
         for sharding in (ZERO1, ZERO2, ZERO3):
             found = state_bytes(MODEL, job, one, none, one * ranks, one, np.array([sharding]), one, none)
-            least = least_state_bytes(MODEL, job, one * ranks, np.array([sharding > ZERO1]))
+            least = least_state_bytes(MODEL, job, np.array([ranks]), np.array([sharding > ZERO1]))
             assert found.weights + found.gradients + found.optimizer >= least - 1e-12
 
 

@@ -51,7 +51,7 @@ def test_the_least_state_is_a_floor_for_every_framework(framework, precision, le
         for sharding in (ZERO1, ZERO2, ZERO3):
             for working, offload in product((none, 0.3 * one), (none, 0.25 * one, one)):
                 found = state_bytes(MODEL, job, one, none, one * ranks, one, np.array([sharding]), offload, working)
-                least = least_state_bytes(MODEL, job, one * ranks, np.array([sharding > ZERO1]))
+                least = least_state_bytes(MODEL, job, np.array([ranks]), np.array([sharding > ZERO1]))
                 assert found.weights + found.gradients + found.optimizer >= least - 1e-12
 
 

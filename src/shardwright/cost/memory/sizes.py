@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from shardwright.arrays import Array, Floats, Ints
+from shardwright.arrays import Array, Floats, Ints, by_number
 from shardwright.cost.frameworks.optimizer import ends_width, paged_width, state_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
@@ -177,12 +179,12 @@ def trained_share(model: Model, job: Job) -> float:
     return trained_parameters(model, job) / (model.language_parameters + tower_parameters(model, job)[0])
 
 
-def least_state_bytes(model: Model, job: Job, ranks: Array, everything: Array, *, gradients: bool = True) -> Floats:
+def least_state_bytes(model: Model, job: Job, ranks: Ints, everything: Array, *, gradients: bool = True) -> Floats:
     """Return the least of weights, gradients and optimizer state, in bytes per parameter of which `ranks` GPUs hold
     copies: weights and gradients, or a part of these where `everything` may be sharded (ZeRO-3), with the optimizer's
     state in host memory. Without `gradients` those that come in place of activations do not count."""
 
-    def kept(sharding: int) -> Floats:
+    def kept(sharding: int, ranks: Ints) -> Floats:
         single, zero, cut = np.ones(1), np.zeros(1), np.full(1, sharding)
         of_layers, of_ends = (
             state_bytes(model, job, single, zero, ranks, single, cut, single, zero, ends) for ends in (0.0, 1.0)
@@ -191,8 +193,8 @@ def least_state_bytes(model: Model, job: Job, ranks: Array, everything: Array, *
         late = 0.0 if gradients or not memory_facts(job.framework).freed else of_layers.sharded_gradients
         return np.asarray(weights + of_layers.gradients - late)
 
-    whole = kept(ZERO1)
-    return np.where(everything, np.minimum(whole, kept(ZERO3)), whole)
+    whole, cut = (by_number(ranks, partial(kept, sharding)) for sharding in (ZERO1, ZERO3))
+    return np.where(everything, np.minimum(whole, cut), whole)
 
 
 def least_optimizer_bytes(model: Model, job: Job, ranks: Array, offload: float) -> tuple[Floats, Floats]:
