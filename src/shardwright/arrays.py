@@ -29,6 +29,12 @@ def distinct(values: Array) -> Array:
     return ordered.compress(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
 
 
+def by_number(numbers: Ints, of: Callable[[Ints], Array]) -> Array:
+    """Return `of` the numbers, which are not negative: it is asked for each distinct one alone."""
+    there = np.bincount(numbers) > 0
+    return np.asarray(of(np.flatnonzero(there))[(np.cumsum(there) - 1)[numbers]])
+
+
 def distinct_rows(rows: Array) -> Array:
     """Return the distinct rows of [N, K], in ascending order of their columns, the first one foremost."""
     ordered = rows[np.lexsort(rows.T[::-1])]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from shardwright.arrays import Array, Floats, Ints
+from shardwright.arrays import Array, Floats, Ints, by_number
 from shardwright.cost.frameworks.optimizer import ends_width, paged_width, state_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
@@ -198,20 +200,20 @@ def trained_share(model: Model, job: Job) -> float:
     return trained_parameters(model, job) / (model.language_parameters + tower_parameters(model, job)[0])
 
 
-def least_state_bytes(model: Model, job: Job, ranks: Array, everything: Array, *, gradients: bool = True) -> Floats:
+def least_state_bytes(model: Model, job: Job, ranks: Ints, everything: Array, *, gradients: bool = True) -> Floats:
     """Return the least of weights, gradients and optimizer state, in bytes per parameter of which `ranks` GPUs hold
     copies: weights and gradients, or a part of these where `everything` may be sharded (ZeRO-3), with the optimizer's
     state in host memory. Without `gradients` those that come in place of activations do not count."""
 
-    def kept(sharding: int) -> Floats:
+    def kept(sharding: int, ranks: Ints) -> Floats:
         split = StateSplit(sharding=np.full(1, sharding), dense_ranks=ranks, offload=1.0)
         of_layers, of_ends = parameter_bytes(model, job, split)
         weights = np.minimum(of_layers.weights, of_ends.weights)
         late = 0.0 if gradients or not memory_facts(job.framework).freed else of_layers.sharded_gradients
         return np.asarray(weights + of_layers.gradients - late)
 
-    whole = kept(ZERO1)
-    return np.where(everything, np.minimum(whole, kept(ZERO3)), whole)
+    whole, cut = (by_number(ranks, partial(kept, sharding)) for sharding in (ZERO1, ZERO3))
+    return np.where(everything, np.minimum(whole, cut), whole)
 
 
 def least_optimizer_bytes(model: Model, job: Job, ranks: Array, offload: float) -> tuple[Floats, Floats]:

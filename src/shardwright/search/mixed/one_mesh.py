@@ -194,15 +194,20 @@ def _scouted(run: _Run, instances: Sequence[Instance], gap: float, longest: floa
     made of the best one of a setting and a number of copies at once, where it looks better than those before, so that
     the next ones are held against good plans."""
     looked = np.inf
-    for instance in instances:
-        for copies in numbers_of_copies(instance, run.space):
-            most = min(longest, run.worth.longest(run.incumbent))
-            ways = [(run.worth.least(way), way) for way in candidates(instance, run.space, most, copies)]
-            least, best = min(ways, key=lambda pair: pair[0], default=(np.inf, None))
-            if best is not None and least < min(looked, run.incumbent / (1.0 + gap)):
-                looked = least
-                _try(run, best)
-            yield from ((value, way) for value, way in ways if np.isfinite(value))
+    pairs = [(instance, copies) for instance in instances for copies in numbers_of_copies(instance, run.space)]
+    for instance, copies in sorted(pairs, key=lambda pair: _of_even_stages(*pair)):
+        most = min(longest, run.worth.longest(run.incumbent))
+        ways = [(run.worth.least(way), way) for way in candidates(instance, run.space, most, copies)]
+        least, best = min(ways, key=lambda pair: pair[0], default=(np.inf, None))
+        if best is not None and least < min(looked, run.incumbent / (1.0 + gap)):
+            looked = least
+            _try(run, best)
+        yield from ((value, way) for value, way in ways if np.isfinite(value))
+
+
+def _of_even_stages(instance: Instance, copies: int) -> float:
+    """Return about what the best plan of so many copies takes: pipelines of all units, with their bubble if even."""
+    return instance.quick * (1.0 + (int(instance.table.units.sum()) - copies) / instance.total)
 
 
 def _looked_at(run: _Run, node: TreeNode[_Open]) -> Step[_Open]:
@@ -383,7 +388,14 @@ def _columns(instance: Instance, counts: Ints, region: Region, micro_batches: in
     """Return what bounds compositions; pipelines deeper than their micro-batches are bounded apart."""
     deeper = counts.sum(axis=1) > micro_batches
     parts = [
-        columns(instance.table, instance.layers, instance.capacity(region, longest, few=few), some, region, few=few)
+        columns(
+            instance.table,
+            instance.layers,
+            instance.capacity(region, longest / micro_batches, few=few),
+            some,
+            region,
+            few=few,
+        )
         for few, some in ((False, picked(counts, ~deeper)), (True, picked(counts, deeper)))
         if len(some)
     ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
+from shardwright.cost.iteration.batch import shape_groups
 from shardwright.cost.strategies import COLUMNS, Strategies
 from shardwright.cost.trust.rarity import rare_counts
 from shardwright.plans.findings import RareSwitch
@@ -88,38 +89,43 @@ def preferred(entries: Iterable[Entry], within: float, more: int = 0) -> list[tu
 
 @dataclass(slots=True)
 class Waiting:
-    """Rows with the lower bounds of their values: parts that are each sorted, and how far each has been taken."""
+    """Rows with the lower bounds of their values: parts of one pipeline shape that are each sorted, by shape, and how
+    far each has been taken."""
 
-    parts: list[tuple[ExpandedRows, Floats]] = field(default_factory=list)
-    taken: list[int] = field(default_factory=list)
+    parts: dict[tuple[int, int], list[tuple[ExpandedRows, Floats]]] = field(default_factory=dict)
 
     @property
     def lowest(self) -> float:
         """The least bound that waits; infinite if nothing does."""
-        heads = (values[done] for (_, values), done in zip(self.parts, self.taken, strict=True) if done < len(values))
-        return float(min(heads, default=np.inf))
+        return min(map(_lowest, self.parts.values()), default=np.inf)
 
     def push(self, rows: ExpandedRows, values: Floats) -> None:
         """Add rows."""
-        order = np.argsort(values, kind="stable")
-        self.parts.append((rows.take(order), values[order]))
-        self.taken.append(0)
+        given = rows.strategies
+        for group in shape_groups(given.pp, given.vpp):
+            order = group[np.argsort(values[group], kind="stable")]
+            shape = int(given.pp[order[0]]), int(given.vpp[order[0]])
+            self.parts.setdefault(shape, []).append((rows.take(order), values[order]))
 
     def pop(self, below: float, most: int) -> ExpandedRows:
-        """Remove and return the rows of lowest bound: at least one, about `most` (equal bounds stay together), none
-        above `below`."""
-        open_values = [values[done : done + most] for (_, values), done in zip(self.parts, self.taken, strict=True)]
-        lowest = np.sort(np.concatenate(open_values))[:most]
+        """Remove and return the rows of lowest bound of the shape that has the lowest: at least one, about `most`
+        (equal bounds stay together), none above `below`."""
+        shape = min(self.parts, key=lambda shape: (_lowest(self.parts[shape]), shape))
+        parts = self.parts.pop(shape)
+        lowest = np.sort(np.concatenate([values[:most] for _, values in parts]))[:most]
         limit = min(below, float(lowest[-1]))
-        popped = []
-        for place, (rows, values) in enumerate(self.parts):
-            end = int(np.searchsorted(values, limit, side="right"))
-            if end > self.taken[place]:
-                popped.append(rows.take(slice(self.taken[place], end)))
-                self.taken[place] = end
+        ends = [int(np.searchsorted(values, limit, side="right")) for _, values in parts]
+        popped = [rows.take(slice(0, end)) for (rows, _), end in zip(parts, ends, strict=True) if end]
+        left = [(rows.take(slice(end, None)), values[end:]) for (rows, values), end in zip(parts, ends, strict=True)]
+        if left := [(rows, values) for rows, values in left if len(values)]:
+            self.parts[shape] = left
         return ExpandedRows.concatenated(popped)
 
     def rest(self) -> ExpandedRows | None:
         """Return all rows that still wait; None if there are none."""
-        rows = [rows.take(slice(done, None)) for (rows, _), done in zip(self.parts, self.taken, strict=True)]
+        rows = [rows for parts in self.parts.values() for rows, _ in parts]
         return ExpandedRows.concatenated(rows) if rows else None
+
+
+def _lowest(parts: list[tuple[ExpandedRows, Floats]]) -> float:
+    return min(float(values[0]) for _, values in parts)
