@@ -49,7 +49,7 @@ from shardwright.spec.catalog.frameworks import framework_has
 NUMBERS, LOOKED_AT = 3, 12  # of GPUs that have plans, largest first, and that are looked at for them; chosen
 COSTED = 64  # ways that are costed on the GPUs there are, at most; chosen
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # chosen
-HARDLY = 0.7  # times its seconds on one type alone: what a plan takes at least; chosen
+HARDLY = 0.85  # times its seconds on one type alone: what a plan takes at least; chosen
 PARTS = 8  # of the layers, of which some run again; chosen
 MOST_TYPES = 4  # of a plan; chosen
 DATA_PARALLEL = dict.fromkeys(("tp", "cp", "pp", "ep", "etp", "vpp"), 1)

@@ -74,7 +74,7 @@ def search_pipelines(results: Sequence[OneType], asked: Asked, top: int, *, one_
     most = most_valued(contexts[0].job, (context.pool for context in contexts))
     limit = most * (1.0 + asked.gap) * BEYOND  # so that what just keeps it is looked at
     incumbent = min(_to_beat_on_one_type(results, asked), longest)
-    searched = partial(_searched, results, asked, top, limit=limit, one_mesh=one_mesh)
+    searched = partial(_within_budget, partial(_searched, results, asked, top, limit=limit, one_mesh=one_mesh))
     every = searched(contexts, incumbent)
     if every is None:
         return None
@@ -123,6 +123,26 @@ def _spread_unequally(
             by_train = run_by_train(able, asked.fit)
             plans += unequal_spread(by_train, asked.cluster, asked.space, asked.filters, spread, longest)
     return tuple(plans)
+
+
+def _within_budget(
+    searched: Callable[[Sequence[Context], float], MixedOutcome | None], contexts: Sequence[Context], incumbent: float
+) -> MixedOutcome | None:
+    """Return what is `searched` for, where time counts first without the budget, which takes longer to keep: where the
+    best plan keeps it, none that does is better."""
+    job = contexts[0].job
+    if job.budget_dollars is None or job.objective == "cost":
+        return searched(contexts, incumbent)
+    freed = replace(job, budget_dollars=None)
+    free = searched([replace(context, job=freed) for context in contexts], incumbent)
+    if free is None:
+        return None
+    plans = [replace(plan, job=job) for plan in free.plans]
+    if plans and affordable_value(min(plans, key=lambda plan: plan.iteration_seconds)) is None:
+        return searched(contexts, incumbent)
+    kept = tuple(plan for plan in plans if affordable_value(plan) is not None)
+    uniform = None if free.uniform is None else replace(free.uniform, job=job)
+    return replace(free, plans=kept, uniform=uniform if uniform and affordable_value(uniform) is not None else None)
 
 
 def _searched(

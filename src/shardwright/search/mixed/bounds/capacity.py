@@ -17,6 +17,7 @@ from shardwright.cost.stage.terms import AGAIN
 from shardwright.records import record
 from shardwright.rounding import coarse
 from shardwright.search.mixed.tables.columns import Layers, Table
+from shardwright.search.mixed.tables.region import Region, messages_between_sites
 
 FINENESS = 0.01  # relative distance of the times tried, beside those at which a stage takes one layer more
 IMPOSSIBLE = -1e7  # layers of a stage that cannot hold one: no sum with it reaches the model's
@@ -170,9 +171,11 @@ def least_move_seconds(table: Table) -> Floats:
     return np.where(table.local > 1, np.minimum(table.near, table.far), table.far)
 
 
-def least_moves(table: Table, here: Ints, there: Ints) -> Floats:
-    """Return the least seconds of messages between stages of types `here` and `there`, which follow each other."""
-    return np.where(here == there, least_move_seconds(table)[here], np.maximum(table.far[here], table.far[there]))
+def least_moves(table: Table, region: Region, here: Ints, there: Ints) -> Floats:
+    """Return the least seconds of messages between stages of types `here` and `there`, which follow each other in
+    pipelines of a region."""
+    far, over = np.maximum(table.far[here], table.far[there]), messages_between_sites(table, region)[here, there]
+    return np.where(here == there, least_move_seconds(table)[here], np.maximum(far, over))
 
 
 def most_layers(

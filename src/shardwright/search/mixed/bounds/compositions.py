@@ -39,7 +39,7 @@ from shardwright.search.mixed.bounds.travel import least_tail, parted_seconds, s
 from shardwright.search.mixed.bounds.work import forward_share, held_of, layers_held, least_work, most_hidden
 from shardwright.search.mixed.tables.columns import Layers, Table
 from shardwright.search.mixed.tables.compositions import Arrangement, any_order, every_order, few_orders
-from shardwright.search.mixed.tables.region import Region, agreement_delay, between_sites, usable
+from shardwright.search.mixed.tables.region import Region, agreement_delay, messages_between_sites, usable
 
 MANY = np.int64(1 << 40)
 STEPS = 20  # of the bisection for the least time of a composition
@@ -203,9 +203,8 @@ def _crossing_seconds(table: Table, region: Region) -> float:
     """Return the least seconds of a message between sites where all pipelines of a region cross."""
     if not region.crossings:
         return 0.0
-    rate, delay = between_sites(table, region.used)
-    together = region.fewest if region.crossings == 1 else 1  # over the same link, where there is only one
-    return table.activation_bytes * together / rate + delay
+    seconds = messages_between_sites(table, region)[np.ix_(region.used, region.used)]
+    return float(seconds[seconds > 0.0].min())
 
 
 def _least_tied(table: Table, arranged: Arrangement) -> Floats:

@@ -187,7 +187,7 @@ def _orders(table: Table, region: Region, counts: Ints, composition: Ints, stand
     owner, place = composition[way], at - np.take_along_axis(arranged.start[chosen], kinds, axis=1)
     leaves, crowd = standing.of(way, kinds, np.maximum(place, 0))
     moves = np.zeros(kinds.shape)
-    moves[:, 1:] = least_moves(table, kinds[:, :-1], kinds[:, 1:])
+    moves[:, 1:] = least_moves(table, region, kinds[:, :-1], kinds[:, 1:])
     leaves[:, 1:] &= kinds[:, :-1] == kinds[:, 1:]
     moves[:, 1:] = np.where(leaves[:, 1:], table.far[kinds[:, 1:]], moves[:, 1:])
     beside = np.full(len(owner), -1)
@@ -330,7 +330,7 @@ def least_of_listed(
         times = stages(table, kinds, starts, micro_batches=micro_batches, copies=region.most, modes=region.modes)
         times = times.take(np.flatnonzero(times.fits))
         if len(times):
-            moves = least_moves(table, kinds[:-1], kinds[1:])
+            moves = least_moves(table, region, kinds[:-1], kinds[1:])
             gathered = once[0, kinds] * times.dense + once[1, kinds] * times.expert
             later = sum(part.max(axis=1) for part in tails(table, times, gathered))
             later = later + update_seconds(table, kinds, times, region.most).max(axis=1)

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
-from shardwright.arrays import Array, Bools, Ints
+from shardwright.arrays import Array, Bools, Floats, Ints
 from shardwright.records import record
 from shardwright.search.mixed.tables.columns import Table
 
@@ -62,6 +62,14 @@ def between_sites(table: Table, used: tuple[int, ...]) -> tuple[float, float]:
     rates = table.site_rates[np.ix_(used, used)]
     apart = np.isfinite(rates)
     return float(rates[apart].max()), float(table.site_delays[np.ix_(used, used)][apart].min())
+
+
+def messages_between_sites(table: Table, region: Region) -> Floats:
+    """Return the least seconds of a message between types at two sites, [G, G], none at one site: where all pipelines
+    cross between two sites, theirs share the link."""
+    together = region.fewest if region.crossings == 1 else 1
+    seconds = table.activation_bytes * together / table.site_rates + table.site_delays
+    return np.where(np.isfinite(table.site_rates), seconds, 0.0)
 
 
 def ring_pace_between_sites(table: Table, region: Region) -> float:
