@@ -20,7 +20,6 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.facts import headroom
 from shardwright.cost.site.calibrated import Calibrated, anchored
 from shardwright.errors import SpecError, bad, reject, suggestion
-from shardwright.exporters.nearest import search_for
 from shardwright.exporters.support.matrix import limits_in_rules
 from shardwright.exporters.support.refusals import traced
 from shardwright.exporters.targets import TRAINERS
@@ -29,7 +28,6 @@ from shardwright.plans.findings import BlockRecomputation, Change, NoTrainer, Re
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, NoPlan, Ranking, SearchReport, WithOptions
 from shardwright.records import record
-from shardwright.search.fitting import changes_that_fit
 from shardwright.search.objective import INDIFFERENCE, affordable_value, require_sure
 from shardwright.search.planner import plan as search
 from shardwright.search.planner import predict, predict_all, require_question
@@ -37,7 +35,6 @@ from shardwright.search.ranked import best_of, with_bound
 from shardwright.search.rules.check import schema_with_gpus
 from shardwright.search.rules.rules import Rule, check_rules, parse_rules
 from shardwright.search.space.axes import Space, jobs_of, parse_pins
-from shardwright.search.sure import surely
 from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_names, framework_rows
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
@@ -148,6 +145,8 @@ def plan(
     frameworks = (*frameworks, *([framework] if framework else ()))
     space, asked["rules"] = pinned(space, pins), rules_of(rules, cluster)
     if sure is not None:
+        from shardwright.search.sure import surely
+
         settled: dict[str, Any] = {"frameworks": frameworks, "exportable_to": exportable_to, "space": space, **asked}
         return surely(lambda limited: plan(model, cluster, limited, **settled), job, sure)
     if exportable_to is not None and exportable_to not in TRAINERS:
@@ -352,6 +351,8 @@ def _for_framework(question: Question, framework: str, lacks: Mapping[str, str],
         )
         if not ranking.plans or runners(ranking.best):
             return ranking
+    from shardwright.exporters.nearest import search_for  # only where the search finds what nobody runs
+
     limits = limits_of_trainer(able[0])
     return search_for(able[0], limits, question.model, question.cluster, job, space=question.space, **question.asked)
 
@@ -409,6 +410,8 @@ def evaluate(
 def changes_to_run(context: Context, plan: Plan) -> tuple[Remedy, ...]:
     """Return single changes under which a uniform plan fits, of a plan that a trainer runs those after which one still
     does: where a part of the layers may be recomputed, not of all."""
+    from shardwright.search.fitting import changes_that_fit  # a search for plans asks for none
+
     ran = bool(runners(plan))
     changes = [change for change, changed in changes_that_fit(context, plan) if not ran or runners(changed)]
     part = any(isinstance(change, BlockRecomputation) for change in changes)
