@@ -56,8 +56,8 @@ def _made(plain: type[Any], *, kw_only: bool, slots: bool, eq: bool) -> type[Any
     written = {name: value for name, value in vars(plain).items() if name not in ("__dict__", "__weakref__")}
     names = [name for name, said in plain.__annotations__.items() if not str(said).startswith(CLASS_VARIABLES)]
     defaults = {name: written.pop(name) for name in names if name in written}  # slots have none
-    own = {"__doc__": plain.__doc__ or plain.__name__}  # or `dataclass` would write it, from a signature
-    said = {**defaults, **own, "__module__": plain.__module__, "__annotations__": plain.__annotations__}
+    text = {"__doc__": plain.__doc__ or plain.__name__}  # or `dataclass` would write it, from a signature
+    said = {**defaults, **text, "__module__": plain.__module__, "__annotations__": plain.__annotations__}
     if any(type(value).__hash__ is None for value in defaults.values()):
         _read(plain, said, kw_only)  # refuses what all objects would share
 
@@ -72,7 +72,7 @@ def _made(plain: type[Any], *, kw_only: bool, slots: bool, eq: bool) -> type[Any
         members |= {"__getstate__": _state, "__setstate__": _set_state}
     if eq:
         members |= {"__eq__": MadeLater(_equality), "__hash__": MadeLater(_hash)}
-    members |= {**written, **own, "__qualname__": plain.__qualname__}
+    members |= {**written, **text, "__qualname__": plain.__qualname__}
     metaclass: Any = type(plain)
     made: type[Any] = metaclass(plain.__name__, plain.__bases__, members)
     return made

@@ -41,7 +41,7 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.model import load_model
-from shardwright.trainers.runs import frameworks_with_trainers, limits_of_trainer, runners, what_lacks
+from shardwright.trainers.runs import frameworks_with_trainers, limits_of_trainer, runners, somebody_runs, what_lacks
 
 ANY = "any"
 USUAL = MEGATRON  # the framework that plans are for where nobody names one
@@ -269,7 +269,7 @@ def _with_options(ranking: Ranking, question: Question) -> WithOptions | None:
             if all(name in able and getattr(plan.job.options, name) is None for name in offered):
                 options = replace(plan.job.options, **offered)  # type: ignore[arg-type]
                 asked.append(replace(plan, job=replace(plan.job, options=options)))
-        legal = [plan for plan in asked if not check(plan) and runners(plan)]
+        legal = [plan for plan in asked if not check(plan) and somebody_runs(plan)]
         for plan in predict_all(legal, efficiency=question.asked.get("efficiency")):
             if _value(plan) < _value(best) and _fits(plan, question.asked.get("fit", FIT)):
                 best, pins = plan, tuple(f"{name}={word}" for name, word in offered.items())
@@ -289,7 +289,7 @@ def _searched(
         asked["longest"] = (1.0 - PAYS) * _value(ranking.best)
     narrow = replace(question, space=pinned(Space(), {**offered.options, **offered.within}), asked=asked)
     plans = _for_framework(narrow, job.framework, able[job.framework], free=False).plans
-    if not plans or not runners(plans[0]):
+    if not plans or not somebody_runs(plans[0]):
         return None
     words = (f"{name}={','.join(map(str, values))}" for name, values in offered.pins.items())
     return _offer(ranking, plans[0], tuple(words))
@@ -349,7 +349,7 @@ def _for_framework(question: Question, framework: str, lacks: Mapping[str, str],
         ranking = search(
             question.model, question.cluster, job, space=question.space, exportable_to=first, **question.asked
         )
-        if not ranking.plans or runners(ranking.best):
+        if not ranking.plans or somebody_runs(ranking.best):
             return ranking
     from shardwright.exporters.nearest import search_for  # only where the search finds what nobody runs
 
@@ -412,7 +412,7 @@ def changes_to_run(context: Context, plan: Plan) -> tuple[Remedy, ...]:
     does: where a part of the layers may be recomputed, not of all."""
     from shardwright.search.fitting import changes_that_fit  # a search for plans asks for none
 
-    ran = bool(runners(plan))
-    changes = [change for change, changed in changes_that_fit(context, plan) if not ran or runners(changed)]
+    ran = somebody_runs(plan)
+    changes = [change for change, changed in changes_that_fit(context, plan) if not ran or somebody_runs(changed)]
     part = any(isinstance(change, BlockRecomputation) for change in changes)
     return tuple(change for change in changes if not (part and change is Change.FULL_RECOMPUTATION))
