@@ -6,7 +6,8 @@
 * `evaluation`: the line of a script that says how it is read back
 * `support/`: who runs what
 * `megatron/`: Megatron-LM
-* `bridge`: Megatron-Bridge; `bridge_limits`: what it cannot run
+* `bridge`: Megatron-Bridge
+* `bridge_limits`: what it cannot run
 * `torchtitan/`: torchtitan
 * `accelerate`: Hugging Face Accelerate
 * `deepspeed`: DeepSpeed

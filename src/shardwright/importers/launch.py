@@ -128,10 +128,8 @@ def _task(text: str, name: str) -> tuple[str, dict[str, str], dict[str, str]] | 
     other."""
     if (mapped := _config_map(text, name)) is not None:
         return mapped.pop("run.sh"), {}, mapped
-    if (run := mosaic_run(text, name)) is not None:
-        return run
     task = _sky_task(text, name) or _ray_job(text, name)
-    return None if task is None else (*task, {})
+    return mosaic_run(text, name) if task is None else (*task, {})
 
 
 def _config_map(text: str, name: str) -> dict[str, str] | None:
