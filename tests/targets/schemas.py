@@ -208,7 +208,7 @@ def _asked_of_model(tree: ast.Module) -> Iterator[tuple[str, Any]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and re.fullmatch(r"(self\.)?_?cfg\.get", ast.unparse(node.func)):
             key, *default = node.args
-            if isinstance(key, ast.Constant):
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
                 yield f"model.{key.value}", _literal(default[0]) if default else None
 
 

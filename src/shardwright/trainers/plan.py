@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -32,15 +33,15 @@ from shardwright.search.objective import INDIFFERENCE, affordable_value, require
 from shardwright.search.planner import plan as search
 from shardwright.search.planner import predict, predict_all, require_question
 from shardwright.search.ranked import best_of, with_bound
-from shardwright.search.rules.check import schema_with_gpus
-from shardwright.search.rules.rules import Rule, check_rules, parse_rules
-from shardwright.search.space.axes import Space, jobs_of, parse_pins
+from shardwright.search.rules.rules import Rule
+from shardwright.search.space.axes import Space, jobs_of
 from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_names, framework_rows
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.model import load_model
+from shardwright.trainers.arguments import named, pinned, require_kinds, rules_of
 from shardwright.trainers.runs import frameworks_with_trainers, limits_of_trainer, runners, somebody_runs, what_lacks
 
 ANY = "any"
@@ -109,13 +110,13 @@ SEARCHED = (
 
 
 def plan(
-    model: Model | str,
-    cluster: Cluster | str,
+    model: Model | str | Path,
+    cluster: Cluster | str | Path,
     job: Job,
     *,
     pins: Mapping[str, Any] = MappingProxyType({}),
-    rules: Sequence[Rule | str] = (),
-    framework: str | None = None,
+    rules: str | Sequence[Rule | str] = (),
+    framework: str | Sequence[str] | None = None,
     frameworks: Sequence[str] = (),
     exportable_to: str | None = None,
     space: Space | None = None,
@@ -137,12 +138,14 @@ def plan(
     nobody runs it, to compare with, and `no_trainer` says so then. Raises SpecError for input that makes no sense, and
     for a framework that nothing is exported to.
     """
-    model = load_model(model) if isinstance(model, str) else model
-    cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    model = load_model(model) if isinstance(model, str | Path) else model
+    cluster = load_cluster(cluster) if isinstance(cluster, str | Path) else cluster
     require_question(model, cluster, job)
+    asked = require_kinds(asked)
+    require_kinds({"space": space, "sure": sure, "exportable_to": exportable_to})
     reject(position_problems(model, job))
     require_sure(sure, job)
-    frameworks = (*frameworks, *([framework] if framework else ()))
+    frameworks = named("`frameworks=`", frameworks) + named("`framework=`", framework)
     space, asked["rules"] = pinned(space, pins), rules_of(rules, cluster)
     if sure is not None:
         from shardwright.search.sure import surely
@@ -176,29 +179,6 @@ def plan(
     if free or exportable_to is not None or ANY in frameworks or len(wanted) > 1:
         return Ranking(plans=(), baselines=(), search=NOT_SEARCHED, infeasible=NoPlan(reason=nobody, remedies=()))
     return replace(search(model, cluster, question.on(wanted[0]), space=question.space, **asked), no_trainer=nobody)
-
-
-def pinned(space: Space | None, pins: Mapping[str, Any]) -> Space:
-    """Return a space with settings pinned to one or more values. Raises SpecError for what is none, and beside a space
-    that has pins of its own."""
-    if not pins:
-        return space or Space()
-    if space is not None and space != Space():
-        raise bad("`pins=`", "are given beside a space", "pin them in the space: Space(pins={…})")
-    said = {name: value if isinstance(value, list | tuple) else [value] for name, value in pins.items()}
-    return parse_pins([f"{name}={','.join(map(_word, values))}" for name, values in said.items()])
-
-
-def _word(value: Any) -> str:
-    return str(value).casefold() if isinstance(value, bool) else str(value)
-
-
-def rules_of(rules: Sequence[Rule | str], cluster: Cluster) -> tuple[Rule, ...]:
-    """Return rules, those of them read that are text. Raises SpecError as `parse_rules` and `check_rules` do."""
-    texts = [rule for rule in rules if isinstance(rule, str)]
-    read = parse_rules("\n".join(texts), "`rules=`")
-    check_rules(read, schema_with_gpus([pool.gpu.kind for pool in cluster.pools]))
-    return (*(rule for rule in rules if not isinstance(rule, str)), *read)
 
 
 def plan_in_framework(question: Question) -> Ranking:
