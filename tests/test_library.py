@@ -116,3 +116,48 @@ def test_a_plan_takes_what_the_command_line_takes() -> None:
     for wrong, message in wrongs:
         with pytest.raises(shardwright.SpecError, match=message):
             shardwright.plan("llama-3.1-8b", "1x8xH100-SXM", job, **wrong)
+
+
+ODD: tuple[Any, ...] = (None, 3, -1, 2.5, float("nan"), "x", "", [], [3], ["x"], {"tp": 8}, object(), True, b"x")
+ARGUMENTS = (
+    *("model", "cluster", "job", "pins", "rules", "framework", "frameworks", "exportable_to", "space"),
+    *("sure", "top", "fit", "efficiency", "gap", "indifference", "longest"),
+)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_no_value_of_an_argument_is_a_traceback(name: str) -> None:
+    given = {"model": "llama-3.2-1b", "cluster": "1x1xA100-SXM-80", "job": shardwright.make_job(**JOB)}
+    refused = 0
+    for value in ODD:
+        try:
+            assert isinstance(shardwright.plan(**{**given, name: value}), Ranking)
+        except shardwright.SpecError as error:
+            assert all(problem.path and problem.hint for problem in error.problems) or name in ("model", "cluster")
+            refused += 1
+    assert refused
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"pins": {"tp": 2}}, {"pins": {"tp": [2]}}),
+        ({"pins": {"tp": (1, 2)}}, {"pins": {"tp": {1, 2}}}),
+        ({"pins": {"tp": (1, 2)}}, {"pins": {"tp": range(1, 3)}}),
+        ({"rules": "$tp > 1"}, {"rules": ["$tp > 1"]}),
+        ({"framework": "fsdp"}, {"frameworks": "fsdp"}),
+        ({"framework": ["fsdp", "megatron"]}, {"frameworks": ["fsdp", "megatron"]}),
+        ({"pins": None, "rules": None, "framework": None, "top": None, "fit": None}, {}),
+    ],
+)
+def test_one_value_may_stand_for_several(one: dict[str, Any], other: dict[str, Any], ranking: Ranking) -> None:
+    model, cluster, job = ranking.best.model, ranking.best.cluster, ranking.best.job
+    plans = [shardwright.plan(model, cluster, job, **said).plans for said in (one, other)]
+    assert plans[0] == plans[1]
+
+
+def test_files_may_be_named_by_their_paths(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("nodes: [{count: 1, gpu: A100-SXM-80, gpus: 1}]")
+    found = shardwright.plan("llama-3.2-1b", file, shardwright.make_job(**JOB))
+    assert found.best.cluster == shardwright.load_cluster(file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -62,7 +61,7 @@ def require(name: str, value: object, kind: type, made_by: str) -> None:
 
 def slip_of(word: str, known: Iterable[str]) -> str | None:
     """Return the known name that `word` surely is but for a slip, None where it may be a name of its own."""
-    return next(iter(difflib.get_close_matches(word, sorted(known), n=1, cutoff=SURE_SLIP)), None)
+    return next(iter(_near(word, sorted(known), 1, SURE_SLIP)), None)
 
 
 def suggestion(word: str, known: Iterable[str], *, limit: int = 3) -> str:
@@ -71,14 +70,21 @@ def suggestion(word: str, known: Iterable[str], *, limit: int = 3) -> str:
     names, wanted = sorted(known), word.casefold()
     by_folded = {name.casefold(): name for name in names}
     stem = max((folded for folded in by_folded if wanted.startswith(folded)), key=len, default="")
-    near = difflib.get_close_matches(wanted, by_folded, n=limit, cutoff=SLIP)
+    near = _near(wanted, by_folded, limit, SLIP)
     near = near or sorted((folded for folded in by_folded if stem and folded.startswith(stem)), key=len)
-    near = near or difflib.get_close_matches(wanted, by_folded, n=limit, cutoff=NEAR)
+    near = near or _near(wanted, by_folded, limit, NEAR)
     near += [folded for folded in by_folded if wanted and wanted in folded and folded not in near]
     if near:
         return "did you mean " + " or ".join(by_folded[folded] for folded in near[:limit]) + "?"
     shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
     return f"known: {shown}"
+
+
+def _near(word: str, known: Iterable[str], limit: int, likeness: float) -> list[str]:
+    """Return the known names that are most like a word, best first."""
+    from difflib import get_close_matches  # a run without errors needs none
+
+    return get_close_matches(word, list(known), n=limit, cutoff=likeness)
 
 
 def merged(problems: Sequence[Problem]) -> tuple[Problem, ...]:

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import gzip
 import io
 import os
 import stat
-import tempfile
-from importlib.resources import files
 from pathlib import Path
 
 from shardwright.errors import bad
@@ -24,6 +21,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     The file gets the permissions that `open` would give it, or keeps those it has. A device or a pipe stays what it is
     and is written to. Raises SpecError where the folder is missing or cannot be written, or `path` is a folder.
     """
+    import tempfile  # most runs write no file
+
     data = content.encode("utf-8") if isinstance(content, str) else content
     target = path.resolve()
     if target.is_dir():
@@ -59,13 +58,19 @@ def is_stream(path: Path) -> bool:
 
 def shipped_file(package: str, name: str) -> bytes:
     """Return the content of a file in the `data` folder of a package of ours, unpacked where its name ends in .gz."""
-    content = files(package).joinpath("data", name).read_bytes()
-    return gzip.decompress(content) if name.endswith(".gz") else content
+    folder = Path(__file__).parent.joinpath(*package.split(".")[1:], "data")
+    content = (folder / name).read_bytes()
+    if not name.endswith(".gz"):
+        return content
+    import gzip
+
+    return gzip.decompress(content)
 
 
 def shipped_table(package: str, name: str) -> tuple[dict[str, str], ...]:
     """Return the rows of a CSV table there, by column."""
-    return tuple(csv.DictReader(io.StringIO(shipped_file(package, name).decode(), newline="")))
+    columns, *rows = csv.reader(io.StringIO(shipped_file(package, name).decode(), newline=""))
+    return tuple(dict(zip(columns, row, strict=True)) for row in rows)
 
 
 def _permissions(target: Path) -> int:

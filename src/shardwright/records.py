@@ -1,21 +1,23 @@
-"""Records: frozen dataclasses whose classes are made in a quarter of the time (docs/decisions/0010-records.md).
+"""Records: frozen dataclasses whose classes are made in a tenth of the time (docs/decisions/0010-records.md).
 
-`dataclass` compiles six methods of a frozen class one by one; planning imports three hundred classes. A record shares
-the code of its `__init__` with all of its shape, has its equality and hash compiled when they are first asked for, and
-has the other methods from here. In all else it is a dataclass: `fields`, `replace`, `asdict`, `match`, copies and
-pickles know it.
+`dataclass` compiles six methods of a frozen class one by one; planning imports three hundred classes, and makes objects
+of a hundred. A record is made with its slots alone: its fields are read, and `__init__`, equality and hash compiled,
+when they are first asked for. Classes of one shape share the code of `__init__`, and all share the other methods. In
+all else a record is a dataclass: `fields`, `replace`, `asdict`, `match`, copies and pickles know it.
 """
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
-from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields, replace
 from functools import cache
 from types import CodeType, FunctionType
 from typing import Any, NoReturn, TypeVar, dataclass_transform, overload
 
 Class = TypeVar("Class", bound=type[Any])
+CLASS_VARIABLES = ("ClassVar", "typing.ClassVar")  # what annotations begin with that are of no field
+OF_FIELDS = ("__dataclass_fields__", "__dataclass_params__", "__match_args__")
 
 
 @overload
@@ -36,24 +38,70 @@ def record(cls: Any = None, /, *, kw_only: bool = True, slots: bool = True, eq: 
     return _made(cls, kw_only=kw_only, slots=slots, eq=eq)
 
 
+class MadeLater:
+    """An attribute of a class that is made when it is first asked for, and stands there itself from then on."""
+
+    def __init__(self, make: Callable[[type[Any]], Any]) -> None:
+        self.make = make
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self.owner, self.name = owner, name
+
+    def __get__(self, instance: object, cls: type[Any]) -> Any:
+        setattr(self.owner, self.name, self.make(self.owner))
+        return getattr(cls if instance is None else instance, self.name)
+
+
 def _made(plain: type[Any], *, kw_only: bool, slots: bool, eq: bool) -> type[Any]:
-    plain.__doc__ = plain.__doc__ or plain.__name__  # or `dataclass` would write it, from a signature
-    made: Any = dataclass(init=False, repr=False, eq=False, kw_only=kw_only, slots=slots)(plain)
-    vars(made)["__dataclass_params__"].frozen = True
-    methods = {"__init__": _init(made), "__repr__": _repr, "__setattr__": _refuse_to_set, "__delattr__": _refuse_to_del}
+    written = {name: value for name, value in vars(plain).items() if name not in ("__dict__", "__weakref__")}
+    names = [name for name, said in plain.__annotations__.items() if not str(said).startswith(CLASS_VARIABLES)]
+    defaults = {name: written.pop(name) for name in names if name in written}  # slots have none
+    text = {"__doc__": plain.__doc__ or plain.__name__}  # or `dataclass` would write it, from a signature
+    said = {**defaults, **text, "__module__": plain.__module__, "__annotations__": plain.__annotations__}
+    if any(type(value).__hash__ is None for value in defaults.values()):
+        _read(plain, said, kw_only)  # refuses what all objects would share
+
+    def of_fields(name: str) -> Callable[[type[Any]], Any]:
+        return lambda made: getattr(_read(made, said, kw_only), name)
+
+    members = {name: MadeLater(of_fields(name)) for name in OF_FIELDS} | METHODS
+    members["__init__"] = MadeLater(lambda made: _init(made, _items(plain.__annotations__, names, defaults, kw_only)))
     if slots:
-        methods |= {"__getstate__": _state, "__setstate__": _set_state}
+        inherited = [vars(base).get("__slots__", ()) for base in plain.__mro__[1:]]
+        members["__slots__"] = tuple(name for name in names if not any(name in there for there in inherited))
+        members |= {"__getstate__": _state, "__setstate__": _set_state}
     if eq:
-        methods |= _equality(made)
-    for name, method in methods.items():
-        if name not in vars(made):
-            setattr(made, name, method)
-    return made  # type: ignore[no-any-return]
+        members |= {"__eq__": MadeLater(_equality), "__hash__": MadeLater(_hash)}
+    members |= {**written, **text, "__qualname__": plain.__qualname__}
+    metaclass: Any = type(plain)
+    made: type[Any] = metaclass(plain.__name__, plain.__bases__, members)
+    return made
 
 
-def _init(cls: type[Any]) -> Callable[..., None]:
+def _read(made: type[Any], said: dict[str, Any], kw_only: bool) -> type[Any]:
+    """Return a class of a record's fields alone, as `dataclass` makes it of what was `said` of them."""
+    scratch: Any = dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(type(made.__name__, (), dict(said)))
+    scratch.__dataclass_params__.frozen = True
+    return scratch  # type: ignore[no-any-return]
+
+
+def _items(
+    types: Mapping[str, Any], names: Sequence[str], defaults: Mapping[str, Any], kw_only: bool
+) -> list[Field[Any]]:
+    """Return the fields as `__init__` needs them, in a tenth of the time of `dataclass`, which looks into each type."""
+    items: list[Field[Any]] = []
+    for name in names:
+        default = defaults.get(name, MISSING)
+        item: Field[Any] = default if isinstance(default, Field) else field(default=default)
+        item.name, item.type = name, types[name]
+        item.kw_only = kw_only if item.kw_only is MISSING else item.kw_only
+        items.append(item)
+    return items
+
+
+def _init(cls: type[Any], items: Sequence[Field[Any]]) -> Callable[..., None]:
     """Return the method that takes the fields, sets them, and calls `__post_init__` if there is one."""
-    taken = [item for item in fields(cls) if item.init or item.default_factory is not MISSING]
+    taken = [item for item in items if item.init or item.default_factory is not MISSING]
     names = {f"f{number}": item.name for number, item in enumerate(taken)}
     shape = tuple((item.init, item.kw_only, item.default_factory is not MISSING) for item in taken)
     code = _init_code(shape, hasattr(cls, "__post_init__"))
@@ -95,26 +143,21 @@ def _optional(item: Field[Any]) -> bool:
     return item.default is not MISSING or item.default_factory is not MISSING
 
 
-def _equality(cls: type[Any]) -> dict[str, Callable[..., Any]]:
-    """Return the methods by which two objects are equal if their fields are."""
-    names = [item.name for item in fields(cls) if item.compare]
-    mine, theirs = (f"({''.join(f'{which}.{name}, ' for name in names)})" for which in ("self", "other"))
+def _equality(cls: type[Any]) -> Callable[..., Any]:
+    """Return the method by which two objects are equal if their fields are."""
+    mine, theirs = _compared(cls, "self"), _compared(cls, "other")
     equal = f"lambda self, other: {mine} == {theirs} if other.__class__ is self.__class__ else NotImplemented"
-    return {
-        "__eq__": _compiled_when_called(cls, "__eq__", equal),
-        "__hash__": _compiled_when_called(cls, "__hash__", f"lambda self: hash({mine})"),
-    }
-
-
-def _compiled_when_called(cls: type[Any], name: str, source: str) -> Callable[..., Any]:
-    """Return a method that puts its source, compiled, in its place when it is first called: of few classes it is."""
-
-    def method(self: Any, *others: Any) -> Any:
-        compiled = eval(source)
-        setattr(cls, name, compiled)
-        return compiled(self, *others)
-
+    method: Callable[..., bool] = eval(equal)
     return method
+
+
+def _hash(cls: type[Any]) -> Callable[..., int]:
+    method: Callable[..., int] = eval(f"lambda self: hash({_compared(cls, 'self')})")
+    return method
+
+
+def _compared(cls: type[Any], which: str) -> str:
+    return f"({''.join(f'{which}.{item.name}, ' for item in fields(cls) if item.compare)})"
 
 
 def _repr(self: Any) -> str:
@@ -137,3 +180,11 @@ def _state(self: Any) -> list[Any]:
 def _set_state(self: Any, state: list[Any]) -> None:
     for item, value in zip(fields(self), state, strict=True):
         object.__setattr__(self, item.name, value)
+
+
+METHODS: dict[str, Any] = {
+    "__repr__": _repr,
+    "__setattr__": _refuse_to_set,
+    "__delattr__": _refuse_to_del,
+    "__replace__": replace,  # `copy.replace`, from Python 3.13 on
+}

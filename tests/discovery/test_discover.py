@@ -134,6 +134,8 @@ def test_kubernetes_counts_nodes_that_take_work() -> None:
         ({"cloud.google.com/gke-accelerator": "nvidia-tesla-a100"}, "nvidia.com/gpu", "8", ("A100-SXM-40", 8)),
         ({"cloud.google.com/gke-accelerator": "nvidia-h100-mega-80gb"}, "nvidia.com/gpu", "8", ("H100-SXM", 8)),
         ({"karpenter.k8s.aws/instance-gpu-name": "l40s"}, "nvidia.com/gpu", "4", ("L40S", 4)),
+        ({"node.kubernetes.io/instance-type": "p4d.24xlarge"}, "nvidia.com/gpu", "8", ("A100-SXM-40", 8)),
+        ({"beta.kubernetes.io/instance-type": "p4de.24xlarge"}, "nvidia.com/gpu", "8", ("A100-SXM-80", 8)),
         ({"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM"}, "amd.com/gpu", "8", ("MI300X", 8)),
     ],
 )
@@ -144,6 +146,26 @@ def test_nodes_of_kubernetes_as_others_label_them(
     found = grouped(kubernetes_nodes(lambda _: json.dumps({"items": [node]})))
     named = [(gpu.name, group.gpus, group.host_memory_gib) for group in found if (gpu := known(group))]
     assert named == ([] if expected is None else [(*expected, 2048.0)])
+
+
+@pytest.mark.parametrize(
+    ("taint", "left_out"),
+    [
+        ("node.kubernetes.io/unreachable", True),
+        ("node.kubernetes.io/disk-pressure", True),
+        ("node.kubernetes.io/network-unavailable", True),
+        ("nvidia.com/gpu", False),  # which keeps work without GPUs away
+        ("dedicated", False),
+    ],
+)
+def test_what_kubernetes_holds_against_a_node_leaves_it_out(taint: str, left_out: bool) -> None:
+    node = {
+        "metadata": {"name": "a", "labels": {"nvidia.com/gpu.product": "Tesla-T4"}},
+        "spec": {"taints": [{"key": taint, "effect": "NoSchedule"}]},
+        "status": {"capacity": {"nvidia.com/gpu": "4"}, "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    (found,) = kubernetes_nodes(lambda _: json.dumps({"items": [node]}))
+    assert found.gone == (taint.rpartition("/")[2] if left_out else "")
 
 
 def test_slurm_leaves_out_nodes_that_are_not_there_and_parts_of_gpus() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tests.importers.launch_cases import shape
 
 FOLDER = Path(__file__).parent / "doors"
 SECTION = re.compile(r"(\w+)\.(\w+:.*)")
+FILE_OPTION = re.compile(r"(--[\w.-]+) (\S+\.(?:ya?ml|json))(?=\s)")  # of a program or a launcher
 KEY = re.compile(r"(\s*)([\w.]+):")
 
 
@@ -120,14 +121,18 @@ def asked_of_trainer(job: Job) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", DOORS)
 def test_a_file_is_read_right_or_refused_by_name(name: str, tmp_path: Path) -> None:
-    door = DOORS[name]
+    reads_right(DOORS[name], tmp_path)
+
+
+def reads_right(door: Door, folder: Path) -> None:
+    """Hold what is read of a case against what its table says."""
     options: dict[str, Any] = {
         "cluster": load_cluster(door.cluster),
         "model": load_model(door.model) if door.model else None,
         "seq_len": door.seq,
         "arguments": door.arguments,
     }
-    path = written(door, tmp_path)
+    path = written(door, folder)
     if door.refused is not None:
         with pytest.raises(SpecError, match=door.refused) as caught:
             plan_from_launch(path, **options)
@@ -146,3 +151,15 @@ def test_a_file_is_read_right_or_refused_by_name(name: str, tmp_path: Path) -> N
     screen = " | ".join((*reading.notes, *reading.uncounted))
     assert all(words in screen for words in door.says), screen
     assert not any(re.search(words, screen) for words in door.silent), screen
+
+
+def _first_file(door: Door) -> tuple[str, str]:
+    return next(iter(door.files.items()))
+
+
+@pytest.mark.parametrize("name", [name for name, door in DOORS.items() if FILE_OPTION.search(_first_file(door)[1])])
+def test_a_file_is_named_behind_an_equals_sign_too(name: str, tmp_path: Path) -> None:
+    """`--config=x.yaml` and `--config x.yaml` are the same to every parser."""
+    door = DOORS[name]
+    script, text = _first_file(door)
+    reads_right(replace(door, files={**door.files, script: FILE_OPTION.sub(r"\1=\2", text)}), tmp_path)

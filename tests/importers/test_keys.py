@@ -17,7 +17,7 @@ import pytest
 import shardwright.importers
 from shardwright.importers.megatron.flags import hyphenated, known_flags, read_as
 from shardwright.importers.python_values import COMPUTED
-from shardwright.importers.settings import TABLES, accounted, defaults, key_of, known_keys
+from shardwright.importers.settings import NEMO_1, TABLES, accounted, defaults, key_of, known_keys
 
 SCHEMAS = Path(__file__).parent / "schemas"
 SOURCES = Path(shardwright.importers.__file__).parent
@@ -31,11 +31,13 @@ CHAINS = {
     "torchtitan": ("torchtitan",),
     "bridge": TABLES,
     "nemo": ("nemo", *TABLES),
+    "nemo1": NEMO_1,
     "foundry": ("foundry",),
     "torchtune": ("torchtune",),
 }
 FEWEST = {
     "nemo": 80,
+    "nemo1": 90,
     "torchtune": 60,
     "transformers": 110,
     "trl": 140,
@@ -71,7 +73,7 @@ def test_every_key_of_a_trainer_is_accounted_for(trainer: str) -> None:
 def _known(trainer: str, path: tuple[str, ...]) -> bool:
     if key_of(path, CHAINS[trainer]) is not None:
         return True
-    return trainer in ("bridge", "nemo") and read_as(f"--{hyphenated(path[-1])}") in known_flags()
+    return trainer in ("bridge", "nemo", "nemo1") and read_as(f"--{hyphenated(path[-1])}") in known_flags()
 
 
 def test_every_argument_of_megatron_lm_is_accounted_for() -> None:

@@ -40,8 +40,8 @@ class Section:
 @dataclass(frozen=True)
 class Schema:
     """A trainer's packages, with the sections of its configuration, files with an `argparse` parser, files with
-    `get_scalar_param(…, NAME)` of DeepSpeed's, constructors whose parameters are keys, and files that have them all
-    where nothing else says which there are."""
+    `get_scalar_param(…, NAME)` of DeepSpeed's, constructors whose parameters are keys, files that have them all where
+    nothing else says which there are, and files that ask `cfg.get(NAME, default)` for the keys of a model."""
 
     packages: tuple[str, ...]
     sections: tuple[Section, ...] = ()
@@ -49,6 +49,7 @@ class Schema:
     constants: tuple[str, ...] = ()
     constructors: tuple[Section, ...] = ()
     configurations: tuple[str, ...] = ()
+    readers: tuple[str, ...] = ()
 
 
 BRIDGE = "megatron_bridge/megatron/bridge"
@@ -58,6 +59,7 @@ CONTAINER = (
 )
 TITAN = "torchtitan/torchtitan"
 NEMO = "nemo_toolkit/nemo"
+NEMO1 = "nemo_toolkit1/nemo/collections/nlp/models/language_modeling"
 MPT = "llm_foundry/llmfoundry/models/mpt/configuration_mpt.py"
 SCHEMAS = {
     "transformers": Schema(
@@ -159,6 +161,10 @@ SCHEMAS = {
             Section(f"{NEMO}/lightning/pytorch/callbacks/megatron_comm_overlap.py", "MegatronCommOverlapCallback"),
         ),
     ),
+    "nemo1": Schema(
+        packages=("nemo_toolkit1",),
+        readers=tuple(f"{NEMO1}/{name}" for name in ("megatron_gpt_model.py", "megatron_base_model.py")),
+    ),
     "foundry": Schema(
         packages=("llm_foundry", "mosaicml"),
         sections=(
@@ -192,7 +198,18 @@ def keys(folder: Path, schema: Schema) -> dict[str, Any]:
         found |= dict(_parameters(folder, section))
     for file in _files(folder, " ".join(schema.configurations)):
         found |= {".".join(path): UNSAID for path, _ in flattened(yaml.safe_load(file.read_text(encoding="utf-8")))}
+    for file in _files(folder, " ".join(schema.readers)):
+        found = dict(_asked_of_model(_tree(file))) | found
     return found
+
+
+def _asked_of_model(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the keys that a model asks its own section for, `self.cfg.get('bias', True)`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and re.fullmatch(r"(self\.)?_?cfg\.get", ast.unparse(node.func)):
+            key, *default = node.args
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield f"model.{key.value}", _literal(default[0]) if default else None
 
 
 def _parameters(folder: Path, section: Section) -> Iterator[tuple[str, Any]]:

@@ -28,6 +28,7 @@ unpacked torchtitan torchtitan==0.3.0
 unpacked megatron_bridge megatron-bridge==0.6.2
 unpacked megatron_core megatron-core==0.19.2
 unpacked nemo_toolkit nemo-toolkit==2.4.1
+unpacked nemo_toolkit1 nemo-toolkit==1.23.0
 unpacked llm_foundry llm-foundry==0.22.0
 unpacked mosaicml mosaicml==0.32.1
 unpacked torchtune torchtune==0.6.1

@@ -63,17 +63,21 @@ class Measurements:
 
     def unknown_gpus(self, model: Model, precision: str) -> Mapping[str, Gpu]:
         """Return the GPUs with measured layers that the catalogue does not have, by name."""
+        if self.layers is None:
+            return {}
         from shardwright.spec.read.layer_profile import stand_in_gpus
 
-        return stand_in_gpus(self.layers, model, precision) if self.layers else {}
+        return stand_in_gpus(self.layers, model, precision)
 
 
 def read_measurements(paths: Sequence[Path], calibration: Path | None = None) -> Measurements:
     """Return the profiles in files, and the calibration of a site in another. Raises SpecError for a file that is none,
     for a second layer profile, and for a calibration beside measured layers, which say already what they take."""
-    from shardwright.cost.site.file import load_calibration
+    site = None
+    if calibration is not None:
+        from shardwright.cost.site.file import load_calibration
 
-    site = None if calibration is None else load_calibration(calibration)
+        site = load_calibration(calibration)
     if not paths:
         return Measurements(site=site)
     from shardwright.spec.read.layer_profile import is_layer_profile, layer_profile
@@ -96,7 +100,6 @@ def read_measurements(paths: Sequence[Path], calibration: Path | None = None) ->
 
 def model_of(source: str | None, measurements: Measurements, precision: str, *, accept_guess: bool = False) -> Model:
     """Return the model that the user names, else one of the sizes of the measured layers. Raises SpecError."""
-    from shardwright.spec.read.layer_profile import stand_in_model
     from shardwright.spec.read.model import load_model
 
     if source is not None:
@@ -105,6 +108,8 @@ def model_of(source: str | None, measurements: Measurements, precision: str, *, 
         raise bad(
             "--model", "is missing", "name a preset (`shardwright models`), a config.json or a YAML of dimensions"
         )
+    from shardwright.spec.read.layer_profile import stand_in_model
+
     return stand_in_model(measurements.layers, precision)
 
 

@@ -12,7 +12,6 @@ from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Efficiency, peak_flops
 from shardwright.cost.compute.flops import job_flops
 from shardwright.cost.iteration.lanes import Known, contexts_of, lane_of
-from shardwright.cost.iteration.layered.plan import layered_breakdown
 from shardwright.cost.iteration.links import Contexts
 from shardwright.cost.iteration.mixed import Mixed, ReplicaTime, mixed_iteration, pipeline_seconds
 from shardwright.cost.layers.source import layer_source
@@ -51,7 +50,12 @@ def predict(
     slowest = int(coarse(np.array([replica.busy_seconds for replica in iteration.replicas])).argmax())
     stages = iteration.replicas[slowest].undisturbed
     rank = int(coarse(stages.both.sum(axis=1)[0]).argmax())
-    time = layered_breakdown(plan, iteration, contexts) if plan.layered else _breakdown(plan, iteration, slowest, rank)
+    if plan.layered:
+        from shardwright.cost.iteration.layered.plan import layered_breakdown  # few plans are uneven FSDP
+
+        time = layered_breakdown(plan, iteration, contexts)
+    else:
+        time = _breakdown(plan, iteration, slowest, rank)
     time, site = on_site(plan, time, efficiency)
     memory = tuple(
         _memory(plan, replica, replica_time)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.discovery.document import OF_PARTS, Ask, MachineGroup, Node, known
+from shardwright.spec.catalog.machines import machines
 
 GPUS = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 NVLINK = ("nvidia-smi", "nvlink", "--status", "--id=0")
@@ -42,6 +43,8 @@ GOOGLES: Mapping[str, str] = {  # names of GKE that others use for other parts, 
     "nvidia-tesla-v100": "V100-SXM2-16",
     "nvidia-h100-mega-80gb": "H100-SXM",
 }
+MACHINE_TYPES = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
+OF_KUBERNETES = "node.kubernetes.io/"  # its own taints: what is wrong with a node
 PARTS = "nvidia.com/mig-"
 SHARED = "-SHARED"  # behind the name of a GPU that takes turns between pods
 QUANTITY = re.compile(r"(\d+)([KMGT]i)?")
@@ -230,6 +233,10 @@ def _kubernetes_gone(item: Mapping[str, Any]) -> str:
     """Return why a node takes no new work, "" where it does."""
     if item.get("spec", {}).get("unschedulable"):
         return "cordoned"
+    taints = item.get("spec", {}).get("taints") or ()
+    taint_key = next((str(taint.get("key")) for taint in taints if str(taint.get("key")).startswith(OF_KUBERNETES)), "")
+    if taint_key:
+        return taint_key.removeprefix(OF_KUBERNETES)
     conditions = item.get("status", {}).get("conditions", [])
     ready = [condition.get("status") for condition in conditions if condition.get("type") == "Ready"]
     return "NotReady" if ready and ready[0] != "True" else ""
@@ -237,7 +244,10 @@ def _kubernetes_gone(item: Mapping[str, Any]) -> str:
 
 def _name(labels: Mapping[str, object]) -> str:
     name = str(next((labels[name] for name in NAMES if labels.get(name)), ""))
-    return GOOGLES.get(name, name.removesuffix(SHARED))
+    if name:
+        return GOOGLES.get(name, name.removesuffix(SHARED))
+    sold = machines()  # which a node that nobody has looked into says of itself
+    return next((sold[type_name].gpu for label in MACHINE_TYPES if (type_name := str(labels.get(label))) in sold), "")
 
 
 def _whole(text: object) -> int:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from importlib import import_module
 
 from shardwright.errors import Problem, bad, suggestion
-from shardwright.exporters.evaluation import lines_of
 from shardwright.exporters.exported import Exported
 from shardwright.plans.plan import Plan
 from shardwright.records import record
@@ -31,7 +30,7 @@ class Target:
 
 TARGETS: Mapping[str, Target] = {
     "megatron": Target("megatron.launch", "megatron_files", "megatron", "megatron.limits"),
-    "bridge": Target("bridge", "export_recipe", "megatron", "bridge"),
+    "bridge": Target("bridge", "export_recipe", "megatron", "bridge_limits"),
     "torchtitan": Target("torchtitan.config", "export_config", "torchtitan", "torchtitan.config"),
     "accelerate": Target("accelerate", "export_config", "fsdp", "accelerate"),
     "deepspeed": Target("deepspeed", "export_config", "deepspeed", "deepspeed"),
@@ -70,6 +69,8 @@ def limits_of(to: str) -> Limits | None:
 def _headed(exported: Exported, plan: Plan) -> Exported:
     """Return the files with what was guessed of the model at the head of each that takes comments, and in those that
     start a run how they are read back."""
+    from shardwright.exporters.evaluation import lines_of  # a search asks for limits alone
+
     guesses = plan.model.guesses
     lines = [f"# Guessed of the model, not known: {' '.join(words.split())}" for words in guesses]
     framework = TARGETS[exported.target].framework or plan.job.framework

@@ -25,6 +25,7 @@ from shardwright.importers.settings import (
     BRIDGE_COMMON,
     BRIDGE_EXPERTS,
     BRIDGE_MODEL,
+    NEMO_1,
     TABLES,
     accounted,
     arguments_of,
@@ -94,7 +95,7 @@ def of_configuration(text: str, ending: str, arguments: tuple[str, ...], questio
     keys = TRL if dialect(fields) == TRAINER and TRLS & sections else dialect(fields)
     if keys != TRAINER or first(fields, "distributed_type", "per_device_train_batch_size") is not None:
         return of_trainer(fields, keys, None, question)
-    return of_megatron(fields, None, question)
+    return of_megatron(fields, None, question, NEMO_1 if {"trainer", "model"} <= sections else TABLES)
 
 
 def of_own_file(

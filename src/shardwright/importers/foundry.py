@@ -6,8 +6,9 @@ in MPTConfig (llmfoundry/models/mpt/configuration_mpt.py) and FSDPConfig (compos
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
@@ -18,9 +19,24 @@ from shardwright.importers.trainers import (
     optimizer_of,
     sharding_words,
 )
+from shardwright.spec.text.reading import parsed
 
 PRECISIONS = {"amp_bf16": ("--bf16",), "amp_fp16": ("--fp16",), "fp32": ()}
+PARAMETERS = "/mnt/config/parameters.yaml"  # where the platform puts them
 BATCHES, TOKENS = re.compile(r"(\d+)ba"), re.compile(r"(\d+)tok")
+
+
+def mosaic_run(text: str, name: str) -> tuple[str, dict[str, str], dict[str, str]] | None:
+    """Return what a run of MosaicML's platform (`mcli run -f`) starts, with its environment and the file of parameters
+    that it has there; None for any other YAML."""
+    run = parsed(text, name)
+    command = run.get("command") if isinstance(run, Mapping) else None
+    if not isinstance(run, Mapping) or not isinstance(command, str) or not isinstance(run.get("parameters"), Mapping):
+        return None
+    compute = run.get("compute", {})
+    gpus = compute.get("gpus", run.get("gpu_num")) if isinstance(compute, Mapping) else None
+    around = {} if gpus is None else {"WORLD_SIZE": str(gpus)}
+    return command, around, {PARAMETERS: json.dumps(run["parameters"], default=str)}
 
 
 def foundry_settings(config: TrainerFields, gpus: int) -> TrainerSettings:

@@ -28,13 +28,23 @@ from shardwright.importers.configurations import (
     planned,
 )
 from shardwright.importers.fields import TrainerSettings, job_of
+from shardwright.importers.foundry import mosaic_run
 from shardwright.importers.launches import COMMANDS, Launch, launches
 from shardwright.importers.megatron.flags import explained
 from shardwright.importers.megatron.read import Reading, reading_of_launch, several, training_of
 from shardwright.importers.python_values import Path as Fields
 from shardwright.importers.python_values import python_values
 from shardwright.importers.recipes import listed
-from shardwright.importers.settings import BRIDGE_MODEL, arguments_of, first, flattened, literal, overridden, without
+from shardwright.importers.settings import (
+    BRIDGE_MODEL,
+    NEMO_1,
+    arguments_of,
+    first,
+    flattened,
+    literal,
+    overridden,
+    without,
+)
 from shardwright.importers.shell.read import ShellScript, read_script
 from shardwright.importers.shell.unknown import is_known, is_lone, shown
 from shardwright.importers.torchtitan import fields_of_python
@@ -56,6 +66,17 @@ LISTS = ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save"
 TRAINERS = {"--per-device-train-batch-size", "--deepspeed", "--deepspeed-config", "--fsdp"}
 SFT = re.compile(r"(?:^|/)(?:run_)?sft(?:_trainer)?\.py$")  # TRL's, and copies of it: open-r1, alignment-handbook
 LORA = re.compile(r"(?<![a-z])lora(?![a-z])")  # in the name of a program that trains adapters without being told
+# What the configurations of Accelerate say that `trl` has by name (trl/accelerate_configs of 1.16.0).
+OF_TRL: Mapping[str, Mapping[Fields, Any]] = {
+    "single_gpu": {("distributed_type",): "NO"},
+    "multi_gpu": {("distributed_type",): "MULTI_GPU"},
+    "fsdp1": {("distributed_type",): "FSDP", ("fsdp_config", "fsdp_reshard_after_forward"): "FULL_SHARD"},
+    "fsdp2": {("distributed_type",): "FSDP", ("fsdp_config", "fsdp_version"): 2},
+    **{
+        f"zero{stage}": {("distributed_type",): "DEEPSPEED", ("deepspeed_config", "zero_stage"): stage}
+        for stage in (1, 2, 3)
+    },
+}
 # Parts of programs and commands that tell whose keys their arguments are.
 KINDS = {
     "llamafactory": ("llamafactory", "transformers", "accelerate"),
@@ -78,9 +99,9 @@ def plan_from_launch(
     `export` wrote says itself on which cluster, with which model and length of samples; what is given goes before.
 
     Read are scripts that start Megatron-LM and what is made of it, torchtitan, Accelerate, DeepSpeed, Composer,
-    torchtune and Trainers of Hugging Face; what a SkyPilot task or a job of Ray runs; DeepSpeed's JSON; Accelerate's
-    YAML; arguments of a Trainer in either; YAML of NeMo, Megatron-Bridge, Megatron-LM, LLM Foundry and torchtune;
-    recipes of NeMo 2 and Megatron-Bridge; torchtitan's TOML and Python. `arguments` and
+    torchtune and Trainers of Hugging Face; what a SkyPilot task, a job of Ray or a run of MosaicML's platform runs;
+    DeepSpeed's JSON; Accelerate's YAML; arguments of a Trainer in either; YAML of NeMo, Megatron-Bridge, Megatron-LM,
+    LLM Foundry and torchtune; recipes of NeMo 2 and Megatron-Bridge; torchtitan's TOML and Python. `arguments` and
     `environment` are those of a script; for a Python file the first argument names the function, further ones
     (`model.x=1`) override fields, as for YAML. Nothing is executed. Raises SpecError with every reason why no plan can
     be read.
@@ -108,7 +129,7 @@ def _task(text: str, name: str) -> tuple[str, dict[str, str], dict[str, str]] | 
     if (mapped := _config_map(text, name)) is not None:
         return mapped.pop("run.sh"), {}, mapped
     task = _sky_task(text, name) or _ray_job(text, name)
-    return None if task is None else (*task, {})
+    return mosaic_run(text, name) if task is None else (*task, {})
 
 
 def _config_map(text: str, name: str) -> dict[str, str] | None:
@@ -258,7 +279,7 @@ def _of_launch(launch: Launch, trainer: str, question: Question) -> Reading:
     question.notes.extend(left_open)
     _refuse_program(launch, question)
     if trainer == "nemo":
-        words, strange = arguments_of(overridden({}, launch.arguments), question.name, question.problems)
+        words, strange = arguments_of(overridden({}, launch.arguments), question.name, question.problems, NEMO_1)
         return planned(TrainerSettings(tuple(words), tuple(strange), job_of("megatron")), gpus, question)
     if trainer in OWN.values():
         return _of_own(launch, trainer, gpus, question)
@@ -281,7 +302,7 @@ def _of_launch(launch: Launch, trainer: str, question: Question) -> Reading:
 
 def _of_own(launch: Launch, trainer: str, gpus: int | None, question: Question) -> Reading:
     """Return the plan of a launch by Composer or torchtune: a file, and `key=value` over it."""
-    words = [*launch.arguments]
+    words = [part for word in launch.arguments for part in _parted(word)]
     place = words.index("--config") + 1 if "--config" in words else None
     files = [words[place]] if place is not None and place < len(words) else [w for w in words if w.endswith(YAML)]
     if not files:
@@ -300,6 +321,12 @@ def _of_own(launch: Launch, trainer: str, gpus: int | None, question: Question) 
         message, hint = f"{recipe} does not train {component}", "start it by a recipe of LoRA, or take a model without"
         raise bad(question.name, message, hint)
     return of_own_file(trainer, values, (), gpus, question)
+
+
+def _parted(word: str) -> list[str]:
+    """Return `--config=file` as two words."""
+    key, sign, value = word.partition("=")
+    return [key, value] if sign and key.startswith("-") else [word]
 
 
 def _of_recipe(recipe: str, launch: Launch, gpus: int | None, question: Question) -> Reading:
@@ -379,8 +406,10 @@ def _with_files(arguments: dict[Fields, Any], launch: Launch, question: Question
     fields: list[Fields] = [("accelerate_config",), ("config",)]  # the first of TRL's command
     files = [str(arguments[key]) for key in fields if key in arguments]
     values = {str(value) for value in arguments.values()}
-    files += [word for word in launch.arguments if word.endswith(FILES) and word not in values]
-    read = {path: value for file in files for path, value in named(file, question).items()}
+    loose = (word for word in launch.arguments if word.endswith(FILES) and not word.startswith("-"))
+    files += [word for word in loose if word not in values]
+    shipped = OF_TRL if launch.launcher == "trl" else {}
+    read = {path: value for file in files for path, value in (shipped.get(file) or named(file, question)).items()}
     if any(Path(file).name == ARGUMENTS for file in files):
         read |= beside_arguments(question.folder)
     changes = [word for word in launch.arguments if "=" in word and not word.startswith("-") and word not in values]

@@ -117,6 +117,7 @@ def _launch(started: Started, slurm: Mapping[str, str]) -> Launch | None:
         lone = not started.around and _count(started.environment.get("CUDA_VISIBLE_DEVICES", "")) == 1
         processes = processes or (1 if lone else None)
     if launcher == "composer":  # all GPUs of a machine, unless it is told
+        processes = processes or _number(("WORLD_SIZE",), started.environment)
         per_node = per_node or _number(("-n",), options) or ("gpu" if processes is None else None)
     if launcher == "tune" and program is not None and "single_device" in program:
         processes = 1

@@ -43,6 +43,7 @@ from shardwright.importers.shell.unknown import is_known, shown
 from shardwright.records import record
 
 TABLES = ("bridge",)
+NEMO_1 = ("nemo1", *TABLES)  # YAML of NeMo before recipes
 NAMED_FIELD = re.compile(r"\$\{([\w.]+)\}")
 DEEPEST_NAMES = 8  # of fields that name fields
 TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "fp8"}

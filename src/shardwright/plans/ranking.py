@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -194,6 +193,8 @@ class Ranking:
         return text_table(self.plans) if self.plans else f"no plan: {self._reason}"
 
     def _repr_html_(self) -> str:
+        from html import escape  # a terminal needs none
+
         return html_table(self.plans) if self.plans else f"<p>no plan: {escape(self._reason)}</p>"
 
     @property
@@ -265,6 +266,8 @@ def text_table(plans: Sequence[Plan]) -> str:
 
 def html_table(plans: Sequence[Plan]) -> str:
     """Return the same as an HTML table."""
+    from html import escape
+
     header, *rows = _shown(plans)
     body = [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows]
     head = "".join(f"<th>{escape(name)}</th>" for name in header)

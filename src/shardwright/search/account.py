@@ -21,7 +21,6 @@ from shardwright.plans.findings import (
 )
 from shardwright.plans.ranking import SearchReport
 from shardwright.search.kinds import OneType, largest_pools, looks_at_unequal, of_each_maker
-from shardwright.search.mixed.restrictions import lacking
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, idling_degrees, spread_degrees
 
@@ -44,6 +43,8 @@ def left_out(
     if len(vendors) > 1:
         yield SeveralMakers(vendors)
     if any(len({context.pool.gpu.name for context in able}) > 1 for able in of_each_maker(contexts)):
+        from shardwright.search.mixed.restrictions import lacking  # not for one type
+
         lacks = lacking(contexts, space, filters, one_mesh=exportable_to is not None)
         if lacks:
             yield MixedPlans(lacks, Mixing.UNEQUAL if mixed else Mixing.PIPELINES if uneven else Mixing.ANY)

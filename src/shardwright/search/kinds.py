@@ -12,7 +12,6 @@ from shardwright.cost.context import Context
 from shardwright.cost.trust.rarity import rare_count_of_gpus
 from shardwright.plans.abilities import makers
 from shardwright.records import record
-from shardwright.search.mixed.restrictions import lacking
 from shardwright.search.objective import Objective, Preference
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, searched
@@ -99,4 +98,8 @@ def looks_at_unequal(able: Sequence[Context], space: Space, filters: Filters) ->
     """Return whether unequal replicas on machines that one plan may have are looked at: `shardwright train` runs them,
     which on one type is in question where it runs the job."""
     in_question = len(able) > 1 or able[0].job.framework == OWN
-    return in_question and not lacking(able, space, filters, one_mesh=False)
+    if not in_question:
+        return False
+    from shardwright.search.mixed.restrictions import lacking  # with the tables of the mixed search
+
+    return not lacking(able, space, filters, one_mesh=False)

@@ -28,7 +28,6 @@ from shardwright.plans.trainable import own_job_problems, own_problems
 from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import stopped, within
 from shardwright.search.account import left_out, report_of
-from shardwright.search.infeasible import explain
 from shardwright.search.kinds import EXPORTABLE, Asked, OneType, search_type
 from shardwright.search.nearby import fewer_machines, nearby
 from shardwright.search.objective import INDIFFERENCE, require_fit, require_indifference
@@ -156,6 +155,8 @@ def _plan(
     if not plans and (interrupted or longest < np.inf):
         infeasible = NoPlan(reason=Stopped() if interrupted else NothingAsFast(longest), remedies=())
     elif not plans:
+        from shardwright.search.infeasible import explain  # most searches find a plan
+
         contexts = [result.context for result in results]
         freed = partial(_without_limits, results, over_several) if mixed else _no_plan
         infeasible = explain(contexts, asked.space, filters, report, freed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +21,6 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.facts import headroom
 from shardwright.cost.site.calibrated import Calibrated, anchored
 from shardwright.errors import SpecError, bad, reject, suggestion
-from shardwright.exporters.nearest import search_for
 from shardwright.exporters.support.matrix import limits_in_rules
 from shardwright.exporters.support.refusals import traced
 from shardwright.exporters.targets import TRAINERS
@@ -29,22 +29,20 @@ from shardwright.plans.findings import BlockRecomputation, Change, NoTrainer, Re
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, NoPlan, Ranking, SearchReport, WithOptions
 from shardwright.records import record
-from shardwright.search.fitting import changes_that_fit
 from shardwright.search.objective import INDIFFERENCE, affordable_value, require_sure
 from shardwright.search.planner import plan as search
 from shardwright.search.planner import predict, predict_all, require_question
 from shardwright.search.ranked import best_of, with_bound
-from shardwright.search.rules.check import schema_with_gpus
-from shardwright.search.rules.rules import Rule, check_rules, parse_rules
-from shardwright.search.space.axes import Space, jobs_of, parse_pins
-from shardwright.search.sure import surely
+from shardwright.search.rules.rules import Rule
+from shardwright.search.space.axes import Space, jobs_of
 from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_names, framework_rows
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.model import load_model
-from shardwright.trainers.runs import frameworks_with_trainers, limits_of_trainer, runners, what_lacks
+from shardwright.trainers.arguments import named, pinned, require_kinds, rules_of
+from shardwright.trainers.runs import frameworks_with_trainers, limits_of_trainer, runners, somebody_runs, what_lacks
 
 ANY = "any"
 USUAL = MEGATRON  # the framework that plans are for where nobody names one
@@ -112,13 +110,13 @@ SEARCHED = (
 
 
 def plan(
-    model: Model | str,
-    cluster: Cluster | str,
+    model: Model | str | Path,
+    cluster: Cluster | str | Path,
     job: Job,
     *,
     pins: Mapping[str, Any] = MappingProxyType({}),
-    rules: Sequence[Rule | str] = (),
-    framework: str | None = None,
+    rules: str | Sequence[Rule | str] = (),
+    framework: str | Sequence[str] | None = None,
     frameworks: Sequence[str] = (),
     exportable_to: str | None = None,
     space: Space | None = None,
@@ -140,14 +138,18 @@ def plan(
     nobody runs it, to compare with, and `no_trainer` says so then. Raises SpecError for input that makes no sense, and
     for a framework that nothing is exported to.
     """
-    model = load_model(model) if isinstance(model, str) else model
-    cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    model = load_model(model) if isinstance(model, str | Path) else model
+    cluster = load_cluster(cluster) if isinstance(cluster, str | Path) else cluster
     require_question(model, cluster, job)
+    asked = require_kinds(asked)
+    require_kinds({"space": space, "sure": sure, "exportable_to": exportable_to})
     reject(position_problems(model, job))
     require_sure(sure, job)
-    frameworks = (*frameworks, *([framework] if framework else ()))
+    frameworks = named("`frameworks=`", frameworks) + named("`framework=`", framework)
     space, asked["rules"] = pinned(space, pins), rules_of(rules, cluster)
     if sure is not None:
+        from shardwright.search.sure import surely
+
         settled: dict[str, Any] = {"frameworks": frameworks, "exportable_to": exportable_to, "space": space, **asked}
         return surely(lambda limited: plan(model, cluster, limited, **settled), job, sure)
     if exportable_to is not None and exportable_to not in TRAINERS:
@@ -177,29 +179,6 @@ def plan(
     if free or exportable_to is not None or ANY in frameworks or len(wanted) > 1:
         return Ranking(plans=(), baselines=(), search=NOT_SEARCHED, infeasible=NoPlan(reason=nobody, remedies=()))
     return replace(search(model, cluster, question.on(wanted[0]), space=question.space, **asked), no_trainer=nobody)
-
-
-def pinned(space: Space | None, pins: Mapping[str, Any]) -> Space:
-    """Return a space with settings pinned to one or more values. Raises SpecError for what is none, and beside a space
-    that has pins of its own."""
-    if not pins:
-        return space or Space()
-    if space is not None and space != Space():
-        raise bad("`pins=`", "are given beside a space", "pin them in the space: Space(pins={…})")
-    said = {name: value if isinstance(value, list | tuple) else [value] for name, value in pins.items()}
-    return parse_pins([f"{name}={','.join(map(_word, values))}" for name, values in said.items()])
-
-
-def _word(value: Any) -> str:
-    return str(value).casefold() if isinstance(value, bool) else str(value)
-
-
-def rules_of(rules: Sequence[Rule | str], cluster: Cluster) -> tuple[Rule, ...]:
-    """Return rules, those of them read that are text. Raises SpecError as `parse_rules` and `check_rules` do."""
-    texts = [rule for rule in rules if isinstance(rule, str)]
-    read = parse_rules("\n".join(texts), "`rules=`")
-    check_rules(read, schema_with_gpus([pool.gpu.kind for pool in cluster.pools]))
-    return (*(rule for rule in rules if not isinstance(rule, str)), *read)
 
 
 def plan_in_framework(question: Question) -> Ranking:
@@ -270,7 +249,7 @@ def _with_options(ranking: Ranking, question: Question) -> WithOptions | None:
             if all(name in able and getattr(plan.job.options, name) is None for name in offered):
                 options = replace(plan.job.options, **offered)  # type: ignore[arg-type]
                 asked.append(replace(plan, job=replace(plan.job, options=options)))
-        legal = [plan for plan in asked if not check(plan) and runners(plan)]
+        legal = [plan for plan in asked if not check(plan) and somebody_runs(plan)]
         for plan in predict_all(legal, efficiency=question.asked.get("efficiency")):
             if _value(plan) < _value(best) and _fits(plan, question.asked.get("fit", FIT)):
                 best, pins = plan, tuple(f"{name}={word}" for name, word in offered.items())
@@ -290,7 +269,7 @@ def _searched(
         asked["longest"] = (1.0 - PAYS) * _value(ranking.best)
     narrow = replace(question, space=pinned(Space(), {**offered.options, **offered.within}), asked=asked)
     plans = _for_framework(narrow, job.framework, able[job.framework], free=False).plans
-    if not plans or not runners(plans[0]):
+    if not plans or not somebody_runs(plans[0]):
         return None
     words = (f"{name}={','.join(map(str, values))}" for name, values in offered.pins.items())
     return _offer(ranking, plans[0], tuple(words))
@@ -350,8 +329,10 @@ def _for_framework(question: Question, framework: str, lacks: Mapping[str, str],
         ranking = search(
             question.model, question.cluster, job, space=question.space, exportable_to=first, **question.asked
         )
-        if not ranking.plans or runners(ranking.best):
+        if not ranking.plans or somebody_runs(ranking.best):
             return ranking
+    from shardwright.exporters.nearest import search_for  # only where the search finds what nobody runs
+
     limits = limits_of_trainer(able[0])
     return search_for(able[0], limits, question.model, question.cluster, job, space=question.space, **question.asked)
 
@@ -409,7 +390,9 @@ def evaluate(
 def changes_to_run(context: Context, plan: Plan) -> tuple[Remedy, ...]:
     """Return single changes under which a uniform plan fits, of a plan that a trainer runs those after which one still
     does: where a part of the layers may be recomputed, not of all."""
-    ran = bool(runners(plan))
-    changes = [change for change, changed in changes_that_fit(context, plan) if not ran or runners(changed)]
+    from shardwright.search.fitting import changes_that_fit  # a search for plans asks for none
+
+    ran = somebody_runs(plan)
+    changes = [change for change, changed in changes_that_fit(context, plan) if not ran or somebody_runs(changed)]
     part = any(isinstance(change, BlockRecomputation) for change in changes)
     return tuple(change for change in changes if not (part and change is Change.FULL_RECOMPUTATION))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from typing import Any
 
@@ -45,9 +45,18 @@ def frameworks_with_trainers() -> Mapping[str, tuple[str, ...]]:
 def runners(plan: Plan) -> tuple[str, ...]:
     """Return the trainers that run a legal plan, of those of the framework that it is priced for; of one whose replicas
     are no mesh of equal ranks `train`, which alone runs such plans."""
+    return tuple(_runners(plan))
+
+
+def somebody_runs(plan: Plan) -> bool:
+    """Return whether any trainer runs a legal plan (`runners`), which the first that does says."""
+    return any(_runners(plan))
+
+
+def _runners(plan: Plan) -> Iterator[str]:
     framework = plan.job.framework if plan.uniform or is_mesh(plan) else OWN
     names = frameworks_with_trainers().get(framework, ())
-    return tuple(name for name in names if not tuple(limits_of_trainer(name)(plan)))
+    return (name for name in names if not tuple(limits_of_trainer(name)(plan)))
 
 
 def model_refusals(trainer: str, model: Model, cluster: Cluster, job: Job) -> tuple[Problem, ...]:

@@ -6,7 +6,7 @@ a roofline with a saturated efficiency per architecture, tiles, and a launch tim
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import Job
 
 
+@runtime_checkable
 class Efficiency(Protocol):
     """Times operators and derates links. Implementations are pure: equal input, equal output."""
 

@@ -24,7 +24,6 @@ from shardwright.cost.frameworks.overheads import Calibration
 from shardwright.cost.iteration.batch import beside_transfers
 from shardwright.cost.iteration.footprint import Footprint, fixed_bytes, footprint, held_parameters
 from shardwright.cost.iteration.lanes import Known, Lanes, contexts_of, lane_of, lanes_of, of_pipelines, of_stages
-from shardwright.cost.iteration.layered.plan import layered_iteration
 from shardwright.cost.iteration.links import (
     Contexts,
     agreement_delay,
@@ -89,6 +88,8 @@ def mixed_iteration(
     them."""
     contexts = contexts or contexts_of(plan, efficiency, calibration)
     if plan.layered:
+        from shardwright.cost.iteration.layered.plan import layered_iteration  # few plans are uneven FSDP
+
         return layered_iteration(plan, contexts)
     lanes, places = lanes_of(plan, contexts, known), places_of(plan)
     held = [held_parameters(lane.context, lane.rows, lane.shards, lane.starts) for lane in lanes]

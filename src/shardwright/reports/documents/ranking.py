@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from shardwright.errors import Problem
 from shardwright.plans.document import to_document
@@ -22,7 +23,6 @@ from shardwright.plans.ranking import (
 )
 from shardwright.reports.documents.findings import Document, finding_document
 from shardwright.reports.text import outcome
-from shardwright.reports.text.evaluation import Rung
 from shardwright.reports.text.explain import (
     changes,
     gap_words,
@@ -38,6 +38,9 @@ from shardwright.reports.text.plans import plan_chances, risk_document
 from shardwright.reports.text.strategy import SETTINGS
 from shardwright.search.renting import choice_on_cluster
 from shardwright.units import format_bytes
+
+if TYPE_CHECKING:
+    from shardwright.reports.text.evaluation import Rung
 
 VERSION = 2  # of the documents that commands print; 1 told reasons in English alone
 

@@ -12,8 +12,8 @@ from shardwright.reports.html.timeline import timeline_section
 from shardwright.reports.palette import MEMORY, TERMS, numbered
 from shardwright.reports.section import Chart, Figure, Section, Table
 from shardwright.reports.text import outcome
+from shardwright.reports.text.outcome import effect_words
 from shardwright.reports.text.plans import settings_of
-from shardwright.reports.text.site import effect_words
 from shardwright.reports.words import pools_assumed
 from shardwright.search.renting import choice_on_cluster
 from shardwright.units import (

@@ -16,8 +16,8 @@ from shardwright.plans.ranking import Nearby, Ranking, Usual
 from shardwright.reports.text import mixed, outcome, programs, strategy
 from shardwright.reports.text.explain import kinds_words, passed_over_words, unit, with_options_words
 from shardwright.reports.text.layout import WIDTH, labelled
+from shardwright.reports.text.outcome import effect_words
 from shardwright.reports.text.plans import FAR, whole_run
-from shardwright.reports.text.site import effect_words
 from shardwright.reports.text.terminal import against_rules, heading
 from shardwright.reports.words import in_words
 from shardwright.spec.catalog.frameworks import OWN

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.plans.plan import Precedents, Prediction, StageMemory
+from shardwright.plans.plan import Precedents, Prediction, SiteEffect, StageMemory
 from shardwright.reports.words import KIND_WORDS
 from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_dollars, format_seconds
 
@@ -107,3 +107,15 @@ def bottleneck(prediction: Prediction) -> str:
 
 def _share(memory: StageMemory) -> float:
     return memory.total_bytes / memory.capacity_bytes
+
+
+def effect_words(effect: SiteEffect | None) -> str:
+    """Return in words what a calibration did to a prediction; empty where none was given."""
+    if effect is None:
+        return ""
+    if not effect.runs:
+        return f"not calibrated: {effect.unsaid}"
+    runs = f"{effect.runs} run{'s' * (effect.runs > 1)}"
+    kin = "" if effect.same_kind else ", none of this family of models"
+    words = f"calibrated on {runs} of yours{kin}: {effect.factor - 1.0:+.0%} seconds"
+    return f"{words}, interval {effect.narrower:.0%} as wide"

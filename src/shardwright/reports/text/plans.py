@@ -11,7 +11,7 @@ from shardwright.cost.trust.interval import carried, chances
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory
 from shardwright.reports.text import mixed, outcome, strategy
 from shardwright.reports.text.layout import bar, labelled, table, wrapped
-from shardwright.reports.text.site import effect_words
+from shardwright.reports.text.outcome import effect_words
 from shardwright.search.renting import FrontPoint
 from shardwright.units import (
     GIBIBYTE,

@@ -11,7 +11,6 @@ import numpy as np
 
 from shardwright.cost.site.calibration import KINDS, SiteCalibration, SiteRun, effect_of, left_out_means
 from shardwright.cost.site.setting import REACHES
-from shardwright.plans.plan import SiteEffect
 from shardwright.reports.text.layout import WIDTH, labelled, table
 from shardwright.reports.words import KIND_WORDS
 from shardwright.units import clock, format_seconds
@@ -114,18 +113,6 @@ def silent_words(calibration: SiteCalibration) -> list[str]:
         else []
     )
     return [*words, "memory: it moves seconds alone"]
-
-
-def effect_words(effect: SiteEffect | None) -> str:
-    """Return in words what a calibration did to a prediction; empty where none was given."""
-    if effect is None:
-        return ""
-    if not effect.runs:
-        return f"not calibrated: {effect.unsaid}"
-    runs = f"{effect.runs} run{'s' * (effect.runs > 1)}"
-    kin = "" if effect.same_kind else ", none of this family of models"
-    words = f"calibrated on {runs} of yours{kin}: {effect.factor - 1.0:+.0%} seconds"
-    return f"{words}, interval {effect.narrower:.0%} as wide"
 
 
 def state_words(state: GoodState) -> str:

@@ -25,7 +25,6 @@ from shardwright.spec.read.config_fields import (
     ConfigFields,
 )
 from shardwright.spec.read.families import ModelFamily, Stated
-from shardwright.spec.read.mixers import mixer_of
 from shardwright.spec.text.fields import shown
 
 MARKS: Mapping[str, tuple[object, object]] = {"moe_layer_freq": (0, 1), "mlp_layer_types": ("dense", "sparse")}
@@ -66,6 +65,8 @@ def _unlike_layers(fields: ConfigFields, family: ModelFamily, hidden: int, count
     """Return the layers of a family with another mixer than attention, as `layer_types` has them. Where a block is a
     mixer or a feed-forward alone, it has one norm."""
     words = tuple(str(word) for word in fields.layer_list("layer_types"))
+    from shardwright.spec.read.mixers import mixer_of  # most models have none
+
     mixer = mixer_of(fields, family.mixer or "", hidden)
     with_attention = any(word not in (MIXER, MLP, MOE) for word in words)
     attention = _attention(fields, family, hidden) if with_attention else None
