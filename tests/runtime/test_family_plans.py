@@ -91,6 +91,7 @@ FAMILIES = {
     "gpt_oss": (experts_apart, experts_cut, in_stages, unequal),  # sinks, biases of experts and of the router
     "granitemoehybrid": (*MIXED, experts_apart, experts_cut),  # Mamba-2, experts after every mixer
     "hunyuan_v1_dense": DENSE,  # norms after the rotation
+    "falcon_h1, scaled": MIXED,  # attention and Mamba-2 side by side, every product times a number
     "falcon_mamba": (*MIXED, in_four),  # Mamba-1 alone, norms of what it selects by
     "jamba": (*MIXED, experts_apart),  # the same with weights, experts, and attention
     "lfm2": (*MIXED, in_four),  # short convolutions
@@ -114,6 +115,7 @@ SAMPLE = (
     "olmo2: in_four", "phi: in_stages", "granitemoehybrid: experts_apart", "qwen3_next: whole_nowhere",
     "bamba, short chunks: in_stages", "lfm2: unequal", "nemotron_h: unequal", "nemotron_h, experts: experts_apart",
     "olmo_hybrid: in_stages", "falcon_mamba: in_four", "jamba: in_stages", "minimax, scaled: unequal",
+    "falcon_h1, scaled: in_stages",
 )  # fmt: skip
 
 

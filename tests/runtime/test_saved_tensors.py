@@ -38,6 +38,7 @@ from shardwright.cost.memory.sizes import head_bytes
 from shardwright.runtime.model.chunk import forward
 from shardwright.runtime.model.loss import summed_loss
 from shardwright.runtime.model.parallel import TensorGroup
+from shardwright.spec.forward_pass import PLAIN
 from shardwright.spec.layer import Moe
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, ShortConvolution
 from shardwright.spec.model import Model
@@ -51,6 +52,10 @@ MIXERS = {
     "lightning": Lightning(heads=16, head_dim=128),
     "convolution": ShortConvolution(channels=2048, width=3),
 }
+BRANCHES: dict[str, Any] = {
+    "branch_scales": ((1.3, 0.8), (1.2, 0.5)), "key_scale": 0.3, "gate_scale": 0.7,
+    "stream_scales": ((1.0, 1.0), (1.0, 1.0), (1.0, 0.6)),
+}  # fmt: skip
 SPLITS = ((1, False), *product((2, 4, 8), (False, True)))
 
 
@@ -184,6 +189,15 @@ def test_mixers_keep_what_is_priced(name: str, as_on_a_gpu: None) -> None:
     model = replace(model, layers=(layer, layer))
     for how in [Setting(tp=tp, sequence=on, batch=2) for tp, on in SPLITS[:3]]:
         assert sum(size for size, _ in kept(model, how)) == pytest.approx(priced(model, how), rel=0.03), how
+
+
+def test_attention_and_a_mixer_side_by_side_keep_what_is_priced(as_on_a_gpu: None) -> None:
+    """Within 2 %; where neither is scaled they share an input that the account counts for each."""
+    model = wide("llama", 32, 8)
+    layer = replace(model.layers[0], mixer=MIXERS["Mamba-2, plain"])
+    computed = replace(PLAIN, mixer_scales=(0.9, 0.6, 0.7, 0.8, 0.4), **BRANCHES)
+    model = replace(model, layers=(layer, layer), forward_pass=computed)
+    require_priced(model, [Setting(tp=tp, sequence=on, batch=2) for tp, on in SPLITS])
 
 
 @pytest.mark.parametrize(("tp", "on"), SPLITS[:3])

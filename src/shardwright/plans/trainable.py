@@ -202,7 +202,6 @@ def _unlike(layer: Layer) -> Iterator[str]:
     attention, mixer = layer.attention, layer.mixer
     there = {
         mixer.words if mixer else "": mixer is not None and not isinstance(mixer, MIXERS),
-        "a block with two mixers": mixer is not None and attention is not None,
         "a decay for each channel": isinstance(mixer, GatedDelta) and mixer.decay == "channel",
         "an empty block": not layer.mixes and not layer.feeds,
         "a gate of each head": attention is not None and attention.gate == "head",

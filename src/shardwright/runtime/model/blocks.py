@@ -52,6 +52,11 @@ def norm(x: torch.Tensor, weights: Weights, model: Model, details: Details) -> t
     return functional.rms_norm(x, x.shape[-1:], weight, details.norm_epsilon)
 
 
+def times(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return `x` times a number."""
+    return x if scale == 1.0 else x * scale
+
+
 def layer_forward(
     x: torch.Tensor,
     weights: Weights,
@@ -69,19 +74,31 @@ def layer_forward(
     apart: Apart = called,
 ) -> torch.Tensor:
     """Return the output of a layer: what attention and the feed-forward block, of which it may have one, add to it, one
-    after the other or side by side, with norms where the model has them. Attention stays within `documents`, which are
+    after the other or side by side, as attention and another mixer may stand, with norms where the model has them. Attention stays within `documents`, which are
     of all positions. `apart` calls what is not to be compiled with the rest."""
     core = partial(_recomputed_core if recompute_attention else _core, documents=documents)
     core = partial(apart, core) if context.size > 1 else core
-    activation = ACTIVATIONS[model.activation]
+    gate_scale = model.computed.gate_scale or 1.0
 
-    def attention(normed: torch.Tensor) -> torch.Tensor:
-        if layer.mixer is not None:
-            mixing = inside(weights, "mixer")
-            return apart(mixed, normed, mixing, layer.mixer, details, tensor, products)
+    def activation(gate: torch.Tensor) -> torch.Tensor:
+        return ACTIVATIONS[model.activation](times(gate, gate_scale))
+
+    def alone(normed: torch.Tensor) -> torch.Tensor:
         return attend(
             normed, inside(weights, "attention"), layer, model, details, table, tensor, context, products, core
         )
+
+    def other(normed: torch.Tensor) -> torch.Tensor:
+        assert layer.mixer is not None, "blocks have what mixes tokens"
+        scales = model.computed.mixer_scales
+        return apart(mixed, normed, inside(weights, "mixer"), layer.mixer, details, tensor, products, scales)
+
+    def attention(normed: torch.Tensor) -> torch.Tensor:
+        if layer.attention is None or layer.mixer is None:
+            return alone(normed) if layer.mixer is None else other(normed)
+        sides = zip((alone, other), model.computed.branch_scales or ((1.0, 1.0), (1.0, 1.0)), strict=True)
+        first, second = (times(mix(times(normed, before)), after) for mix, (before, after) in sides)
+        return first + second
 
     def mlp(normed: torch.Tensor) -> torch.Tensor:
         if layer.moe is None:
@@ -97,14 +114,14 @@ def layer_forward(
         if placed in ("after", "both"):
             change = norm(change, inside(weights, f"{name}_post_norm"), model, details)
         kept, scale = model.computed.residual_scales(layer, feeds=name == "mlp")
-        x = (x if kept == 1.0 else x * kept) + (change if scale == 1.0 else change * scale)
+        x = times(x, kept) + times(change, scale)
         return norm(x, inside(weights, f"{name}_post_norm"), model, details) if placed == "sum" else x
 
     placed = model.computed.placement(layer)
     if model.parallel_block:
         normed = before(x, "attention")
-        other = normed if layer.norms == 1 else before(x, "mlp")
-        return added(added(x, attention(normed), "attention"), mlp(other), "mlp")
+        feeding = normed if layer.norms == 1 else before(x, "mlp")
+        return added(added(x, attention(normed), "attention"), mlp(feeding), "mlp")
     for name, block in [("attention", attention)] * layer.mixes + [("mlp", mlp)] * layer.feeds:
         normed = before(x, name)
         x = added(normed if placed == "stream" else x, block(normed), name)
@@ -152,6 +169,7 @@ def _heads(
     clip = computed.qkv_clip
     if clip is not None:
         query, key, value = (part.clamp(-clip, clip) for part in (query, key, value))
+    key = times(key, computed.key_scale or 1.0)
 
     def normed(part: torch.Tensor, name: str) -> torch.Tensor:
         return _query_key_norm(part, inside(weights, name), attention, model, details, tensor)

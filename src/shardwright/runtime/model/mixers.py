@@ -27,10 +27,19 @@ NORM_EPSILON = 1e-6  # of the lengths of queries and keys under the delta rule (
 
 
 def mixed(
-    x: torch.Tensor, weights: Weights, mixer: Mixer, details: Details, tensor: TensorGroup, products: Products
+    x: torch.Tensor,
+    weights: Weights,
+    mixer: Mixer,
+    details: Details,
+    tensor: TensorGroup,
+    products: Products,
+    scales: tuple[float, ...] | None = None,
 ) -> torch.Tensor:
-    """Return what a mixer makes of `x` [micro_batch, positions, hidden]; this rank computes its part of the heads."""
+    """Return what a mixer makes of `x` [micro_batch, positions, hidden]; this rank computes its part of the heads.
+    What each projection gives is times its one of `scales`."""
     inputs = entered(x, weights, tuple(mixer_shape(mixer).rows), tensor, products)
+    if scales is not None:
+        inputs = tuple(part * scale for part, scale in zip(inputs, scales, strict=True))
     inner = MIXERS[type(mixer)](inputs, weights, mixer, details, tensor, products)
     out = left(inner, weights, "out", tensor, products)
     bias = weights.get("out.bias")

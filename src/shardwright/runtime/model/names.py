@@ -380,6 +380,13 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
             | {f"mlp.{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
             | {f"moe.experts.{part}": f"feed_forward.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")},
         ),
+        "falcon_h1": _like(
+            LLAMA,
+            ends={"head.norm": "model.final_layernorm"},
+            blocks=MAMBA2
+            | {"mlp_norm": "pre_ff_layernorm"}
+            | {f"mlp.{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+        ),
         "lfm2": LFM2,
         **dict.fromkeys(("falcon_mamba", "mamba"), replace(BACKBONE, blocks=_called_mixer(MAMBA))),
         "mamba2": BACKBONE,

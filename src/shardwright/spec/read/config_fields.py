@@ -85,6 +85,9 @@ READ = frozenset(
         "expert_layer_period", "full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor",
         "linear_attn_beta_factor", "mamba_dt_rank", "mixer_rms_eps", "mlp_alpha_factor", "mlp_beta_factor",
         "state_size", "time_step_rank", "use_expert_bias",
+        "attention_in_multiplier", "attention_out_multiplier", "key_multiplier", "lm_head_multiplier", "mamba_d_ssm",
+        "mamba_norm_before_gate", "mamba_rms_norm", "mlp_multipliers", "projectors_bias", "ssm_in_multiplier",
+        "ssm_multipliers", "ssm_out_multiplier",
     }
 )  # fmt: skip
 BESIDE = frozenset(

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from shardwright.errors import SpecError, bad
+from shardwright.spec.forward_pass import ForwardPass
 from shardwright.spec.layer import Attention, Layer, Moe
 from shardwright.spec.mixers import Mamba2, ShortConvolution
 from shardwright.spec.model import Model
@@ -182,8 +183,6 @@ def _fields(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
         yield from (("qk_rope_head_dim", attention.latent.rope_head_dim), ("v_head_dim", attention.value_head_dim))
     yield from _dropout(model)
     yield from _particular(model)
-    for kind, (kept, added) in zip(STREAMS, model.computed.stream_scales or (), strict=False):
-        yield from ((f"{kind}_alpha_factor", kept), (f"{kind}_beta_factor", added))
 
 
 def _heads(model: Model, family: ModelFamily, attention: Attention) -> Iterator[tuple[str, Any]]:
@@ -335,7 +334,7 @@ def _mixers(model: Model) -> Iterator[tuple[str, Any]]:
         yield "attn_layer_indices", attending
     elif model.family == "jamba":
         yield from _period("attn_layer", attending, len(model.layers))
-    elif mixer is not None and FAMILIES[model.family].feeds_forward:
+    elif mixer is not None and FAMILIES[model.family].feeds_forward and model.family != "falcon_h1":
         yield "layer_types", [_word(layer) for layer in model.layers]
     if isinstance(mixer, Mamba2) and model.family == "nemotron_h":
         yield "time_step_min", mixer.least_step or 0.0
@@ -377,6 +376,11 @@ def _particular(model: Model) -> Iterator[tuple[str, Any]]:
             ("residual_multiplier", computed.residual_scale),
         )
         yield from (("attention_multiplier", computed.score_scale), ("logits_scaling", 1.0 / computed.logit_scale))
+    elif model.family == "falcon_h1":
+        yield from _falcon_h1(model, computed)
+    elif model.family == "minimax":
+        for kind, (kept, added) in zip(STREAMS, computed.stream_scales or (), strict=False):
+            yield from ((f"{kind}_alpha_factor", kept), (f"{kind}_beta_factor", added))
     elif model.family == "hyperclovax":
         yield from (
             ("embedding_multiplier", computed.embedding_scale),
@@ -406,6 +410,18 @@ def _particular(model: Model) -> Iterator[tuple[str, Any]]:
         yield from (("type_vocab_size", computed.token_types), ("mask_token_id", computed.mask_token))
     elif model.family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"):
         yield "rope_interleave", computed.latent_interleaved
+
+
+def _falcon_h1(model: Model, computed: ForwardPass) -> Iterator[tuple[str, Any]]:
+    mixer = model.layers[0].mixer
+    assert isinstance(mixer, Mamba2) and computed.branch_scales and computed.stream_scales, "as its config is read"
+    yield from (("mamba_d_ssm", mixer.inner), ("mamba_rms_norm", mixer.gated_norm), ("mamba_norm_before_gate", False))
+    yield from (("projectors_bias", mixer.out_bias), ("embedding_multiplier", computed.embedding_scale))
+    yield from (("lm_head_multiplier", computed.logit_scale), ("ssm_multipliers", list(computed.mixer_scales or ())))
+    yield "mlp_multipliers", [computed.gate_scale, computed.stream_scales[2][1]]
+    yield "key_multiplier", computed.key_scale
+    for name, scales in zip(("attention", "ssm"), computed.branch_scales, strict=True):
+        yield from ((f"{name}_in_multiplier", scales[0]), (f"{name}_out_multiplier", scales[1]))
 
 
 def _scalar(scale: float | None, head_dim: int) -> float:
