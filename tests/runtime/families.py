@@ -37,6 +37,7 @@ BETWEEN = ["linear_attention", "full_attention", "linear_attention"]
 OWN_SIZES: dict[str, Config] = {
     "qwen3_5_moe_text": {"linear_key_head_dim": 4},
     "falcon_h1": {"mamba_d_ssm": 64},
+    "kimi_linear": {"layer_types": BETWEEN},
     "lfm2_moe": {"num_dense_layers": 1},
     "jamba": {"attn_layer_offset": 1, "attn_layer_period": 3, "mamba_dt_rank": 6},
     "nemotron_h": {"n_routed_experts": 4, "chunk_size": 4},

@@ -94,6 +94,7 @@ FAMILIES = {
     "falcon_h1, scaled": MIXED,  # attention and Mamba-2 side by side, every product times a number
     "falcon_mamba": (*MIXED, in_four),  # Mamba-1 alone, norms of what it selects by
     "jamba": (*MIXED, experts_apart),  # the same with weights, experts, and attention
+    "kimi_linear": (*MIXED, in_four, experts_apart, experts_cut),  # decays of channels, latent attention without rotation
     "lfm2": (*MIXED, in_four),  # short convolutions
     "minicpm3": DENSE,  # scaled latent attention
     "minimax, scaled": (*MIXED, in_four),  # lightning attention, norms of the residual itself
@@ -115,7 +116,7 @@ SAMPLE = (
     "olmo2: in_four", "phi: in_stages", "granitemoehybrid: experts_apart", "qwen3_next: whole_nowhere",
     "bamba, short chunks: in_stages", "lfm2: unequal", "nemotron_h: unequal", "nemotron_h, experts: experts_apart",
     "olmo_hybrid: in_stages", "falcon_mamba: in_four", "jamba: in_stages", "minimax, scaled: unequal",
-    "falcon_h1, scaled: in_stages",
+    "falcon_h1, scaled: in_stages", "kimi_linear: in_stages", "kimi_linear: experts_apart",
 )  # fmt: skip
 
 

@@ -49,6 +49,9 @@ MIXERS = {
     "Mamba-2": Mamba2(heads=64, head_dim=64, groups=8, state=128, width=4),
     "Mamba-2, plain": Mamba2(heads=64, head_dim=64, groups=8, state=128, width=4, gated_norm=False),
     "delta": GatedDelta(key_heads=16, key_dim=128, value_heads=32, value_dim=128, width=4),
+    "Kimi delta": GatedDelta(
+        key_heads=16, key_dim=128, value_heads=16, value_dim=128, width=4, decay="channel", gate_rank=128
+    ),
     "lightning": Lightning(heads=16, head_dim=128),
     "convolution": ShortConvolution(channels=2048, width=3),
 }
@@ -187,7 +190,7 @@ def test_mixers_keep_what_is_priced(name: str, as_on_a_gpu: None) -> None:
     model = wide("llama", 32, 8)
     layer = replace(model.layers[0], attention=None, mlp=None, mixer=MIXERS[name], norms=1)
     model = replace(model, layers=(layer, layer))
-    for how in [Setting(tp=tp, sequence=on, batch=2) for tp, on in SPLITS[:3]]:
+    for how in [Setting(tp=tp, sequence=on, batch=2) for tp, on in (*SPLITS[:3], *SPLITS[-2:])]:
         assert sum(size for size, _ in kept(model, how)) == pytest.approx(priced(model, how), rel=0.03), how
 
 

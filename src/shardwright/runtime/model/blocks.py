@@ -214,7 +214,7 @@ def _latent_heads(
     """Return the same of multi-head latent attention (arXiv 2405.04434 §2.1). Latents are of this rank's positions;
     all positions enter where they become heads."""
     mla = attention.latent
-    assert mla is not None and table is not None, "latent attention has rotary positions"
+    assert mla is not None, "this is latent attention"
 
     def up(latent: torch.Tensor, part: str) -> torch.Tensor:
         normed = functional.rms_norm(latent, latent.shape[-1:], weights[f"{part}_norm.weight"], LATENT_EPSILON)
@@ -230,7 +230,10 @@ def _latent_heads(
     query = by_head(query, attention.head_dim).transpose(1, 2)
     still, query_turning = torch.split(query, [mla.nope_head_dim, mla.rope_head_dim], dim=-1)
     key_still, value = torch.split(wide, [mla.nope_head_dim, attention.value_head_dim], dim=-1)
-    turn = partial(rotated, table=table, interleaved=model.computed.latent_interleaved)
+
+    def turn(part: torch.Tensor) -> torch.Tensor:
+        return part if table is None else rotated(part, table, interleaved=model.computed.latent_interleaved)
+
     key_turned = turn(enter(turning, tensor)[:, None]).expand(-1, key_still.shape[1], -1, -1)
     query = torch.cat([still, turn(query_turning)], dim=-1)
     return query, torch.cat([key_still, key_turned], dim=-1), value, None

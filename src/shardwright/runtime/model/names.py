@@ -279,8 +279,9 @@ DELTA_BY_HEAD = DELTA | {
     **dict.fromkeys((f"mixer.{part}" for part in ("query", "key", "value", "gate")), "linear_attn.in_proj_qkvz"),
     **dict.fromkeys(("mixer.rate", "mixer.decay_step"), "linear_attn.in_proj_ba"),
 }
-# What transformers 5.24 calls the norm after attention, too; the files that OLMo Hybrid came with have its own name.
-OTHER_NAMES = {"feedforward_layer_norm": "post_attention_layernorm"}
+# What transformers 5.24 calls the norm after attention of OLMo Hybrid, too, and dense feed-forward blocks of Kimi Linear;
+# the files that these came with have their own names.
+OTHER_NAMES = {"feedforward_layer_norm": "post_attention_layernorm", ".mlp.": ".block_sparse_moe."}
 OLMO_HYBRID = {
     "attention_norm": "attention_layer_norm",
     "attention_post_norm": "feedforward_layer_norm",
@@ -290,6 +291,18 @@ OLMO_HYBRID = {
     "mixer.rate": "linear_attn.b_proj",
     "mixer.decay_step": "linear_attn.a_proj",
     "mixer.norm": "linear_attn.o_norm",
+}
+KIMI_DELTA = {
+    **{f"mixer.{part}": f"self_attn.{part[0]}_proj" for part in ("query", "key", "value", "out")},
+    **{f"mixer.{part}_taps": f"self_attn.{part[0]}_conv1d" for part in ("query", "key", "value")},
+    "mixer.rate": "self_attn.b_proj",
+    "mixer.gate_down": "self_attn.g_a_proj",
+    "mixer.gate_up": "self_attn.g_b_proj",
+    "mixer.decay_step_down": "self_attn.f_a_proj",
+    "mixer.decay_step_up": "self_attn.f_b_proj",
+    "mixer.decay.weight": "self_attn.A_log",
+    "mixer.step_shift.weight": "self_attn.dt_bias",
+    "mixer.norm": "self_attn.o_norm",
 }
 DELTA_IN_PARTS = DELTA | {
     **dict.fromkeys((f"mixer.{part}" for part in ("query", "key", "value")), "linear_attn.in_proj_qkv"),
@@ -386,6 +399,14 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
             blocks=MAMBA2
             | {"mlp_norm": "pre_ff_layernorm"}
             | {f"mlp.{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+        ),
+        "kimi_linear": _like(
+            DEEPSEEK,
+            blocks=KIMI_DELTA
+            | W_EXPERTS
+            | {"mixer.out": "self_attn.o_proj", "moe.balance.bias": "block_sparse_moe.gate.e_score_correction_bias"}
+            | {block: name.replace("mlp.", "block_sparse_moe.") for block, name in SHARED.items()},
+            forms={"mixer.decay": "between ones"},
         ),
         "lfm2": LFM2,
         **dict.fromkeys(("falcon_mamba", "mamba"), replace(BACKBONE, blocks=_called_mixer(MAMBA))),

@@ -88,6 +88,7 @@ READ = frozenset(
         "attention_in_multiplier", "attention_out_multiplier", "key_multiplier", "lm_head_multiplier", "mamba_d_ssm",
         "mamba_norm_before_gate", "mamba_rms_norm", "mlp_multipliers", "projectors_bias", "ssm_in_multiplier",
         "ssm_multipliers", "ssm_out_multiplier",
+        "linear_attn_config", "linear_head_dim", "linear_num_heads", "moe_renormalize", "num_expert_group",
     }
 )  # fmt: skip
 BESIDE = frozenset(

@@ -79,6 +79,12 @@ EXPERTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             key: {"experts": "n_routed_experts", "width": "moe_intermediate_size", "shared": "n_shared_experts"}
             for key in ("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "dots1", "solar_open")
         },
+        "kimi_linear": {
+            "experts": "num_experts",
+            "width": "moe_intermediate_size",
+            "top_k": "num_experts_per_token",
+            "shared": "num_shared_experts",
+        },
         "ernie4_5_moe": {
             "experts": "moe_num_experts",
             "width": "moe_intermediate_size",
@@ -107,7 +113,7 @@ EXPERTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 # Families that pad by a token of their own vocabulary unless they are told otherwise.
 PADDED: Mapping[str, int | None] = MappingProxyType(
-    {**dict.fromkeys(("phi3", "glm", "glm4", "flex_olmo", "olmo_hybrid", "smollm3")), "emu3_text_model": 0}
+    {**dict.fromkeys(("phi3", "glm", "glm4", "flex_olmo", "kimi_linear", "olmo_hybrid", "smollm3")), "emu3_text_model": 0}
 )
 # Classes of families that have several, or that no automatic class knows.
 CLASSES = MappingProxyType({"bert": "BertForMaskedLM", "emu3_text_model": "Emu3ForCausalLM"})

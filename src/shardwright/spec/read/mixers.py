@@ -241,6 +241,10 @@ def fields_of(mixer: Mixer, hidden: int) -> Iterator[tuple[str, Any]]:
         yield from (("mamba_conv_bias", mixer.convolution_bias), ("mamba_chunk_size", mixer.chunk))
         yield "mamba_expand", max(mixer.inner // hidden, 1)
     elif isinstance(mixer, GatedDelta):
+        if mixer.decay == "channel":
+            yield from (("linear_num_heads", mixer.key_heads), ("linear_head_dim", mixer.key_dim))
+            yield "linear_conv_kernel_dim", mixer.width
+            return
         yield from (("linear_num_key_heads", mixer.key_heads), ("linear_key_head_dim", mixer.key_dim))
         yield from (("linear_num_value_heads", mixer.value_heads), ("linear_value_head_dim", mixer.value_dim))
         yield from (("linear_conv_kernel_dim", mixer.width), ("linear_allow_neg_eigval", bool(mixer.negative)))
