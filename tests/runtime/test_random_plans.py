@@ -22,9 +22,8 @@ LEGAL, TRAINABLE = 1_401, 1_297
 # (24), uneven FSDP (72), three virtual stages (87), context parallelism (56), tensor parallelism 1 and 4 and zero bubble
 # (108).
 SAMPLE = (24, 56, 72, 82, 87, 108)
-# Zero bubble over Mamba-1, lightning attention and the delta rule; uneven FSDP, and tensor parallelism 4 with virtual
-# stages, both over attention and Mamba-2 side by side.
-HYBRIDS = (14, 32, 78)
+# Attention and Mamba-2 side by side under uneven FSDP, and under zero bubble, both beside Kimi delta attention.
+HYBRIDS = (43, 54)
 # Tensor parallelism 2 beside 3 with virtual stages, and 1, 2 and 3 under a sharded optimizer.
 ODD = (140, 287)
 
