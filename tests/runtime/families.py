@@ -97,6 +97,9 @@ BESIDE: dict[str, tuple[str, Config]] = {
         "falcon_h1", FACTORS | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "projectors_bias": True, "mamba_proj_bias": True,
                                 "attention_bias": True, "mlp_bias": True, "mamba_conv_bias": False}
     ),
+    "bailing_hybrid, unbounded decays": (
+        "bailing_hybrid", {"kda_safe_gate": False, "q_lora_rank": 24, "num_expert_group": 2, "topk_group": 1}
+    ),
     "lfm2, biases": ("lfm2", {"conv_bias": True}),
     "smollm3, one not rotated": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
 }  # fmt: skip
@@ -110,7 +113,7 @@ LEFT_OUT: dict[str, Config] = {
 
 def small(family: str, fields: Config) -> Config:
     """Return a config with small sizes in place of its own."""
-    listed = {name: value[:LAYERS] for name, value in fields.items() if name in ("mlp_layer_types", "layer_types")}
+    listed = {name: value[:LAYERS] for name, value in fields.items() if value and name in ("mlp_layer_types", "layer_types")}
     given = fields | {name: SMALL[name] for name in fields if SMALL.get(name) and fields[name]} | listed
     given |= {"num_key_value_heads": 4} if fields.get("num_key_value_heads") == 8 else {}
     given = {name: value for name, value in given.items() if name != "mlp_only_layers"}

@@ -77,6 +77,7 @@ def experts_cut(model: Model) -> Plan:
 MIXED = (in_stages, unequal, whole_nowhere, weights_apart)
 DENSE, EXPERTS = (in_stages, in_four, unequal, in_parts), (experts_apart, experts_cut, in_stages, unequal)
 FAMILIES = {
+    "bailing_hybrid": (*MIXED, in_four, experts_apart),  # bounded decays of channels, a gate of each latent head
     "bamba, short chunks": MIXED,  # Mamba-2, heads in groups
     "bert": (in_stages, in_four, unequal),  # attention to all tokens, norms of sums, a transform before the head
     "bloom": DENSE,  # ALiBi, a norm of the embedding
@@ -116,7 +117,7 @@ SAMPLE = (
     "olmo2: in_four", "phi: in_stages", "granitemoehybrid: experts_apart", "qwen3_next: whole_nowhere",
     "bamba, short chunks: in_stages", "lfm2: unequal", "nemotron_h: unequal", "nemotron_h, experts: experts_apart",
     "olmo_hybrid: in_stages", "falcon_mamba: in_four", "jamba: in_stages", "minimax, scaled: unequal",
-    "falcon_h1, scaled: in_stages", "kimi_linear: in_stages", "kimi_linear: experts_apart",
+    "falcon_h1, scaled: in_stages", "bailing_hybrid: in_stages", "kimi_linear: in_stages", "kimi_linear: experts_apart",
 )  # fmt: skip
 
 

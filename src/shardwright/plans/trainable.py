@@ -202,7 +202,6 @@ def _unlike(layer: Layer) -> Iterator[str]:
     there = {
         mixer.words if mixer else "": mixer is not None and not isinstance(mixer, MIXERS),
         "an empty block": not layer.mixes and not layer.feeds,
-        "a gate of each head": attention is not None and attention.gate == "head",
         "sparse attention with an indexer": attention is not None and attention.sparse is not None,
         "keys or values of another projection or layer": attention is not None and attention.reused is not None,
         "a norm of values": attention is not None and attention.value_norm,

@@ -229,7 +229,8 @@ class GatedDelta:
     `key_heads` of `key_dim` for queries and keys, each shared by some of the `value_heads` of `value_dim`. `decay`
     is a number for each head, or one for each `channel` of a key (KDA), which is projected over `gate_rank`, as is the
     output gate; without a rank both are projected at once. Where eigenvalues may be `negative`, rates of correction go
-    up to two (arXiv 2411.12537). The norm has an epsilon of its own where `norm_epsilon` is set.
+    up to two (arXiv 2411.12537). The norm has an epsilon of its own where `norm_epsilon` is set. The logarithm of a
+    decay may have a `least_decay`, which a sigmoid approaches (Ling 3: BailingHybridForgetGate of transformers 5.24).
     """
 
     key_heads: int
@@ -241,6 +242,7 @@ class GatedDelta:
     gate_rank: int | None = None
     negative: bool | None = None
     norm_epsilon: float | None = None
+    least_decay: float | None = None
 
     def work(self, hidden: int) -> Work:
         """Inside a chunk k kᵀ and its inverse times v and k; then, chunk by chunk, what the state predicts, queries on

@@ -148,7 +148,8 @@ def attend(
     scoring = scoring_of(model, attention, details.rotary, query.shape[1], tensor.rank, sinks, x.device)
     out = core(query, key, value, attention.window, context, scoring).transpose(1, 2).flatten(2)
     if gate is not None:
-        out = out * torch.sigmoid(gate)
+        of_heads = (gate[..., None] if attention.gate == "head" else by_head(gate, attention.value_head_dim)).sigmoid()
+        out = (by_head(out, attention.value_head_dim) * of_heads).flatten(2)
     return _plus(left(out, weights, "out", tensor, products), weights.get("out.bias"))
 
 
@@ -220,23 +221,22 @@ def _latent_heads(
         normed = functional.rms_norm(latent, latent.shape[-1:], weights[f"{part}_norm.weight"], LATENT_EPSILON)
         return entered(normed, weights, (f"{part}_up",), tensor, products)[0]
 
-    if mla.query_rank is None:
-        (query,) = entered(x, weights, ("query",), tensor, products)
-    else:
-        query = up(made_here(x, weights, "query_down", products), "query")
+    entering = (*(("query",) if mla.query_rank is None else ()), *(("gate",) if attention.gate else ()))
+    wide = dict(zip(entering, entered(x, weights, entering, tensor, products), strict=True)) if entering else {}
+    query = up(made_here(x, weights, "query_down", products), "query") if mla.query_rank else wide["query"]
     low = made_here(x, weights, "latent_down", products)
     latent, turning = torch.split(low, [mla.kv_rank, mla.rope_head_dim], dim=-1)
-    wide = by_head(up(latent, "latent"), mla.nope_head_dim + attention.value_head_dim).transpose(1, 2)
+    both = by_head(up(latent, "latent"), mla.nope_head_dim + attention.value_head_dim).transpose(1, 2)
     query = by_head(query, attention.head_dim).transpose(1, 2)
     still, query_turning = torch.split(query, [mla.nope_head_dim, mla.rope_head_dim], dim=-1)
-    key_still, value = torch.split(wide, [mla.nope_head_dim, attention.value_head_dim], dim=-1)
+    key_still, value = torch.split(both, [mla.nope_head_dim, attention.value_head_dim], dim=-1)
 
     def turn(part: torch.Tensor) -> torch.Tensor:
         return part if table is None else rotated(part, table, interleaved=model.computed.latent_interleaved)
 
     key_turned = turn(enter(turning, tensor)[:, None]).expand(-1, key_still.shape[1], -1, -1)
     query = torch.cat([still, turn(query_turning)], dim=-1)
-    return query, torch.cat([key_still, key_turned], dim=-1), value, None
+    return query, torch.cat([key_still, key_turned], dim=-1), value, wide.get("gate")
 
 
 def feed_forward(

@@ -383,6 +383,9 @@ def _latent(model: Model, attention: Attention, latent: LatentAttention, name: s
     else:
         shape = (attention.query_width, model.hidden)
         yield ModelParameter(name=f"{name}.query.weight", shape=shape, dim=0, pieces=attention.heads)
+    if attention.gate:
+        shape = (attention.gate_width, model.hidden)
+        yield ModelParameter(name=f"{name}.gate.weight", shape=shape, dim=0, pieces=attention.heads)
     for part, (rank, beside, width) in down.items():
         yield _shared(f"{name}.{part}_down.weight", (rank + beside, model.hidden))
         if attention.qkv_bias:

@@ -88,7 +88,8 @@ READ = frozenset(
         "attention_in_multiplier", "attention_out_multiplier", "key_multiplier", "lm_head_multiplier", "mamba_d_ssm",
         "mamba_norm_before_gate", "mamba_rms_norm", "mlp_multipliers", "projectors_bias", "ssm_in_multiplier",
         "ssm_multipliers", "ssm_out_multiplier",
-        "linear_attn_config", "linear_head_dim", "linear_num_heads", "moe_renormalize", "num_expert_group",
+        "kda_lower_bound", "kda_safe_gate", "layer_group_size", "linear_attn_config", "linear_head_dim",
+        "linear_num_heads", "moe_renormalize", "num_expert_group", "short_conv_kernel_size",
     }
 )  # fmt: skip
 BESIDE = frozenset(
@@ -115,7 +116,7 @@ BESIDE = frozenset(
         "linear_dt_max", "linear_dt_min", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap",
         "mtp_hybrid_override_pattern", "mtp_layers_block_type", "rescale_prenorm_residual", "residual_in_fp32",
         "time_step_init_scheme", "time_step_scale", "use_associative_scan", "use_mambapy",
-        "audio_config", "image_token_id", "image_token_index", "boi_token_id", "eoi_token_id", "experts_implementation",
+        "mtp_loss_scaling_factor", "audio_config", "image_token_id", "image_token_index", "boi_token_id", "eoi_token_id", "experts_implementation",
     }
 )  # fmt: skip
 

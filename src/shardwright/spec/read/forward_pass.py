@@ -216,6 +216,7 @@ def _norms(placement: str) -> Reader:
 
 ROWS: Mapping[str, tuple[Reader, ...]] = MappingProxyType(
     {
+        "bailing_hybrid": (_sigmoid, _interleaved),
         "bert": (_bert,),
         "biogpt": (_scaled_where_said,),
         "cohere": (_cohere,),

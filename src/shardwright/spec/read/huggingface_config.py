@@ -79,11 +79,14 @@ EXPERTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             key: {"experts": "n_routed_experts", "width": "moe_intermediate_size", "shared": "n_shared_experts"}
             for key in ("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "dots1", "solar_open")
         },
-        "kimi_linear": {
-            "experts": "num_experts",
-            "width": "moe_intermediate_size",
-            "top_k": "num_experts_per_token",
-            "shared": "num_shared_experts",
+        **{
+            key: {
+                "experts": "num_experts",
+                "width": "moe_intermediate_size",
+                "top_k": "num_experts_per_token",
+                "shared": "num_shared_experts",
+            }
+            for key in ("bailing_hybrid", "kimi_linear")
         },
         "ernie4_5_moe": {
             "experts": "moe_num_experts",
@@ -113,7 +116,7 @@ EXPERTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 # Families that pad by a token of their own vocabulary unless they are told otherwise.
 PADDED: Mapping[str, int | None] = MappingProxyType(
-    {**dict.fromkeys(("phi3", "glm", "glm4", "flex_olmo", "kimi_linear", "olmo_hybrid", "smollm3")), "emu3_text_model": 0}
+    {**dict.fromkeys(("bailing_hybrid", "phi3", "glm", "glm4", "flex_olmo", "kimi_linear", "olmo_hybrid", "smollm3")), "emu3_text_model": 0}
 )
 # Classes of families that have several, or that no automatic class knows.
 CLASSES = MappingProxyType({"bert": "BertForMaskedLM", "emu3_text_model": "Emu3ForCausalLM"})
@@ -414,7 +417,7 @@ def _particular(model: Model) -> Iterator[tuple[str, Any]]:
         yield "scale_embedding", computed.embedding_scale != 1.0
     elif model.family == "bert":
         yield from (("type_vocab_size", computed.token_types), ("mask_token_id", computed.mask_token))
-    elif model.family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"):
+    elif model.family in ("bailing_hybrid", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"):
         yield "rope_interleave", computed.latent_interleaved
 
 
