@@ -113,7 +113,9 @@ LEFT_OUT: dict[str, Config] = {
 
 def small(family: str, fields: Config) -> Config:
     """Return a config with small sizes in place of its own."""
-    listed = {name: value[:LAYERS] for name, value in fields.items() if value and name in ("mlp_layer_types", "layer_types")}
+    listed = {
+        name: value[:LAYERS] for name, value in fields.items() if value and name in ("mlp_layer_types", "layer_types")
+    }
     given = fields | {name: SMALL[name] for name in fields if SMALL.get(name) and fields[name]} | listed
     given |= {"num_key_value_heads": 4} if fields.get("num_key_value_heads") == 8 else {}
     given = {name: value for name, value in given.items() if name != "mlp_only_layers"}

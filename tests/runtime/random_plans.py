@@ -51,7 +51,16 @@ def hybrid(random: Random) -> Model:
         Mamba(inner=24, state=5, rank=3, width=4, normed=random.random() < 0.5),
         Mamba2(heads=8, head_dim=4, groups=4, state=6, width=4, chunk=5),
         GatedDelta(key_heads=4, key_dim=4, value_heads=8, value_dim=6, width=4),
-        GatedDelta(key_heads=4, key_dim=6, value_heads=4, value_dim=6, width=4, decay="channel", gate_rank=random.choice((None, 5)), least_decay=random.choice((None, -2.0))),
+        GatedDelta(
+            key_heads=4,
+            key_dim=6,
+            value_heads=4,
+            value_dim=6,
+            width=4,
+            decay="channel",
+            gate_rank=random.choice((None, 5)),
+            least_decay=random.choice((None, -2.0)),
+        ),
         Lightning(heads=4, head_dim=6, chunk=5),
         ShortConvolution(channels=24, width=3),
     )

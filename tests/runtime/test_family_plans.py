@@ -95,7 +95,12 @@ FAMILIES = {
     "falcon_h1, scaled": MIXED,  # attention and Mamba-2 side by side, every product times a number
     "falcon_mamba": (*MIXED, in_four),  # Mamba-1 alone, norms of what it selects by
     "jamba": (*MIXED, experts_apart),  # the same with weights, experts, and attention
-    "kimi_linear": (*MIXED, in_four, experts_apart, experts_cut),  # decays of channels, latent attention without rotation
+    "kimi_linear": (
+        *MIXED,
+        in_four,
+        experts_apart,
+        experts_cut,
+    ),  # decays of channels, latent attention without rotation
     "lfm2": (*MIXED, in_four),  # short convolutions
     "minicpm3": DENSE,  # scaled latent attention
     "minimax, scaled": (*MIXED, in_four),  # lightning attention, norms of the residual itself

@@ -122,7 +122,9 @@ def test_layers_send_what_is_priced(precision: Precision) -> None:
     require_priced(experts(2816), [Setting(tp=2, sequence=True, ep=4, etp=etp) for etp in (1, 2)], precision)
 
 
-@pytest.mark.parametrize("name", ["Mamba", "Kimi delta", *nightly(name for name in MIXERS if name not in ("Mamba", "Kimi delta"))])
+@pytest.mark.parametrize(
+    "name", ["Mamba", "Kimi delta", *nightly(name for name in MIXERS if name not in ("Mamba", "Kimi delta"))]
+)
 def test_mixers_send_what_is_priced(name: str) -> None:
     """In one precision: what they sum and gather between their products, too."""
     model = wide("llama", 32, 8)

@@ -50,8 +50,8 @@ class Work:
     `recurrence` multiply-adds that sum over the state, as PyTorch's own counter does. `moved` counts elements
     of 16 bits that convolution, scan, gates and norms read and write forward. For the backward pass the kernels keep
     `kept` elements of 16 bits and `kept_single` of 32, all of them cut by tensor parallelism; and, on every rank, the
-    input of the mixer, what is `low`, and what is `summed` over the ranks before a further product. `sent` elements travel between ranks of
-    context parallelism, each way.
+    input of the mixer, what is `low`, and what is `summed` over the ranks before a further product. `sent` elements
+    travel between ranks of context parallelism, each way.
     """
 
     products: tuple[Product, ...]

@@ -74,31 +74,22 @@ def layer_forward(
     apart: Apart = called,
 ) -> torch.Tensor:
     """Return the output of a layer: what attention and the feed-forward block, of which it may have one, add to it, one
-    after the other or side by side, as attention and another mixer may stand, with norms where the model has them. Attention stays within `documents`, which are
+    after the other or side by side, with norms where the model has them. Attention stays within `documents`, which are
     of all positions. `apart` calls what is not to be compiled with the rest."""
     core = partial(_recomputed_core if recompute_attention else _core, documents=documents)
     core = partial(apart, core) if context.size > 1 else core
-    gate_scale = model.computed.gate_scale or 1.0
+    activation, scale = ACTIVATIONS[model.activation], model.computed.gate_scale
+    activation = activation if scale is None else partial(_of_scaled, activation, scale)
 
-    def activation(gate: torch.Tensor) -> torch.Tensor:
-        return ACTIVATIONS[model.activation](times(gate, gate_scale))
-
-    def alone(normed: torch.Tensor) -> torch.Tensor:
+    def attention(normed: torch.Tensor) -> torch.Tensor:
         return attend(
             normed, inside(weights, "attention"), layer, model, details, table, tensor, context, products, core
         )
 
-    def other(normed: torch.Tensor) -> torch.Tensor:
+    def mixer(normed: torch.Tensor) -> torch.Tensor:
         assert layer.mixer is not None, "blocks have what mixes tokens"
         scales = model.computed.mixer_scales
         return apart(mixed, normed, inside(weights, "mixer"), layer.mixer, details, tensor, products, scales)
-
-    def attention(normed: torch.Tensor) -> torch.Tensor:
-        if layer.attention is None or layer.mixer is None:
-            return alone(normed) if layer.mixer is None else other(normed)
-        sides = zip((alone, other), model.computed.branch_scales or ((1.0, 1.0), (1.0, 1.0)), strict=True)
-        first, second = (times(mix(times(normed, before)), after) for mix, (before, after) in sides)
-        return first + second
 
     def mlp(normed: torch.Tensor) -> torch.Tensor:
         if layer.moe is None:
@@ -117,15 +108,34 @@ def layer_forward(
         x = times(x, kept) + times(change, scale)
         return norm(x, inside(weights, f"{name}_post_norm"), model, details) if placed == "sum" else x
 
-    placed = model.computed.placement(layer)
+    placed, mixing = model.computed.placement(layer), _mixing(attention, mixer, layer, model)
     if model.parallel_block:
         normed = before(x, "attention")
         feeding = normed if layer.norms == 1 else before(x, "mlp")
-        return added(added(x, attention(normed), "attention"), mlp(feeding), "mlp")
-    for name, block in [("attention", attention)] * layer.mixes + [("mlp", mlp)] * layer.feeds:
+        return added(added(x, mixing(normed), "attention"), mlp(feeding), "mlp")
+    for name, block in [("attention", mixing)] * layer.mixes + [("mlp", mlp)] * layer.feeds:
         normed = before(x, name)
         x = added(normed if placed == "stream" else x, block(normed), name)
     return x
+
+
+def _of_scaled(activation: Activation, scale: float, x: torch.Tensor) -> torch.Tensor:
+    return activation(x * scale)
+
+
+def _mixing(attention: Activation, mixer: Activation, layer: Layer, model: Model) -> Activation:
+    """Return what mixes tokens in a layer: attention, another mixer, or both side by side, of which what each reads and
+    gives is times its own numbers."""
+    if layer.attention is None or layer.mixer is None:
+        return attention if layer.mixer is None else mixer
+    scales = model.computed.branch_scales or ((1.0, 1.0), (1.0, 1.0))
+
+    def both(normed: torch.Tensor) -> torch.Tensor:
+        sides = zip((attention, mixer), scales, strict=True)
+        first, second = (times(mix(times(normed, before)), after) for mix, (before, after) in sides)
+        return first + second
+
+    return both
 
 
 def attend(

@@ -300,8 +300,8 @@ LING = {
     "mixer.decay_step": "attention.f_proj",
     "moe.balance.bias": "mlp.gate.expert_bias",
 }
-# What transformers 5.24 calls the norm after attention of OLMo Hybrid, too, and dense feed-forward blocks of Kimi Linear;
-# the files that these came with have their own names.
+# What transformers 5.24 calls the norm after attention of OLMo Hybrid, too, and dense feed-forward blocks of Kimi
+# Linear; the files that these came with have their own names.
 OTHER_NAMES = {"feedforward_layer_norm": "post_attention_layernorm", ".mlp.": ".block_sparse_moe."}
 OLMO_HYBRID = {
     "attention_norm": "attention_layer_norm",

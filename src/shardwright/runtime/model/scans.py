@@ -81,9 +81,7 @@ def delta_scan(
     return torch.cat(outputs, dim=2).transpose(1, 2)[:, :positions]
 
 
-def _decayed(
-    lefts: Sequence[torch.Tensor], right: torch.Tensor, passed: torch.Tensor
-) -> Sequence[torch.Tensor]:
+def _decayed(lefts: Sequence[torch.Tensor], right: torch.Tensor, passed: torch.Tensor) -> Sequence[torch.Tensor]:
     """Return of each left side left_i · exp(passed_i - passed_j) right_j of the positions of a chunk, zero where j is
     after i. Decays of channels are there at once for `DELTA_PART` positions alone; before these, both sides decay up to
     the first of them, so that no power is above one."""

@@ -116,7 +116,8 @@ BESIDE = frozenset(
         "linear_dt_max", "linear_dt_min", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap",
         "mtp_hybrid_override_pattern", "mtp_layers_block_type", "rescale_prenorm_residual", "residual_in_fp32",
         "time_step_init_scheme", "time_step_scale", "use_associative_scan", "use_mambapy",
-        "mtp_loss_scaling_factor", "audio_config", "image_token_id", "image_token_index", "boi_token_id", "eoi_token_id", "experts_implementation",
+        "audio_config", "image_token_id", "image_token_index", "boi_token_id", "eoi_token_id", "experts_implementation",
+        "mtp_loss_scaling_factor",
     }
 )  # fmt: skip
 

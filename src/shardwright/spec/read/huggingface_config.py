@@ -116,7 +116,12 @@ EXPERTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 # Families that pad by a token of their own vocabulary unless they are told otherwise.
 PADDED: Mapping[str, int | None] = MappingProxyType(
-    {**dict.fromkeys(("bailing_hybrid", "phi3", "glm", "glm4", "flex_olmo", "kimi_linear", "olmo_hybrid", "smollm3")), "emu3_text_model": 0}
+    {
+        **dict.fromkeys(
+            ("bailing_hybrid", "phi3", "glm", "glm4", "flex_olmo", "kimi_linear", "olmo_hybrid", "smollm3")
+        ),
+        "emu3_text_model": 0,
+    }
 )
 # Classes of families that have several, or that no automatic class knows.
 CLASSES = MappingProxyType({"bert": "BertForMaskedLM", "emu3_text_model": "Emu3ForCausalLM"})
@@ -192,6 +197,11 @@ def _fields(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
         yield from (("qk_rope_head_dim", attention.latent.rope_head_dim), ("v_head_dim", attention.value_head_dim))
     yield from _dropout(model)
     yield from _particular(model)
+    if model.family == "falcon_h1":
+        yield from _falcon_h1(model, model.computed)
+    elif model.family == "minimax":
+        for kind, (kept, added) in zip(STREAMS, model.computed.stream_scales or (), strict=True):
+            yield from ((f"{kind}_alpha_factor", kept), (f"{kind}_beta_factor", added))
 
 
 def _heads(model: Model, family: ModelFamily, attention: Attention) -> Iterator[tuple[str, Any]]:
@@ -385,11 +395,6 @@ def _particular(model: Model) -> Iterator[tuple[str, Any]]:
             ("residual_multiplier", computed.residual_scale),
         )
         yield from (("attention_multiplier", computed.score_scale), ("logits_scaling", 1.0 / computed.logit_scale))
-    elif model.family == "falcon_h1":
-        yield from _falcon_h1(model, computed)
-    elif model.family == "minimax":
-        for kind, (kept, added) in zip(STREAMS, computed.stream_scales or (), strict=False):
-            yield from ((f"{kind}_alpha_factor", kept), (f"{kind}_beta_factor", added))
     elif model.family == "hyperclovax":
         yield from (
             ("embedding_multiplier", computed.embedding_scale),
