@@ -28,6 +28,7 @@ from shardwright.plans.check import check, position_problems
 from shardwright.plans.findings import BlockRecomputation, Change, NoTrainer, Remedy, TooLittleMemory
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, NoPlan, Ranking, SearchReport, WithOptions
+from shardwright.plans.trainer_options import option_problems
 from shardwright.records import record
 from shardwright.search.fitting import changes_that_fit
 from shardwright.search.objective import INDIFFERENCE, affordable_value, require_sure
@@ -42,6 +43,7 @@ from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_names, 
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+from shardwright.spec.options import said
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.model import load_model
 from shardwright.trainers.runs import frameworks_with_trainers, limits_of_trainer, runners, what_lacks
@@ -282,8 +284,9 @@ def _searched(
 ) -> WithOptions | None:
     """Return the best plan of a search with options that are not said, where nothing is pinned and it pays."""
     job = ranking.best.job
-    there = offered.options.keys() <= {*framework_rows()[job.framework]["options"].split()}
-    if not there or question.space != Space() or not offered.pays_where(question):
+    there = offered.options.keys() <= {*framework_rows()[job.framework]["options"].split()} - said(job.options).keys()
+    contradicted = any(any(option_problems(question.model, other)) for other in jobs_of(job, offered.options))
+    if not there or contradicted or question.space != Space() or not offered.pays_where(question):
         return None
     asked = {**question.asked, "top": 1}
     if job.objective == "time" and not isinstance(asked.get("efficiency"), Calibrated):
