@@ -285,13 +285,14 @@ def _searched(
     """Return the best plan of a search with options that are not said, where nothing is pinned and it pays."""
     job = ranking.best.job
     there = offered.options.keys() <= {*framework_rows()[job.framework]["options"].split()} - said(job.options).keys()
-    contradicted = any(any(option_problems(question.model, other)) for other in jobs_of(job, offered.options))
+    space = pinned(Space(), {**offered.options, **offered.within})
+    contradicted = any(any(option_problems(question.model, other)) for other in jobs_of(job, space.options))
     if not there or contradicted or question.space != Space() or not offered.pays_where(question):
         return None
     asked = {**question.asked, "top": 1}
     if job.objective == "time" and not isinstance(asked.get("efficiency"), Calibrated):
         asked["longest"] = (1.0 - PAYS) * _value(ranking.best)
-    narrow = replace(question, space=pinned(Space(), {**offered.options, **offered.within}), asked=asked)
+    narrow = replace(question, space=space, asked=asked)
     plans = _for_framework(narrow, job.framework, able[job.framework], free=False).plans
     if not plans or not runners(plans[0]):
         return None
