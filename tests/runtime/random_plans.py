@@ -59,7 +59,7 @@ def hybrid(random: Random) -> Model:
             width=4,
             decay="channel",
             gate_rank=random.choice((None, 5)),
-            least_decay=random.choice((None, -2.0)),
+            most_decay=random.choice((None, 2.0)),
         ),
         Lightning(heads=4, head_dim=6, chunk=5),
         ShortConvolution(channels=24, width=3),

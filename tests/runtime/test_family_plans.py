@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache
 
@@ -14,6 +15,7 @@ from tests.runtime.samples import plan_of, replica, stage
 from tests.runtime.workers import Case, run_cases
 
 from shardwright import Model, check
+from shardwright.plans.document import dumps, from_document
 from shardwright.plans.plan import Plan, Recompute
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.spec.read.huggingface import model_of_config
@@ -142,6 +144,13 @@ def test_training_under_plans_equals_that_of_one_process(names: tuple[str, ...])
             require_equal(outcomes[name], reference_run(plan, SGD, steps=STEPS, seed=SEED))
         except AssertionError as error:
             raise AssertionError(name) from error
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_plan_file_keeps_what_a_family_computes(family: str) -> None:
+    model = model_of(family)
+    plan = plan_of(model, replica(stage((0, len(model.layers))), micro_batches=1))
+    assert from_document(json.loads(dumps(plan))) == plan
 
 
 def test_what_needs_all_positions_is_refused_in_parts() -> None:

@@ -230,7 +230,7 @@ class GatedDelta:
     is a number for each head, or one for each `channel` of a key (KDA), which is projected over `gate_rank`, as is the
     output gate; without a rank both are projected at once. Where eigenvalues may be `negative`, rates of correction go
     up to two (arXiv 2411.12537). The norm has an epsilon of its own where `norm_epsilon` is set. The logarithm of a
-    decay may have a `least_decay`, which a sigmoid approaches (Ling 3: BailingHybridForgetGate of transformers 5.24).
+    decay may fall to minus `most_decay`, by a sigmoid (Ling 3: BailingHybridForgetGate of transformers 5.24).
     """
 
     key_heads: int
@@ -242,7 +242,7 @@ class GatedDelta:
     gate_rank: int | None = None
     negative: bool | None = None
     norm_epsilon: float | None = None
-    least_decay: float | None = None
+    most_decay: float | None = None
 
     def work(self, hidden: int) -> Work:
         """Inside a chunk k kᵀ and its inverse times v and k; then, chunk by chunk, what the state predicts, queries on

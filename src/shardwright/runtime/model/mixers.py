@@ -151,10 +151,10 @@ def _gated_delta(
         strength, length = weights["decay.weight"].float().exp(), step.float() + weights["step_shift.weight"].float()
         if channels:
             strength, length = strength[:, None], by_head(length, mixer.key_dim)
-        if mixer.least_decay is None:
+        if mixer.most_decay is None:
             decay = -strength * functional.softplus(length)
         else:
-            decay = mixer.least_decay * torch.sigmoid(strength * length)
+            decay = -mixer.most_decay * torch.sigmoid(strength * length)
         rates = rate.float().sigmoid() * (2.0 if mixer.negative else 1.0)
         out = delta_scan(query * mixer.key_dim**-0.5, key, value, decay, rates)
         return out.flatten(2).to(gate.dtype)

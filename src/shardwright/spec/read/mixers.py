@@ -173,11 +173,11 @@ def _ling_delta(fields: ConfigFields, hidden: int) -> GatedDelta:
         value_dim=width,
         width=fields.size(*WIDTH) or 4,
         decay="channel",
-        least_decay=-_least_decay(fields) if fields.flag("kda_safe_gate", default=True) else None,
+        most_decay=_most_decay(fields) if fields.flag("kda_safe_gate", default=True) else None,
     )
 
 
-def _least_decay(fields: ConfigFields) -> float:
+def _most_decay(fields: ConfigFields) -> float:
     """Return by how much the logarithm of a state falls with a token at most."""
     given = fields.section.fields.get("kda_lower_bound", -5.0)
     if isinstance(given, int | float) and given < 0:
@@ -255,7 +255,8 @@ def fields_of(mixer: Mixer, hidden: int) -> Iterator[tuple[str, Any]]:
         if mixer.decay == "channel":
             yield from (("linear_num_heads", mixer.key_heads), ("linear_head_dim", mixer.key_dim))
             yield from (("linear_conv_kernel_dim", mixer.width), ("short_conv_kernel_size", mixer.width))
-            yield from (("kda_safe_gate", mixer.least_decay is not None), ("kda_lower_bound", mixer.least_decay))
+            yield "kda_safe_gate", mixer.most_decay is not None
+            yield "kda_lower_bound", None if mixer.most_decay is None else -mixer.most_decay
             return
         yield from (("linear_num_key_heads", mixer.key_heads), ("linear_key_head_dim", mixer.key_dim))
         yield from (("linear_num_value_heads", mixer.value_heads), ("linear_value_head_dim", mixer.value_dim))
