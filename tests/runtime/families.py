@@ -36,6 +36,8 @@ BETWEEN = ["linear_attention", "full_attention", "linear_attention"]
 # Of OLMo Hybrid transformers 5.24 writes the convolution in equal thirds, whatever the widths of keys and values.
 OWN_SIZES: dict[str, Config] = {
     "qwen3_5_moe_text": {"linear_key_head_dim": 4},
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "kimi_linear": {"layer_types": BETWEEN},
     "lfm2_moe": {"num_dense_layers": 1},
     "jamba": {"attn_layer_offset": 1, "attn_layer_period": 3, "mamba_dt_rank": 6},
     "nemotron_h": {"n_routed_experts": 4, "chunk_size": 4},
@@ -47,6 +49,11 @@ OWN_SIZES: dict[str, Config] = {
         "linear_value_head_dim": 6,
     },
 }
+FACTORS: Config = {
+    "embedding_multiplier": 5.0, "lm_head_multiplier": 0.4, "key_multiplier": 0.3, "mlp_multipliers": [0.7, 0.6],
+    "attention_in_multiplier": 1.3, "attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.5,
+    "ssm_multipliers": [0.9, 0.6, 0.7, 0.8, 0.4], "mamba_chunk_size": 5,
+}  # fmt: skip
 LINEAR: Config = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
 BESIDE: dict[str, tuple[str, Config]] = {
     "llama, scaled as in Llama 3.1, tied": ("llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -85,18 +92,30 @@ BESIDE: dict[str, tuple[str, Config]] = {
     "olmo_hybrid, no rotation": (
         "olmo_hybrid", {"rope_parameters": {"rope_theta": None, "rope_type": "default"}, "linear_allow_neg_eigval": False}
     ),
+    "falcon_h1, scaled": ("falcon_h1", FACTORS),
+    "falcon_h1, norms and biases": (
+        "falcon_h1", FACTORS | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "projectors_bias": True, "mamba_proj_bias": True,
+                                "attention_bias": True, "mlp_bias": True, "mamba_conv_bias": False}
+    ),
+    "bailing_hybrid, unbounded decays": (
+        "bailing_hybrid", {"kda_safe_gate": False, "q_lora_rank": 24, "num_expert_group": 2, "topk_group": 1}
+    ),
     "lfm2, biases": ("lfm2", {"conv_bias": True}),
     "smollm3, one not rotated": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
 }  # fmt: skip
-# Two that transformers itself cannot run, or that are refused: the precision of Falcon's ALiBi, a norm for each head.
+# Three that transformers itself cannot run, or that are refused: the precision of Falcon's ALiBi, a norm for each head, one
+# before a gate that its fused kernels put after it (Falcon-H1).
 LEFT_OUT: dict[str, Config] = {
     "falcon": {"alibi": True}, "stablelm": {"qk_layernorm": True}, "opt": {"word_embed_proj_dim": 32},
+    "falcon_h1": {"mamba_rms_norm": True},
 }  # fmt: skip
 
 
 def small(family: str, fields: Config) -> Config:
     """Return a config with small sizes in place of its own."""
-    listed = {name: value[:LAYERS] for name, value in fields.items() if name in ("mlp_layer_types", "layer_types")}
+    listed = {
+        name: value[:LAYERS] for name, value in fields.items() if value and name in ("mlp_layer_types", "layer_types")
+    }
     given = fields | {name: SMALL[name] for name in fields if SMALL.get(name) and fields[name]} | listed
     given |= {"num_key_value_heads": 4} if fields.get("num_key_value_heads") == 8 else {}
     given = {name: value for name, value in given.items() if name != "mlp_only_layers"}

@@ -16,6 +16,7 @@ from tests.golden.plans import cluster_of
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
+from shardwright.spec.forward_pass import ForwardPass
 from shardwright.spec.layer import Attention, Layer, Mlp, Moe
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, Mixer, ShortConvolution
 from shardwright.spec.model import Model
@@ -28,7 +29,8 @@ KINDS = (
 )
 MOST_GPUS = 8
 SHARDINGS = ("none", "zero1", "zero2", "zero3")
-
+# What is side by side alone: `mixer_scales` are as many as one mixer has projections.
+SCALED = ForwardPass(branch_scales=((1.3, 0.8), (1.2, 0.5)), key_scale=0.3, gate_scale=0.7, logit_scale=0.6)
 
 Drawn = Callable[[Random], Model]
 
@@ -42,26 +44,39 @@ def drawn(seed: int, model_of: Drawn | None = None) -> Plan:
 
 
 def hybrid(random: Random) -> Model:
-    """A model of which every block has another mixer, attention or none, and a feed-forward, experts or none."""
+    """A model of which every block has another mixer, attention, both side by side or none, and a feed-forward, experts
+    or none; half of them are scaled everywhere."""
     plain = tiny_model(1, experts=0, vocab=random.choice((61, 64)), hidden=32).layers[0]
     mixers: tuple[Mixer, ...] = (
         Mamba(inner=24, state=5, rank=3, width=4, normed=random.random() < 0.5),
         Mamba2(heads=8, head_dim=4, groups=4, state=6, width=4, chunk=5),
         GatedDelta(key_heads=4, key_dim=4, value_heads=8, value_dim=6, width=4),
+        GatedDelta(
+            key_heads=4,
+            key_dim=6,
+            value_heads=4,
+            value_dim=6,
+            width=4,
+            decay="channel",
+            gate_rank=random.choice((None, 5)),
+            most_decay=random.choice((None, 2.0)),
+        ),
         Lightning(heads=4, head_dim=6, chunk=5),
         ShortConvolution(channels=24, width=3),
     )
     moe = Moe(experts=4, top_k=2, expert_width=24, gated=True, shared_width=16, latent=random.choice((None, 16)))
     feeds: tuple[dict[str, Any], ...] = ({"mlp": plain.mlp}, {"mlp": plain.mlp}, {"moe": moe}, {})
     blocks = []
-    for mixer in random.sample((*mixers, plain.attention, None), random.randint(2, 5)):
-        mixed = {"attention" if isinstance(mixer, Attention) else "mixer": mixer}
+    both = {"attention": plain.attention, "mixer": mixers[1]}
+    for mixer in random.sample((*mixers, plain.attention, both, None), random.randint(2, 5)):
+        mixed = mixer if isinstance(mixer, dict) else {"attention" if isinstance(mixer, Attention) else "mixer": mixer}
         parts = {"attention": None, "mlp": None, "moe": None, **mixed, **random.choice(feeds if mixer else feeds[:3])}
         layer = replace(plain, **parts)
         blocks.append(replace(layer, norms=layer.sublayers))
     if not any(layer.attention for layer in blocks):
         blocks[0] = plain
-    return replace(tiny_model(1, tied=random.random() < 0.4), layers=tuple(blocks))
+    model = replace(tiny_model(1, tied=random.random() < 0.4), layers=tuple(blocks))
+    return replace(model, forward_pass=SCALED) if random.random() < 0.5 else model
 
 
 def odd(random: Random) -> Model:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache
 
@@ -14,6 +15,7 @@ from tests.runtime.samples import plan_of, replica, stage
 from tests.runtime.workers import Case, run_cases
 
 from shardwright import Model, check
+from shardwright.plans.document import dumps, from_document
 from shardwright.plans.plan import Plan, Recompute
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.spec.read.huggingface import model_of_config
@@ -77,6 +79,7 @@ def experts_cut(model: Model) -> Plan:
 MIXED = (in_stages, unequal, whole_nowhere, weights_apart)
 DENSE, EXPERTS = (in_stages, in_four, unequal, in_parts), (experts_apart, experts_cut, in_stages, unequal)
 FAMILIES = {
+    "bailing_hybrid": (*MIXED, in_four, experts_apart),  # bounded decays of channels, a gate of each latent head
     "bamba, short chunks": MIXED,  # Mamba-2, heads in groups
     "bert": (in_stages, in_four, unequal),  # attention to all tokens, norms of sums, a transform before the head
     "bloom": DENSE,  # ALiBi, a norm of the embedding
@@ -91,8 +94,15 @@ FAMILIES = {
     "gpt_oss": (experts_apart, experts_cut, in_stages, unequal),  # sinks, biases of experts and of the router
     "granitemoehybrid": (*MIXED, experts_apart, experts_cut),  # Mamba-2, experts after every mixer
     "hunyuan_v1_dense": DENSE,  # norms after the rotation
+    "falcon_h1, scaled": MIXED,  # attention and Mamba-2 side by side, every product times a number
     "falcon_mamba": (*MIXED, in_four),  # Mamba-1 alone, norms of what it selects by
     "jamba": (*MIXED, experts_apart),  # the same with weights, experts, and attention
+    "kimi_linear": (
+        *MIXED,
+        in_four,
+        experts_apart,
+        experts_cut,
+    ),  # decays of channels, latent attention without rotation
     "lfm2": (*MIXED, in_four),  # short convolutions
     "minicpm3": DENSE,  # scaled latent attention
     "minimax, scaled": (*MIXED, in_four),  # lightning attention, norms of the residual itself
@@ -114,6 +124,7 @@ SAMPLE = (
     "olmo2: in_four", "phi: in_stages", "granitemoehybrid: experts_apart", "qwen3_next: whole_nowhere",
     "bamba, short chunks: in_stages", "lfm2: unequal", "nemotron_h: unequal", "nemotron_h, experts: experts_apart",
     "olmo_hybrid: in_stages", "falcon_mamba: in_four", "jamba: in_stages", "minimax, scaled: unequal",
+    "falcon_h1, scaled: in_stages", "bailing_hybrid: in_stages", "kimi_linear: in_stages", "kimi_linear: experts_apart",
 )  # fmt: skip
 
 
@@ -133,6 +144,13 @@ def test_training_under_plans_equals_that_of_one_process(names: tuple[str, ...])
             require_equal(outcomes[name], reference_run(plan, SGD, steps=STEPS, seed=SEED))
         except AssertionError as error:
             raise AssertionError(name) from error
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_plan_file_keeps_what_a_family_computes(family: str) -> None:
+    model = model_of(family)
+    plan = plan_of(model, replica(stage((0, len(model.layers))), micro_batches=1))
+    assert from_document(json.loads(dumps(plan))) == plan
 
 
 def test_what_needs_all_positions_is_refused_in_parts() -> None:

@@ -34,20 +34,28 @@ def test_the_state_space_scan_is_a_recurrence(positions: int, chunk: int, groups
 
 
 @settings(max_examples=30)
-@given(positions=st.integers(1, 23), chunk=st.integers(1, 9))
-def test_the_delta_scan_is_a_recurrence(positions: int, chunk: int) -> None:
-    value, decay = drawn(1, 2, positions, 2, WIDTH), -drawn(2, 2, positions, 2).abs()
+@given(
+    positions=st.integers(1, 23),
+    chunk=st.integers(1, 9),
+    part=st.integers(1, 5),
+    channels=st.booleans(),
+    strength=st.sampled_from((1.0, 300.0)),
+)
+def test_the_delta_scan_is_a_recurrence(positions: int, chunk: int, part: int, channels: bool, strength: float) -> None:
+    value = drawn(1, 2, positions, 2, WIDTH)
+    decay = -strength * drawn(2, 2, positions, 2, STATE if channels else 1).abs()
     query, key = (drawn(seed, 2, positions, 2, STATE) for seed in (3, 4))
     key, rate = key / key.norm(dim=-1, keepdim=True), drawn(5, 2, positions, 2).sigmoid()
     state, expected = torch.zeros(2, 2, STATE, WIDTH, dtype=torch.float64), []
     for at in range(positions):
-        state = decay[:, at].exp()[..., None, None] * state
+        state = decay[:, at].exp()[..., None] * state
         error = value[:, at] - (key[:, at][..., None] * state).sum(2)
         state = state + key[:, at][..., None] * (rate[:, at][..., None] * error)[..., None, :]
         expected.append((query[:, at][..., None] * state).sum(2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scans, "DELTA_CHUNK", chunk)
-        found = delta_scan(query, key, value, decay, rate)
+        patch.setattr(scans, "DELTA_PART", part)
+        found = delta_scan(query, key, value, decay if channels else decay[..., 0], rate)
     torch.testing.assert_close(found, torch.stack(expected, dim=1), rtol=1e-9, atol=1e-9)
 
 

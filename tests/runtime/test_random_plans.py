@@ -22,8 +22,9 @@ LEGAL, TRAINABLE = 1_401, 1_297
 # (24), uneven FSDP (72), three virtual stages (87), context parallelism (56), tensor parallelism 1 and 4 and zero bubble
 # (108).
 SAMPLE = (24, 56, 72, 82, 87, 108)
-# Zero bubble over Mamba-1, lightning attention and the delta rule, and uneven FSDP.
-HYBRIDS = (14, 31)
+# Attention and Mamba-2 side by side under uneven FSDP (43), and beside Kimi delta attention with virtual stages (37) and
+# zero bubble (116).
+HYBRIDS = (37, 43, 116)
 # Tensor parallelism 2 beside 3 with virtual stages, and 1, 2 and 3 under a sharded optimizer.
 ODD = (140, 287)
 

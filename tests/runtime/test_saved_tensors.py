@@ -38,6 +38,7 @@ from shardwright.cost.memory.sizes import head_bytes
 from shardwright.runtime.model.chunk import forward
 from shardwright.runtime.model.loss import summed_loss
 from shardwright.runtime.model.parallel import TensorGroup
+from shardwright.spec.forward_pass import PLAIN
 from shardwright.spec.layer import Moe
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, ShortConvolution
 from shardwright.spec.model import Model
@@ -48,9 +49,16 @@ MIXERS = {
     "Mamba-2": Mamba2(heads=64, head_dim=64, groups=8, state=128, width=4),
     "Mamba-2, plain": Mamba2(heads=64, head_dim=64, groups=8, state=128, width=4, gated_norm=False),
     "delta": GatedDelta(key_heads=16, key_dim=128, value_heads=32, value_dim=128, width=4),
+    "Kimi delta": GatedDelta(
+        key_heads=16, key_dim=128, value_heads=16, value_dim=128, width=4, decay="channel", gate_rank=128
+    ),
     "lightning": Lightning(heads=16, head_dim=128),
     "convolution": ShortConvolution(channels=2048, width=3),
 }
+BRANCHES: dict[str, Any] = {
+    "branch_scales": ((1.3, 0.8), (1.2, 0.5)), "key_scale": 0.3, "gate_scale": 0.7,
+    "stream_scales": ((1.0, 1.0), (1.0, 1.0), (1.0, 0.6)),
+}  # fmt: skip
 SPLITS = ((1, False), *product((2, 4, 8), (False, True)))
 
 
@@ -182,8 +190,17 @@ def test_mixers_keep_what_is_priced(name: str, as_on_a_gpu: None) -> None:
     model = wide("llama", 32, 8)
     layer = replace(model.layers[0], attention=None, mlp=None, mixer=MIXERS[name], norms=1)
     model = replace(model, layers=(layer, layer))
-    for how in [Setting(tp=tp, sequence=on, batch=2) for tp, on in SPLITS[:3]]:
+    for how in [Setting(tp=tp, sequence=on, batch=2) for tp, on in (*SPLITS[:3], *SPLITS[-2:])]:
         assert sum(size for size, _ in kept(model, how)) == pytest.approx(priced(model, how), rel=0.03), how
+
+
+def test_attention_and_a_mixer_side_by_side_keep_what_is_priced(as_on_a_gpu: None) -> None:
+    """Within 2 %; where neither is scaled they share an input that the account counts for each."""
+    model = wide("llama", 32, 8)
+    layer = replace(model.layers[0], mixer=MIXERS["Mamba-2, plain"])
+    computed = replace(PLAIN, mixer_scales=(0.9, 0.6, 0.7, 0.8, 0.4), **BRANCHES)
+    model = replace(model, layers=(layer, layer), forward_pass=computed)
+    require_priced(model, [Setting(tp=tp, sequence=on, batch=2) for tp, on in SPLITS])
 
 
 @pytest.mark.parametrize(("tp", "on"), SPLITS[:3])

@@ -11,10 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.cost.samples import BARE
+from tests.nightly import nightly
 from tests.runtime.equal import ADAM
 from tests.runtime.one_rank import TOP_K, Setting, chunk_of, evenly, input_of, pretended, shard_of, wide
 from tests.runtime.recorded import Recorded
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
+from tests.runtime.test_saved_tensors import MIXERS
 from tests.runtime.workers import batch_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import bias
@@ -118,6 +120,16 @@ def test_layers_send_what_is_priced(precision: Precision) -> None:
     require_priced(wide("llama", 32, 8), [Setting(tp=2, cp=2), Setting(tp=2, sequence=True)], precision)
     require_priced(experts(0), [Setting(tp=2, sequence=True, ep=4, etp=2)], precision)
     require_priced(experts(2816), [Setting(tp=2, sequence=True, ep=4, etp=etp) for etp in (1, 2)], precision)
+
+
+@pytest.mark.parametrize(
+    "name", ["Mamba", "Kimi delta", *nightly(name for name in MIXERS if name not in ("Mamba", "Kimi delta"))]
+)
+def test_mixers_send_what_is_priced(name: str) -> None:
+    """In one precision: what they sum and gather between their products, too."""
+    model = wide("llama", 32, 8)
+    layer = replace(model.layers[0], attention=None, mlp=None, mixer=MIXERS[name], norms=1)
+    require_priced(replace(model, layers=(layer, layer)), SPLITS[1:3], "bf16")
 
 
 @pytest.mark.nightly

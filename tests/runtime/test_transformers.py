@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.nightly import nightly
 from tests.runtime.families import VOCAB, Config, counted, first_of_each
 from tests.runtime.samples import plan_of, replica, stage
@@ -166,6 +167,32 @@ def test_saved_weights_are_those_that_transformers_reads(name: str, tmp_path: Pa
     again = transformers.AutoModelForCausalLM.from_pretrained(saved)
     for key, value in theirs.state_dict().items():
         assert torch.equal(again.state_dict()[key], value), key
+
+
+def test_olmo_hybrid_with_values_wider_than_keys(tmp_path: Path) -> None:
+    """As in the files that it came with; transformers 5.24 reads these, and writes the convolution in equal thirds."""
+    widths = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 6,
+        "linear_value_head_dim": 12,
+    }
+    theirs = hugging_face(DEFAULT["olmo_hybrid"] | widths)
+    theirs.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name, taps in theirs.state_dict().items():
+        if name.endswith("conv1d.weight"):
+            for part, value in zip("qkv", torch.split(taps, [12, 12, 24]), strict=True):
+                tensors[name.replace("conv1d", f"{part}_conv1d")] = value.contiguous()
+    save_file(tensors, tmp_path / "model.safetensors")
+    written = json.loads((tmp_path / "config.json").read_text())
+    model = model_of_config(written, "config.json")
+    chunk = whole_chunk(model, written, open_weights(tmp_path))
+    body = Chunk(**{f: getattr(chunk, f) for f in chunk.__dataclass_fields__} | {"units": chunk.units[:-1]})
+    tokens = torch.randint(1, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        found, expected = logits_of(chunk, run(body, tokens)), theirs(tokens).logits
+    assert float((found - expected).norm()) <= 1e-5 * float(expected.norm())
 
 
 def logits_with(config: Config, weights: Any, tokens: torch.Tensor) -> torch.Tensor:

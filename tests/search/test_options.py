@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.golden.plans import PLANS
+from tests.nightly import nightly
 
 import shardwright
 from shardwright import Ranking, SpecError, check, replan
@@ -20,7 +21,7 @@ from shardwright.search.planner import on_fewer, plan, with_nearby
 from shardwright.search.ranked import best_of, with_bound
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import parse_pins
-from shardwright.spec.options import Options
+from shardwright.spec.options import VALUES, Options
 
 MODEL = shardwright.load_model("deepseek-v2-lite")
 CLUSTER = shardwright.load_cluster("2x8xH100-SXM")
@@ -236,6 +237,26 @@ def test_experts_are_offered_a_hidden_exchange_that_a_trainer_runs() -> None:
     assert offer is not None and "exchange_overlap=batches" in offer.pins
     assert offer.plan.iteration_seconds == pytest.approx((1.0 - offer.saving) * ranking.best.iteration_seconds)
     assert "--overlap-moe-expert-parallel-comm" in shardwright.export(offer.plan, "megatron").files["run.sh"]
+
+
+SAID = [(name, word) for name, words in VALUES.items() if name != "recompute_modules" for word in words]
+SAID += [("recompute_modules", (module,)) for module in ("moe", "mlp")]
+AGAINST_OFFERS = [("dispatcher", "allgather"), ("recompute_modules", ("moe",)), ("cuda_graph", "none")]
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [*AGAINST_OFFERS, *nightly(pair for pair in SAID if pair not in AGAINST_OFFERS)]
+)
+def test_what_a_job_says_is_never_contradicted_by_what_is_offered(name: str, word: Any) -> None:
+    """Where there is a plan with an option, the plan with offers beside it is one with the option."""
+    options = replace(Options(), **{name: word})
+    try:
+        _plan(options=options)
+    except SpecError:  # an option that Megatron-LM does not have, or not alone
+        return
+    found = shardwright.plan(MODEL, CLUSTER, replace(JOB, options=options), top=1)
+    offered = [found.with_options.plan] if found.with_options else []
+    assert all(getattr(each.job.options, name) == word for each in (found.best, *offered))
 
 
 def test_flex_is_planned_where_experts_are_split() -> None:

@@ -130,11 +130,13 @@ def _matrices(kind: Layer, hidden: int, tp: Numbers) -> Iterator[Size]:
         keys = np.minimum(tp, attention.kv_heads)  # ranks beyond have the same heads
         yield from (("the queries", attention.query_width, tp), ("the output of attention", attention.out_width, tp))
         yield from (("the keys", attention.key_width, keys), ("the values", attention.value_width, keys))
+        yield "the gates of attention", attention.gate_width, tp
         if attention.latent is not None:
             yield "the latent keys", attention.latent.kv_rank, 1
             yield "the latent queries", attention.latent.query_rank or 0, 1
     for product in kind.mixer.work(hidden).products if kind.mixer is not None else ():
-        yield "what a mixer takes", product.outputs if product.cut == "columns" else product.inputs, tp
+        size = product.inputs if product.cut == "rows" else product.outputs
+        yield "what a mixer takes", size, 1 if product.cut == "whole" else tp
     yield "the feed-forward width", kind.mlp.width if kind.mlp else 0, tp
     yield "the shared experts' width", kind.moe.shared_width if kind.moe else 0, tp
 

@@ -131,7 +131,6 @@ def untrainable_model(model: Model) -> Iterator[Problem]:
         "layers with another number of norms than their places": not all(_placed(model, kind) for kind in model.kinds),
         "weights that no block has": any(_unplaced(model, kind) for kind in model.kinds),
         "norms after the blocks of a parallel block": model.parallel_block and computed.norms != "before",
-        "latent attention without rotary positions": model.position != "rope" and bool(_latent(model)),
         "norms of queries and keys in latent attention": any(attention.qk_norm for attention in _latent(model)),
         "layers that differ in heads": len({_heads(attention) for attention in model.attentions}) > 1,
         "capped logits of a model with a bias on them and a scale": model.head_bias and computed.logit_scale != 1.0,
@@ -202,10 +201,7 @@ def _unlike(layer: Layer) -> Iterator[str]:
     attention, mixer = layer.attention, layer.mixer
     there = {
         mixer.words if mixer else "": mixer is not None and not isinstance(mixer, MIXERS),
-        "a block with two mixers": mixer is not None and attention is not None,
-        "a decay for each channel": isinstance(mixer, GatedDelta) and mixer.decay == "channel",
         "an empty block": not layer.mixes and not layer.feeds,
-        "a gate of each head": attention is not None and attention.gate == "head",
         "sparse attention with an indexer": attention is not None and attention.sparse is not None,
         "keys or values of another projection or layer": attention is not None and attention.reused is not None,
         "a norm of values": attention is not None and attention.value_norm,

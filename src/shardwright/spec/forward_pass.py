@@ -64,6 +64,9 @@ class ForwardPass:
       with a mixer may stand elsewhere (`mixer_norms`, OLMo Hybrid).
     * What is left of the residual and what is added to it may be times numbers of their own (`stream_scales`): after
       attention, after another mixer, after a feed-forward block (MiniMax).
+    * Where attention and another mixer stand side by side, what each reads and gives is times its own `branch_scales`;
+      `mixer_scales` are those of the mixer's projections, `key_scale` that of keys, `gate_scale` that of a feed-forward
+      block's gate (Falcon-H1, arXiv 2507.22448 §3.2.3).
     * The embedding, what a block adds to the residual, and logits are times their scale; logits and scores of attention
       are capped by c tanh(x / c) (Gemma 2, arXiv 2408.00118 §2). `score_scale` stands in place of 1 / sqrt(head_dim).
     * Queries, keys and values are clipped to plus or minus `qkv_clip`. Norms of queries and keys have weights for a
@@ -87,6 +90,10 @@ class ForwardPass:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     stream_scales: tuple[tuple[float, float], ...] | None = None
+    branch_scales: tuple[tuple[float, float], tuple[float, float]] | None = None
+    mixer_scales: tuple[float, ...] | None = None
+    key_scale: float | None = None
+    gate_scale: float | None = None
     logit_scale: float = 1.0
     logit_cap: float | None = None
     score_scale: float | None = None

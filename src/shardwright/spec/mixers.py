@@ -49,8 +49,9 @@ class Work:
     `chunk` tokens by the products `scan`; one without a chunk has none and is bound by memory: of it count the
     `recurrence` multiply-adds that sum over the state, as PyTorch's own counter does. `moved` counts elements
     of 16 bits that convolution, scan, gates and norms read and write forward. For the backward pass the kernels keep
-    `kept` elements of 16 bits and `kept_single` of 32, beside the input of the mixer, all of them cut by tensor
-    parallelism. `sent` elements travel between ranks of context parallelism, each way.
+    `kept` elements of 16 bits and `kept_single` of 32, all of them cut by tensor parallelism; and, on every rank, the
+    input of the mixer, what is `low`, and what is `summed` over the ranks before a further product. `sent` elements
+    travel between ranks of context parallelism, each way.
     """
 
     products: tuple[Product, ...]
@@ -63,11 +64,17 @@ class Work:
     kept: float
     kept_single: float
     sent: float
+    summed: int = 0
 
     @property
     def matrix_weights(self) -> int:
         """Elements of the matrices."""
         return sum(product.weights for product in self.products)
+
+    @property
+    def low(self) -> int:
+        """Elements of a token that products give whole on every rank of tensor parallelism, for a further product."""
+        return sum(product.outputs for product in self.products if product.cut == "whole")
 
     @property
     def parameters(self) -> int:
@@ -124,9 +131,10 @@ class Mamba:
             scan=(),
             recurrence=float(inner * self.state),
             moved=2.0 * inner + 5.0 * inner + 2.0 * small,
-            kept=2.0 * inner + inner + small + inner,  # in_proj's, x_proj's input and output, out_proj's input
+            kept=2.0 * inner + inner + inner,  # in_proj's, x_proj's input, out_proj's input
             kept_single=0.0,
             sent=0.0,
+            summed=small,
         )
 
     @property
@@ -221,7 +229,8 @@ class GatedDelta:
     `key_heads` of `key_dim` for queries and keys, each shared by some of the `value_heads` of `value_dim`. `decay`
     is a number for each head, or one for each `channel` of a key (KDA), which is projected over `gate_rank`, as is the
     output gate; without a rank both are projected at once. Where eigenvalues may be `negative`, rates of correction go
-    up to two (arXiv 2411.12537). The norm has an epsilon of its own where `norm_epsilon` is set.
+    up to two (arXiv 2411.12537). The norm has an epsilon of its own where `norm_epsilon` is set. The logarithm of a
+    decay may fall to minus `most_decay`, by a sigmoid (Ling 3: BailingHybridForgetGate of transformers 5.24).
     """
 
     key_heads: int
@@ -233,6 +242,7 @@ class GatedDelta:
     gate_rank: int | None = None
     negative: bool | None = None
     norm_epsilon: float | None = None
+    most_decay: float | None = None
 
     def work(self, hidden: int) -> Work:
         """Inside a chunk k kᵀ and its inverse times v and k; then, chunk by chunk, what the state predicts, queries on
@@ -253,7 +263,7 @@ class GatedDelta:
             gates += (*_gate(hidden, decays, self.gate_rank), Product(inputs=hidden, outputs=heads))
         else:
             gates += (Product(inputs=hidden, outputs=2 * heads),)
-        projected = mixed + sum(gate.outputs for gate in gates)
+        projected = mixed + sum(gate.outputs for gate in gates if gate.cut == "columns")
         square = {"rows": DELTA_CHUNK, "columns": DELTA_CHUNK, "heads": heads}
         on_keys = {"rows": DELTA_CHUNK, "inner": DELTA_CHUNK, "columns": self.key_dim, "heads": heads}
         on_values = {"rows": DELTA_CHUNK, "inner": DELTA_CHUNK, "columns": self.value_dim, "heads": heads}
@@ -402,7 +412,7 @@ class Rwkv7:
             ),
             recurrence=0.0,
             moved=12.0 * hidden + 7.0 * width + 14.0 * width,
-            kept=6.0 * hidden + 13.0 * width + sum(low) + 2.0 * self.heads * RWKV_CHUNK,
+            kept=6.0 * hidden + 13.0 * width + 2.0 * self.heads * RWKV_CHUNK,
             kept_single=2.0 * width,
             sent=0.0,
         )

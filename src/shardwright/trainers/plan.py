@@ -28,6 +28,7 @@ from shardwright.plans.check import check, position_problems
 from shardwright.plans.findings import BlockRecomputation, Change, NoTrainer, Remedy, TooLittleMemory
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, NoPlan, Ranking, SearchReport, WithOptions
+from shardwright.plans.trainer_options import option_problems
 from shardwright.records import record
 from shardwright.search.objective import INDIFFERENCE, affordable_value, require_sure
 from shardwright.search.planner import plan as search
@@ -39,6 +40,7 @@ from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_names, 
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+from shardwright.spec.options import said
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.model import load_model
 from shardwright.trainers.arguments import named, pinned, require_kinds, rules_of
@@ -261,13 +263,15 @@ def _searched(
 ) -> WithOptions | None:
     """Return the best plan of a search with options that are not said, where nothing is pinned and it pays."""
     job = ranking.best.job
-    there = offered.options.keys() <= {*framework_rows()[job.framework]["options"].split()}
-    if not there or question.space != Space() or not offered.pays_where(question):
+    there = offered.options.keys() <= {*framework_rows()[job.framework]["options"].split()} - said(job.options).keys()
+    space = pinned(Space(), {**offered.options, **offered.within})
+    contradicted = any(any(option_problems(question.model, other)) for other in jobs_of(job, space.options))
+    if not there or contradicted or question.space != Space() or not offered.pays_where(question):
         return None
     asked = {**question.asked, "top": 1}
     if job.objective == "time" and not isinstance(asked.get("efficiency"), Calibrated):
         asked["longest"] = (1.0 - PAYS) * _value(ranking.best)
-    narrow = replace(question, space=pinned(Space(), {**offered.options, **offered.within}), asked=asked)
+    narrow = replace(question, space=space, asked=asked)
     plans = _for_framework(narrow, job.framework, able[job.framework], free=False).plans
     if not plans or not somebody_runs(plans[0]):
         return None

@@ -88,6 +88,7 @@ def layer_seconds(
         return Seconds(**none | sides)
     blocks = column_row_pairs(layer)
     tp_forward, tp_backward, beside_weights = _tp_layer(model, shard, job, links, blocks, forward, backward)
+    inside_forward, inside_backward = _tp_inside(model, layer, shard, job, links)
     cp_forward, cp_backward = _cp_layer(model, layer, shard, job, links, operators.core)
     ep_forward, ep_backward = (
         software.exchange * seconds for seconds in _ep_layer(model, layer, shard, job, links, dispatcher)
@@ -98,8 +99,8 @@ def layer_seconds(
         forward=forward,
         backward=backward,
         core=operators.again + _repeated_communication(layer, job, tp_forward / max(blocks, 1), ep_forward),
-        tp_forward=tp_forward,
-        tp_backward=tp_backward,
+        tp_forward=tp_forward + inside_forward,
+        tp_backward=tp_backward + inside_backward,
         cp_forward=cp_forward,
         cp_backward=cp_backward,
         ep_forward=ep_forward,
@@ -136,7 +137,7 @@ def _tp_layer(
     parallelism). Backward does the same in reverse and, with sequence parallelism, gathers the input once more;
     Megatron-LM runs the latter and the input gradient's reduction beside the weight gradient's GEMM.
     """
-    gather, reduce = _tp_seconds(model, shard, job, links)
+    gather, reduce = _tp_seconds(model.hidden, shard, job, links)
     pair = blocks * (gather + reduce)
     hidden_backward = pair
     open_backward = np.where(shard.sequence_parallel, blocks * gather, 0.0)
@@ -149,22 +150,39 @@ def _tp_layer(
     return tp_forward, tp_backward, hidden_backward + open_backward - tp_backward
 
 
+def _tp_inside(model: Model, layer: Layer, shard: Shard, job: Job, links: Fabric) -> tuple[Floats, Floats]:
+    """Return the seconds forward and backward of what ranks of tensor parallelism send between the products of a mixer:
+    partial sums that a further product takes; and what is low and has a part of the positions, all of which enter the
+    next product, as in a column-row pair."""
+    forward = backward = np.zeros(len(shard.tp))
+    if layer.mixer is None:
+        return forward, backward
+    work = layer.mixer.work(model.hidden)
+    if work.summed:
+        summed = np.sum(_tp_seconds(work.summed, shard, job, links), axis=0)
+        forward, backward = forward + summed, backward + summed
+    if work.low:
+        gather, reduce = _tp_seconds(work.low, shard, job, links)
+        forward, backward = forward + np.where(shard.sequence_parallel, gather, 0.0), backward + gather + reduce
+    return forward, backward
+
+
 def _tp_edge(model: Model, shard: Shard, job: Job, links: Fabric) -> tuple[Floats, Floats]:
     """Return the tensor-parallel time at the embedding or the head: one collective each way."""
-    _, reduce = _tp_seconds(model, shard, job, links)
+    _, reduce = _tp_seconds(model.hidden, shard, job, links)
     whole = np.where(shard.sequence_parallel, 1.0, 2.0) * reduce
     return whole, whole
 
 
-def _tp_seconds(model: Model, shard: Shard, job: Job, links: Fabric) -> tuple[Floats, Floats]:
-    """Return the seconds of an all-gather and a reduce-scatter of a hidden state over tensor-parallel ranks, [M]. An
-    all-reduce has both in the width of partial sums."""
+def _tp_seconds(elements: int, shard: Shard, job: Job, links: Fabric) -> tuple[Floats, Floats]:
+    """Return the seconds of an all-gather and a reduce-scatter of so many `elements` of a token, as of a hidden state,
+    over tensor-parallel ranks, [M]. An all-reduce has both in the width of partial sums."""
     ranks, widths = group(links, shard.tp, np.ones_like(shard.tp)), widths_of(job)
-    elements = tokens(shard, job) * model.hidden
+    size = tokens(shard, job) * elements
     width = np.where(shard.sequence_parallel, widths.tensor_gather, widths.tensor_reduce)
     return (
-        gather_seconds(links, ranks, width * elements),
-        gather_seconds(links, ranks, widths.tensor_reduce * elements),
+        gather_seconds(links, ranks, width * size),
+        gather_seconds(links, ranks, widths.tensor_reduce * size),
     )
 
 

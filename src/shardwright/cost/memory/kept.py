@@ -277,11 +277,13 @@ def mixer_bytes(model: Model, mixer: Mixer, shard: Shard, job: Job) -> Floats:
     keeps what the projections give and what the last takes, and of a scan its result (`runtime.model.mixers`)."""
     work, widths = mixer.work(model.hidden), widths_of(job)
     inside = widths.saved * work.kept + SINGLE * work.kept_single
+    whole = widths.saved_input * norm_tokens(shard, job) * (model.hidden + work.low)
+    whole = whole + widths.saved * tokens(shard, job) * work.summed
     if job.framework == OWN and not isinstance(mixer, Mamba):
         results = 1 if isinstance(mixer, ShortConvolution) else 2
         given = sum(product.outputs for product in work.products if product.cut == "columns")
         inside = widths.saved * (given + results * work.products[-1].inputs)
-    return widths.saved_input * norm_tokens(shard, job) * model.hidden + tokens(shard, job) * inside / shard.tp
+    return whole + tokens(shard, job) * inside / shard.tp
 
 
 def mlp_bytes(model: Model, mlp: Mlp, shard: Shard, job: Job) -> Floats:

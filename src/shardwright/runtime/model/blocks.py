@@ -52,6 +52,11 @@ def norm(x: torch.Tensor, weights: Weights, model: Model, details: Details) -> t
     return functional.rms_norm(x, x.shape[-1:], weight, details.norm_epsilon)
 
 
+def times(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return `x` times a number."""
+    return x if scale == 1.0 else x * scale
+
+
 def layer_forward(
     x: torch.Tensor,
     weights: Weights,
@@ -73,15 +78,18 @@ def layer_forward(
     of all positions. `apart` calls what is not to be compiled with the rest."""
     core = partial(_recomputed_core if recompute_attention else _core, documents=documents)
     core = partial(apart, core) if context.size > 1 else core
-    activation = ACTIVATIONS[model.activation]
+    activation, scale = ACTIVATIONS[model.activation], model.computed.gate_scale
+    activation = activation if scale is None else partial(_of_scaled, activation, scale)
 
     def attention(normed: torch.Tensor) -> torch.Tensor:
-        if layer.mixer is not None:
-            mixing = inside(weights, "mixer")
-            return apart(mixed, normed, mixing, layer.mixer, details, tensor, products)
         return attend(
             normed, inside(weights, "attention"), layer, model, details, table, tensor, context, products, core
         )
+
+    def mixer(normed: torch.Tensor) -> torch.Tensor:
+        assert layer.mixer is not None, "blocks have what mixes tokens"
+        scales = model.computed.mixer_scales
+        return apart(mixed, normed, inside(weights, "mixer"), layer.mixer, details, tensor, products, scales)
 
     def mlp(normed: torch.Tensor) -> torch.Tensor:
         if layer.moe is None:
@@ -97,18 +105,37 @@ def layer_forward(
         if placed in ("after", "both"):
             change = norm(change, inside(weights, f"{name}_post_norm"), model, details)
         kept, scale = model.computed.residual_scales(layer, feeds=name == "mlp")
-        x = (x if kept == 1.0 else x * kept) + (change if scale == 1.0 else change * scale)
+        x = times(x, kept) + times(change, scale)
         return norm(x, inside(weights, f"{name}_post_norm"), model, details) if placed == "sum" else x
 
-    placed = model.computed.placement(layer)
+    placed, mixing = model.computed.placement(layer), _mixing(attention, mixer, layer, model)
     if model.parallel_block:
         normed = before(x, "attention")
-        other = normed if layer.norms == 1 else before(x, "mlp")
-        return added(added(x, attention(normed), "attention"), mlp(other), "mlp")
-    for name, block in [("attention", attention)] * layer.mixes + [("mlp", mlp)] * layer.feeds:
+        feeding = normed if layer.norms == 1 else before(x, "mlp")
+        return added(added(x, mixing(normed), "attention"), mlp(feeding), "mlp")
+    for name, block in [("attention", mixing)] * layer.mixes + [("mlp", mlp)] * layer.feeds:
         normed = before(x, name)
         x = added(normed if placed == "stream" else x, block(normed), name)
     return x
+
+
+def _of_scaled(activation: Activation, scale: float, x: torch.Tensor) -> torch.Tensor:
+    return activation(x * scale)
+
+
+def _mixing(attention: Activation, mixer: Activation, layer: Layer, model: Model) -> Activation:
+    """Return what mixes tokens in a layer: attention, another mixer, or both side by side, of which what each reads and
+    gives is times its own numbers."""
+    if layer.attention is None or layer.mixer is None:
+        return attention if layer.mixer is None else mixer
+    scales = model.computed.branch_scales or ((1.0, 1.0), (1.0, 1.0))
+
+    def both(normed: torch.Tensor) -> torch.Tensor:
+        sides = zip((attention, mixer), scales, strict=True)
+        first, second = (times(mix(times(normed, before)), after) for mix, (before, after) in sides)
+        return first + second
+
+    return both
 
 
 def attend(
@@ -131,7 +158,8 @@ def attend(
     scoring = scoring_of(model, attention, details.rotary, query.shape[1], tensor.rank, sinks, x.device)
     out = core(query, key, value, attention.window, context, scoring).transpose(1, 2).flatten(2)
     if gate is not None:
-        out = out * torch.sigmoid(gate)
+        of_heads = (gate[..., None] if attention.gate == "head" else by_head(gate, attention.value_head_dim)).sigmoid()
+        out = (by_head(out, attention.value_head_dim) * of_heads).flatten(2)
     return _plus(left(out, weights, "out", tensor, products), weights.get("out.bias"))
 
 
@@ -152,6 +180,7 @@ def _heads(
     clip = computed.qkv_clip
     if clip is not None:
         query, key, value = (part.clamp(-clip, clip) for part in (query, key, value))
+    key = times(key, computed.key_scale or 1.0)
 
     def normed(part: torch.Tensor, name: str) -> torch.Tensor:
         return _query_key_norm(part, inside(weights, name), attention, model, details, tensor)
@@ -196,26 +225,28 @@ def _latent_heads(
     """Return the same of multi-head latent attention (arXiv 2405.04434 §2.1). Latents are of this rank's positions;
     all positions enter where they become heads."""
     mla = attention.latent
-    assert mla is not None and table is not None, "latent attention has rotary positions"
+    assert mla is not None, "this is latent attention"
 
     def up(latent: torch.Tensor, part: str) -> torch.Tensor:
         normed = functional.rms_norm(latent, latent.shape[-1:], weights[f"{part}_norm.weight"], LATENT_EPSILON)
         return entered(normed, weights, (f"{part}_up",), tensor, products)[0]
 
-    if mla.query_rank is None:
-        (query,) = entered(x, weights, ("query",), tensor, products)
-    else:
-        query = up(made_here(x, weights, "query_down", products), "query")
+    entering = (*(("query",) if mla.query_rank is None else ()), *(("gate",) if attention.gate else ()))
+    wide = dict(zip(entering, entered(x, weights, entering, tensor, products), strict=True)) if entering else {}
+    query = up(made_here(x, weights, "query_down", products), "query") if mla.query_rank else wide["query"]
     low = made_here(x, weights, "latent_down", products)
     latent, turning = torch.split(low, [mla.kv_rank, mla.rope_head_dim], dim=-1)
-    wide = by_head(up(latent, "latent"), mla.nope_head_dim + attention.value_head_dim).transpose(1, 2)
+    both = by_head(up(latent, "latent"), mla.nope_head_dim + attention.value_head_dim).transpose(1, 2)
     query = by_head(query, attention.head_dim).transpose(1, 2)
     still, query_turning = torch.split(query, [mla.nope_head_dim, mla.rope_head_dim], dim=-1)
-    key_still, value = torch.split(wide, [mla.nope_head_dim, attention.value_head_dim], dim=-1)
-    turn = partial(rotated, table=table, interleaved=model.computed.latent_interleaved)
+    key_still, value = torch.split(both, [mla.nope_head_dim, attention.value_head_dim], dim=-1)
+
+    def turn(part: torch.Tensor) -> torch.Tensor:
+        return part if table is None else rotated(part, table, interleaved=model.computed.latent_interleaved)
+
     key_turned = turn(enter(turning, tensor)[:, None]).expand(-1, key_still.shape[1], -1, -1)
     query = torch.cat([still, turn(query_turning)], dim=-1)
-    return query, torch.cat([key_still, key_turned], dim=-1), value, None
+    return query, torch.cat([key_still, key_turned], dim=-1), value, wide.get("gate")
 
 
 def feed_forward(

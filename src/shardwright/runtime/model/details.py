@@ -18,7 +18,7 @@ USUAL_EPSILON = dict.fromkeys(
         "llama", "mistral", "ministral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text",
         "vaultgemma", "deepseek_v2", "deepseek_v3", "dots1", "granite", "granitemoe", "granitemoeshared", "flex_olmo",
         "granitemoehybrid", "hyperclovax", "jamba", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
-        "mellum", "minimax_m2", "seed_oss", "smollm3", "youtu",
+        "bailing_hybrid", "mellum", "minimax_m2", "seed_oss", "smollm3", "youtu",
     ),
     1e-6,
 ) | {"bert": 1e-12, "glm": 1.5625e-7, "glm4": 1.5625e-7, "helium": 1e-8}  # fmt: skip

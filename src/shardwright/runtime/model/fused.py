@@ -18,7 +18,7 @@ Form = Literal[
     "alone", "turned", "turned thirds", "head by head", "group by group", "one after the other", "quarters of q, v, k",
     "first half", "second half", "first half of experts", "second half of experts", "one of experts",
     "even columns of experts", "odd columns of experts", "one of turned experts", "row of each head", "one row",
-    "query and gate by head", "by head of a mixer",
+    "query and gate by head", "by head of a mixer", "between ones",
 ]  # fmt: skip
 """How a tensor holds parameters.
 
@@ -28,7 +28,7 @@ Form = Literal[
 * Queries and their gate `by head`, one after the other; what a head of lightning attention, or a
   key head of the delta rule, has `by head of a mixer`.
 * Gate and up projection are the first and the second half of the rows.
-* A vector is a matrix with a `row of each head`, or with one row.
+* A vector is a matrix with a `row of each head`, or with one row; or it is the third of four dimensions, others of one.
 * All experts in one tensor: [experts, outputs, inputs], or turned; gpt-oss has gates in even columns.
 """
 PARTS = ("query", "key", "value")
@@ -70,6 +70,8 @@ def source_in(name: str, form: Form, model: Model, parameter: ModelParameter, bl
     if form in ("row of each head", "one row"):
         rows = 1 if form == "one row" else shape[0] // model.self_attention.head_dim
         return TensorSource(name=name, shape=(rows, shape[0] // rows), view=shape)
+    if form == "between ones":
+        return TensorSource(name=name, shape=(1, 1, *shape, 1), view=shape)
     part = block.rsplit(".", 1)[-1]
     if form == "query and gate by head":
         heads, inputs = model.self_attention.heads, shape[1:]

@@ -19,7 +19,7 @@ from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.gated import Weights, by_head
 from shardwright.runtime.model.parallel import TensorGroup, enter, mean_over
 from shardwright.runtime.model.parameters import mixer_shape
-from shardwright.runtime.model.products import Products, entered, left
+from shardwright.runtime.model.products import Products, entered, left, made_here
 from shardwright.runtime.model.scans import delta_scan, selective_scan, state_space_scan
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, Mixer, ShortConvolution
 
@@ -27,10 +27,22 @@ NORM_EPSILON = 1e-6  # of the lengths of queries and keys under the delta rule (
 
 
 def mixed(
-    x: torch.Tensor, weights: Weights, mixer: Mixer, details: Details, tensor: TensorGroup, products: Products
+    x: torch.Tensor,
+    weights: Weights,
+    mixer: Mixer,
+    details: Details,
+    tensor: TensorGroup,
+    products: Products,
+    scales: tuple[float, ...] | None = None,
 ) -> torch.Tensor:
-    """Return what a mixer makes of `x` [micro_batch, positions, hidden]; this rank computes its part of the heads."""
-    inputs = entered(x, weights, tuple(mixer_shape(mixer).rows), tensor, products)
+    """Return what a mixer makes of `x` [micro_batch, positions, hidden]; this rank computes its part of the heads.
+    What each projection gives is times its one of `scales`."""
+    shape = mixer_shape(mixer)
+    inputs = entered(x, weights, tuple(shape.rows), tensor, products)
+    for part in shape.low:
+        inputs += entered(made_here(x, weights, f"{part}_down", products), weights, (f"{part}_up",), tensor, products)
+    if scales is not None:
+        inputs = tuple(part * scale for part, scale in zip(inputs, scales, strict=True))
     inner = MIXERS[type(mixer)](inputs, weights, mixer, details, tensor, products)
     out = left(inner, weights, "out", tensor, products)
     bias = weights.get("out.bias")
@@ -120,8 +132,14 @@ def _gated_delta(
     tensor: TensorGroup,
     products: Products,
 ) -> torch.Tensor:
+    """The delta rule; under Kimi delta attention the gate is a sigmoid (arXiv 2510.26692 §4)."""
     assert isinstance(mixer, GatedDelta)
-    query, key, value, gate, rate, step = inputs
+    shape, channels = mixer_shape(mixer), mixer.decay == "channel"
+    parts = dict(zip((*shape.rows, *shape.low), inputs, strict=True))
+    query, key, value, gate, rate, step = (
+        parts[part] for part in ("query", "key", "value", "gate", "rate", "decay_step")
+    )
+    activation = torch.sigmoid if channels else functional.silu
 
     def scan(*given: torch.Tensor) -> torch.Tensor:
         *projected, rate, step = given
@@ -130,9 +148,13 @@ def _gated_delta(
         value = by_head(value.float(), mixer.value_dim)
         shared = mixer.value_heads // mixer.key_heads
         query, key = (part.repeat_interleave(shared, dim=2) for part in (query, key))
-        decay = -weights["decay.weight"].float().exp() * functional.softplus(
-            step.float() + weights["step_shift.weight"].float()
-        )
+        strength, length = weights["decay.weight"].float().exp(), step.float() + weights["step_shift.weight"].float()
+        if channels:
+            strength, length = strength[:, None], by_head(length, mixer.key_dim)
+        if mixer.most_decay is None:
+            decay = -strength * functional.softplus(length)
+        else:
+            decay = -mixer.most_decay * torch.sigmoid(strength * length)
         rates = rate.float().sigmoid() * (2.0 if mixer.negative else 1.0)
         out = delta_scan(query * mixer.key_dim**-0.5, key, value, decay, rates)
         return out.flatten(2).to(gate.dtype)
@@ -141,7 +163,7 @@ def _gated_delta(
         heads = by_head(out.float(), mixer.value_dim)
         epsilon = mixer.norm_epsilon or details.norm_epsilon
         normal = weights["norm.weight"] * functional.rms_norm(heads, (mixer.value_dim,), eps=epsilon).to(gate.dtype)
-        return (normal.flatten(2) * functional.silu(gate.float())).to(gate.dtype)
+        return (normal.flatten(2) * activation(gate.float())).to(gate.dtype)
 
     return _again(normed, _again(scan, query, key, value, rate, step), gate)
 

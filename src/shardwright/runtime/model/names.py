@@ -279,8 +279,30 @@ DELTA_BY_HEAD = DELTA | {
     **dict.fromkeys((f"mixer.{part}" for part in ("query", "key", "value", "gate")), "linear_attn.in_proj_qkvz"),
     **dict.fromkeys(("mixer.rate", "mixer.decay_step"), "linear_attn.in_proj_ba"),
 }
-# What transformers 5.24 calls the norm after attention, too; the files that OLMo Hybrid came with have its own name.
-OTHER_NAMES = {"feedforward_layer_norm": "post_attention_layernorm"}
+KIMI_DELTA = {
+    **{f"mixer.{part}": f"self_attn.{part[0]}_proj" for part in ("query", "key", "value", "out")},
+    **{f"mixer.{part}_taps": f"self_attn.{part[0]}_conv1d" for part in ("query", "key", "value")},
+    "mixer.rate": "self_attn.b_proj",
+    "mixer.gate_down": "self_attn.g_a_proj",
+    "mixer.gate_up": "self_attn.g_b_proj",
+    "mixer.decay_step_down": "self_attn.f_a_proj",
+    "mixer.decay_step_up": "self_attn.f_b_proj",
+    "mixer.decay.weight": "self_attn.A_log",
+    "mixer.step_shift.weight": "self_attn.dt_bias",
+    "mixer.norm": "self_attn.o_norm",
+}
+LING = {
+    **{block: name.replace("self_attn.", "attention.") for block, name in (ATTENTION | LATENT | KIMI_DELTA).items()},
+    "attention.gate": "attention.g_proj",
+    "attention.out": "attention.dense",
+    "mixer.out": "attention.dense",
+    "mixer.gate": "attention.g_proj",
+    "mixer.decay_step": "attention.f_proj",
+    "moe.balance.bias": "mlp.gate.expert_bias",
+}
+# What transformers 5.24 calls the norm after attention of OLMo Hybrid, too, and dense feed-forward blocks of Kimi
+# Linear; the files that these came with have their own names.
+OTHER_NAMES = {"feedforward_layer_norm": "post_attention_layernorm", ".mlp.": ".block_sparse_moe."}
 OLMO_HYBRID = {
     "attention_norm": "attention_layer_norm",
     "attention_post_norm": "feedforward_layer_norm",
@@ -358,6 +380,7 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
         **dict.fromkeys(("gemma2", "gemma3_text"), _like(LLAMA, blocks=GEMMA2_NORMS)),
         **dict.fromkeys(("olmo2", "olmo3", "exaone4"), _like(LLAMA, blocks=OLMO2_NORMS)),
         **dict.fromkeys(("hunyuan_v1_dense",), _like(LLAMA, blocks=HUNYUAN)),
+        "bailing_hybrid": _like(DEEPSEEK, ends={"embedding.tokens": "model.word_embeddings"}, blocks=LING),
         "bamba": _like(
             LLAMA,
             ends={"head.norm": "model.final_layernorm"},
@@ -379,6 +402,21 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
             | {"mlp_norm": "pre_ff_layernorm", "moe.router": "feed_forward.router"}
             | {f"mlp.{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
             | {f"moe.experts.{part}": f"feed_forward.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")},
+        ),
+        "falcon_h1": _like(
+            LLAMA,
+            ends={"head.norm": "model.final_layernorm"},
+            blocks=MAMBA2
+            | {"mlp_norm": "pre_ff_layernorm"}
+            | {f"mlp.{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+        ),
+        "kimi_linear": _like(
+            DEEPSEEK,
+            blocks=KIMI_DELTA
+            | W_EXPERTS
+            | {"mixer.out": "self_attn.o_proj", "moe.balance.bias": "block_sparse_moe.gate.e_score_correction_bias"}
+            | {block: name.replace("mlp.", "block_sparse_moe.") for block, name in SHARED.items()},
+            forms={"mixer.decay": "between ones"},
         ),
         "lfm2": LFM2,
         **dict.fromkeys(("falcon_mamba", "mamba"), replace(BACKBONE, blocks=_called_mixer(MAMBA))),

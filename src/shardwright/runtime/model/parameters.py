@@ -209,12 +209,14 @@ class Within:
 @record
 class MixerShape:
     """The parameters of a mixer. `rows` of its projections, in the order in which files have them; those that a
-    convolution of `width` tokens follows, in the order of its channels; what is `within`; `inner` inputs of the
-    projection out of it. All are cut into at most `pieces`."""
+    convolution of `width` tokens follows, in the order of its channels; rank and width of those in two steps, `low`,
+    of which the first is whole on every rank; what is `within`; `inner` inputs of the projection out of it. All others
+    are cut into at most `pieces`."""
 
     pieces: int
     rows: Mapping[str, int]
     inner: int
+    low: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     within: Mapping[str, Within] = field(default_factory=dict)
     convolved: tuple[str, ...] = ()
     width: int = 0
@@ -253,7 +255,7 @@ def _mamba2(mixer: Mamba2) -> MixerShape:
         pieces=mixer.groups,  # of heads that share keys and queries
         rows={"gate": mixer.inner, "value": mixer.inner, "key": pair, "query": pair, "step": mixer.heads},
         inner=mixer.inner,
-        within={**_decay(mixer.heads), "skip.weight": heads, **norm},
+        within={**_decay(mixer.heads, mixer.heads), "skip.weight": heads, **norm},
         convolved=("value", "key", "query"),
         width=mixer.width,
         biased=mixer.bias,
@@ -264,21 +266,24 @@ def _mamba2(mixer: Mamba2) -> MixerShape:
 
 def _gated_delta(mixer: GatedDelta) -> MixerShape:
     keys, values = mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim
-    rows = {"query": keys, "key": keys, "value": values, "gate": values}
+    heads, decays = mixer.value_heads, mixer.value_heads * (mixer.key_dim if mixer.decay == "channel" else 1)
+    gates = {"gate": values, "rate": heads, "decay_step": decays}
+    low = {part: (mixer.gate_rank, gates.pop(part)) for part in ("gate", "decay_step") if mixer.gate_rank is not None}
     return MixerShape(
-        pieces=min(mixer.key_heads, mixer.value_heads),
-        rows=rows | {"rate": mixer.value_heads, "decay_step": mixer.value_heads},
+        pieces=min(mixer.key_heads, heads),
+        rows={"query": keys, "key": keys, "value": values, **gates},
         inner=values,
-        within={**_decay(mixer.value_heads), "norm.weight": Within(shape=(mixer.value_dim,), dim=None)},
+        low=low,
+        within={**_decay(heads, decays), "norm.weight": Within(shape=(mixer.value_dim,), dim=None)},
         convolved=("query", "key", "value"),
         width=mixer.width,
     )
 
 
-def _decay(heads: int) -> dict[str, Within]:
+def _decay(heads: int, shifts: int) -> dict[str, Within]:
     return {
         "decay.weight": Within(shape=(heads,), start="log of counts"),
-        "step_shift.weight": Within(shape=(heads,)),
+        "step_shift.weight": Within(shape=(shifts,)),
     }
 
 
@@ -329,6 +334,9 @@ def _mixer(model: Model, mixer: Mixer, name: str) -> Iterator[ModelParameter]:
         yield replace(taps, name=f"{name}.{part}_taps.weight", shape=(channels, 1, shape.width))
         if shape.taps_biased:
             yield replace(cut, name=f"{name}.{part}_taps.bias", shape=(channels,), start="zeros")
+    for part, (rank, rows) in shape.low.items():
+        yield _shared(f"{name}.{part}_down.weight", (rank, model.hidden))
+        yield replace(cut, name=f"{name}.{part}_up.weight", shape=(rows, rank))
     for part, inside in shape.within.items():
         whole = replace(cut, pieces=1, summed="tensor") if inside.dim is None else cut
         shaped = replace(whole, name=f"{name}.{part}", shape=inside.shape, dim=inside.dim)
@@ -375,6 +383,9 @@ def _latent(model: Model, attention: Attention, latent: LatentAttention, name: s
     else:
         shape = (attention.query_width, model.hidden)
         yield ModelParameter(name=f"{name}.query.weight", shape=shape, dim=0, pieces=attention.heads)
+    if attention.gate:
+        shape = (attention.gate_width, model.hidden)
+        yield ModelParameter(name=f"{name}.gate.weight", shape=shape, dim=0, pieces=attention.heads)
     for part, (rank, beside, width) in down.items():
         yield _shared(f"{name}.{part}_down.weight", (rank + beside, model.hidden))
         if attention.qkv_bias:

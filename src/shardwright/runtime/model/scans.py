@@ -3,6 +3,7 @@ from chunk to chunk by their states. In the precision of their inputs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shardwright.spec.mixers import DELTA_CHUNK
 
+DELTA_PART = 16  # positions of a chunk whose decays of every channel are there at a time (fla: ops/kda/chunk_intra.py)
 SELECTIVE_CHUNK = 64  # positions whose states are there at a time, each of channels times state
 
 
@@ -50,34 +52,58 @@ def delta_scan(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, decay: torch.Tensor, rate: torch.Tensor
 ) -> torch.Tensor:
     """Return the outputs [batch, positions, heads, value width] of the gated delta rule (arXiv 2412.06464 §3): the
-    state S = exp(decay) S' of each head is corrected by rate key (value - S^T key)^T, and read by the query.
+    state S = exp(decay) S' of each head is corrected by rate key (value - S^T key)^T, and read by the query. `decay`
+    [batch, positions, heads] may have one for each channel of a key, too (arXiv 2510.26692 §3).
 
     Within a chunk the corrections solve a triangular system (arXiv 2406.06484 §3); the state goes from chunk to chunk.
     """
     positions, chunk = query.shape[1], min(DELTA_CHUNK, query.shape[1])
     padding = -positions % chunk
+    decay = decay if decay.dim() == key.dim() else decay[..., None]
     query, key, value, decay, rate = (  # [batch, heads, chunks, chunk, …]
         _in_chunks(functional.pad(part, (0, 0) * (part.dim() - 2) + (0, padding)).transpose(1, 2), 2, chunk)
         for part in (query, key, value, decay, rate)
     )
     passed = decay.cumsum(3)
-    later = torch.ones(chunk, chunk, dtype=torch.bool, device=query.device).triu(1)
-    between = (passed[..., :, None] - passed[..., None, :]).masked_fill(later, -torch.inf).exp()
     rated = key * rate[..., None]
-    system = (rated @ key.transpose(-1, -2)) * between
-    scores = (query @ key.transpose(-1, -2)) * between
+    system, scores = _decayed((rated, query), key, passed)
     corrected, predicted = (
         torch.linalg.solve_triangular(system, side, upper=False, unitriangular=True)
-        for side in (value * rate[..., None], rated * passed.exp()[..., None])
+        for side in (value * rate[..., None], rated * passed.exp())
     )
-    reading, writing = query * passed.exp()[..., None], key * (passed[..., -1:] - passed).exp()[..., None]
-    through = passed[..., -1].exp()[..., None, None]
+    reading, writing = query * passed.exp(), key * (passed[..., -1:, :] - passed).exp()
+    through = passed[..., -1, :, None].exp()
     state, outputs = value.new_zeros((*query.shape[:2], query.shape[-1], value.shape[-1])), []
     for number in range(query.shape[2]):
         change = corrected[:, :, number] - predicted[:, :, number] @ state
         outputs.append(reading[:, :, number] @ state + scores[:, :, number] @ change)
         state = through[:, :, number] * state + writing[:, :, number].transpose(-1, -2) @ change
     return torch.cat(outputs, dim=2).transpose(1, 2)[:, :positions]
+
+
+def _decayed(lefts: Sequence[torch.Tensor], right: torch.Tensor, passed: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return of each left side left_i · exp(passed_i - passed_j) right_j of the positions of a chunk, zero where j is
+    after i. Decays of channels are there at once for `DELTA_PART` positions alone; before these, both sides decay up to
+    the first of them, so that no power is above one."""
+    chunk = passed.shape[-2]
+    later = torch.ones(chunk, chunk, dtype=torch.bool, device=right.device).triu(1)
+    if passed.shape[-1] == 1:
+        between = (passed - passed.transpose(-1, -2)).masked_fill(later, -torch.inf).exp()
+        return [(left @ right.transpose(-1, -2)) * between for left in lefts]
+    rows: list[list[torch.Tensor]] = [[] for _ in lefts]
+    for start in range(0, chunk, DELTA_PART):
+        here = slice(start, start + DELTA_PART)
+        decays, keys = passed[..., here, :], right[..., here, :]
+        between = decays[..., :, None, :] - decays[..., None, :, :]
+        between = between.masked_fill(later[here, here, None], -torch.inf).exp()
+        before = right[..., :start, :] * (decays[..., :1, :] - passed[..., :start, :]).exp()
+        since = (decays - decays[..., :1, :]).exp()
+        for left, of_left in zip(lefts, rows, strict=True):
+            part = left[..., here, :]
+            within = torch.einsum("...id,...jd,...ijd->...ij", part, keys, between)
+            row = torch.cat([(part * since) @ before.transpose(-1, -2), within], dim=-1)
+            of_left.append(functional.pad(row, (0, chunk - row.shape[-1])))
+    return [torch.cat(of_left, dim=-2) for of_left in rows]
 
 
 def _in_chunks(x: torch.Tensor, dim: int, chunk: int) -> torch.Tensor:

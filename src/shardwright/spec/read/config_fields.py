@@ -85,6 +85,11 @@ READ = frozenset(
         "expert_layer_period", "full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor",
         "linear_attn_beta_factor", "mamba_dt_rank", "mixer_rms_eps", "mlp_alpha_factor", "mlp_beta_factor",
         "state_size", "time_step_rank", "use_expert_bias",
+        "attention_in_multiplier", "attention_out_multiplier", "key_multiplier", "lm_head_multiplier", "mamba_d_ssm",
+        "mamba_norm_before_gate", "mamba_rms_norm", "mlp_multipliers", "projectors_bias", "ssm_in_multiplier",
+        "ssm_multipliers", "ssm_out_multiplier",
+        "kda_lower_bound", "kda_safe_gate", "layer_group_size", "linear_attn_config", "linear_head_dim",
+        "linear_num_heads", "moe_renormalize", "num_expert_group", "short_conv_kernel_size",
     }
 )  # fmt: skip
 BESIDE = frozenset(
@@ -112,6 +117,7 @@ BESIDE = frozenset(
         "mtp_hybrid_override_pattern", "mtp_layers_block_type", "rescale_prenorm_residual", "residual_in_fp32",
         "time_step_init_scheme", "time_step_scale", "use_associative_scan", "use_mambapy",
         "audio_config", "image_token_id", "image_token_index", "boi_token_id", "eoi_token_id", "experts_implementation",
+        "mtp_loss_scaling_factor",
     }
 )  # fmt: skip
 

@@ -38,6 +38,15 @@ class Described:
     def factor(self, name: str, usual: float = 1.0) -> float:
         return self.number(name, usual) or usual
 
+    def factors(self, name: str, count: int) -> tuple[float, ...]:
+        """Return a list of so many positive numbers, 1 each where it is missing."""
+        listed = self.fields.layer_list(name) or (1.0,) * count
+        numbers = tuple(float(value) for value in listed if isinstance(value, int | float) and value > 0)
+        if len(listed) == count == len(numbers):
+            return numbers
+        self.fields.section.report(name, f"is no list of {count} positive numbers", "write one for each part")
+        return (1.0,) * count
+
 
 Told = dict[str, Any]
 STREAMS = ("full_attn", "linear_attn", "mlp")  # what MiniMax calls what adds to the residual
@@ -183,6 +192,20 @@ def _minimax(source: Described) -> Told:
     return {"stream_scales": tuple(scales)}
 
 
+def _falcon_h1(source: Described) -> Told:
+    gate, down = source.factors("mlp_multipliers", 2)
+    branches = (("attention_in_multiplier", "attention_out_multiplier"), ("ssm_in_multiplier", "ssm_out_multiplier"))
+    return {
+        "embedding_scale": source.factor("embedding_multiplier"),
+        "branch_scales": tuple(tuple(map(source.factor, names)) for names in branches),
+        "mixer_scales": source.factors("ssm_multipliers", 5),
+        "key_scale": source.factor("key_multiplier"),
+        "gate_scale": gate,
+        "stream_scales": ((1.0, 1.0), (1.0, 1.0), (1.0, down)),
+        "logit_scale": source.factor("lm_head_multiplier"),
+    }
+
+
 def _mixers_normed_before(source: Described) -> Told:
     return {"mixer_norms": "before"}
 
@@ -193,6 +216,7 @@ def _norms(placement: str) -> Reader:
 
 ROWS: Mapping[str, tuple[Reader, ...]] = MappingProxyType(
     {
+        "bailing_hybrid": (_sigmoid, _interleaved),
         "bert": (_bert,),
         "biogpt": (_scaled_where_said,),
         "cohere": (_cohere,),
@@ -201,6 +225,7 @@ ROWS: Mapping[str, tuple[Reader, ...]] = MappingProxyType(
         "deepseek_v3": (_sigmoid, _interleaved),
         "dots1": (_sigmoid,),
         "exaone4": (_norms("after"), _exaone4),
+        "falcon_h1": (_falcon_h1,),
         "falcon_mamba": (),
         "flex_olmo": (_norms("after"),),
         "gemma": (_embedding_root,),
@@ -218,6 +243,7 @@ ROWS: Mapping[str, tuple[Reader, ...]] = MappingProxyType(
         "hunyuan_v1_dense": (_after_rotation,),
         "hunyuan_v1_moe": (_after_rotation,),
         "hyperclovax": (_norms("both"), _hyperclovax),
+        "kimi_linear": (_sigmoid,),
         "lfm2_moe": (_sigmoid,),
         "mellum": (_mellum,),
         "minicpm3": (_minicpm3,),
@@ -249,6 +275,9 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "is_decoder": (False, True),
         "layer_norm_elementwise_affine": (True,),
         "mamba_hidden_act": ("silu",),
+        "mamba_use_mlp": (True,),
+        "mla_use_nope": (True,),
+        "moe_router_activation_func": ("sigmoid",),
         "position_embedding_type": ("absolute", "nope", "rope"),
         "attn_config.alibi": (True,),
         "prefix_lm": (False,),
@@ -302,6 +331,9 @@ def _unknown(fields: ConfigFields, family: ModelFamily, model_type: str) -> Iter
         "new_decoder_architecture without parallel_attn": model_type == "falcon"
         and fields.flag("new_decoder_architecture", default=False)
         and not fields.flag("parallel_attn", default=True),
+        "mamba_norm_before_gate true beside mamba_rms_norm": model_type == "falcon_h1"
+        and fields.flag("mamba_rms_norm", default=False)
+        and fields.flag("mamba_norm_before_gate", default=True),
         "qk_layernorm true: a norm for each head": model_type == "stablelm"
         and fields.flag("qk_layernorm", default=False),
         "num_experts by layer": isinstance(given.get("num_experts"), list),

@@ -204,7 +204,7 @@ def _olmo_hybrid(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFamily
 
 
 def _falcon_h1(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFamily, Mapping[str, object]]:
-    return family, {"mamba_rms_norm": fields.flag("mamba_rms_norm", default=False)}
+    return family, {name: fields.flag(name, default=False) for name in ("mamba_rms_norm", "projectors_bias")}
 
 
 def _jamba(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFamily, Mapping[str, object]]:

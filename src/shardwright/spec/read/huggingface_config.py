@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from shardwright.errors import SpecError, bad
+from shardwright.spec.forward_pass import ForwardPass
 from shardwright.spec.layer import Attention, Layer, Moe
 from shardwright.spec.mixers import Mamba2, ShortConvolution
 from shardwright.spec.model import Model
@@ -78,6 +79,15 @@ EXPERTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             key: {"experts": "n_routed_experts", "width": "moe_intermediate_size", "shared": "n_shared_experts"}
             for key in ("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "dots1", "solar_open")
         },
+        **{
+            key: {
+                "experts": "num_experts",
+                "width": "moe_intermediate_size",
+                "top_k": "num_experts_per_token",
+                "shared": "num_shared_experts",
+            }
+            for key in ("bailing_hybrid", "kimi_linear")
+        },
         "ernie4_5_moe": {
             "experts": "moe_num_experts",
             "width": "moe_intermediate_size",
@@ -106,7 +116,12 @@ EXPERTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 # Families that pad by a token of their own vocabulary unless they are told otherwise.
 PADDED: Mapping[str, int | None] = MappingProxyType(
-    {**dict.fromkeys(("phi3", "glm", "glm4", "flex_olmo", "olmo_hybrid", "smollm3")), "emu3_text_model": 0}
+    {
+        **dict.fromkeys(
+            ("bailing_hybrid", "phi3", "glm", "glm4", "flex_olmo", "kimi_linear", "olmo_hybrid", "smollm3")
+        ),
+        "emu3_text_model": 0,
+    }
 )
 # Classes of families that have several, or that no automatic class knows.
 CLASSES = MappingProxyType({"bert": "BertForMaskedLM", "emu3_text_model": "Emu3ForCausalLM"})
@@ -182,8 +197,11 @@ def _fields(model: Model, family: ModelFamily) -> Iterator[tuple[str, Any]]:
         yield from (("qk_rope_head_dim", attention.latent.rope_head_dim), ("v_head_dim", attention.value_head_dim))
     yield from _dropout(model)
     yield from _particular(model)
-    for kind, (kept, added) in zip(STREAMS, model.computed.stream_scales or (), strict=False):
-        yield from ((f"{kind}_alpha_factor", kept), (f"{kind}_beta_factor", added))
+    if model.family == "falcon_h1":
+        yield from _falcon_h1(model, model.computed)
+    elif model.family == "minimax":
+        for kind, (kept, added) in zip(STREAMS, model.computed.stream_scales or (), strict=True):
+            yield from ((f"{kind}_alpha_factor", kept), (f"{kind}_beta_factor", added))
 
 
 def _heads(model: Model, family: ModelFamily, attention: Attention) -> Iterator[tuple[str, Any]]:
@@ -335,7 +353,7 @@ def _mixers(model: Model) -> Iterator[tuple[str, Any]]:
         yield "attn_layer_indices", attending
     elif model.family == "jamba":
         yield from _period("attn_layer", attending, len(model.layers))
-    elif mixer is not None and FAMILIES[model.family].feeds_forward:
+    elif mixer is not None and FAMILIES[model.family].feeds_forward and model.family != "falcon_h1":
         yield "layer_types", [_word(layer) for layer in model.layers]
     if isinstance(mixer, Mamba2) and model.family == "nemotron_h":
         yield "time_step_min", mixer.least_step or 0.0
@@ -404,8 +422,20 @@ def _particular(model: Model) -> Iterator[tuple[str, Any]]:
         yield "scale_embedding", computed.embedding_scale != 1.0
     elif model.family == "bert":
         yield from (("type_vocab_size", computed.token_types), ("mask_token_id", computed.mask_token))
-    elif model.family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"):
+    elif model.family in ("bailing_hybrid", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"):
         yield "rope_interleave", computed.latent_interleaved
+
+
+def _falcon_h1(model: Model, computed: ForwardPass) -> Iterator[tuple[str, Any]]:
+    mixer = model.layers[0].mixer
+    assert isinstance(mixer, Mamba2) and computed.branch_scales and computed.stream_scales, "as its config is read"
+    yield from (("mamba_d_ssm", mixer.inner), ("mamba_rms_norm", mixer.gated_norm), ("mamba_norm_before_gate", False))
+    yield from (("projectors_bias", mixer.out_bias), ("embedding_multiplier", computed.embedding_scale))
+    yield from (("lm_head_multiplier", computed.logit_scale), ("ssm_multipliers", list(computed.mixer_scales or ())))
+    yield "mlp_multipliers", [computed.gate_scale, computed.stream_scales[2][1]]
+    yield "key_multiplier", computed.key_scale
+    for name, scales in zip(("attention", "ssm"), computed.branch_scales, strict=True):
+        yield from ((f"{name}_in_multiplier", scales[0]), (f"{name}_out_multiplier", scales[1]))
 
 
 def _scalar(scale: float | None, head_dim: int) -> float:

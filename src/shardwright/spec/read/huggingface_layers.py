@@ -265,6 +265,7 @@ def _moe(fields: ConfigFields, family: ModelFamily) -> Moe | None:
     groups = fields.size("n_group", "num_expert_group", most=MOST_WIDTH)
     method = fields.text("topk_method", default="noaux_tc" if family.router_bias else "")
     grouped = groups is not None and groups > 1 and method != "greedy"
+    renormalised = fields.has(("norm_topk_prob", "moe_renormalize")) or "norm_topk_prob"
     scaling = fields.section.number("routed_scaling_factor") or fields.section.number("router_scaling_factor")
     return Moe(
         experts=experts,
@@ -278,7 +279,7 @@ def _moe(fields: ConfigFields, family: ModelFamily) -> Moe | None:
         router_groups=groups if grouped else None,
         router_top_groups=fields.size("topk_group", most=MOST_WIDTH) if grouped else None,
         router_scaling=None if scaling == 1.0 else scaling,
-        pre_softmax=True if not fields.flag("norm_topk_prob", default=family.normalised) else None,
+        pre_softmax=True if not fields.flag(renormalised, default=family.normalised) else None,
     )
 
 

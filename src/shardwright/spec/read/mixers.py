@@ -20,6 +20,7 @@ from shardwright.spec.mixers import (
 )
 from shardwright.spec.read.config_fields import HEAD_DIM as ATTENTION_HEAD_DIM
 from shardwright.spec.read.config_fields import HEADS, MOST_WIDTH, ConfigFields
+from shardwright.spec.text.fields import shown
 
 STATE = ("mamba_d_state", "ssm_state_size", "state_size")
 WIDTH = ("mamba_d_conv", "conv_kernel", "linear_conv_kernel_dim", "short_conv_kernel_size", "conv1d_width")
@@ -172,7 +173,17 @@ def _ling_delta(fields: ConfigFields, hidden: int) -> GatedDelta:
         value_dim=width,
         width=fields.size(*WIDTH) or 4,
         decay="channel",
+        most_decay=_most_decay(fields) if fields.flag("kda_safe_gate", default=True) else None,
     )
+
+
+def _most_decay(fields: ConfigFields) -> float:
+    """Return by how much the logarithm of a state falls with a token at most."""
+    given = fields.section.fields.get("kda_lower_bound", -5.0)
+    if isinstance(given, int | float) and given < 0:
+        return -float(given)
+    fields.section.report("kda_lower_bound", f"{shown(given)} is no number below 0", "write one, such as -5.0")
+    return 5.0
 
 
 def _lightning(fields: ConfigFields, hidden: int) -> Lightning:
@@ -241,6 +252,12 @@ def fields_of(mixer: Mixer, hidden: int) -> Iterator[tuple[str, Any]]:
         yield from (("mamba_conv_bias", mixer.convolution_bias), ("mamba_chunk_size", mixer.chunk))
         yield "mamba_expand", max(mixer.inner // hidden, 1)
     elif isinstance(mixer, GatedDelta):
+        if mixer.decay == "channel":
+            yield from (("linear_num_heads", mixer.key_heads), ("linear_head_dim", mixer.key_dim))
+            yield from (("linear_conv_kernel_dim", mixer.width), ("short_conv_kernel_size", mixer.width))
+            yield "kda_safe_gate", mixer.most_decay is not None
+            yield "kda_lower_bound", None if mixer.most_decay is None else -mixer.most_decay
+            return
         yield from (("linear_num_key_heads", mixer.key_heads), ("linear_key_head_dim", mixer.key_dim))
         yield from (("linear_num_value_heads", mixer.value_heads), ("linear_value_head_dim", mixer.value_dim))
         yield from (("linear_conv_kernel_dim", mixer.width), ("linear_allow_neg_eigval", bool(mixer.negative)))
