@@ -142,7 +142,7 @@ def _within_budget(
         return searched(contexts, incumbent)
     kept = tuple(plan for plan in plans if affordable_value(plan) is not None)
     uniform = None if free.uniform is None else replace(free.uniform, job=job)
-    return replace(free, plans=kept, uniform=uniform if uniform and affordable_value(uniform) is not None else None)
+    return replace(free, plans=kept, uniform=uniform)
 
 
 def _searched(
