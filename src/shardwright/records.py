@@ -9,6 +9,7 @@ all else a record is a dataclass: `fields`, `replace`, `asdict`, `match`, copies
 from __future__ import annotations
 
 import builtins
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields, replace
 from functools import cache
@@ -75,6 +76,8 @@ def _made(plain: type[Any], *, kw_only: bool, slots: bool, eq: bool) -> type[Any
     members |= {**written, **text, "__qualname__": plain.__qualname__}
     metaclass: Any = type(plain)
     made: type[Any] = metaclass(plain.__name__, plain.__bases__, members)
+    if "torch" in sys.modules:
+        getattr(made, "__init__")  # noqa: B009  now, or Dynamo would trace how it is made in a compiled layer
     return made
 
 
