@@ -190,3 +190,32 @@ def test_a_record_without_equality_is_itself_alone() -> None:
     _, made = both(Point, eq=False)
     point = made(x=1.0)
     assert point == point and point != made(x=1.0) and len({point, made(x=1.0)}) == 2
+
+
+def test_what_is_made_later_belongs_to_the_class_that_has_it() -> None:
+    """Where a subclass has its own method and asks for the record's, it gets that one, the first time too."""
+
+    @record
+    class Named:
+        name: str
+
+    class Titled(Named):
+        def __init__(self, title: str) -> None:
+            super().__init__(name=title.title())
+
+        def __eq__(self, other: object) -> bool:
+            return super().__eq__(other)
+
+        def __hash__(self) -> int:
+            return super().__hash__() + 1
+
+    titled = Titled("second stage")
+    assert titled == Titled("Second Stage") and titled.name == "Second Stage"
+    assert hash(titled) == hash(Named(name="Second Stage")) + 1
+
+
+def test_a_method_that_is_made_later_is_bound_as_a_function_is() -> None:
+    """`inspect.signature` of Python 3.13 binds the method to the class itself."""
+    _, made = both(Point)
+    later = vars(made)["__init__"]
+    assert [*inspect.signature(later.__get__(made, type(made))).parameters] == ["x", "y"]

@@ -49,8 +49,10 @@ class MadeLater:
         self.owner, self.name = owner, name
 
     def __get__(self, instance: object, cls: type[Any]) -> Any:
-        setattr(self.owner, self.name, self.make(self.owner))
-        return getattr(cls if instance is None else instance, self.name)
+        made = self.make(self.owner)
+        setattr(self.owner, self.name, made)
+        # Not by its name: a subclass may have another, and `inspect` of Python 3.13 gives a class for the instance.
+        return made.__get__(instance, cls) if hasattr(made, "__get__") else made
 
 
 def _made(plain: type[Any], *, kw_only: bool, slots: bool, eq: bool) -> type[Any]:

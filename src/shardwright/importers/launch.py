@@ -66,14 +66,17 @@ LISTS = ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save"
 TRAINERS = {"--per-device-train-batch-size", "--deepspeed", "--deepspeed-config", "--fsdp"}
 SFT = re.compile(r"(?:^|/)(?:run_)?sft(?:_trainer)?\.py$")  # TRL's, and copies of it: open-r1, alignment-handbook
 LORA = re.compile(r"(?<![a-z])lora(?![a-z])")  # in the name of a program that trains adapters without being told
-# What the configurations of Accelerate say that `trl` has by name (trl/accelerate_configs of 1.16.0).
+# What the configurations of Accelerate say that `trl` has by name (trl/accelerate_configs of 1.16.0). That for one GPU
+# starts one process, whatever it says (accelerate/commands/launch.py: `simple_launcher`).
+PROCESSES = "num_processes"
+EIGHT: Mapping[Fields, Any] = {(PROCESSES,): 8}
 OF_TRL: Mapping[str, Mapping[Fields, Any]] = {
-    "single_gpu": {("distributed_type",): "NO"},
-    "multi_gpu": {("distributed_type",): "MULTI_GPU"},
-    "fsdp1": {("distributed_type",): "FSDP", ("fsdp_config", "fsdp_reshard_after_forward"): "FULL_SHARD"},
-    "fsdp2": {("distributed_type",): "FSDP", ("fsdp_config", "fsdp_version"): 2},
+    "single_gpu": {("distributed_type",): "NO", (PROCESSES,): 1},
+    "multi_gpu": {("distributed_type",): "MULTI_GPU", **EIGHT},
+    "fsdp1": {("distributed_type",): "FSDP", ("fsdp_config", "fsdp_reshard_after_forward"): "FULL_SHARD", **EIGHT},
+    "fsdp2": {("distributed_type",): "FSDP", ("fsdp_config", "fsdp_version"): 2, **EIGHT},
     **{
-        f"zero{stage}": {("distributed_type",): "DEEPSPEED", ("deepspeed_config", "zero_stage"): stage}
+        f"zero{stage}": {("distributed_type",): "DEEPSPEED", ("deepspeed_config", "zero_stage"): stage, **EIGHT}
         for stage in (1, 2, 3)
     },
 }
@@ -292,6 +295,8 @@ def _of_launch(launch: Launch, trainer: str, question: Question) -> Reading:
         message = "python starts one process, which spreads its batch over the GPUs that it sees (nn.DataParallel)"
         raise bad(question.name, f"{message}: that is not described", "start it with torchrun, accelerate or deepspeed")
     fields = _accelerate_fields(launch, question) | _with_files(arguments, launch, question)
+    if launch.launcher == "trl" and launch.processes is None and isinstance(count := first(fields, PROCESSES), int):
+        gpus = count  # of the configuration of Accelerate, which goes before the GPUs of a machine
     if LORA.search(launch.program.rsplit("/", 1)[-1].casefold()):
         fields = {("use_peft",): True, **fields}
     if launch.launcher == "deepspeed" and not _deepspeed_file(fields):
