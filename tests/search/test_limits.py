@@ -50,3 +50,16 @@ def test_a_limit_that_the_best_plan_just_keeps_leaves_it(objective: str, limit: 
     (remedy,) = [remedy for remedy in nothing.remedies if isinstance(remedy, Fastest | Cheapest)]
     would = remedy.hours if isinstance(remedy, Fastest) else remedy.dollars
     assert plan(MODEL, TWO_TYPES, limited(job, limit, would * ROUNDED), top=1).plans
+
+
+@pytest.mark.parametrize("part", [0.999, *nightly([0.97, 0.9, 0.7])])
+def test_a_budget_that_the_fastest_plan_misses_leaves_the_fastest_of_those_that_keep_it(part: float) -> None:
+    job = make_job(global_batch=8, seq_len=512, precision="fp16", tokens="1B")
+    free = plan(MODEL, TWO_TYPES, job, top=1)
+    most = taken(free.best)[1] * part
+    within = plan(MODEL, TWO_TYPES, limited(job, "budget", most))
+    assert all(taken(kept)[1] <= most for kept in within.plans)
+    assert within.best.iteration_seconds >= (free.best.predicted.lower_bound_seconds or 0.0)
+    for pool in TWO_TYPES.pools:
+        alone = plan(MODEL, replace(TWO_TYPES, pools=(pool,)), limited(job, "budget", most), top=1).plans
+        assert all(within.best.iteration_seconds <= other.iteration_seconds * 1.01 for other in alone)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shardwright.errors import bad
 from shardwright.importers.fields import TrainerFields, TrainerSettings, job_of
 from shardwright.importers.trainers import (
     FULL,
@@ -35,6 +36,8 @@ def mosaic_run(text: str, name: str) -> tuple[str, dict[str, str], dict[str, str
         return None
     compute = run.get("compute", {})
     gpus = compute.get("gpus", run.get("gpu_num")) if isinstance(compute, Mapping) else None
+    if gpus is not None and not re.fullmatch(r"[1-9]\d*", str(gpus)):
+        raise bad(f"{name}: `gpus`", f"is {gpus!r}", "write how many GPUs the run has")
     around = {} if gpus is None else {"WORLD_SIZE": str(gpus)}
     return command, around, {PARAMETERS: json.dumps(run["parameters"], default=str)}
 

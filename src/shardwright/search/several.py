@@ -138,11 +138,16 @@ def _within_budget(
     if free is None:
         return None
     plans = [replace(plan, job=job) for plan in free.plans]
-    if plans and affordable_value(min(plans, key=lambda plan: plan.iteration_seconds)) is None:
-        return searched(contexts, incumbent)
-    kept = tuple(plan for plan in plans if affordable_value(plan) is not None)
-    uniform = None if free.uniform is None else replace(free.uniform, job=job)
-    return replace(free, plans=kept, uniform=uniform)
+    kept = replace(
+        free,
+        plans=tuple(plan for plan in plans if affordable_value(plan) is not None),
+        uniform=None if free.uniform is None else replace(free.uniform, job=job),
+    )
+    best = min(plans, key=lambda plan: plan.iteration_seconds, default=None)
+    if best is None or affordable_value(best) is not None or stopped():
+        return kept
+    within = searched(contexts, min([incumbent, *_values(kept)]))
+    return kept if within is None else replace(joined([kept, within]), bound=max(free.bound, within.bound))
 
 
 def _searched(
