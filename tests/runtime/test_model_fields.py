@@ -75,19 +75,21 @@ def mixing(mixer: Mixer) -> Change:
 
 ADDING = computed(residual_scale=30.0)(DENSE)  # so much that a bias which begins at zero counts in the third step
 DELTA: dict[str, Any] = {"key_heads": 4, "key_dim": 6, "value_heads": 4, "value_dim": 6, "width": 3}
+MAMBA2 = Mamba2(heads=4, head_dim=6, groups=2, state=5, width=4)
 MIXED: tuple[tuple[Mixer, dict[str, Any]], ...] = (
     (
         Mamba(inner=24, state=5, rank=3, width=4, normed=True),
         {"inner": 32, "state": 6, "rank": 4, "width": 3, "bias": True, "convolution_bias": False, "normed": False, "norm_epsilon": 0.5},
     ),
     (
-        Mamba2(heads=4, head_dim=6, groups=2, state=5, width=4),
+        MAMBA2,
         {"heads": 6, "head_dim": 8, "groups": 1, "state": 6, "width": 3, "bias": True, "out_bias": True, "convolution_bias": False,
          "gated_norm": False, "least_step": 1.5},
     ),
     (
         GatedDelta(**DELTA),
-        {"key_heads": 2, "key_dim": 8, "value_heads": 8, "value_dim": 8, "width": 4, "negative": True, "norm_epsilon": 0.1},
+        {"key_heads": 2, "key_dim": 8, "value_heads": 8, "value_dim": 8, "width": 4, "negative": True, "norm_epsilon": 0.1,
+         "decay": "channel", "gate_rank": 5},
     ),
     (Lightning(heads=4, head_dim=6), {"heads": 8, "head_dim": 8, "norm_epsilon": 0.1}),
     (ShortConvolution(channels=24, width=3), {"channels": 32, "width": 4, "bias": True}),
@@ -100,6 +102,8 @@ GROUPED = inside("moe", router_groups=2, router_top_groups=1)
 BIASED = inside("moe", router_bias=True)
 LOUD = inside("moe", router_bias=True, router_scaling=100.0)(MIXTURE)
 LATENT = latent_attention()(DENSE)
+CHANNELS = mixing(GatedDelta(**DELTA | {"decay": "channel"}))(ADDING)
+BESIDE = each_layer(mixer=MAMBA2)(DENSE)
 SCALED = after(computed(score_scale=50.0), scaled())(DENSE)
 LONG = {"kind": "longrope", "short_factors": (1.0, 2.0, 3.0, 4.0), "long_factors": (4.0, 3.0, 2.0, 1.0)}
 REFUSED: dict[str, tuple[Change, Model]] = {
@@ -110,7 +114,6 @@ REFUSED: dict[str, tuple[Change, Model]] = {
     "Model.audio": (whole(audio=load_model("qwen2-audio-7b").audio), DENSE),
     "Model.guesses": (whole(guesses=("no biases",)), DENSE),
     "Layer.norms": (each_layer(norms=4), DENSE),
-    "Layer.mixer": (each_layer(mixer=ShortConvolution(channels=32, width=3)), DENSE),
     "Layer.cross": (lambda model: each_layer(cross=model.layers[0].self_attention)(model), DENSE),
     "Layer.embedded": (each_layer(embedded=8), DENSE),
     "Layer.scaled": (each_layer(scaled=True), DENSE),
@@ -119,7 +122,6 @@ REFUSED: dict[str, tuple[Change, Model]] = {
     "Attention.reused": (attention(reused="values"), DENSE),
     "Attention.value_norm": (attention(value_norm=True), DENSE),
     "Attention.sparse": (attention(sparse=SparseAttention(top_k=4, heads=2, head_dim=8)), DENSE),
-    "GatedDelta.decay": (mixing(GatedDelta(**DELTA | {"decay": "channel"})), DENSE),
     "Layer.vector_parameters": (each_layer(vector_parameters=8), DENSE),
     "ForwardPass.mask_token": (computed(), attention(causal=False)(computed(mask_token=3)(DENSE))),
     "ForwardPass.unknown": (computed(unknown=("a twist",)), DENSE),
@@ -138,6 +140,10 @@ COMPUTED: dict[str, tuple[Change, Model]] = {
     "ForwardPass.norms": (computed(norms="after"), DENSE),
     "ForwardPass.mixer_norms": (computed(mixer_norms="after"), mixing(GatedDelta(**DELTA))(DENSE)),
     "ForwardPass.stream_scales": (computed(stream_scales=((1.0, 2.0), (1.0, 1.0), (1.0, 1.0))), DENSE),
+    "ForwardPass.branch_scales": (computed(branch_scales=((1.0, 2.0), (0.5, 1.0))), BESIDE),
+    "ForwardPass.mixer_scales": (computed(mixer_scales=(1.0, 2.0, 0.5, 2.0, 0.5)), mixing(MAMBA2)(DENSE)),
+    "ForwardPass.key_scale": (computed(key_scale=3.0), DENSE),
+    "ForwardPass.gate_scale": (computed(gate_scale=3.0), DENSE),
     "ForwardPass.embedding_scale": (computed(embedding_scale=5.0), DENSE),
     "ForwardPass.residual_scale": (computed(residual_scale=0.5), DENSE),
     "ForwardPass.logit_scale": (computed(logit_scale=0.5), DENSE),
@@ -197,6 +203,8 @@ COMPUTED: dict[str, tuple[Change, Model]] = {
     "Attention.out_bias": (attention(out_bias=True), DENSE),
     "Attention.qk_norm": (attention(qk_norm=True), DENSE),
     "Layer.attention": (attention(kv_heads=4), DENSE),
+    "Layer.mixer": (each_layer(mixer=MAMBA2), DENSE),
+    "GatedDelta.most_decay": (mixing(GatedDelta(**DELTA | {"decay": "channel", "most_decay": 0.5})), CHANNELS),
     "Layer.mlp": (each_layer(mlp=Mlp(width=32, gated=True)), DENSE),
     "Layer.moe": (each_layer(moe=None, mlp=Mlp(width=48, gated=True)), MIXTURE),
     "Mlp.width": (inside("mlp", width=64), DENSE),
@@ -230,10 +238,10 @@ COMPUTED |= {
     for name, value in others.items()
 }
 # Names and counts; the family is refused or has usual numbers; dropout is never trained with; what a layer embeds is
-# refused; how transformers computes norms moves no more than the last bits, and so do chunks; projections have a rank where decays have channels.
+# refused; how transformers computes norms moves no more than the last bits, and so do chunks.
 NO_PART = {
     "Model.name", "Model.family", "Model.max_position", "Model.dropout", "Model.extra_parameters", "Model.assumed",
-    "Model.layer_vocab", "Model.norm_form", "Model.fused_qkv", "Mamba2.chunk", "Lightning.chunk", "GatedDelta.gate_rank",
+    "Model.layer_vocab", "Model.norm_form", "Model.fused_qkv", "Mamba2.chunk", "Lightning.chunk",
 }  # fmt: skip
 
 # What a config beside the weights may say otherwise than the plan, and is then computed as it says.
@@ -292,8 +300,9 @@ def test_a_config_that_computes_otherwise_than_the_plan_is_refused_by_the_field(
             details_of(change(DENSE), config)
 
 
-def test_a_gate_of_each_head_is_refused() -> None:
-    assert unrunnable(plan_with(attention(gate="head")(DENSE)))
+def test_a_gate_of_each_head_is_computed() -> None:
+    losses = {gate: last_loss(attention(gate=gate)(DENSE)) for gate in (None, "element", "head")}
+    assert len(set(losses.values())) == 3
 
 
 def test_a_scaling_that_is_not_known_is_refused() -> None:
