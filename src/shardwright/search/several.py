@@ -147,7 +147,9 @@ def _within_budget(
     if best is None or affordable_value(best) is not None or stopped():
         return kept
     within = searched(contexts, min([incumbent, *_values(kept)]))
-    return kept if within is None else replace(joined([kept, within]), bound=max(free.bound, within.bound))
+    if within is None:
+        return kept
+    return replace(joined([kept, within]), bound=within.bound, not_covered=within.not_covered)
 
 
 def _searched(
