@@ -153,6 +153,16 @@ def test_the_router_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "groups"), [({}, 4), ({"use_grouped_topk": True}, 4), ({"use_grouped_topk": False}, None)]
+)
+def test_groups_of_experts_count_where_the_router_has_them(said: dict[str, bool], groups: int | None) -> None:
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    model = model_of_config({**LLAMA, **experts, "n_group": 4, "topk_group": 2, **said}, "config.json")
+    assert model.layers[0].moe is not None and model.layers[0].moe.router_groups == groups
+    assert not [words for words in model.computed.unknown if "use_grouped_topk" in words]
+
+
+@pytest.mark.parametrize(
     ("change", "field"),
     [
         ({"hidden_size": None}, "hidden_size"),

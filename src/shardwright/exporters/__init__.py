@@ -7,7 +7,6 @@
 * `support/`: who runs what
 * `megatron/`: Megatron-LM
 * `bridge`: Megatron-Bridge
-* `bridge_limits`: what it cannot run
 * `torchtitan/`: torchtitan
 * `accelerate`: Hugging Face Accelerate
 * `deepspeed`: DeepSpeed

@@ -9,28 +9,30 @@ field here either.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pprint import pformat
 from string import Template
 from types import MappingProxyType
 from typing import Any
 
-from shardwright.errors import reject
-from shardwright.exporters.bridge_limits import TARGET, unsupported
+from shardwright.errors import Problem, reject
 from shardwright.exporters.exported import Exported, plan_words, run_script, torchrun
 from shardwright.exporters.megatron.export import dispatcher_of_plan, environment, flex_backend, graph_modules
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
+from shardwright.exporters.megatron.limits import beyond_the_matrix, mesh_problems
 from shardwright.exporters.megatron.model import position_fields
 from shardwright.exporters.support.matrix import trainers
+from shardwright.exporters.support.refusals import refusals, several_types
 from shardwright.exporters.support.traits import SILU, SQUARED_RELU, options_of
 from shardwright.files import shipped_file
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, Recompute
-from shardwright.spec.adapter import Adapter
+from shardwright.spec.adapter import ATTENTION, Adapter
 from shardwright.spec.layer import Attention
 from shardwright.spec.model import Model
 from shardwright.spec.options import STATE
 
+TARGET = "bridge"
 VERSION = trainers()[TARGET].version
 FILE = "shardwright_recipe"
 PRECISION = {"bf16": "bf16_mixed", "fp16": "fp16_mixed"}
@@ -69,6 +71,23 @@ def export_recipe(plan: Plan) -> Exported:
         files={f"{FILE}.py": _file(plan, values), "run.sh": _script(plan)},
         document={"settings": values, "script": _script(plan)},
     )
+
+
+def unsupported(plan: Plan) -> tuple[Problem, ...]:
+    """Return why Megatron-Bridge cannot run a legal plan; nothing if it can."""
+    if not plan.uniform:
+        return (*mesh_problems(plan), *several_types(TARGET))
+    return (*refusals(plan, TARGET), *beyond_the_matrix(plan), *_fused_targets(plan.job.adapter))
+
+
+def _fused_targets(adapter: Adapter | None) -> Iterator[Problem]:
+    """Yield which targets are parts of matrices that Megatron-Core fuses."""
+    targets = () if adapter is None else adapter.targets
+    for fused in (ATTENTION[:3], ("gate_proj", "up_proj")):
+        there = [name for name in fused if name in targets]
+        if there and len(there) < len(fused):
+            message = f"has {there[0]} without the others of {', '.join(fused)}, which are one matrix"
+            yield Problem("job.adapter.targets", message, "target all or none of these")
 
 
 def adapter_call(adapter: Adapter) -> str:

@@ -30,7 +30,7 @@ class Target:
 
 TARGETS: Mapping[str, Target] = {
     "megatron": Target("megatron.launch", "megatron_files", "megatron", "megatron.limits"),
-    "bridge": Target("bridge", "export_recipe", "megatron", "bridge_limits"),
+    "bridge": Target("bridge", "export_recipe", "megatron", "bridge"),
     "torchtitan": Target("torchtitan.config", "export_config", "torchtitan", "torchtitan.config"),
     "accelerate": Target("accelerate", "export_config", "fsdp", "accelerate"),
     "deepspeed": Target("deepspeed", "export_config", "deepspeed", "deepspeed"),

@@ -90,6 +90,7 @@ READ = frozenset(
         "ssm_multipliers", "ssm_out_multiplier",
         "kda_lower_bound", "kda_safe_gate", "layer_group_size", "linear_attn_config", "linear_head_dim",
         "linear_num_heads", "moe_renormalize", "num_expert_group", "short_conv_kernel_size",
+        "use_grouped_topk",
     }
 )  # fmt: skip
 BESIDE = frozenset(

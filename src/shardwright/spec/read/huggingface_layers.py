@@ -264,7 +264,7 @@ def _moe(fields: ConfigFields, family: ModelFamily) -> Moe | None:
     shared_width = fields.count(*SHARED_WIDTH)
     groups = fields.size("n_group", "num_expert_group", most=MOST_WIDTH)
     method = fields.text("topk_method", default="noaux_tc" if family.router_bias else "")
-    grouped = groups is not None and groups > 1 and method != "greedy"
+    grouped = fields.flag("use_grouped_topk", default=True) and groups is not None and groups > 1 and method != "greedy"
     renormalised = fields.has(("norm_topk_prob", "moe_renormalize")) or "norm_topk_prob"
     scaling = fields.section.number("routed_scaling_factor") or fields.section.number("router_scaling_factor")
     return Moe(
