@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from shardwright.errors import Problem
@@ -39,6 +40,7 @@ def option_problems(model: Model, job: Job) -> Iterator[Problem]:
         _masters(job, given),
         _modules(model, job),
         _experts(model, given),
+        _capacity(model, given),
         _loss(job, given),
         _gathers(job, given),
     )
@@ -105,7 +107,7 @@ def _experts(model: Model, given: Mapping[str, str]) -> Faults:
     """transformer_config.py 2684-2699."""
     beside = given.get("exchange_overlap") == "batches"
     if not model.has_experts:
-        for name in ("dispatcher", *(("exchange_overlap",) if beside else ())):
+        for name in ("dispatcher", "expert_capacity", *(("exchange_overlap",) if beside else ())):
             if name in given:
                 yield name, f"is {given[name]}, but the model has no experts", "leave it out"
     elif beside and given.get("dispatcher") == "allgather":
@@ -114,6 +116,19 @@ def _experts(model: Model, given: Mapping[str, str]) -> Faults:
         yield "exchange_overlap", "is batches, but recompute_modules has moe", "leave one of them out"
     if given.get("cuda_graph") == "moe" and not model.has_experts:
         yield "cuda_graph", "is moe, but the model has no experts", "leave it out, or say attention"
+
+
+def _capacity(model: Model, given: Mapping[str, str]) -> Faults:
+    """transformer_config.py 1660-1690. An expert takes each token of a rank once at most, which `permute` of
+    moe/moe_utils.py takes for granted where it pads."""
+    padded, capacity = given.get("expert_padding") == "capacity", given.get("expert_capacity")
+    most = min((kind.moe.experts / kind.moe.top_k for kind in model.kinds if kind.moe), default=inf)
+    if capacity is None and padded:
+        yield "expert_padding", "is capacity, but no capacity is said", "set expert_capacity=1, or leave it out"
+    elif capacity is not None and not 0.0 < float(capacity) < inf:
+        yield "expert_capacity", f"is {capacity}", "write a number above 0"
+    elif capacity is not None and padded and float(capacity) > most:
+        yield "expert_capacity", f"is {capacity}, with which padded experts take more than all tokens", f"write {most:g}"
 
 
 def _gathers(job: Job, given: Mapping[str, str]) -> Faults:

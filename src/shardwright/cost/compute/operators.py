@@ -92,6 +92,24 @@ def norm_tokens(shard: Shard, job: Job) -> Floats:
     return tokens(shard, job) / np.where(shard.sequence_parallel, shard.tp, 1)
 
 
+def routed_tokens(moe: Moe, shard: Shard, job: Job) -> Floats:
+    """Return the rows that the experts of a rank take, each a copy of a token for one expert, [M]."""
+    gathered = np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
+    return np.asarray(norm_tokens(shard, job) * expert_copies(moe, shard, job) * gathered)
+
+
+def expert_copies(moe: Moe, shard: Shard, job: Job) -> Floats:
+    """Return the copies of a token that its rank sends to experts, [M]: as many as it is routed to, of rows that are
+    spread evenly over the experts. With a capacity an expert takes so many rows of a rank at most, and those that are
+    padded exactly so many (Megatron-LM core_v0.19.2, transformer/moe/moe_utils.py: `get_capacity`)."""
+    copies = np.full(len(shard.tp), float(moe.top_k))
+    if job.options.expert_capacity is None:
+        return copies
+    size = norm_tokens(shard, job)
+    most = np.ceil(size * moe.top_k / moe.experts * job.options.expert_capacity) * moe.experts / size
+    return most if job.options.padded else np.minimum(most, copies)
+
+
 def layer_operators(model: Model, layer: Layer, shard: Shard, job: Job) -> Iterator[Operator]:
     """Yield the operators of one layer."""
     hidden = float(model.hidden)
@@ -398,7 +416,7 @@ def _moe(hidden: float, moe: Moe, shard: Shard, job: Job) -> Iterator[Operator]:
     """Yield router, permutation, routed and shared experts. Tokens are taken as spread evenly over the experts."""
     outer = norm_tokens(shard, job)
     local = moe.experts / shard.ep
-    routed = outer * moe.top_k * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
+    routed = routed_tokens(moe, shard, job)
     width, up = moe.expert_width / shard.etp, 2 if moe.gated else 1
     yield from _gemm(outer, float(moe.experts), hidden, job, modules=MOE)
     inner = float(moe.latent or hidden)
@@ -444,8 +462,7 @@ def _low_rank(matrix: Matrix, layer: Layer, adapter: Adapter, shard: Shard, job:
     """Yield the two products of an adapter with all their gradients, and the sum with the frozen product."""
     ways, groups, size = split_ways(matrix, shard), _copies(matrix, shard), tokens(shard, job)
     if matrix.target == "experts" and layer.moe is not None:
-        routed = norm_tokens(shard, job) * layer.moe.top_k
-        size = routed * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp) / groups
+        size = routed_tokens(layer.moe, shard, job) / groups
     inputs = matrix.inputs / (ways if matrix.split == "inputs" else 1.0)
     outputs = matrix.outputs / (ways if matrix.split == "outputs" else 1.0)
     for n, k in ((float(adapter.rank), inputs), (outputs, float(adapter.rank))):

@@ -21,6 +21,7 @@ from shardwright.cost.compute.operators import (
     Shard,
     norm_tokens,
     repeats,
+    routed_tokens,
     tokens,
 )
 from shardwright.cost.frameworks.widths import widths_of
@@ -198,13 +199,6 @@ def input_tokens(shard: Shard, job: Job) -> Floats:
 def latent_width(attention: Attention) -> int:
     """Queries, keys and values of latent attention after their projections up."""
     return attention.heads * (2 * attention.head_dim + attention.value_head_dim)
-
-
-def routed_tokens(moe: Moe, shard: Shard, job: Job) -> Floats:
-    """Tokens that the experts of a rank take, each copy for one expert, [M]."""
-    return np.asarray(
-        norm_tokens(shard, job) * moe.top_k * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
-    )
 
 
 def expert_input(job: Job) -> float:

@@ -286,6 +286,10 @@ def _said(flags: Flags, model: Model, job: Job, optimizer: OptimizerPlan) -> Ite
         else:
             name = flags["--moe-token-dispatcher-type"]
             yield "dispatcher", DISPATCHERS.get(name, name)
+        if flags["--moe-expert-capacity-factor"] is not None:
+            yield "expert_capacity", flags["--moe-expert-capacity-factor"]
+            if flags["--moe-pad-expert-input-to-capacity"]:
+                yield "expert_padding", "capacity"
         if flags["--overlap-moe-expert-parallel-comm"]:
             yield "exchange_overlap", "batches"
     if graphs := _graphs(flags):

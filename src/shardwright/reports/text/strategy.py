@@ -111,6 +111,8 @@ OPTION_NAMES = {
     "exp_avg_sq": "second moment",
     "loss": "loss",
     "dispatcher": "tokens sent by",
+    "expert_capacity": "capacity of experts",
+    "expert_padding": "experts padded to",
     "master_weights": "master weights",
     "activation_offload": "offloaded to the host:",
     "weight_offload": "sharded weights offloaded to:",
