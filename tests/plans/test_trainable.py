@@ -60,6 +60,8 @@ REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
             "exp_avg_sq": "fp8",
             "loss": "fused",
             "dispatcher": "flex",
+            "expert_capacity": 1.0,
+            "expert_padding": "capacity",
             "master_weights": "none",
             "activation_offload": "inputs",
             "weight_offload": "host",

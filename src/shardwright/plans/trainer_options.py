@@ -128,7 +128,8 @@ def _capacity(model: Model, given: Mapping[str, str]) -> Faults:
     elif capacity is not None and not 0.0 < float(capacity) < inf:
         yield "expert_capacity", f"is {capacity}", "write a number above 0"
     elif capacity is not None and padded and float(capacity) > most:
-        yield "expert_capacity", f"is {capacity}, with which padded experts take more than all tokens", f"write {most:g}"
+        message = f"is {capacity}, with which padded experts take more than all tokens"
+        yield "expert_capacity", message, f"write {most:g} or less"
 
 
 def _gathers(job: Job, given: Mapping[str, str]) -> Faults:

@@ -95,17 +95,17 @@ def norm_tokens(shard: Shard, job: Job) -> Floats:
 def routed_tokens(moe: Moe, shard: Shard, job: Job) -> Floats:
     """Return the rows that the experts of a rank take, each a copy of a token for one expert, [M]."""
     gathered = np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
-    return np.asarray(norm_tokens(shard, job) * expert_copies(moe, shard, job) * gathered)
+    size = norm_tokens(shard, job)
+    return np.asarray(size * expert_copies(moe, size, job) * gathered)
 
 
-def expert_copies(moe: Moe, shard: Shard, job: Job) -> Floats:
-    """Return the copies of a token that its rank sends to experts, [M]: as many as it is routed to, of rows that are
-    spread evenly over the experts. With a capacity an expert takes so many rows of a rank at most, and those that are
-    padded exactly so many (Megatron-LM core_v0.19.2, transformer/moe/moe_utils.py: `get_capacity`)."""
-    copies = np.full(len(shard.tp), float(moe.top_k))
+def expert_copies(moe: Moe, size: Floats, job: Job) -> Floats:
+    """Return the copies of a token that a rank with `size` tokens sends to experts, [M]: as many as it is routed to, of
+    rows that are spread evenly over the experts. With a capacity an expert takes so many rows of a rank at most, and
+    those that are padded exactly so many (Megatron-LM core_v0.19.2, transformer/moe/moe_utils.py: `get_capacity`)."""
+    copies = np.full_like(size, moe.top_k)
     if job.options.expert_capacity is None:
         return copies
-    size = norm_tokens(shard, job)
     most = np.ceil(size * moe.top_k / moe.experts * job.options.expert_capacity) * moe.experts / size
     return most if job.options.padded else np.minimum(most, copies)
 

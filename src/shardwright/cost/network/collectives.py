@@ -254,9 +254,7 @@ def stage_crossings(gpus: int, pp: int, stride: Ints) -> Array:
     return np.asarray(places != np.roll(places, -1, axis=1))
 
 
-def dispatch_seconds(
-    links: Fabric, groups: Group, token_bytes: Array, copies: Array, dispatcher: Dispatcher
-) -> Floats:
+def dispatch_seconds(links: Fabric, groups: Group, token_bytes: Array, copies: Array, dispatcher: Dispatcher) -> Floats:
     """Return the time, [N], in which each rank sends `token_bytes` of tokens to experts, which are spread evenly over
     `groups`, so many `copies` of a token.
 

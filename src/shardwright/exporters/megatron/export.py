@@ -342,8 +342,8 @@ def flex_backend(plan: Plan) -> str:
 
 
 def dispatcher_arguments(plan: Plan) -> Arguments:
-    """Return the dispatcher as arguments, and which rows it drops or adds. DeepEP and HybridEP take probabilities in fp32 alone
-    (token_dispatcher.py 1127 and 1303 of core_v0.19.2)."""
+    """Return the dispatcher as arguments, and the capacity to which it drops or pads rows. DeepEP and HybridEP take
+    probabilities in fp32 alone (token_dispatcher.py 1127 and 1303 of core_v0.19.2)."""
     dispatcher, options = dispatcher_of_plan(plan), plan.job.options
     arguments: Arguments = (("--moe-token-dispatcher-type", dispatcher),)
     if options.expert_capacity is not None:
