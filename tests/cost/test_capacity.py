@@ -56,7 +56,7 @@ def plan_of(name: str, job: Job) -> Plan:
 def test_rows_are_those_that_megatron_counts(name: str, tokens: int, capacity: float, padded: bool) -> None:
     (moe,) = {kind.moe for kind in _model(name).kinds if kind.moe}
     job = job_with(expert_capacity=capacity, expert_padding="capacity" if padded else None)
-    (copies,) = expert_copies(moe, np.array([float(tokens)]), job)
+    (copies,) = expert_copies(moe, np.array([float(tokens)]), np.ones(1), job)
     most = math.ceil(tokens * moe.top_k / moe.experts * capacity) * moe.experts  # moe_utils.py: get_capacity
     assert copies * tokens == pytest.approx(most if padded else min(most, tokens * moe.top_k))
 

@@ -62,6 +62,8 @@ REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
             "dispatcher": "flex",
             "expert_capacity": 1.0,
             "expert_padding": "capacity",
+            "expert_imbalance": 1.5,
+            "expert_products": "loop",
             "master_weights": "none",
             "activation_offload": "inputs",
             "weight_offload": "host",

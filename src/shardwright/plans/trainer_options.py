@@ -19,6 +19,7 @@ from shardwright.spec.options import DEFAULTS, STATE, said
 OWN_FP8_RECIPE: Fp8Recipe = "tensorwise"
 OWN_FP8_RECIPES = (None, OWN_FP8_RECIPE)
 SWITCHES = ("fp8_storage", "fused_loss")  # of a job, which `train` does not have
+OF_EXPERTS = ("dispatcher", "expert_capacity", "expert_imbalance", "expert_products")  # options
 Faults = Iterator[tuple[str, str, str]]  # option, what is wrong, what helps
 
 
@@ -107,7 +108,7 @@ def _experts(model: Model, given: Mapping[str, str]) -> Faults:
     """transformer_config.py 2684-2699."""
     beside = given.get("exchange_overlap") == "batches"
     if not model.has_experts:
-        for name in ("dispatcher", "expert_capacity", *(("exchange_overlap",) if beside else ())):
+        for name in (*OF_EXPERTS, *(("exchange_overlap",) if beside else ())):
             if name in given:
                 yield name, f"is {given[name]}, but the model has no experts", "leave it out"
     elif beside and given.get("dispatcher") == "allgather":
@@ -122,7 +123,14 @@ def _capacity(model: Model, given: Mapping[str, str]) -> Faults:
     """transformer_config.py 1660-1690. An expert takes each token of a rank once at most, which `permute` of
     moe/moe_utils.py takes for granted where it pads."""
     padded, capacity = given.get("expert_padding") == "capacity", given.get("expert_capacity")
+    imbalance = given.get("expert_imbalance")
     most = min((kind.moe.experts / kind.moe.top_k for kind in model.kinds if kind.moe), default=inf)
+    if imbalance is not None and not 1.0 <= float(imbalance) < inf:
+        yield (
+            "expert_imbalance",
+            f"is {imbalance}, but the fullest rank has the mean at least",
+            "write 1 or more",
+        )
     if capacity is None and padded:
         yield "expert_padding", "is capacity, but no capacity is said", "set expert_capacity=1, or leave it out"
     elif capacity is not None and not 0.0 < float(capacity) < inf:

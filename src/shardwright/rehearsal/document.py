@@ -233,7 +233,7 @@ def _beyond_routed(plan: Plan, place: Place, layer: Layer) -> float:
         return 0.0
     size = plan.micro_batch * plan.job.seq_len / place.context_parallel
     size /= place.tensor_parallel if plan.sequence_parallel else 1
-    (copies,) = expert_copies(moe, np.array([size]), plan.job)
+    (copies,) = expert_copies(moe, np.array([size]), np.ones(1), plan.job)
     return 2.0 * moe.matrices * (moe.latent or plan.model.hidden) * (float(copies) - moe.top_k) * moe.expert_width
 
 

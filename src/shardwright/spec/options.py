@@ -25,6 +25,7 @@ Moment = Literal["fp32", "bf16", "fp16", "fp8"]
 Loss = Literal["unfused", "fused", "chunked"]
 Dispatcher = Literal["alltoall", "allgather", "flex"]
 ExpertPadding = Literal["none", "capacity"]
+ExpertProducts = Literal["grouped", "loop"]
 CudaGraph = Literal["none", "moe", "attention", "layers", "full"]
 ExchangeOverlap = Literal["none", "batches"]
 WIDTH = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # bytes of an element
@@ -42,11 +43,14 @@ class Options:
     memory, `weight_offload` a rank's part of sharded weights (ZeRO-3). `dispatcher` sends tokens to their experts: one
     copy for each expert (`alltoall`), all tokens to all ranks (`allgather`), or one copy for each machine (`flex`:
     DeepEP, HybridEP). Of what a rank routes to an expert, that takes `expert_capacity` times an even share at most and
-    the rest is dropped, or exactly so much with `expert_padding` to the capacity; None drops nothing. Sharded gradients
-    are summed in `every` micro-batch, or whole ones are kept until the `last` (`gradient_sync`). CUDA graphs launch
-    nothing, the router and what counts its tokens (`moe`), that and attention, whole layers, or the `full` iteration
-    (`cuda_graph`); with `exchange_overlap` tokens are sent to experts beside the computation of other micro-batches.
-    With `param_gather` in fp8 the weights of fp8 products are kept and gathered in 8 bits alone."""
+    the rest is dropped, or exactly so much with `expert_padding` to the capacity; None drops nothing.
+    `expert_imbalance` is what the fullest of the ranks that share experts computes over their mean (None: 1, forced
+    balance). Experts of transformers are multiplied together (`grouped`, as release 5 does), or one after another in a
+    `loop` (`expert_products`). Sharded gradients are summed in `every` micro-batch, or whole ones are kept until the
+    `last` (`gradient_sync`). CUDA graphs launch nothing, the router and what counts its tokens (`moe`), that and
+    attention, whole layers, or the `full` iteration (`cuda_graph`); with `exchange_overlap` tokens are sent to experts
+    beside the computation of other micro-batches. With `param_gather` in fp8 the weights of fp8 products are kept and
+    gathered in 8 bits alone."""
 
     recompute_modules: tuple[Module, ...] | None = None
     grad_reduce: GradReduce | None = None
@@ -58,6 +62,8 @@ class Options:
     dispatcher: Dispatcher | None = None
     expert_capacity: float | None = None
     expert_padding: ExpertPadding | None = None
+    expert_imbalance: float | None = None
+    expert_products: ExpertProducts | None = None
     master_weights: MasterWeights | None = None
     activation_offload: ActivationOffload | None = None
     weight_offload: WeightOffload | None = None

@@ -235,7 +235,7 @@ def _ep_layer(
     message = tokens(shard, job) / shard.tp * (layer.moe.latent or model.hidden)
     routed = message * shard.etp if early else message
     widths, across = widths_of(job), group(links, shard.ep, shard.etp)
-    copies = expert_copies(layer.moe, norm_tokens(shard, job), job)
+    copies = expert_copies(layer.moe, norm_tokens(shard, job), shard.ep, job)
     both = [
         dispatch_seconds(links, across, width * routed, copies, dispatcher)
         for width in (widths.dispatch, widths.combine)
@@ -248,7 +248,7 @@ def _late(moe: Moe, shard: Shard, job: Job, links: Fabric, message: Floats) -> t
     """Return the time of gathering rows and of summing their results over the ranks that have parts of an expert, where
     each has `message` elements, forward and backward: after rows were sent, as Megatron-LM does."""
     within = group(links, shard.etp, np.ones_like(shard.etp))
-    copies = expert_copies(moe, norm_tokens(shard, job), job)
+    copies = expert_copies(moe, norm_tokens(shard, job), shard.ep, job)
     seconds = reduce_seconds(links, within, widths_of(job).combine * message * copies * shard.etp)
     return seconds, seconds
 

@@ -299,7 +299,8 @@ def moe_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
     inner = inner_bytes(job, expert_input(job), "experts", gated=moe.gated) * moe.expert_width / shard.etp
     outside = moe.latent or model.hidden
     taken = expert_input(job) if _needed(job, "experts") else 0.0
-    output = widths.saved * memory_facts(job.framework).expert_output
+    looped = job.options.expert_products == "loop"  # index_add_ keeps what it adds, weighed (derivatives.yaml)
+    output = widths.saved * (memory_facts(job.framework).expert_output + looped)
     experts = routed * (taken * outside + inner + output * outside)
     total = router + experts
     if moe.latent is not None:  # what enters the projections to the experts' width is the router's; and back

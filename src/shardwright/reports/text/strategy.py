@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.plans.plan import Plan, Replica, Stage
+from shardwright.spec.catalog.frameworks import framework_rows
 from shardwright.spec.options import VALUES, said
 from shardwright.units import counted
 
@@ -113,6 +114,8 @@ OPTION_NAMES = {
     "dispatcher": "tokens sent by",
     "expert_capacity": "capacity of experts",
     "expert_padding": "experts padded to",
+    "expert_imbalance": "rows of the fullest rank of experts over the mean",
+    "expert_products": "products of experts",
     "master_weights": "master weights",
     "activation_offload": "offloaded to the host:",
     "weight_offload": "sharded weights offloaded to:",
@@ -236,10 +239,21 @@ def depth_words(plan: Plan) -> str:
 
 
 def experts_setting(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield how the experts of a model that has some are spread, as the first stage has them."""
-    stage = plan.stages[0]
-    if plan.model.has_experts:
-        yield "experts", f"expert parallel {stage.expert_parallel}, tensor {stage.expert_tensor_parallel} in an expert"
+    """Yield how the experts of a model that has some are spread, as the first stage has them, and of transformers how
+    they are multiplied, which its release decides."""
+    stage, job = plan.stages[0], plan.job
+    if not plan.model.has_experts:
+        return
+    words = f"expert parallel {stage.expert_parallel}, tensor {stage.expert_tensor_parallel} in an expert"
+    if "expert_products" in framework_rows()[job.framework]["options"].split():
+        words += "; " + PRODUCTS[job.options.expert_products or "grouped"]
+    yield "experts", words
+
+
+PRODUCTS = {
+    "grouped": "multiplied together, as transformers 5 does (with 4.x: --set expert_products=loop)",
+    "loop": "one after another, as transformers 4.x does; 5 multiplies them together",
+}
 
 
 def _range_words(numbers: Sequence[int]) -> str:

@@ -256,11 +256,12 @@ def context_parallel_degrees(context: Context) -> list[int]:
 
 
 def expert_degrees(context: Context) -> list[int]:
-    """Return degrees that divide the number of experts of every expert layer; 1 for dense models."""
+    """Return degrees that divide the number of experts of every expert layer; 1 for dense models, and where a GPU runs
+    all experts one after another."""
     experts = {kind.moe.experts for kind in context.model.kinds if kind.moe is not None}
     return (
         [1]
-        if not experts
+        if not experts or context.job.options.expert_products == "loop"
         else [d for d in divisors(min(experts), context.pool.gpus) if all(e % d == 0 for e in experts)]
     )
 
