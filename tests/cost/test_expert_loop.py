@@ -26,6 +26,8 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.kept import moe_bytes
 from shardwright.diagnosis.case import Case, costed
 from shardwright.diagnosis.causes import expert_loop
+from shardwright.reports.text.first_screen import plan_answers
+from shardwright.reports.text.strategy import settings as settings_of
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.options import Options
 from shardwright.trainers.plan import evaluate
@@ -247,3 +249,14 @@ def test_ranks_with_all_experts_have_the_mean_whatever_the_router_does() -> None
         for imbalance in (None, 3.0)
     ]
     assert plans[0].predicted.iteration_seconds == plans[1].predicted.iteration_seconds
+
+
+def test_plans_say_how_experts_are_multiplied_and_what_else_there_is() -> None:
+    for options, words in ((LOOP, "expert_products=grouped"), (GROUPED, "expert_products=loop"), (Options(), "loop")):
+        plan = looped(Job(global_batch=16, seq_len=2048, framework="fsdp", options=options))
+        (said,) = [words for name, words in plan_answers(plan, "") if name == "experts"]
+        assert words in said and said in dict(settings_of(plan))["experts"]
+    dense = shardwright.plan(
+        "llama-3.2-1b", "1x8xH100-SXM", Job(global_batch=16, seq_len=2048, framework="fsdp"), top=1
+    )
+    assert "experts" not in dict(plan_answers(dense.best, ""))

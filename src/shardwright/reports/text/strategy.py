@@ -239,21 +239,27 @@ def depth_words(plan: Plan) -> str:
 
 
 def experts_setting(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield how the experts of a model that has some are spread, as the first stage has them, and of transformers how
-    they are multiplied, which its release decides."""
-    stage, job = plan.stages[0], plan.job
-    if not plan.model.has_experts:
-        return
-    words = f"expert parallel {stage.expert_parallel}, tensor {stage.expert_tensor_parallel} in an expert"
-    if "expert_products" in framework_rows()[job.framework]["options"].split():
-        words += "; " + PRODUCTS[job.options.expert_products or "grouped"]
-    yield "experts", words
+    """Yield how the experts of a model that has some are spread, as the first stage has them, and multiplied."""
+    stage = plan.stages[0]
+    if plan.model.has_experts:
+        words = f"expert parallel {stage.expert_parallel}, tensor {stage.expert_tensor_parallel} in an expert"
+        yield "experts", "; ".join(part for part in (words, products_words(plan)) if part)
 
 
-PRODUCTS = {
-    "grouped": "multiplied together, as transformers 5 does (with 4.x: --set expert_products=loop)",
-    "loop": "one after another, as transformers 4.x does; 5 multiplies them together",
-}
+def products_words(plan: Plan) -> str:
+    """Return how experts are multiplied where the release of transformers decides it, and what the other does; "" where
+    it does not."""
+    if not plan.model.has_experts or "expert_products" not in framework_rows()[plan.job.framework]["options"].split():
+        return ""
+    if plan.job.options.expert_products == "loop":
+        return (
+            "one after another, each in small kernels, as transformers before 5 has it; release 5 multiplies by all at "
+            "once, several times faster (--set expert_products=grouped)"
+        )
+    return (
+        "multiplied together, as transformers 5 has it; before, one runs after another, several times slower (--set "
+        "expert_products=loop)"
+    )
 
 
 def _range_words(numbers: Sequence[int]) -> str:
