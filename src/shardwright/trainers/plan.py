@@ -396,10 +396,9 @@ def evaluate(
 
 def with_facts(plan: Plan, space: Space | None) -> Plan:
     """Return a plan with what pins say of its run that no launch says (`FACTS`), where it does not say it itself."""
-    pinned = {name: values for name, values in (space or Space()).options.items() if name in FACTS}
-    said_otherwise = said(plan.job.options).keys()
-    told: Any = {name: value for name, (value, *more) in pinned.items() if not more and name not in said_otherwise}
-    return plan if not told else replace(plan, job=replace(plan.job, options=replace(plan.job.options, **told)))
+    pinned, known = (space or Space()).options, said(plan.job.options)
+    facts: Any = {name: pinned[name][0] for name in FACTS if len(pinned.get(name, ())) == 1 and name not in known}
+    return replace(plan, job=replace(plan.job, options=replace(plan.job.options, **facts))) if facts else plan
 
 
 def changes_to_run(context: Context, plan: Plan) -> tuple[Remedy, ...]:
