@@ -16,6 +16,7 @@ from shardwright.cost.compute.operators import (
     Shard,
     norm_tokens,
     repeats,
+    routed_tokens,
     split_ways,
     tokens,
 )
@@ -28,7 +29,6 @@ from shardwright.cost.memory.kept import (
     mlp_bytes,
     moe_bytes,
     norm_copies,
-    routed_tokens,
 )
 from shardwright.cost.memory.sizes import SINGLE
 from shardwright.spec.adapter import NF4_WIDENED, Matrix, adapted, matrices
