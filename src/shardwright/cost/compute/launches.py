@@ -68,6 +68,7 @@ def _calls(model: Model, layer: Layer, shard: Shard) -> dict[str, Floats | float
     if layer.mixer is not None:
         work = layer.mixer.work(model.hidden)
         mixing = mixing + MIXER_CALLS + len(work.products) + len(work.scan) + pair
+    mixing = mixing + 2.0 * len(layer.shared_products(model.hidden))
     calls: dict[str, Floats | float] = {MIXING: mixing}
     if layer.mlp is not None:
         calls[DENSE] = MLP_CALLS + pair
