@@ -76,6 +76,8 @@ def own_job_problems(model: Model, job: Job) -> Iterator[Problem]:
     }  # fmt: skip
     if job.framework == OWN and job.optimizer not in (*OWN_OPTIMIZERS, "none"):
         yield Problem("job.optimizer", f"{job.optimizer} is not there in {OWN}", f"one of {', '.join(OWN_OPTIMIZERS)}")
+    if job.framework == OWN and job.optimizer == "muon" and model.shared_blocks:
+        yield Problem("job.optimizer", "muon cannot be run on blocks that layers share", "use adam")
     for name, (there, word, hint) in lacking.items():
         if there and job.framework == OWN:
             yield Problem(f"job.{name}", f"{word} is not there in {OWN}", hint)
@@ -154,6 +156,10 @@ def untrainable_adapters(model: Model, job: Job) -> Iterator[Problem]:
     if adapter is None:
         return
     plain = f"{'dora' if adapter.dora else 'lora'}:{adapter.rank}"
+    if model.shared_blocks:
+        message = f"{adapter.name} cannot be run beside blocks that layers share"
+        yield Problem("job.adapter", message, "use `framework=fsdp`, whose trainers run it")
+        return
     if adapter.frozen == "int8":
         hint = f"use q{plain} or {plain}, or `framework=fsdp`, whose trainers run it"
         yield Problem("job.adapter", f"{adapter.name} with frozen weights in 8 bits cannot be run", hint)
@@ -217,6 +223,8 @@ def _placed(model: Model, layer: Layer) -> bool:
     """Return whether a layer has as many norms over the hidden width as the model's places take."""
     if model.parallel_block:
         return layer.norms in (1, 2) and layer.mixes and layer.feeds
+    if layer.shared is not None:
+        return layer.norms == 4
     return layer.norms == layer.sublayers * (2 if model.computed.placement(layer) == "both" else 1)
 
 
