@@ -124,7 +124,7 @@ def config(plan: Plan) -> dict[str, object]:
 
 def _wrapped(plan: Plan) -> dict[str, str]:
     """Return which layers are units of their own, where these are not all that transformers says."""
-    layer = MIXER_LAYERS.get(plan.model.family) if plan.model.shared_blocks else None
+    layer = MIXER_LAYERS.get(plan.model.family) if plan.model.sharing else None
     return {} if layer is None else {"fsdp_transformer_layer_cls_to_wrap": layer}
 
 

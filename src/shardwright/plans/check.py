@@ -165,7 +165,7 @@ def _shared_blocks(plan: Plan) -> Iterator[Problem]:
     """Blocks that layers share read the embedding beside the hidden state, and no trainer sends that from stage to
     stage."""
     for place, replica in replicas_at(plan):
-        if plan.model.shared_blocks and len(replica.stages) > 1:
+        if plan.model.sharing and len(replica.stages) > 1:
             message = f"{len(replica.stages)} stages of layers that share blocks, which read the embedding too"
             yield Problem(f"{place}.stages", message, "use one stage")
 

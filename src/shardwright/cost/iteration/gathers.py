@@ -52,6 +52,7 @@ def moved_in_passes(
     embedding: Floats,
     head: Floats,
     tied: Floats,
+    *,
     lasting: float = 0.0,
 ) -> Moved:
     """Return what the passes of a micro-batch move of `parameters` [N, V], of which `embedding` and `head` are those of

@@ -172,8 +172,8 @@ def _passing_seconds(
     embedding, head = (np.where(there, of_position[stages.row, at], 0.0) for there, at in ((first, 0), (last, -1)))
     twice = context.model.tied_embeddings * (first & last)
     tied = twice * (context.model.token_table_parameters / rows.tp)[:, None]
-    lasting = float(bool(context.model.shared_blocks))
-    dense = moved_in_passes(job, rows, stages.total(table.dense), embedding, head, tied, lasting)
+    lasting = float(bool(context.model.sharing))
+    dense = moved_in_passes(job, rows, stages.total(table.dense), embedding, head, tied, lasting=lasting)
     if job.adapters:
         forward, backward = (
             part + stages.total(table.adapters) * (part > 0.0) for part in (dense.forward, dense.backward)

@@ -109,7 +109,7 @@ def forward(
         x = see(chunk.units[0] - 1, x)
     if 0 in chunk.units:
         x = see(0, _passed(chunk, 0, partial(embed, chunk, x)))
-    layer = partial(_layer, chunk, documents=documents, embedded=x if chunk.model.shared_blocks else None)
+    layer = partial(_layer, chunk, documents=documents, embedded=x if chunk.model.sharing else None)
     for group, saved in _groups(layers, chunk.recompute):
         x = (_recomputed if saved else _run)(chunk, group, x, see, layer)
     if not chunk.head:

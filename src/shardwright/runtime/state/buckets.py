@@ -192,7 +192,7 @@ def _alike(layout: Layout, unit: int, other: int) -> bool:
     share, which are there for all of them. Under Muon both ends do, as they have more state than layers: parts of ranks
     would be unequal in bytes."""
     model = layout.plan.model
-    apart = layout.plan.layered or (other == 0 and (model.tied_embeddings or bool(model.shared_blocks)))
+    apart = layout.plan.layered or (other == 0 and (model.tied_embeddings or bool(model.sharing)))
     apart |= layout.plan.job.optimizer == "muon" and (other == 0 or unit == layout.head)
     if apart or layout.units[unit].holders != layout.units[other].holders:
         return False

@@ -107,7 +107,7 @@ def _forward(walk: _Walk, x: dict[int, torch.Tensor]) -> None:
                     out = walk.through(unit, number, entering)
                 walk.kept[unit, number] = (entering, None if unit in again else out)
                 x[number] = out.detach()
-                if unit == 0 and walk.chunk.model.shared_blocks:
+                if unit == 0 and walk.chunk.model.sharing:
                     walk.embedded[number] = out.detach().requires_grad_()
 
 

@@ -161,7 +161,7 @@ def as_needed(space: Space, model: Model, job: Job) -> Space:
     of one stage; the precision-aware optimizer is a distributed one on the GPU, and where weights are kept in fp8 it is
     a distributed one; weights in host memory are sharded."""
     pins = dict(space.pins)
-    if model.shared_blocks:
+    if model.sharing:
         pins["pp"] = space.allowed("pp", (1,))
     if job.options.precision_aware or job.options.param_gather == "fp8":
         pins["sharding"] = space.allowed("sharding", (ZERO1,))
