@@ -29,7 +29,7 @@ GATED: tuple[Target, ...] = ("gate_proj", "up_proj")
 # Families of which a tensor of Hugging Face's holds several matrices, beside which PEFT has one adapter.
 TOGETHER: Mapping[str, tuple[Target, ...]] = {
     **dict.fromkeys(("bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "openai-gpt"), HEADS),
-    **dict.fromkeys(("glm", "glm4", "granitemoe", "granitemoehybrid", "granitemoeshared"), GATED),
+    **dict.fromkeys(("glm", "glm4", "granitemoe", "granitemoehybrid", "granitemoeshared", "zamba2"), GATED),
     "persimmon": HEADS,
     **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), ("q_proj",)),
     "phi3": (*HEADS, *GATED),
