@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from tests.cost.samples import context, llama, pool, row
 
+from shardwright import load_model
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration import step
 from shardwright.cost.iteration.footprint import held_parameters
 from shardwright.cost.iteration.gathers import micro_batches
 from shardwright.cost.stage.exact import of_pipelines
-from shardwright.cost.strategies import ZERO2, Strategies, boundaries, strategies
+from shardwright.cost.strategies import ZERO2, ZERO3, Strategies, boundaries, strategies
 from shardwright.spec.job import Job
 from shardwright.spec.options import Options
 
@@ -76,4 +77,18 @@ def test_a_step_sends_what_is_priced(seed: int, monkeypatch: pytest.MonkeyPatch)
     held = np.array([ends[0], model.parameters / tp - ends.sum(), ends[1]])
     widths = widths_of(job)
     expected = widths.weight_gather * np.dot(gathers, held) + widths.gradient_reduction * sums * held.sum()
+    assert sent(where, rows) == pytest.approx(expected, rel=NORMS)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_blocks_that_layers_share_are_gathered_once_a_step(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `train`, with the embedding to which the output projection is tied (tests/runtime/test_traffic.py)."""
+    monkeypatch.setattr(step, "gather_seconds", lambda links, group, size_bytes: np.asarray(size_bytes))
+    model = load_model("zamba2-1.2b")
+    where = context(model, pool(1, 8), Job(global_batch=4 * count, seq_len=SEQUENCE, framework="train"))
+    rows = strategies([row(where, dp=4, micro_batch=1, sharding=ZERO3)])
+    ends = model.embedding_parameters, model.head_parameters
+    gathered = ends[0] + 2 * count * (model.parameters - sum(ends)) + count * ends[1]
+    widths = widths_of(where.job)
+    expected = widths.weight_gather * gathered + widths.gradient_reduction * count * model.parameters
     assert sent(where, rows) == pytest.approx(expected, rel=NORMS)

@@ -43,7 +43,8 @@ OUTSIDE = {
     **dict.fromkeys(("bart", "bert", "mbart", "mt5", "t5", "whisper"), ELSEWHERE),
     **dict.fromkeys(
         ("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2_moe", "mamba", "mamba2",
-         "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma"),
+         "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma",
+         "zamba", "zamba2"),
         KERNELS,
     ),
     "yaml": "is no family of transformers",

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from tests.cost.saved_tensors import counted_flops, saved_bytes
 from tests.nightly import nightly
+from tests.spec.test_towers import ONE
 
 from shardwright import load_model, make_job
-from shardwright.cost.compute.flops import layer_flops_per_token
+from shardwright.cost.compute.flops import layer_flops_per_token, score_flops_per_token
 from shardwright.cost.compute.operator_table import FORWARD, GEMM, table
 from shardwright.cost.compute.operators import Shard, layer_operators
 from shardwright.cost.memory.activations import layer_activation_bytes
@@ -41,6 +42,10 @@ LATENT: dict[str, Any] = BASE | {
 KIMI = LATENT | {"q_lora_rank": None, "num_experts": 4, "layer_types": ["linear_attention", "full_attention"]}
 INDEXED = LATENT | {"q_lora_rank": 96, "index_topk": TOKENS, "index_n_heads": 4, "index_head_dim": 32}
 STATE: dict[str, Any] = {"vocab_size": 256, "hidden_size": 128, "num_hidden_layers": 2, "state_size": 48}
+SHARING: dict[str, Any] = BASE | {
+    "num_key_value_heads": 4, "n_mamba_heads": 2, "layers_block_type": ["mamba", "hybrid", "hybrid"],
+    "num_hidden_layers": 3, "adapter_rank": 24, "mamba_d_state": 16,
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "mamba": STATE,
     "mamba2": STATE | {"num_heads": 8, "head_dim": 32, "n_groups": 2, "chunk_size": TOKENS},
@@ -49,6 +54,8 @@ CASES: dict[str, dict[str, Any]] = {
     "lfm2": BASE | {"layer_types": ["conv", "full_attention"]},
     "recurrent_gemma": BASE | {"num_hidden_layers": 3, "lru_width": 128, "attention_window_size": 4096},
     "glm_moe_dsa": INDEXED | {"indexer_types": ["full", "shared"]},
+    "zamba": SHARING,
+    "zamba2": SHARING | {"num_mem_blocks": 2, "chunk_size": TOKENS, "use_shared_attention_adapter": True},
 }
 LONGER: dict[str, dict[str, Any]] = {
     "falcon_mamba": STATE,
@@ -130,6 +137,27 @@ def test_kept_bytes_of_the_short_convolution_are_its_saved_tensors() -> None:
     assert ours == pytest.approx(saved, rel=0.03)
 
 
+@pytest.mark.parametrize("fields", [{}, {"use_shared_attention_adapter": True}, {"add_bias_linear": True}], ids=str)
+def test_kept_bytes_of_a_shared_block_are_its_saved_tensors(fields: dict[str, Any]) -> None:
+    """What a layer of Zamba2 keeps beyond its mixer, of the block in transformers and the product after it."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from transformers.models.zamba2.configuration_zamba2 import Zamba2Config
+    from transformers.models.zamba2.modeling_zamba2 import Zamba2AttentionDecoderLayer
+
+    given = SHARING | {"hidden_size": 512, "intermediate_size": 2048, "adapter_rank": 128} | fields
+    config = Zamba2Config(**given)
+    config._attn_implementation = "sdpa"
+    block, square = Zamba2AttentionDecoderLayer(config, block_id=0, layer_idx=1), torch.nn.Linear(512, 512, bias=False)
+    module = torch.nn.ModuleList([block, square]).bfloat16()
+    hidden, embedded = (torch.randn((1, 512, 512), dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    saved = saved_bytes(module, lambda: square(block(hidden, embedded, layer_idx=1)))
+    model = model_of_config({"model_type": "zamba2", **given}, "config.json")
+    kept = layer_activation_bytes(model, ONE, make_job(global_batch=1, seq_len=512, framework="fsdp")).kept
+    mixer, sharing = (kept[1 + kind][0] for kind in model.kind_of_layer[:2])
+    assert sharing - mixer == pytest.approx(saved, rel=0.03)
+
+
 def shards(tp: list[int]) -> Shard:
     size = len(tp)
     ones, no = np.ones(size, dtype=np.int64), np.zeros(size, dtype=bool)
@@ -145,13 +173,15 @@ MIXED = (
     "jamba-v0.1",
     "minimax-text-01",
     "lfm2-1.2b",
+    "zamba-7b-v1",
+    "zamba2-1.2b",
 )
 
 
 @pytest.mark.parametrize("name", MIXED)
 def test_operators_have_the_flops_of_the_model(name: str) -> None:
-    """Products and scans of one rank, times the ranks, are what the model's own count says, without router, convolution
-    and recurrence."""
+    """Products and scans of one rank, times the ranks, are what the model's own count says, without router, convolution,
+    recurrence and scores."""
     model, job = load_model(name), make_job(global_batch=8, seq_len=2048)
     for layer in (kind for kind in model.kinds if kind.mixer):
         operators = table(list(layer_operators(model, layer, shards([1, 2]), job)))
@@ -161,6 +191,7 @@ def test_operators_have_the_flops_of_the_model(name: str) -> None:
         work = layer.mixer.work(model.hidden)
         counted = layer_flops_per_token(model, layer, 2048) - 2.0 * (work.convolution + work.recurrence)
         counted += 2.0 * model.hidden * layer.moe.experts if layer.moe else 0.0
+        counted -= score_flops_per_token(layer.attention, 2048) if layer.attention else 0.0
         assert flops[0] == pytest.approx(2048 * counted)
         assert flops[1] == pytest.approx(flops[0] / 2.0, rel=0.02)  # low-rank gates are whole on every rank
 

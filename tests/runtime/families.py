@@ -49,6 +49,8 @@ OWN_SIZES: dict[str, Config] = {
         "linear_value_head_dim": 6,
     },
 }
+SHARING: Config = {"layers_block_type": ["hybrid", "linear_attention", "hybrid"], "chunk_size": 5}
+OWN_SIZES |= {"zamba": SHARING | {"mamba_dt_rank": 3}, "zamba2": SHARING | {"n_mamba_heads": 4, "adapter_rank": 6}}
 FACTORS: Config = {
     "embedding_multiplier": 5.0, "lm_head_multiplier": 0.4, "key_multiplier": 0.3, "mlp_multipliers": [0.7, 0.6],
     "attention_in_multiplier": 1.3, "attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.5,
@@ -99,6 +101,13 @@ BESIDE: dict[str, tuple[str, Config]] = {
     ),
     "bailing_hybrid, unbounded decays": (
         "bailing_hybrid", {"kda_safe_gate": False, "q_lora_rank": 24, "num_expert_group": 2, "topk_group": 1}
+    ),
+    "zamba, one head": (
+        "zamba", {"n_mamba_heads": 1, "mamba_proj_bias": True, "mamba_conv_bias": False, "attention_head_dim": 12, "num_key_value_heads": 2}
+    ),
+    "zamba2, two blocks": (
+        "zamba2", {"layers_block_type": ["hybrid"] * 3, "num_mem_blocks": 2, "use_shared_attention_adapter": True, "use_mem_rope": True,
+                   "mamba_ngroups": 2, "add_bias_linear": True, "rms_norm_eps": 1e-3, "time_step_min": 0.6}
     ),
     "lfm2, biases": ("lfm2", {"conv_bias": True}),
     "smollm3, one not rotated": ("smollm3", {"no_rope_layers": [1, 0, 1]}),

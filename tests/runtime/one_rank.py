@@ -95,7 +95,8 @@ def input_of(model: Model, how: Setting) -> torch.Tensor:
 def weights_of(model: Model, how: Setting) -> Mapping[str, torch.Tensor]:
     """Return the weights of two layers, a matrix of all experts of the rank as one."""
     parameters: dict[str, list[ModelParameter]] = {}
-    for parameter in (p for unit in (1, 2) for p in unit_parameters(model, unit, model.vocab)):
+    units = (0, 1, 2) if model.shared_blocks else (1, 2)  # what layers share stands with the embedding
+    for parameter in (p for unit in units for p in unit_parameters(model, unit, model.vocab)):
         parameters.setdefault(matrix_of(parameter), []).append(parameter)
     found = {}
     for first, *others in parameters.values():

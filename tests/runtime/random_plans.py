@@ -17,7 +17,7 @@ from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.spec.forward_pass import ForwardPass
-from shardwright.spec.layer import Attention, Layer, Mlp, Moe
+from shardwright.spec.layer import Attention, Layer, Mlp, Moe, SharedBlock, interned
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, Mixer, ShortConvolution
 from shardwright.spec.model import Model
 
@@ -79,6 +79,29 @@ def hybrid(random: Random) -> Model:
     return replace(model, forward_pass=SCALED) if random.random() < 0.5 else model
 
 
+def sharing(random: Random) -> Model:
+    """A model whose layers have mixers alone, of one kind, or share one block or two before these; some add what is of
+    low rank, and some blocks rotate."""
+    heads = random.choice((None, 2, 4))
+    mixer = random.choice(
+        (
+            Mamba(inner=24, state=5, rank=3, width=4, heads=heads),
+            Mamba2(heads=8, head_dim=4, groups=4, state=6, width=4, chunk=5, norm_epsilon=1e-3),
+        )
+    )
+    plain = tiny_model(1, hidden=32, vocab=random.choice((61, 64))).layers[0]
+    kv_heads = random.choice((2, 4))
+    attention = Attention(heads=4, kv_heads=kv_heads, head_dim=16, value_head_dim=16, doubled=True)
+    block = SharedBlock(feed_rank=random.choice((None, 6)), attention_rank=random.choice((None, 5)))
+    alone = Layer(attention=None, mlp=None, moe=None, norms=1, mixer=mixer)
+    both = Layer(attention=attention, mlp=plain.mlp, moe=None, norms=4, mixer=mixer, shared=block)
+    layers = [both, *random.choices((alone, both), k=random.randint(1, 4))]
+    random.shuffle(layers)
+    blocks = random.randint(1, sum(layer.shared is not None for layer in layers))
+    model = replace(tiny_model(1, tied=random.random() < 0.5), layers=interned(layers), shared_blocks=blocks)
+    return replace(model, position=random.choice(("rope", "none")), forward_pass=ForwardPass(score_scale=0.3))
+
+
 def odd(random: Random) -> Model:
     """A model whose heads, widths and experts three divides, with heads of a width of their own: degrees of three, and of
     two beside three, are legal."""
@@ -104,6 +127,7 @@ def odd(random: Random) -> Model:
 
 def _pipelines(random: Random, count: int, model_of: Drawn) -> Plan:
     model, virtual = model_of(random), random.choice((1, 1, 1, 2, 2, 3))
+    virtual = 1 if model.shared_blocks else virtual
     replicas = [_replica(random, model, virtual, MOST_GPUS // count) for _ in range(count)]
     split = any(stage.tensor_parallel > 1 for item in replicas for stage in item.stages)
     sharding = random.choice(SHARDINGS)
@@ -195,7 +219,7 @@ def _layer(random: Random, kind: Layer) -> Layer:
 
 def _replica(random: Random, model: Model, virtual: int, most_gpus: int) -> Replica:
     depth, layers = random.choice((1, 1, 2, 2, 3) if virtual == 1 else (2, 2, 2, 3)), len(model.layers)
-    depth = min(depth, most_gpus)
+    depth = 1 if model.shared_blocks else min(depth, most_gpus)
     cuts = sorted(random.choices(range(layers + 1), k=depth * virtual - 1))
     ranges = list(itertools.pairwise([0, *cuts, layers]))
     groups = random.randint(1, 4 if virtual == 1 else 2)

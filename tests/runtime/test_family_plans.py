@@ -116,6 +116,8 @@ FAMILIES = {
     "qwen3_5_text": MIXED,  # gated delta nets, a gate on attention
     "qwen3_next": (*MIXED, experts_apart),
     "phi": DENSE,  # a bias of the output projection
+    "zamba": (whole_nowhere,),  # Mamba-1 of two heads, a block that layers share
+    "zamba2, two blocks": (whole_nowhere,),  # blocks in turns, with what is of low rank
 }
 PLANS = {f"{family}: {place.__name__}": (family, place) for family, places in FAMILIES.items() for place in places}
 SAMPLE = (
@@ -125,6 +127,7 @@ SAMPLE = (
     "bamba, short chunks: in_stages", "lfm2: unequal", "nemotron_h: unequal", "nemotron_h, experts: experts_apart",
     "olmo_hybrid: in_stages", "falcon_mamba: in_four", "jamba: in_stages", "minimax, scaled: unequal",
     "falcon_h1, scaled: in_stages", "bailing_hybrid: in_stages", "kimi_linear: in_stages", "kimi_linear: experts_apart",
+    "zamba: whole_nowhere", "zamba2, two blocks: whole_nowhere",
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.model.details import details_of, differences
 from shardwright.runtime.model.mixers import MIXERS
 from shardwright.spec.forward_pass import ForwardPass, RotaryScaling
-from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe, SparseAttention
+from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe, SharedBlock, SparseAttention
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, Mixer, ShortConvolution
 from shardwright.spec.read.huggingface_config import config_of_model
 from shardwright.spec.streams import Streams
@@ -84,7 +84,7 @@ MIXED: tuple[tuple[Mixer, dict[str, Any]], ...] = (
     (
         MAMBA2,
         {"heads": 6, "head_dim": 8, "groups": 1, "state": 6, "width": 3, "bias": True, "out_bias": True, "convolution_bias": False,
-         "gated_norm": False, "least_step": 1.5},
+         "gated_norm": False, "least_step": 1.5, "norm_epsilon": 0.1},
     ),
     (
         GatedDelta(**DELTA),
@@ -104,6 +104,10 @@ LOUD = inside("moe", router_bias=True, router_scaling=100.0)(MIXTURE)
 LATENT = latent_attention()(DENSE)
 CHANNELS = mixing(GatedDelta(**DELTA | {"decay": "channel"}))(ADDING)
 BESIDE = each_layer(mixer=MAMBA2)(DENSE)
+SHARING = after(
+    attention(doubled=True), each_layer(mixer=MAMBA2, norms=4, shared=SharedBlock(feed_rank=4)), whole(shared_blocks=1)
+)(DENSE)
+CHANNELS_ALONE = Mamba(inner=2400, state=64, rank=3, width=4)  # so many that keys and queries without norms count
 SCALED = after(computed(score_scale=50.0), scaled())(DENSE)
 LONG = {"kind": "longrope", "short_factors": (1.0, 2.0, 3.0, 4.0), "long_factors": (4.0, 3.0, 2.0, 1.0)}
 REFUSED: dict[str, tuple[Change, Model]] = {
@@ -119,6 +123,7 @@ REFUSED: dict[str, tuple[Change, Model]] = {
     "Layer.scaled": (each_layer(scaled=True), DENSE),
     "Layer.streams": (each_layer(streams=Streams(count=4, rank=8)), DENSE),
     "Mlp.cut": (inside("mlp", cut=True), DENSE),
+    "Attention.doubled": (attention(doubled=True), DENSE),
     "Attention.reused": (attention(reused="values"), DENSE),
     "Attention.value_norm": (attention(value_norm=True), DENSE),
     "Attention.sparse": (attention(sparse=SparseAttention(top_k=4, heads=2, head_dim=8)), DENSE),
@@ -204,6 +209,11 @@ COMPUTED: dict[str, tuple[Change, Model]] = {
     "Attention.qk_norm": (attention(qk_norm=True), DENSE),
     "Layer.attention": (attention(kv_heads=4), DENSE),
     "Layer.mixer": (each_layer(mixer=MAMBA2), DENSE),
+    "Layer.shared": (each_layer(shared=SharedBlock()), SHARING),
+    "Model.shared_blocks": (whole(shared_blocks=2), SHARING),
+    "SharedBlock.feed_rank": (each_layer(shared=SharedBlock(feed_rank=6)), SHARING),
+    "SharedBlock.attention_rank": (each_layer(shared=SharedBlock(feed_rank=4, attention_rank=5)), SHARING),
+    "Mamba.heads": (mixing(replace(CHANNELS_ALONE, heads=2)), mixing(CHANNELS_ALONE)(ADDING)),
     "GatedDelta.most_decay": (mixing(GatedDelta(**DELTA | {"decay": "channel", "most_decay": 0.5})), CHANNELS),
     "Layer.mlp": (each_layer(mlp=Mlp(width=32, gated=True)), DENSE),
     "Layer.moe": (each_layer(moe=None, mlp=Mlp(width=48, gated=True)), MIXTURE),
@@ -260,7 +270,18 @@ def last_loss(model: Model) -> float:
 def test_every_field_is_computed_refused_or_no_part_of_the_forward_pass() -> None:
     every = {
         f"{kind.__name__}.{field.name}"
-        for kind in (Model, ForwardPass, Attention, LatentAttention, Layer, Mlp, Moe, RotaryScaling, *MIXERS)
+        for kind in (
+            Model,
+            ForwardPass,
+            Attention,
+            LatentAttention,
+            Layer,
+            Mlp,
+            Moe,
+            SharedBlock,
+            RotaryScaling,
+            *MIXERS,
+        )
         for field in fields(kind)
     }
     assert set(COMPUTED) | set(REFUSED) | NO_PART == every

@@ -39,7 +39,7 @@ from shardwright.runtime.model.chunk import forward
 from shardwright.runtime.model.loss import summed_loss
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.spec.forward_pass import PLAIN
-from shardwright.spec.layer import Moe
+from shardwright.spec.layer import Moe, SharedBlock
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, ShortConvolution
 from shardwright.spec.model import Model
 
@@ -60,6 +60,18 @@ BRANCHES: dict[str, Any] = {
     "stream_scales": ((1.0, 1.0), (1.0, 1.0), (1.0, 0.6)),
 }  # fmt: skip
 SPLITS = ((1, False), *product((2, 4, 8), (False, True)))
+
+
+def sharing() -> list[Model]:
+    """Two layers that share a block, with Mamba of several heads, and with Mamba-2 and what is of low rank."""
+    model, models = wide("llama", 32, 32), []
+    attention = replace(model.layers[0].self_attention, head_dim=128, value_head_dim=128, doubled=True)
+    low_rank = SharedBlock(feed_rank=128, attention_rank=64)
+    by_head = Mamba(inner=4096, state=16, rank=128, width=4, heads=8)
+    for mixer, block in ((by_head, SharedBlock()), (MIXERS["Mamba-2, plain"], low_rank)):
+        layer = replace(model.layers[0], attention=attention, mixer=mixer, norms=4, shared=block)
+        models.append(replace(model, layers=(layer, layer), shared_blocks=1, position="none"))
+    return models
 
 
 class FusedNorm(torch.autograd.Function):
@@ -201,6 +213,12 @@ def test_attention_and_a_mixer_side_by_side_keep_what_is_priced(as_on_a_gpu: Non
     computed = replace(PLAIN, mixer_scales=(0.9, 0.6, 0.7, 0.8, 0.4), **BRANCHES)
     model = replace(model, layers=(layer, layer), forward_pass=computed)
     require_priced(model, [Setting(tp=tp, sequence=on, batch=2) for tp, on in SPLITS])
+
+
+@pytest.mark.parametrize("model", sharing(), ids=["a block alone", "with what is of low rank"])
+def test_blocks_that_layers_share_keep_what_is_priced(model: Model, as_on_a_gpu: None) -> None:
+    require_priced(model, [Setting(tp=tp, sequence=on, batch=2) for tp, on in SPLITS])
+    require_priced(model, [Setting(tp=2, sequence=True, recompute=again) for again in ("selective", "uniform")])
 
 
 @pytest.mark.parametrize(("tp", "on"), SPLITS[:3])

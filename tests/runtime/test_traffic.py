@@ -16,7 +16,7 @@ from tests.runtime.equal import ADAM
 from tests.runtime.one_rank import TOP_K, Setting, chunk_of, evenly, input_of, pretended, shard_of, wide
 from tests.runtime.recorded import Recorded
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
-from tests.runtime.test_saved_tensors import MIXERS
+from tests.runtime.test_saved_tensors import MIXERS, sharing
 from tests.runtime.workers import batch_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import bias
@@ -37,6 +37,7 @@ from shardwright.runtime.step.engine import make_engine, train_step
 from shardwright.spec.job import Precision
 from shardwright.spec.layer import Moe
 from shardwright.spec.model import Model
+from shardwright.spec.read.huggingface import model_of_config
 
 DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 ONE_BYTE_A_SECOND = Fabric(
@@ -132,6 +133,11 @@ def test_mixers_send_what_is_priced(name: str) -> None:
     require_priced(replace(model, layers=(layer, layer)), SPLITS[1:3], "bf16")
 
 
+@pytest.mark.parametrize("model", sharing(), ids=["a block alone", "with what is of low rank"])
+def test_blocks_that_layers_share_send_what_is_priced(model: Model) -> None:
+    require_priced(model, SPLITS[1:3], "bf16")
+
+
 @pytest.mark.nightly
 def test_layers_of_all_kinds_send_what_is_priced(precision: Precision) -> None:
     """165 configurations."""
@@ -143,24 +149,46 @@ def test_layers_of_all_kinds_send_what_is_priced(precision: Precision) -> None:
         require_priced(experts(shared), cut + whole, precision)
 
 
+BLOCKS = {
+    "model_type": "zamba2", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6,
+    "num_attention_heads": 4, "n_mamba_heads": 8, "mamba_d_state": 16, "num_mem_blocks": 2, "adapter_rank": 8,
+    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid", "mamba"], "chunk_size": 16,
+}  # fmt: skip
+FULL = Recompute(granularity="full", method="uniform", layers=1)
+
+
 @pytest.mark.parametrize(
-    ("sharding", "again"),
+    ("model", "sharding", "again"),
     [
-        pytest.param("none", Recompute(), marks=pytest.mark.nightly),
-        ("zero1", Recompute()),
-        ("zero3", Recompute(granularity="full", method="uniform", layers=1)),
-        pytest.param("zero3", Recompute(), marks=pytest.mark.nightly),
-        pytest.param("zero2", Recompute(), marks=pytest.mark.nightly),
+        pytest.param("plain", "none", Recompute(), marks=pytest.mark.nightly),
+        ("plain", "zero1", Recompute()),
+        ("plain", "zero3", FULL),
+        ("shared blocks", "zero3", FULL),
+        pytest.param("plain", "zero3", Recompute(), marks=pytest.mark.nightly),
+        pytest.param("plain", "zero2", Recompute(), marks=pytest.mark.nightly),
+        pytest.param("shared blocks", "zero2", Recompute(), marks=pytest.mark.nightly),
+        pytest.param("shared blocks", "zero3", Recompute(), marks=pytest.mark.nightly),
     ],
 )
 def test_weights_and_gradients_travel_as_is_priced(
-    sharding: Sharding, again: Recompute, precision: Precision, monkeypatch: pytest.MonkeyPatch
+    model: str, sharding: Sharding, again: Recompute, precision: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a step of two micro-batches on two ranks, by `cost.iteration.step`: gradients once or, in parts, with each
     micro-batch; weights once, or for each pass of a micro-batch. The head's are there still when its backward pass
-    begins, and the embedding's when the next micro-batch does. Buckets are filled up to equal parts."""
+    begins, and the embedding's when the next micro-batch does, or all the time with blocks that layers share. Buckets
+    are filled up to equal parts."""
     monkeypatch.setattr(buckets, "LARGEST_MERGED_ELEMENTS", 1)  # each unit has its own, as large ones do
-    model = tiny_model(6, hidden=64, vocab=64)
+    shares = model == "shared blocks"
+    _require_travelling(
+        model_of_config(BLOCKS, "config.json") if shares else tiny_model(6, hidden=64, vocab=64),
+        sharding, again, precision, embedding=1 if shares else 3,
+    )  # fmt: skip
+
+
+def _require_travelling(
+    model: Model, sharding: Sharding, again: Recompute, precision: Precision, *, embedding: int
+) -> None:
+    """`embedding`: how often a step gathers its weights under ZeRO-3."""
     plan = plan_of(
         model, replica(stage((0, 6), recompute=again), count=2, micro_batches=2), precision=precision, sharding=sharding
     )
@@ -181,7 +209,7 @@ def test_weights_and_gradients_travel_as_is_priced(
     own = widths_of(replace(plan.job, framework="train"))
     ends = model.embedding_parameters, model.head_parameters
     layers = model.parameters - sum(ends)
-    passes = {"none": (0, 0, 0), "zero3": (3, 4, 2)}.get(sharding, (1, 1, 1))
+    passes = {"none": (0, 0, 0), "zero3": (embedding, 4, 2)}.get(sharding, (1, 1, 1))
     gathers = sum(weights * times for weights, times in zip((ends[0], layers, ends[1]), passes, strict=True))
     scatters = {"none": 0, "zero1": 1}.get(sharding, 2) * model.parameters
     assert moved("_allgather_base_") == pytest.approx(own.weight_gather * gathers, rel=PADDED)

@@ -145,6 +145,7 @@ def test_other_families_are_refused_by_name(family: str) -> None:
 SAVED = (
     "mixtral", "gpt2", "gpt_neox", "falcon", "phi3", "gpt_oss", "granitemoeshared", "deepseek_v3", "codegen", "ernie4_5_moe", "bamba",
     "granitemoehybrid", "lfm2", "qwen3_next", "falcon_h1", "kimi_linear", "bailing_hybrid",
+    "zamba", "zamba2, two blocks",
 )  # fmt: skip
 
 

@@ -53,6 +53,7 @@ GEMMA3N: dict[str, Any] = BASE | {
     "head_dim": 16, "vocab_size_per_layer_input": 900, "hidden_size_per_layer_input": 24, "num_kv_shared_layers": 0,
     "laurel_rank": 12,
 }  # fmt: skip
+ZAMBA: dict[str, Any] = BASE | {"num_key_value_heads": 8}
 LOCAL: dict[str, Any] = BASE | {"num_local_experts": 6, "num_experts_per_tok": 2}
 LATENT: dict[str, Any] = BASE | {
     "num_key_value_heads": 8, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
@@ -283,6 +284,24 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("qwen3_next", DELTA | EXPERTS | SHARED),
     ("qwen3_next", DELTA | EXPERTS | SHARED | {"mlp_only_layers": [0], "attention_bias": True}),
     ("recurrent_gemma", BASE | {"intermediate_size": 176, "lru_width": 80, "attention_window_size": 32}),
+    ("zamba", ZAMBA | {"num_hidden_layers": 14}),
+    ("zamba", ZAMBA | {"num_hidden_layers": 11, "attn_layer_period": 3, "attn_layer_offset": 0}),
+    ("zamba", ZAMBA | {
+        "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba", "mamba", "mamba"], "attention_head_dim": 12,
+        "num_key_value_heads": 2, "n_mamba_heads": 1, "mamba_dt_rank": 5, "mamba_proj_bias": True,
+        "mamba_conv_bias": False,
+    }),
+    ("zamba2", ZAMBA | {"layers_block_type": ["mamba", "hybrid", "mamba"] * 2}),
+    ("zamba2", ZAMBA | {
+        "layers_block_type": ["hybrid", "hybrid", "mamba", "hybrid", "hybrid", "hybrid"], "num_mem_blocks": 2,
+        "use_shared_attention_adapter": True, "adapter_rank": 12, "use_mem_rope": True, "n_mamba_heads": 16,
+        "mamba_ngroups": 2, "mamba_d_state": 24, "add_bias_linear": True,
+    }),
+    ("zamba2", ZAMBA | {
+        "layers_block_type": ["mamba", "hybrid", "mamba", "mamba", "hybrid", "mamba"], "num_mem_blocks": 3,
+        "num_key_value_heads": 4, "intermediate_size": None, "use_conv_bias": False, "tie_word_embeddings": False,
+    }),
+    ("zamba2", {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 54, "num_attention_heads": 8}),
 )  # fmt: skip
 
 

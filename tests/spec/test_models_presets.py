@@ -45,6 +45,7 @@ EXACT = {
     "granite-4.0-h-tiny": 6_939_037_248,
     "granite-4.0-h-micro": 3_191_396_096,
     "falcon-h1-0.5b": 521_411_104,
+    "zamba2-1.2b": 1_215_064_704,
     "falcon-h1-34b": 33_642_516_224,
     "mamba-130m": 129_135_360,
     "mamba-370m": 371_516_416,
@@ -108,11 +109,11 @@ ROUNDED = {
     "gpt-1.7b": 1.7, "gpt-3.6b": 3.6, "gpt-7.5b": 7.5, "gpt-18b": 18.4, "gpt-39b": 39.1, "gpt-76b": 76.1,
     "gpt-145b": 145.6, "gpt-310b": 310.1, "gpt-530b": 529.6, "gpt-1t": 1008.0, "nemotron-4-340b": 341.0,
     "nemotron-h-8b": 8.1, "nemotron-3-super-120b-a12b": 120.7, "jamba-1.5-large": 398.6, "granite-4.0-h-small": 32.2, "granite-4.0-h-1b": 1.5, "falcon-h1-7b": 7.6, "bamba-9b": 9.8, "mamba2-370m": 0.37, "mamba2-780m": 0.78, "mamba2-1.3b": 1.3, "kimi-linear-48b-a3b": 49.1, "recurrentgemma-9b": 8.6, "deepseek-v3.2": 671.9, "llama-4-scout": 107.8, "llama-4-maverick": 400.7,
-    "gemma-4-26b-a4b": 25.2, "gemma-4-31b": 30.7,
+    "gemma-4-26b-a4b": 25.2, "gemma-4-31b": 30.7, "zamba2-2.7b": 2.7, "zamba2-7b": 7.4,
 }  # fmt: skip
 # Named by whole billions; Qwen's with the layer of multi-token prediction, which no count here has.
 WHOLE = {
-    "qwen3.5-9b": 9, "qwen3.5-27b": 27, "qwen3.5-35b-a3b": 35, "qwen3.5-122b-a10b": 122, "qwen3.5-397b-a17b": 397, "olmo-hybrid-7b": 7, "glm-5": 744,
+    "qwen3.5-9b": 9, "qwen3.5-27b": 27, "qwen3.5-35b-a3b": 35, "qwen3.5-122b-a10b": 122, "qwen3.5-397b-a17b": 397, "olmo-hybrid-7b": 7, "glm-5": 744, "zamba-7b-v1": 7,
 }  # fmt: skip
 # In billions, what one token uses, where the names or reports of models say it.
 ACTIVE = {

@@ -38,7 +38,8 @@ def test_the_config_that_transformers_writes_is_the_same_model(row: dict[str, An
     model = model_of_config(row["config"], "config.json")
     assert model.parameters == row["parameters"]
     assert model.assumed == ()
-    given = row["given"].get("position_embedding_type", "alibi" if row["given"].get("alibi") else None)
+    rotated = "rope" if row["given"].get("use_mem_rope") else None
+    given = row["given"].get("position_embedding_type", "alibi" if row["given"].get("alibi") else rotated)
     assert model.position == (given or FAMILIES[model.family].position)
 
 
@@ -118,14 +119,14 @@ def test_windows_as_transformers_lists_them() -> None:
 
 
 def test_blocks_as_transformers_lists_them() -> None:
-    """A block with a mixer is one that transformers calls linear_attention, or conv."""
+    """A block with a mixer is one that transformers calls linear_attention, conv or hybrid."""
     mixed = 0
     for row in COUNTS:
         types = row["config"].get("layer_types") or row["config"].get("layers_block_type")
         if types and FAMILIES[row["config"]["model_type"]].mixer:
             layers = model_of_config(row["given"], "config.json").layers
             assert [layer.mixer is not None for layer in layers] == [
-                kind in ("linear_attention", "conv") for kind in types
+                kind in ("linear_attention", "conv", "hybrid") for kind in types
             ], label(row)
             mixed += 1
     assert mixed >= 12

@@ -30,7 +30,7 @@ from shardwright.search.mixed.entry import run_by_train
 from shardwright.search.mixed.tables.settings import Setting, settings, units
 from shardwright.search.planner import contexts_for
 from shardwright.search.rules.filters import Filters
-from shardwright.search.space.axes import Space, as_options_need, searched
+from shardwright.search.space.axes import Space, as_needed, searched
 from shardwright.search.space.expand import SOLVED_AXES, arrangements, axes, states
 from shardwright.search.space.layouts import candidate_counts, layouts, splits
 from shardwright.spec.adapter import Adapter, parse_adapter
@@ -157,7 +157,7 @@ def candidates(question: Question, chance: Random, most: int) -> Iterator[Plan]:
 
 
 def _rows(context: Context, filters: Filters, chance: Random, most: int) -> Iterator[Strategies]:
-    space = searched(context, as_options_need(Space(), context.job))
+    space = searched(context, as_needed(Space(), context.model, context.job))
     rows = layouts(context, space)
     for _, mask in filters.layout_masks(context, rows):
         rows = rows.take(~mask)
@@ -194,7 +194,7 @@ def _expanded(context: Context, space: Space, layout: Layouts, chance: Random) -
 def over_several_types(question: Question, chance: Random, most: int) -> Iterator[tuple[str, Plan]]:
     """Yield plans over all types that can run a setting of pipelines, for up to `most` settings, with the trainer that
     is to run them: meshes of equal replicas of stages on all types, and replicas on each type."""
-    job, space = question.job, as_options_need(Space(), question.job)
+    job, space = question.job, as_needed(Space(), question.model, question.job)
     for contexts in of_each_maker(largest_pools(question.contexts)):
         ways = [(question.trainer, contexts, _mesh)]
         refused = model_refusals(OWN, question.model, question.cluster, replace(job, framework=OWN))

@@ -33,6 +33,9 @@ VERSION = trainers()[TARGET].version
 EVENLY = "plan with GPUs that the machines share evenly"
 # In place of bitsandbytes', whose operators take no distributed tensors (its issue 1633; bitsandbytes/optim 0.50).
 OF_SHARDS = {"adam8bit": "adamw_torch_8bit"}
+# Layers without the blocks that they share: two units of FSDP2 cannot have one weight (fully_shard of torch 2.13 takes
+# what another unit has sharded for a part of tensor parallelism), so these are the root's.
+MIXER_LAYERS = {"zamba": "ZambaMambaDecoderLayer", "zamba2": "Zamba2MambaDecoderLayer"}
 
 
 def export_config(plan: Plan) -> Exported:
@@ -104,6 +107,7 @@ def config(plan: Plan) -> dict[str, object]:
             "fsdp_version": 2,
             "fsdp_reshard_after_forward": plan.optimizer.sharding == "zero3",
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            **_wrapped(plan),
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
             "fsdp_cpu_ram_efficient_loading": True,
             "fsdp_offload_params": plan.optimizer.offload > 0,
@@ -116,6 +120,12 @@ def config(plan: Plan) -> dict[str, object]:
             "parallelism_config_cp_size": stage.context_parallel,
         }
     return found
+
+
+def _wrapped(plan: Plan) -> dict[str, str]:
+    """Return which layers are units of their own, where these are not all that transformers says."""
+    layer = MIXER_LAYERS.get(plan.model.family) if plan.model.sharing else None
+    return {} if layer is None else {"fsdp_transformer_layer_cls_to_wrap": layer}
 
 
 def _script(plan: Plan) -> str:

@@ -33,6 +33,7 @@ def check(plan: Plan) -> tuple[Problem, ...]:
         _makers,
         _schedule,
         _layers,
+        _shared_blocks,
         _recompute,
         degree_problems,
         _optimizer,
@@ -158,6 +159,15 @@ def _layers(plan: Plan) -> Iterator[Problem]:
                 reached = max(end, start)
         if reached != total:
             yield Problem(place, f"its stages end at layer {reached}, the model has {total}", f"end them at {total}")
+
+
+def _shared_blocks(plan: Plan) -> Iterator[Problem]:
+    """Blocks that layers share read the embedding beside the hidden state, and no trainer sends that from stage to
+    stage."""
+    for place, replica in replicas_at(plan):
+        if plan.model.sharing and len(replica.stages) > 1:
+            message = f"{len(replica.stages)} stages of layers that share blocks, which read the embedding too"
+            yield Problem(f"{place}.stages", message, "use one stage")
 
 
 def _recompute(plan: Plan) -> Iterator[Problem]:

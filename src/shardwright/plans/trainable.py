@@ -29,7 +29,7 @@ GATED: tuple[Target, ...] = ("gate_proj", "up_proj")
 # Families of which a tensor of Hugging Face's holds several matrices, beside which PEFT has one adapter.
 TOGETHER: Mapping[str, tuple[Target, ...]] = {
     **dict.fromkeys(("bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "openai-gpt"), HEADS),
-    **dict.fromkeys(("glm", "glm4", "granitemoe", "granitemoehybrid", "granitemoeshared"), GATED),
+    **dict.fromkeys(("glm", "glm4", "granitemoe", "granitemoehybrid", "granitemoeshared", "zamba2"), GATED),
     "persimmon": HEADS,
     **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), ("q_proj",)),
     "phi3": (*HEADS, *GATED),
@@ -76,6 +76,8 @@ def own_job_problems(model: Model, job: Job) -> Iterator[Problem]:
     }  # fmt: skip
     if job.framework == OWN and job.optimizer not in (*OWN_OPTIMIZERS, "none"):
         yield Problem("job.optimizer", f"{job.optimizer} is not there in {OWN}", f"one of {', '.join(OWN_OPTIMIZERS)}")
+    if job.framework == OWN and job.optimizer == "muon" and model.sharing:
+        yield Problem("job.optimizer", "muon cannot be run on blocks that layers share", "use adam")
     for name, (there, word, hint) in lacking.items():
         if there and job.framework == OWN:
             yield Problem(f"job.{name}", f"{word} is not there in {OWN}", hint)
@@ -118,6 +120,7 @@ def untrainable_model(model: Model) -> Iterator[Problem]:
     if unlike:
         yield from (Problem("model", f"{words} (family {model.family}) cannot be run", OTHERS) for words in unlike)
         return
+    sharing = [kind for kind in model.kinds if kind.shared]
     lacking = {
         f"models of family {model.family}": model.family in FAMILIES and model.family not in TRAINED,
         "a model whose forward pass is guessed": bool(model.guesses),
@@ -130,6 +133,9 @@ def untrainable_model(model: Model) -> Iterator[Problem]:
         "masked tokens without a token for them": not model.causal and computed.mask_token is None,
         "layers with another number of norms than their places": not all(_placed(model, kind) for kind in model.kinds),
         "weights that no block has": any(_unplaced(model, kind) for kind in model.kinds),
+        "layers that differ in what they share": len({(kind.attention, kind.mlp) for kind in sharing}) > 1,
+        "norms of shared blocks that are not before them": bool(sharing)
+        and (model.parallel_block or computed.norms != "before"),
         "norms after the blocks of a parallel block": model.parallel_block and computed.norms != "before",
         "norms of queries and keys in latent attention": any(attention.qk_norm for attention in _latent(model)),
         "layers that differ in heads": len({_heads(attention) for attention in model.attentions}) > 1,
@@ -154,6 +160,11 @@ def untrainable_adapters(model: Model, job: Job) -> Iterator[Problem]:
     if adapter is None:
         return
     plain = f"{'dora' if adapter.dora else 'lora'}:{adapter.rank}"
+    if model.sharing:
+        message = f"{adapter.name} cannot be run beside blocks that layers share"
+        hint = "train all weights: leave `adapter` out, or use `framework=fsdp`, whose trainers run it"
+        yield Problem("job.adapter", message, hint)
+        return
     if adapter.frozen == "int8":
         hint = f"use q{plain} or {plain}, or `framework=fsdp`, whose trainers run it"
         yield Problem("job.adapter", f"{adapter.name} with frozen weights in 8 bits cannot be run", hint)
@@ -208,15 +219,30 @@ def _unlike(layer: Layer) -> Iterator[str]:
         "a token's own embedding for each layer": layer.embedded is not None,
         "blocks that add a learned multiple": bool(layer.scaled),
         "several residual streams": layer.streams is not None,
+        "attention to the embedding outside a shared block": attention is not None
+        and bool(attention.doubled) != (layer.shared is not None),
+        "a shared block of other parts": layer.shared is not None and _of_other_parts(layer),
+        "norms for each head of Mamba": isinstance(mixer, Mamba) and bool(mixer.heads) and _normed(mixer),
         "gates that are cut off": layer.mlp is not None and layer.mlp.cut,
     }
     yield from (words for words, is_there in there.items() if is_there)
+
+
+def _of_other_parts(layer: Layer) -> bool:
+    parts = (layer.attention, layer.mlp, layer.mixer)
+    return None in parts or layer.latent is not None or layer.moe is not None
+
+
+def _normed(mixer: Mamba) -> bool:
+    return mixer.normed or mixer.norm_epsilon is not None
 
 
 def _placed(model: Model, layer: Layer) -> bool:
     """Return whether a layer has as many norms over the hidden width as the model's places take."""
     if model.parallel_block:
         return layer.norms in (1, 2) and layer.mixes and layer.feeds
+    if layer.shared is not None:
+        return layer.norms == 4
     return layer.norms == layer.sublayers * (2 if model.computed.placement(layer) == "both" else 1)
 
 

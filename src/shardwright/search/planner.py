@@ -43,7 +43,7 @@ from shardwright.search.ranked import (
     with_bound,
 )
 from shardwright.search.rules.filters import Filters
-from shardwright.search.space.axes import Space, as_options_need, jobs_of
+from shardwright.search.space.axes import Space, as_needed, jobs_of
 from shardwright.search.space.parameters import AXES
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
@@ -131,7 +131,7 @@ def _plan(
     reject([*position_problems(model, job), *option_problems(model, job), *own_job_problems(model, job)])
     begin = time.perf_counter()
     cluster, filters, indifference, longest = asked.cluster, asked.filters, asked.indifference, asked.longest
-    over_several = replace(asked, space=as_options_need(asked.space, job))
+    over_several = replace(asked, space=as_needed(asked.space, model, job))
     space = over_several.space
     results, able = [], contexts_for(model, cluster, job, asked.fit, efficiency)
     alone = 1.0 if len(able) == 1 else UNIFORM_SHARE
@@ -315,7 +315,7 @@ def on_fewer(
 
         kept: Kept = {}
         return fewer_machines(best, partial(replan, best, kept=kept, fit=fit, efficiency=efficiency))
-    space, filters = as_options_need(space or Space(), best.job), Filters(rules=tuple(rules))
+    space, filters = as_needed(space or Space(), best.model, best.job), Filters(rules=tuple(rules))
     degrees = {"tp": (best.stages[0].tensor_parallel,), "micro_batch": (best.micro_batch,)}
     alike = replace(space, pins={**space.pins, **degrees})
     searched: list[OneType] = []

@@ -9,7 +9,9 @@ eight (LLM.int8, arXiv 2208.07339), and then made 16 bits wide matrix by matrix 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -89,12 +91,14 @@ class Matrix(NamedTuple):
 
 
 def matrices(model: Model, layer: Layer) -> Iterator[Matrix]:
-    """Yield the linear matrices of a layer. A router and the gate of shared experts have none beside them."""
+    """Yield the linear matrices of a layer, those that it shares with others too. A router and the gate of shared
+    experts have none beside them."""
     hidden = model.hidden
+    yield from _beside_shared(layer, hidden)
     if layer.attention is not None:
-        yield from _of_attention(layer.attention, hidden)
+        yield from _of_attention(layer.attention, hidden, layer.attention.inputs(hidden))
     if layer.cross is not None:
-        yield from _of_attention(layer.cross, hidden)
+        yield from _of_attention(layer.cross, hidden, hidden)
     if layer.mixer is not None:
         yield from _of_mixer(layer.mixer, hidden)
     shared = layer.moe.shared_width if layer.moe else 0
@@ -113,12 +117,31 @@ def matrices(model: Model, layer: Layer) -> Iterator[Matrix]:
             yield matrix._replace(target="experts", copies=layer.moe.experts)
 
 
-def _of_attention(attention: Attention, hidden: int) -> Iterator[Matrix]:
+def held_matrices(model: Model) -> Iterator[tuple[Matrix, int]]:
+    """Yield the linear matrices of all layers, and how many of each there are: those that layers share once a block."""
+    for kind, times in Counter(model.kind_of_layer).items():
+        layer = model.kinds[kind]
+        unshared = replace(layer, attention=None, mlp=None, shared=None) if layer.shared else layer
+        beside = _beside_shared(layer, model.hidden)
+        yield from ((matrix, times) for matrix in (*matrices(model, unshared), *beside))
+    if model.shared_layer is not None:
+        block = replace(model.shared_layer, mixer=None, shared=None)
+        yield from ((matrix, model.shared_blocks or 1) for matrix in matrices(model, block))
+
+
+def _beside_shared(layer: Layer, hidden: int) -> Iterator[Matrix]:
+    """What a layer has of its own beside a block that it shares: the first product takes what the block gives."""
+    for place, product in enumerate(layer.shared_products(hidden)):
+        target: Target = "up_proj" if place else "o_proj"
+        yield Matrix(target, product.inputs, product.outputs, "" if product.cut == "whole" else "outputs")
+
+
+def _of_attention(attention: Attention, hidden: int, inputs: int) -> Iterator[Matrix]:
     mla = attention.latent
     if mla is None:
         names: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj")
         for name, width in zip(names, attention.projected_widths, strict=False):
-            yield Matrix(name, hidden, width, "outputs")
+            yield Matrix(name, inputs, width, "outputs")
     else:
         if mla.query_rank is not None:
             yield Matrix("q_proj", hidden, mla.query_rank, "")

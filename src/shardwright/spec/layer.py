@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from shardwright.records import record
-from shardwright.spec.mixers import Mixer
+from shardwright.spec.mixers import Mixer, Product
 from shardwright.spec.streams import Streams
 
 Norm = Literal["rmsnorm", "layernorm"]
@@ -55,7 +55,8 @@ class Attention:
     """Attention of one layer. With `latent` set, `head_dim` is `nope_head_dim + rope_head_dim`. A `gate` of the input
     multiplies the result, `element` by element or `head` by head. Where keys are `reused`, their projection gives the
     `values`, too; or keys and values are `both` those of an earlier layer (Gemma 4). With `value_norm` values have a
-    norm without weights."""
+    norm without weights. Where it is `doubled`, it reads twice the hidden width: the embedding beside the hidden state
+    (Zamba)."""
 
     heads: int
     kv_heads: int
@@ -71,6 +72,11 @@ class Attention:
     sparse: SparseAttention | None = None
     reused: Literal["values", "both"] | None = None
     value_norm: bool | None = None
+    doubled: bool | None = None
+
+    def inputs(self, hidden: int) -> int:
+        """Return the width of what the projections read."""
+        return 2 * hidden if self.doubled else hidden
 
     @property
     def query_width(self) -> int:
@@ -104,7 +110,7 @@ class Attention:
         """Return the weights and biases of the projections (norms inside attention included)."""
         if self.latent is None:
             qkv = sum(self.projected_widths)
-            count = hidden * qkv + (qkv if self.qkv_bias else 0)
+            count = self.inputs(hidden) * qkv + (qkv if self.qkv_bias else 0)
             count += (1 if self.reused == "both" else 2) * self.head_dim if self.qk_norm else 0
         else:
             mla = self.latent
@@ -173,6 +179,36 @@ class Moe:
 
 
 @record
+class SharedBlock:
+    """What a layer has beside a transformer block whose weights it shares with others (Zamba, arXiv 2405.16712 §2).
+
+    The block is the layer's attention and feed-forward block, with a norm before each, of which the first is over the
+    embedding beside the hidden state. Nothing of it is added to the residual: a square product takes what it gives to
+    what the mixer reads. Layers take turns over the blocks of a model. What each adds to the gates and ups of a shared
+    feed-forward block is of rank `feed_rank`, to queries, keys and values of `attention_rank` (Zamba2, arXiv 2411.15242
+    §2).
+    """
+
+    feed_rank: int | None = None
+    attention_rank: int | None = None
+
+    def products(self, hidden: int, attention: Attention, mlp: Mlp) -> tuple[Product, ...]:
+        """Return the matrices that are the layer's own: the square one, and those of low rank."""
+        added = []
+        if self.attention_rank is not None:
+            wide = attention.inputs(hidden)
+            added += [(wide, self.attention_rank, width) for width in attention.projected_widths]
+        if self.feed_rank is not None:
+            added.append((hidden, self.feed_rank, (2 if mlp.gated else 1) * mlp.width))
+        square = Product(inputs=hidden, outputs=hidden, cut="whole")
+        pairs = (
+            (Product(inputs=inputs, outputs=rank, cut="whole"), Product(inputs=rank, outputs=outputs))
+            for inputs, rank, outputs in added
+        )
+        return (square, *(product for pair in pairs for product in pair))
+
+
+@record
 class Layer:
     """One kind of block: what mixes tokens, and a feed-forward block.
 
@@ -184,7 +220,8 @@ class Layer:
     encoder gives by `cross` attention, between the two. After its feed-forward block a layer may add what a token's own
     embedding for this layer gives, of the width `embedded`: one product makes a gate of the hidden state, a second one
     takes what it gates back to the hidden width (Gemma 3n and 4). Where it is `scaled`, what each block adds is times a
-    learned number. With `streams` there are several residual streams.
+    learned number. With `streams` there are several residual streams. Where attention and feed-forward block are
+    `shared`, their weights are the model's, and the mixer comes after them.
     """
 
     attention: Attention | None
@@ -197,6 +234,7 @@ class Layer:
     embedded: int | None = None
     scaled: bool | None = None
     streams: Streams | None = None
+    shared: SharedBlock | None = None
 
     @property
     def self_attention(self) -> Attention:
@@ -233,9 +271,16 @@ class Layer:
         return self.mixes + bool(self.cross) + self.feeds + bool(self.embedded)
 
     def mixing_parameters(self, hidden: int) -> int:
-        """Return the weights of what mixes tokens."""
-        count = sum(kind.parameters(hidden) for kind in (self.attention, self.cross) if kind)
+        """Return the weights of what mixes tokens, without those that are shared."""
+        attentions = (None if self.shared else self.attention, self.cross)
+        count = sum(kind.parameters(hidden) for kind in attentions if kind)
         return count + (self.mixer.work(hidden).parameters if self.mixer else 0)
+
+    def shared_products(self, hidden: int) -> tuple[Product, ...]:
+        """Return the matrices that it has beside a block that it shares with others, none where it shares none."""
+        if self.shared is None or self.mlp is None:
+            return ()
+        return self.shared.products(hidden, self.self_attention, self.mlp)
 
 
 def interned(layers: Sequence[Layer]) -> tuple[Layer, ...]:

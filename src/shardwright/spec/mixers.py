@@ -98,7 +98,8 @@ class Mamba:
 
     `inner` channels with `state` numbers each, time steps of rank `rank`, a convolution of `width` tokens. With
     `normed` time step, B and C have norms (Jamba, arXiv 2403.19887 §6.4); with a `norm_epsilon` of their own these are
-    there in any case, without weights unless `normed` (Falcon Mamba, arXiv 2410.05355 §3).
+    there in any case, without weights unless `normed` (Falcon Mamba, arXiv 2410.05355 §3). Where there are several
+    `heads`, each has time steps, B and C of its own channels (Zamba, arXiv 2405.16712 §2).
     """
 
     inner: int
@@ -109,17 +110,22 @@ class Mamba:
     convolution_bias: bool = True
     normed: bool = False
     norm_epsilon: float | None = None
+    heads: int | None = None
 
     def work(self, hidden: int) -> Work:
         """The scan is one kernel without matrix products (`selective_scan_fn`): it reads u, z, dt, B and C, writes the
         result, and keeps its inputs; `mamba_inner_fn` keeps what in_proj and x_proj give and runs the convolution and
-        the time step again."""
-        inner, small = self.inner, self.rank + 2 * self.state
+        the time step again. Heads are scanned one by one without it (`ZambaMambaMixer` of transformers 5.24): kept are
+        a copy of the convolution's input, what that gives, time steps, and results before and after they are joined."""
+        inner, small, heads = self.inner, self.rank + 2 * self.state, self.heads or 1
         taps = inner * self.width
+        selecting = Product(inputs=inner, outputs=small, cut="rows")
+        if heads > 1:  # block by block, and no sum over ranks
+            selecting = Product(inputs=inner // heads, outputs=heads * small)
         return Work(
             products=(
                 Product(inputs=hidden, outputs=2 * inner, bias=self.bias),
-                Product(inputs=inner, outputs=small, cut="rows"),
+                selecting,
                 Product(inputs=self.rank, outputs=inner, bias=True),
                 Product(inputs=inner, outputs=hidden, cut="rows", bias=self.bias),
             ),
@@ -130,16 +136,18 @@ class Mamba:
             chunk=0,
             scan=(),
             recurrence=float(inner * self.state),
-            moved=2.0 * inner + 5.0 * inner + 2.0 * small,
-            kept=2.0 * inner + inner + inner,  # in_proj's, x_proj's input, out_proj's input
+            moved=2.0 * inner + 5.0 * inner + 2.0 * heads * small,
+            # in_proj's, x_proj's input, out_proj's input; what is summed is kept by every rank
+            kept=4.0 * inner if heads == 1 else 7.0 * inner + heads * small,
             kept_single=0.0,
             sent=0.0,
-            summed=small,
+            summed=small if heads == 1 else 0,
         )
 
     @property
     def splits(self) -> tuple[tuple[str, int], ...]:
-        return (("the channels of Mamba", self.inner),)
+        channels = (("the channels of Mamba", self.inner),)
+        return channels if self.heads is None else (*channels, ("the heads of Mamba", self.heads))
 
     @property
     def context_heads(self) -> int | None:
@@ -155,7 +163,8 @@ class Mamba2:
     """Mamba-2, the state-space dual: heads with a scalar decay, computed in chunks (arXiv 2405.21060 §6).
 
     `heads` of `head_dim` channels with `state` numbers for each channel; heads of one of the `groups` share B and C.
-    `gated_norm` stands before the output projection. Time steps are at least the `least_step` (Nemotron-H).
+    `gated_norm` stands before the output projection, its epsilon may be its own. Time steps are at least the
+    `least_step` (Nemotron-H).
     """
 
     heads: int
@@ -169,6 +178,7 @@ class Mamba2:
     convolution_bias: bool = True
     gated_norm: bool = True
     least_step: float | None = None
+    norm_epsilon: float | None = None
 
     @property
     def inner(self) -> int:

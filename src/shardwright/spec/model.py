@@ -149,7 +149,8 @@ class Model:
     """A model of language, with a `tower` where it sees images or is an encoder-decoder, and `audio` where it hears.
 
     `layers` has one entry per block, in order; equal layers are equal objects. The table of their own embeddings has
-    `layer_vocab` rows.
+    `layer_vocab` rows. Of transformer blocks whose weights layers share there are `shared_blocks`; these weights count
+    with the embedding, as what all layers have.
 
     With `relative` positions a learned number for each head and distance is added to scores (T5, arXiv 1910.10683
     §2.1). `learned_positions` counts rows of a learned position table, `extra_parameters` what else the published count
@@ -187,6 +188,7 @@ class Model:
     extra_parameters: int = 0
     embedding_width: int | None = None
     layer_vocab: int | None = None
+    shared_blocks: int | None = None
     rotary_fraction: float = 1.0
     parallel_block: bool = False
     norm_vectors: int | None = None
@@ -239,11 +241,12 @@ class Model:
 
     def dense_layer_parameters(self, layer: Layer) -> int:
         """Return the parameters of `layer` that every token uses (all but the routed experts)."""
-        feed_forward = layer.mlp.parameters(self.hidden) if layer.mlp else 0
+        feed_forward = layer.mlp.parameters(self.hidden) if layer.mlp and not layer.shared else 0
+        feed_forward += sum(product.weights for product in layer.shared_products(self.hidden))
         if layer.moe:
             feed_forward += layer.moe.dense_parameters(self.hidden)
         feed_forward += 2 * self.hidden * (layer.embedded or 0)
-        vectors = layer.norms * self.norm_parameters + (layer.vector_parameters or 0)
+        vectors = (1 if layer.shared else layer.norms) * self.norm_parameters + (layer.vector_parameters or 0)
         vectors += layer.sublayers if layer.scaled else 0
         vectors += layer.streams.parameters(self.hidden) if layer.streams else 0
         return layer.mixing_parameters(self.hidden) + feed_forward + vectors
@@ -265,12 +268,41 @@ class Model:
     @property
     def embedding_parameters(self) -> int:
         """Token and position embedding, with the projection and the norm that may follow, and what a token has for each
-        layer: a table, a projection of the embedding, and a norm that all layers share."""
+        layer: a table, a projection of the embedding, and a norm that all layers share; blocks that they share, too."""
         norm = self.norm_parameters if self.embedding_norm else 0
         positions, beside = self.learned_positions * self.hidden, self.embedded_width
         layers = (self.layer_vocab or 0) * beside + self.hidden * beside + max(self.embedded_widths, default=0)
-        streams = self.stream_parameters
+        streams = self.stream_parameters + self.shared_parameters
         return self.token_table_parameters + self.width_projection_parameters + positions + norm + layers + streams
+
+    @property
+    def end_parameters(self) -> int:
+        """Those of the embedding, without blocks that layers share."""
+        return self.embedding_parameters - self.shared_parameters
+
+    @cached_property
+    def shared_layer(self) -> Layer | None:
+        """The first kind of layer that shares a block with others."""
+        return next((kind for kind in self.kinds if kind.shared), None)
+
+    @cached_property
+    def sharing(self) -> tuple[int, ...]:
+        """The numbers of the layers that share blocks, which take turns over these."""
+        return tuple(number for number, layer in enumerate(self.layers) if layer.shared)
+
+    def block_of(self, layer: int) -> int:
+        """Return the number of the block that a layer shares with others."""
+        return self.sharing.index(layer) % (self.shared_blocks or 1)
+
+    @property
+    def shared_parameters(self) -> int:
+        """Weights of the blocks that layers share, with the norms of each."""
+        layer = self.shared_layer
+        if layer is None or layer.mlp is None:
+            return 0
+        norms = (layer.norms - 1) * self.norm_parameters
+        block = layer.self_attention.parameters(self.hidden) + layer.mlp.parameters(self.hidden) + norms
+        return (self.shared_blocks or 1) * block
 
     @property
     def streams(self) -> Streams | None:

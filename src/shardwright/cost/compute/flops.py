@@ -120,6 +120,7 @@ def layer_flops_per_token(model: Model, layer: Layer, seq_len: float) -> float:
         flops += 2.0 * moe.matrices * model.hidden * moe.shared_width
         flops += 4.0 * model.hidden * (moe.latent or 0)
     flops += layer.streams.flops(model.hidden) if layer.streams else 0.0
+    flops += 2.0 * sum(product.weights for product in layer.shared_products(model.hidden))
     return flops + 4.0 * model.hidden * (layer.embedded or 0)
 
 
@@ -128,7 +129,7 @@ def attention_weights(model: Model, attention: Attention) -> int:
     out = (attention.out_width + attention.gate_width) * model.hidden
     mla = attention.latent
     if mla is None:
-        return model.hidden * sum(attention.projected_widths) + out
+        return attention.inputs(model.hidden) * sum(attention.projected_widths) + out
     if mla.query_rank is None:
         query = model.hidden * attention.query_width
     else:

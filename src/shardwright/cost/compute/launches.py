@@ -71,6 +71,7 @@ def _calls(model: Model, layer: Layer, shard: Shard, job: Job) -> dict[str, Floa
     if layer.mixer is not None:
         work = layer.mixer.work(model.hidden)
         mixing = mixing + MIXER_CALLS + len(work.products) + len(work.scan) + pair
+    mixing = mixing + 2.0 * len(layer.shared_products(model.hidden))
     calls: dict[str, Floats | float] = {MIXING: mixing}
     if layer.mlp is not None:
         calls[DENSE] = MLP_CALLS + pair

@@ -127,13 +127,14 @@ def layer_operators(model: Model, layer: Layer, shard: Shard, job: Job) -> Itera
     yield from memory_bound(layer.norms * 4.0 * outer * hidden, backward=2.0, form=NORM, modules=NORMS, share=apart)
     yield from memory_bound(layer.sublayers * 6.0 * outer * hidden, backward=1.0)  # residual adds (with dropout, fused)
     if layer.attention is not None:
-        yield from _attention(hidden, layer.attention, shard, job)
+        yield from _attention(model.hidden, layer.attention, shard, job)
         if model.position == "relative":
             yield from _added_to_scores(layer.attention, shard, job, float(job.seq_len))
     if layer.streams is not None:
         yield from _streams(model.hidden, layer.streams, shard, job)
     if layer.scaled:
         yield from memory_bound(layer.sublayers * 4.0 * outer * hidden, backward=1.5)
+    yield from _beside_shared(model.hidden, layer, shard, job)
     if layer.mixer is not None:
         yield from _mixer(model.hidden, layer.mixer, shard, job)
     if layer.cross is not None and model.tower is not None:
@@ -156,6 +157,21 @@ def _embedded(hidden: float, width: float, shard: Shard, job: Job) -> Iterator[O
     yield from linear(size, width, hidden, job)
     yield from memory_bound(10.0 * size * width, backward=1.6)  # activation, and the product with the embedding
     yield from linear(size, hidden, width, job)
+
+
+def _beside_shared(hidden: int, layer: Layer, shard: Shard, job: Job) -> Iterator[Operator]:
+    """Yield what a layer does beside a block that it shares, if any: joins the embedding to the hidden state,
+    multiplies by the matrices that are its own, and adds what those of low rank give."""
+    if layer.shared is None:
+        return
+    size, outer = tokens(shard, job), norm_tokens(shard, job)
+    yield from memory_bound(8.0 * outer * hidden, backward=1.0)
+    for product in layer.shared_products(hidden):
+        if product.cut == "whole":
+            yield from linear(outer, float(product.outputs), float(product.inputs), job)
+        else:
+            yield from linear(size, product.outputs / shard.tp, float(product.inputs), job)
+            yield from memory_bound(6.0 * size * product.outputs / shard.tp, backward=0.0)
 
 
 def _streams(hidden: int, streams: Streams, shard: Shard, job: Job) -> Iterator[Operator]:
@@ -284,11 +300,11 @@ def memory_bound(
         )
 
 
-def _attention(hidden: float, attention: Attention, shard: Shard, job: Job) -> Iterator[Operator]:
-    size, outer = tokens(shard, job), norm_tokens(shard, job)
+def _attention(width: int, attention: Attention, shard: Shard, job: Job) -> Iterator[Operator]:
+    size, outer, hidden = tokens(shard, job), norm_tokens(shard, job), float(width)
     tp = shard.tp
     if attention.latent is None:
-        yield from linear(size, sum(attention.projected_widths) / tp, hidden, job)
+        yield from linear(size, sum(attention.projected_widths) / tp, float(attention.inputs(width)), job)
     else:
         mla = attention.latent
         up = attention.query_width / tp
@@ -549,6 +565,7 @@ def freed_of_operators(model: Model, layer: Layer, shard: Shard, job: Job, kept:
         scored += layer.cross.out_width
     if layer.mixer is not None:
         products += sum(product.outputs for product in layer.mixer.work(model.hidden).products)
+    products += sum(product.outputs for product in layer.shared_products(model.hidden))
     if layer.mlp is not None:
         products += (2 if layer.mlp.gated else 1) * layer.mlp.width + model.hidden
     if layer.moe is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -33,6 +34,9 @@ def work_of(model: Model) -> Work:
     """Return the work of orthogonalising all matrices of the layers of a model."""
     counted = list(zip(model.kinds, np.bincount(model.kind_of_layer, minlength=len(model.kinds)).tolist(), strict=True))
     dense = [(shape, count) for layer, count in counted for shape in _dense(model, layer)]
+    if model.shared_layer is not None:
+        block = replace(model.shared_layer, mixer=None, shared=None)
+        dense += [(shape, model.shared_blocks or 1) for shape in _dense(model, block)]
     expert = [
         (shape, count * layer.moe.experts)
         for layer, count in counted
@@ -53,13 +57,14 @@ def _each(counted: Sequence[tuple[tuple[int, int], int]]) -> float:
 
 
 def _dense(model: Model, layer: Layer) -> Iterator[tuple[int, int]]:
-    if layer.attention is not None:
+    yield from ((product.outputs, product.inputs) for product in layer.shared_products(model.hidden))
+    if layer.attention is not None and layer.shared is None:
         yield from _attention(model.hidden, layer.attention)
     if layer.cross is not None:
         yield from _attention(model.hidden, layer.cross)
     if layer.mixer is not None:
         yield from ((product.outputs, product.inputs) for product in layer.mixer.work(model.hidden).products)
-    if layer.mlp is not None:
+    if layer.mlp is not None and layer.shared is None:
         yield from _mlp(model.hidden, layer.mlp)
     if layer.moe is not None:
         yield layer.moe.experts, model.hidden
@@ -73,7 +78,7 @@ def _attention(hidden: int, attention: Attention) -> Iterator[tuple[int, int]]:
         yield attention.gate_width, hidden
     mla = attention.latent
     if mla is None:
-        yield from ((width, hidden) for width in attention.projected_widths)
+        yield from ((width, attention.inputs(hidden)) for width in attention.projected_widths)
         return
     if mla.query_rank is None:
         yield attention.query_width, hidden

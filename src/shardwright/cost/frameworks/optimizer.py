@@ -14,7 +14,7 @@ from functools import cache
 
 from shardwright.files import shipped_table
 from shardwright.records import record
-from shardwright.spec.adapter import matrices
+from shardwright.spec.adapter import held_matrices
 from shardwright.spec.job import PROJECTED, Job
 from shardwright.spec.model import Model
 from shardwright.spec.options import WIDTH
@@ -65,13 +65,14 @@ def _projected_width(model: Model, job: Job) -> float:
     if rank is None:
         return 0.0
     width, kept, projected = WIDTH["fp32"] if job.masters else WIDTH["bf16"], 0.0, 0.0
-    for layer in model.layers:
-        for matrix in (matrix for matrix in matrices(model, layer) if matrix.target != "experts"):
-            larger, smaller = max(matrix.inputs, matrix.outputs), min(matrix.inputs, matrix.outputs)
-            most = min(rank, smaller) if job.optimizer == "galore" else rank  # singular vectors, or random ones
-            kept += matrix.copies * (2.0 * larger + smaller) * most
-            projected += matrix.copies * larger * smaller
-    inside = model.parameters - model.embedding_parameters - model.head_parameters
+    for matrix, times in held_matrices(model):
+        if matrix.target == "experts":
+            continue
+        larger, smaller = max(matrix.inputs, matrix.outputs), min(matrix.inputs, matrix.outputs)
+        most = min(rank, smaller) if job.optimizer == "galore" else rank  # singular vectors, or random ones
+        kept += times * matrix.copies * (2.0 * larger + smaller) * most
+        projected += times * matrix.copies * larger * smaller
+    inside = model.parameters - model.end_parameters - model.head_parameters
     return width * (kept + 2.0 * (inside - projected)) / max(inside, 1)
 
 

@@ -155,13 +155,14 @@ def embedded_again(context: Context) -> int:
 def states(context: Context, rows: Strategies, shards: LayerRows, held: HeldParameters) -> StateBytes:
     """Return weights, gradients and optimizer state, [N, P] each."""
     groups = data_parallel(context, rows)
-    two_layers = 2.0 * shards.table.parameters[shards.row]
+    # blocks that layers share stay gathered with the embedding, whose unit they are of
+    at_a_time = 2.0 * shards.table.parameters[shards.row] + context.model.shared_parameters / rows.tp
     split = StateSplit(
         sharding=rows.sharding[:, None],
         dense_ranks=groups.dense.size[:, None],
         expert_ranks=groups.expert.size[:, None],
         offload=rows.offload[:, None],
-        working=two_layers[:, None],
+        working=at_a_time[:, None],
         unsharded=summed_at_last(context.job, rows)[:, None],
     )
     return state_bytes(context.model, context.job, held, split)

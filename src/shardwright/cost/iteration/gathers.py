@@ -46,14 +46,22 @@ def once_a_step(job: Job, rows: Strategies) -> tuple[Ints, Ints]:
 
 
 def moved_in_passes(
-    job: Job, rows: Strategies, parameters: Floats, embedding: Floats, head: Floats, tied: Floats
+    job: Job,
+    rows: Strategies,
+    parameters: Floats,
+    embedding: Floats,
+    head: Floats,
+    tied: Floats,
+    *,
+    lasting: float = 0.0,
 ) -> Moved:
     """Return what the passes of a micro-batch move of `parameters` [N, V], of which `embedding` and `head` are those of
     the two ends; `tied` are those that both ends have where one GPU has both, which are in `parameters` twice. What is
     gathered of quantised layers counts as so many parameters of the width of the ends.
 
     Where the last unit stays gathered, the backward pass finds final norm and head there still; where both ends do, the
-    next micro-batch finds the embedding, too.
+    next micro-batch finds the embedding, too. Of its unit the part `lasting` is there from the first layer of a pass to
+    the last one of the way back: all of it where blocks that layers share are of it, a tied output projection too.
     """
     zero2, zero3 = (rows.sharding >= ZERO2)[:, None], (rows.sharding == ZERO3)[:, None]
     anew = zero3 | (zero2 & _freed_by_passes(job, rows)[:, None])
@@ -63,8 +71,8 @@ def moved_in_passes(
     if stays == "last":
         backward = backward - head
     elif stays == "ends":
-        forward = gathered - embedding * (1.0 - 1.0 / micro_batches(job, rows)[:, None])
-        backward = gathered - head
+        forward = gathered - embedding * (1.0 - 1.0 / micro_batches(job, rows)[:, None]) - lasting * tied
+        backward = gathered - head - lasting * embedding
     in_each = zero2 & ~summed_at_last(job, rows)[:, None]
     return Moved(forward=forward * anew, backward=backward * zero3, summed=(parameters - tied) * in_each)
 

@@ -127,8 +127,11 @@ def data_parallel(context: Context, rows: Strategies) -> DataParallel:
 def stage_groups(context: Context, rows: Strategies, stages: int = 1) -> DataParallel:
     """Return the data-parallel groups of each of the first `stages`, [N, P], by where they stand: the ranks of a stage
     follow one another, and where they end within a domain, that with fewest of them holds up the ring. With data
-    outermost they are taken to begin in a domain of their own."""
+    outermost they are taken to begin in a domain of their own. Of domains of several machines schedulers give out parts
+    that jobs fill (SLURM's --segment): groups are as good as they can be."""
     best, domain, outermost = data_parallel(context, rows), context.links.domain_gpus, rows.rank_order == DATA_OUTERMOST
+    if domain > context.pool.gpus_per_node:
+        return best.column
     width, place = rows.ep * rows.etp, np.arange(stages)
     ranks, gpus = rows.dp * rows.cp, rows.tp * rows.cp * rows.dp
     held = _fewest_in_a_domain(ranks[:, None], np.maximum(domain // rows.tp, 1)[:, None], place * ranks[:, None])
@@ -205,7 +208,8 @@ def _passing_seconds(
     embedding, head = (np.where(there, of_position[stages.row, at], 0.0) for there, at in ((first, 0), (last, -1)))
     twice = context.model.tied_embeddings * (first & last)
     tied = twice * (context.model.token_table_parameters / rows.tp)[:, None]
-    dense = moved_in_passes(job, rows, stages.total(table.dense), embedding, head, tied)
+    lasting = float(bool(context.model.sharing))
+    dense = moved_in_passes(job, rows, stages.total(table.dense), embedding, head, tied, lasting=lasting)
     if job.adapters:
         forward, backward = (
             part + stages.total(table.adapters) * (part > 0.0) for part in (dense.forward, dense.backward)

@@ -161,18 +161,21 @@ def _tp_layer(
 
 
 def _tp_inside(model: Model, layer: Layer, shard: Shard, job: Job, links: Fabric) -> tuple[Floats, Floats]:
-    """Return the seconds forward and backward of what ranks of tensor parallelism send between the products of a mixer:
-    partial sums that a further product takes; and what is low and has a part of the positions, all of which enter the
-    next product, as in a column-row pair."""
+    """Return the seconds forward and backward of what ranks of tensor parallelism send between the products of a mixer
+    or beside a shared block: partial sums that a further product takes; and what is low and has a part of the
+    positions, all of which enter the next product, as in a column-row pair. So does what attention reads beside the
+    hidden state."""
     forward = backward = np.zeros(len(shard.tp))
     if layer.mixer is None:
         return forward, backward
-    work = layer.mixer.work(model.hidden)
+    work, beside = layer.mixer.work(model.hidden), layer.shared_products(model.hidden)[1:]
     if work.summed:
         summed = np.sum(_tp_seconds(work.summed, shard, job, links), axis=0)
         forward, backward = forward + summed, backward + summed
-    if work.low:
-        gather, reduce = _tp_seconds(work.low, shard, job, links)
+    low = work.low + sum(product.outputs for product in beside if product.cut == "whole")
+    low += layer.attention.inputs(model.hidden) - model.hidden if layer.attention else 0
+    if low:
+        gather, reduce = _tp_seconds(low, shard, job, links)
         forward, backward = forward + np.where(shard.sequence_parallel, gather, 0.0), backward + gather + reduce
     return forward, backward
 

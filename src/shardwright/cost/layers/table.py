@@ -153,7 +153,7 @@ def layer_table(
     parameters = [shard_parameters(model, kind, shard, position) for position, kind in enumerate(kinds)]
     trained, frozen = tower_parameters(model, job)
     parameters[0] = (parameters[0][0] + trained, parameters[0][1])
-    ends = [model.embedding_parameters, *(0 for _ in model.kinds), head_weights(model)]
+    ends = [model.end_parameters, *(0 for _ in model.kinds), head_weights(model)]
     return LayerTable(
         forward=running(forward),
         backward=running(backward),

@@ -41,6 +41,7 @@ from shardwright.cost.memory.kept import (
     module_copies,
     moe_bytes,
     norm_copies,
+    shared_bytes,
     streams_bytes,
 )
 from shardwright.records import record
@@ -98,7 +99,7 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
             attention = attention + saved * tokens(shard, job) * modules
         masks = 2.0 + (layer.cross is not None) if model.dropout else 0.0
         outside = outer * (layer.norms * (saved + norm_copies(model, job)) + masks)
-        feed_forward = feed_forward + embedded_bytes(model, layer, shard, job)
+        feed_forward = feed_forward + embedded_bytes(model, layer, shard, job) + shared_bytes(model, layer, shard, job)
         if layer.scaled and job.trains("language"):  # what a learned number multiplies
             feed_forward = feed_forward + saved * layer.sublayers * outer
         feed_forward = feed_forward + eager_bytes(model, layer, shard, job)

@@ -232,7 +232,8 @@ def attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job) 
     facts = memory_facts(job.framework)
     qkv = queries + (keys + values) * (attention.reused != "both") * np.where(facts.keys_gathered, shard.cp, 1)
     if attention.latent is None:
-        projected = saved * input_tokens(shard, job) * model.hidden * _needed(job, "q_proj", "k_proj", "v_proj")
+        wide = attention.inputs(model.hidden)
+        projected = saved * input_tokens(shard, job) * wide * _needed(job, "q_proj", "k_proj", "v_proj")
     else:
         mla = attention.latent
         ranks = (mla.query_rank or 0) + mla.kv_rank
@@ -273,7 +274,9 @@ def mixer_bytes(model: Model, mixer: Mixer, shard: Shard, job: Job) -> Floats:
     inside = widths.saved * work.kept + SINGLE * work.kept_single
     whole = widths.saved_input * norm_tokens(shard, job) * (model.hidden + work.low)
     whole = whole + widths.saved * tokens(shard, job) * work.summed
-    if job.framework == OWN and not isinstance(mixer, Mamba):
+    if job.framework == OWN and isinstance(mixer, Mamba):
+        inside = 4.0 * widths.saved * mixer.inner
+    elif job.framework == OWN:
         results = 1 if isinstance(mixer, ShortConvolution) else 2
         given = sum(product.outputs for product in work.products if product.cut == "columns")
         inside = widths.saved * (given + results * work.products[-1].inputs)
@@ -335,6 +338,15 @@ def embeddings_bytes(model: Model, shard: Shard, job: Job) -> Floats:
     single = (2.0 * widths_of(job).saved + norm_copies(model, job)) * width
     streams = model.streams.end_kept(model.hidden, first=True) if model.streams else 0.0
     return np.asarray(size * (widths_of(job).saved * ((model.hidden if width else 0) + streams) + single))
+
+
+def shared_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return what a layer keeps beside a block that it shares with others, if any: what its square product takes, which
+    the block gives, and what the second products of low rank take."""
+    products = layer.shared_products(model.hidden)
+    between = sum(product.outputs for product in products[1:] if product.cut == "whole")
+    given = model.hidden if products and job.trains("language") else 0
+    return np.asarray(widths_of(job).saved_input * norm_tokens(shard, job) * (given + between))
 
 
 def streams_bytes(model: Model, streams: Streams, shard: Shard, job: Job) -> Floats:

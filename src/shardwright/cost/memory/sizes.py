@@ -289,10 +289,10 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
 
     Where units are whole one by one, under ZeRO-2 and 3, weights of a unit are there with those of the next one, its
     gradients until the next unit's are complete, with the rank's own part of their sum, those of the embedding until
-    the next micro-batch runs backward; gradients of a tied embedding are there from the head on
-    (`runtime.step.{unshard,sync}`). FSDP2 sums the gradient of the head first, beside the last layer's weights, and
-    that of the embedding last, from a copy of it to the rank's part, which goes to the host in the masters' type. Under
-    Megatron-Core the embedding's gradient comes whole in 16 bits, before it is added to its buffer.
+    the next micro-batch runs backward; gradients of a tied embedding, and of blocks that layers share beside it, are
+    there from the head on (`runtime.step.{unshard,sync}`). FSDP2 sums the gradient of the head first, beside the last
+    layer's weights, and that of the embedding last, from a copy of it to the rank's part, which goes to the host in the
+    masters' type. Under Megatron-Core the embedding's gradient comes whole in 16 bits before it is added to its buffer.
     """
     sizes = (rows.micro_batch, rows.cp, rows.tp)
     facts = memory_facts(job.framework)
@@ -312,7 +312,7 @@ def whole_units(model: Model, job: Job, rows: Strategies, layer: Array, ranks: A
         return WholeUnits(head=whole, summing=summing, first=first + dense, last=alone, before=np.maximum(-alone, 0.0))
     weight = weight_bytes(job) * (rows.sharding == ZERO3)
     gradient = gradient_bytes(job) * job.trains("language") * (rows.sharding >= ZERO2)
-    end, arriving = model.token_table_parameters / rows.tp, 1.0 + 1.0 / ranks
+    end, arriving = (model.token_table_parameters + model.shared_parameters) / rows.tp, 1.0 + 1.0 / ranks
     forward, backward = head_passes(model, job, *sizes)
     forward = forward + weight * end + gradient * end * arriving * (count > 1)
     backward = backward + weight * (end + layer) + gradient * end

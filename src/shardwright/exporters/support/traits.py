@@ -111,7 +111,7 @@ def _of_a_kind(kind: Layer, path: str) -> Iterator[Trait]:
         yield Trait("loose_vectors", f"{path}.vector_parameters", "has weights beside its matrices and norms")
     if kind.moe and kind.moe.shared_gate and not kind.moe.shared_width:
         yield Trait("idle_gate", f"{path}.moe.shared_gate", "gates no shared expert")
-    if kind.norms != max(kind.sublayers, 1):
+    if kind.norms != max(kind.sublayers, 1) and kind.shared is None:
         yield Trait("norm_count", f"{path}.norms", f"has {kind.norms} norms in a layer")
     if attention is None:
         return
@@ -137,7 +137,9 @@ def _of_unlike_blocks(kind: Layer, path: str) -> Iterator[Trait]:
     """Yield what a block has or lacks that blocks of a transformer do not."""
     if kind.mixer is not None:
         yield Trait(_mixer_trait(kind), f"{path}.mixer", f"has {kind.mixer.words}")
-    if kind.mixer is not None and kind.attention is not None:
+    if kind.shared is not None:
+        yield Trait("shared_block", f"{path}.shared", "has a transformer block whose weights several layers share")
+    if kind.mixer is not None and kind.attention is not None and kind.shared is None:
         yield Trait("side_by_side", f"{path}.mixer", "has a mixer beside attention in one layer")
     if kind.sublayers < 2:
         yield Trait("half_block", path, "has blocks of a mixer or a feed-forward alone")

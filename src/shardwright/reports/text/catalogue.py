@@ -155,6 +155,7 @@ def _layer_words(layer: Layer) -> str:
         parts.append(_moe_words(layer.moe))
     if layer.mlp is not None:
         parts.append(f"feed-forward of width {layer.mlp.width:,}" + (", gated" if layer.mlp.gated else ""))
+    parts += ["attention and feed-forward shared with other layers"] if layer.shared else []
     parts += [f"an embedding of its own of width {layer.embedded:,}"] if layer.embedded else []
     return "; ".join(parts)
 

@@ -20,7 +20,7 @@ from shardwright.runtime.model.experts import Apart, called, experts
 from shardwright.runtime.model.gated import Activation, Weights, by_head, inner, inside
 from shardwright.runtime.model.mixers import mixed
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter, mean_over
-from shardwright.runtime.model.products import Products, entered, left, made_here
+from shardwright.runtime.model.products import Products, entered, in_two_steps, left, made_here
 from shardwright.runtime.model.rotary import Table, rotated
 from shardwright.spec.layer import Attention, Layer
 from shardwright.spec.model import Model
@@ -71,11 +71,13 @@ def layer_forward(
     *,
     recompute_attention: bool,
     documents: Documents | None = None,
+    embedded: torch.Tensor | None = None,
     apart: Apart = called,
 ) -> torch.Tensor:
     """Return the output of a layer: what attention and the feed-forward block, of which it may have one, add to it, one
     after the other or side by side, with norms where the model has them. Attention stays within `documents`, which are
-    of all positions. `apart` calls what is not to be compiled with the rest."""
+    of all positions. A block that layers share reads `embedded`, too. `apart` calls what is not to be compiled with the
+    rest."""
     core = partial(_recomputed_core if recompute_attention else _core, documents=documents)
     core = partial(apart, core) if context.size > 1 else core
     activation, scale = ACTIVATIONS[model.activation], model.computed.gate_scale
@@ -108,6 +110,12 @@ def layer_forward(
         x = times(x, kept) + times(change, scale)
         return norm(x, inside(weights, f"{name}_post_norm"), model, details) if placed == "sum" else x
 
+    if layer.shared is not None:
+        assert embedded is not None, "blocks that layers share read what is embedded"
+        joined = norm(torch.cat([x, embedded], dim=-1), inside(weights, "joined_norm"), model, details)
+        given = mlp(norm(attention(joined), inside(weights, "mlp_norm"), model, details))
+        read = x + made_here(given, weights, "square", products)
+        return x + mixer(norm(read, inside(weights, "mixer_norm"), model, details))
     placed, mixing = model.computed.placement(layer), _mixing(attention, mixer, layer, model)
     if model.parallel_block:
         normed = before(x, "attention")
@@ -177,6 +185,11 @@ def _heads(
     computed = model.computed
     parts = ("query", "key", "value", *(("gate",) if attention.gate else ()))
     query, key, value, *gates = entered(x, weights, parts, tensor, products)
+    if "query_down.weight" in weights:
+        query, key, value = (
+            whole + in_two_steps(x, weights, f"{part}_down", (f"{part}_up",), tensor, products)[0]
+            for part, whole in zip(parts, (query, key, value), strict=False)
+        )
     clip = computed.qkv_clip
     if clip is not None:
         query, key, value = (part.clamp(-clip, clip) for part in (query, key, value))

@@ -103,13 +103,13 @@ def forward(
 
     `x` is tokens [micro_batch, sequence] for a chunk with the embedding, else an activation of this rank's positions.
     """
-    layer = partial(_layer, chunk, documents=documents)
     layers = [unit for unit in chunk.units if 0 < unit <= len(chunk.model.layers)]
     see = observe or (lambda _, value: value)
     if chunk.units:
         x = see(chunk.units[0] - 1, x)
     if 0 in chunk.units:
         x = see(0, _passed(chunk, 0, partial(embed, chunk, x)))
+    layer = partial(_layer, chunk, documents=documents, embedded=x if chunk.model.sharing else None)
     for group, saved in _groups(layers, chunk.recompute):
         x = (_recomputed if saved else _run)(chunk, group, x, see, layer)
     if not chunk.head:
@@ -177,9 +177,16 @@ def _projection(chunk: Chunk) -> torch.Tensor:
     return chunk.weights["embedding.tokens.weight" if chunk.model.tied_embeddings else "head.weight"]
 
 
-def unit_forward(chunk: Chunk, unit: int, x: torch.Tensor, documents: Documents | None = None) -> torch.Tensor:
-    """Return what one unit but the head makes of `x`, tokens for the embedding; its weights must be there."""
-    return embed(chunk, x) if unit == 0 else _layer(chunk, unit, x, documents=documents)
+def unit_forward(
+    chunk: Chunk,
+    unit: int,
+    x: torch.Tensor,
+    documents: Documents | None = None,
+    embedded: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return what one unit but the head makes of `x`, tokens for the embedding; its weights must be there. `embedded`
+    is what the embedding made, where layers share blocks."""
+    return embed(chunk, x) if unit == 0 else _layer(chunk, unit, x, documents=documents, embedded=embedded)
 
 
 def _groups(layers: Sequence[int], recompute: Recompute) -> list[tuple[Sequence[int], bool]]:
@@ -197,8 +204,12 @@ def _run(chunk: Chunk, units: Sequence[int], x: torch.Tensor, see: Observer, lay
     return x
 
 
-def _layer(chunk: Chunk, unit: int, x: torch.Tensor, *, documents: Documents | None) -> torch.Tensor:
+def _layer(
+    chunk: Chunk, unit: int, x: torch.Tensor, *, documents: Documents | None, embedded: torch.Tensor | None
+) -> torch.Tensor:
     weights, layer = chunk.blocks[f"layers.{unit - 1}"], chunk.model.layers[unit - 1]
+    if layer.shared is not None:
+        weights = {**inside(chunk.blocks["shared"], str(chunk.model.block_of(unit - 1))), **weights}
     if isinstance(layer.mixer, Lightning):
         decay = decays_of(layer.mixer, unit - 1, len(chunk.model.layers), chunk.tensor, x.device)
         weights = {**weights, "mixer.decay": decay}
@@ -215,6 +226,7 @@ def _layer(chunk: Chunk, unit: int, x: torch.Tensor, *, documents: Documents | N
         chunk.products,
         recompute_attention=chunk.recompute.granularity == "selective",
         documents=documents,
+        embedded=embedded if layer.shared is not None else None,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from shardwright.records import record
 from shardwright.runtime.model.parameters import ModelParameter, mixer_shape
 from shardwright.spec.layer import Attention
-from shardwright.spec.mixers import Mixer
+from shardwright.spec.mixers import Mamba, Mixer
 from shardwright.spec.model import Model
 
 Index = tuple[int | slice, ...]
@@ -18,7 +18,7 @@ Form = Literal[
     "alone", "turned", "turned thirds", "head by head", "group by group", "one after the other", "quarters of q, v, k",
     "first half", "second half", "first half of experts", "second half of experts", "one of experts",
     "even columns of experts", "odd columns of experts", "one of turned experts", "row of each head", "one row",
-    "query and gate by head", "by head of a mixer", "between ones",
+    "query and gate by head", "by head of a mixer", "between ones", "rows in turn", "rows of each head of a mixer",
 ]  # fmt: skip
 """How a tensor holds parameters.
 
@@ -26,7 +26,8 @@ Form = Literal[
 * Queries, keys and values `one after the other`; `head by head`, each with all three; `group by group`, the queries of
   a group before its key and value; in four `quarters`, each with queries, values and keys (CodeGen).
 * Queries and their gate `by head`, one after the other; what a head of lightning attention, or a
-  key head of the delta rule, has `by head of a mixer`.
+  key head of the delta rule, has `by head of a mixer`. Two projections whose rows take turns, and tables with the
+  `rows of each head of a mixer`, in Mamba of several heads (Zamba).
 * Gate and up projection are the first and the second half of the rows.
 * A vector is a matrix with a `row of each head`, or with one row; or it is the third of four dimensions, others of one.
 * All experts in one tensor: [experts, outputs, inputs], or turned; gpt-oss has gates in even columns.
@@ -70,6 +71,9 @@ def source_in(name: str, form: Form, model: Model, parameter: ModelParameter, bl
     if form in ("row of each head", "one row"):
         rows = 1 if form == "one row" else shape[0] // model.self_attention.head_dim
         return TensorSource(name=name, shape=(rows, shape[0] // rows), view=shape)
+    if form == "rows of each head of a mixer":
+        heads = next(kind.mixer.heads or 1 for kind in model.kinds if isinstance(kind.mixer, Mamba))
+        return TensorSource(name=name, shape=(heads, shape[0] // heads, *shape[1:]), view=shape)
     if form == "between ones":
         return TensorSource(name=name, shape=(1, 1, *shape, 1), view=shape)
     part = block.rsplit(".", 1)[-1]
@@ -120,6 +124,9 @@ def mixer_source(
     shape = mixer_shape(mixer)
     sizes, inputs = [shape.rows[other.removesuffix(TAPS)] for other in together], parameter.shape[1:]
     number, whole = together.index(part), (sum(sizes), *inputs)
+    if form == "rows in turn":
+        view = (sizes[0], len(sizes), *inputs)
+        return TensorSource(name=name, shape=whole, view=view, index=(WHOLE, number))
     if form == "by head of a mixer":
         sizes = [size // shape.pieces for size in sizes]
         view, before = (shape.pieces, sum(sizes), *inputs), sum(sizes[:number])

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from shardwright.runtime.model.parallel import TensorGroup
-from shardwright.runtime.model.products import WHOLE, Products, entered, left
+from shardwright.runtime.model.products import WHOLE, Products, entered, in_two_steps, left
 from shardwright.spec.forward_pass import ForwardPass
 
 Weights = Mapping[str, torch.Tensor]
@@ -39,6 +39,9 @@ def inner(
     comes out is summed over that `after`."""
     parts = ("gate", "up") if any(name.startswith("gate.") for name in weights) else ("up",)
     projected = entered(x, weights, parts, before, products)
+    if "low_down.weight" in weights:
+        added = in_two_steps(x, weights, "low_down", [f"{part}_up" for part in parts], before, products)
+        projected = tuple(whole + low for whole, low in zip(projected, added, strict=True))
     middle = gated(*projected, activation) if len(projected) == 2 else activation(*projected)
     return left(middle, weights, "down", after, products)
 

@@ -9,6 +9,7 @@ The backward pass computes scan and norm again, of what the projections gave, as
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.gated import Weights, by_head
 from shardwright.runtime.model.parallel import TensorGroup, enter, mean_over
 from shardwright.runtime.model.parameters import mixer_shape
-from shardwright.runtime.model.products import Products, entered, left, made_here
+from shardwright.runtime.model.products import Products, entered, in_two_steps, left
 from shardwright.runtime.model.scans import delta_scan, selective_scan, state_space_scan
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, Mixer, ShortConvolution
 
@@ -40,7 +41,7 @@ def mixed(
     shape = mixer_shape(mixer)
     inputs = entered(x, weights, tuple(shape.rows), tensor, products)
     for part in shape.low:
-        inputs += entered(made_here(x, weights, f"{part}_down", products), weights, (f"{part}_up",), tensor, products)
+        inputs += in_two_steps(x, weights, f"{part}_down", (f"{part}_up",), tensor, products)
     if scales is not None:
         inputs = tuple(part * scale for part, scale in zip(inputs, scales, strict=True))
     inner = MIXERS[type(mixer)](inputs, weights, mixer, details, tensor, products)
@@ -60,6 +61,8 @@ def _mamba(
     """The selective state space: time steps, keys and queries are of few numbers that all channels give together."""
     assert isinstance(mixer, Mamba)
     value = _again(lambda part: _activated([part], weights, mixer)[0].contiguous(), inputs[0])
+    if mixer.heads is not None:
+        return _again(partial(_scan_by_head, weights, mixer), value, inputs[1])
     low = enter(left(value, weights, "low", tensor, products), tensor)
 
     def scan(value: torch.Tensor, gate: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
@@ -78,6 +81,22 @@ def _mamba(
         return (out * functional.silu(gate.float())).to(gate.dtype)
 
     return _again(scan, value, inputs[1], low)
+
+
+def _scan_by_head(weights: Weights, mixer: Mamba, value: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Return the same where each head has time steps, keys and queries of its own channels."""
+    small, width = mixer.rank + 2 * mixer.state, mixer.inner // (mixer.heads or 1)
+    heads, outputs = value.shape[-1] // width, []
+    low = weights["low.weight"].view(heads, small, width)
+    step_weight, shift = weights["step.weight"].view(heads, width, mixer.rank), weights["step.bias"].view(heads, width)
+    decay = -weights["decay.weight"].float().exp().view(heads, width, mixer.state)
+    for head, part in enumerate(torch.split(value, width, dim=-1)):
+        sizes = [mixer.rank, mixer.state, mixer.state]
+        step, key, query = torch.split(functional.linear(part, low[head]), sizes, dim=-1)
+        length = functional.softplus(functional.linear(step, step_weight[head], shift[head]).float())
+        outputs.append(selective_scan(part.float(), length, decay[head], key.float(), query.float()))
+    out = torch.cat(outputs, dim=-1) + weights["skip.weight"].float() * value.float()
+    return (out * functional.silu(gate.float())).to(gate.dtype)
 
 
 def _mamba2(
@@ -113,7 +132,7 @@ def _mamba2(
 
     def normed(out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         grouped = by_head(out.float() * functional.silu(gate.float()), width)
-        normal = functional.rms_norm(grouped, (width,), eps=details.norm_epsilon)
+        normal = functional.rms_norm(grouped, (width,), eps=mixer.norm_epsilon or details.norm_epsilon)
         scaled: torch.Tensor = weights["norm.weight"] * normal.flatten(2).to(gate.dtype)
         return scaled
 

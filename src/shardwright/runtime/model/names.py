@@ -338,6 +338,51 @@ LFM2 = _like(
         "mlp.down": "feed_forward.w2",
     },
 )
+
+
+def _of_shared_block(name: str, mlp: Words) -> dict[str, str]:
+    """Return what a block that layers share is called, and the product and the norm that a layer has beside it."""
+    inner = {"joined_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm", **ATTENTION, **mlp}
+    return {block: f"{name}.{of_block}" for block, of_block in inner.items()} | {
+        "square": "linear",
+        "mixer_norm": "input_layernorm",
+    }
+
+
+ZAMBA = _like(
+    LLAMA,
+    ends={"head.norm": "model.final_layernorm"},
+    blocks={block: f"mamba.{name}" for block, name in MAMBA.items()}
+    | {"mixer.low.weight": "mamba.x_proj_weight"}
+    | {f"mixer.step.{kind}": f"mamba.dt_proj_{kind}" for kind in ("weight", "bias")}
+    | _of_shared_block(
+        "shared_transf", {f"mlp.{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
+    ),
+    forms=dict.fromkeys(("mixer.value", "mixer.gate"), "rows in turn")
+    | dict.fromkeys((f"mixer.{part}" for part in ("low", "step", "decay", "skip")), "rows of each head of a mixer"),
+)
+LOW_RANK = "_adapter_list.{}"  # of the layers that share a block, in order
+ZAMBA2 = _like(
+    LLAMA,
+    ends={"head.norm": "model.final_layernorm"},
+    blocks=MAMBA2
+    | _of_shared_block(
+        "shared_transformer",
+        {
+            **dict.fromkeys(("mlp.gate", "mlp.up"), "feed_forward.gate_up_proj"),
+            "mlp.down": "feed_forward.down_proj",
+            "mlp.low_down": f"feed_forward.gate_up_proj{LOW_RANK}.0",
+            **dict.fromkeys(("mlp.gate_up", "mlp.up_up"), f"feed_forward.gate_up_proj{LOW_RANK}.1"),
+            **{
+                f"attention.{part}_{step}": f"self_attn.linear_{part[0]}{LOW_RANK}.{number}"
+                for part in ("query", "key", "value")
+                for number, step in enumerate(("down", "up"))
+            },
+        },
+    ),
+    forms=dict.fromkeys(("mlp.gate", "mlp.gate_up"), "first half")
+    | dict.fromkeys(("mlp.up", "mlp.up_up"), "second half"),
+)
 HALVES: Mapping[str, Form] = {"mlp.gate": "first half", "mlp.up": "second half"}
 FAMILIES: Mapping[str, Names] = MappingProxyType(
     {
@@ -542,6 +587,8 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
         ),
         "starcoder2": _like(LLAMA, blocks={"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}),
         "vaultgemma": _like(LLAMA, blocks={"mlp_norm": "pre_feedforward_layernorm"}),
+        "zamba": ZAMBA,
+        "zamba2": ZAMBA2,
     }
 )
 """The families that `shardwright train` runs, of those that are read from a config."""
@@ -565,20 +612,32 @@ def form_of(model: Model, parameter: ModelParameter) -> Form:
     return names_of(model).forms.get(owner.split(".", 2)[-1], "alone")
 
 
+def _beside(model: Model, layer: int, name: str) -> tuple[int, str]:
+    """Return the layer under which a file has a parameter of one that shares a block, and what it is called there: its
+    mixer is a layer within it, and what is of low rank stands in the block, under the first layer that has this."""
+    if name.startswith(("mamba.", "input_layernorm")):
+        return layer, f"mamba_decoder.{name}"
+    if name == "linear.weight":
+        return layer, name
+    return model.sharing[model.block_of(layer)], name.format(model.sharing.index(layer))
+
+
 def source_of(model: Model, parameter: ModelParameter) -> TensorSource:
     """Return the tensor of a Hugging Face file that has a parameter."""
     names = names_of(model)
     owner, _, kind = parameter.name.rpartition(".")
     if owner in names.ends:
         return TensorSource(name=f"{names.ends[owner]}.{kind}")
-    _, layer, block = owner.split(".", 2)
+    of, number, block = owner.split(".", 2)
+    layer = model.sharing[int(number)] if of == "shared" else int(number)
     if parameter.expert is not None:
         block = block.replace(f".{parameter.expert}.", ".", 1)
     whole = names.blocks.get(f"{block}.{kind}")  # a name that says already what of the block it is
     name = whole or f"{names.blocks[block]}.{kind}"
-    name = f"{names.layers}.{layer}.{name.format(parameter.expert)}"
+    place, name = (layer, name.format(parameter.expert)) if layer not in model.sharing else _beside(model, layer, name)
+    name = f"{names.layers}.{place}.{name}"
     form = names.forms.get(block, "alone")
-    mixer = model.layers[int(layer)].mixer
+    mixer = model.layers[layer].mixer
     if mixer is not None and block.startswith("mixer.") and kind in ("weight", "bias"):
         part = block.removeprefix("mixer.")
         shape = mixer_shape(mixer)

@@ -20,7 +20,7 @@ from typing import Literal
 
 from shardwright.records import record
 from shardwright.spec.adapter import NF4_BLOCK, NF4_SCALE_BYTES, Adapter, Target
-from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe
+from shardwright.spec.layer import Attention, LatentAttention, Layer, Mlp, Moe, SharedBlock
 from shardwright.spec.mixers import GatedDelta, Lightning, Mamba, Mamba2, Mixer, ShortConvolution
 from shardwright.spec.model import Model
 
@@ -82,7 +82,7 @@ class ModelParameter:
     def hidden(self) -> bool:
         """Whether it is a matrix of a layer, for which some optimizers have another rule than for embeddings, the
         output projection, norms and biases."""
-        return len(self.shape) == 2 and self.decayed and self.name.startswith("layers.")
+        return len(self.shape) == 2 and self.decayed and self.name.startswith(("layers.", "shared."))
 
     @property
     def padded(self) -> bool:
@@ -124,6 +124,36 @@ def _embedding(model: Model, vocabulary: int) -> Iterator[ModelParameter]:
             yield ModelParameter(name=f"embedding.{table}.weight", shape=(count, model.hidden), summed="sequence")
     if model.embedding_norm:
         yield from _norm(model, "embedding.norm")
+    if model.shared_layer is not None:
+        for number in range(model.shared_blocks or 1):
+            yield from _block(model, model.shared_layer, f"shared.{number}")
+
+
+def _block(model: Model, layer: Layer, name: str) -> Iterator[ModelParameter]:
+    """A block that layers share, whose first norm is over the embedding beside the hidden state."""
+    yield _shared(f"{name}.joined_norm.weight", (2 * model.hidden,), start="ones")
+    yield from _attention(model, layer.self_attention, f"{name}.attention")
+    yield from _norm(model, f"{name}.mlp_norm")
+    if layer.mlp is not None:
+        yield from _mlp(model, layer.mlp, f"{name}.mlp")
+
+
+def _beside(model: Model, layer: Layer, block: SharedBlock, name: str) -> Iterator[ModelParameter]:
+    """What is a layer's own beside a block that it shares: the product to what its mixer reads, and matrices of low
+    rank, whose first ones are whole on every rank."""
+    attention, mlp = layer.self_attention, layer.mlp
+    yield _shared(f"{name}.square.weight", (model.hidden, model.hidden))
+    if block.attention_rank is not None:
+        for part, width in zip(("query", "key", "value"), attention.projected_widths, strict=True):
+            heads = attention.heads if part == "query" else attention.kv_heads
+            yield _shared(f"{name}.attention.{part}_down.weight", (block.attention_rank, 2 * model.hidden))
+            shape = (width, block.attention_rank)
+            yield ModelParameter(name=f"{name}.attention.{part}_up.weight", shape=shape, dim=0, pieces=heads)
+    if block.feed_rank is not None and mlp is not None:
+        yield _shared(f"{name}.mlp.low_down.weight", (block.feed_rank, model.hidden))
+        for part in ("gate", "up"):
+            shape = (mlp.width, block.feed_rank)
+            yield ModelParameter(name=f"{name}.mlp.{part}_up.weight", shape=shape, dim=0, pieces=mlp.width)
 
 
 def _head(model: Model, vocabulary: int) -> Iterator[ModelParameter]:
@@ -145,6 +175,9 @@ def _layer(model: Model, layer: Layer, name: str) -> Iterator[ModelParameter]:
         yield from _norm(model, f"{name}.{norm}")
     if layer.mixer is not None:
         yield from _mixer(model, layer.mixer, f"{name}.mixer")
+    if layer.shared is not None:
+        yield from _beside(model, layer, layer.shared, name)
+        return
     if layer.attention is not None:
         yield from _attention(model, layer.attention, f"{name}.attention")
     if layer.mlp is not None:
@@ -156,7 +189,10 @@ def _layer(model: Model, layer: Layer, name: str) -> Iterator[ModelParameter]:
 
 
 def norms_of(model: Model, layer: Layer) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of a layer's norms before and after its blocks. A parallel block may have one for both."""
+    """Return the names of a layer's norms before and after its blocks, without those that it shares. A parallel block
+    may have one for both."""
+    if layer.shared is not None:
+        return ("mixer_norm",), ()
     placed = model.computed.placement(layer)
     blocks = [name for name, there in {"attention": layer.mixes, "mlp": layer.feeds}.items() if there]
     before = tuple(f"{name}_norm" for name in blocks[: 1 if model.parallel_block and layer.norms == 1 else 2])
@@ -228,12 +264,16 @@ class MixerShape:
 def _mamba(mixer: Mamba) -> MixerShape:
     inner, state = mixer.inner, mixer.state
     norms = {"step": mixer.rank, "key": state, "query": state} if mixer.normed else {}
+    small, heads = mixer.rank + 2 * state, mixer.heads
+    low = Within(shape=(small, inner), dim=1, start="normal")
+    if heads is not None:
+        low = Within(shape=(heads * small, inner // heads), start="normal")
     return MixerShape(
-        pieces=inner,
+        pieces=heads or inner,
         rows={"value": inner, "gate": inner},
         inner=inner,
         within={
-            "low.weight": Within(shape=(mixer.rank + 2 * state, inner), dim=1, start="normal"),
+            "low.weight": low,
             "step.weight": Within(shape=(inner, mixer.rank), start="uniform", deviation=mixer.rank**-0.5),
             "step.bias": Within(shape=(inner,), start="time steps"),
             "decay.weight": Within(shape=(inner, state), start="log of counts"),
@@ -355,7 +395,8 @@ def _heads(model: Model, attention: Attention, name: str) -> Iterator[ModelParam
     for part, (width, pieces, summed) in {"query": query, **gate, "key": key, "value": value}.items():
         where = f"{name}.{part}"
         how: Summed = "copies" if summed else ""
-        yield ModelParameter(name=f"{where}.weight", shape=(width, model.hidden), dim=0, pieces=pieces, summed=how)
+        shape = (width, attention.inputs(model.hidden))
+        yield ModelParameter(name=f"{where}.weight", shape=shape, dim=0, pieces=pieces, summed=how)
         if attention.qkv_bias:
             yield ModelParameter(name=f"{where}.bias", shape=(width,), dim=0, pieces=pieces, start="zeros", summed=how)
     if attention.qk_norm:
@@ -448,7 +489,7 @@ def trained_parameters(model: Model, adapter: Adapter | None, unit: int, vocabul
     parameters = unit_parameters(model, unit, vocabulary)
     if adapter is None:
         return parameters
-    return tuple(part for parameter in parameters for part in _beside(parameter, adapter))
+    return tuple(part for parameter in parameters for part in _of_adapter(parameter, adapter))
 
 
 def frozen_parameters(model: Model, adapter: Adapter | None, unit: int, vocabulary: int) -> tuple[ModelParameter, ...]:
@@ -475,7 +516,7 @@ def target_of(parameter: ModelParameter) -> Target | None:
     return TARGETS.get(block) if kind == "weight" and parameter.hidden and parameter.expert is None else None
 
 
-def _beside(matrix: ModelParameter, adapter: Adapter) -> Iterator[ModelParameter]:
+def _of_adapter(matrix: ModelParameter, adapter: Adapter) -> Iterator[ModelParameter]:
     """Yield the parameters of a matrix's adapter, which start as those of PEFT: B at zero, A as `nn.Linear` would."""
     if target_of(matrix) not in adapter.targets:
         return

@@ -171,6 +171,14 @@ def made_here(x: torch.Tensor, weights: Weights, part: str, products: Products) 
     return _plus(_sum(output, low, weights, part, products.adapters, split=False), bias)
 
 
+def in_two_steps(
+    x: torch.Tensor, weights: Weights, down: str, up: Sequence[str], tensor: TensorGroup, products: Products
+) -> tuple[torch.Tensor, ...]:
+    """Return the products of all positions of `x` with matrices of low rank: first with `down`, which every rank has
+    whole, then with those `up`."""
+    return entered(made_here(x, weights, down, products), weights, up, tensor, products)
+
+
 def _matrix(weights: Weights, part: str) -> torch.Tensor:
     in_bytes = weights.get(f"{part}.{PACKED}")
     return weights[f"{part}.weight"] if in_bytes is None else in_bytes

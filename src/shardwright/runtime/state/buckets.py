@@ -188,9 +188,11 @@ def _unit_runs(layout: Layout, units: Sequence[Sequence[ModelParameter]]) -> tup
 
 def _alike(layout: Layout, unit: int, other: int) -> bool:
     """Return whether the same ranks hold two units in the same virtual stages, and not layer by layer. A tied embedding
-    stands alone: its gradient is complete only when the first and the last stage are done. Under Muon both ends do, as
-    they have more state than layers: parts of ranks would be unequal in bytes."""
-    apart = layout.plan.layered or (layout.plan.model.tied_embeddings and other == 0)
+    stands alone: its gradient is complete only when the first and the last stage are done. So do blocks that layers
+    share, which are there for all of them. Under Muon both ends do, as they have more state than layers: parts of ranks
+    would be unequal in bytes."""
+    model = layout.plan.model
+    apart = layout.plan.layered or (other == 0 and (model.tied_embeddings or bool(model.sharing)))
     apart |= layout.plan.job.optimizer == "muon" and (other == 0 or unit == layout.head)
     if apart or layout.units[unit].holders != layout.units[other].holders:
         return False

@@ -361,10 +361,15 @@ def _layered(engine: Engine, batch: Batch) -> torch.Tensor:
     pairs = [batch(number) for number in range(pipeline.place.micro_batches)]
     x = [tokens for tokens, _ in pairs]
     documents = [documents_of(tokens, chunk.end) for tokens in x]
+    embedded = x
     for unit in chunk.units:
         unsharding.reached(unit)
         if unit < engine.layout.head:
             unsharding.fetch(unit + 1)
-            x = [unit_forward(chunk, unit, value, inside) for value, inside in zip(x, documents, strict=True)]
+            x = [
+                unit_forward(chunk, unit, value, inside, entered)
+                for value, inside, entered in zip(x, documents, embedded, strict=True)
+            ]
+            embedded = x if unit == 0 else embedded
     losses = [loss_of(chunk, value, targets) for value, (_, targets) in zip(x, pairs, strict=True)]
     return torch.stack(losses).sum() if losses else torch.zeros((), device=pipeline.device)

@@ -38,10 +38,15 @@ class _Walk:
     say: Callable[[str], None]
     kept: dict[tuple[int, int], Kept] = field(default_factory=dict)
     documents: dict[int, Documents | None] = field(default_factory=dict)
+    embedded: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def chunk(self) -> Chunk:
         return self.pipeline.chunks[0]
+
+    def through(self, unit: int, micro_batch: int, x: torch.Tensor) -> torch.Tensor:
+        """Return what a unit makes of a micro-batch, for which layers that share blocks have what was embedded."""
+        return unit_forward(self.chunk, unit, x, self.documents[micro_batch], self.embedded.get(micro_batch))
 
     @contextmanager
     def at(self, unit: int, following: int | None, kind: int, micro_batch: int) -> Iterator[None]:
@@ -99,9 +104,11 @@ def _forward(walk: _Walk, x: dict[int, torch.Tensor]) -> None:
             for number, value in x.items():
                 entering = value if unit == 0 else value.requires_grad_()
                 with torch.set_grad_enabled(unit not in again):
-                    out = unit_forward(walk.chunk, unit, entering, walk.documents[number])
+                    out = walk.through(unit, number, entering)
                 walk.kept[unit, number] = (entering, None if unit in again else out)
                 x[number] = out.detach()
+                if unit == 0 and walk.chunk.model.sharing:
+                    walk.embedded[number] = out.detach().requires_grad_()
 
 
 def _head(
@@ -130,7 +137,9 @@ def _backward(walk: _Walk, x: dict[int, torch.Tensor], sync: GradientSync) -> No
             for number, gradient in x.items():
                 entering, out = walk.kept.pop((unit, number))
                 if out is None:
-                    out = unit_forward(walk.chunk, unit, entering, walk.documents[number])
+                    out = walk.through(unit, number, entering)
+                if unit == 0 and number in walk.embedded:
+                    gradient = gradient + _gradient(walk.embedded.pop(number))
                 if out.requires_grad:  # the embedding's does not beside adapters
                     torch.autograd.backward(out, gradient)
                 if unit:

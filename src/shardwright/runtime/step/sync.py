@@ -53,6 +53,9 @@ class GradientSync:
         }
         if layout.plan.model.tied_embeddings and layout.head in self._needed:
             self._needed[layout.head] += self._needed.get(0, [])
+        if layout.plan.model.sharing:
+            for unit in range(1, layout.head):
+                self._needed[unit] += self._needed[0]
         apart = [store.parameters[name] for name, parts in store.where.items() if not parts[0][0].bucket.alone]
         self._sums = [buffer.gradients.kept for buffer in store.buffers]
         self._sums += [parameter.grad for parameter in apart if parameter.grad is not None]

@@ -47,6 +47,9 @@ class Unsharding:
         self._needed = {unit: [b for b in held if unit in b.bucket.units] for unit in units}
         if layout.plan.model.tied_embeddings and 0 in self._needed and layout.head in self._needed:
             self._needed[layout.head] += self._needed[0]
+        if layout.plan.model.sharing:  # what layers share stays from the first to the last
+            for unit in range(1, layout.head):
+                self._needed[unit] += self._needed[0]
         forward = {low: high for chunk in place.chunks for low, high in pairwise(chunk)}
         recompute = layout.plan.replicas[place.replica].stages[place.stage].recompute
         in_groups = recompute.granularity == "full" and recompute.method != "block" and (recompute.layers or 0) > 1

@@ -33,6 +33,7 @@ from shardwright.spec.catalog.frameworks import framework_has
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.layer import Layer
+from shardwright.spec.model import Model
 from shardwright.spec.options import VALUES, ordered, word_of
 from shardwright.spec.options import VALUES as OPTIONS
 
@@ -146,7 +147,7 @@ def sharded_alone(context: Context, sharding: int) -> bool:
 
 def searched(context: Context, space: Space) -> Space:
     """Return what of the space a search on the machines of one type goes through."""
-    return _measurable(context, _runnable(context, as_options_need(space, context.job)))
+    return _measurable(context, _runnable(context, as_needed(space, context.model, context.job)))
 
 
 def _measurable(context: Context, space: Space) -> Space:
@@ -156,10 +157,13 @@ def _measurable(context: Context, space: Space) -> Space:
     return replace(space, pins={**known, **space.pins})
 
 
-def as_options_need(space: Space, job: Job) -> Space:
-    """Return the space without what does not go with the job's options: the precision-aware optimizer is a distributed
-    one on the GPU, and where weights are kept in fp8 it is a distributed one; weights in host memory are sharded."""
+def as_needed(space: Space, model: Model, job: Job) -> Space:
+    """Return the space without what does not go with the model or with the job's options: layers that share blocks are
+    of one stage; the precision-aware optimizer is a distributed one on the GPU, and where weights are kept in fp8 it is
+    a distributed one; weights in host memory are sharded."""
     pins = dict(space.pins)
+    if model.sharing:
+        pins["pp"] = space.allowed("pp", (1,))
     if job.options.precision_aware or job.options.param_gather == "fp8":
         pins["sharding"] = space.allowed("sharding", (ZERO1,))
     if job.options.weights_in_host:

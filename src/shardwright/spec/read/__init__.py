@@ -11,6 +11,7 @@
 * `preprocessor`: how images are cut, as the file beside a config says
 * `gemma`: layers of Gemma 4 and Gemma 3n
 * `mllama`: layers and tower of Llama 3.2 Vision
+* `zamba`: layers of Zamba and Zamba2, which share blocks
 * `encoder_decoders`: T5, BART, Whisper and their kin
 * `block_patterns`: which block every layer is
 * `mixers`: mixers of tokens that are no softmax attention

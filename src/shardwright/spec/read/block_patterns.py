@@ -19,8 +19,13 @@ MIXER, BOTH, MLP, MOE = "linear_attention", "side_by_side", "mlp", "moe"
 WORDS: Mapping[str, str] = MappingProxyType(
     {word: word for word in (FULL, SLIDING, CHUNKED, INDEXED, MIXER, BOTH, MLP, MOE)}
     | {"attention": FULL, "mamba": MIXER, "mamba2": MIXER, "conv": MIXER, "recurrent": MIXER, "linear": MIXER}
+    | {"hybrid": BOTH}
 )
 HALVES, WHOLE = frozenset({FULL, MIXER, MLP, MOE}), frozenset({FULL, SLIDING, MIXER})
+KNOWN: Mapping[str, frozenset[str]] = MappingProxyType(
+    {"nemotron_h": HALVES} | dict.fromkeys(("zamba", "zamba2"), frozenset({MIXER, BOTH}))
+)
+"""The words of families whose blocks are not whole ones of one mixer."""
 LETTERS: Mapping[str, str] = MappingProxyType({"M": MIXER, "*": FULL, "-": MLP, "E": MOE})
 """The letters of `hybrid_override_pattern` (megatron/core/ssm/mamba_hybrid_layer_allocation.py)."""
 LISTS = ("layer_types", "layers_block_type")
@@ -30,7 +35,7 @@ Pattern = Callable[[ConfigFields, int], Sequence[str]]
 
 def block_words(fields: ConfigFields, model_type: str) -> tuple[str, ...]:
     """Return the word of every layer of a family in `PATTERNS`. Problems are added to the fields."""
-    listed = _listed(fields, HALVES if model_type == "nemotron_h" else WHOLE)
+    listed = _listed(fields, KNOWN.get(model_type, WHOLE))
     if listed and model_type != "falcon_h1":
         return listed
     if model_type == "nemotron_h":
@@ -126,6 +131,21 @@ def _kimi(fields: ConfigFields, count: int) -> list[str]:
     return _every([layer + 1 in chosen for layer in range(count)])
 
 
+def _zamba(fields: ConfigFields, count: int) -> list[str]:
+    """The third layer shares a block, and after it every n-th from an offset on."""
+    period, offset = fields.size("attn_layer_period", most=MOST_LAYERS) or 6, 4
+    if fields.has(("attn_layer_offset",)):
+        offset = fields.count("attn_layer_offset")
+    later = [layer % period == offset for layer in range(count - 3)]
+    return [BOTH if shares else MIXER for shares in [False, False, True, *later][:count]]
+
+
+def _zamba2(fields: ConfigFields, count: int) -> list[str]:
+    """Those of Zamba2-2.7B, whatever the number of layers (`Zamba2Config`)."""
+    sharing = (6, 12, 18, 24, 30, 36, 42, 47, 51)
+    return [BOTH if layer in sharing else MIXER for layer in range(54)]
+
+
 PATTERNS: Mapping[str, Pattern] = MappingProxyType(
     {
         "bailing_hybrid": _interval("layer_group_size", 6),
@@ -148,6 +168,8 @@ PATTERNS: Mapping[str, Pattern] = MappingProxyType(
         "qwen3_next": _interval("full_attention_interval", 4),
         "recurrent_gemma": _recurrent,
         "rwkv7": lambda fields, count: [MIXER] * count,
+        "zamba": _zamba,
+        "zamba2": _zamba2,
     }
 )
 """What a config that lists no types says of them."""

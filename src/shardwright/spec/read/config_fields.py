@@ -91,6 +91,8 @@ READ = frozenset(
         "kda_lower_bound", "kda_safe_gate", "layer_group_size", "linear_attn_config", "linear_head_dim",
         "linear_num_heads", "moe_renormalize", "num_expert_group", "short_conv_kernel_size",
         "use_grouped_topk",
+        "adapter_rank", "attention_head_dim", "attention_hidden_size", "mamba_ngroups", "n_mamba_heads",
+        "num_mem_blocks", "use_mem_rope", "use_shared_attention_adapter",
     }
 )  # fmt: skip
 BESIDE = frozenset(
@@ -119,6 +121,7 @@ BESIDE = frozenset(
         "time_step_init_scheme", "time_step_scale", "use_associative_scan", "use_mambapy",
         "audio_config", "image_token_id", "image_token_index", "boi_token_id", "eoi_token_id", "experts_implementation",
         "mtp_loss_scaling_factor",
+        "hybrid_layer_ids", "mamba_headdim", "num_query_groups", "use_mem_eff_path",
     }
 )  # fmt: skip
 

@@ -192,6 +192,12 @@ def _minimax(source: Described) -> Told:
     return {"stream_scales": tuple(scales)}
 
 
+def _of_half_a_head(source: Described) -> Told:
+    """A head is as wide as two of the hidden state's (ZambaAttention)."""
+    attention = next((layer.attention for layer in source.layers if layer.attention), None)
+    return {"score_scale": (attention.head_dim / 2) ** -0.5} if attention else {}
+
+
 def _falcon_h1(source: Described) -> Told:
     gate, down = source.factors("mlp_multipliers", 2)
     branches = (("attention_in_multiplier", "attention_out_multiplier"), ("ssm_in_multiplier", "ssm_out_multiplier"))
@@ -262,6 +268,7 @@ ROWS: Mapping[str, tuple[Reader, ...]] = MappingProxyType(
         "solar_open": (_sigmoid,),
         "vaultgemma": (_gemma2,),
         "youtu": (_interleaved,),
+        **dict.fromkeys(("zamba", "zamba2"), (_of_half_a_head,)),
     }
 )
 """What is read for each family that has more than its sizes tell, in order."""
@@ -273,6 +280,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "apply_residual_connection_post_layernorm": (False,),
         "attn_temperature_tuning": (False,),
         "is_decoder": (False, True),
+        "hidden_mamba_act": ("silu",),
         "layer_norm_elementwise_affine": (True,),
         "mamba_hidden_act": ("silu",),
         "mamba_use_mlp": (True,),
@@ -288,8 +296,10 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "time_step_limit": ([0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
         "topk_method": ("greedy", "group_limited_greedy", "noaux_tc"),
         "use_bidirectional_attention": (False,),
+        "use_long_context": (False,),
         "use_post_norm": (True,),
         "use_qk_norm": (False, True),
+        "use_shared_mlp_adapter": (True,),
     }
 )
 

@@ -22,6 +22,7 @@ from shardwright.spec.read.huggingface_layers import layers_of, stated
 from shardwright.spec.read.mllama import MORE_TOKENS, mllama_layers
 from shardwright.spec.read.sound_towers import AUDIO, sound_tower_of
 from shardwright.spec.read.towers import TEXT_SIZES, VISION, tied_of, tower_of
+from shardwright.spec.read.zamba import shared_blocks, zamba2_config, zamba2_layers, zamba_config, zamba_layers
 from shardwright.spec.text.fields import shown
 
 TEXT_ALONE = "only the text model of a multimodal one is described"
@@ -257,13 +258,21 @@ CONFIGURED: Mapping[str, Callable[[ConfigFields, ModelFamily], tuple[ModelFamily
             "lfm2_moe": _lfm2_moe,
             "gemma4_text": gemma4_config,
             "gemma3n_text": gemma3n_config,
+            "zamba": zamba_config,
+            "zamba2": zamba2_config,
         }
     )
 )
 
 
 LAYERED: Mapping[str, Callable[[ConfigFields, tuple[Layer, ...], int], tuple[Layer, ...]]] = MappingProxyType(
-    {"gemma3n_text": gemma3n_layers, "gemma4_text": gemma4_layers, "mllama_text_model": mllama_layers}
+    {
+        "gemma3n_text": gemma3n_layers,
+        "gemma4_text": gemma4_layers,
+        "mllama_text_model": mllama_layers,
+        "zamba": zamba_layers,
+        "zamba2": zamba2_layers,
+    }
 )
 """What is particular to the layers of a family."""
 
@@ -308,6 +317,7 @@ def _model(fields: ConfigFields, family: ModelFamily, model_type: str, title: st
         extra_parameters=_extra_parameters(fields, model_type, family, hidden, layers),
         embedding_width=_embedding_width(fields, model_type, hidden),
         layer_vocab=fields.size("vocab_size_per_layer_input") or vocab if layers[0].embedded else None,
+        shared_blocks=shared_blocks(fields, layers),
         parallel_block=stated(fields, family.parallel),
         norm_vectors=family.norm_vectors,
         norm_epsilon=fields.fraction(*spelled.EPSILON, most=1.0),

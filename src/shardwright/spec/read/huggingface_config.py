@@ -14,7 +14,7 @@ from typing import Any
 from shardwright.errors import SpecError, bad
 from shardwright.spec.forward_pass import ForwardPass
 from shardwright.spec.layer import Attention, Layer, Moe
-from shardwright.spec.mixers import Mamba2, ShortConvolution
+from shardwright.spec.mixers import Mamba, Mamba2, ShortConvolution
 from shardwright.spec.model import Model
 from shardwright.spec.read.families import FAMILIES, TRAINED, ModelFamily
 from shardwright.spec.read.forward_pass import STREAMS
@@ -353,6 +353,8 @@ def _mixers(model: Model) -> Iterator[tuple[str, Any]]:
         yield "attn_layer_indices", attending
     elif model.family == "jamba":
         yield from _period("attn_layer", attending, len(model.layers))
+    elif model.family in ("zamba", "zamba2"):
+        yield from _shared_blocks(model)
     elif mixer is not None and FAMILIES[model.family].feeds_forward and model.family != "falcon_h1":
         yield "layer_types", [_word(layer) for layer in model.layers]
     if isinstance(mixer, Mamba2) and model.family == "nemotron_h":
@@ -362,6 +364,23 @@ def _mixers(model: Model) -> Iterator[tuple[str, Any]]:
         yield "position_embedding_type", "rope" if model.position == "rope" else "nope"
         if dense is not None:
             yield from (("num_local_experts", 0), ("num_experts_per_tok", 0), ("shared_intermediate_size", dense.width))
+
+
+def _shared_blocks(model: Model) -> Iterator[tuple[str, Any]]:
+    layer, mixer = model.shared_layer, model.layers[0].mixer
+    yield "layers_block_type", ["hybrid" if kind.shared else "mamba" for kind in model.layers]
+    yield "num_mem_blocks", model.shared_blocks
+    if layer is not None:
+        yield "attention_head_dim", layer.self_attention.head_dim
+    if layer is not None and layer.shared is not None and layer.shared.feed_rank is not None:
+        yield "adapter_rank", layer.shared.feed_rank
+        yield "use_shared_attention_adapter", layer.shared.attention_rank is not None
+        yield "use_mem_rope", model.position == "rope"
+    if isinstance(mixer, Mamba2):
+        yield from (("n_mamba_heads", mixer.heads), ("mamba_ngroups", mixer.groups), ("chunk_size", mixer.chunk))
+        yield from (("add_bias_linear", mixer.bias), ("time_step_min", mixer.least_step or 0.0))
+    elif isinstance(mixer, Mamba):
+        yield "n_mamba_heads", mixer.heads or 1
 
 
 def _period(name: str, numbers: list[int], layers: int) -> Iterator[tuple[str, Any]]:

@@ -26,7 +26,7 @@ STATE = ("mamba_d_state", "ssm_state_size", "state_size")
 WIDTH = ("mamba_d_conv", "conv_kernel", "linear_conv_kernel_dim", "short_conv_kernel_size", "conv1d_width")
 EXPAND = ("mamba_expand", "expand")
 RANK = ("mamba_dt_rank", "time_step_rank")
-MAMBA_HEADS, MAMBA_HEAD_DIM = ("mamba_n_heads", "mamba_num_heads"), ("mamba_d_head", "mamba_head_dim")
+MAMBA_HEADS, MAMBA_HEAD_DIM = ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"), ("mamba_d_head", "mamba_head_dim")
 GROUPS = ("mamba_n_groups", "n_groups", "mamba_ngroups")
 CHUNK = ("mamba_chunk_size", "chunk_size")
 BIAS, CONVOLUTION_BIAS = ("mamba_proj_bias", "use_bias"), ("mamba_conv_bias", "use_conv_bias")
@@ -86,6 +86,13 @@ def _jamba(fields: ConfigFields, hidden: int) -> Mamba:
     )
 
 
+def _zamba(fields: ConfigFields, hidden: int) -> Mamba:
+    heads, mixer = _size(fields, ("n_mamba_heads",)), _mamba(fields, hidden)
+    if mixer.inner % heads:
+        fields.section.report("n_mamba_heads", f"{heads} heads do not divide {mixer.inner}", "use a divisor of it")
+    return replace(mixer, heads=heads if heads > 1 else None)
+
+
 def _mamba2(fields: ConfigFields, hidden: int) -> Mamba2:
     """Mamba-2's own config calls its heads `num_heads` of `head_dim`, as those of hybrids call attention's."""
     alone = fields.has(MAMBA_HEADS) is None
@@ -118,6 +125,16 @@ def _nemotron(fields: ConfigFields, hidden: int) -> Mamba2:
     least = 0.001 if fields.has(("time_step_min",)) is None else fields.fraction("time_step_min")
     mixer = _mamba2(fields, hidden)
     return replace(mixer, chunk=fields.size(*CHUNK) or 128, bias=biased, out_bias=biased, least_step=least or None)
+
+
+def _zamba2(fields: ConfigFields, hidden: int) -> Mamba2:
+    """The convolution has a bias, and the norm an epsilon of its own, whatever the config says (Zamba2MambaMixer)."""
+    biased = fields.flag("add_bias_linear", default=False)
+    least = 0.001 if fields.has(("time_step_min",)) is None else fields.fraction("time_step_min")
+    mixer = replace(_mamba2(fields, hidden), bias=biased, out_bias=biased, convolution_bias=True)
+    if mixer.inner != (fields.size(*EXPAND) or 2) * hidden:
+        fields.section.report("n_mamba_heads", f"{mixer.heads} heads do not divide the channels", "use a divisor of it")
+    return replace(mixer, least_step=least or None, norm_epsilon=1e-5)
 
 
 def _gated_delta(fields: ConfigFields, hidden: int) -> GatedDelta:
@@ -234,6 +251,8 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "short_convolution": _convolution,
         "recurrence": _recurrence,
         "rwkv7": _rwkv7,
+        "zamba": _zamba,
+        "zamba2": _zamba2,
     }
 )
 
