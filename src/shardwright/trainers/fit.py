@@ -47,13 +47,13 @@ def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
 
 def _without_adapters(sizing: Sizing, ran: Mapping[TrainingWay, bool]) -> str:
     """Return why no trainer has any of the ways with adapters, if there are such and none has."""
-    named = {way.adapter.name: way for way in ran if way.adapter is not None}
-    if not named or any(able for way, able in ran.items() if way.adapter is not None):
+    adapted = [way for way in ran if way.adapter is not None]
+    if not adapted or any(ran[way] for way in adapted):
         return ""
-    name, way = next(iter(named.items()))
-    trainers = frameworks_with_trainers()[sizing.job.framework]
-    refused = [model_refusals(trainer, sizing.model, sizing.cluster, way.of(sizing.job)) for trainer in trainers]
-    return f"--adapter {name}: {min(refused, key=len)[0]}" if all(refused) else ""
+    job = adapted[0].of(sizing.job)
+    trainers = frameworks_with_trainers()[job.framework]
+    refused = [model_refusals(trainer, sizing.model, sizing.cluster, job) for trainer in trainers]
+    return str(min(refused, key=len)[0]) if all(refused) else ""
 
 
 def _with_known_options(sizing: Sizing, size: Size) -> Size:

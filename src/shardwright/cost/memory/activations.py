@@ -149,8 +149,9 @@ def _unneeded(model: Model, shard: Shard, job: Job, kept: list[Floats], core: li
     """Return what layers do not keep as it comes before all adapters, on the stage that has the embedding, and what of
     that is core attention's. Where layers run again, what enters the first has a gradient in transformers
     (modeling_utils.py 5.24: `enable_input_require_grads`)."""
-    own, whole, of_core = job.framework == OWN, np.zeros(len(shard.tp)), np.zeros(len(shard.tp))
-    if job.adapter is None or not (own or framework_has(job.framework, "transformers")):
+    whole, of_core = np.zeros(len(shard.tp)), np.zeros(len(shard.tp))
+    transformers = framework_has(job.framework, "transformers")
+    if job.adapter is None or not (transformers or job.framework == OWN):
         return whole, of_core
     for kind in model.kind_of_layer:
         layer = model.kinds[kind]
@@ -159,7 +160,7 @@ def _unneeded(model: Model, shard: Shard, job: Job, kept: list[Floats], core: li
         whole, of_core = whole + less, of_core + freed
         if beside:
             break
-    return whole, of_core if own else whole
+    return whole, whole if transformers else of_core
 
 
 def tower_kept_bytes(tower: Tower, shard: Shard, job: Job) -> tuple[Floats, Floats]:

@@ -77,18 +77,18 @@ def gradient_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats
     runs backward when what entered the second product is gone. In `train` the gradient of a block's input comes after
     those inside where there are adapters, of which then there is that of its output."""
     size, gone = tokens(shard, job), float(memory_facts(job.framework).megatron_core)
-    own = job.framework == OWN and job.adapter is not None
-    width, outer = np.zeros(len(shard.tp)), norm_tokens(shard, job) if gone or own else size
+    adapters_of_train = job.framework == OWN and job.adapter is not None
+    width, outer = np.zeros(len(shard.tp)), norm_tokens(shard, job) if gone or adapters_of_train else size
     if layer.mlp is None and layer.moe is None:
         width = size * _widest_projection(model, layer) / shard.tp
     if layer.mlp is not None:
         # what entered the second product gives way to these where it is kept
-        beyond = float(own and layer.mlp.gated and not needed(job, "down_proj"))
+        beyond = float(adapters_of_train and layer.mlp.gated and not needed(job, "down_proj"))
         width = size * ((3.0 if layer.mlp.gated else 2.0) - gone + beyond) * layer.mlp.width / shard.tp
     if layer.moe is not None:
         routed, ways = routed_tokens(layer.moe, shard, job), (3.0 if layer.moe.gated else 2.0) - gone
         width = np.maximum(width, routed * ways * layer.moe.expert_width / shard.etp)
-    adapter = job.adapter if own and layer.mlp is not None else None
+    adapter = job.adapter if adapters_of_train and layer.mlp is not None else None
     gone_by_then = (
         adapter is not None and adapter.dora and "down_proj" in adapter.targets
     )  # what gave the block's output

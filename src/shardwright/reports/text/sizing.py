@@ -47,7 +47,7 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
         f"Fits with a probability of {SURE:.0%} or more: {_listed(size for size in sizes if size.fits)}.",
         *(f"May fit or not: {_listed(open_)}." for open_ in [[size for size in sizes if size.may_fit]] if open_),
         *([f"No trainer for {sizing.job.framework} has: {lacking}."] if lacking else []),
-        *([f"No adapters: {sizing.without_adapters}."] if sizing.without_adapters else []),
+        *([f"No adapters: {_without_adapters(sizing)}."] if sizing.without_adapters else []),
     )
     terms = [term for term in TERMS if any(getattr(size.memory, f"{term}_bytes") for size in sizes)]
     words = ("way to train", "")
@@ -70,6 +70,12 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
         )
         if part
     )
+
+
+def _without_adapters(sizing: Sizing) -> str:
+    """Return why no adapters have a trainer, by the first that was asked for; "" where some have."""
+    names = (way.adapter.name for way in sizing.lacking if way.adapter is not None)
+    return f"--adapter {next(names)}: {sizing.without_adapters}" if sizing.without_adapters else ""
 
 
 def _loading(sizing: Sizing, width: int) -> str:
@@ -184,7 +190,7 @@ def sizing_document(sizing: Sizing, source: str) -> Mapping[str, object]:
         "too_large_to_load_bytes": sizing.too_large_to_load,
         "ways": [_document(size) for size in sizing.sizes],
         "lacking": [way.name for way in sizing.lacking],
-        "without_adapters": sizing.without_adapters,
+        "without_adapters": _without_adapters(sizing),
         "next": next_command(sizing, source),
     }
 
