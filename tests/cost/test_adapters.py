@@ -186,7 +186,7 @@ def test_inputs_of_frozen_products_are_kept_for_adapters_alone():
 
 
 @pytest.mark.parametrize("framework", ["train", "fsdp"])
-@pytest.mark.parametrize("targets", [("q_proj",), ("o_proj",), ("up_proj",), ("down_proj",)])
+@pytest.mark.parametrize("targets", [("q_proj",), ("o_proj",), ("gate_proj",), ("up_proj",), ("down_proj",)])
 def test_nothing_is_kept_before_the_first_adapters_of_a_model(framework, targets):
     """Where nothing before is trained, autograd keeps what the first adapted product takes in and what comes after, of
     the first layer alone, unless layers run again in transformers. By hand, of heads with fused attention and unfused
@@ -194,9 +194,11 @@ def test_nothing_is_kept_before_the_first_adapters_of_a_model(framework, targets
     job = replace(LORA, framework=framework, adapter=Adapter(targets=targets))
     tokens, norm = 512, 1024 * (4 if framework == "fsdp" else 2)
     attention = 2 * (1024 + 2 * 512) + 2 * 1024 + 4 * 16  # queries, keys and values, what they give, sums
-    inside = 2 * 2 * 4096 + (2 * 4096 if framework == "fsdp" else 0)  # fsdp keeps what the non-linearity gives
+    given = 2 * 4096 if framework == "fsdp" else 0  # by the non-linearity, for the gradient of what is gated
+    inside = 2 * 2 * 4096 + given
     less = {
-        "q_proj": norm, "o_proj": norm + attention - 2 * 1024, "up_proj": 2 * norm + attention,
+        "q_proj": norm, "o_proj": norm + attention - 2 * 1024, "gate_proj": 2 * norm + attention + given,
+        "up_proj": 2 * norm + attention + (inside - given) * (framework == "fsdp"),
         "down_proj": 2 * norm + attention + inside,
     }  # fmt: skip
     of_first = layer_activation_bytes(DENSE, shard(flash=True), job)

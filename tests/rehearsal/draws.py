@@ -32,6 +32,7 @@ WITH_EXPERTS = ("mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "deepseek-
 MIXTURES = ("mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b")
 MOST_EXPERTS = 32
 TARGETS = ("linear", "attention", "q_proj+v_proj")
+LATER_TARGETS = ("gate_proj+down_proj", "o_proj", "up_proj", "down_proj", "v_proj")
 
 
 def of_fsdp(seed: int) -> Plan:
@@ -42,7 +43,7 @@ def of_fsdp(seed: int) -> Plan:
     adapter = None
     if draw.random() < 1 / 3:
         form = draw.choice(("lora", "lora", "dora"))
-        adapter = parse_adapter(f"{form}:{draw.choice((8, 16, 64))}", draw.choice(TARGETS))
+        adapter = parse_adapter(f"{form}:{draw.choice((8, 16, 64))}", _targets(draw, seed))
     if pins["sharding"] == "zero3" and draw.random() < 1 / 4:
         pins = {**pins, "offload": 1}
     return best_plan(*drawn, pins, adapter)
@@ -54,7 +55,13 @@ def of_few_bits(seed: int) -> Plan:
     drawn = _of_fsdp(draw)
     if draw.random() < 1 / 3:
         return best_plan(*drawn, optimizer="adam8bit")
-    return best_plan(*drawn, parse_adapter(f"qlora:{draw.choice((8, 16, 64))}", draw.choice(TARGETS)))
+    return best_plan(*drawn, parse_adapter(f"qlora:{draw.choice((8, 16, 64))}", _targets(draw, seed)))
+
+
+def _targets(draw: random.Random, seed: int) -> str:
+    """Return beside what adapters stand: every fourth time not beside what a layer begins with."""
+    drawn, apart = draw.choice(TARGETS), LATER_TARGETS[seed // 4 % len(LATER_TARGETS)]
+    return apart if seed % 4 == 3 else drawn
 
 
 def _of_fsdp(draw: random.Random) -> tuple[Model, str, int, int, int, Mapping[str, object]]:

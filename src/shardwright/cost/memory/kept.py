@@ -320,7 +320,10 @@ def before_adapters_bytes(model: Model, layer: Layer, shard: Shard, job: Job) ->
     if "o_proj" in beside:
         return norm + whole - widths.saved_input * size * attention.out_width / shard.tp, freed
     if beside & {"gate_proj", "up_proj"}:
-        return 2.0 * norm + whole, freed
+        # Operators run one by one keep of a gate and what it gates what the other's gradient needs.
+        unneeded = 0 if not mlp.gated else 1 if "up_proj" not in beside else 2 if "gate_proj" not in beside else 0
+        alone = unneeded * widths.saved * size * mlp.width / shard.tp * (memory_facts(job.framework).inner_copies > 0.0)
+        return 2.0 * norm + whole + alone, freed
     inside = inner_bytes(job, 0.0, "down_proj", gated=mlp.gated) * size * mlp.width / shard.tp
     return 2.0 * norm + whole + inside, freed
 
