@@ -36,7 +36,8 @@ def sent(where: Context, rows: Strategies) -> float:
         forward=nothing[:, None], backward=nothing[:, None], recompute=nothing[:, None], weights=nothing[:, None]
     )
     held = held_parameters(where, rows, shards, starts)
-    tails = sum(step.reduction_tails(where, rows, times, held.dense, held.expert))
+    groups = step.stage_groups(where, rows, held.dense.shape[1])
+    tails = sum(step.reduction_tails(where, rows, times, groups, held.dense, held.expert))
     return float((micro_batches(where.job, rows) * in_passes + tails)[0, 0])
 
 

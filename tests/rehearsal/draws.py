@@ -145,6 +145,9 @@ def _of_megatron(draw: random.Random) -> Plan:
         "sequence_parallel": "on" if tp > 1 and (moe or draw.random() < 0.8) else "off", "overlap_tp": "off",
     }  # fmt: skip
     times = draw.choice((1, 2, 3)) * (pp if vpp > 1 else 1)
+    if moe and draw.random() < 0.3:
+        options["expert_capacity"] = draw.choice((0.5, 1, 1.25, 2))
+        options["expert_padding"] = draw.choice(("none", "capacity"))
     return best_plan(model, "megatron", tp * cp * pp * dp, length, dp * micro_batch * times, pins | options)
 
 

@@ -34,6 +34,7 @@ from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.search.space.axes import Space, virtual_stages
 from shardwright.search.space.layouts import even_split
+from shardwright.spec.catalog.frameworks import framework_rows
 from shardwright.spec.job import Precision
 from shardwright.units import format_seconds
 
@@ -366,6 +367,23 @@ def expert_exchange(case: Case) -> Iterator[Finding]:
     yield from _found(case, "expert-exchange", best, words)
 
 
+def expert_loop(case: Case) -> Iterator[Finding]:
+    """Experts run one after another, each in small kernels that the host launches."""
+    job, experts = case.plan.job, [kind.moe.experts for kind in case.plan.model.kinds if kind.moe]
+    if not experts or "expert_products" not in framework_rows()[job.framework]["options"].split():
+        return
+    words = f"{max(experts)} experts of a layer run one after another, on a few rows each"
+    if job.options.expert_products == "loop":
+        after = with_job(case, lambda job: replace(job, options=replace(job.options, expert_products="grouped")))
+        yield from _found(case, "expert-loop", after, words)
+        return
+    slow = with_job(case, lambda job: replace(job, options=replace(job.options, expert_products="loop")))
+    if slow is not None and not job.options.expert_products and _explains(case, slow.iteration_seconds):
+        loss = slow.iteration_seconds - case.expected_seconds
+        words = f"where {words}, a step would take {format_seconds(slow.iteration_seconds)}"
+        yield Finding(cause="expert-loop", basis="possible", seconds=loss, saving_seconds=loss, evidence=(words,))
+
+
 def exposed_gradients(case: Case) -> Iterator[Finding]:
     """Sums of gradients, or gathering of updated weights, that run after the passes instead of beside them."""
     row = _row(case)
@@ -398,6 +416,7 @@ CAUSES: Mapping[str, Callable[[Case], Iterator[Finding]]] = {
     "unequal-stages": unequal_stages,
     "sharded-weights": sharded_weights,
     "expert-exchange": expert_exchange,
+    "expert-loop": expert_loop,
     "exposed-gradients": exposed_gradients,
 }
 

@@ -154,6 +154,9 @@ def _model(plan: Plan) -> dict[str, Any]:
         model["expert_model_parallel_size"] = stage.expert_parallel
         model["expert_tensor_parallel_size"] = stage.expert_tensor_parallel
         model["moe_token_dispatcher_type"] = dispatcher_of_plan(plan)
+        if plan.job.options.expert_capacity is not None:
+            model["moe_expert_capacity_factor"] = plan.job.options.expert_capacity
+            model["moe_pad_expert_input_to_capacity"] = plan.job.options.padded
         if dispatcher_of_plan(plan) == "flex":  # takes probabilities in fp32 alone
             model |= {"moe_flex_dispatcher_backend": flex_backend(plan), "moe_router_dtype": "fp32"}
     if plan.job.options.cuda_graph not in (None, "none"):

@@ -9,7 +9,7 @@ from shardwright.errors import Problem
 from shardwright.plans.plan import Plan
 from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_has, framework_names
 from shardwright.spec.cluster import Gpu, NodePool
-from shardwright.spec.job import FLEX, Job, Precision, flex_runs
+from shardwright.spec.job import FLEX, HYBRID, Job, Precision, flex_runs
 
 # Capabilities that a recipe runs on, from one on and below another, and in words.
 RECIPE_CAPABILITY = {"mxfp8": ((10.0, 12.0), "10.0 to 11.x"), "blockwise": ((9.0, 10.0), "9.x")}
@@ -43,8 +43,9 @@ def job_problems(gpu: Gpu, job: Job) -> Iterator[Problem]:
     if gpu.vendor == "nvidia" and not least <= gpu.capability < below:
         message = f"{job.fp8_recipe} needs compute capability {which}, {gpu.name} has {gpu.compute_capability}"
         yield Problem("job.fp8_recipe", message, "use delayed or tensorwise")
-    if job.options.dispatcher == "flex" and not flex_runs([gpu]):
-        message = f"is flex (DeepEP), which needs NVIDIA GPUs of capability {FLEX[0]:g} to below {FLEX[1]:g}"
+    if job.options.dispatcher == "flex" and not flex_runs([gpu], job):
+        least, which = (HYBRID, "HybridEP, which pads to a capacity") if job.options.padded else (FLEX[0], "DeepEP")
+        message = f"is flex ({which}), which needs NVIDIA GPUs of capability {least:g} to below {FLEX[1]:g}"
         yield Problem("job.options.dispatcher", message, "use alltoall")
 
 

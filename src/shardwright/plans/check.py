@@ -224,6 +224,10 @@ def _options(plan: Plan) -> Iterator[Problem]:
         yield Problem("optimizer.sharding", "must be zero1 where weights are kept in fp8", "use zero1")
     if plan.job.options.weights_in_host and plan.optimizer.sharding != "zero3":
         yield Problem("optimizer.sharding", "must be zero3 for weights in host memory", "use zero3")
+    if plan.job.options.expert_products == "loop":
+        for place, _, stage in stages_at(plan):
+            if stage.expert_parallel > 1:
+                yield Problem(f"{place}.expert_parallel", "must be 1 where a GPU loops over all experts", "write 1")
     if not plan.job.options.precision_aware:
         return
     if plan.optimizer.sharding != "zero1":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from shardwright.errors import Problem
@@ -18,6 +19,7 @@ from shardwright.spec.options import DEFAULTS, STATE, said
 OWN_FP8_RECIPE: Fp8Recipe = "tensorwise"
 OWN_FP8_RECIPES = (None, OWN_FP8_RECIPE)
 SWITCHES = ("fp8_storage", "fused_loss")  # of a job, which `train` does not have
+OF_EXPERTS = ("dispatcher", "expert_capacity", "expert_imbalance", "expert_products")  # options
 Faults = Iterator[tuple[str, str, str]]  # option, what is wrong, what helps
 
 
@@ -39,6 +41,7 @@ def option_problems(model: Model, job: Job) -> Iterator[Problem]:
         _masters(job, given),
         _modules(model, job),
         _experts(model, given),
+        _capacity(model, given),
         _loss(job, given),
         _gathers(job, given),
     )
@@ -105,7 +108,7 @@ def _experts(model: Model, given: Mapping[str, str]) -> Faults:
     """transformer_config.py 2684-2699."""
     beside = given.get("exchange_overlap") == "batches"
     if not model.has_experts:
-        for name in ("dispatcher", *(("exchange_overlap",) if beside else ())):
+        for name in (*OF_EXPERTS, *(("exchange_overlap",) if beside else ())):
             if name in given:
                 yield name, f"is {given[name]}, but the model has no experts", "leave it out"
     elif beside and given.get("dispatcher") == "allgather":
@@ -114,6 +117,27 @@ def _experts(model: Model, given: Mapping[str, str]) -> Faults:
         yield "exchange_overlap", "is batches, but recompute_modules has moe", "leave one of them out"
     if given.get("cuda_graph") == "moe" and not model.has_experts:
         yield "cuda_graph", "is moe, but the model has no experts", "leave it out, or say attention"
+
+
+def _capacity(model: Model, given: Mapping[str, str]) -> Faults:
+    """transformer_config.py 1660-1690. An expert takes each token of a rank once at most, which `permute` of
+    moe/moe_utils.py takes for granted where it pads."""
+    padded, capacity = given.get("expert_padding") == "capacity", given.get("expert_capacity")
+    imbalance = given.get("expert_imbalance")
+    most = min((kind.moe.experts / kind.moe.top_k for kind in model.kinds if kind.moe), default=inf)
+    if imbalance is not None and not 1.0 <= float(imbalance) < inf:
+        yield (
+            "expert_imbalance",
+            f"is {imbalance}, but the fullest rank has the mean at least",
+            "write 1 or more",
+        )
+    if capacity is None and padded:
+        yield "expert_padding", "is capacity, but no capacity is said", "set expert_capacity=1, or leave it out"
+    elif capacity is not None and not 0.0 < float(capacity) < inf:
+        yield "expert_capacity", f"is {capacity}", "write a number above 0"
+    elif capacity is not None and padded and float(capacity) > most:
+        message = f"is {capacity}, with which padded experts take more than all tokens"
+        yield "expert_capacity", message, f"write {most:g} or less"
 
 
 def _gathers(job: Job, given: Mapping[str, str]) -> Faults:

@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 
 from shardwright.cost.compute.flops import layer_flops_per_token, score_flops_per_token
-from shardwright.cost.compute.operators import CORE, FLASH_BACKWARD_FLOPS, MLP, MOE, SHARED, UP, per_operator, repeats
+from shardwright.cost.compute.operators import (
+    CORE,
+    FLASH_BACKWARD_FLOPS,
+    MLP,
+    MOE,
+    SHARED,
+    UP,
+    expert_copies,
+    per_operator,
+    repeats,
+)
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.gathers import moved_in_passes, once_a_step
 from shardwright.cost.learned import default_efficiency
@@ -192,6 +202,8 @@ def _flops(plan: Plan, place: Place) -> float:
             every = layer_flops_per_token(model, layer, job.attended_tokens)
             if layer.moe is not None:  # the router
                 every += 2.0 * model.hidden * layer.moe.experts
+            beyond = _beyond_routed(plan, place, layer)
+            every += beyond
             scores = score_flops_per_token(layer.attention, job.attended_tokens) if layer.attention else 0.0
             total += passes * every + (1.0 + FLASH_BACKWARD_FLOPS - passes) * scores
             if job.adapter is not None:
@@ -210,9 +222,11 @@ def _flops(plan: Plan, place: Place) -> float:
             if recompute.granularity == "selective":
                 operators = per_operator(job)
                 total += _every_second(layer, model.hidden) if operators else _of_modules(model, layer, job, scores)
+                total += beyond * bool(repeats(job) & MOE)
         if len(model.layers) + 1 in units:
             total += passes * 2.0 * model.hidden * model.vocab * (1 + model.mtp_layers)
-            total += model.mtp_layers * _of_prediction(model, job, recompute)
+            beyond = _beyond_routed(plan, place, model.layers[-1])
+            total += model.mtp_layers * _of_prediction(model, job, recompute, beyond)
     return total * tokens / place.tensor_parallel + lengths * len(place.sizes)
 
 
@@ -236,6 +250,18 @@ def _lengths_flops(beside: Sequence[Matrix], job: Job, tensor_parallel: int) -> 
     )  # fmt: skip
 
 
+def _beyond_routed(plan: Plan, place: Place, layer: Layer) -> float:
+    """Return the FLOPs a token of what experts compute beyond the rows that it is routed to, below 0 where they drop
+    some."""
+    moe = layer.moe
+    if moe is None:
+        return 0.0
+    size = plan.micro_batch * plan.job.seq_len / place.context_parallel
+    size /= place.tensor_parallel if plan.sequence_parallel else 1
+    (copies,) = expert_copies(moe, np.array([size]), np.ones(1), plan.job)
+    return 2.0 * moe.matrices * (moe.latent or plan.model.hidden) * (float(copies) - moe.top_k) * moe.expert_width
+
+
 def _not_again(layer: Layer, job: Job, hidden: int) -> float:
     """Return the FLOPs a token of the last product of a layer, which PyTorch does not run again: it stops once the last
     tensor that is needed is there (torch/utils/checkpoint.py 2.13: `early_stop`). An adapter beside it needs more, and
@@ -245,16 +271,16 @@ def _not_again(layer: Layer, job: Job, hidden: int) -> float:
     return 2.0 * hidden * layer.mlp.width if stops and layer.mlp is not None else 0.0
 
 
-def _of_prediction(model: Model, job: Job, recompute: Recompute) -> float:
+def _of_prediction(model: Model, job: Job, recompute: Recompute, beyond: float) -> float:
     """Return the FLOPs a token of a layer of multi-token prediction, which runs again where all layers do
     (Megatron-LM core_v0.19.2: transformer/multi_token_prediction.py, `_checkpointed_forward`)."""
     layer, hidden = model.layers[-1], model.hidden
     scores = score_flops_per_token(layer.attention, job.attended_tokens) if layer.attention else 0.0
     every = layer_flops_per_token(model, layer, job.attended_tokens) + 4.0 * hidden * hidden
-    every += 2.0 * hidden * layer.moe.experts if layer.moe else 0.0
+    every += 2.0 * hidden * layer.moe.experts + beyond if layer.moe else 0.0
     again = every if recompute.method == "uniform" else 0.0
     if recompute.granularity == "selective":
-        again = _of_modules(model, layer, job, scores)
+        again = _of_modules(model, layer, job, scores) + beyond * bool(repeats(job) & MOE)
     return 3.0 * every + (FLASH_BACKWARD_FLOPS - 2.0) * scores + again
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def rehearse(
     for name, value in (("time_limit", time_limit), ("memory_limit", memory_limit)):
         if not value > 0.0:
             raise bad(f"`{name}={value:g}`", "is not above 0", "give a positive number")
-    chosen = trainer_of(plan, trainer)
+    chosen, plan = trainer_of(plan, trainer), _spread_evenly(plan)
     places, memory = ranks_of(plan, rank), memory_of(plan)
     played = []
     for number, place in enumerate(places):
@@ -57,6 +58,14 @@ def rehearse(
         figures = asked(question, python=python, seconds=time_limit, limit_bytes=memory_limit * GIGA)
         played.append(RankRehearsal(place=place, figures=figures, expected=expected(plan, place, memory)))
     return Rehearsal(trainer=chosen, ranks=tuple(played))
+
+
+def _spread_evenly(plan: Plan) -> Plan:
+    """Return the plan as it is rehearsed: with as many rows for all experts."""
+    if plan.job.options.expert_imbalance is None:
+        return plan
+    options = replace(plan.job.options, expert_imbalance=None)
+    return replace(plan, job=replace(plan.job, options=options), prediction=None)
 
 
 def ranks_of(plan: Plan, asked: Sequence[int] = ()) -> tuple[Place, ...]:

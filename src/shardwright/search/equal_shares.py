@@ -8,10 +8,10 @@ and part in host memory that are quickest on the slowest type are costed on the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from heapq import nsmallest
-from itertools import combinations, permutations, product
+from itertools import combinations, permutations
 
 import numpy as np
 
@@ -27,9 +27,8 @@ from shardwright.cost.strategies import (
     UNIFORM,
     UNSHARDED,
     Strategies,
+    columns,
     plan_of_row,
-    settled,
-    strategies,
 )
 from shardwright.plans.abilities import flash_attention_runs, gpu_problems
 from shardwright.plans.check import check
@@ -66,15 +65,16 @@ def equal_shares(results: Sequence[OneType], asked: Asked, top: int) -> MixedOut
     if not framework_has(job.framework, "equal_shares") or alone or len(every) < 2:
         return None
     plans: dict[tuple[object, ...], Plan] = {}
-    looked_at = 0
+    longest, looked_at = asked.longest, 0
     for contexts in of_each_maker(every):
         known: Known = {}
         for size in range(len(contexts), 1, -1):
             for some in combinations(contexts, size):
                 if size > MOST_TYPES or stopped():
                     continue
-                for plan, ways in _plans(some, asked, known, top):
-                    looked_at += ways
+                best, ways, longest = _plans(some, asked, known, top, longest)
+                looked_at += ways
+                for plan in best:
                     plans[(plan.replicas, plan.micro_batch, plan.optimizer)] = costed(some, plan, known)
     valued = [(value, plan) for plan in plans.values() if (value := affordable_value(plan)) is not None]
     valued.sort(key=lambda item: item[0])
@@ -92,27 +92,36 @@ def equal_shares(results: Sequence[OneType], asked: Asked, top: int) -> MixedOut
     )
 
 
-def _plans(contexts: Sequence[Context], asked: Asked, known: Known, top: int) -> Iterator[tuple[Plan, int]]:
-    """Yield the best plans of equal shares on all types of `contexts` that pins and rules leave and that fit, for each
-    number of GPUs, each with how many ways were costed for it on one type."""
+def _plans(
+    contexts: Sequence[Context], asked: Asked, known: Known, top: int, longest: float
+) -> tuple[list[Plan], int, float]:
+    """Return the best plans of up to `longest` seconds with equal shares on all types of `contexts` that pins and rules
+    leave and that fit, for each number of GPUs; how many ways were costed for them on one type; and the seconds within
+    which further ones are of interest. Where time alone counts, a smaller number is looked at if it may be quicker."""
     job, total = contexts[0].job, sum(context.pool.gpus for context in contexts)
     numbers = [size for size in divisors(job.global_batch, total) if size >= len(contexts)]
-    had = 0
+    plans: list[Plan] = []
+    had = looked_at = 0
     for number in list(reversed(numbers))[:LOOKED_AT]:
         if had == NUMBERS:
-            return
+            break
         least, rows = _ways(contexts, asked, number)
+        if len(least) and least[0] * HARDLY >= longest:
+            break
         best: list[tuple[float, int, Plan]] = []
         for shared in _shared_out(contexts, number) if len(least) else ():
             for place in range(min(len(least), COSTED)):
-                if least[place] * HARDLY >= (best[top - 1][0] if len(best) >= top else asked.longest):
+                if least[place] * HARDLY >= (best[top - 1][0] if len(best) >= top else longest):
                     break
                 plan = _over(contexts, asked, rows.take(slice(place, place + 1)), shared)
                 seconds = None if plan is None else fitting_seconds(contexts, plan, known)
-                if plan is not None and seconds is not None and seconds < asked.longest:
+                if plan is not None and seconds is not None and seconds < longest:
                     best = nsmallest(top, [*best, (seconds, len(best), plan)], key=lambda item: item[:2])
-        had += bool(best)
-        yield from ((plan, len(least) if place == 0 else 0) for place, (_, _, plan) in enumerate(best))
+        plans += [plan for _, _, plan in best]
+        had, looked_at = had + bool(best), looked_at + len(least) * bool(best)
+        if len(best) == top and job.objective == "time" and job.budget_dollars is None:
+            longest = best[-1][0]
+    return plans, looked_at, longest
 
 
 def _shared_out(contexts: Sequence[Context], number: int) -> list[Mapping[str, int]]:
@@ -160,27 +169,29 @@ def _all_ways(contexts: Sequence[Context], asked: Asked, number: int) -> Strateg
     again = [(NONE, 0), (SELECTIVE, 0), (UNIFORM, 1), *((BLOCK, part) for part in parts)]
     again += [(UNIFORM, int(size)) for size in asked.space.pins.get("recompute_layers", ()) if size]
     fused = all(flash_attention_runs(context.pool.gpu, job) for context in contexts)
-    alike = {**DATA_PARALLEL, "dp": number, "first_layers": layers, "last_layers": layers}
-    made = [
-        settled(
-            {
-                **alike,
-                "flash": flash,
-                "micro_batch": size,
-                "sharding": code,
-                "offload": part,
-                "recompute": mode,
-                "recompute_layers": count,
-                "overlap_grad": grad,
-                "overlap_param": param,
-            }
-        )
-        for flash, size, code, part, (mode, count), (grad, param) in product(
-            (0, 1) if fused else (0,), sorted(sizes), range(len(SHARDING)), OFFLOADS, again, OVERLAPS
-        )
-        if samples % size == 0 and (code != UNSHARDED or not (part or param))
-    ]
-    return strategies(made)
+    axes = ((0, 1) if fused else (0,), sorted(sizes), range(len(SHARDING)), OFFLOADS, range(len(again)), (0, 1, 2))
+    flash, size, sharding, offload, repeated, overlap = (
+        values.ravel() for values in np.meshgrid(*map(np.asarray, axes), indexing="ij")
+    )
+    recompute, recompute_layers = np.array(again)[repeated].T
+    overlap_grad, overlap_param = np.array(OVERLAPS)[overlap].T
+    rows = columns(
+        len(flash),
+        {
+            "dp": np.full(len(flash), number),
+            "first_layers": np.full(len(flash), layers),
+            "last_layers": np.full(len(flash), layers),
+            "flash": flash,
+            "micro_batch": size,
+            "sharding": sharding,
+            "offload": offload,
+            "recompute": recompute,
+            "recompute_layers": recompute_layers,
+            "overlap_grad": overlap_grad,
+            "overlap_param": overlap_param,
+        },
+    )
+    return rows.take((samples % size == 0) & ((sharding != UNSHARDED) | ((offload == 0) & ~overlap_param)))
 
 
 def _as_if_alone(context: Context, number: int) -> Context:

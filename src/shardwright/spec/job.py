@@ -23,8 +23,10 @@ PROJECTED: tuple[Optimizer, ...] = ("galore", "apollo")
 USUAL_RANK = 128  # transformers/trainer_optimizer.py 5.23
 Framework = str  # a row of `catalog/data/frameworks.csv`
 Objective = Literal["time", "cost"]
-# Compute capabilities that DeepEP and HybridEP are built for, from one on and below another (README of DeepEP).
+# Compute capabilities that DeepEP and HybridEP are built for, from one on and below another (README of DeepEP), and the
+# one from which on HybridEP sends tokens, which takes padded ones as DeepEP does not.
 FLEX = (8.0, 11.0)
+HYBRID = 10.0
 
 
 @record
@@ -165,9 +167,11 @@ def dispatcher_of(job: Job, gpus: Iterable[Gpu]) -> Dispatcher:
     if job.options.dispatcher is not None:
         return job.options.dispatcher
     usual = cast("Dispatcher", framework_rows()[job.framework]["dispatcher"])
-    return usual if usual != "flex" or flex_runs(gpus) else "alltoall"
+    return usual if usual != "flex" or flex_runs(gpus, job) else "alltoall"
 
 
-def flex_runs(gpus: Iterable[Gpu]) -> bool:
-    """Return whether DeepEP or HybridEP runs on all of `gpus`."""
-    return all(gpu.vendor == "nvidia" and FLEX[0] <= gpu.capability < FLEX[1] for gpu in gpus)
+def flex_runs(gpus: Iterable[Gpu], job: Job) -> bool:
+    """Return whether DeepEP or HybridEP sends the tokens of a job on all of `gpus`: padded to a capacity the latter
+    alone (Megatron-LM core_v0.19.2, transformer/transformer_config.py 1600)."""
+    least = HYBRID if job.options.padded else FLEX[0]
+    return all(gpu.vendor == "nvidia" and least <= gpu.capability < FLEX[1] for gpu in gpus)

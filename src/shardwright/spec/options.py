@@ -24,6 +24,8 @@ GradientSync = Literal["every", "last"]
 Moment = Literal["fp32", "bf16", "fp16", "fp8"]
 Loss = Literal["unfused", "fused", "chunked"]
 Dispatcher = Literal["alltoall", "allgather", "flex"]
+ExpertPadding = Literal["none", "capacity"]
+ExpertProducts = Literal["grouped", "loop"]
 CudaGraph = Literal["none", "moe", "attention", "layers", "full"]
 ExchangeOverlap = Literal["none", "batches"]
 WIDTH = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # bytes of an element
@@ -40,11 +42,15 @@ class Options:
     gradients and moments have their type. `activation_offload` keeps the inputs of layers that run again in host
     memory, `weight_offload` a rank's part of sharded weights (ZeRO-3). `dispatcher` sends tokens to their experts: one
     copy for each expert (`alltoall`), all tokens to all ranks (`allgather`), or one copy for each machine (`flex`:
-    DeepEP, HybridEP). Sharded gradients are summed in `every` micro-batch, or whole ones are kept until the `last`
-    (`gradient_sync`). CUDA graphs launch nothing, the router and what counts its tokens (`moe`), that and attention,
-    whole layers, or the `full` iteration (`cuda_graph`); with `exchange_overlap` tokens are sent to experts beside the
-    computation of other micro-batches. With `param_gather` in fp8 the weights of fp8 products are kept and gathered in
-    8 bits alone."""
+    DeepEP, HybridEP). Of what a rank routes to an expert, that takes `expert_capacity` times an even share at most and
+    the rest is dropped, or exactly so much with `expert_padding` to the capacity; None drops nothing.
+    `expert_imbalance` is what the fullest of the ranks that share experts computes over their mean (None: 1, forced
+    balance). Experts of transformers are multiplied together (`grouped`, as release 5 does), or one after another in a
+    `loop` (`expert_products`). Sharded gradients are summed in `every` micro-batch, or whole ones are kept until the
+    `last` (`gradient_sync`). CUDA graphs launch nothing, the router and what counts its tokens (`moe`), that and
+    attention, whole layers, or the `full` iteration (`cuda_graph`); with `exchange_overlap` tokens are sent to experts
+    beside the computation of other micro-batches. With `param_gather` in fp8 the weights of fp8 products are kept and
+    gathered in 8 bits alone."""
 
     recompute_modules: tuple[Module, ...] | None = None
     grad_reduce: GradReduce | None = None
@@ -54,6 +60,10 @@ class Options:
     exp_avg_sq: Moment | None = None
     loss: Loss | None = None
     dispatcher: Dispatcher | None = None
+    expert_capacity: float | None = None
+    expert_padding: ExpertPadding | None = None
+    expert_imbalance: float | None = None
+    expert_products: ExpertProducts | None = None
     master_weights: MasterWeights | None = None
     activation_offload: ActivationOffload | None = None
     weight_offload: WeightOffload | None = None
@@ -66,6 +76,11 @@ class Options:
     def precision_aware(self) -> bool:
         """Whether the precision-aware optimizer is used."""
         return any(getattr(self, name) is not None for name in STATE)
+
+    @property
+    def padded(self) -> bool:
+        """Whether every expert computes exactly its capacity."""
+        return self.expert_padding == "capacity"
 
     @property
     def weights_in_host(self) -> bool:
@@ -83,7 +98,7 @@ DEFAULTS = Options()
 
 
 def _words(hint: Any) -> tuple[str, ...]:
-    """The words of the Literal inside a type hint."""
+    """The words of the Literal inside a type hint, none for a number."""
     arguments = get_args(hint)
     return (
         arguments if get_origin(hint) is Literal else tuple(word for argument in arguments for word in _words(argument))
@@ -91,16 +106,20 @@ def _words(hint: Any) -> tuple[str, ...]:
 
 
 VALUES: dict[str, tuple[str, ...]] = {name: _words(hint) for name, hint in get_type_hints(Options).items()}
+"""The words of each option, none of those that are numbers."""
 
 
 def said(options: Options) -> dict[str, str]:
-    """Return the options that are not the framework's own as words, by name; modules are joined by `+`."""
+    """Return the options that are not the framework's own as words, by name."""
     values = {field.name: getattr(options, field.name) for field in fields(Options)}
-    return {
-        name: value if isinstance(value, str) else "+".join(value)
-        for name, value in values.items()
-        if value is not None
-    }
+    return {name: word_of(value) for name, value in values.items() if value is not None}
+
+
+def word_of(value: str | float | tuple[str, ...]) -> str:
+    """Return the value of an option as a word; modules are joined by `+`."""
+    if isinstance(value, str):
+        return value
+    return f"{value:.15g}" if isinstance(value, float) else "+".join(value)
 
 
 def ordered(modules: set[str]) -> tuple[Module, ...] | None:

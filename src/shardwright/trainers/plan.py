@@ -49,6 +49,8 @@ from shardwright.trainers.runs import frameworks_with_trainers, limits_of_traine
 ANY = "any"
 USUAL = MEGATRON  # the framework that plans are for where nobody names one
 NO_PLAN_OF_THESE = "runs none of the plans found"
+# Of a run, which its router and the releases of its libraries decide.
+FACTS = ("expert_imbalance", "expert_products")
 # Options that some trainers take and that plans leave to them, as their gain hangs on few published runs.
 OFFERED = (
     {"cuda_graph": "attention"},
@@ -369,6 +371,7 @@ def evaluate(
     The best plans are those that a trainer of the framework runs; where none runs the model, those of the whole space,
     and `best.no_trainer` says so."""
     model_of_time = efficiency or default_efficiency()
+    user_plan = with_facts(user_plan, space)
     mine = predict(user_plan, efficiency=model_of_time)
     model_of_time = anchored(model_of_time, mine) or model_of_time
     degrees = {stage.tensor_parallel for stage in user_plan.stages}
@@ -389,6 +392,13 @@ def evaluate(
     (context,) = contexts_of(user_plan, model_of_time).values()
     remedies = changes_to_run(replace(context, headroom=headroom(fit, context.job)), user_plan)
     return Evaluation(plan=mine, best=best, remedies=remedies)
+
+
+def with_facts(plan: Plan, space: Space | None) -> Plan:
+    """Return a plan with what pins say of its run that no launch says (`FACTS`), where it does not say it itself."""
+    pinned, known = (space or Space()).options, said(plan.job.options)
+    facts: Any = {name: pinned[name][0] for name in FACTS if len(pinned.get(name, ())) == 1 and name not in known}
+    return replace(plan, job=replace(plan.job, options=replace(plan.job.options, **facts))) if facts else plan
 
 
 def changes_to_run(context: Context, plan: Plan) -> tuple[Remedy, ...]:

@@ -191,10 +191,11 @@ def test_a_stage_leaves_the_seconds_that_its_layers_need_after_the_pipeline(
 
 
 def gathered(table: Table, kinds: np.ndarray, made: SplitTimes, copies: int) -> np.ndarray:
-    """Return the seconds to gather the weights of each stage from copies on its own type, [1, P]."""
+    """Return the seconds to gather the weights of each stage from copies on its own type, in as few domains as hold
+    them and as many in each as may be, [1, P]."""
     once = np.zeros_like(made.dense)
     for place, kind in enumerate(kinds):
-        local = min(int(table.local[kind]), copies)
+        local = copies if copies <= table.local[kind] else min(int(table.local[kind]), copies // 2)
         for group, held in zip(table.unit[kind].groups(np.array(copies), np.array(local)), made.weights, strict=True):
             once[:, place] += gather_seconds(table.links_seen(kind), group, held[:, place]) * (held[:, place] > 0)
     return once

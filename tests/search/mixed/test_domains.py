@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.search.mixed.subproblem.domains import ways_of
+from shardwright.search.mixed.subproblem.domains import ways_of, ways_of_alike
 
 GROUPS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 20)), min_size=1, max_size=4)
 
@@ -42,6 +42,21 @@ def test_some_way_is_as_good_as_how_a_replica_stands(
             for way_leaves, most in ways_of(stages, period, replicas)
         ), (domains, ways_of(stages, period, replicas))
         first += copies
+
+
+@given(copies=st.integers(2, 6), stages=st.integers(1, 20), period=st.integers(1, 8), copies_together=st.booleans())
+def test_replicas_that_are_alike_stand_as_the_rank_order_says(
+    copies: int, stages: int, period: int, copies_together: bool
+) -> None:
+    units = standing([(copies, stages)], copies_together=copies_together)
+    first = [place // period for place, (replica, _, _) in enumerate(units) if replica == 0]
+    leaves = (*(here != there for here, there in pairwise(first)), False)
+    crowd = []
+    for stage in range(stages):
+        domains = [place // period for place, unit in enumerate(units) if unit[2] == stage]
+        fewest = min(domains.count(domain) for domain in set(domains))
+        crowd.append(1 << 30 if fewest == copies else fewest)
+    assert (leaves, tuple(crowd)) in ways_of_alike(stages, period, copies)
 
 
 def test_ways_say_what_matters() -> None:

@@ -22,13 +22,8 @@ from shardwright.plans.plan import Plan
 from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.drafts.draft import ORDERS, Draft, fitting_seconds, plan_of
 from shardwright.search.mixed.drafts.splits import Line
-from shardwright.search.mixed.one_mesh import (
-    Candidate,
-    by_all_splits,
-    candidates,
-    mesh_search,
-    numbers_of_copies,
-)
+from shardwright.search.mixed.one_mesh import mesh_search
+from shardwright.search.mixed.subproblem.equal_replicas import Candidate, by_all_splits, candidates, numbers_of_copies
 from shardwright.search.mixed.tables.compositions import compositions
 from shardwright.search.mixed.tables.settings import Setting
 from shardwright.search.rules.filters import Filters
@@ -205,11 +200,11 @@ def bounds_of_candidates(seed: int, problem: Small) -> int:
     batch = problem.contexts[0].job.global_batch
     for instance in instances(problem.settings[:4], problem.tables[:4], batch, problem.space):
         for copies in numbers_of_copies(instance, problem.space):
-            ways = candidates(instance, problem.space, 1e6, copies)
+            ways = candidates(instance, instance.compositions(problem.space), copies, 1e6)
             for way in [ways[place] for place in pick.permutation(len(ways))[:3]]:
                 least = min(random_seconds(problem, way, pick), default=np.inf)
                 if np.isfinite(least):
-                    sooner = candidates(instance, problem.space, 1.01 * least, copies)
+                    sooner = candidates(instance, instance.compositions(problem.space), copies, 1.01 * least)
                     bounded = next(each for each in sooner if each.counts == way.counts)
                     assert by_all_splits(bounded, 1.01 * least).seconds <= least * (1.0 + 1e-9)
                     compared += 1

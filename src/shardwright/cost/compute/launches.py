@@ -34,6 +34,9 @@ EXPERT_CALLS = 10.0  # permuting, sending, receiving and un-permuting tokens, th
 # A grouped product goes from C++ expert by expert, beside tensors that are made and split for each (Transformer Engine:
 # module/grouped_linear.py; its issue 1499); of a call from Python.
 EXPERT_PRODUCT_CALLS = 0.25  # chosen, 0.1 to 1
+# Of an expert that runs by itself: its rows are looked for, read by the host, gathered, weighed and added, two or three
+# products and what is between them (transformers 4.57: Qwen3MoeSparseMoeBlock.forward, as PyTorch 2.13 dispatches it).
+LOOP_CALLS = 12.0  # documented
 COLLECTIVE_CALLS = 2.0  # of two products that tensor parallelism cuts by columns and by rows; documented
 # Tensor parallelism of plain PyTorch, by DTensor and not compiled: some 46 operators of a layer are dispatched in
 # Python, in 90 µs each (pytorch/pytorch pull request 159699), beside 17 calls of 50 µs.
@@ -53,13 +56,13 @@ HELD: Mapping[str, tuple[str, ...]] = {
 def launches(model: Model, layer: Layer | None, shard: Shard, job: Job) -> Floats:
     """Return the calls of the host in a forward pass of a layer (of embedding or head where it is None), [M]."""
     held = HELD[job.options.cuda_graph or "none"]
-    calls = {ENDS: END_CALLS} if layer is None else _calls(model, layer, shard)
+    calls = {ENDS: END_CALLS} if layer is None else _calls(model, layer, shard, job)
     by_dtensor = framework_has(job.framework, "eager_tp")
     slower = np.where(shard.tp > 1, DTENSOR_CALLS if by_dtensor else 1.0, 1.0)
     return slower * sum(count for part, count in calls.items() if part not in held)
 
 
-def _calls(model: Model, layer: Layer, shard: Shard) -> dict[str, Floats | float]:
+def _calls(model: Model, layer: Layer, shard: Shard, job: Job) -> dict[str, Floats | float]:
     pair = np.where(shard.tp > 1, COLLECTIVE_CALLS, 0.0)
     attentions = [kind for kind in (layer.attention, layer.cross) if kind is not None]
     unfused = np.where(shard.flash, 0.0, UNFUSED_CALLS)
@@ -72,7 +75,9 @@ def _calls(model: Model, layer: Layer, shard: Shard) -> dict[str, Floats | float
     if layer.mlp is not None:
         calls[DENSE] = MLP_CALLS + pair
     if layer.moe is not None:
-        products = EXPERT_PRODUCT_CALLS * 2.0 * layer.moe.experts / shard.ep
+        experts = EXPERT_CALLS + EXPERT_PRODUCT_CALLS * 2.0 * layer.moe.experts / shard.ep
+        if job.options.expert_products == "loop":
+            experts = LOOP_CALLS * layer.moe.experts / shard.ep
         shared = (SHARED_CALLS + pair) * bool(layer.moe.shared_width)
-        calls |= {ROUTING: ROUTER_CALLS, EXPERTS: EXPERT_CALLS + products + shared}
+        calls |= {ROUTING: ROUTER_CALLS, EXPERTS: experts + shared}
     return calls

@@ -21,7 +21,7 @@ class Operator:
     """One operator for every row of a `Shard`. A GEMM is `groups` products (m × k)(k × n); a `share` of the
     work belongs to the `modules`, bits of `operators.MODULE_BITS`; `low_precision` marks the GEMMs that run in fp8
     where the job says so; `weight_gradient` those that frozen weights do not need; `form` says what a memory-bound
-    operator does."""
+    operator does. It runs `times`, one after another, and its sizes are those of once."""
 
     kind: int
     direction: int
@@ -36,11 +36,12 @@ class Operator:
     low_precision: bool = False
     weight_gradient: bool = False
     form: int = POINTWISE
+    times: Array | float = 1.0
 
 
 @record
 class OperatorTable:
-    """Operators as columns: sizes are [operators, M], kinds and flags [operators, 1]."""
+    """Operators as columns: sizes are [operators, M], kinds and flags [operators, 1], `times` either."""
 
     kind: Ints
     direction: Ints
@@ -55,6 +56,7 @@ class OperatorTable:
     groups: Floats
     flops: Floats
     bytes: Floats
+    times: Floats
 
 
 def table(operators: Sequence[Operator]) -> OperatorTable:
@@ -62,6 +64,8 @@ def table(operators: Sequence[Operator]) -> OperatorTable:
 
     def column(name: str) -> Array:
         values = [getattr(operator, name) for operator in operators]
+        if name == "times" and any(np.ndim(value) for value in values):
+            return np.stack([np.broadcast_to(value, operators[0].m.shape) for value in values])
         if name in SIZES:
             return np.stack([np.asarray(value, dtype=float) for value in values])
         return np.array(values, dtype=type(values[0]))[:, None]

@@ -60,6 +60,12 @@ LOSS_BYTES = {"fused": (18.0, 12.0), "unfused": (38.0, 14.0), "chunked": (18.0, 
 # them. DoRA per weight: BA and W + BA are written and read for the lengths of rows; per output both parts are scaled
 # (PEFT 0.21, peft/tuners/lora/dora.py: DoraLinearLayer.forward).
 ADDED_BYTES, SCALED_BYTES, LENGTH_BYTES = 2.0, 8.0, 10.0
+# Documented. Bytes of an element that experts one after another move beside their products, of each row forward: it is
+# gathered, weighed, and added to its token; backward: gathered, multiplied by the weight and by what the expert gave,
+# the gradients of both first products summed and added to the token's; and of all tokens, for each expert, as its
+# gradient begins at zeros and is summed (transformers 4.57: Qwen3MoeSparseMoeBlock.forward, and what PyTorch 2.13 runs
+# for its gradients).
+LOOP_BYTES, LOOP_BACKWARD_BYTES, LOOP_TOKEN_BYTES = 14.0, 28.0, 8.0
 # The modules that selective recomputation may repeat, one bit each; numeric.
 MODULE_BITS = {name: 1 << place for place, name in enumerate(MODULES)}
 CORE, ACTIVATION, NORMS, UP, MLP, MOE, SHARED = MODULE_BITS.values()
@@ -90,6 +96,27 @@ def tokens(shard: Shard, job: Job) -> Floats:
 def norm_tokens(shard: Shard, job: Job) -> Floats:
     """Return tokens in the regions between tensor-parallel blocks, which sequence parallelism splits, [M]."""
     return tokens(shard, job) / np.where(shard.sequence_parallel, shard.tp, 1)
+
+
+def routed_tokens(moe: Moe, shard: Shard, job: Job) -> Floats:
+    """Return the rows that the experts of a rank take, each a copy of a token for one expert, [M]."""
+    gathered = np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
+    size = norm_tokens(shard, job)
+    return np.asarray(size * expert_copies(moe, size, shard.ep, job) * gathered)
+
+
+def expert_copies(moe: Moe, size: Floats, ranks: Array, job: Job) -> Floats:
+    """Return the copies of a token of ranks with `size` tokens each that the experts of one take, [M], the fullest of
+    as many `ranks`: as many as it is routed to, of rows that are spread evenly, or more where they are not
+    (`Options.expert_imbalance`), all rows at most. With a capacity an expert takes so many rows of a rank at most, and
+    those that are padded exactly so many (Megatron-LM core_v0.19.2, transformer/moe/moe_utils.py: `get_capacity`)."""
+    copies = np.full_like(size, moe.top_k)
+    if job.options.expert_imbalance is not None:
+        copies = copies * np.minimum(job.options.expert_imbalance, ranks)
+    if job.options.expert_capacity is None:
+        return copies
+    most = np.ceil(size * moe.top_k / moe.experts * job.options.expert_capacity) * moe.experts / size
+    return most if job.options.padded else np.minimum(most, copies)
 
 
 def layer_operators(model: Model, layer: Layer, shard: Shard, job: Job) -> Iterator[Operator]:
@@ -398,21 +425,35 @@ def _moe(hidden: float, moe: Moe, shard: Shard, job: Job) -> Iterator[Operator]:
     """Yield router, permutation, routed and shared experts. Tokens are taken as spread evenly over the experts."""
     outer = norm_tokens(shard, job)
     local = moe.experts / shard.ep
-    routed = outer * moe.top_k * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
+    routed = routed_tokens(moe, shard, job)
     width, up = moe.expert_width / shard.etp, 2 if moe.gated else 1
     yield from _gemm(outer, float(moe.experts), hidden, job, modules=MOE)
     inner = float(moe.latent or hidden)
     if moe.latent is not None:
         yield from linear(outer, inner, hidden, job, modules=MOE)
         yield from linear(outer, hidden, inner, job, modules=MOE)
-    yield from memory_bound(2 * 4.0 * routed * inner, backward=1.0, modules=MOE)  # permute and un-permute
-    product = linear if experts_in_fp8(job.framework) else _gemm
-    yield from product(routed / local, up * width, inner, job, groups=local, modules=MOE)
-    yield from memory_bound(2.0 * (up + 1) * routed * width, backward=5 / 3, modules=MOE | ACTIVATION)
-    yield from product(routed / local, inner, width, job, groups=local, modules=MOE)
+    if job.options.expert_products == "loop":
+        alone = _expert(routed / local, outer, inner, width, up, job)
+        yield from (replace(operator, times=local) for operator in alone)
+    else:
+        yield from memory_bound(2 * 4.0 * routed * inner, backward=1.0, modules=MOE)  # permute and un-permute
+        product = linear if experts_in_fp8(job.framework) else _gemm
+        yield from product(routed / local, up * width, inner, job, groups=local, modules=MOE)
+        yield from memory_bound(2.0 * (up + 1) * routed * width, backward=5 / 3, modules=MOE | ACTIVATION)
+        yield from product(routed / local, inner, width, job, groups=local, modules=MOE)
     if moe.shared_width:
         shared = Mlp(width=moe.shared_width, gated=moe.gated)
         yield from _mlp(hidden, shared, shard, job, modules=MOE | SHARED)
+
+
+def _expert(rows: Floats, outer: Floats, inner: float, width: Floats, up: int, job: Job) -> Iterator[Operator]:
+    """Yield what an expert does with its rows where none waits for the others': each product by itself."""
+    yield from memory_bound(LOOP_BYTES * rows * inner, backward=LOOP_BACKWARD_BYTES / LOOP_BYTES, modules=MOE)
+    yield from memory_bound(LOOP_TOKEN_BYTES * outer * inner, forward=0.0, backward=1.0, modules=MOE)
+    for _ in range(up):
+        yield from _gemm(rows, width, inner, job, modules=MOE)
+    yield from memory_bound(2.0 * (up + 1) * rows * width, backward=5 / 3, modules=MOE | ACTIVATION)
+    yield from _gemm(rows, inner, width, job, modules=MOE)
 
 
 def split_ways(matrix: Matrix, shard: Shard) -> Array:
@@ -446,8 +487,7 @@ def _low_rank(matrix: Matrix, layer: Layer, adapter: Adapter, shard: Shard, job:
     lengths of rows DoRA multiplies B by A, in PEFT by A times an identity of the inputs (peft/tuners/lora/dora.py)."""
     ways, groups, size = split_ways(matrix, shard), _copies(matrix, shard), tokens(shard, job)
     if matrix.target == "experts" and layer.moe is not None:
-        routed = norm_tokens(shard, job) * layer.moe.top_k
-        size = routed * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp) / groups
+        size = routed_tokens(layer.moe, shard, job) / groups
     inputs = matrix.inputs / (ways if matrix.split == "inputs" else 1.0)
     outputs = matrix.outputs / (ways if matrix.split == "outputs" else 1.0)
     for n, k in ((float(adapter.rank), inputs), (outputs, float(adapter.rank))):

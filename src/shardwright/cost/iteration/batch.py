@@ -18,6 +18,7 @@ from shardwright.cost.iteration.step import (
     norm_seconds,
     optimizer_seconds,
     reduction_tails,
+    stage_groups,
     stage_times,
     tied_embedding_seconds,
     transfers,
@@ -49,7 +50,9 @@ def iteration(context: Context, rows: Strategies, shards: LayerRows, starts: Int
     moves = transfers(context, rows)
     times = beside_transfers(rows, stage_times(context, rows, shards, starts), moves)
     held = held_parameters(context, rows, shards, starts)
-    reduce, gather = reduction_tails(context, rows, times, held.dense, held.expert)
+    reduce, gather = reduction_tails(
+        context, rows, times, stage_groups(context, rows, int(rows.pp[0])), held.dense, held.expert
+    )
     update = optimizer_seconds(context, rows, held.dense, held.expert) + orthogonalisation_seconds(context, rows, held)
     return Iteration(
         stages=times,

@@ -39,11 +39,11 @@ from shardwright.cost.iteration.replica_time import ReplicaTime as ReplicaTime
 from shardwright.cost.iteration.step import (
     StageTimes,
     both_gather_seconds,
-    data_parallel,
     exposed_tails,
     message_bytes,
     norm_seconds,
     optimizer_seconds,
+    stage_groups,
     stage_times,
     tied_embedding_seconds,
 )
@@ -95,7 +95,7 @@ def mixed_iteration(
     held = [held_parameters(lane.context, lane.rows, lane.shards, lane.starts) for lane in lanes]
     stages = _stages(plan, lanes, held, places)
     moves = move_seconds(plan, places, contexts, stages.message_bytes)
-    if len(plan.replicas) == 1:
+    if len(plan.replicas) == len(places.types) == 1:
         once = of_stages(lanes, [_own_once_seconds(lane, part) for lane, part in zip(lanes, held, strict=True)])
     else:
         once = once_seconds(plan, places, contexts, stages.dense, stages.expert)
@@ -165,7 +165,7 @@ def _each(term: Callable[[str], Floats]) -> Footprint:
 
 def _own_once_seconds(lanes: Lanes, held: HeldParameters) -> Floats:
     """Return the seconds in which equal replicas gather a byte of each parameter, [N, P]."""
-    groups = data_parallel(lanes.context, lanes.rows)
+    groups = stage_groups(lanes.context, lanes.rows, int(lanes.rows.pp[0]))
     return both_gather_seconds(lanes.context.links, groups, held.dense, held.expert, 1.0)
 
 

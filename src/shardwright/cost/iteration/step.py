@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.arrays import Bools, Floats, Ints
+from shardwright.arrays import Array, Bools, Floats, Ints
 from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.frameworks.optimizer import paged_width, update_width
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, UPDATE_EFFICIENCY, launched_seconds
@@ -72,10 +72,15 @@ class StageTimes:
 
 @record
 class DataParallel:
-    """Groups over which dense and expert parameters are replicated."""
+    """Groups over which dense and expert parameters are replicated, [N], or those of each stage, [N, P]."""
 
     dense: Group
     expert: Group
+
+    @property
+    def column(self) -> DataParallel:
+        """The same groups for all stages, [N, 1]."""
+        return DataParallel(dense=self.dense.column, expert=self.expert.column)
 
 
 def stage_times(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> StageTimes:
@@ -109,13 +114,41 @@ def serial_launch_seconds(context: Context, rows: Strategies, starts: Ints) -> F
 
 
 def data_parallel(context: Context, rows: Strategies) -> DataParallel:
-    """Return the data-parallel groups (context-parallel ranks hold the same weights and belong to them)."""
+    """Return the data-parallel groups (context-parallel ranks hold the same weights and belong to them), at best: as
+    many of their ranks share a domain as it has room for."""
     links = context.links
     inside = np.where(rows.rank_order == DATA_OUTERMOST, rows.pp, 1)
     dense = product(group(links, rows.cp, rows.tp), group(links, rows.dp, rows.tp * rows.cp * inside))
     width = rows.ep * rows.etp
     expert = group(links, rows.tp * rows.cp * rows.dp // width, width * inside)
     return DataParallel(dense=dense, expert=expert)
+
+
+def stage_groups(context: Context, rows: Strategies, stages: int = 1) -> DataParallel:
+    """Return the data-parallel groups of each of the first `stages`, [N, P], by where they stand: the ranks of a stage
+    follow one another, and where they end within a domain, that with fewest of them holds up the ring. With data
+    outermost they are taken to begin in a domain of their own."""
+    best, domain, outermost = data_parallel(context, rows), context.links.domain_gpus, rows.rank_order == DATA_OUTERMOST
+    width, place = rows.ep * rows.etp, np.arange(stages)
+    ranks, gpus = rows.dp * rows.cp, rows.tp * rows.cp * rows.dp
+    held = _fewest_in_a_domain(ranks[:, None], np.maximum(domain // rows.tp, 1)[:, None], place * ranks[:, None])
+    of_experts = _fewest_in_a_domain(gpus[:, None], np.full_like(gpus, domain)[:, None], place * gpus[:, None])
+    apart = [_fewest_in_a_domain(groups.size, groups.local, 0)[:, None] for groups in (best.dense, best.expert)]
+    dense = np.where(outermost[:, None], apart[0], held)
+    expert = np.where(outermost[:, None], apart[1], np.maximum(of_experts // width[:, None], 1))
+    return DataParallel(
+        dense=replace(best.dense.column, local=dense),
+        expert=replace(best.expert.column, local=np.minimum(expert, best.expert.size[:, None])),
+    )
+
+
+def _fewest_in_a_domain(size: Array, room: Array, before: Array | int) -> Array:
+    """Return how many of `size` ranks that follow one another are in the domain that has fewest of them, where a domain
+    has `room` for so many and as many are `before` them."""
+    first = np.minimum(size, room - before % room)
+    rest = size - first
+    last = np.where(rest % room == 0, room, rest % room)
+    return np.asarray(np.where(rest == 0, first, np.minimum(first, last)))
 
 
 def sharded_weight_seconds(
@@ -127,7 +160,7 @@ def sharded_weight_seconds(
     if not (rows.sharding >= ZERO2).any():
         zero = np.zeros_like(forward)
         return zero, zero
-    groups = data_parallel(context, rows)
+    groups = stage_groups(context, rows)
     gathered, gather, scatter = _passing_seconds(context, rows, table, stages, groups)
     widths = widths_of(context.job)
     at_first = frozen_on(table, stages)
@@ -135,7 +168,7 @@ def sharded_weight_seconds(
     facts = memory_facts(context.job.framework)
     by_option = context.job.options.weights_in_host
     if (facts.gradients_follow and rows.offload.any()) or by_option:
-        sizes = groups.dense.size[:, None], groups.expert.size[:, None]
+        sizes = groups.dense.size, groups.expert.size
         ends = stages.total(table.ends) / sizes[0]
         kept = stages.total(table.dense) / sizes[0] + stages.total(table.expert) / sizes[1]
         down, up = _host_trips(context, rows, kept, ends + frozen_part(context.job) * (kept - ends))
@@ -144,7 +177,7 @@ def sharded_weight_seconds(
     opened = gathered
     if at_first.any():
         before = both_gather_seconds(context.links, groups, at_first, np.zeros_like(at_first), widths.weight_gather)
-        away = facts.weights_follow * rows.offload[:, None] * at_first / groups.dense.size[:, None]
+        away = facts.weights_follow * rows.offload[:, None] * at_first / groups.dense.size
         before = before + to_host_seconds(context.pool.gpu, widths.weight_gather * away)
         opened = gathered + before * (rows.sharding == ZERO3)[:, None]
     seconds_forward = np.where(overlap_forward, exposed_seconds(opened, BUCKET_SHARE * forward), opened)
@@ -227,10 +260,11 @@ def _waits_for_host(context: Context, rows: Strategies) -> Bools:
 
 
 def both_gather_seconds(links: Fabric, groups: DataParallel, dense: Floats, expert: Floats, width: float) -> Floats:
-    """Return the time to gather (or reduce-scatter) dense and expert parameters of `width` bytes, [N, S]."""
-    seconds = gather_seconds(links, groups.dense.column, width * dense)
+    """Return the time to gather (or reduce-scatter) dense and expert parameters of `width` bytes over the groups of
+    each stage, [N, S]."""
+    seconds = gather_seconds(links, groups.dense, width * dense)
     if expert.any():
-        seconds = seconds + gather_seconds(links, groups.expert.column, width * expert)
+        seconds = seconds + gather_seconds(links, groups.expert, width * expert)
     return seconds
 
 
@@ -258,10 +292,11 @@ def message_bytes(context: Context, rows: Strategies) -> Floats:
 
 
 def reduction_tails(
-    context: Context, rows: Strategies, times: StageTimes, dense: Floats, expert: Floats
+    context: Context, rows: Strategies, times: StageTimes, groups: DataParallel, dense: Floats, expert: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the gradient tail and the weight-gather tail of each pipeline rank, [N, P]."""
-    once = both_gather_seconds(context.links, data_parallel(context, rows), dense, expert, 1.0)
+    """Return the gradient tail and the weight-gather tail of each pipeline rank, [N, P], whose parameters are held by
+    the `groups` of its stage."""
+    once = both_gather_seconds(context.links, groups, dense, expert, 1.0)
     return exposed_tails(context.model, context.job, rows, times, once)
 
 

@@ -8,7 +8,17 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.cost.compute.operators import MLP, MOE, SHARED, Shard, per_operator, repeats, tokens
+from shardwright.cost.compute.operators import (
+    MLP,
+    MOE,
+    SHARED,
+    Shard,
+    expert_copies,
+    norm_tokens,
+    per_operator,
+    repeats,
+    tokens,
+)
 from shardwright.cost.frameworks.overheads import Overheads
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.network.collectives import (
@@ -225,8 +235,9 @@ def _ep_layer(
     message = tokens(shard, job) / shard.tp * (layer.moe.latent or model.hidden)
     routed = message * shard.etp if early else message
     widths, across = widths_of(job), group(links, shard.ep, shard.etp)
+    copies = expert_copies(layer.moe, norm_tokens(shard, job), shard.ep, job)
     both = [
-        dispatch_seconds(links, across, width * routed, layer.moe.top_k, dispatcher)
+        dispatch_seconds(links, across, width * routed, copies, dispatcher)
         for width in (widths.dispatch, widths.combine)
     ]
     forward, backward = (_early if early else _late)(layer.moe, shard, job, links, message)
@@ -237,7 +248,8 @@ def _late(moe: Moe, shard: Shard, job: Job, links: Fabric, message: Floats) -> t
     """Return the time of gathering rows and of summing their results over the ranks that have parts of an expert, where
     each has `message` elements, forward and backward: after rows were sent, as Megatron-LM does."""
     within = group(links, shard.etp, np.ones_like(shard.etp))
-    seconds = reduce_seconds(links, within, widths_of(job).combine * message * moe.top_k * shard.etp)
+    copies = expert_copies(moe, norm_tokens(shard, job), shard.ep, job)
+    seconds = reduce_seconds(links, within, widths_of(job).combine * message * copies * shard.etp)
     return seconds, seconds
 
 

@@ -260,7 +260,8 @@ def _timed(
     recomputation repeats, and those backward of the weights of plain products, timed in one batch. Where the host
     launches a part (forward by so many `calls`) more slowly than the device runs it, the host's time counts."""
     operators = table([operator for part in parts for operator in part])
-    seconds = coarse(efficiency.operator_seconds(gpu, job, operators)) * kernel_factor(software, job, operators)
+    factor = kernel_factor(software, job, operators) * operators.times
+    seconds = coarse(efficiency.operator_seconds(gpu, job, operators)) * factor
     forward = np.where(operators.direction == FORWARD, seconds, 0.0)
     backward = np.where(operators.direction == BACKWARD, seconds, 0.0)
     again = repeated_share(job, operators) * forward

@@ -16,6 +16,7 @@ from shardwright.cost.compute.operators import (
     Shard,
     norm_tokens,
     repeats,
+    routed_tokens,
     split_ways,
     tokens,
 )
@@ -29,7 +30,6 @@ from shardwright.cost.memory.kept import (
     moe_bytes,
     needed,
     norm_copies,
-    routed_tokens,
 )
 from shardwright.cost.memory.sizes import SINGLE
 from shardwright.spec.adapter import ATTENTION, NF4_WIDENED, Matrix, adapted, matrices

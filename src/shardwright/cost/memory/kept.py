@@ -21,6 +21,7 @@ from shardwright.cost.compute.operators import (
     Shard,
     norm_tokens,
     repeats,
+    routed_tokens,
     tokens,
 )
 from shardwright.cost.frameworks.widths import widths_of
@@ -200,13 +201,6 @@ def latent_width(attention: Attention) -> int:
     return attention.heads * (2 * attention.head_dim + attention.value_head_dim)
 
 
-def routed_tokens(moe: Moe, shard: Shard, job: Job) -> Floats:
-    """Tokens that the experts of a rank take, each copy for one expert, [M]."""
-    return np.asarray(
-        norm_tokens(shard, job) * moe.top_k * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
-    )
-
-
 def expert_input(job: Job) -> float:
     """Bytes of an element that experts take in."""
     return widths_of(job).saved_input if experts_in_fp8(job.framework) else widths_of(job).saved
@@ -347,7 +341,8 @@ def moe_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
     inner = inner_bytes(job, expert_input(job), "experts", gated=moe.gated) * moe.expert_width / shard.etp
     outside = moe.latent or model.hidden
     taken = expert_input(job) if needed(job, "experts") else 0.0
-    output = widths.saved * memory_facts(job.framework).expert_output
+    looped = job.options.expert_products == "loop"  # index_add_ keeps what it adds, weighed (derivatives.yaml)
+    output = widths.saved * (memory_facts(job.framework).expert_output + looped)
     experts = routed * (taken * outside + inner + output * outside)
     total = router + experts
     if moe.latent is not None:  # what enters the projections to the experts' width is the router's; and back

@@ -37,7 +37,7 @@ from shardwright.plans.mesh import Host, hosts, one_recompute
 from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 from shardwright.records import record
-from shardwright.spec.job import dispatcher_of
+from shardwright.spec.job import HYBRID, dispatcher_of
 from shardwright.spec.options import STATE, Dispatcher
 
 MEGATRON_VERSION = trainers()[TARGET].version
@@ -47,7 +47,6 @@ FP8_FORMAT = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", 
 GRAD_REDUCE = {"fp32": "--accumulate-allreduce-grads-in-fp32", "bf16": "--grad-reduce-in-bf16"}
 SHARDING_STRATEGY = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
 
-BLACKWELL = 10.0  # its compute capability
 
 # What reading a launch takes for granted, so that writing it would change nothing.
 SILENT = frozenset(("--ckpt-format", "--log-throughput", "--log-interval", "--padded-vocab-size"))
@@ -339,14 +338,18 @@ def dispatcher_of_plan(plan: Plan) -> Dispatcher:
 def flex_backend(plan: Plan) -> str:
     """Return what sends tokens for `flex`: DeepEP, or HybridEP, which also knows the NVL72s of Blackwell
     (Megatron-Bridge 0.6.2: training/flex_dispatcher_backend.py 102-119)."""
-    return "deepep" if least_capability(plan) < BLACKWELL else "hybridep"
+    return "deepep" if least_capability(plan) < HYBRID else "hybridep"
 
 
 def dispatcher_arguments(plan: Plan) -> Arguments:
-    """Return the dispatcher as arguments. DeepEP and HybridEP take probabilities in fp32 alone
-    (token_dispatcher.py 1127 and 1303 of core_v0.19.2)."""
-    dispatcher = dispatcher_of_plan(plan)
+    """Return the dispatcher as arguments, and the capacity to which it drops or pads rows. DeepEP and HybridEP take
+    probabilities in fp32 alone (token_dispatcher.py 1127 and 1303 of core_v0.19.2)."""
+    dispatcher, options = dispatcher_of_plan(plan), plan.job.options
     arguments: Arguments = (("--moe-token-dispatcher-type", dispatcher),)
+    if options.expert_capacity is not None:
+        arguments = (*arguments, ("--moe-expert-capacity-factor", repr(options.expert_capacity)))
+    if options.padded:
+        arguments = (*arguments, ("--moe-pad-expert-input-to-capacity",))
     if dispatcher != "flex":
         return arguments
     biased = any(kind.moe and kind.moe.router_bias for kind in plan.model.kinds)  # whose arguments say so already

@@ -269,6 +269,11 @@ def _fraction(text: str) -> float:
     return value
 
 
+def _limit(text: str) -> float | None:
+    """A factor, or below 0 none (transformer_config.py 1661)."""
+    return None if float(text) < 0 else _fraction(text)
+
+
 def _window(text: str) -> tuple[int, int]:
     left, right = (int(part) for part in text.strip("()").split(","))
     return left, right
@@ -295,6 +300,7 @@ def _pattern(text: str) -> int | tuple[int, ...]:
 READERS: dict[str, Callable[[str], Any]] = {
     "count": _count,
     "fraction": _fraction,
+    "limit": _limit,
     "window": _window,
     "pattern": _pattern,
     "text": str,

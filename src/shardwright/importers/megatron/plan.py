@@ -281,15 +281,21 @@ def _said(flags: Flags, model: Model, job: Job, optimizer: OptimizerPlan) -> Ite
     ):  # a fused one is what plans that say none are priced and exported with
         yield "loss", "unfused"
     if model.has_experts:
-        if flags["--moe-enable-deepep"]:
-            yield "dispatcher", "flex"
-        else:
-            name = flags["--moe-token-dispatcher-type"]
-            yield "dispatcher", DISPATCHERS.get(name, name)
-        if flags["--overlap-moe-expert-parallel-comm"]:
-            yield "exchange_overlap", "batches"
+        yield from _of_experts(flags)
     if graphs := _graphs(flags):
         yield "cuda_graph", graphs
+
+
+def _of_experts(flags: Flags) -> Iterator[tuple[str, Any]]:
+    """Yield how tokens are sent to experts, and how many these take."""
+    name, capacity = flags["--moe-token-dispatcher-type"], flags["--moe-expert-capacity-factor"]
+    yield "dispatcher", "flex" if flags["--moe-enable-deepep"] else DISPATCHERS.get(name, name)
+    if capacity is not None:
+        yield "expert_capacity", capacity
+    if flags["--moe-pad-expert-input-to-capacity"]:
+        yield "expert_padding", "capacity"
+    if flags["--overlap-moe-expert-parallel-comm"]:
+        yield "exchange_overlap", "batches"
 
 
 def _graphs(flags: Flags) -> CudaGraph | None:

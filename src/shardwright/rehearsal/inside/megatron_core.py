@@ -7,6 +7,7 @@ What its usual modules of Transformer Engine and Apex do needs CUDA, so others s
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 import typing
 from collections.abc import Callable
@@ -76,7 +77,7 @@ def _split_evenly(args: Any, meter: Meter) -> None:
     tokens = args.micro_batch_size * args.seq_length // args.context_parallel_size
     if args.sequence_parallel:
         tokens //= args.tensor_model_parallel_size
-    routed = [tokens * args.moe_router_topk] * 2
+    routed = [_routed(args, tokens)] * 2
     together = routed[0] * (args.expert_tensor_parallel_size or args.tensor_model_parallel_size)
     even_lists(lambda: routed[-1])
 
@@ -97,13 +98,35 @@ def _split_evenly(args: Any, meter: Meter) -> None:
 
     dispatchers: Any = import_module("megatron.core.transformer.moe.token_dispatcher")
     dispatchers.sort_chunks_by_idxs = sorted_chunks
-    for kind in (dispatchers.MoEAlltoAllTokenDispatcher, dispatchers.MoEAllGatherTokenDispatcher):
+    exchange = dispatchers.MoEAlltoAllTokenDispatcher
+    exchange.preprocess = _known_rows(exchange.preprocess, routed[0])
+    for kind in (exchange, dispatchers.MoEAllGatherTokenDispatcher):
         kind.dispatch_preprocess = counted(kind.dispatch_preprocess, routed[0])
         kind.dispatch_postprocess = counted(kind.dispatch_postprocess, together)
     if args.moe_token_dispatcher_type == "allgather":
         permute = dispatchers.permute
         dispatchers.permute = lambda *given, **rest: permute(*given, **(rest | {"num_out_tokens": together}))
     meter.used.add(SPLIT)
+
+
+def _known_rows(run: Callable[..., Any], rows: int) -> Callable[..., Any]:
+    """Return a dispatcher's `preprocess` after which it knows how many rows it sends, where the device decides that."""
+
+    def preprocess(self: Any, *args: Any) -> Any:
+        counts = run(self, *args)
+        self.num_out_tokens = rows
+        return counts
+
+    return preprocess
+
+
+def _routed(args: Any, tokens: int) -> int:
+    """Return the rows that tokens become on their way to experts, as evenly as can be."""
+    rows = tokens * args.moe_router_topk
+    if args.moe_expert_capacity_factor is None:
+        return int(rows)
+    most = math.ceil(rows / args.num_experts * args.moe_expert_capacity_factor) * args.num_experts
+    return int(most if args.moe_pad_expert_input_to_capacity else min(rows, most))
 
 
 def _configured(question: dict[str, Any], meter: Meter) -> tuple[Any, Any]:

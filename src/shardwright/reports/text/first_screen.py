@@ -55,6 +55,7 @@ def plan_answers(best: Plan, whole: str, idle: str = "", usual: Usual | None = N
     """Return what there is to say of a plan alone, `whole` the words of its whole run, `idle` of the GPUs without,
     `usual` the best plan without what is hardly tested of it."""
     yield "run", f"{mixed.gpu_words(best)}: {strategy.degrees_words(best)}; {runs_on(best)}"
+    yield from (("experts", words) for words in [strategy.products_words(best)] if words)
     yield from (("idle", words) for words in [idle] if words)
     yield from (("measured", outcome.measured_words(known)) for known in [best.predicted.measured] if known)
     yield "speed", _speed(best)

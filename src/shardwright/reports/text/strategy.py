@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.plans.plan import Plan, Replica, Stage
+from shardwright.spec.catalog.frameworks import framework_rows
 from shardwright.spec.options import VALUES, said
 from shardwright.units import counted
 
@@ -111,6 +112,10 @@ OPTION_NAMES = {
     "exp_avg_sq": "second moment",
     "loss": "loss",
     "dispatcher": "tokens sent by",
+    "expert_capacity": "capacity of experts",
+    "expert_padding": "experts padded to",
+    "expert_imbalance": "rows of the fullest rank of experts over the mean",
+    "expert_products": "products of experts",
     "master_weights": "master weights",
     "activation_offload": "offloaded to the host:",
     "weight_offload": "sharded weights offloaded to:",
@@ -234,10 +239,27 @@ def depth_words(plan: Plan) -> str:
 
 
 def experts_setting(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield how the experts of a model that has some are spread, as the first stage has them."""
+    """Yield how the experts of a model that has some are spread, as the first stage has them, and multiplied."""
     stage = plan.stages[0]
     if plan.model.has_experts:
-        yield "experts", f"expert parallel {stage.expert_parallel}, tensor {stage.expert_tensor_parallel} in an expert"
+        words = f"expert parallel {stage.expert_parallel}, tensor {stage.expert_tensor_parallel} in an expert"
+        yield "experts", "; ".join(part for part in (words, products_words(plan)) if part)
+
+
+def products_words(plan: Plan) -> str:
+    """Return how experts are multiplied where the release of transformers decides it, and what the other does; "" where
+    it does not."""
+    if not plan.model.has_experts or "expert_products" not in framework_rows()[plan.job.framework]["options"].split():
+        return ""
+    if plan.job.options.expert_products == "loop":
+        return (
+            "one after another, each in small kernels, as transformers before 5 has it; release 5 multiplies by all at "
+            "once, several times faster (--set expert_products=grouped)"
+        )
+    return (
+        "multiplied together, as transformers 5 has it; before, one runs after another, several times slower (--set "
+        "expert_products=loop)"
+    )
 
 
 def _range_words(numbers: Sequence[int]) -> str:

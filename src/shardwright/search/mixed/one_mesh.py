@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardwright.arrays import Floats, Ints, picked
+from shardwright.arrays import Floats, picked
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.strategies import row_of
@@ -26,8 +26,7 @@ from shardwright.plans.mesh import is_mesh
 from shardwright.plans.placement import COPIES_TOGETHER
 from shardwright.plans.plan import Plan
 from shardwright.records import record
-from shardwright.rounding import coarse, weighed
-from shardwright.search.mixed.bounds.compositions import Compositions, columns, least_seconds
+from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.instance import HOPELESS, Instance, instances
 from shardwright.search.mixed.branch_and_bound.tree import (
     Branched,
@@ -44,13 +43,19 @@ from shardwright.search.mixed.heuristics.attempts import workshop_of
 from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
 from shardwright.search.mixed.offload import that_may_gain
 from shardwright.search.mixed.restrictions import dropped, keeps_pins, narrowed, unruled
-from shardwright.search.mixed.subproblem.exact import ANY, least_by_splits
+from shardwright.search.mixed.subproblem.equal_replicas import (
+    Candidate,
+    SplitRange,
+    by_all_splits,
+    candidates,
+    halves,
+    numbers_of_copies,
+)
 from shardwright.search.mixed.tables.model_tables import tables
-from shardwright.search.mixed.tables.region import Region, sites_of
 from shardwright.search.mixed.tables.settings import OF_MIXED_PLANS, Setting, of_a_mesh, settings
 from shardwright.search.objective import affordable_value
 from shardwright.search.rules.filters import Filters
-from shardwright.search.space.axes import Space, divisors
+from shardwright.search.space.axes import Space
 from shardwright.search.space.layouts import runs_data_outermost
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
@@ -62,9 +67,7 @@ if TYPE_CHECKING:
 
 LOOKS = 192  # at candidates: by all splits at once, then by plans
 PLANS = 4  # looks by all splits that take as long as one by plans, about
-ROUNDED = 1e-5  # part by which a bisection may end above the bound
 HALVED = 48  # ranges that are halved, at most
-NARROW = 1.005  # a range is not halved any more whose longest stages are so many times its shortest ones, at most
 NOTHING = MixedOutcome(plans=(), bound=np.inf, not_covered=())
 
 
@@ -197,7 +200,9 @@ def _scouted(run: _Run, instances: Sequence[Instance], gap: float, longest: floa
     pairs = [(instance, copies) for instance in instances for copies in numbers_of_copies(instance, run.space)]
     for instance, copies in sorted(pairs, key=lambda pair: _of_even_stages(*pair)):
         most = min(longest, run.worth.longest(run.incumbent))
-        ways = [(run.worth.least(way), way) for way in candidates(instance, run.space, most, copies)]
+        counts = instance.compositions(run.space)
+        counts = picked(counts, (counts > 0).sum(axis=1) > 1)
+        ways = [(run.worth.least(way), way) for way in candidates(instance, counts, copies, most)]
         least, best = min(ways, key=lambda pair: pair[0], default=(np.inf, None))
         if best is not None and least < min(looked, run.incumbent / (1.0 + gap)):
             looked = least
@@ -314,135 +319,20 @@ def worth_of(contexts: Sequence[Context]) -> Worth:
     return Worth(job, machine_gpus, bill_of(contexts))
 
 
-@record(kw_only=False)
-class Candidate:
-    """`copies` replicas with `counts` stages of each type, which take `seconds` or more."""
-
-    seconds: float
-    instance: Instance
-    counts: tuple[int, ...]
-    copies: int
-
-    @property
-    def micro_batches(self) -> int:
-        """Micro-batches of each replica."""
-        return self.instance.total // self.copies
-
-
-def candidates(instance: Instance, space: Space, incumbent: float, copies: int) -> list[Candidate]:
-    """Return the ways of an instance to have `copies` equal replicas over several types that may take less than
-    `incumbent` seconds, best first."""
-    if instance.quick >= incumbent:
-        return []
-    counts = instance.compositions(space)
-    counts = picked(counts, (counts > 0).sum(axis=1) > 1)
-    timed = _of_copies(instance, counts, copies, incumbent)
-    return [Candidate(seconds, instance, tuple(row), copies) for seconds, row in sorted(timed)]
-
-
-def numbers_of_copies(instance: Instance, space: Space) -> list[int]:
-    """Return how many equal replicas an instance may have, fewest first: each takes as many micro-batches, and the
-    ranks of a stage, over all of them, divide by those that an expert's weights are spread over."""
-    numbers, unit = divisors(instance.total, int(instance.table.units.sum()) // 2), instance.table.unit[0]
-    ranks = unit.tp * unit.cp
-    return [int(copies) for copies in space.allowed("dp", numbers) if copies * ranks % unit.expert_gpus == 0]
-
-
-def by_all_splits(way: Candidate, longest: float, bottleneck: tuple[float, float] = ANY) -> Candidate:
-    """Return a candidate with what all of its splits take at least, as far as that is below `longest` seconds: those
-    whose longest stage takes `bottleneck` seconds (from, to). Every replica has all of its types, so that links, and
-    how often a micro-batch crosses sites, are known."""
-    counts, table = np.array([way.counts]), way.instance.table
-    used = tuple(np.flatnonzero(counts[0]).tolist())
-    region = replace(
-        _region(way.instance, way.copies),
-        link=float(table.links[list(used)].max()),
-        used=used,
-        gpus=way.copies * int(counts[0] @ np.array(way.instance.setting.gpus)),
-        crossings=len(sites_of(table, used)) - 1,
-    )
-    short = replace(way.instance, depth=int(counts.sum()), known={})
-    columns = _columns(short, counts, region, way.micro_batches, longest)
-    least = longest
-    if len(columns.stages):
-        size, of = np.array([way.micro_batches]), (short.table, short.layers, region, columns)
-        least = float(least_by_splits(*of, size, longest, bottleneck, total=short.total)[0])
-    return replace(way, seconds=max(way.seconds, min(least, longest)))
-
-
-def _of_copies(instance: Instance, counts: Ints, copies: int, incumbent: float) -> list[tuple[float, list[int]]]:
-    units, micro_batches = instance.table.units, instance.total // copies
-    speeds = weighed(counts, instance.speeds / np.maximum(units, 1))
-    quick = micro_batches * instance.layers.total / np.maximum(speeds, 1e-300)
-    counts = picked(counts, (counts * copies <= units).all(axis=1) & (quick < incumbent))
-    if not len(counts):
-        return []
-    short = replace(instance, depth=int(counts.sum(axis=1).max()), known={})
-    found = _columns(short, counts, _region(short, copies), micro_batches, incumbent)
-    seconds = least_seconds(found, np.full(len(found.stages), micro_batches), instance.quick, incumbent)
-    possible = np.flatnonzero(np.isfinite(seconds))
-    return list(zip(((1.0 - ROUNDED) * seconds[possible]).tolist(), found.counts[possible].tolist(), strict=True))
-
-
-def _columns(instance: Instance, counts: Ints, region: Region, micro_batches: int, longest: float) -> Compositions:
-    """Return what bounds compositions; pipelines deeper than their micro-batches are bounded apart."""
-    deeper = counts.sum(axis=1) > micro_batches
-    parts = [
-        columns(
-            instance.table,
-            instance.layers,
-            instance.capacity(region, longest / micro_batches, few=few),
-            some,
-            region,
-            few=few,
-        )
-        for few, some in ((False, picked(counts, ~deeper)), (True, picked(counts, deeper)))
-        if len(some)
-    ]
-    return Compositions.concatenated(parts)
-
-
-def _region(instance: Instance, copies: int) -> Region:
-    return Region(fewest=copies, most=copies, modes=instance.modes, link=np.inf, used=())
-
-
-@record(kw_only=False)
-class _Range:
-    """The splits of a candidate whose longest stage takes `shortest` to `longest` seconds: zero and infinity where that
-    excludes none."""
-
-    way: Candidate
-    shortest: float = 0.0
-    longest: float = np.inf
-
-
 def bound_by_ranges(
     undecided: Sequence[tuple[float, Candidate]], worth: Worth, incumbent: float, cutoff: float
 ) -> float:
     """Return what no plan of candidates is below, each of which has a bound already, the `cutoff` at most: all in what
     the job minimises, as `incumbent`."""
     return least_bound(
-        [(least, _Range(way)) for least, way in undecided],
+        [(least, SplitRange(way)) for least, way in undecided],
         partial(_halved, worth, worth.longest(incumbent)),
         cutoff=lambda: cutoff,
         spent=lambda halved: halved / HALVED,
     )
 
 
-def _halved(worth: Worth, seconds: float, node: TreeNode[_Range]) -> Step[_Range]:
+def _halved(worth: Worth, seconds: float, node: TreeNode[SplitRange]) -> Step[SplitRange]:
     """Bound both halves of a range, for plans that take less than `seconds`."""
-    way, part = node.part.way, node.part
-    low, high = part.shortest or _even(way), min(part.longest, seconds / way.micro_batches)
-    if high <= NARROW * low:
-        return Undecided(node.bound)
-    middle = coarse(float(np.sqrt(low * high)))
-    halves = [_Range(way, part.shortest, middle), _Range(way, middle, part.longest)]
-    closer = [by_all_splits(way, seconds, (half.shortest, half.longest)) for half in halves]
-    bounds = [max(node.bound, coarse(worth.least(bracket))) for bracket in closer]
-    return Branched(list(zip(bounds, halves, strict=True)))
-
-
-def _even(way: Candidate) -> float:
-    """Return about the seconds of every stage where all take as long."""
-    layers = way.instance.layers
-    return float(layers.total / (np.array(way.counts) / layers.seconds).sum())
+    closer = [(max(node.bound, coarse(worth.least(half.way))), half) for half in halves(node.part, seconds)]
+    return Branched(closer) if closer else Undecided(node.bound)

@@ -131,8 +131,15 @@ def layout_columns(context: Context, rows: Layouts | Strategies) -> dict[str, Co
         "num_attention_heads": number(model.max_heads),
         "num_query_groups": number(min((attention.kv_heads for attention in model.attentions), default=0)),
         "gpu": Column(values=np.asarray(0), words=(pool.gpu.kind,), none=None),
-        **{name: _option(given.get(name)) for name in VALUES},
+        **{
+            name: _option(given.get(name)) if words else _number(getattr(job.options, name))
+            for name, words in VALUES.items()
+        },
     }
+
+
+def _number(value: float | None) -> Column:
+    return Column(values=np.asarray(value or 0.0), words=None, none=np.asarray(value is None))
 
 
 def _option(word: str | None) -> Column:

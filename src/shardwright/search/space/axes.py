@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import product
+from math import inf, nan
 from types import MappingProxyType
 from typing import Any
 
@@ -32,7 +33,7 @@ from shardwright.spec.catalog.frameworks import framework_has
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.layer import Layer
-from shardwright.spec.options import VALUES, ordered
+from shardwright.spec.options import VALUES, ordered, word_of
 from shardwright.spec.options import VALUES as OPTIONS
 
 Value = int | float
@@ -41,7 +42,7 @@ MAX_CONTEXT_PARALLEL = 64
 
 FULL: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType({("recompute", "full"): ("uniform", "block")})
 DEFAULT = "default"  # the framework's own
-Choice = str | tuple[str, ...] | None
+Choice = str | float | tuple[str, ...] | None
 Choices = Mapping[str, tuple[Choice, ...]]
 
 
@@ -255,11 +256,12 @@ def context_parallel_degrees(context: Context) -> list[int]:
 
 
 def expert_degrees(context: Context) -> list[int]:
-    """Return degrees that divide the number of experts of every expert layer; 1 for dense models."""
+    """Return degrees that divide the number of experts of every expert layer; 1 for dense models, and where a GPU runs
+    all experts one after another."""
     experts = {kind.moe.experts for kind in context.model.kinds if kind.moe is not None}
     return (
         [1]
-        if not experts
+        if not experts or context.job.options.expert_products == "loop"
         else [d for d in divisors(min(experts), context.pool.gpus) if all(e % d == 0 for e in experts)]
     )
 
@@ -314,6 +316,8 @@ def parse_choice(name: str, word: str) -> Choice:
     """Return the value of the option `name` that a word stands for: modules are joined by `+`. Raises SpecError."""
     if word.casefold() == DEFAULT:
         return None
+    if not VALUES[name]:
+        return _positive(name, word)
     parts = [part.strip().casefold() for part in word.split("+")]
     several = name == "recompute_modules"
     if (len(parts) > 1 and not several) or any(part not in VALUES[name] for part in parts):
@@ -323,11 +327,20 @@ def parse_choice(name: str, word: str) -> Choice:
     return ordered(set(parts)) if several else parts[0]
 
 
+def _positive(name: str, word: str) -> float:
+    """Return the number that an option has as its value. Raises SpecError."""
+    try:
+        value = float(word)
+    except ValueError:
+        value = nan
+    if not 0.0 < value < inf:
+        raise bad(f"`set={name}={word}`", f"{word!r} is no number above 0", f"write 1.25, or {DEFAULT}")
+    return value
+
+
 def choice_words(name: str, values: tuple[Choice, ...]) -> str:
     """Return a choice as a user writes it: dispatcher=alltoall,flex."""
-    return f"{name}=" + ",".join(
-        DEFAULT if value is None else value if isinstance(value, str) else "+".join(value) for value in values
-    )
+    return f"{name}=" + ",".join(DEFAULT if value is None else word_of(value) for value in values)
 
 
 def only_job(job: Job, choices: Choices) -> Job:

@@ -86,10 +86,12 @@ def _byte_seconds(table: Table, weights: Floats, fewest: int, link: float, besid
 def _least_gathers(
     fabric: Fabric, pace: float, unit: Unit, most: int, fewest: int, apart: bool, weights: tuple[float, float]
 ) -> tuple[float, ...]:
-    """Return the least seconds to gather a byte of dense `weights`, and of experts', per weight, from `fewest` copies,
-    1 to `most` of them in a domain, at `pace` between domains. If `apart`, not all stand in one."""
+    """Return the least seconds to gather a byte of dense `weights`, and of experts', per weight, from `fewest` copies
+    or more, at `pace` between domains, where 1 to `most` stand in the domain that has fewest of them: in all of them,
+    or if `apart` as many or more in another."""
     local = np.arange(1, most + 1)
-    groups = unit.groups(np.maximum(fewest, local + 1 if apart else local), local)
+    several = np.maximum(fewest, 2 * local)
+    groups = unit.groups(np.where(apart | (local < fewest), several, local), local)
     links = replace(fabric, inter_bytes_per_second=pace)
     return tuple(
         float(gather_seconds(links, ranks, np.array(held)).min()) / held if held else 0.0

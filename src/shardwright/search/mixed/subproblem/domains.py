@@ -9,7 +9,8 @@ the rank order (`plans.placement`) the stages of a replica on one type are
 * or every n-th unit, where n copies of a replica have their stages together. Of n + 1 messages that follow each other
   some n / L at least leave a domain.
 
-A single replica stands in a row that begins in a domain of its own.
+A single replica stands in a row that begins in a domain of its own. Where all replicas are alike, on several types, the
+rank order says where each of their stages stands.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def standings(table: Table, region: Region, counts: Ints) -> tuple[Ints, Standin
     for kind in np.argsort(table.near - table.far, kind="stable").tolist():
         first, many = np.zeros(len(row), dtype=np.int64), np.ones(len(row), dtype=np.int64)
         for count in np.unique(counts[:, kind]).tolist():
-            some = ways_of(count, int(table.period[kind]), region.most)
+            period = int(table.period[kind])
+            some = ways_of_alike(count, period, region.most) if region.alike else ways_of(count, period, region.most)
             fits = (counts[row, kind] == count) & (len(some) <= left)
             first[fits], many[fits] = len(of_types[kind]), len(some)
             of_types[kind] += some
@@ -87,6 +89,23 @@ def ways_of(count: int, period: int, most: int) -> list[Way]:
     if period > 2:
         return [(leaves, free[1]) for leaves, _ in rows]
     return [*rows, *([_leaving(count, set(range(count)))] if period == 2 else [])]
+
+
+@lru_cache(maxsize=4096)
+def ways_of_alike(count: int, period: int, copies: int) -> list[Way]:
+    """Return the ways of `count` stages of so many `copies` of one replica: with its copies together, stage after
+    stage, and with its stages together, copy after copy. Messages are those of the first copy."""
+    if count == 0 or period == 0:
+        return [((False,) * count, (ANY,) * count)]
+    stage, copy = np.indices((count, copies))
+    ways = []
+    for unit in (stage * copies + copy, copy * count + stage):
+        domain = unit // period
+        leaves = np.append(np.diff(domain[:, 0]) > 0, False)
+        fewest = [int(np.unique(row, return_counts=True)[1].min()) for row in domain]
+        crowd = [ANY if number == copies else number for number in fewest]
+        ways.append((tuple(leaves.tolist()), tuple(crowd)))
+    return list(dict.fromkeys(ways))
 
 
 def _in_a_row(count: int, period: int, first: int) -> Way:

@@ -22,7 +22,9 @@ class Region:
 
     Where the types in use stand at several sites, either all pipelines cross to all of these, so that a micro-batch
     crosses `crossings` times at least, or some layer is `parted`: a replica holds it at one site and another elsewhere,
-    and so each replica has a stage with a layer that is reduced between sites."""
+    and so each replica has a stage with a layer that is reduced between sites.
+
+    Where all replicas are `alike`, copies of one over several types, the rank order says where each stage stands."""
 
     fewest: int
     most: int
@@ -33,6 +35,7 @@ class Region:
     most_gpus: int | None = None
     crossings: int = 0
     parted: bool = False
+    alike: bool = False
 
 
 def usable(table: Table, counts: Array, region: Region) -> Bools:
