@@ -3,17 +3,22 @@ in time, and published runs."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from itertools import pairwise
+from math import prod
 
 import numpy as np
 import pytest
-from tests.cost.samples import context, gpt, llama, mixtral, parameter_state, pool, row
+from tests.cost.samples import context, gpt, llama, mixtral, parameter_state, pool, row, shard
+from tests.nightly import nightly
 
 from shardwright import Job, Model, SpecError, load_cluster, load_model, make_job
 from shardwright.cost.context import layer_rows
 from shardwright.cost.iteration.footprint import Footprint, footprint, held_parameters
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.memory.sizes import StateSplit, parameter_bytes, trained_share
+from shardwright.cost.memory.activations import layer_activation_bytes
+from shardwright.cost.memory.sizes import StateSplit, parameter_bytes
 from shardwright.cost.predict import predict
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, boundaries, strategies
 from shardwright.plans.document import from_document, to_document
@@ -28,13 +33,16 @@ from shardwright.plans.plan import (
     Stage,
     StageMemory,
 )
+from shardwright.runtime.model.parameters import trained_parameters
 from shardwright.spec.adapter import (
     ATTENTION,
     FROZEN_BYTES,
+    LINEAR,
     TARGETS,
     WHOLE_BYTES,
     Adapter,
     adapter_parameters,
+    least_adapter_share,
     matrices,
     parse_adapter,
 )
@@ -75,25 +83,28 @@ def test_matrices_are_all_that_a_layer_has_but_routers_norms_and_biases(name: st
 @pytest.mark.parametrize("sharding", [UNSHARDED, ZERO1, ZERO2, ZERO3])
 def test_frozen_weights_are_kept_once_as_they_are_and_sharded_with_all_else(framework, frozen, sharding):
     """Of n frozen weights of b bytes a rank of d keeps b·n, or b·n/d under ZeRO-3, or both under the ZeRO-2 of FSDP2,
-    whatever the framework makes of the shards of trained ones; gradients and state are those of the adapters. Scales of
-    quantised weights are no part of the parameters that are sharded."""
+    whatever the framework makes of the shards of trained ones; gradients and state are those of the adapters, which the
+    ends have none of. Scales of quantised weights are no part of the parameters that are sharded."""
     job = replace(LORA, framework=framework, adapter=Adapter(frozen=frozen))
     ranks = 8
-    share, width = trained_share(DENSE, job), {"16-bit": 2.0, "nf4": FROZEN_BYTES["nf4"], "int8": 1.0}[frozen]
+    share, width = (
+        least_adapter_share(DENSE, Adapter()),
+        {"16-bit": 2.0, "nf4": FROZEN_BYTES["nf4"], "int8": 1.0}[frozen],
+    )
     held, ends = parameter_bytes(DENSE, job, StateSplit(sharding=np.array([sharding]), dense_ranks=ranks))
     both = sharding == ZERO2 and framework in ("fsdp", "torchtitan", "jax")
     part = (1.0 / ranks if sharding == ZERO3 else 1.0) + both / ranks
     scales = WHOLE_BYTES[frozen]
     assert held.weights == pytest.approx((width - scales) * part + scales, abs=2.001 * share)
     assert held.gradients + held.optimizer < 20.0 * share
-    assert ends.weights - held.weights == pytest.approx((2.0 - width + scales) * part - scales, abs=1e-12)
+    assert ends.weights == pytest.approx(2.0 * part, abs=1e-12) and ends.gradients + ends.optimizer == 0.0
 
 
 def test_what_is_gathered_under_full_sharding_is_as_wide_as_it_is_kept():
     job = replace(LORA, adapter=Adapter(frozen="nf4"))
     alone, open_ = (parameter_state(DENSE, job, ZERO3, dense_ranks=8, working=working) for working in (0, 0.25))
     assert open_.weights - alone.weights == pytest.approx(
-        0.25 * FROZEN_BYTES["nf4"], abs=0.25 * 2 * trained_share(DENSE, job)
+        0.25 * FROZEN_BYTES["nf4"], abs=0.25 * 2 * least_adapter_share(DENSE, Adapter())
     )
 
 
@@ -119,8 +130,33 @@ def test_tensor_parallel_ranks_each_hold_one_side_of_an_adapter_whole():
     for matrix in matrices(DENSE, DENSE.layers[0]):
         inputs, outputs = matrix.inputs, matrix.outputs
         by_hand += 16 * (inputs / 4 + outputs if matrix.split == "inputs" else inputs + outputs / 4)
-    uniform = trained_share(DENSE, LORA) * (held.dense + held.expert)
-    assert uniform + held.replicated == pytest.approx(len(DENSE.layers) * by_hand)
+    assert held.adapters == pytest.approx(len(DENSE.layers) * by_hand)
+
+
+@pytest.mark.parametrize("seed", [*range(12), *nightly(range(12, 120))])
+def test_every_rank_has_the_adapters_of_its_layers(seed: int) -> None:
+    """As many as `train` lays out for the units of the rank's stages; none beside the embedding alone."""
+    pick = random.Random(seed)
+    model = load_model(pick.choice(("llama-3.2-1b", "qwen2.5-7b", "mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3")))
+    model = replace(model, layers=model.layers[: pick.randint(5, 9)], mtp_layers=0)
+    pp, vpp, tp = pick.choice((1, 2, 3)), pick.choice((1, 2)), pick.choice((1, 2, 4))
+    stages = pp * vpp if pp > 1 else 1
+    first = pick.randint(0, len(model.layers) - stages + 1) if stages > 1 else len(model.layers)
+    last = pick.randint(0, len(model.layers) - first - stages + 2) if stages > 2 else len(model.layers) - first
+    targets = pick.sample(LINEAR, pick.randint(1, len(LINEAR)))
+    adapter = Adapter(rank=pick.choice((8, 64)), dora=pick.random() < 0.5, targets=tuple(sorted(targets)))
+    where = context(model, pool(1, 8), replace(LORA, framework="train", adapter=adapter))
+    rows = strategies([row(where, pp=pp, vpp=vpp if pp > 1 else 1, tp=tp, first_layers=first, last_layers=last)])
+    starts = boundaries(where.layer_count, stages, rows.first_layers, rows.last_layers)
+    held = held_parameters(where, rows, layer_rows(where, rows), starts)
+    units = [0] * stages
+    for stage, (begin, end) in enumerate(pairwise(starts[0])):
+        for unit in range(begin + 1, end + 1):
+            for parameter in trained_parameters(model, adapter, unit, model.vocab):
+                units[stage] += prod(parameter.local_shape(0, 0, tp))
+    by_rank = [sum(units[rank::pp]) for rank in range(pp)]
+    assert np.ravel(held.adapters) == pytest.approx(by_rank)
+    assert sum(by_rank) == adapter_parameters(model, adapter) or tp > 1
 
 
 def test_adapters_of_dense_layers_are_not_spread_with_the_experts():
@@ -130,8 +166,8 @@ def test_adapters_of_dense_layers_are_not_spread_with_the_experts():
     held = held_parameters(
         where, rows, layer_rows(where, rows), boundaries(where.layer_count, 1, rows.first_layers, rows.last_layers)
     )
-    uniform = trained_share(model, where.job) * (held.dense + held.expert)
-    assert uniform + held.replicated == pytest.approx(adapter_parameters(model, where.job.adapter))
+    assert held.adapters == pytest.approx(adapter_parameters(model, where.job.adapter))
+    assert held.expert_adapters == 0.0
 
 
 def test_a_quantised_matrix_is_wide_while_it_is_computed_with():
@@ -142,9 +178,35 @@ def test_a_quantised_matrix_is_wide_while_it_is_computed_with():
 def test_inputs_of_frozen_products_are_kept_for_adapters_alone():
     """Without the adapter of a product its input need not be kept: of attention's the norm's output, of the second
     feed-forward product's the width of the block."""
-    tokens, every = 512, of_rank(LORA).activations
-    without = of_rank(replace(LORA, adapter=Adapter(targets=("gate_proj", "up_proj")))).activations
-    assert every - without == pytest.approx(4 * 2 * tokens * (1024 + 4096))
+    tokens, outer = 512, Adapter(targets=("gate_proj", "up_proj"))
+    every, without = (
+        layer_activation_bytes(DENSE, shard(flash=True), job).kept[1] for job in (LORA, replace(LORA, adapter=outer))
+    )
+    assert every - without == pytest.approx(2 * tokens * (1024 + 4096 + 5 * 16))
+
+
+@pytest.mark.parametrize("framework", ["train", "fsdp"])
+@pytest.mark.parametrize("targets", [("q_proj",), ("o_proj",), ("gate_proj",), ("up_proj",), ("down_proj",)])
+def test_nothing_is_kept_before_the_first_adapters_of_a_model(framework, targets):
+    """Where nothing before is trained, autograd keeps what the first adapted product takes in and what comes after, of
+    the first layer alone, unless layers run again in transformers. By hand, of heads with fused attention and unfused
+    norms of transformers: their input in fp32, their output in 16 bits where a product keeps it."""
+    job = replace(LORA, framework=framework, adapter=Adapter(targets=targets))
+    tokens, norm = 512, 1024 * (4 if framework == "fsdp" else 2)
+    attention = 2 * (1024 + 2 * 512) + 2 * 1024 + 4 * 16  # queries, keys and values, what they give, sums
+    given = 2 * 4096 if framework == "fsdp" else 0  # by the non-linearity, for the gradient of what is gated
+    inside = 2 * 2 * 4096 + given
+    less = {
+        "q_proj": norm, "o_proj": norm + attention - 2 * 1024, "gate_proj": 2 * norm + attention + given,
+        "up_proj": 2 * norm + attention + (inside - given) * (framework == "fsdp"),
+        "down_proj": 2 * norm + attention + inside,
+    }  # fmt: skip
+    of_first = layer_activation_bytes(DENSE, shard(flash=True), job)
+    assert -of_first.kept[0] == pytest.approx(tokens * less[targets[0]])
+    lean = of_first.kept[0] - of_first.core[0]
+    freed = attention - 2 * (1024 + 2 * 512) - (2 * 1024 if targets == ("o_proj",) else 0)  # by core attention again
+    before = targets != ("q_proj",)
+    assert -lean == pytest.approx(0.0 if framework == "fsdp" else tokens * (less[targets[0]] - freed * before))
 
 
 def timed(adapter: Adapter | None) -> tuple[float, float]:

@@ -65,7 +65,7 @@ def test_fsdp_shards_16_bytes_and_gathers_bf16_weights_and_gradients():
 def test_frozen_fp8_weights_are_a_byte_each():
     job = replace(JOB, precision="fp8", adapter=Adapter(), fp8_storage=True)
     found = parameter_state(MODEL, job, ZERO1)
-    assert found.weights == pytest.approx(1.0, rel=0.02) and found.gradients + found.optimizer < 0.15
+    assert found.weights == pytest.approx(1.0, rel=0.02) and found.gradients + found.optimizer < 0.16
     trained = parameter_state(MODEL, replace(job, adapter=None), ZERO1)
     assert trained.weights + trained.gradients + trained.optimizer == pytest.approx(2 + 2 + 12)
 
@@ -76,7 +76,7 @@ def test_adapters_of_attention_keep_no_inputs_of_frozen_feed_forward_weights():
     frozen = layer_activation_bytes(MODEL, columns, replace(JOB, seq_len=128, adapter=Adapter(targets=ATTENTION))).kept[
         1
     ][0]
-    assert full - frozen == pytest.approx(128 * 2 * (h + f))
+    assert full - frozen == pytest.approx(128 * 2 * (h + f - 4 * 16))  # and what A gives, of four matrices
 
 
 def test_a_fused_loss_has_no_logits():

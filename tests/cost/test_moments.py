@@ -119,5 +119,5 @@ def test_no_recomputation_takes_less_than_the_least(framework: Framework) -> Non
                 rows = strategies([row(where, flash=True, recompute=recompute, recompute_layers=1, **shape)])
                 shards, chunks = layer_rows(where, rows), int(rows.pp[0] * rows.vpp[0])
                 starts = boundaries(where.layer_count, chunks, rows.first_layers, rows.last_layers)
-                least = least_bytes(where, rows, shards, fixed_bytes(where, rows, shards, starts))
+                least = least_bytes(where, rows, shards, starts, fixed_bytes(where, rows, shards, starts))
                 assert least[0] <= footprint(where, rows, shards, starts).total.max() * (1 + 1e-9), shape

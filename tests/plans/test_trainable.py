@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from tests.cost.samples import llama, mixtral
+from tests.nightly import nightly
 from tests.runtime.random_plans import drawn
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
-from shardwright import Job, check
+from shardwright import Job, SpecError, check, load_cluster, make_job
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
+from shardwright.search.planner import plan as search
+from shardwright.search.space.axes import parse_pins
 from shardwright.spec.adapter import Adapter
 from shardwright.spec.options import Options
 
@@ -149,3 +154,29 @@ def test_what_is_not_run_is_refused_by_name_where_train_is_to_run_it(name: str) 
 @pytest.mark.parametrize("name", ["Overlap.tensor_parallel", "Plan.flash_attention", "Job.fused_loss"])
 def test_another_trainer_may_be_asked_for_it(name: str) -> None:
     assert check(REFUSED[name][0](SPLIT)) == ()
+
+
+@pytest.mark.parametrize("seed", [*range(10), *nightly(range(10, 60))])
+def test_sizes_that_nothing_cuts_rightly_are_refused_before_the_search(seed: int) -> None:
+    """Of four bits blocks of 64 columns, of fp8 and of experts rows of 16 bytes: a model that has them gets a plan that
+    runs, any other is refused, by the size that is at fault."""
+    pick = random.Random(seed)
+    what = pick.choice(("nf4", "fp8", "experts"))
+    multiple = {"nf4": 64, "fp8": 16, "experts": 8}[what]
+    heads, width = 4, multiple * pick.randint(2, 9) + pick.choice((0, 0, multiple // 2))
+    hidden = multiple * heads * pick.randint(1, 4) + pick.choice((0, 0, multiple // 2))
+    if what == "experts":
+        model = mixtral(2, hidden, heads, heads, width, 512, 4, 2)
+    else:
+        model = llama(2, hidden, heads, heads, width, 512)
+    job = make_job(
+        global_batch=8, seq_len=256, framework="train", precision="fp8" if what == "fp8" else "bf16",
+        adapter="qlora:8" if what == "nf4" else None,
+    )  # fmt: skip
+    sizes = {hidden, width} | ({hidden // heads * heads} if what != "experts" else set())
+    cluster, space = load_cluster("1x2xH100-SXM"), parse_pins(["pp=1", "cp=1"])
+    if any(size % multiple for size in sizes):
+        with pytest.raises(SpecError, match=f"{what} cannot be run in train: .* no multiple of {multiple}"):
+            search(model, cluster, job, space=space, top=1)
+    else:
+        assert check(search(model, cluster, job, space=space, top=1).best) == ()

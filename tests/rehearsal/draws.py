@@ -29,8 +29,10 @@ MODELS = ("llama-3-8b", "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "mistral-7b-v0.3
 RECOMPUTE = ("none", "uniform recompute_layers=1")
 DENSE = ("llama-3-8b", "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "llama-3.2-1b", "qwen3-0.6b", "llama-3-70b")
 WITH_EXPERTS = ("mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "deepseek-v2-lite", "deepseek-v3")
+MIXTURES = ("mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b")
 MOST_EXPERTS = 32
 TARGETS = ("linear", "attention", "q_proj+v_proj")
+LATER_TARGETS = ("gate_proj+down_proj", "o_proj", "up_proj", "down_proj", "v_proj")
 
 
 def of_fsdp(seed: int) -> Plan:
@@ -41,7 +43,7 @@ def of_fsdp(seed: int) -> Plan:
     adapter = None
     if draw.random() < 1 / 3:
         form = draw.choice(("lora", "lora", "dora"))
-        adapter = parse_adapter(f"{form}:{draw.choice((8, 16, 64))}", draw.choice(TARGETS))
+        adapter = parse_adapter(f"{form}:{draw.choice((8, 16, 64))}", _targets(draw, seed))
     if pins["sharding"] == "zero3" and draw.random() < 1 / 4:
         pins = {**pins, "offload": 1}
     return best_plan(*drawn, pins, adapter)
@@ -53,7 +55,13 @@ def of_few_bits(seed: int) -> Plan:
     drawn = _of_fsdp(draw)
     if draw.random() < 1 / 3:
         return best_plan(*drawn, optimizer="adam8bit")
-    return best_plan(*drawn, parse_adapter(f"qlora:{draw.choice((8, 16, 64))}", draw.choice(TARGETS)))
+    return best_plan(*drawn, parse_adapter(f"qlora:{draw.choice((8, 16, 64))}", _targets(draw, seed)))
+
+
+def _targets(draw: random.Random, seed: int) -> str:
+    """Return beside what adapters stand: every fourth time not beside what a layer begins with."""
+    drawn, apart = draw.choice(TARGETS), LATER_TARGETS[seed // 4 % len(LATER_TARGETS)]
+    return apart if seed % 4 == 3 else drawn
 
 
 def _of_fsdp(draw: random.Random) -> tuple[Model, str, int, int, int, Mapping[str, object]]:
@@ -73,22 +81,27 @@ def of_train(seed: int) -> Plan:
 
 
 def of_adapters(seed: int) -> Plan:
-    """Return one of adapters beside frozen weights, in 16 bits or four."""
+    """Return one of adapters beside frozen weights, in 16 bits or four; every fifth is of a mixture of experts, with
+    adapters beside attention."""
     draw = random.Random(seed)
     form, rank = draw.choice(("lora", "dora", "qlora", "qdora")), draw.choice((8, 16, 64))
+    if seed % 5 == 4:
+        model = of_layers(shardwright.load_model(draw.choice(MIXTURES)), draw.randint(3, 5))
+        return _of_train(draw, parse_adapter(f"{form}:{rank}", "attention"), model, ep=draw.choice((1, 2)))
     targets = draw.choice((None, None, "attention", "q_proj+v_proj", "gate_proj+down_proj"))
     return _of_train(draw, parse_adapter(f"{form}:{rank}", targets))
 
 
-def _of_train(draw: random.Random, adapter: Adapter | None = None) -> Plan:
-    tp, pp = draw.choice(((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4), (2, 4)))
+def _of_train(draw: random.Random, adapter: Adapter | None = None, mixture: Model | None = None, ep: int = 1) -> Plan:
+    degrees = ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4), (2, 4))
+    tp, pp = draw.choice(degrees if mixture is None else ((1, 1), (2, 1), (1, 2), (2, 2)))
     micro_batch, length = draw.choice((1, 1, 2)), draw.choice((1024, 2048, 4096))
-    model = _model(draw, 4, 8) if pp == 1 else _model(draw, 8, 8)
+    model = mixture or (_model(draw, 4, 8) if pp == 1 else _model(draw, 8, 8))
     dp = 8 // (tp * pp)
     sharding = draw.choice(("none", "zero1", "zero2", "zero3") if pp == 1 else ("none", "zero1"))
     pins = {
         "tp": tp, "cp": 1, "pp": pp, "dp": dp, "micro_batch": micro_batch, "offload": 0,
-        "sharding": sharding if dp > 1 else "none", "recompute": draw.choice((*RECOMPUTE, "selective")),
+        "sharding": sharding if dp > 1 else "none", "recompute": draw.choice((*RECOMPUTE, "selective")), "ep": ep,
     }  # fmt: skip
     batch = dp * micro_batch * pp * draw.choice((1, 2))
     return best_plan(model, "train", 8, length, batch, pins, adapter=adapter)

@@ -14,6 +14,7 @@ import shardwright.search.sizing as module
 from shardwright import Cluster, Job, SpecError, load_cluster, load_model, make_job, plan
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict
+from shardwright.reports.text.sizing import next_command
 from shardwright.search.sizing import Size, Sizing, TrainingWay, fit, way_with, ways
 from shardwright.spec.adapter import FROZEN_BYTES, parse_adapter
 from shardwright.spec.catalog.gpus import gpus
@@ -267,6 +268,24 @@ def test_adapters_are_sharded_and_the_command_plans_them() -> None:
     command = outcome.out.split("\nNext\n  shardwright ")[1].split()
     assert command[-4:] == ["--adapter", "qlora:8", "--framework", "fsdp"]
     assert run([*command, "--json"]).code == 0
+
+
+@pytest.mark.parametrize("model", ["glm-4.5-air", "deepseek-v2-lite", *nightly(("glm-4.5", "deepseek-v3", "glm-5"))])
+def test_where_no_adapters_have_a_trainer_it_is_said_why_and_what_helps_finds_a_plan(model: str) -> None:
+    """Beside shared experts PEFT takes the routed ones too: beside attention alone a trainer has adapters, and the
+    command to type next says so."""
+    machines = ["--gpu", "H200-SXM", "--gpus", "8", "--nodes", "1" if "lite" in model else "8", "--seq-len", "512"]
+    beside = answered(["fit", model, *machines, "--json"])["without_adapters"]
+    assert "--adapter lora:16" in beside and "--adapter-targets attention" in beside
+    able = answered(["fit", model, *machines, "--adapter", "lora:16", "--adapter-targets", "attention", "--json"])
+    assert able["without_adapters"] == "" and any(way["training"] == "lora" for way in able["ways"])
+    sizing = trained(
+        load_model(model), load_cluster("1x1xH200-SXM"),
+        make_job(global_batch=1, seq_len=512, framework="fsdp", adapter="lora:16", adapter_targets="attention"),
+    )  # fmt: skip
+    adapted = replace(sizing, sizes=tuple(size for size in sizing.sizes if size.way.training == "lora"))
+    command = next_command(adapted, model)
+    assert not command or "--adapter-targets q_proj+k_proj+v_proj+o_proj" in command
 
 
 def test_what_sometimes_fits_is_said_as_such() -> None:

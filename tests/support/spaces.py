@@ -22,7 +22,7 @@ from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, SHARDING, UNIFOR
 from shardwright.exporters.support.matrix import limits_in_rules, trainers
 from shardwright.plans.check import position_problems
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
-from shardwright.plans.trainable import own_job_problems
+from shardwright.plans.trainable import own_job_problems, untrainable_sizes
 from shardwright.plans.trainer_options import option_problems
 from shardwright.records import record
 from shardwright.search.kinds import largest_pools, looks_at_unequal, of_each_maker
@@ -102,7 +102,8 @@ def _drawn(chance: Random, trainer: str, cluster: str) -> Question | None:
         options=_options(chance, framework),
         document_tokens=chance.choice((None,) * 9 + (16.0,)),
     )
-    problems = (*position_problems(model, job), *option_problems(model, job), *own_job_problems(model, job))
+    untrainable = (*own_job_problems(model, job), *untrainable_sizes(model, job))
+    problems = (*position_problems(model, job), *option_problems(model, job), *untrainable)
     question = Question(trainer, model, shardwright.load_cluster(cluster), job)
     try:
         return question if question.contexts and not problems else None

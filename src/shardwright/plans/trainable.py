@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from shardwright.errors import Problem
-from shardwright.plans.cuts import misfits, whole_sequences
+from shardwright.plans.cuts import Cut, misfits, parts, whole_sequences
 from shardwright.plans.plan import Plan, stages_at
 from shardwright.spec.adapter import TARGETS, Adapter, Target, adapted, matrices
 from shardwright.spec.catalog.frameworks import OWN
@@ -34,6 +34,10 @@ TOGETHER: Mapping[str, tuple[Target, ...]] = {
     **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), ("q_proj",)),
     "phi3": (*HEADS, *GATED),
 }
+INSTEAD = {  # of what takes parts of some sizes alone
+    "experts": "another framework", "fp8": "bf16",
+    "nf4": "an adapter beside weights in 16 bits, or `framework=fsdp`, whose trainers run it",
+}  # fmt: skip
 OTHERS = "docs/model-families.md lists what it runs; `shardwright spmd train` runs any module"
 AGAIN = "make the plan again of the model's config.json"
 
@@ -104,13 +108,17 @@ def _degrees(plan: Plan) -> Iterator[Problem]:
 
 
 def _sizes(plan: Plan) -> Iterator[Problem]:
-    hints = {
-        "experts": "use other degrees", "fp8": "use bf16, or other degrees",
-        "nf4": "use other degrees, or an adapter beside weights in 16 bits",
-    }  # fmt: skip
     for of, what, size, multiple in misfits(plan, OWN):
         message = f"{of} cannot be run: a rank has {size} of {what}, no multiple of {multiple}"
-        yield Problem("model", message, hints[of])
+        yield Problem("model", message, f"use other degrees, or {INSTEAD[of]}")
+
+
+def untrainable_sizes(model: Model, job: Job) -> Iterator[Problem]:
+    """Yield which sizes of a model no degrees cut so that `shardwright train` runs a job that is for it."""
+    for part in parts(model, job, Cut(1, 1, 1, 1)) if job.framework == OWN else ():
+        if part.whole % part.multiple:
+            message = f"{part.of} cannot be run in {OWN}: {part.what} is {part.whole}, no multiple of {part.multiple}"
+            yield Problem("model", message, f"use {INSTEAD[part.of]}")
 
 
 def untrainable_model(model: Model) -> Iterator[Problem]:

@@ -185,17 +185,18 @@ def expected(plan: Plan, place: Place, memory: tuple[tuple[StageMemory, ...], ..
 def _flops(plan: Plan, place: Place) -> float:
     """Return the FLOPs of the products and scores of a rank's passes, with what it computes again. A backward pass has
     twice the products of a forward pass, once those with frozen weights, and 2.5 times the scores
-    (`FLASH_BACKWARD_FLOPS`). Adapters have all of their own."""
+    (`FLASH_BACKWARD_FLOPS`). Adapters have all of their own, and those of DoRA the lengths of rows in each pass."""
     model, job = plan.model, plan.job
     passes = 2.0 if job.adapters else 3.0
     tokens = sum(place.sizes) * job.seq_len / place.context_parallel
     recompute = plan.replicas[place.replica].stages[place.stage].recompute
-    total = 0.0
+    total, lengths = 0.0, 0.0
     for units in place.chunks:
         layers = [unit for unit in units if 0 < unit <= len(model.layers)]
         again = len(layers) if recompute.granularity == "full" else 0
         if recompute.granularity == "full" and recompute.method == "block":
             again = min(recompute.layers or 0, len(layers))
+        flows = 0 not in units or (again > 0 and framework_has(job.framework, "transformers"))
         for number, unit in enumerate(layers):
             layer = model.layers[unit - 1]
             every = layer_flops_per_token(model, layer, job.attended_tokens)
@@ -207,12 +208,16 @@ def _flops(plan: Plan, place: Place) -> float:
             total += passes * every + (1.0 + FLASH_BACKWARD_FLOPS - passes) * scores
             if job.adapter is not None:
                 beside = adapted(model, layer, job.adapter)
+                whole = 1 if plan.sequence_parallel else place.tensor_parallel
                 products = 6.0 + 2.0 * (number < again)
-                total += products * sum(job.adapter.rank * (matrix.inputs + matrix.outputs) for matrix in beside)
+                total += products * job.adapter.rank * sum(_low_rank(matrix, whole) for matrix in beside)
+                lengths += (1.0 + (number < again)) * _lengths_flops(beside, job, place.tensor_parallel)
                 # Where layers run again, what enters the first has a gradient, too
                 # (transformers/modeling_utils.py 5.24: enable_input_require_grads).
-                stops = unit == 1 and not (again and framework_has(job.framework, "transformers"))
-                total -= _into_frozen(layer, model.hidden, beside, job.adapter.rank) if stops else 0.0
+                if not flows:
+                    repeated = scores * (recompute.granularity == "selective" and bool(repeats(job) & CORE))
+                    total -= _before_adapters(layer, model.hidden, beside, job.adapter.rank, every, scores, repeated)
+                flows = flows or bool(beside)
             total += every - _not_again(layer, job, model.hidden) if number < again else 0.0
             if recompute.granularity == "selective":
                 operators = per_operator(job)
@@ -222,7 +227,27 @@ def _flops(plan: Plan, place: Place) -> float:
             total += passes * 2.0 * model.hidden * model.vocab * (1 + model.mtp_layers)
             beyond = _beyond_routed(plan, place, model.layers[-1])
             total += model.mtp_layers * _of_prediction(model, job, recompute, beyond)
-    return total * tokens / place.tensor_parallel
+    return total * tokens / place.tensor_parallel + lengths * len(place.sizes)
+
+
+def _low_rank(matrix: Matrix, whole: int) -> float:
+    """Return the inputs and outputs that an adapter's products have together, `whole` times those that tensor-parallel
+    ranks do not split, each of which computes all positions unless sequence parallelism splits these."""
+    inputs, outputs = (whole if matrix.split != side else 1 for side in ("inputs", "outputs"))
+    return float(inputs * matrix.inputs + outputs * matrix.outputs)
+
+
+def _lengths_flops(beside: Sequence[Matrix], job: Job, tensor_parallel: int) -> float:
+    """Return the FLOPs of a pass in which DoRA finds the lengths of rows, whatever its tokens: of B times A, in PEFT of
+    A times an identity of its inputs, too (`cost.compute.operators`)."""
+    if job.adapter is None or not job.adapter.dora:
+        return 0.0
+    twice = framework_has(job.framework, "transformers")
+    return sum(
+        2.0 * job.adapter.rank * matrix.copies * matrix.inputs * (matrix.outputs + twice * matrix.inputs)
+        / (tensor_parallel if matrix.split else 1)
+        for matrix in beside
+    )  # fmt: skip
 
 
 def _beyond_routed(plan: Plan, place: Place, layer: Layer) -> float:
@@ -239,9 +264,10 @@ def _beyond_routed(plan: Plan, place: Place, layer: Layer) -> float:
 
 def _not_again(layer: Layer, job: Job, hidden: int) -> float:
     """Return the FLOPs a token of the last product of a layer, which PyTorch does not run again: it stops once the last
-    tensor that is needed is there (torch/utils/checkpoint.py 2.13: `early_stop`). An adapter beside it needs more."""
-    beside = job.adapter is not None and "down_proj" in job.adapter.targets
-    stops = framework_has(job.framework, "stops_early") and layer.mlp is not None and not beside
+    tensor that is needed is there (torch/utils/checkpoint.py 2.13: `early_stop`). An adapter beside it needs more, and
+    a product of `train` with 4-bit weights keeps these (runtime/model/nf4.py: `_Linear`)."""
+    needs = job.nf4_blocks or (job.adapter is not None and "down_proj" in job.adapter.targets)
+    stops = framework_has(job.framework, "stops_early") and layer.mlp is not None and not needs
     return 2.0 * hidden * layer.mlp.width if stops and layer.mlp is not None else 0.0
 
 
@@ -284,14 +310,32 @@ def _every_second(layer: Layer, hidden: int) -> float:
     return 2.0 * hidden * (output + (mlp.width if mlp is not None and mlp.gated else 0))
 
 
-def _into_frozen(layer: Layer, hidden: int, beside: Sequence[Matrix], rank: int) -> float:
-    """Return the FLOPs a token of gradients that the first layer's projections do not hand to a frozen embedding."""
-    attention = layer.attention
+def _before_adapters(
+    layer: Layer, hidden: int, beside: Sequence[Matrix], rank: int, every: float, scores: float, repeated: float
+) -> float:
+    """Return the FLOPs a token of gradients that a layer after a frozen embedding does not compute: of what comes
+    before its first adapters, and into that; of all where it has none. Nor are scores `repeated` there."""
+    backward = FLASH_BACKWARD_FLOPS * scores + repeated
+    if not beside:
+        return every - scores + backward
+    attention, mlp = layer.attention, layer.mlp
     if attention is None or attention.latent is not None:
         return 0.0
-    widths = attention.query_width + attention.key_width + attention.value_width
-    adapters = sum(rank for matrix in beside if matrix.target in ("q_proj", "k_proj", "v_proj"))
-    return 2.0 * hidden * (widths + adapters)
+
+    def into(*targets: str) -> float:
+        return 2.0 * rank * sum(matrix.inputs for matrix in beside if matrix.target in targets)
+
+    total = 2.0 * hidden * (attention.query_width + attention.key_width + attention.value_width)
+    targets = {matrix.target for matrix in beside}
+    if targets & {"q_proj", "k_proj", "v_proj"} or mlp is None:
+        return total + into("q_proj", "k_proj", "v_proj")
+    total += backward + 2.0 * hidden * attention.out_width
+    if "o_proj" in targets:
+        return total + into("o_proj")
+    total += 2.0 * hidden * mlp.width * (2.0 if mlp.gated else 1.0)
+    if targets & {"gate_proj", "up_proj"}:
+        return total + into("gate_proj", "up_proj")
+    return total + 2.0 * hidden * mlp.width + into("down_proj")
 
 
 def _messages(plan: Plan, place: Place, memory: StageMemory) -> dict[tuple[str, str], float]:

@@ -24,7 +24,7 @@ from shardwright.plans.check import position_problems
 from shardwright.plans.findings import NothingAsFast, Stopped
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, Fewer, NoPlan, Ranking
-from shardwright.plans.trainable import own_job_problems, own_problems
+from shardwright.plans.trainable import own_job_problems, own_problems, untrainable_sizes
 from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import stopped, within
 from shardwright.search.account import left_out, report_of
@@ -128,7 +128,8 @@ def _plan(
     model: Model, job: Job, asked: Asked, top: int, exportable_to: str | None, efficiency: Efficiency | None
 ) -> Ranking:
     """Return the best plans for a job whose options are settled (`plan`)."""
-    reject([*position_problems(model, job), *option_problems(model, job), *own_job_problems(model, job)])
+    untrainable = (*own_job_problems(model, job), *untrainable_sizes(model, job))
+    reject([*position_problems(model, job), *option_problems(model, job), *untrainable])
     begin = time.perf_counter()
     cluster, filters, indifference, longest = asked.cluster, asked.filters, asked.indifference, asked.longest
     over_several = replace(asked, space=as_needed(asked.space, model, job))

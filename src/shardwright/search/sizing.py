@@ -108,7 +108,8 @@ class Size:
 @record
 class Sizing:
     """The ways to train `model` on the GPUs of `cluster`, so many sequences at a time on each. `pool` is that of the
-    GPU with the least memory. `lacking` are ways that no trainer of the framework has."""
+    GPU with the least memory. `lacking` are ways that no trainer of the framework has, `without_adapters` says why,
+    and how to mend it, where none with adapters is left."""
 
     model: Model
     cluster: Cluster
@@ -116,6 +117,7 @@ class Sizing:
     job: Job
     sizes: tuple[Size, ...]
     lacking: tuple[TrainingWay, ...] = ()
+    without_adapters: str = ""
 
     @property
     def types(self) -> str:

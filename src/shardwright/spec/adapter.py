@@ -189,6 +189,16 @@ def adapter_parameters(model: Model, adapter: Adapter) -> int:
     return sum(by_kind[kind] for kind in model.kind_of_layer)
 
 
+@lru_cache(maxsize=256)
+def least_adapter_share(model: Model, adapter: Adapter) -> float:
+    """Return the weights of adapters over those beside which they stand, in the layer where these are fewest."""
+    return min(
+        sum(matrix.copies * matrix_adapter_parameters(matrix, adapter) for matrix in adapted(model, kind, adapter))
+        / model.layer_parameters(kind)
+        for kind in model.kinds
+    )
+
+
 def peft_fields(adapter: Adapter, modules: Sequence[str] | str) -> dict[str, Any]:
     """Return the fields of PEFT's `LoraConfig` for adapters beside `modules`, and what kind it is."""
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.errors import bad
@@ -13,7 +14,14 @@ from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.options import Options
-from shardwright.trainers.runs import NO_RECOMPUTATION, frameworks_with_trainers, one_gpu_replicas, runners, what_lacks
+from shardwright.trainers.runs import (
+    NO_RECOMPUTATION,
+    frameworks_with_trainers,
+    model_refusals,
+    one_gpu_replicas,
+    runners,
+    what_lacks,
+)
 
 
 def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
@@ -33,7 +41,19 @@ def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
         sizing,
         sizes=tuple(_with_known_options(sizing, item) for item in sizing.sizes if ran[item.way]),
         lacking=tuple(way for way, able in ran.items() if not able),
+        without_adapters=_without_adapters(sizing, ran),
     )
+
+
+def _without_adapters(sizing: Sizing, ran: Mapping[TrainingWay, bool]) -> str:
+    """Return why no trainer has any of the ways with adapters, if there are such and none has."""
+    adapted = [way for way in ran if way.adapter is not None]
+    if not adapted or any(ran[way] for way in adapted):
+        return ""
+    job = adapted[0].of(sizing.job)
+    trainers = frameworks_with_trainers()[job.framework]
+    refused = [model_refusals(trainer, sizing.model, sizing.cluster, job) for trainer in trainers]
+    return str(min(refused, key=len)[0]) if all(refused) else ""
 
 
 def _with_known_options(sizing: Sizing, size: Size) -> Size:

@@ -484,8 +484,9 @@ def _beside_frozen(model: Model, layer: Layer, adapter: Adapter, shard: Shard, j
     as it is kept and written in 16 bits."""
     if adapter.quantised:
         weights = sum(
-            matrix.inputs * matrix.outputs * _copies(matrix, shard) / split_ways(matrix, shard)
+            matrix.inputs * matrix.outputs / split_ways(matrix, shard)
             for matrix in matrices(model, layer)
+            if matrix.target != "experts"
         )
         yield from memory_bound((job.kept_bytes[0] + 2.0) * np.asarray(weights), backward=1.0)
     for matrix in adapted(model, layer, adapter):
@@ -498,7 +499,8 @@ def _copies(matrix: Matrix, shard: Shard) -> Array:
 
 
 def _low_rank(matrix: Matrix, layer: Layer, adapter: Adapter, shard: Shard, job: Job) -> Iterator[Operator]:
-    """Yield the two products of an adapter with all their gradients, and the sum with the frozen product."""
+    """Yield the two products of an adapter with all their gradients, and the sum with the frozen product. For the
+    lengths of rows DoRA multiplies B by A, in PEFT by A times an identity of the inputs (peft/tuners/lora/dora.py)."""
     ways, groups, size = split_ways(matrix, shard), _copies(matrix, shard), tokens(shard, job)
     if matrix.target == "experts" and layer.moe is not None:
         size = routed_tokens(layer.moe, shard, job) / groups
@@ -512,20 +514,25 @@ def _low_rank(matrix: Matrix, layer: Layer, adapter: Adapter, shard: Shard, job:
     yield from memory_bound(ADDED_BYTES * size * inputs * groups, forward=0.0, backward=1.0)
     if adapter.dora:
         ones = np.ones_like(size)
+        rows = inputs + outputs if framework_has(job.framework, "transformers") else outputs
+        for operator in _gemm(rows * ones, inputs, float(adapter.rank), job, groups=groups):
+            if operator.kind == GEMM and operator.direction == FORWARD:
+                yield operator
         yield from memory_bound(LENGTH_BYTES * inputs * outputs * groups * ones, backward=0.0)
         yield from memory_bound(SCALED_BYTES * size * outputs * groups, backward=1.0)
 
 
-def held_adapters(model: Model, layer: Layer, adapter: Adapter, shard: Shard) -> Floats:
-    """Return the weights of adapters that one GPU holds of a layer, [M]. Of A and B tensor-parallel ranks split the one
-    whose side of the frozen matrix they split, and each holds the other whole."""
-    held = np.zeros(len(shard.tp))
+def held_adapters(model: Model, layer: Layer, adapter: Adapter, shard: Shard) -> tuple[Floats, Floats]:
+    """Return the weights of adapters that one GPU holds of a layer, and of its experts, [M] each. Of A and B
+    tensor-parallel ranks split the one whose side of the frozen matrix they split, and each holds the other whole."""
+    held = [np.zeros(len(shard.tp)), np.zeros(len(shard.tp))]
     for matrix in adapted(model, layer, adapter):
         ways = split_ways(matrix, shard)
         inputs = matrix.inputs / (ways if matrix.split == "inputs" else 1.0)
         outputs = matrix.outputs / (ways if matrix.split == "outputs" else 1.0)
-        held = held + _copies(matrix, shard) * (adapter.rank * (inputs + outputs) + adapter.dora * outputs)
-    return held
+        weights = _copies(matrix, shard) * (adapter.rank * (inputs + outputs) + adapter.dora * outputs)
+        held[matrix.target == "experts"] = held[matrix.target == "experts"] + weights
+    return held[0], held[1]
 
 
 def repeats(job: Job) -> int:

@@ -32,7 +32,6 @@ from shardwright.cost.memory.sizes import (
     reserved_bytes,
     room_for_tensors,
     state_bytes,
-    trained_share,
     weight_bytes,
     whole_units,
 )
@@ -50,13 +49,16 @@ from shardwright.cost.stage.exact import (
 from shardwright.cost.stage.terms import AGAIN, WHOLE
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Layouts, Strategies
 from shardwright.records import record
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
+from shardwright.spec.model import Model
 
 # Activations and gradients that a rank sends and receives at a time: the four tensors of `_communicate` in
 # megatron/core/pipeline_parallel/p2p_communication.py.
 P2P_BUFFERS = 4  # documented
 # Those that Megatron-Core 0.19 holds beside inputs of layers (pipeline_parallel/schedules.py): the input before with
 # its gradient until the next one is sent, or of interleaved stages an input and a gradient that have come ahead.
+# Those of `train` are what it sent last, and what comes next (runtime/step/{pipeline,channels}.py).
 HELD_MESSAGES = 2  # documented
 
 ROUNDING = 1e-9  # numeric
@@ -136,12 +138,13 @@ def held_parameters(context: Context, rows: Strategies, shards: LayerRows, start
     elif rows.pp[0] > 1 and embedded_again(context):
         again = (embedded_again(context) / rows.tp)[:, None] * (np.arange(dense.shape[1]) == rows.pp[0] - 1)
         dense, ends = dense + again, ends + again
-    replicated: Floats | float = 0.0
-    if context.job.adapters:
-        adapters = per_rank(stages.total(table.adapters), chunks).sum(axis=1)
-        replicated = np.maximum(adapters - trained_share(context.model, context.job) * (dense + expert), 0.0)
-    frozen = per_rank(frozen_on(table, stages), chunks).sum(axis=1)
-    return HeldParameters(dense=dense, expert=expert, ends=ends, tied=tied, replicated=replicated, frozen=frozen)
+    adapters, of_experts, frozen = (
+        per_rank(part, chunks).sum(axis=1)
+        for part in (stages.total(table.adapters), stages.total(table.expert_adapters), frozen_on(table, stages))
+    )
+    return HeldParameters(
+        dense=dense, expert=expert, ends=ends, tied=tied, adapters=adapters, expert_adapters=of_experts, frozen=frozen
+    )
 
 
 def embedded_again(context: Context) -> int:
@@ -176,6 +179,7 @@ def kept_activations(context: Context, rows: Strategies, shards: LayerRows, star
     if memory_facts(context.job.framework).stage_buffers:
         kept = kept + shards.table.boundary[shards.row][:, None] * _outputs_beyond_inputs(context.job, kept.shape[1])
     kept[:, -1] += shards.table.before_logits[shards.row] * _put_off(context.job, rows, count)
+    kept = np.maximum(kept, 0.0)  # what layers do not keep before all adapters is the embedding's, which may be alone
     return np.asarray(per_rank(kept, int(rows.vpp[0])))
 
 
@@ -199,11 +203,19 @@ def _last_kept(context: Context, rows: Strategies, shards: LayerRows, starts: In
     return np.asarray(per_rank(kept, int(rows.vpp[0]))[:, -1])
 
 
-def working_set(rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
+def working_set(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
     """Return the bytes that are live beside the kept activations while a layer of a rank runs backward, [N, P]."""
     table, longest = shards.table, per_rank(np.diff(starts, axis=1), int(rows.vpp[0])).max(axis=1)
     mode, count = rows.recompute[:, None], rows.recompute_layers[:, None]
-    return live_bytes(table.live, table.group, shards.row[:, None], mode, count, longest)
+    live = live_bytes(table.live, table.group, shards.row[:, None], mode, count, longest)
+    return np.where(has_layers(context.model, rows, starts), live, 0.0)
+
+
+def has_layers(model: Model, rows: Strategies, starts: Ints) -> Bools:
+    """Return which ranks have layers, those of multi-token prediction too, [N, P]."""
+    there = per_rank(np.diff(starts, axis=1), int(rows.vpp[0])).sum(axis=1) > 0
+    there[:, -1] |= bool(model.mtp_layers)
+    return np.asarray(there)
 
 
 def fixed_bytes(
@@ -259,11 +271,10 @@ def fixed_bytes(
 def _updated(context: Context, rows: Strategies, held: HeldParameters) -> Floats:
     """Return the trained weights that each rank updates, [N, P]. Where it updates a part, the runtime hands out a copy
     of these (`runtime.step.unshard`)."""
-    groups = data_parallel(context, rows)
-    dense = held.dense - elsewhere(context.job, held.tied)
-    parts = dense / groups.dense.size[:, None] + held.expert / groups.expert.size[:, None]
-    whole = rows.sharding[:, None] == UNSHARDED
-    return trained_share(context.model, context.job) * np.where(whole, held.dense + held.expert, parts)
+    groups, model, job = data_parallel(context, rows), context.model, context.job
+    ranks = groups.dense.size[:, None], groups.expert.size[:, None]
+    part = replace(held, dense=held.dense - elsewhere(job, held.tied)).trained(model, job, *ranks)
+    return np.where(rows.sharding[:, None] == UNSHARDED, held.trained(model, job, 1.0, 1.0), part)
 
 
 def staying_bytes(context: Context, rows: Strategies, shards: LayerRows) -> tuple[Floats, Floats]:
@@ -287,9 +298,7 @@ def staying_bytes(context: Context, rows: Strategies, shards: LayerRows) -> tupl
 def _staying(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
     """Return the same of each rank, [N, P]."""
     every, output = staying_bytes(context, rows, shards)
-    there = per_rank(np.diff(starts, axis=1), int(rows.vpp[0])).sum(axis=1) > 0
-    there[:, -1] |= bool(context.model.mtp_layers)
-    total = there * every[:, None]
+    total = has_layers(context.model, rows, starts) * every[:, None]
     total[:, -1] += output
     return np.asarray(total)
 
@@ -305,16 +314,19 @@ def message_buffers(job: Job, rows: Strategies, boundary: Floats, count: Ints) -
     rank, alone = np.arange(ranks), rows.vpp[:, None] == 1
     facts = memory_facts(job.framework)
     if not facts.stage_buffers:
-        return np.asarray((HELD_MESSAGES if facts.megatron_core else P2P_BUFFERS) * boundary + 0.0 * rank)
+        return np.asarray(_messages(job) * boundary + 0.0 * rank)
     received = 2 * rows.vpp[:, None] - (rank == 0) - (rank == ranks - 1)
     return np.asarray(boundary * (count[:, None] * received + alone * (rank > 0)))
 
 
 def least_message_buffers(job: Job, boundary: Floats, staged: Bools | bool) -> Floats:
     """Return the least of these on a rank that has neighbours (`staged`), beyond what it keeps."""
-    facts = memory_facts(job.framework)
-    tensors = HELD_MESSAGES if facts.megatron_core else P2P_BUFFERS
-    return np.asarray(tensors * boundary * staged * (not facts.stage_buffers))
+    return np.asarray(_messages(job) * boundary * staged * (not memory_facts(job.framework).stage_buffers))
+
+
+def _messages(job: Job) -> int:
+    """Return how many messages a rank has at a time beside inputs of layers."""
+    return HELD_MESSAGES if memory_facts(job.framework).megatron_core or job.framework == OWN else P2P_BUFFERS
 
 
 def footprint(
@@ -322,7 +334,7 @@ def footprint(
 ) -> Footprint:
     """Return the peak of each rank. All rows have equal pp and vpp. `fixed` is what `fixed_bytes` returns for them."""
     fixed = fixed or fixed_bytes(context, rows, shards, starts)
-    working = working_set(rows, shards, starts)
+    working = working_set(context, rows, shards, starts)
     if fixed.closing.any():
         working = working + fixed.waiting * shards.table.halfway[shards.row][:, None]
         working = np.maximum(working, fixed.closing - _last_kept(context, rows, shards, starts))
@@ -434,10 +446,10 @@ def _kept_at_end(job: Job, rows: Strategies, values: Floats, count: Ints, *, las
     return kept
 
 
-def least_bytes(context: Context, rows: Strategies, shards: LayerRows, fixed: Fixed) -> Floats:
+def least_bytes(context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed) -> Floats:
     """Return what the fullest rank needs whatever is recomputed, [N]: states, buffers and one layer's gradients or
     the logits."""
-    working = shards.table.live[shards.row, WHOLE][:, None] + 0.0 * fixed.weights
+    working = shards.table.live[shards.row, WHOLE][:, None] * has_layers(context.model, rows, starts)
     working[:, -1] = np.maximum(working[:, -1], fixed.head - (fixed.passing + fixed.late)[:, -1])
     missing = np.maximum(fixed.late_first, fixed.late_second) + fixed.resharded
     gradients = fixed.gradients - np.minimum(fixed.late, missing)

@@ -212,7 +212,8 @@ def _passing_seconds(
     dense = moved_in_passes(job, rows, stages.total(table.dense), embedding, head, tied, lasting=lasting)
     if job.adapters:
         forward, backward = (
-            part + stages.total(table.adapters) * (part > 0.0) for part in (dense.forward, dense.backward)
+            part + (stages.total(table.adapters) + stages.total(table.expert_adapters)) * (part > 0.0)
+            for part in (dense.forward, dense.backward)
         )
         dense = replace(dense, forward=forward, backward=backward)
     experts = moved_in_passes(job, rows, expert, *(3 * [np.zeros_like(expert)]))

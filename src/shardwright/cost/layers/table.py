@@ -62,12 +62,12 @@ class LayerTable(Columns):
     `weight_seconds` are those of `backward` in which gradients of layers' weights are computed, `beside_weights` what
     more a backward pass takes without them, as nothing hides tensor-parallel communication. `kept` are the bytes kept
     for the backward pass of one micro-batch in each state of a layer (`cost.stage.terms`), [M, 3, layers + 3];
-    `offloaded` those of layers' inputs that go to host memory; `dense` and `expert` are parameters
-    held by one GPU, `adapters` those trained beside them, `ends` those of `dense` in embedding and output projection,
-    which are no matrices of layers. Of single layers: `live` is what lives while the largest runs backward, by state
-    [M, 3], `dummies` what autograd is given for weights [M], `group` what each that runs again
-    together adds, `boundary` the activation passed to the next layer,
-    `parameters` the most that a layer has, [M]; `before_logits` and `halfway` are those of `cost.memory.activations`.
+    `offloaded` those of layers' inputs that go to host memory; `dense` and `expert` are parameters held by one GPU,
+    `adapters` and `expert_adapters` those trained beside them, `ends` those of `dense` in embedding and output
+    projection, which are no matrices of layers. Of single layers: `live` is what lives while the largest runs backward,
+    by state [M, 3], `dummies` what autograd is given for weights [M], `group` what each that runs again together adds,
+    `boundary` the activation passed to the next layer, `parameters` the most that a layer has, [M]; `before_logits` and
+    `halfway` are those of `cost.memory.activations`.
     Of a tower: `tower_again` are the seconds of its layers that run again where all layers of a stage do, `frozen` the
     weights that a GPU has of it without training them, [M].
     """
@@ -87,6 +87,7 @@ class LayerTable(Columns):
     dense: Floats
     expert: Floats
     adapters: Floats
+    expert_adapters: Floats
     ends: Floats
     live: Floats
     dummies: Floats
@@ -153,6 +154,7 @@ def layer_table(
     parameters = [shard_parameters(model, kind, shard, position) for position, kind in enumerate(kinds)]
     trained, frozen = tower_parameters(model, job)
     parameters[0] = (parameters[0][0] + trained, parameters[0][1])
+    adapters = [_adapters(model, kind, shard, job) for kind in kinds]
     ends = [model.end_parameters, *(0 for _ in model.kinds), head_weights(model)]
     return LayerTable(
         forward=running(forward),
@@ -169,7 +171,8 @@ def layer_table(
         offloaded=running(memory.offloaded),
         dense=running([dense for dense, _ in parameters]),
         expert=running([expert for _, expert in parameters]),
-        adapters=running([_adapters(model, kind, shard, job) for kind in kinds]),
+        adapters=running([dense for dense, _ in adapters]),
+        expert_adapters=running([expert for _, expert in adapters]),
         ends=running([weights / shard.tp for weights in ends]),
         live=live,
         dummies=dummy_gradient_bytes(model, shard, job),
@@ -223,10 +226,11 @@ def _whole(model: Model, layer: Layer, shard: Shard) -> Floats:
     return np.asarray(whole * (1.0 - 1.0 / shard.tp))
 
 
-def _adapters(model: Model, layer: Layer | None, shard: Shard, job: Job) -> Floats:
-    """Return the weights of adapters that one GPU holds of a layer, none of embedding and head, [M]."""
+def _adapters(model: Model, layer: Layer | None, shard: Shard, job: Job) -> tuple[Floats, Floats]:
+    """Return the weights of adapters that one GPU holds of a layer, and of its experts, none of embedding and head, [M]
+    each."""
     if layer is None or job.adapter is None:
-        return np.zeros(len(shard.tp))
+        return np.zeros(len(shard.tp)), np.zeros(len(shard.tp))
     return held_adapters(model, layer, job.adapter, shard)
 
 

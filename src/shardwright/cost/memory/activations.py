@@ -23,6 +23,7 @@ from shardwright.cost.memory.backward import (
     gradient_bytes,
     grouped_bytes,
     halfway_bytes,
+    lengths_bytes,
     magnitude_bytes,
     norm_bytes,
     unmerged_bytes,
@@ -30,12 +31,14 @@ from shardwright.cost.memory.backward import (
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.kept import (
     attention_bytes,
+    before_adapters_bytes,
     cross_bytes,
     eager_bytes,
     embedded_bytes,
     embeddings_bytes,
     freed_of_modules,
     input_tokens,
+    low_rank_bytes,
     mixer_bytes,
     mlp_bytes,
     module_copies,
@@ -45,7 +48,8 @@ from shardwright.cost.memory.kept import (
     streams_bytes,
 )
 from shardwright.records import record
-from shardwright.spec.catalog.frameworks import framework_has
+from shardwright.spec.adapter import adapted
+from shardwright.spec.catalog.frameworks import OWN, framework_has
 from shardwright.spec.images import encoder_job, taken_of
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model, Tower
@@ -103,7 +107,8 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         if layer.scaled and job.trains("language"):  # what a learned number multiplies
             feed_forward = feed_forward + saved * layer.sublayers * outer
         feed_forward = feed_forward + eager_bytes(model, layer, shard, job)
-        kept.append(outside + attention + feed_forward + magnitude_bytes(model, layer, shard, job))
+        beside = magnitude_bytes(model, layer, shard, job) + low_rank_bytes(model, layer, shard, job)
+        kept.append(outside + attention + feed_forward + beside)
         if per_operator(job):
             core.append(freed_of_operators(model, layer, shard, job, kept[-1], width=saved))
         else:
@@ -111,7 +116,9 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         repeated = np.maximum(core[-1], 0.0) + beside_again(layer, shard, job)
         again.append(zero if job.options.recompute_modules is None else repeated)
         inputs.append(saved * outer * (layer.streams.count if layer.streams else 1))
-        moments = (gradient_bytes, norm_bytes, unmerged_bytes, grouped_bytes, dispatched_bytes, engine_bytes)
+        moments = (
+            gradient_bytes, norm_bytes, lengths_bytes, unmerged_bytes, grouped_bytes, dispatched_bytes, engine_bytes
+        )  # fmt: skip
         gradients.append(np.max(np.stack([of(model, layer, shard, job) for of in moments]), axis=0))
         dequantised.append(dequantised_bytes(model, layer, shard, job))
         halfway.append(halfway_bytes(model, layer, shard, job) - gradients[-1])
@@ -125,10 +132,10 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
         ahead = model.mtp_layers * saved * outer
         joined = 2.0 * (ahead + saved * outer * bool(model.mtp_layers))  # what all depths give
         head, head_again = head + 3.0 * ahead + joined, model.mtp_layers * last + 2.0 * ahead + joined
-    unneeded = outer * (saved + norm_copies(model, job)) * _stops_at_first_norm(job)
+    unneeded, of_core = _unneeded(model, shard, job, kept, core)
     return Activations(
         kept=[embedding - unneeded, *kept, head],
-        core=[-unneeded, *core, zero],
+        core=[-of_core, *core, zero],
         inputs=[embedding, *inputs, head_again],
         gradients=[zero, *gradients, zero],
         again=[zero, *again, zero],
@@ -139,10 +146,22 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
     )
 
 
-def _stops_at_first_norm(job: Job) -> bool:
-    """Whether the first norm keeps nothing, as neither it nor what is before it is trained; where layers run again,
-    what enters the first has a gradient (transformers/modeling_utils.py 5.24: `enable_input_require_grads`)."""
-    return bool(job.adapters) and framework_has(job.framework, "transformers")
+def _unneeded(model: Model, shard: Shard, job: Job, kept: list[Floats], core: list[Floats]) -> tuple[Floats, Floats]:
+    """Return what layers do not keep as it comes before all adapters, on the stage that has the embedding, and what of
+    that is core attention's. Where layers run again, what enters the first has a gradient in transformers
+    (modeling_utils.py 5.24: `enable_input_require_grads`)."""
+    whole, of_core = np.zeros(len(shard.tp)), np.zeros(len(shard.tp))
+    transformers = framework_has(job.framework, "transformers")
+    if job.adapter is None or not (transformers or job.framework == OWN):
+        return whole, of_core
+    for kind in model.kind_of_layer:
+        layer = model.kinds[kind]
+        beside = adapted(model, layer, job.adapter)
+        less, freed = before_adapters_bytes(model, layer, shard, job) if beside else (kept[kind], core[kind])
+        whole, of_core = whole + less, of_core + freed
+        if beside:
+            break
+    return whole, whole if transformers else of_core
 
 
 def tower_kept_bytes(tower: Tower, shard: Shard, job: Job) -> tuple[Floats, Floats]:

@@ -28,10 +28,11 @@ from shardwright.cost.memory.kept import (
     latent_width,
     mlp_bytes,
     moe_bytes,
+    needed,
     norm_copies,
 )
 from shardwright.cost.memory.sizes import SINGLE
-from shardwright.spec.adapter import NF4_WIDENED, Matrix, adapted, matrices
+from shardwright.spec.adapter import ATTENTION, NF4_WIDENED, Matrix, adapted, matrices
 from shardwright.spec.catalog.frameworks import OWN, framework_has
 from shardwright.spec.job import Job
 from shardwright.spec.layer import Attention, Layer
@@ -73,17 +74,25 @@ def gradient_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats
     """Return the gradients that live together in the backward pass of the feed-forward block: of its inner
     activations, before and after the non-linearity, and of its input. A block without one has those of what mixes
     tokens: of the input projection's result and of what enters the output projection. In one kernel the non-linearity
-    runs backward when what entered the second product is gone."""
+    runs backward when what entered the second product is gone. In `train` the gradient of a block's input comes after
+    those inside where there are adapters, of which then there is that of its output."""
     size, gone = tokens(shard, job), float(memory_facts(job.framework).megatron_core)
-    width, outer = np.zeros(len(shard.tp)), norm_tokens(shard, job) if gone else size
+    adapters_of_train = job.framework == OWN and job.adapter is not None
+    width, outer = np.zeros(len(shard.tp)), norm_tokens(shard, job) if gone or adapters_of_train else size
     if layer.mlp is None and layer.moe is None:
         width = size * _widest_projection(model, layer) / shard.tp
     if layer.mlp is not None:
-        width = size * ((3.0 if layer.mlp.gated else 2.0) - gone) * layer.mlp.width / shard.tp
+        # what entered the second product gives way to these where it is kept
+        beyond = float(adapters_of_train and layer.mlp.gated and not needed(job, "down_proj"))
+        width = size * ((3.0 if layer.mlp.gated else 2.0) - gone + beyond) * layer.mlp.width / shard.tp
     if layer.moe is not None:
         routed, ways = routed_tokens(layer.moe, shard, job), (3.0 if layer.moe.gated else 2.0) - gone
         width = np.maximum(width, routed * ways * layer.moe.expert_width / shard.etp)
-    return widths_of(job).saved * (width + outer * model.hidden)
+    adapter = job.adapter if adapters_of_train and layer.mlp is not None else None
+    gone_by_then = (
+        adapter is not None and adapter.dora and "down_proj" in adapter.targets
+    )  # what gave the block's output
+    return widths_of(job).saved * (width + outer * model.hidden * (not gone_by_then))
 
 
 def engine_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
@@ -206,6 +215,22 @@ def magnitude_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Float
     return total
 
 
+def lengths_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return what `train` has at a time to find the lengths of a matrix' rows in the forward pass, of the largest: BA
+    and that scaled, then their sum with the frozen weights, beside the product that they are for; what comes after
+    attention is not kept by then (runtime/model/products.py: `_sum`)."""
+    total = np.zeros(len(shard.tp))
+    if job.framework != OWN or job.adapter is None or not job.adapter.dora:
+        return total
+    after = total if layer.mlp is None else mlp_bytes(model, layer.mlp, shard, job)
+    for matrix in adapted(model, layer, job.adapter):
+        cut, here = split_ways(matrix, shard), norm_tokens(shard, job)
+        product = tokens(shard, job) / cut if matrix.split == "outputs" else here
+        both = widths_of(job).saved * (2.0 * matrix.inputs / cut + product) * matrix.outputs
+        total = np.maximum(total, both - after * (matrix.target in ATTENTION))
+    return np.maximum(total - unpacking_bytes(job), 0.0)  # which is over by then
+
+
 def norm_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
     """Return what PEFT's DoRA has at a time to find the lengths of a matrix' rows, of the largest: an identity of its
     inputs, the adapter's product with it, that scaled, and the sum with the frozen weights."""
@@ -239,10 +264,20 @@ def dummy_gradient_bytes(model: Model, shard: Shard, job: Job) -> Floats:
 
 def dequantised_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
     """Return the largest matrix of a layer in 16 bits where frozen weights are quantised: matrices are made wider one
-    at a time, experts' one by one (bitsandbytes, autograd/_functions.py: MatMul4Bit, MatMul8bitLt). `train` makes some
-    rows wide at a time, through their codes as integers, two in each, and numbers in fp32 (runtime/model/nf4.py)."""
+    at a time (bitsandbytes, autograd/_functions.py: MatMul4Bit, MatMul8bitLt), and experts' are wide. `train` makes
+    some rows wide at a time, through their codes as integers, two in each, and numbers in fp32
+    (runtime/model/nf4.py)."""
     if job.adapter is None or not job.adapter.quantised:
         return np.zeros(len(shard.tp))
-    sizes = [matrix.inputs * matrix.outputs / split_ways(matrix, shard) for matrix in matrices(model, layer)]
-    largest = np.max(np.stack(sizes), axis=0)
-    return np.asarray(2.0 * largest + job.nf4_blocks * (2.0 + SINGLE) * np.minimum(largest, NF4_WIDENED))
+    sizes = [
+        matrix.inputs * matrix.outputs / split_ways(matrix, shard)
+        for matrix in matrices(model, layer)
+        if matrix.target != "experts"
+    ]
+    largest = np.max(np.stack([np.zeros(len(shard.tp)), *sizes]), axis=0)
+    return np.asarray(2.0 * largest + np.minimum((2.0 + SINGLE) * largest, unpacking_bytes(job)))
+
+
+def unpacking_bytes(job: Job) -> float:
+    """Return what `train` has at a time to make rows of a large matrix wide that is kept in four bits."""
+    return job.nf4_blocks * (2.0 + SINGLE) * NF4_WIDENED

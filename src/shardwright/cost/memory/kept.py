@@ -27,7 +27,7 @@ from shardwright.cost.compute.operators import (
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import SINGLE
-from shardwright.spec.adapter import Target
+from shardwright.spec.adapter import Target, adapted
 from shardwright.spec.catalog.frameworks import OWN, experts_in_fp8
 from shardwright.spec.images import taken_of
 from shardwright.spec.job import Job
@@ -124,7 +124,7 @@ def cross_bytes(model: Model, attention: Attention, tower: Tower, shard: Shard, 
     """Return the bytes of attention over what an encoder gives: its input, queries, keys and values, what it gives, and
     scores as in self-attention. What the encoder gives is kept once for all layers (`tower_kept_bytes`)."""
     widths, size, read = widths_of(job), tokens(shard, job), float(taken_of(tower, job).all_tokens)
-    projected = widths.saved_input * norm_tokens(shard, job) * model.hidden * _needed(job, "q_proj")
+    projected = widths.saved_input * norm_tokens(shard, job) * model.hidden * needed(job, "q_proj")
     queries = (widths.saved * attention.query_width + widths.saved_input * attention.out_width) * size / shard.tp
     kept = attention.key_width + attention.value_width
     if tower.tiles is not None:  # beside a mask transformers repeats both for every head
@@ -171,7 +171,7 @@ def freed_of_modules(model: Model, layer: Layer, shard: Shard, job: Job, scores:
         freed = freed + widths.saved * outer
     if modules & MOE:
         return np.asarray(freed + moe_bytes(model, moe, shard, job) - widths.saved * outer)
-    if modules & ACTIVATION and _needed(job, "experts"):
+    if modules & ACTIVATION and needed(job, "experts"):
         freed = freed + expert_input(job) * routed_tokens(moe, shard, job) * moe.expert_width / shard.etp
     if modules & SHARED and moe.shared_width:
         freed = freed + _shared_bytes(model, moe, shard, job)
@@ -206,7 +206,7 @@ def expert_input(job: Job) -> float:
     return widths_of(job).saved_input if experts_in_fp8(job.framework) else widths_of(job).saved
 
 
-def _needed(job: Job, *targets: Target) -> bool:
+def needed(job: Job, *targets: Target) -> bool:
     """Whether the input of products with such weights is kept: for the gradients of the weights, or of adapters beside
     any of them."""
     beside = job.adapter.targets if job.adapter is not None else ()
@@ -217,12 +217,13 @@ def inner_bytes(job: Job, saved_input: float, second: Target, *, gated: bool) ->
     """Bytes for each element of the width of a feed-forward block: the input of the non-linearity, and that of the
     second projection (`second`) unless its weights are frozen and without an adapter."""
     widths, copies = widths_of(job), memory_facts(job.framework).inner_copies
-    saved = saved_input if _needed(job, second) else 0.0
+    saved = saved_input if needed(job, second) else 0.0
     return widths.saved_inner * (2.0 if gated else 1.0) + saved + copies * widths.saved / 2.0 * gated
 
 
 def attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job) -> tuple[Floats, Floats]:
-    """Return the bytes of the attention block and, of these, those that recomputing core attention frees."""
+    """Return the bytes of the attention block and, of these, those that recomputing core attention frees: what it
+    gives, too, where nothing else needs that."""
     size, outer = tokens(shard, job), norm_tokens(shard, job)
     widths = widths_of(job)
     saved = widths.saved_input
@@ -233,7 +234,7 @@ def attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job) 
     qkv = queries + (keys + values) * (attention.reused != "both") * np.where(facts.keys_gathered, shard.cp, 1)
     if attention.latent is None:
         wide = attention.inputs(model.hidden)
-        projected = saved * input_tokens(shard, job) * wide * _needed(job, "q_proj", "k_proj", "v_proj")
+        projected = saved * input_tokens(shard, job) * wide * needed(job, "q_proj", "k_proj", "v_proj")
     else:
         mla = attention.latent
         ranks = (mla.query_rank or 0) + mla.kv_rank
@@ -264,7 +265,8 @@ def attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job) 
     views = facts.hidden_copies > 0.0 and model.fused_qkv and not apart
     if views and attention.latent is None and model.position == "rope":
         inner = inner + widths.saved * size * here
-    return projected + inner + scores, scores
+    unneeded = attention.gate is None and not needed(job, "o_proj")
+    return projected + inner + scores, scores + unneeded * saved * size * attention.out_width / shard.tp
 
 
 def mixer_bytes(model: Model, mixer: Mixer, shard: Shard, job: Job) -> Floats:
@@ -283,8 +285,48 @@ def mixer_bytes(model: Model, mixer: Mixer, shard: Shard, job: Job) -> Floats:
     return whole + tokens(shard, job) * inside / shard.tp
 
 
+def low_rank_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return what adapters keep beyond the input of their frozen product: what A gives, of all positions where B is
+    split; and in `train` A, which it joins to those of other matrices with the same input
+    (`runtime.model.products.entered`)."""
+    total = np.zeros(len(shard.tp))
+    if job.adapter is None:
+        return total
+    for matrix in adapted(model, layer, job.adapter):
+        size = tokens(shard, job) if matrix.split == "outputs" else norm_tokens(shard, job)
+        if matrix.target == "experts" and layer.moe is not None:
+            size = routed_tokens(layer.moe, shard, job)
+        joined = matrix.inputs * (job.framework == OWN and matrix.split == "outputs")
+        total = total + widths_of(job).saved * job.adapter.rank * (size + joined)
+    return total
+
+
+def before_adapters_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> tuple[Floats, Floats]:
+    """Return what a layer keeps before its first adapter, [M], of which none of it has a gradient if nothing is trained
+    before the layer; and what core attention that runs again frees of that."""
+    outer, size, zero = norm_tokens(shard, job) * model.hidden, tokens(shard, job), np.zeros(len(shard.tp))
+    widths, attention, mlp = widths_of(job), layer.attention, layer.mlp
+    norm = outer * (widths.saved + norm_copies(model, job))
+    apart = layer.mixer or layer.streams or layer.cross or model.parallel_block or layer.norms != 2
+    if attention is None or attention.latent is not None or mlp is None or apart or job.adapter is None:
+        return norm, zero
+    beside = {matrix.target for matrix in adapted(model, layer, job.adapter)}
+    if beside & {"q_proj", "k_proj", "v_proj"}:
+        return norm, zero
+    whole, freed = attention_bytes(model, attention, shard, job)
+    if "o_proj" in beside:
+        return norm + whole - widths.saved_input * size * attention.out_width / shard.tp, freed
+    if beside & {"gate_proj", "up_proj"}:
+        # Operators run one by one keep of a gate and what it gates what the other's gradient needs.
+        unneeded = 0 if not mlp.gated else 1 if "up_proj" not in beside else 2 if "gate_proj" not in beside else 0
+        alone = unneeded * widths.saved * size * mlp.width / shard.tp * (memory_facts(job.framework).inner_copies > 0.0)
+        return 2.0 * norm + whole + alone, freed
+    inside = inner_bytes(job, 0.0, "down_proj", gated=mlp.gated) * size * mlp.width / shard.tp
+    return 2.0 * norm + whole + inside, freed
+
+
 def mlp_bytes(model: Model, mlp: Mlp, shard: Shard, job: Job) -> Floats:
-    saved = widths_of(job).saved_input if _needed(job, "gate_proj", "up_proj") else 0.0
+    saved = widths_of(job).saved_input if needed(job, "gate_proj", "up_proj") else 0.0
     size = tokens(shard, job) * mlp.width / shard.tp
     return (
         saved * input_tokens(shard, job) * model.hidden
@@ -301,7 +343,7 @@ def moe_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
         router = router + SINGLE * outer * model.hidden
     inner = inner_bytes(job, expert_input(job), "experts", gated=moe.gated) * moe.expert_width / shard.etp
     outside = moe.latent or model.hidden
-    taken = expert_input(job) if _needed(job, "experts") else 0.0
+    taken = expert_input(job) if needed(job, "experts") else 0.0
     looped = job.options.expert_products == "loop"  # index_add_ keeps what it adds, weighed (derivatives.yaml)
     output = widths.saved * (memory_facts(job.framework).expert_output + looped)
     experts = routed * (taken * outside + inner + output * outside)
@@ -319,7 +361,7 @@ def _shared_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
     """Bytes of shared experts beyond their input where it is the router's."""
     widths = widths_of(job)
     total = mlp_bytes(model, Mlp(width=moe.shared_width, gated=moe.gated), shard, job)
-    if widths.saved_input == widths.saved and _needed(job, "gate_proj", "up_proj"):
+    if widths.saved_input == widths.saved and needed(job, "gate_proj", "up_proj"):
         total = total - widths.saved * norm_tokens(shard, job) * model.hidden
     return total
 

@@ -12,6 +12,7 @@ from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Strategies
 from shardwright.records import record
+from shardwright.spec.adapter import least_adapter_share
 from shardwright.spec.images import tower_parameters, trained_parameters
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -49,15 +50,22 @@ class StateBytes:
 class HeldParameters:
     """Parameters that one GPU of each rank holds before data-parallel sharding, [N, P]; `ends` are those of `dense` in
     embedding and output projection, `tied` those of an embedding that the other end of the pipeline holds, too,
-    `replicated` those of adapters beyond the rank's part of all of the model's, `frozen` those of a tower that is not
-    trained, which are no part of `dense`."""
+    `adapters` those beside frozen ones of `dense`, `expert_adapters` beside experts, `frozen` those of a tower that is
+    not trained, none of which are part of `dense`."""
 
     dense: Floats
     expert: Floats
     ends: Floats
     tied: Floats | float = 0.0
-    replicated: Floats | float = 0.0
+    adapters: Floats | float = 0.0
+    expert_adapters: Floats | float = 0.0
     frozen: Floats | float = 0.0
+
+    def trained(self, model: Model, job: Job, dense_ranks: Array | float, expert_ranks: Array | float) -> Floats:
+        """Return the weights that are trained, where so many ranks share them out."""
+        if job.adapters:
+            return np.asarray(self.adapters / dense_ranks + self.expert_adapters / expert_ranks)
+        return np.asarray(trained_share(model, job) * (self.dense / dense_ranks + self.expert / expert_ranks))
 
 
 @record
@@ -88,22 +96,24 @@ def state_bytes(model: Model, job: Job, held: HeldParameters, split: StateSplit)
     they are, and of quantised ones all scales, which follow nothing to the host. Under FSDP2's ZeRO-2 shards that are
     no masters stay beside the weights that are gathered from them.
     """
-    dense, expert, ends, replicated = held.dense, held.expert, held.ends, held.replicated
+    dense, expert, ends = held.dense, held.expert, held.ends
     dense_ranks, expert_ranks = split.dense_ranks, split.expert_ranks
     sharding, offload, unsharded = split.sharding, split.offload, split.unsharded
     full, facts = job.precision == "fp32", memory_facts(job.framework)
     weight, gradient, frozen = weight_bytes(job), gradient_bytes(job), frozen_bytes(job)
     own_shard = weight if full or not job.masters else weight - 2.0 + facts.shard_weight
     passing = gradient if facts.shard_weight else min(gradient, weight)
-    share, state = trained_share(model, job), state_width(model, job)
-    parameters, kept = dense + expert, dense / dense_ranks + expert / expert_ranks
+    state, parameters, kept = state_width(model, job), dense + expert, dense / dense_ranks + expert / expert_ranks
+    total, sharded = (held.trained(model, job, *ranks) for ranks in ((1.0, 1.0), (dense_ranks, expert_ranks)))
+    share: Array | float = trained_share(model, job)
+    if job.adapters:  # of layers, as the ends have none
+        share = total / np.maximum(parameters - ends, 1.0)
     by_option = float(job.options.weights_in_host)
     weights_away = np.maximum(offload * facts.weights_follow, by_option) * (sharding == ZERO3)
     gradients_away = offload * facts.gradients_follow * (sharding >= ZERO2)
     open_at_once, reduced = (
         np.minimum(split.working, parameters - kept * (1.0 - part)) for part in (weights_away, gradients_away)
     )
-    total, sharded = share * parameters + replicated, share * kept + replicated / dense_ranks
     whole, shard, opened = weight * total, own_shard * sharded, weight * share * open_at_once
     scales: Array | float = 0.0
     if frozen:
@@ -125,7 +135,7 @@ def state_bytes(model: Model, job: Job, held: HeldParameters, split: StateSplit)
     beside = np.where(unsharded & by_layer, 0.0, leaving)  # whole ones are there already, and leave as they are summed
     gradients = np.where(sharding >= ZERO2, staying + waiting + beside, gradient * total)
     on_their_way = opened * (sharding == ZERO3) + beside * (sharding >= ZERO2)
-    apart = share * ends_width(model, job)
+    apart = trained_share(model, job) * ends_width(model, job) * (not job.adapters)
     away = elsewhere(job, held.tied)
     updated = np.where(sharding == UNSHARDED, total, sharded - away / dense_ranks)
     optimizer = state * updated + apart * np.where(sharding == UNSHARDED, ends, (ends - away) / dense_ranks)
@@ -145,9 +155,11 @@ def state_bytes(model: Model, job: Job, held: HeldParameters, split: StateSplit)
 
 
 def parameter_bytes(model: Model, job: Job, split: StateSplit) -> tuple[StateBytes, StateBytes]:
-    """Return the same of one parameter of a layer, and of one of the embedding or the output projection."""
+    """Return the same of one parameter of a layer, with adapters as of the layer that has fewest, and of one of the
+    embedding or the output projection, which have none."""
     single, zero = np.ones(1), np.zeros(1)
-    of_layers = state_bytes(model, job, HeldParameters(dense=single, expert=zero, ends=zero), split)
+    adapters = single * (0.0 if job.adapter is None else least_adapter_share(model, job.adapter))
+    of_layers = state_bytes(model, job, HeldParameters(dense=single, expert=zero, ends=zero, adapters=adapters), split)
     return of_layers, state_bytes(model, job, HeldParameters(dense=single, expert=zero, ends=single), split)
 
 
@@ -196,7 +208,8 @@ def copied_bytes(model: Model, job: Job) -> tuple[float, float]:
 
 def trained_share(model: Model, job: Job) -> float:
     """Return the weights that have gradients and optimizer state, over all but those of a frozen tower. Where the
-    language model is frozen, those of the tower are taken as spread over it, as adapters are."""
+    language model is frozen, those of the tower are taken as spread over it. Of adapters each rank has its own
+    (`HeldParameters.trained`); what they send is spread so."""
     return trained_parameters(model, job) / (model.language_parameters + tower_parameters(model, job)[0])
 
 
@@ -209,8 +222,8 @@ def least_state_bytes(model: Model, job: Job, ranks: Ints, everything: Array, *,
         split = StateSplit(sharding=np.full(1, sharding), dense_ranks=ranks, offload=1.0)
         of_layers, of_ends = parameter_bytes(model, job, split)
         weights = np.minimum(of_layers.weights, of_ends.weights)
-        late = 0.0 if gradients or not memory_facts(job.framework).freed else of_layers.sharded_gradients
-        return np.asarray(weights + of_layers.gradients - late)
+        late = 0.0 if gradients or not memory_facts(job.framework).freed else of_ends.sharded_gradients
+        return np.asarray(weights + of_ends.gradients - late)  # those of layers may have adapters' besides
 
     whole, cut = (by_number(ranks, partial(kept, sharding)) for sharding in (ZERO1, ZERO3))
     return np.where(everything, np.minimum(whole, cut), whole)

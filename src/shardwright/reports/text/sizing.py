@@ -10,6 +10,7 @@ from shardwright.cost.memory.sizes import experts_unquantised
 from shardwright.reports.text import question
 from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.search.sizing import SURE, Size, Sizing
+from shardwright.spec.adapter import LINEAR
 from shardwright.spec.job import Job
 from shardwright.spec.options import said
 from shardwright.spec.read.cluster import short_form
@@ -46,6 +47,7 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
         f"Fits with a probability of {SURE:.0%} or more: {_listed(size for size in sizes if size.fits)}.",
         *(f"May fit or not: {_listed(open_)}." for open_ in [[size for size in sizes if size.may_fit]] if open_),
         *([f"No trainer for {sizing.job.framework} has: {lacking}."] if lacking else []),
+        *([f"No adapters: {_without_adapters(sizing)}."] if sizing.without_adapters else []),
     )
     terms = [term for term in TERMS if any(getattr(size.memory, f"{term}_bytes") for size in sizes)]
     words = ("way to train", "")
@@ -68,6 +70,12 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
         )
         if part
     )
+
+
+def _without_adapters(sizing: Sizing) -> str:
+    """Return why no adapters have a trainer, by the first that was asked for; "" where some have."""
+    names = (way.adapter.name for way in sizing.lacking if way.adapter is not None)
+    return f"--adapter {next(names)}: {sizing.without_adapters}" if sizing.without_adapters else ""
 
 
 def _loading(sizing: Sizing, width: int) -> str:
@@ -143,6 +151,8 @@ def next_command(sizing: Sizing, source: str) -> str:
         asked.append(("master-weights", "none"))
     if chosen.way.adapter is not None:
         asked.append(("adapter", chosen.way.adapter.name))
+        if chosen.way.adapter.targets != LINEAR:
+            asked.append(("adapter-targets", "+".join(chosen.way.adapter.targets)))
     settings = [("set", f"{name}={word}") for name, word in said(options).items() if name not in OF_FLAGS]
     beside = chosen.way.adapter is not None or job.projection_rank is not None or bool(settings)
     if beside or (chosen.way.sharding == "zero3" and chosen.way.offload):
@@ -180,6 +190,7 @@ def sizing_document(sizing: Sizing, source: str) -> Mapping[str, object]:
         "too_large_to_load_bytes": sizing.too_large_to_load,
         "ways": [_document(size) for size in sizing.sizes],
         "lacking": [way.name for way in sizing.lacking],
+        "without_adapters": _without_adapters(sizing),
         "next": next_command(sizing, source),
     }
 

@@ -221,7 +221,7 @@ def completions(
     free = "recompute" not in how.explicit
     longest = np.maximum(np.diff(starts, axis=1).max(axis=1), 1)
     everything = _Group(rows, shards, starts, fixed_bytes(context, rows.strategies, shards, starts), longest)
-    able = least_bytes(context, rows.strategies, shards, everything.fixed) <= context.memory_limit_bytes
+    able = least_bytes(context, rows.strategies, shards, starts, everything.fixed) <= context.memory_limit_bytes
     rejected = np.where(able, 0, recompute_counts(context, how.space, longest))
     open_rows = np.flatnonzero(able)
     parts: list[tuple[ExpandedRows, Ints]] = []

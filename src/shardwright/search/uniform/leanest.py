@@ -134,7 +134,7 @@ def _of_shape(question: _Question, rows: ExpandedRows, shards: LayerRows, best: 
     context, starts = question.context, starts_of(question.context, rows.strategies)
     fixed = fixed_bytes(context, rows.strategies, shards, starts)
     shape = _Shape(rows.strategies, shards, starts, fixed)
-    on_gpu, in_host = least_bytes(context, rows.strategies, shards, fixed), fixed.in_host.max(axis=1)
+    on_gpu, in_host = least_bytes(context, rows.strategies, shards, starts, fixed), fixed.in_host.max(axis=1)
     bounds = _needed(question, on_gpu, in_host)
     order, position, size = np.argsort(bounds, kind="stable"), 0, STRATEGIES
     while position < len(order) and bounds[order[position]] < best and best > question.enough:

@@ -146,7 +146,9 @@ def ends_total(context: Context, units: Units) -> float:
 def _all_parameters(context: Context, units: Units) -> HeldParameters:
     expert = np.full(1, units.expert.sum())
     dense, ends = state_total(context, units) - expert, np.full(1, ends_total(context, units))
-    return HeldParameters(dense=dense, expert=expert, ends=ends, frozen=units.frozen)
+    return HeldParameters(
+        dense=dense, expert=expert, ends=ends, adapters=np.full(1, units.adapters), frozen=units.frozen
+    )
 
 
 def memory(
@@ -197,8 +199,8 @@ class Units:
     """For micro-batches of each of `sizes` [M], ascending: forward and backward seconds of each unit and, of these,
     those of core attention [M, U]; bytes that a unit keeps for its backward pass, by state [M, 3, U]; what lives
     while the largest layer runs backward, by state [M, 3], and what one that runs again adds, an activation between
-    layers and the logits [M]. `parameters` [U] are those gathered for a unit, `expert` [U] part of them; the weights of
-    a `frozen` tower are kept in shares, too."""
+    layers and the logits [M]. `parameters` [U] are those gathered for a unit, `expert` [U] part of them; all
+    `adapters` and the weights of a `frozen` tower are kept in shares, too."""
 
     sizes: Ints
     forward: Floats
@@ -211,6 +213,7 @@ class Units:
     logits: Floats
     parameters: Floats
     expert: Floats
+    adapters: float
     frozen: float
 
     @property
@@ -254,5 +257,6 @@ def units_of(context: Context, sizes: Sequence[int], gpus: int, *, flash: bool) 
         logits=table.before_logits + head_passes(context.model, context.job, rows.micro_batch, rows.cp, rows.tp)[0],
         parameters=each(table.dense)[0] + each(table.expert)[0],
         expert=each(table.expert)[0],
+        adapters=float(table.adapters[0, -1] + table.expert_adapters[0, -1]),
         frozen=float(table.frozen[0]),
     )

@@ -193,7 +193,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "update_bytes": update_copy_width(job) * (1.0 - rows.offload),
         "state_bytes": state.weights + state.gradients + (state.optimizer - shared),
         "shared_bytes": shared,
-        "ends_bytes": ends.optimizer - state.optimizer + ends.weights - state.weights,
+        "ends_bytes": sum(getattr(ends, part) - getattr(state, part) for part in ("optimizer", "weights", "gradients")),
         "host_room": pool.host_memory_bytes_per_gpu * ones,
         "in_host": state.in_host,
         "in_host_ends": ends.in_host - state.in_host,
