@@ -154,3 +154,21 @@ def test_a_wide_gap_is_told_beside_what_stands_idle() -> None:
     wide = replace(found.search, gap=0.25, not_covered=())
     assert "there may be one that is better by up to 20%" in idle_sentence(replace(found, search=wide))
     assert "may be one" not in idle_sentence(replace(found, search=replace(wide, gap=0.01)))
+
+
+@pytest.mark.parametrize("cluster", ["1x8xH100-SXM", "1x8xH100-SXM+1x8xA100-SXM-80"])
+@pytest.mark.parametrize(
+    ("model", "framework", "pins"),
+    [
+        ("zamba2-1.2b", "train", ["pp=2"]),
+        ("zamba2-1.2b", "fsdp", ["pp=2"]),
+        ("llama-3.2-1b", "megatron", ["offload=0.5", "exp_avg=bf16"]),
+        ("llama-3.2-1b", "megatron", ["sharding=none", "exp_avg=bf16"]),
+    ],
+)
+def test_pins_that_model_or_options_rule_out_leave_no_plan(
+    cluster: str, model: str, framework: str, pins: list[str]
+) -> None:
+    job = make_job(global_batch=32, seq_len=1024, framework=framework)
+    found = plan(load_model(model), load_cluster(cluster), job, space=parse_pins(pins))
+    assert not found.plans and found.infeasible is not None

@@ -78,8 +78,8 @@ def lacking(contexts: Sequence[Context], space: Space, filters: Filters, *, one_
 
 def _pins(space: Space, fixed: Mapping[str, int]) -> Iterator[Lacking]:
     for axis, values in space.pins.items():
-        known = (UNSHARDED, ZERO1) if axis == "sharding" else (fixed.get(axis, values[0]),)
-        if not set(known) & set(values):
+        known = (UNSHARDED, ZERO1) if axis == "sharding" else (fixed[axis],) if axis in fixed else values
+        if values and not set(known) & set(values):
             yield Lacking(LACKS[axis], pin_words(axis, values))
 
 
