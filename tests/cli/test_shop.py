@@ -74,6 +74,17 @@ def test_pins_that_no_machine_can_keep_are_not_taken_for_a_lack_of_memory(offers
     assert "no layout on these machines is legal" in outcome.out
 
 
+@pytest.mark.parametrize("asked", [["fsdp", "dispatcher=flex"], ["deepspeed", "expert_imbalance=2"]])
+@pytest.mark.parametrize("more", [[], ["--details"]])
+def test_an_option_that_no_trainer_takes_is_named(offers: str, asked: list[str], more: list[str]) -> None:
+    """Without anything that would help, too."""
+    framework, option = asked
+    outcome = run([*SHOP[:1], "--model", "mixtral-8x7b", "--tokens", "1B", "--offers", offers, "--framework", framework,
+                   "--set", option, *more])  # fmt: skip
+    assert outcome.code == 3
+    assert "No offer does: no trainer" in outcome.out and f"job.options.{option.split('=')[0]}" in outcome.out
+
+
 def test_gpus_that_cannot_compute_in_the_precision_are_named(tmp_path: Path) -> None:
     path = tmp_path / "offers.yaml"
     path.write_text(OFFERS + "  - {gpu: V100-SXM2, gpus: 8, price_per_hour: 5, at_most: 2}\n")

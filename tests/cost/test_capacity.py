@@ -21,7 +21,7 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict
 from shardwright.importers.launch import plan_from_launch
 from shardwright.plans.plan import Prediction
-from shardwright.spec.options import Options
+from shardwright.spec.options import Options, said
 
 MODELS = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite")
 CAPACITIES = st.floats(0.1, 3.0)
@@ -120,11 +120,18 @@ def test_what_cannot_be_is_refused_by_name(options: dict[str, Any], path: str, w
     assert problem.path == f"job.options.{path}" and words in str(problem)
 
 
-def test_a_model_without_experts_has_no_capacity() -> None:
+@pytest.mark.parametrize("option", [{"expert_capacity": 1.0}, {"expert_padding": "capacity"}, {"expert_imbalance": 2}])
+def test_a_model_without_experts_has_no_options_of_experts(option: dict[str, Any]) -> None:
     dense = _model("llama-3.2-1b")
-    job = Job(global_batch=32, seq_len=4096, options=Options(expert_capacity=1.0))
+    job = Job(global_batch=32, seq_len=4096, options=Options(**option))
     (problem,) = check(uniform_plan(dense, nodes=1, job=job, micro_batch=1, tp=1, counts=(len(dense.layers),)))
-    assert problem.path == "job.options.expert_capacity" and "no experts" in problem.message
+    assert problem.path == f"job.options.{next(iter(option))}" and "no experts" in problem.message
+
+
+@given(st.integers(1, 10**15))
+def test_whole_numbers_are_words_as_others_are(number: int) -> None:
+    for name in ("expert_capacity", "expert_imbalance"):
+        assert said(Options(**{name: number})) == said(Options(**{name: float(number)}))
 
 
 def test_hybridep_alone_sends_padded_rows() -> None:

@@ -138,3 +138,17 @@ def test_what_is_written_has_all_gpus(tmp_path: Path) -> None:
     assert "GPUS=(4 2)" in export(other, "deepspeed").files["run.sh"]
     with pytest.raises(shardwright.SpecError, match="take 2 and 4 GPUs of machines"):
         export(replace(other, job=replace(other.job, framework="fsdp")), "accelerate")
+
+
+@pytest.mark.parametrize("gigabits", [1.0, 10.0])
+@pytest.mark.parametrize("machines", ["4x(1xRTX4090+1xRTX3090)", "2x(2xRTX4090+2xRTX3090)"])
+def test_no_number_of_gpus_is_quicker_alone_than_all_that_are_looked_at(machines: str, gigabits: float) -> None:
+    """Over a slow network the GPUs of one machine may be the quickest, and more of them too slow to be of interest."""
+    cluster = shardwright.load_cluster(machines)
+    slow = tuple(replace(pool, inter_bytes_per_second=gigabits * 1e9 / 8.0) for pool in cluster.pools)
+    cluster = replace(cluster, pools=slow)
+    job = shardwright.make_job(global_batch=48, seq_len=512, framework="fsdp")
+    best = shardwright.plan("llama-3.2-3b", cluster, job, top=1).best.iteration_seconds
+    for number in (2, 3, 4, 6, 8):
+        alone = shardwright.plan("llama-3.2-3b", cluster, job, pins={"dp": (number,)}, top=1).plans
+        assert all(best <= plan.iteration_seconds * (1.0 + 1e-9) for plan in alone), number

@@ -84,6 +84,18 @@ def sketch_holds(where: Context, verdict: Verdict) -> None:
     assert (sketch_seconds(where, arranged, shard_index(where, rows).of(arranged)) <= seconds * ROUNDING).all()
 
 
+@pytest.mark.parametrize("inside", [5e9, 50e9])
+@pytest.mark.parametrize(("nodes", "gpus"), [(3, 2), (2, 4), (2, 8)])
+def test_bounds_hold_where_copies_straddle_machines_with_quick_networks(nodes: int, gpus: int, inside: float):
+    """Copies that stand together are slower there, so that no plan may be bounded as if all of its copies were."""
+    machines = pool(nodes, gpus, memory_bytes=1e12, intra_bytes_per_second=inside, inter_bytes_per_second=400e9)
+    where = context(llama(6, 1024, 16, 16, 4096, 32000), machines, Job(global_batch=30, seq_len=512))
+    pins = {"tp": (1,), "cp": (1,), "micro_batch": (1,), "recompute_layers": (1,), "flash": (0,), "offload": (0.0,)}
+    verdict = evaluate(where, oracle.candidates(where, pins))
+    assert (verdict.rows.dp > gpus // verdict.rows.pp).any()
+    sketch_holds(where, verdict)
+
+
 def test_bounds_hold_where_experts_have_more_copies_than_the_rest():
     """With expert tensor parallelism of 1, ZeRO shards experts over the tensor-parallel ranks too."""
     model = mixtral(24, 4096, 8, 8, 14336, 1000, experts=4, top_k=2)

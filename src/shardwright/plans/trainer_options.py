@@ -19,7 +19,7 @@ from shardwright.spec.options import DEFAULTS, STATE, said
 OWN_FP8_RECIPE: Fp8Recipe = "tensorwise"
 OWN_FP8_RECIPES = (None, OWN_FP8_RECIPE)
 SWITCHES = ("fp8_storage", "fused_loss")  # of a job, which `train` does not have
-OF_EXPERTS = ("dispatcher", "expert_capacity", "expert_imbalance", "expert_products")  # options
+OF_EXPERTS = ("dispatcher", "expert_capacity", "expert_padding", "expert_imbalance", "expert_products")  # options
 Faults = Iterator[tuple[str, str, str]]  # option, what is wrong, what helps
 
 
@@ -131,7 +131,7 @@ def _capacity(model: Model, given: Mapping[str, str]) -> Faults:
             f"is {imbalance}, but the fullest rank has the mean at least",
             "write 1 or more",
         )
-    if capacity is None and padded:
+    if capacity is None and padded and model.has_experts:
         yield "expert_padding", "is capacity, but no capacity is said", "set expert_capacity=1, or leave it out"
     elif capacity is not None and not 0.0 < float(capacity) < inf:
         yield "expert_capacity", f"is {capacity}", "write a number above 0"

@@ -97,7 +97,8 @@ def _plans(
 ) -> tuple[list[Plan], int, float]:
     """Return the best plans of up to `longest` seconds with equal shares on all types of `contexts` that pins and rules
     leave and that fit, for each number of GPUs; how many ways were costed for them on one type; and the seconds within
-    which further ones are of interest. Where time alone counts, a smaller number is looked at if it may be quicker."""
+    which further ones are of interest. Where time alone counts, a smaller number is looked at if it may be quicker: of
+    those in one machine none is that has fewer GPUs than one that is too slow."""
     job, total = contexts[0].job, sum(context.pool.gpus for context in contexts)
     numbers = [size for size in divisors(job.global_batch, total) if size >= len(contexts)]
     plans: list[Plan] = []
@@ -107,7 +108,9 @@ def _plans(
             break
         least, rows = _ways(contexts, asked, number)
         if len(least) and least[0] * HARDLY >= longest:
-            break
+            if _in_one_machine(contexts, asked, number):
+                break
+            continue
         best: list[tuple[float, int, Plan]] = []
         for shared in _shared_out(contexts, number) if len(least) else ():
             for place in range(min(len(least), COSTED)):
@@ -141,7 +144,7 @@ def _ways(contexts: Sequence[Context], asked: Asked, number: int) -> tuple[Float
     """Return the ways that fit on all types, as if all `number` GPUs were of one, with the seconds that they take
     on the slowest, quickest first; of those that differ in recomputation and overlap alone the quickest."""
     rows, seconds = _all_ways(contexts, asked, number), []
-    together = asked.cluster.one_machine or any(context.pool.gpus_of_machine >= number for context in contexts)
+    together = _in_one_machine(contexts, asked, number)
 
     def nodes(context: Context) -> int:
         return -(-number // context.pool.gpus_per_node)
@@ -158,6 +161,11 @@ def _ways(contexts: Sequence[Context], asked: Asked, number: int) -> tuple[Float
     keys = np.stack([rows.micro_batch, rows.sharding, rows.offload], axis=1)[order]
     order = order[np.sort(np.unique(keys, axis=0, return_index=True)[1])]
     return slowest[order], rows.take(order)
+
+
+def _in_one_machine(contexts: Sequence[Context], asked: Asked, number: int) -> bool:
+    """Return whether so many GPUs may stand in one machine."""
+    return asked.cluster.one_machine or any(context.pool.gpus_of_machine >= number for context in contexts)
 
 
 def _all_ways(contexts: Sequence[Context], asked: Asked, number: int) -> Strategies:

@@ -119,7 +119,7 @@ def word_of(value: str | float | tuple[str, ...]) -> str:
     """Return the value of an option as a word; modules are joined by `+`."""
     if isinstance(value, str):
         return value
-    return f"{value:.15g}" if isinstance(value, float) else "+".join(value)
+    return "+".join(value) if isinstance(value, tuple) else f"{value:.15g}"
 
 
 def ordered(modules: set[str]) -> tuple[Module, ...] | None:

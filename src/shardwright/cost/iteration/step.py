@@ -77,11 +77,6 @@ class DataParallel:
     dense: Group
     expert: Group
 
-    @property
-    def column(self) -> DataParallel:
-        """The same groups for all stages, [N, 1]."""
-        return DataParallel(dense=self.dense.column, expert=self.expert.column)
-
 
 def stage_times(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> StageTimes:
     """Return the times of every stage for one micro-batch."""

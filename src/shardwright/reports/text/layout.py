@@ -94,6 +94,11 @@ def listed(title: str, points: Sequence[str], width: int) -> str:
     return "\n".join([title, *(wrapped(f"- {point}", "  ", width) for point in points)]) if points else ""
 
 
+def reasoned(reason: str, remedies: Sequence[str], width: int) -> str:
+    """Return a reason with what would help listed below it, or alone where nothing would."""
+    return listed(reason, remedies, width) or wrapped(reason, "", width)
+
+
 def _filled(text: str, width: int, first: str, further: str) -> str:
     return textwrap.fill(
         text,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shardwright.reports.text import question, strategy
 from shardwright.reports.text.first_screen import COLUMN, next_step, plan_answers
-from shardwright.reports.text.layout import WIDTH, labelled, listed, paragraphs, table, wrapped
+from shardwright.reports.text.layout import WIDTH, labelled, listed, paragraphs, reasoned, table, wrapped
 from shardwright.reports.text.plans import plan_text, risk_text, run_words
 from shardwright.reports.words import in_words, offers_assumed
 from shardwright.search.market.result import Shopping, ShopReport, SizeStep, limits_of
@@ -49,7 +49,7 @@ def front_text(result: Shopping, model: Model, job: Job, rows: int, width: int) 
         answer = _answers(result, width)
     else:
         remedies = [in_words(remedy) for remedy in result.infeasible.remedies]
-        answer = listed(f"No offer does: {in_words(result.infeasible.reason)}", remedies, width)
+        answer = reasoned(f"No offer does: {in_words(result.infeasible.reason)}", remedies, width)
     parts = [_heading(result, model, job, width), answer, *([_table(result, rows, width)] if result.front else [])]
     return "\n\n".join(parts)
 

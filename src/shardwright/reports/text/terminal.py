@@ -18,7 +18,7 @@ from shardwright.reports.text.explain import (
     usual_words,
     value,
 )
-from shardwright.reports.text.layout import WIDTH, labelled, listed, paragraphs, wrapped
+from shardwright.reports.text.layout import WIDTH, labelled, listed, paragraphs, reasoned, wrapped
 from shardwright.reports.text.plans import plan_text, plans_table, risk_text, whole_run
 from shardwright.reports.words import explained, in_words, pools_assumed
 from shardwright.search.renting import choice_on_cluster
@@ -164,10 +164,10 @@ def infeasible_text(ranking: Ranking, model: Model, cluster: Cluster, job: Job, 
     """Return why nothing was found, and what would change that."""
     assert ranking.infeasible is not None, "only for searches that found nothing"
     reason = f"No plan: {in_words(ranking.infeasible.reason)}"
-    answer = listed(reason, [in_words(remedy) for remedy in ranking.infeasible.remedies], width)
+    remedies = [in_words(remedy) for remedy in ranking.infeasible.remedies]
     parts = [
         heading(model, cluster, job, width),
-        answer or wrapped(reason, "", width),
+        reasoned(reason, remedies, width),
         _failed_rules(ranking.baselines, width),
         search_text(ranking.search, width) if ranking.search.candidates else "",
         assumptions_text(model, cluster, width),

@@ -22,12 +22,12 @@ from shardwright.cost.iteration.step import (
     BUCKET_SHARE,
     StageTimes,
     both_gather_seconds,
-    data_parallel,
     message_bytes,
     norm_seconds,
     optimizer_seconds,
     pipeline_stride,
     reduction_tails,
+    stage_groups,
     tied_embedding_seconds,
 )
 from shardwright.cost.memory.sizes import HeldParameters, trained_share
@@ -256,7 +256,7 @@ def _tail(context: Context, rows: Strategies, shards: LayerRows, split: _Split) 
             overlap_param=overlap & (sharding == ZERO1),
             zero_bubble=off,
         )
-        reduce, gather = reduction_tails(context, given, times, data_parallel(context, given).column, dense, expert)
+        reduce, gather = reduction_tails(context, given, times, stage_groups(context, given), dense, expert)
         on_gpu = optimizer_seconds(context, given, dense, expert)[:, 0]
         least_moved = replace(given, offload=np.ones(len(rows)), sharding=np.full(len(rows), ZERO3))
         in_host = optimizer_seconds(context, least_moved, dense, expert)[:, 0]
@@ -273,7 +273,7 @@ def _fully_sharded(context: Context, rows: Strategies, times: StageTimes, dense:
     """Return the least that ZeRO-2 adds on a rank (ZeRO-3 adds more): a reduce-scatter in each micro-batch, or in the
     last one alone."""
     width = trained_share(context.model, context.job) * widths_of(context.job).gradient_reduction
-    once = both_gather_seconds(context.links, data_parallel(context, rows).column, dense, expert, width)[:, 0]
+    once = both_gather_seconds(context.links, stage_groups(context, rows), dense, expert, width)[:, 0]
     exposed = exposed_seconds(once, BUCKET_SHARE * times.backward[:, 0, 0])
     sharded = replace(rows, sharding=np.full(len(rows), ZERO2))
     count = np.where(summed_at_last(context.job, sharded), 1, micro_batches(context.job, rows))
