@@ -97,8 +97,8 @@ def _plans(
 ) -> tuple[list[Plan], int, float]:
     """Return the best plans of up to `longest` seconds with equal shares on all types of `contexts` that pins and rules
     leave and that fit, for each number of GPUs; how many ways were costed for them on one type; and the seconds within
-    which further ones are of interest. Where time alone counts, a smaller number is looked at if it may be quicker: of
-    those in one machine none is that has fewer GPUs than one that is too slow."""
+    which further ones are of interest. Where time alone counts, a smaller number is looked at if it may be quicker:
+    none is where one is too slow even in one machine."""
     job, total = contexts[0].job, sum(context.pool.gpus for context in contexts)
     numbers = [size for size in divisors(job.global_batch, total) if size >= len(contexts)]
     plans: list[Plan] = []
@@ -106,9 +106,10 @@ def _plans(
     for number in list(reversed(numbers))[:LOOKED_AT]:
         if had == NUMBERS:
             break
-        least, rows = _ways(contexts, asked, number)
-        if len(least) and least[0] * HARDLY >= longest:
-            if _in_one_machine(contexts, asked, number):
+        together = _in_one_machine(contexts, asked, number)
+        least, rows = _ways(contexts, asked, number, together=together)
+        if _too_slow(least, longest):
+            if together or _too_slow(_ways(contexts, asked, number, together=True)[0], longest):
                 break
             continue
         best: list[tuple[float, int, Plan]] = []
@@ -140,11 +141,11 @@ def _shared_out(contexts: Sequence[Context], number: int) -> list[Mapping[str, i
     return list(by_counts.values())
 
 
-def _ways(contexts: Sequence[Context], asked: Asked, number: int) -> tuple[Floats, Strategies]:
-    """Return the ways that fit on all types, as if all `number` GPUs were of one, with the seconds that they take
-    on the slowest, quickest first; of those that differ in recomputation and overlap alone the quickest."""
+def _ways(contexts: Sequence[Context], asked: Asked, number: int, *, together: bool) -> tuple[Floats, Strategies]:
+    """Return the ways that fit on all types, as if all `number` GPUs were of one, and `together` in one machine, with
+    the seconds that they take on the slowest, quickest first; of those that differ in recomputation and overlap alone
+    the quickest."""
     rows, seconds = _all_ways(contexts, asked, number), []
-    together = _in_one_machine(contexts, asked, number)
 
     def nodes(context: Context) -> int:
         return -(-number // context.pool.gpus_per_node)
@@ -161,6 +162,10 @@ def _ways(contexts: Sequence[Context], asked: Asked, number: int) -> tuple[Float
     keys = np.stack([rows.micro_batch, rows.sharding, rows.offload], axis=1)[order]
     order = order[np.sort(np.unique(keys, axis=0, return_index=True)[1])]
     return slowest[order], rows.take(order)
+
+
+def _too_slow(least: Floats, longest: float) -> bool:
+    return len(least) > 0 and bool(least[0] * HARDLY >= longest)
 
 
 def _in_one_machine(contexts: Sequence[Context], asked: Asked, number: int) -> bool:

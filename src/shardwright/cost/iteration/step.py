@@ -126,7 +126,7 @@ def stage_groups(context: Context, rows: Strategies, stages: int = 1) -> DataPar
     that jobs fill (SLURM's --segment): groups are as good as they can be."""
     best, domain, outermost = data_parallel(context, rows), context.links.domain_gpus, rows.rank_order == DATA_OUTERMOST
     if domain > context.pool.gpus_per_node:
-        return best.column
+        return DataParallel(dense=best.dense.column, expert=best.expert.column)
     width, place = rows.ep * rows.etp, np.arange(stages)
     ranks, gpus = rows.dp * rows.cp, rows.tp * rows.cp * rows.dp
     held = _fewest_in_a_domain(ranks[:, None], np.maximum(domain // rows.tp, 1)[:, None], place * ranks[:, None])
