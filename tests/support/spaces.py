@@ -44,6 +44,7 @@ from shardwright.trainers.runs import model_refusals
 ONE_TYPE = (
     "1x8xH100-SXM", "1x6xA100-SXM-80", "2x8xA100-SXM-40", "3x4xL40S", "1x4xRTX4090", "2x8xMI300X", "1x8xB200", "3x8xH100-SXM", "2x8xV100-SXM2",
 )  # fmt: skip
+NUMBERS = (0.5, 1.0, 1.3, 2.0)  # of options that take any above 0
 SEVERAL = (
     "1x8xH100-SXM+1x8xB200", "1x8xH100-SXM+1x8xV100-SXM2", "2x8xA100-SXM-80+1x8xH100-SXM", "1x8xH100-SXM+1x8xMI300X",
     "1x4xRTX4090+1x4xRTX3090", "1x6xA100-SXM-80+1x8xA100-SXM-40",
@@ -120,7 +121,7 @@ def _options(chance: Random, framework: str) -> Options:
     if not able or chance.random() < 0.6:
         return Options()
     name = chance.choice(able)
-    word = chance.choice(VALUES[name])
+    word = chance.choice(VALUES[name] or NUMBERS)
     return replace(Options(), **{name: (word,) if name == "recompute_modules" else word})  # type: ignore[arg-type]
 
 
@@ -210,8 +211,8 @@ def over_several_types(question: Question, chance: Random, most: int) -> Iterato
 
 
 def _mesh(question: Question, contexts: Sequence[Context], setting: Setting) -> Plan | None:
-    stages = _stages(question, contexts, setting)
-    if not stages or not setting.symmetric:
+    stages, space = _stages(question, contexts, setting), as_needed(Space(), question.model, question.job)
+    if not stages or not setting.symmetric or not space.allowed("pp", (len(stages),)):
         return None
     first, layers = stages[0], np.linspace(0, len(question.model.layers), len(stages) + 1).astype(int).tolist()
     able = (

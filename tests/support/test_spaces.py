@@ -35,7 +35,7 @@ def faults(plan: Plan, trainer: str) -> list[Problem]:
 @pytest.mark.parametrize("seed", [1, *nightly(range(2, 40))])
 def test_trainers_take_every_candidate_on_one_type(seed: int) -> None:
     chance, tried = Random(seed), 0
-    for question in questions(seed, 40, ONE_TYPE, TARGETS):
+    for question in questions(seed, 44, ONE_TYPE, TARGETS):
         for plan in candidates(question, chance, 8):
             tried += 1
             assert not faults(plan, question.trainer), question.name
