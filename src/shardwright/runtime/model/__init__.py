@@ -18,7 +18,8 @@
 * `regions`: layers compiled
 * `parameters`: names, shapes and cuts of parameters, and which are trained
 * `initial`: initial values
-* `names`: Hugging Face's names
+* `words`: what Hugging Face calls blocks
+* `names`: its name of each parameter, family by family
 * `fused`: tensors of files that hold several parameters
 * `details`: epsilons, scaling of positions, weights of the router
 """

@@ -26,8 +26,9 @@ from shardwright.files import write_atomically
 from shardwright.records import record
 from shardwright.runtime.model.fused import TensorSource
 from shardwright.runtime.model.initial import Initial
-from shardwright.runtime.model.names import OTHER_NAMES, form_of, source_of
+from shardwright.runtime.model.names import form_of, source_of
 from shardwright.runtime.model.parameters import DOWN, LENGTHS, UP, ModelParameter, trained_parameters, unit_parameters
+from shardwright.runtime.model.words import OTHER_NAMES
 from shardwright.runtime.storage.weight_files import ADAPTER_CONFIG, ADAPTERS, INDEX, weight_files
 from shardwright.spec.adapter import Adapter, peft_fields
 from shardwright.spec.model import Model
