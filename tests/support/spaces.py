@@ -34,7 +34,7 @@ from shardwright.search.space.axes import Space, as_needed, searched
 from shardwright.search.space.expand import SOLVED_AXES, arrangements, axes, states
 from shardwright.search.space.layouts import candidate_counts, layouts, splits
 from shardwright.spec.adapter import Adapter, parse_adapter
-from shardwright.spec.catalog.frameworks import OWN, framework_rows
+from shardwright.spec.catalog.frameworks import OWN, framework_options
 from shardwright.spec.job import Fp8Recipe, Job, Optimizer
 from shardwright.spec.options import VALUES, Options
 from shardwright.spec.read.huggingface import model_of_config
@@ -117,7 +117,7 @@ def _adapter(chance: Random) -> Adapter | None:
 
 
 def _options(chance: Random, framework: str) -> Options:
-    able = framework_rows()[framework]["options"].split()
+    able = framework_options(framework)
     if not able or chance.random() < 0.6:
         return Options()
     name = chance.choice(able)

@@ -34,7 +34,7 @@ from shardwright.plans.plan import Plan
 from shardwright.records import record
 from shardwright.search.space.axes import Space, virtual_stages
 from shardwright.search.space.layouts import even_split
-from shardwright.spec.catalog.frameworks import framework_rows
+from shardwright.spec.catalog.frameworks import framework_options
 from shardwright.spec.job import Precision
 from shardwright.units import format_seconds
 
@@ -370,7 +370,7 @@ def expert_exchange(case: Case) -> Iterator[Finding]:
 def expert_loop(case: Case) -> Iterator[Finding]:
     """Experts run one after another, each in small kernels that the host launches."""
     job, experts = case.plan.job, [kind.moe.experts for kind in case.plan.model.kinds if kind.moe]
-    if not experts or "expert_products" not in framework_rows()[job.framework]["options"].split():
+    if not experts or "expert_products" not in framework_options(job.framework):
         return
     words = f"{max(experts)} experts of a layer run one after another, on a few rows each"
     if job.options.expert_products == "loop":

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from shardwright.errors import Problem
-from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_rows
+from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_options, framework_rows
 from shardwright.spec.job import Fp8Recipe, Job
 from shardwright.spec.model import Model
 from shardwright.spec.options import DEFAULTS, STATE, said
@@ -31,7 +31,7 @@ def option_problems(model: Model, job: Job) -> Iterator[Problem]:
     given = said(job.options)
     if not given or job.framework not in framework_rows():
         return
-    able = framework_rows()[job.framework]["options"].split()
+    able = framework_options(job.framework)
     for name in given:
         if name not in able:
             have = f"{job.framework} leaves to choose: {', '.join(able) or 'none of these'}"

@@ -36,7 +36,7 @@ from shardwright.search.planner import predict, predict_all, require_question
 from shardwright.search.ranked import best_of, with_bound
 from shardwright.search.rules.rules import Rule
 from shardwright.search.space.axes import Space, jobs_of
-from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_names, framework_rows
+from shardwright.spec.catalog.frameworks import MEGATRON, OWN, framework_names, framework_options
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -249,7 +249,7 @@ def _with_options(ranking: Ranking, question: Question) -> WithOptions | None:
     for offered in OFFERED:
         asked = []
         for plan in (*ranking.plans, *beside):
-            able = framework_rows()[plan.job.framework]["options"].split()
+            able = framework_options(plan.job.framework)
             if all(name in able and getattr(plan.job.options, name) is None for name in offered):
                 options = replace(plan.job.options, **offered)  # type: ignore[arg-type]
                 asked.append(replace(plan, job=replace(plan.job, options=options)))
@@ -265,7 +265,7 @@ def _searched(
 ) -> WithOptions | None:
     """Return the best plan of a search with options that are not said, where nothing is pinned and it pays."""
     job = ranking.best.job
-    there = offered.options.keys() <= {*framework_rows()[job.framework]["options"].split()} - said(job.options).keys()
+    there = offered.options.keys() <= {*framework_options(job.framework)} - said(job.options).keys()
     space = pinned(Space(), {**offered.options, **offered.within})
     contradicted = any(any(option_problems(question.model, other)) for other in jobs_of(job, space.options))
     if not there or contradicted or question.space != Space() or not offered.pays_where(question):

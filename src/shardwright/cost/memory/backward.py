@@ -89,10 +89,9 @@ def gradient_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats
         routed, ways = routed_tokens(layer.moe, shard, job), (3.0 if layer.moe.gated else 2.0) - gone
         width = np.maximum(width, routed * ways * layer.moe.expert_width / shard.etp)
     adapter = job.adapter if adapters_of_train and layer.mlp is not None else None
-    gone_by_then = (
-        adapter is not None and adapter.dora and "down_proj" in adapter.targets
-    )  # what gave the block's output
-    return widths_of(job).saved * (width + outer * model.hidden * (not gone_by_then))
+    # what gave the block's output is gone by then
+    released = adapter is not None and adapter.dora and "down_proj" in adapter.targets
+    return widths_of(job).saved * (width + outer * model.hidden * (not released))
 
 
 def engine_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:

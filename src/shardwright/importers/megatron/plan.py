@@ -20,7 +20,7 @@ from shardwright.plans.plan import (
     Sharding,
     Stage,
 )
-from shardwright.spec.catalog.frameworks import MEGATRON, framework_rows
+from shardwright.spec.catalog.frameworks import MEGATRON, framework_options
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Fp8Recipe, Job, Precision
 from shardwright.spec.model import Model
@@ -248,7 +248,7 @@ def _optimizer(flags: Flags, name: str) -> OptimizerPlan:
 def options_of(flags: Flags, model: Model, job: Job, optimizer: OptimizerPlan) -> Options:
     """Return the job's options with those that arguments say and that their framework is priced by. Modules that the
     model has not are left out: they recompute nothing."""
-    able = framework_rows()[job.framework]["options"].split()
+    able = framework_options(job.framework)
     return replace(job.options, **{name: value for name, value in _said(flags, model, job, optimizer) if name in able})
 
 

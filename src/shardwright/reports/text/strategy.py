@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.plans.plan import Plan, Replica, Stage
-from shardwright.spec.catalog.frameworks import framework_rows
+from shardwright.spec.catalog.frameworks import framework_options
 from shardwright.spec.options import VALUES, said
 from shardwright.units import counted
 
@@ -249,7 +249,7 @@ def experts_setting(plan: Plan) -> Iterator[tuple[str, str]]:
 def products_words(plan: Plan) -> str:
     """Return how experts are multiplied where the release of transformers decides it, and what the other does; "" where
     it does not."""
-    if not plan.model.has_experts or "expert_products" not in framework_rows()[plan.job.framework]["options"].split():
+    if not plan.model.has_experts or "expert_products" not in framework_options(plan.job.framework):
         return ""
     if plan.job.options.expert_products == "loop":
         return (

@@ -33,6 +33,11 @@ def framework_has(framework: str, column: str) -> bool:
     return framework_rows()[framework][column] == "1"
 
 
+def framework_options(framework: str) -> tuple[str, ...]:
+    """Return the options of a job that a framework leaves to choose."""
+    return tuple(framework_rows()[framework]["options"].split())
+
+
 def experts_in_fp8(framework: str) -> bool:
     """Return whether a framework multiplies by experts in fp8 where it does so by other matrices."""
     return framework_has(framework, "fp8_experts")
